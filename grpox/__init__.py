@@ -1,0 +1,25 @@
+"""grpox: GRPO post-training in which every algorithmic part is a plugin, on DeepSpeed ZeRO-3."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from grpox.hookspecs import ComponentSpec, hookimpl
+
+if TYPE_CHECKING:
+    from grpox.config import RunConfig
+    from grpox.trainer import train
+
+__version__ = "0.1.0"
+__all__ = ["ComponentSpec", "RunConfig", "hookimpl", "train"]
+
+_LAZY = {"RunConfig": "grpox.config", "train": "grpox.trainer"}
+
+
+def __getattr__(name: str) -> Any:
+    """Import what is heavy on first use: plugins import grpox, and listing them must stay fast."""
+    if name not in _LAZY:
+        raise AttributeError(f"module 'grpox' has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(_LAZY[name]), name)

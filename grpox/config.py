@@ -1,0 +1,193 @@
+"""The run file's schema: pydantic models, one section each, none of which imports torch.
+
+`RunConfig` holds what the core itself understands. What belongs to a component stays in its `ComponentRef`
+and is checked against that component's own config once the registry has found it (`grpox.runfile`).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class Section(BaseModel):
+    """A section of the run file: unknown keys are refused, fields carry their documentation."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, validate_default=True)
+
+
+class ComponentRef(BaseModel):
+    """A component by name (``dapo``, ``dist:dapo``) or by path (``my_loss.py:MyLoss``), with its parameters.
+
+    In a run file either the bare name, or a mapping of `name` or `path` and the component's parameters.
+    """
+
+    model_config = ConfigDict(extra="allow")
+
+    name: str | None = None
+    path: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _shorthand(cls, value: Any) -> Any:
+        return {"name": value} if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _one_of(self) -> Self:
+        if (self.name is None) == (self.path is None):
+            raise ValueError("give exactly one of 'name' and 'path'")
+        return self
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """The component's own parameters, not yet checked."""
+        return dict(self.model_extra or {})
+
+    @property
+    def label(self) -> str:
+        """What messages and metrics call it: the name, or the object's name of a path."""
+        return self.name or (self.path or "").rpartition(":")[2]
+
+
+class RewardRef(ComponentRef):
+    """A reward function and its weight in the sum."""
+
+    weight: float = 1.0
+
+
+class ModelConfig(Section):
+    path: str
+    """A local folder in Hugging Face format (or a hub id, where the hub can be reached)."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Precision of the weights in training; optimizer states are float32."""
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    """Passed to the tokenizer's chat template for conversational prompts."""
+
+
+class DataConfig(Section):
+    path: str | None = None
+    """A .jsonl, .json, .csv or .parquet file."""
+    source: ComponentRef | None = None
+    """A dataset plugin, in place of `path`."""
+    prompt_column: str = "prompt"
+    """Column with the prompt: a string, or a list of role/content messages."""
+
+    @model_validator(mode="after")
+    def _one_of(self) -> Self:
+        if (self.path is None) == (self.source is None):
+            raise ValueError("give exactly one of 'path' and 'source'")
+        return self
+
+
+class EvaluationConfig(Section):
+    path: str
+    """Held-out prompts, in a file of the same form as the training data."""
+    every: int = Field(0, ge=0)
+    """Optimizer steps between evaluations; 0: only before and after training."""
+    accuracy: str | None = None
+    """Reward whose mean is reported as the accuracy; default: the first one."""
+    temperature: float = Field(0.0, ge=0)
+    """0 decodes greedily."""
+    batch_size: int = Field(256, ge=1)
+    """Prompts generated together on each rank."""
+
+
+class SamplingConfig(Section):
+    max_completion_length: int = Field(256, ge=1)
+    """Tokens a completion may have at most, EOS included."""
+    temperature: float = Field(1.0, gt=0)
+    """Divides the logits in generation and in training alike."""
+    top_p: float = Field(1.0, gt=0, le=1)
+    """Nucleus sampling; 1 keeps every token."""
+    top_k: int = Field(0, ge=0)
+    """Keep the k most likely tokens; 0 keeps all."""
+    min_p: float = Field(0.0, ge=0, le=1)
+    """Keep tokens at least this likely relative to the likeliest; 0 keeps all."""
+
+
+class TrainConfig(Section):
+    max_steps: int = Field(-1, ge=-1)
+    """Optimizer steps; -1: run `num_train_epochs` epochs."""
+    num_train_epochs: float = Field(1.0, gt=0)
+    """Passes over the prompts when `max_steps` is -1."""
+    per_device_train_batch_size: int = Field(8, ge=1)
+    """Completions in one micro-batch on one rank."""
+    gradient_accumulation_steps: int = Field(1, ge=1)
+    """Micro-batches of one optimizer step."""
+    steps_per_generation: int | None = Field(None, ge=1)
+    """Micro-batches made from one generation batch; default: gradient_accumulation_steps."""
+    generation_batch_size: int | None = Field(None, ge=1)
+    """Completions of one generation batch over all ranks, in place of steps_per_generation."""
+    num_generations: int = Field(8, ge=2)
+    """Completions sampled for each prompt (G)."""
+    num_iterations: int = Field(1, ge=1)
+    """Passes over each generation batch (mu in the GRPO paper)."""
+    learning_rate: float = Field(1e-6, gt=0)
+    """Peak learning rate."""
+    weight_decay: float = Field(0.0, ge=0)
+    adam_beta1: float = Field(0.9, ge=0, lt=1)
+    adam_beta2: float = Field(0.999, ge=0, lt=1)
+    adam_epsilon: float = Field(1e-8, gt=0)
+    max_grad_norm: float = Field(1.0, ge=0)
+    """Gradient clipping by global norm; 0 turns it off."""
+    lr_scheduler_type: str = "linear"
+    """One of transformers' schedules."""
+    warmup_steps: int = Field(0, ge=0)
+    """Optimizer steps over which the learning rate rises from 0."""
+    optimizer: ComponentRef | None = None
+    """An optimizer plugin, in place of AdamW."""
+    scheduler: ComponentRef | None = None
+    """A scheduler plugin, in place of lr_scheduler_type."""
+    beta: float = Field(0.0, ge=0)
+    """Weight of the KL penalty to the reference model; 0 loads no reference model."""
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass to save memory."""
+    shuffle_dataset: bool = True
+    """Shuffle the prompts once per epoch."""
+    seed: int = Field(0, ge=0)
+    """Seeds the shuffle, sampling and every library."""
+
+
+class DeepSpeedConfig(Section):
+    stage: Literal[3] = 3
+    """ZeRO stage: grpox runs on ZeRO-3."""
+    stage3_param_persistence_threshold: int | None = Field(None, ge=0)
+    """Parameters smaller than this stay whole on every rank; default: DeepSpeed's (100000)."""
+
+
+class LoggingConfig(Section):
+    completions_every: int = Field(10, ge=0)
+    """Optimizer steps between samples of completions shown in the terminal; 0: never."""
+    save_completions_every: int = Field(1, ge=0)
+    """Generation batches between completions written as parquet; 0: never."""
+
+
+class PluginsConfig(Section):
+    disable: list[str] = Field(default_factory=list)
+    """Distributions whose plugins are not loaded."""
+    required: list[str] = Field(default_factory=list)
+    """Distributions that must be installed, for example ``grpox-foo>=1.2``."""
+
+
+class RunConfig(Section):
+    """One training run."""
+
+    model: ModelConfig
+    data: DataConfig
+    rewards: list[RewardRef] = Field(min_length=1)
+    """Reward functions; the reward of a completion is their weighted sum."""
+    generator: ComponentRef = ComponentRef(name="hf")
+    advantage: ComponentRef = ComponentRef(name="group")
+    loss: ComponentRef = ComponentRef(name="dapo")
+    correction: ComponentRef = ComponentRef(name="none")
+    train: TrainConfig = TrainConfig()
+    sampling: SamplingConfig = SamplingConfig()
+    deepspeed: DeepSpeedConfig = DeepSpeedConfig()
+    evaluation: EvaluationConfig | None = None
+    logging: LoggingConfig = LoggingConfig()
+    tracking: dict[str, dict[str, Any]] = Field(default_factory=lambda: {"mlflow": {}})
+    """Observers by name with their parameters; MLflow by default, `{}` for none."""
+    plugins: PluginsConfig = PluginsConfig()
+    output_dir: str = "runs/default"
+    """Folder for everything the run writes, relative to the working directory."""

@@ -1,0 +1,250 @@
+"""The contracts between core and plugins: protocols and frozen dataclasses, with shapes.
+
+Shapes: `B` sequences of a micro-batch, `T` completion positions, `N` completions of a generation batch over
+all ranks, `K` reward functions, `G` completions per prompt. Torch is imported for type checkers only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    import datasets
+    import torch
+    from torch import Tensor
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from grpox.config import RunConfig, SamplingConfig
+
+
+# -- Losses ----------------------------------------------------------------------------------------------
+
+
+class Reduction(Enum):
+    """How per-token losses become the loss of one optimizer step (all micro-batches, all ranks)."""
+
+    TOKEN_MEAN = "token_mean"
+    """sum m*l / N_tok"""
+    SEQUENCE_MEAN = "sequence_mean"
+    """(1/N_seq) * sum_i (1/n_i) sum_t m*l"""
+    SEQUENCE_SUM = "sequence_sum"
+    """(1/N_seq) * sum_i sum_t m*l"""
+    SEQUENCE_SUM_BY_MAX_LENGTH = "sequence_sum_by_max_length"
+    """sum m*l / (N_seq * max_completion_length)"""
+    LOCAL_TOKEN_MEAN = "local_token_mean"
+    """mean over micro-batches of sum m*l / sum m: depends on the micro-batch size by definition"""
+
+
+@dataclass(frozen=True)
+class LossInputs:
+    """What a policy loss sees. Masked positions hold neutral values (log-probabilities 0, advantage 0)."""
+
+    logprobs: Tensor  # f32[B, T], the only one with gradient
+    old_logprobs: Tensor  # f32[B, T]
+    advantages: Tensor  # f32[B, T]
+    token_mask: Tensor  # bool[B, T]
+    entropy: Tensor | None = None  # f32[B, T], only for a loss whose spec needs "entropy"
+    correction_weights: Tensor | None = None  # f32[B, T], only for a loss that folds the correction
+
+
+@dataclass(frozen=True)
+class LossOutput:
+    """What a policy loss returns, unreduced; the core masks and reduces both, over all ranks."""
+
+    loss: Tensor  # f32[B, T]
+    diagnostics: Mapping[str, Tensor] = field(default_factory=dict)  # name -> f32[B, T]
+
+
+@runtime_checkable
+class PolicyLoss(Protocol):
+    """A per-token policy loss. It never sees a normaliser, a rank or an accumulation step.
+
+    Optional attributes, read with these defaults by `grpox.objective`: ``gradient: "value" | "surrogate" =
+    "value"``, ``zero_at_zero_advantage: bool = False``, ``folds_correction: bool = False``.
+    """
+
+    reduction: ClassVar[Reduction]
+
+    def per_token(self, inputs: LossInputs) -> LossOutput:
+        """The loss of every token, to be minimised: f32[B, T]."""
+        ...
+
+
+# -- Advantages, corrections -----------------------------------------------------------------------------
+
+
+class AdvantageScaler(Protocol):
+    """Turns the rewards of a whole generation batch (all ranks) into advantages."""
+
+    def scale(self, rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
+        """rewards f32[N, K] (NaN: that function abstained), weights f32[K], group_ids i64[N] -> f32[N]."""
+        ...
+
+
+class Correction(Protocol):
+    """Importance weights that correct for sampling from another distribution than pi_old."""
+
+    def correct(self, old: Tensor, sampler: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        """old f32[B, T], sampler f32[B, T], mask bool[B, T] -> weights f32[B, T], keep bool[B, T].
+
+        Neither carries a gradient. Missing sampler log-probabilities arrive equal to `old`.
+        """
+        ...
+
+
+# -- Rewards ---------------------------------------------------------------------------------------------
+
+Message = Mapping[str, Any]
+Text = str | Sequence[Message]
+"""A prompt or completion: a string (plain dataset) or role/content messages (conversational dataset)."""
+
+Scores = Sequence[float | None]
+
+
+class RewardFunction(Protocol):
+    """Scores completions; a plain function of this shape is a reward too. TRL users' functions work as is.
+
+    Called with keyword arguments only: `prompts`, `completions`, `completion_ids`, every other dataset column
+    by its name, and (where it accepts them) `trainer_state`, `log_metric`, `log_extra`. Returns one float, or
+    None to abstain, per completion. May be async.
+    """
+
+    def __call__(
+        self,
+        *,
+        prompts: Sequence[Text],
+        completions: Sequence[Text],
+        completion_ids: Sequence[Sequence[int]],
+        **columns: Any,
+    ) -> Scores | Awaitable[Scores]: ...
+
+
+# -- Generation ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One prompt to sample a group from."""
+
+    group_id: int
+    """Position of the group in its generation batch, over all ranks."""
+    token_ids: tuple[int, ...]
+    num_samples: int
+    """Completions to sample (G in training)."""
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """One sampled completion, as token ids: nothing is ever tokenised a second time."""
+
+    group_id: int
+    sample: int
+    """Position in its group, 0 to G-1; `group_id * G + sample` is its row in the generation batch."""
+    prompt_ids: tuple[int, ...]
+    completion_ids: tuple[int, ...]
+    """The ending EOS included."""
+    finish_reason: Literal["stop", "length"]
+    policy_version: int
+    """Optimizer steps taken by the weights that sampled it."""
+    sampler_logprobs: tuple[float, ...] | None = None
+    """Log-probability of each completion token under the sampling distribution, or None if unknown."""
+    model_mask: tuple[bool, ...] | None = None
+    """False for tokens the model did not write (tools, environment); None when it wrote all."""
+
+
+@dataclass(frozen=True)
+class ScoredRollout:
+    """A rollout with its texts, rewards and advantage, as observers see it."""
+
+    rollout: Rollout
+    prompt: str
+    completion: str
+    rewards: Mapping[str, float | None]
+    reward: float
+    """Weighted sum; NaN when every function abstained."""
+    advantage: float
+
+
+@dataclass(frozen=True)
+class GeneratorContext:
+    """What a generator is started with, in every process."""
+
+    model_path: Path
+    build_model: Callable[[], PreTrainedModel]
+    """A plain, unpartitioned copy of the architecture; its weights mean nothing before the first sync."""
+    tokenizer: PreTrainedTokenizerBase
+    stop_token_ids: tuple[int, ...]
+    device: torch.device
+    rank: int
+    world_size: int
+    seed: int
+
+
+WeightStream = Iterator[tuple[str, "Tensor"]]
+"""(name, full tensor) pairs gathered bucket by bucket: a collective, to be exhausted on every rank."""
+
+
+class Generator(Protocol):
+    """Samples completions from the current policy. One lives in every process."""
+
+    def start(self, context: GeneratorContext) -> None: ...
+
+    def generate(self, prompts: Sequence[Prompt], sampling: SamplingConfig, seed: int) -> Iterable[Rollout]:
+        """Rollouts in order of completion; `prompts` are this rank's share and may be empty."""
+        ...
+
+    def sync(self, weights: WeightStream, version: int) -> None:
+        """Take the policy's weights; later rollouts carry `version`."""
+        ...
+
+    def sleep(self) -> None:
+        """Generation is over for now: give memory back where that is cheap."""
+        ...
+
+    def wake(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+# -- Data, optimizer -------------------------------------------------------------------------------------
+
+
+class DatasetSource(Protocol):
+    """A source of prompts: a dataset with a prompt column and whatever columns the rewards read."""
+
+    def load(self) -> datasets.Dataset: ...
+
+
+class OptimizerFactory(Protocol):
+    """Builds the optimizer of the run."""
+
+    def build(self, parameters: Iterable[Any], learning_rate: float) -> torch.optim.Optimizer: ...
+
+
+class SchedulerFactory(Protocol):
+    """Builds the learning-rate schedule of the run."""
+
+    def build(self, optimizer: torch.optim.Optimizer, total_steps: int) -> Any: ...
+
+
+# -- Observing -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RunContext:
+    """What lifecycle hooks are told about the run."""
+
+    config: RunConfig
+    output_dir: Path
+    total_steps: int
+    world_size: int
+    versions: Mapping[str, str]
+    """Python, grpox, the libraries and every plugin distribution in use."""
+    git_commit: str | None
+    source: str
+    """The run file or recipe, as the user named it."""
+

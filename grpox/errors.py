@@ -1,0 +1,54 @@
+"""Errors a user can mend: told in a few lines, without a traceback, with the exit code of their sort."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+
+class GrpoxError(Exception):
+    """An error whose message is meant for the user. The command line prints it and exits with `exit_code`."""
+
+    exit_code = 1
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing wrong with what the user gave."""
+
+    what: str
+    """One line: what is wrong."""
+    key: str = ""
+    """Dotted key, for example ``loss.clip_high``."""
+    where: str = ""
+    """``run.yaml:12``, or ``command line``."""
+    given: str = ""
+    allowed: str = ""
+    nearest: str = ""
+    """The nearest valid name, when the given one looks like a slip."""
+
+    def __str__(self) -> str:
+        head = ": ".join(part for part in (self.where, self.key, self.what) if part)
+        rows = (("given", self.given), ("allowed", self.allowed), ("did you mean", self.nearest))
+        return "\n".join([head, *(f"    {label:<13} {text}" for label, text in rows if text)])
+
+
+class ConfigError(GrpoxError):
+    """The run file, an override or a component is wrong; every problem found is listed."""
+
+    exit_code = 2
+
+    def __init__(self, problems: Problem | Sequence[Problem]) -> None:
+        self.problems = [problems] if isinstance(problems, Problem) else list(problems)
+        super().__init__("\n".join(str(problem) for problem in self.problems))
+
+
+class RunFailed(GrpoxError):
+    """The run itself failed: a reward raised, a generator died, a loss became NaN."""
+
+
+def nearest(name: str, candidates: Iterable[str]) -> str:
+    """The candidate that looks most like `name`, or an empty string when none is near."""
+    matches = difflib.get_close_matches(name, list(candidates), n=1, cutoff=0.6)
+    return matches[0] if matches else ""

@@ -1,0 +1,171 @@
+"""Every hook a grpox plugin may implement: when it is called, in which process, and what it returns.
+
+Two sorts. *Discovery* hooks return `ComponentSpec`s; they are called while plugins are listed, in every
+process, and must not import torch. *Lifecycle* hooks observe a run; they are called on rank 0 only, 1:N.
+No hook is called in the token path: hooks discover, the registry selects.
+
+This module imports neither torch nor pydantic, so that listing plugins stays fast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pluggy
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from grpox.contracts import RunContext, ScoredRollout
+
+API_VERSION = 1
+"""Version of the plugin API. It changes when a contract or hook changes incompatibly."""
+
+ENTRY_POINT_GROUP = "grpox"
+
+hookspec = pluggy.HookspecMarker("grpox")
+hookimpl = pluggy.HookimplMarker("grpox")
+
+
+@dataclass(frozen=True)
+class ComponentSpec:
+    """One component a plugin offers, told in strings so that listing it imports nothing heavy.
+
+    Args:
+        name: what a run file says, for example ``dapo``.
+        target: ``pkg.module:Class``; the component is built as ``Class(config)``.
+        config: ``pkg.module:Config``, a pydantic model in a module that does not import torch;
+            empty when the component has no parameters.
+        summary: one line for ``grpox plugins list``.
+        needs: capabilities that the core or another selected component must provide.
+        provides: capabilities that this component offers to the others of the run.
+        requires: pip requirements beyond grpox's own, for example ``vllm>=0.30``.
+        formula: the mathematics in one line, for ``grpox plugins show``.
+        source: where it comes from: paper and equation, or URL.
+        api: the plugin API version it was written for.
+    """
+
+    name: str
+    target: str
+    config: str = ""
+    summary: str = ""
+    needs: Sequence[str] = ()
+    provides: Sequence[str] = ()
+    requires: Sequence[str] = ()
+    formula: str = ""
+    source: str = ""
+    api: int = API_VERSION
+
+
+KINDS: Mapping[str, str] = {
+    "generator": "grpox_generators",
+    "reward": "grpox_rewards",
+    "advantage": "grpox_advantages",
+    "loss": "grpox_losses",
+    "correction": "grpox_corrections",
+    "dataset": "grpox_datasets",
+    "optimizer": "grpox_optimizers",
+    "scheduler": "grpox_schedulers",
+    "observer": "grpox_observers",
+}
+"""Component kind -> the discovery hook that offers it."""
+
+
+# -- Discovery: called while plugins are listed, in every process ----------------------------------------
+
+
+@hookspec
+def grpox_generators() -> Iterable[ComponentSpec]:
+    """Components that make rollouts (`grpox.contracts.Generator`)."""
+    return ()
+
+
+@hookspec
+def grpox_rewards() -> Iterable[ComponentSpec]:
+    """Components that score completions (`grpox.contracts.RewardFunction`)."""
+    return ()
+
+
+@hookspec
+def grpox_advantages() -> Iterable[ComponentSpec]:
+    """Components that turn rewards into advantages (`grpox.contracts.AdvantageScaler`)."""
+    return ()
+
+
+@hookspec
+def grpox_losses() -> Iterable[ComponentSpec]:
+    """Per-token policy losses (`grpox.contracts.PolicyLoss`)."""
+    return ()
+
+
+@hookspec
+def grpox_corrections() -> Iterable[ComponentSpec]:
+    """Importance-sampling corrections for the generator's distribution (`grpox.contracts.Correction`)."""
+    return ()
+
+
+@hookspec
+def grpox_datasets() -> Iterable[ComponentSpec]:
+    """Sources of prompts (`grpox.contracts.DatasetSource`)."""
+    return ()
+
+
+@hookspec
+def grpox_optimizers() -> Iterable[ComponentSpec]:
+    """Optimizers in place of AdamW (`grpox.contracts.OptimizerFactory`)."""
+    return ()
+
+
+@hookspec
+def grpox_schedulers() -> Iterable[ComponentSpec]:
+    """Learning-rate schedules beyond transformers' own (`grpox.contracts.SchedulerFactory`)."""
+    return ()
+
+
+@hookspec
+def grpox_observers() -> Iterable[ComponentSpec]:
+    """Observers that a run file selects under ``tracking:``; their methods implement lifecycle hooks."""
+    return ()
+
+
+# -- Lifecycle: called on rank 0 while a run goes on -----------------------------------------------------
+
+
+@hookspec
+def grpox_run_started(run: RunContext) -> None:
+    """The config is resolved and the run folder exists; called before the model loads."""
+
+
+@hookspec
+def grpox_rollouts_scored(run: RunContext, step: int, rollouts: Sequence[ScoredRollout]) -> None:
+    """A generation batch has its rewards and advantages; `rollouts` are those of all ranks, in row order.
+
+    `step` is the optimizer step (counted from 1) that will first use them.
+    """
+
+
+@hookspec
+def grpox_step_finished(run: RunContext, step: int, metrics: Mapping[str, float]) -> None:
+    """An optimizer step is done; `metrics` are reduced over all ranks."""
+
+
+@hookspec
+def grpox_evaluated(run: RunContext, step: int, metrics: Mapping[str, float]) -> None:
+    """An evaluation is done after `step` optimizer steps (0: before training)."""
+
+
+@hookspec
+def grpox_checkpoint_saved(run: RunContext, step: int, path: Path) -> None:
+    """A model or checkpoint is complete on disk under `path`."""
+
+
+@hookspec
+def grpox_run_failed(run: RunContext, error: BaseException) -> None:
+    """The run ends by `error` (KeyboardInterrupt included); called instead of `grpox_run_finished`."""
+
+
+@hookspec
+def grpox_run_finished(run: RunContext, summary: Mapping[str, object]) -> None:
+    """The run is complete and `summary.json` is written."""
