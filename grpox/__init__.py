@@ -8,12 +8,12 @@ from grpox.hookspecs import ComponentSpec, hookimpl
 
 if TYPE_CHECKING:
     from grpox.config import RunConfig
-    from grpox.trainer import train
+    from grpox.run import train
 
 __version__ = "0.1.0"
 __all__ = ["ComponentSpec", "RunConfig", "hookimpl", "train"]
 
-_LAZY = {"RunConfig": "grpox.config", "train": "grpox.trainer"}
+_LAZY = {"RunConfig": "grpox.config", "train": "grpox.run"}
 
 
 def __getattr__(name: str) -> Any:

@@ -1,0 +1,1 @@
+"""The built-in corrections for the generator's distribution."""

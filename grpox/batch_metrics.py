@@ -1,0 +1,52 @@
+"""Metrics of a generation batch under the names that TRL users know."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from grpox.contracts import Rollout
+
+
+def reward_metrics(
+    labels: Sequence[str], rewards: torch.Tensor, totals: torch.Tensor, num_generations: int
+) -> dict[str, float]:
+    """TRL's names: rewards/<f>/mean and std, reward, reward_std, frac_reward_zero_std."""
+    metrics = {}
+    for label, column in zip(labels, rewards.T, strict=True):
+        scored = column[~column.isnan()]
+        if len(scored):
+            metrics[f"rewards/{label}/mean"] = float(scored.mean())
+            metrics[f"rewards/{label}/std"] = float(scored.std(correction=0))
+        metrics[f"rewards/{label}/abstained"] = 1 - len(scored) / len(column)
+    if bool((~totals.isnan()).any()):
+        metrics["reward"] = float(totals.nanmean())
+    groups = [group[~group.isnan()] for group in totals.reshape(-1, num_generations)]
+    deviations = [float(group.std()) for group in groups if len(group) > 1]
+    if deviations:
+        metrics["reward_std"] = mean(deviations)
+    still = [len(group) < 2 or bool((group == group[0]).all()) for group in groups]
+    metrics["frac_reward_zero_std"] = sum(still) / len(still)
+    return metrics
+
+
+def length_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    """TRL's names: completions/mean_length, clipped_ratio and the rest, in tokens."""
+    lengths = [len(rollout.completion_ids) for rollout in rollouts]
+    ended = [len(rollout.completion_ids) for rollout in rollouts if rollout.finish_reason == "stop"]
+    metrics = {
+        "completions/mean_length": mean(lengths),
+        "completions/min_length": float(min(lengths)),
+        "completions/max_length": float(max(lengths)),
+        "completions/clipped_ratio": 1 - len(ended) / len(lengths),
+    }
+    if ended:
+        metrics["completions/mean_terminated_length"] = mean(ended)
+        metrics["completions/min_terminated_length"] = float(min(ended))
+        metrics["completions/max_terminated_length"] = float(max(ended))
+    return metrics
+
+
+def mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)

@@ -1,0 +1,207 @@
+"""One generation batch: prompts -> rollouts -> rewards[N, K] -> advantages[N], over all ranks.
+
+Whole groups are dealt to the ranks, each of which samples and scores its own; then every rank holds all N
+rollouts in row order (row = group * G + sample), so that the order of completion changes nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+
+from grpox.batch_metrics import length_metrics, mean, reward_metrics
+from grpox.config import SamplingConfig
+from grpox.contracts import AdvantageScaler, Generator, Prompt, Rollout, ScoredRollout, Text
+from grpox.engine import Engine
+from grpox.errors import RunFailed
+from grpox.metrics import PhaseTimes
+from grpox.prompts import PromptSet
+from grpox.reward_sum import weighted_sum
+from grpox.rewards import NamedReward, TrainerState, score
+from grpox.world import World
+
+
+@dataclass(frozen=True)
+class ScoredRow:
+    """One completion with its reward from each function, as it travels between ranks."""
+
+    rollout: Rollout
+    rewards: tuple[float | None, ...]
+
+
+@dataclass(frozen=True)
+class GenerationBatch:
+    """N rollouts of all ranks in row order, scored."""
+
+    indices: Sequence[int]
+    """Dataset index of each group's prompt."""
+    rows: Sequence[ScoredRow]
+    rewards: torch.Tensor  # f32[N, K], NaN where a function abstained
+    totals: torch.Tensor  # f32[N]: weighted sums, NaN where all abstained
+    advantages: torch.Tensor  # f32[N]
+    metrics: dict[str, float]
+
+    @cached_property
+    def rollouts(self) -> list[Rollout]:
+        return [row.rollout for row in self.rows]
+
+    @property
+    def version(self) -> int:
+        """Optimizer steps of the weights that sampled this batch."""
+        return self.rows[0].rollout.policy_version
+
+
+class Sampler:
+    """Samples from the current policy and scores, on all ranks: for training and for evaluation."""
+
+    def __init__(
+        self, engine: Engine, generator: Generator, rewards: Sequence[NamedReward], world: World, seed: int
+    ) -> None:
+        self.engine = engine
+        self.generator = generator
+        self.rewards = rewards
+        self.world = world
+        self.seed = seed
+        self.times = PhaseTimes()
+        self.synced_version: int | None = None
+
+    def sync(self) -> None:
+        """Bring the generator to the current weights, if it is not there yet; a collective."""
+        if self.synced_version != self.engine.steps:
+            with self.times.phase("sync"):
+                self.generator.sync(self.engine.weights(), self.engine.steps)
+            self.synced_version = self.engine.steps
+
+    def sample(
+        self,
+        prompts: PromptSet,
+        indices: Sequence[int],
+        num_samples: int,
+        sampling: SamplingConfig,
+        stream: tuple[int, ...],
+        state: TrainerState,
+    ) -> tuple[list[ScoredRow], dict[str, float]]:
+        """Sample and score `num_samples` completions of each prompt.
+
+        Args:
+            indices: dataset indices of the prompts; group g is that of indices[g].
+            stream: tells this call's random stream from every other's, together with seed and rank.
+
+        Returns:
+            the rows of all ranks in row order, and the metrics that reward functions logged (their mean).
+        """
+        self.sync()
+        mine = range(self.world.rank, len(indices), self.world.size)
+        requests = [Prompt(group, prompts.token_ids(indices[group]), num_samples) for group in mine]
+        seed = int(np.random.SeedSequence([self.seed, *stream, self.world.rank]).generate_state(1)[0])
+        with self.times.phase("generate"):
+            self.generator.wake()
+            rollouts = list(self.generator.generate(requests, sampling, seed))
+            self.generator.sleep()
+        rollouts.sort(key=lambda rollout: (rollout.group_id, rollout.sample))
+        self._check(rollouts, requests)
+        with self.times.phase("reward"):
+            rows, logged = self._score(prompts, indices, rollouts, state)
+        with self.times.phase("gather"):
+            rows = self.world.gather(rows)
+            logs = self.world.gather([logged])
+        rows.sort(key=lambda row: (row.rollout.group_id, row.rollout.sample))
+        names = sorted({name for log in logs for name in log})
+        return rows, {name: mean([log[name] for log in logs if name in log]) for name in names}
+
+    def _check(self, rollouts: Sequence[Rollout], requests: Sequence[Prompt]) -> None:
+        """Refuse what would train the wrong thing: missing or doubled samples, or those of other weights."""
+        expected = [(prompt.group_id, sample) for prompt in requests for sample in range(prompt.num_samples)]
+        if [(rollout.group_id, rollout.sample) for rollout in rollouts] != expected:
+            raise RunFailed(
+                f"the generator returned {len(rollouts)} rollouts that are not the {len(expected)} asked for"
+            )
+        for rollout in rollouts:
+            if rollout.policy_version != self.engine.steps:
+                raise RunFailed(
+                    f"the generator returned a rollout of policy version {rollout.policy_version}, "
+                    f"the policy is at version {self.engine.steps}"
+                )
+
+    def _score(
+        self, prompts: PromptSet, indices: Sequence[int], rollouts: Sequence[Rollout], state: TrainerState
+    ) -> tuple[list[ScoredRow], dict[str, float]]:
+        if not rollouts:
+            return [], {}
+        dataset_rows = [indices[rollout.group_id] for rollout in rollouts]
+        completions: list[Text] = [prompts.completion(rollout.completion_ids) for rollout in rollouts]
+        table = score(
+            self.rewards,
+            prompts=[prompts.prompt(index) for index in dataset_rows],
+            completions=completions,
+            completion_ids=[list(rollout.completion_ids) for rollout in rollouts],
+            columns=prompts.columns(dataset_rows),
+            trainer_state=state,
+        )
+        values = zip(*table.values, strict=True)
+        rows = [ScoredRow(rollout, tuple(row)) for rollout, row in zip(rollouts, values, strict=True)]
+        return rows, table.metrics
+
+
+class Collector:
+    """Makes generation batches for training."""
+
+    def __init__(
+        self,
+        sampler: Sampler,
+        prompts: PromptSet,
+        scaler: AdvantageScaler,
+        sampling: SamplingConfig,
+        num_generations: int,
+    ) -> None:
+        self.sampler = sampler
+        self.prompts = prompts
+        self.scaler = scaler
+        self.sampling = sampling
+        self.num_generations = num_generations
+
+    def collect(self, generation: int, indices: Sequence[int], state: TrainerState) -> GenerationBatch:
+        """Sample, score and scale generation batch `generation` for the prompts at `indices`."""
+        rows, logged = self.sampler.sample(
+            self.prompts, indices, self.num_generations, self.sampling, (0, generation), state
+        )
+        rewards = reward_matrix(rows)
+        weights = torch.tensor([reward.weight for reward in self.sampler.rewards])
+        group_ids = torch.tensor([row.rollout.group_id for row in rows])
+        advantages = self.scaler.scale(rewards, weights, group_ids)
+        totals = weighted_sum(rewards, weights).float()
+        labels = [reward.label for reward in self.sampler.rewards]
+        metrics = {
+            **logged,
+            **reward_metrics(labels, rewards, totals, self.num_generations),
+            **length_metrics([row.rollout for row in rows]),
+        }
+        return GenerationBatch(indices, rows, rewards, totals, advantages, metrics)
+
+    def scored(self, batch: GenerationBatch) -> list[ScoredRollout]:
+        """The batch as observers see it, with texts."""
+        labels = [reward.label for reward in self.sampler.rewards]
+        texts = [self.prompts.text(index) for index in batch.indices]
+        decode = self.prompts.completion_text
+        numbers = zip(batch.rows, batch.totals.tolist(), batch.advantages.tolist(), strict=True)
+        return [
+            ScoredRollout(
+                rollout=row.rollout,
+                prompt=texts[row.rollout.group_id],
+                completion=decode(row.rollout.completion_ids),
+                rewards=dict(zip(labels, row.rewards, strict=True)),
+                reward=total,
+                advantage=advantage,
+            )
+            for row, total, advantage in numbers
+        ]
+
+
+def reward_matrix(rows: Sequence[ScoredRow]) -> torch.Tensor:
+    """f32[N, K], NaN where a function abstained."""
+    return torch.tensor([[math.nan if r is None else r for r in row.rewards] for row in rows])

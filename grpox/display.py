@@ -1,0 +1,167 @@
+"""What a run shows in the terminal: a live line or a few plain ones, samples of completions, a summary."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
+from rich.table import Table
+from rich.text import Text
+
+from grpox.hookspecs import hookimpl
+
+if TYPE_CHECKING:
+    from grpox.contracts import RunContext, ScoredRollout
+
+SHOWN = (
+    ("reward", "reward {:.3f}"),
+    ("loss", "loss {:.4g}"),
+    ("tokens_per_second", "{:,.0f} tokens/s"),
+    ("step_time", "{:.1f} s/step"),
+)
+"""Metrics of a step that are shown where the trainer logs them, and how."""
+PLAIN_LINES = 20
+SAMPLE_ROWS = 4
+PROMPT_WIDTH, COMPLETION_WIDTH = 100, 240
+
+
+class TerminalDisplay:
+    """Shows the progress of a run: live on a terminal, else one line per step, about 20 for the whole run.
+
+    Args:
+        console: where to show it; default: standard output.
+    """
+
+    def __init__(self, console: Console | None = None) -> None:
+        self._console = console or Console()
+        self._progress: Progress | None = None
+        self._last_sample: int | None = None
+        self._first_step: tuple[int, float] | None = None
+        self._last_step = 0
+        self._accuracies: dict[int, float] = {}
+
+    @hookimpl
+    def grpox_run_started(self, run: RunContext) -> None:
+        self._started = time.monotonic()
+        if self._console.is_terminal:
+            self._progress = Progress(
+                TextColumn("step"),
+                MofNCompleteColumn(),
+                BarColumn(bar_width=24),
+                TextColumn("{task.fields[told]}", markup=False),
+                console=self._console,
+            )
+            self._task: TaskID = self._progress.add_task("", total=run.total_steps, told="starting")
+            self._progress.start()
+
+    @hookimpl
+    def grpox_rollouts_scored(self, run: RunContext, step: int, rollouts: Sequence[ScoredRollout]) -> None:
+        every = run.config.logging.completions_every
+        due = self._last_sample is None or step - self._last_sample >= every
+        if every and due and rollouts:
+            self._last_sample = step
+            self._console.print(_sample_table(step, rollouts))
+
+    @hookimpl
+    def grpox_step_finished(self, run: RunContext, step: int, metrics: Mapping[str, float]) -> None:
+        self._last_step = step
+        told = "  ".join(form.format(metrics[name]) for name, form in SHOWN if name in metrics)
+        left = self._seconds_left(step, run.total_steps)
+        if left is not None:
+            told += f"  {_duration(left)} left"
+        every = math.ceil(run.total_steps / PLAIN_LINES)
+        if self._progress is not None:
+            self._progress.update(self._task, completed=step, told=told)
+        elif step in (1, run.total_steps) or step % every == 0:
+            self._line(f"step {step}/{run.total_steps}  {told}")
+
+    @hookimpl
+    def grpox_evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
+        accuracy = next((metrics[name] for name in metrics if name.split("/")[-1] == "accuracy"), None)
+        if accuracy is not None:
+            self._accuracies[step] = accuracy
+        values = "  ".join(f"{escaped(name)} {value:.4g}" for name, value in metrics.items())
+        self._line(f"evaluation after step {step}: {values}")
+
+    @hookimpl(tryfirst=True)
+    def grpox_run_failed(self) -> None:
+        # First of all observers, so that what the others print does not fall into a live line.
+        self._stop()
+
+    @hookimpl(tryfirst=True)
+    def grpox_run_finished(self, run: RunContext) -> None:
+        self._stop()
+        table = Table(title="run complete", show_header=False, title_justify="left")
+        steps = sorted(self._accuracies)
+        for step in dict.fromkeys((*steps[:1], *steps[-1:])):
+            when = "before training" if step == 0 else f"after step {step}"
+            table.add_row(f"accuracy {when}", f"{self._accuracies[step]:.4f}")
+        table.add_row("steps", str(self._last_step))
+        table.add_row("time", _duration(time.monotonic() - self._started))
+        table.add_row("folder", Text(escaped(str(run.output_dir)), overflow="fold"))
+        self._console.print(table)
+
+    def _seconds_left(self, step: int, total: int) -> float | None:
+        """From the pace since the first finished step, which itself took the start-up; None at that step."""
+        now = time.monotonic()
+        if self._first_step is None:
+            self._first_step = (step, now)
+        first, when = self._first_step
+        return (now - when) / (step - first) * (total - step) if step > first else None
+
+    def _line(self, text: str) -> None:
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def _stop(self) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+            self._progress = None
+
+
+def sample_rows(rollouts: Sequence[ScoredRollout], rows: int = SAMPLE_ROWS) -> list[ScoredRollout]:
+    """Rollouts spread evenly over the rewards, the best first; those without a reward (NaN) come last."""
+    ranked = sorted(rollouts, key=lambda scored: (math.isnan(scored.reward), -scored.reward))
+    count = min(rows, len(ranked))
+    return [ranked[round(row * (len(ranked) - 1) / max(count - 1, 1))] for row in range(count)]
+
+
+def escaped(text: str) -> str:
+    """`text` with whatever a terminal would act upon, and line breaks, written as escapes."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
+def shortened(text: str, width: int) -> str:
+    """At most `width` characters: the start and, because answers stand there, as much of the end."""
+    if len(text) <= width:
+        return text
+    kept = width - 5
+    return f"{text[: kept - kept // 2]} ... {text[len(text) - kept // 2 :]}"
+
+
+def _sample_table(step: int, rollouts: Sequence[ScoredRollout]) -> Table:
+    table = Table(title=f"completions for step {step}", title_justify="left", show_lines=True)
+    table.add_column("prompt", overflow="fold", ratio=2)
+    table.add_column("completion", overflow="fold", ratio=3)
+    table.add_column("reward", justify="right", no_wrap=True)
+    table.add_column("advantage", justify="right", no_wrap=True)
+    for scored in sample_rows(rollouts):
+        # Text and not str: a string's [brackets] would be read as markup.
+        table.add_row(
+            Text(escaped(shortened(scored.prompt, PROMPT_WIDTH))),
+            Text(escaped(shortened(scored.completion, COMPLETION_WIDTH))),
+            f"{scored.reward:.3f}",
+            f"{scored.advantage:+.3f}",
+        )
+    return table
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes:02d} min"
+    return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"

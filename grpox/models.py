@@ -1,0 +1,53 @@
+"""The policy and its tokenizer from a Hugging Face folder, and plain copies of its architecture."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.initialization import no_init_weights
+
+from grpox.config import ModelConfig
+from grpox.errors import RunFailed
+
+
+def load_model(config: ModelConfig) -> PreTrainedModel:
+    """The model with its weights, on CPU, in the dtype of the config."""
+    return AutoModelForCausalLM.from_pretrained(config.path, dtype=getattr(torch, config.dtype))
+
+
+def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
+    """The tokenizer; where it has no padding token, EOS pads (masks, not ids, tell padding apart)."""
+    tokenizer = AutoTokenizer.from_pretrained(config.path)
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    if tokenizer.pad_token_id is None:
+        raise RunFailed(f"the tokenizer of {config.path} has neither a padding nor an EOS token")
+    return tokenizer
+
+
+def architecture_of(model: PreTrainedModel) -> Callable[[], PreTrainedModel]:
+    """A builder of plain, unpartitioned models like `model`; their weights mean nothing yet."""
+    config, dtype = model.config, model.dtype
+
+    def build() -> PreTrainedModel:
+        with no_init_weights():
+            return AutoModelForCausalLM.from_config(config, dtype=dtype)
+
+    return build
+
+
+def stop_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """Tokens that end a completion: the tokenizer's EOS, and those of the checkpoint's generation config."""
+    generation_config: GenerationConfig | None = getattr(model, "generation_config", None)
+    ids: Any = generation_config.eos_token_id if generation_config else None
+    listed = ids if isinstance(ids, list) else [ids]
+    return tuple(dict.fromkeys(i for i in (tokenizer.eos_token_id, *listed) if i is not None))

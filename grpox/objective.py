@@ -1,0 +1,83 @@
+"""The objective of a micro-batch: sum over tokens of weight * (R * loss + beta * KL).
+
+The core owns the mask, the correction R, the KL term and the weights; a plugin owns `per_token` alone.
+Masked positions are neutralised before the plugin sees them and after: multiplying by the mask would turn a
+NaN there into a NaN gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from grpox.contracts import LossInputs, PolicyLoss
+
+
+@dataclass(frozen=True)
+class ObjectiveInputs:
+    """All that the objective of one micro-batch depends on."""
+
+    logprobs: Tensor  # f32[B, T], with gradient
+    token_mask: Tensor  # bool[B, T]
+    advantages: Tensor  # f32[B]
+    token_weights: Tensor  # f32[B, T]: the step normaliser
+    old_logprobs: Tensor | None = None  # f32[B, T]; None: no update since sampling, so it is sg[logprobs]
+    reference_logprobs: Tensor | None = None  # f32[B, T], only when beta > 0
+    entropy: Tensor | None = None  # f32[B, T]
+    correction: Tensor | None = None  # f32[B, T]: R, 0 where a correction drops the token
+
+
+@dataclass(frozen=True)
+class ObjectiveOutput:
+    """The loss to be minimised, and what was measured on the way."""
+
+    loss: Tensor  # scalar
+    diagnostics: Mapping[str, Tensor]  # name -> f32[B, T], without gradient, 0 where masked
+
+
+def objective(policy_loss: PolicyLoss, inputs: ObjectiveInputs, beta: float = 0.0) -> ObjectiveOutput:
+    """This micro-batch's share of the step's loss; shares of all micro-batches and ranks simply add up."""
+    mask = inputs.token_mask
+    logprobs = _neutral(inputs.logprobs, mask)
+    old = logprobs.detach() if inputs.old_logprobs is None else _neutral(inputs.old_logprobs, mask)
+    correction = None if inputs.correction is None else _neutral(inputs.correction, mask)
+    folds_correction = getattr(policy_loss, "folds_correction", False)
+
+    output = policy_loss.per_token(
+        LossInputs(
+            logprobs=logprobs,
+            old_logprobs=old,
+            advantages=_neutral(inputs.advantages.unsqueeze(1).expand_as(logprobs), mask),
+            token_mask=mask,
+            entropy=None if inputs.entropy is None else _neutral(inputs.entropy, mask),
+            correction_weights=correction if folds_correction else None,
+        )
+    )
+    per_token = _neutral(output.loss, mask)
+    if correction is not None and not folds_correction:
+        per_token = per_token * correction
+
+    diagnostics = {name: _neutral(values.detach(), mask) for name, values in output.diagnostics.items()}
+    diagnostics["kl_old"] = k3(old, logprobs.detach())
+    diagnostics["ratio"] = _neutral(torch.exp(logprobs.detach() - old), mask)
+    if inputs.reference_logprobs is not None:
+        kl = k3(_neutral(inputs.reference_logprobs, mask), logprobs)
+        diagnostics["kl"] = kl.detach()
+        per_token = per_token + beta * kl
+    return ObjectiveOutput((per_token * inputs.token_weights).sum(), diagnostics)
+
+
+def k3(reference: Tensor, logprobs: Tensor) -> Tensor:
+    """KL(pi || reference) per token as exp(rho) - rho - 1, rho = log ref - log pi: never negative.
+
+    Source: Schulman, "Approximating KL divergence" (2020), estimator k3; GRPO paper (arXiv 2402.03300, eq. 4).
+    """
+    rho = reference - logprobs
+    return torch.expm1(rho) - rho
+
+
+def _neutral(values: Tensor, mask: Tensor) -> Tensor:
+    return torch.where(mask, values, torch.zeros_like(values))

@@ -1,0 +1,138 @@
+"""Calls lifecycle hooks one implementation at a time, so that a broken observer cannot end a run."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pluggy
+from rich.console import Console
+
+from grpox.errors import ConfigError, Problem, RunFailed
+
+if TYPE_CHECKING:
+    from pluggy import HookImpl
+
+    from grpox.contracts import RunContext, ScoredRollout
+
+
+class Observers:
+    """The observers of one run: those it selected, and every plugin module that implements a lifecycle hook.
+
+    Implementations are called in pluggy's own order (`tryfirst` ones first, then the latest registered). An
+    observer that was selected and raises in `run_started` ends the run; every other failure is a warning,
+    told once per observer and hook, and counted in `failures`. The selected observers leave the manager when the
+    run ends, so that one process may train twice.
+
+    Args:
+        manager: holds grpox's hook specs and the plugins that were found.
+        selected: (name, instance) of each selected observer.
+        console: where warnings go; default: standard error.
+
+    Raises:
+        ConfigError: a selected observer implements no lifecycle hook, or one that does not exist.
+    """
+
+    def __init__(
+        self,
+        manager: pluggy.PluginManager,
+        selected: Sequence[tuple[str, object]],
+        console: Console | None = None,
+    ) -> None:
+        self.failures: Counter[tuple[str, str]] = Counter()
+        """(observer, hook) -> times it raised; the total is the metric ``observers/failures``."""
+        self._manager = manager
+        self._console = console or Console(stderr=True)
+        self._selected: dict[int, str] = {}
+        for name, observer in selected:
+            self._register(name, observer)
+
+    def run_started(self, run: RunContext) -> None:
+        """Tell that the run starts; raises RunFailed when a selected observer cannot start.
+
+        The caller then calls `run_failed`, which lets those that did start close what they opened.
+        """
+        for impl in self._implementations("grpox_run_started"):
+            try:
+                _call(impl, {"run": run})
+            except Exception as error:  # any error of a plugin: it becomes RunFailed or a warning
+                if id(impl.plugin) in self._selected:
+                    raise RunFailed(f"observer {self._name(impl)!r} cannot start: {_told(error)}") from error
+                self._failed(impl, "grpox_run_started", error)
+
+    def rollouts_scored(self, run: RunContext, step: int, rollouts: Sequence[ScoredRollout]) -> None:
+        self._tell("grpox_rollouts_scored", {"run": run, "step": step, "rollouts": rollouts})
+
+    def step_finished(self, run: RunContext, step: int, metrics: Mapping[str, float]) -> None:
+        self._tell("grpox_step_finished", {"run": run, "step": step, "metrics": metrics})
+
+    def evaluated(self, run: RunContext, step: int, metrics: Mapping[str, float]) -> None:
+        self._tell("grpox_evaluated", {"run": run, "step": step, "metrics": metrics})
+
+    def checkpoint_saved(self, run: RunContext, step: int, path: Path) -> None:
+        self._tell("grpox_checkpoint_saved", {"run": run, "step": step, "path": path})
+
+    def run_failed(self, run: RunContext, error: BaseException) -> None:
+        """Tell that `error` ended the run. Nobody selected is told anything afterwards."""
+        self._tell("grpox_run_failed", {"run": run, "error": error})
+        self._unregister()
+
+    def run_finished(self, run: RunContext, summary: Mapping[str, object]) -> None:
+        """Tell that the run is complete. Nobody selected is told anything afterwards."""
+        self._tell("grpox_run_finished", {"run": run, "summary": summary})
+        self._unregister()
+
+    def _register(self, name: str, observer: object) -> None:
+        key = f"tracking.{name}"
+        try:
+            self._manager.register(observer, name=f"observer:{name}")
+            self._manager.check_pending()
+        except (pluggy.PluginValidationError, ValueError) as error:
+            if self._manager.is_registered(observer):
+                self._manager.unregister(observer)
+            raise ConfigError(Problem(f"cannot be used as an observer: {error}", key=key)) from error
+        self._selected[id(observer)] = name
+        if not self._manager.get_hookcallers(observer):
+            raise ConfigError(Problem("implements no lifecycle hook", key=key))
+
+    def _unregister(self) -> None:
+        for name in self._selected.values():
+            self._manager.unregister(name=f"observer:{name}")
+        self._selected.clear()
+
+    def _implementations(self, hook: str) -> list[HookImpl]:
+        caller: pluggy.HookCaller = getattr(self._manager.hook, hook)
+        return list(reversed(caller.get_hookimpls()))
+
+    def _tell(self, hook: str, arguments: Mapping[str, object]) -> None:
+        for impl in self._implementations(hook):
+            try:
+                _call(impl, arguments)
+            except Exception as error:  # noqa: BLE001 - whatever a plugin raises, the run goes on
+                self._failed(impl, hook, error)
+
+    def _failed(self, impl: HookImpl, hook: str, error: Exception) -> None:
+        name = self._name(impl)
+        self.failures[name, hook] += 1
+        if self.failures[name, hook] == 1:
+            message = (
+                f"warning: observer {name!r} failed in {hook}: {_told(error)}\n"
+                "    the run goes on; its further failures there are only counted (observers/failures)"
+            )
+            self._console.print(message, style="yellow", markup=False, highlight=False, soft_wrap=True)
+
+    def _name(self, impl: HookImpl) -> str:
+        return self._selected.get(id(impl.plugin), impl.plugin_name)
+
+
+def _call(impl: HookImpl, arguments: Mapping[str, object]) -> None:
+    if impl.wrapper or impl.hookwrapper:
+        raise TypeError("a hook wrapper cannot observe a run: each implementation is called by itself")
+    impl.function(*(arguments[name] for name in impl.argnames))
+
+
+def _told(error: BaseException) -> str:
+    """A GrpoxError's message is written for the user as it is; others need their type."""
+    return str(error) if isinstance(error, RunFailed | ConfigError) else f"{type(error).__name__}: {error}"

@@ -1,0 +1,105 @@
+"""Command-line overrides: ``train.max_steps=10`` on top of a run file's data."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from grpox.errors import ConfigError, Problem
+from grpox.slots import default_name, is_slot
+from grpox.yaml_lines import join, read_yaml
+
+COMMAND_LINE = "command line"
+"""The `where` of a problem with an override."""
+
+
+def apply_overrides(data: dict[str, Any], overrides: Sequence[str]) -> list[str]:
+    """Set each ``dotted.key=value`` in `data`, in order; a later one wins.
+
+    The value is YAML. ``rewards.0.weight=2`` and ``rewards[0].weight=2`` reach into lists, the index one past
+    the end appends. A component given by its bare name takes parameters: ``loss.clip_high=0.28`` turns
+    ``loss: dapo`` into its full form.
+
+    Returns:
+        The dotted keys that were set.
+
+    Raises:
+        ConfigError: overrides without ``=``, with a value that is not YAML, or into something that has no
+            keys; all of them.
+    """
+    keys, problems = [], []
+    for override in overrides:
+        try:
+            keys.append(_apply(data, override))
+        except ConfigError as error:
+            problems.extend(error.problems)
+    if problems:
+        raise ConfigError(problems)
+    return keys
+
+
+def _apply(data: dict[str, Any], override: str) -> str:
+    name, equals, text = override.partition("=")
+    path = _path(name)
+    if not equals or not path:
+        what = "an override has the form key=value" if path else "an override needs a key before '='"
+        raise ConfigError(_problem(what, given=override, allowed="for example train.max_steps=10"))
+    key = ""
+    for part in path:
+        key = join(key, part)
+    try:
+        value = read_yaml(text, COMMAND_LINE).data
+    except ConfigError as error:
+        raise ConfigError(_problem(error.problems[0].what, key=key, given=text)) from error
+    _set(data, path, value)
+    return key
+
+
+def _path(name: str) -> list[str | int]:
+    parts = re.sub(r"\[(\d+)\]", r".\1", name.strip()).split(".")
+    return [int(part) if part.isdecimal() else part for part in parts] if all(parts) else []
+
+
+def _set(data: dict[str, Any], path: Sequence[str | int], value: Any) -> None:
+    container: Any = data
+    key = ""
+    for part in path[:-1]:
+        key = join(key, part)
+        inner = _get(container, part, key)
+        if is_slot(key) and (isinstance(inner, str) or inner is None):
+            name = inner or default_name(key)
+            inner = {"name": name} if name else {}
+        elif inner is None:
+            inner = {}
+        elif not isinstance(inner, dict | list):
+            raise ConfigError(_problem("holds a value and has no keys below it", key=key, given=str(inner)))
+        _put(container, part, inner, key)
+        container = inner
+    _put(container, path[-1], value, join(key, path[-1]))
+
+
+def _get(container: Any, part: str | int, key: str) -> Any:
+    if isinstance(container, dict):
+        return container.get(str(part))
+    return container[_index(container, part, key)] if part != len(container) else None
+
+
+def _put(container: Any, part: str | int, value: Any, key: str) -> None:
+    if isinstance(container, dict):
+        container[str(part)] = value
+    elif part == len(container):
+        container.append(value)
+    else:
+        container[_index(container, part, key)] = value
+
+
+def _index(container: list[Any], part: str | int, key: str) -> int:
+    if isinstance(part, int) and part < len(container):
+        return part
+    allowed = f"an index from 0 to {len(container)}, the last of which appends"
+    raise ConfigError(_problem("no such entry of the list", key=key, given=str(part), allowed=allowed))
+
+
+def _problem(what: str, key: str = "", given: str = "", allowed: str = "") -> Problem:
+    return Problem(what, key=key, where=COMMAND_LINE, given=given, allowed=allowed)

@@ -1,0 +1,112 @@
+"""What ``grpox plugins show NAME`` says: parameters, formula, source and capabilities of a component."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from grpox.errors import ConfigError, Problem, nearest
+from grpox.plugins import Offer, PluginSet
+from grpox.requirements import canonical_name
+
+if TYPE_CHECKING:
+    from pydantic.fields import FieldInfo
+    from rich.console import Group, RenderableType
+    from rich.table import Table
+
+
+def select(plugins: PluginSet, name: str) -> list[Offer]:
+    """The offers, of whatever kind, that ``NAME``, ``kind/NAME``, ``dist:NAME`` or ``kind/dist:NAME`` means.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    kind, _, rest = name.rpartition("/")
+    distribution, _, bare = rest.rpartition(":")
+    found = [
+        offer
+        for offer in plugins.offers
+        if offer.spec.name == bare
+        and kind in ("", offer.kind)
+        and (not distribution or canonical_name(distribution) == canonical_name(offer.distribution))
+    ]
+    if found:
+        return found
+    known = {spelling for offer in plugins.offers for spelling in _spellings(offer)}
+    failed = [record for record in plugins.records if record.status != "ok"]
+    suspicions = [
+        Problem(f"{record} may offer it, but it is {record.status}: {record.reason}") for record in failed
+    ]
+    raise ConfigError(
+        [Problem("no such component", given=name, nearest=nearest(name, sorted(known))), *suspicions]
+    )
+
+
+def _spellings(offer: Offer) -> tuple[str, ...]:
+    name, qualified = offer.spec.name, offer.qualified_name
+    return name, qualified, f"{offer.kind}/{name}", f"{offer.kind}/{qualified}"
+
+
+def details(plugins: PluginSet, offer: Offer) -> Group:
+    """All that is known of one component, for a terminal. Imports its config, but not its target."""
+    from rich.console import Group
+    from rich.padding import Padding
+    from rich.text import Text
+
+    origin = f"  {offer.kind}, {offer.distribution} {offer.version}"
+    heading = Text.assemble((offer.spec.name, "bold"), origin)
+    parts = (_facts(offer), _parameters(plugins, offer))
+    return Group(heading, *(Padding(part, (0, 0, 1, 2)) for part in parts))
+
+
+def _facts(offer: Offer) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    spec = offer.spec
+    facts = {
+        "summary": spec.summary,
+        "status": "" if offer.status == "ok" else f"{offer.status}: {offer.reason}",
+        "formula": spec.formula,
+        "source": spec.source,
+        "needs": ", ".join(spec.needs),
+        "provides": ", ".join(spec.provides),
+        "requires": ", ".join(spec.requires),
+        "target": spec.target,
+    }
+    table = Table.grid(padding=(0, 2))
+    for label, text in facts.items():
+        if text:
+            table.add_row(label, Text(text))
+    return table
+
+
+def _parameters(plugins: PluginSet, offer: Offer) -> RenderableType:
+    # Imported late: pydantic is needed to show parameters, not to list components.
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    from grpox.field_words import allowed_values, fields_by_key
+    from grpox.registry import Registry
+
+    try:
+        model = Registry(plugins).config_model(offer)
+    except ConfigError as error:
+        return Text(f"parameters unknown: {error}")
+    if model is None or not model.model_fields:
+        return Text("no parameters")
+    table = Table("parameter", "type", "default", "", box=box.SIMPLE_HEAD, pad_edge=False)
+    for key, field in fields_by_key(model).items():
+        told = " ".join((field.description or "").split())
+        table.add_row(*map(Text, (key, allowed_values(field), _default(field), told)))
+    return table
+
+
+def _default(field: FieldInfo) -> str:
+    from grpox.field_words import written
+
+    if field.is_required():
+        return "required"
+    if field.default_factory is not None and field.default_factory_takes_validated_data:
+        return "from the others"
+    return written(field.get_default(call_default_factory=True))

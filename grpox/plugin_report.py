@@ -1,0 +1,108 @@
+"""What ``grpox plugins list`` says: every component, every plugin that failed or acts unasked."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from grpox.errors import ConfigError, Problem, nearest
+from grpox.hookspecs import KINDS
+from grpox.plugins import Offer, PluginRecord, PluginSet
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+PLUGIN_KIND = "plugin"
+"""Kind of the rows that are no component: plugins that did not load, and those that observe every run."""
+
+_STYLES = {"ok": "green", "disabled": "dim", "unavailable": "yellow", "conflict": "red"}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the list; `status` is the offer's or record's, or ``conflict`` for a name held twice."""
+
+    kind: str
+    name: str
+    distribution: str
+    version: str
+    status: str
+    reason: str
+    summary: str
+
+
+def rows(plugins: PluginSet, kind: str | None = None) -> list[Row]:
+    """Every component, ordered by kind and name, then the plugins that are told of by themselves.
+
+    Args:
+        plugins: as discovered.
+        kind: only components of this kind; then no plugin rows.
+
+    Raises:
+        ConfigError: there is no such kind.
+    """
+    if kind is not None and kind not in (*KINDS, PLUGIN_KIND):
+        kinds = [*KINDS, PLUGIN_KIND]
+        near = nearest(kind, kinds)
+        raise ConfigError(
+            Problem("no such kind", "--kind", given=kind, allowed=", ".join(kinds), nearest=near)
+        )
+    holders = Counter((offer.kind, offer.spec.name) for offer in plugins.offers)
+    components = [_component_row(offer, holders[offer.kind, offer.spec.name] > 1) for offer in plugins.offers]
+    order = list(KINDS)
+    components.sort(key=lambda row: (order.index(row.kind), row.name, row.distribution))
+    others = [row for record in plugins.records if (row := _plugin_row(plugins, record)) is not None]
+    return [row for row in [*components, *others] if kind in (None, row.kind)]
+
+
+def _component_row(offer: Offer, held_twice: bool) -> Row:
+    status, reason = str(offer.status), offer.reason
+    if held_twice:
+        said = f"another plugin offers this name too: say {offer.qualified_name}"
+        status, reason = "conflict", f"{said}; {reason}" if reason else said
+    spec = offer.spec
+    return Row(offer.kind, spec.name, offer.distribution, offer.version, status, reason, spec.summary)
+
+
+def _plugin_row(plugins: PluginSet, record: PluginRecord) -> Row | None:
+    """A row for a plugin that did not load, or whose lifecycle hooks act without being selected."""
+    summary = ""
+    if record.status == "ok":
+        plugin = plugins.manager.get_plugin(f"{record.distribution}:{record.entry_point}")
+        callers = plugins.manager.get_hookcallers(plugin) or () if plugin is not None else ()
+        hooks = [caller.name for caller in callers if caller.name not in KINDS.values()]
+        if not hooks:
+            return None
+        summary = f"observes every run: {', '.join(sorted(hooks))}"
+    return Row(
+        PLUGIN_KIND,
+        record.entry_point,
+        record.distribution,
+        record.version,
+        record.status,
+        record.reason,
+        summary,
+    )
+
+
+def as_json(listed: Iterable[Row]) -> str:
+    """A JSON list of objects with the fields of `Row`."""
+    return json.dumps([dataclasses.asdict(row) for row in listed], indent=2)
+
+
+def as_table(listed: Iterable[Row]) -> Table:
+    """The list for a terminal; a row that is not ok gives its reason in place of its summary."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table("kind", "name", "distribution", "status", "", box=box.SIMPLE_HEAD, pad_edge=False)
+    for row in listed:
+        status = Text(row.status, _STYLES.get(row.status, "red"))
+        origin = Text(f"{row.distribution} {row.version}")
+        table.add_row(row.kind, Text(row.name), origin, status, Text(row.reason or row.summary))
+    return table

@@ -1,0 +1,111 @@
+"""pydantic's errors in the words of a run file: dotted key, what was given, what is allowed, nearest name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from types import UnionType
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+
+from grpox.errors import Problem, nearest
+from grpox.field_words import allowed_values, fields_by_key, written
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
+
+def problems_of(
+    error: ValidationError, model: type[BaseModel], key: str = "", also: Iterable[str] = ()
+) -> list[Problem]:
+    """What `error` says about data for `model` that stands under `key` in the run file, one problem a key.
+
+    Args:
+        error: raised by validating against `model`.
+        model: gives the allowed names and the types and bounds of fields, those of nested models included.
+        key: dotted key of the data; empty at the top of the file.
+        also: names allowed beside the model's fields, as `weight` is beside a reward's parameters.
+    """
+    problems: dict[str, Problem] = {}
+    for detail in error.errors(include_url=False):
+        place = _locate(model, detail["loc"], detail["type"])
+        dotted = ".".join(part for part in (key, *place.path) if part)
+        # The members of a union each report the same key; the first one stands for all.
+        if dotted not in problems:
+            beside = also if place.model is model else ()
+            problems[dotted] = _problem(detail, place, dotted, beside)
+    return list(problems.values())
+
+
+class _Place(NamedTuple):
+    path: Sequence[str]
+    model: type[BaseModel]
+    """The model in which the last part of the path is, or should be, a field."""
+    field: FieldInfo | None
+
+
+def _locate(model: type[BaseModel], location: Sequence[str | int], kind: str) -> _Place:
+    """Follow pydantic's location through nested models, leaving out the tags it inserts for unions."""
+    path: list[str] = []
+    current: Any = model
+    field: FieldInfo | None = None
+    for part in location:
+        members = _members(current)
+        models = [member for member in members if isinstance(member, type) and issubclass(member, BaseModel)]
+        holder = next((member for member in models if part in fields_by_key(member)), None)
+        element = next((get_args(member)[-1] for member in members if _holds(member, part)), None)
+        if holder is not None:
+            model, field = holder, fields_by_key(holder)[str(part)]
+            current = field.annotation
+        elif models and kind == "extra_forbidden" and part == location[-1]:
+            model, field = models[0], None
+        elif element is not None:
+            current, field = element, None
+        else:
+            continue
+        path.append(str(part))
+    return _Place(path, model, field)
+
+
+def _members(annotation: Any) -> list[Any]:
+    if get_origin(annotation) is Annotated:
+        return _members(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, UnionType):
+        return [inner for member in get_args(annotation) for inner in _members(member)]
+    return [annotation]
+
+
+def _holds(container: Any, part: str | int) -> bool:
+    """Whether `part` is an index or key of `container`; a union's tag, such as ``list[int]``, is neither."""
+    if isinstance(part, int):
+        return get_origin(container) in (list, tuple, set, frozenset, Sequence)
+    return get_origin(container) in (dict, Mapping) and not part.endswith("]")
+
+
+def _problem(detail: ErrorDetails, place: _Place, key: str, also: Iterable[str]) -> Problem:
+    kind = detail["type"]
+    given = "" if kind == "missing" or not place.path else written(detail["input"])
+    if kind == "extra_forbidden":
+        names = [*fields_by_key(place.model), *also]
+        near = nearest(place.path[-1], names)
+        return Problem("unknown key", key, given=given, allowed=", ".join(names) or "no keys", nearest=near)
+    message = detail["msg"]
+    for prefix in ("Input ", "Value error, ", "Assertion failed, "):
+        message = message.removeprefix(prefix)
+    what = "a value is required" if kind == "missing" else message[:1].lower() + message[1:]
+    if place.field is None:
+        return Problem(what, key, given=given)
+    allowed = allowed_values(place.field)
+    return Problem(what, key, given=given, allowed=allowed, nearest=_slip(place.field, detail["input"]))
+
+
+def _slip(field: FieldInfo, given: object) -> str:
+    """The nearest of a field's literal values, for a misspelt one."""
+    literals = [
+        str(value)
+        for member in _members(field.annotation)
+        if get_origin(member) is Literal
+        for value in get_args(member)
+    ]
+    return nearest(given, literals) if isinstance(given, str) else ""

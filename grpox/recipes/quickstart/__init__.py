@@ -1,0 +1,1 @@
+"""The quickstart's small model and data, and the script that made them."""

@@ -1,0 +1,80 @@
+"""The local record of a run: config, versions, metrics and completions as plain files in its folder.
+
+It needs no server and is always on: what a tracker loses is still here.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import yaml
+
+from grpox.completions import CompletionFiles, write_completions
+from grpox.hookspecs import hookimpl
+
+if TYPE_CHECKING:
+    from grpox.config import RunConfig
+    from grpox.contracts import RunContext, ScoredRollout
+
+
+class LocalRecord:
+    """Writes ``config.yaml``, ``versions.json``, ``metrics.jsonl`` and ``completions/*.parquet``.
+
+    Each line of ``metrics.jsonl`` is one JSON object, on disk before the next step starts:
+    ``{"step": 3, "time": <unix seconds>, "metrics": {...}}`` for an optimizer step, and
+    ``{"step": 3, "time": ..., "evaluation": {...}}`` for an evaluation. JSON knows no such numbers, so they
+    are the strings ``"nan"``, ``"inf"`` and ``"-inf"``, which Python's `float` reads back.
+    """
+
+    @hookimpl(tryfirst=True)
+    def grpox_run_started(self, run: RunContext) -> None:
+        self._files = CompletionFiles(run)
+        self._metrics = run.output_dir / "metrics.jsonl"
+        run.output_dir.mkdir(parents=True, exist_ok=True)
+        (run.output_dir / "config.yaml").write_text(config_text(run.config), encoding="utf-8")
+        versions = {"versions": dict(run.versions), "git_commit": run.git_commit, "source": run.source}
+        text = json.dumps(versions, indent=2, ensure_ascii=False) + "\n"
+        (run.output_dir / "versions.json").write_text(text, encoding="utf-8")
+        _end_torn_line(self._metrics)
+
+    @hookimpl(tryfirst=True)
+    def grpox_rollouts_scored(self, step: int, rollouts: Sequence[ScoredRollout]) -> None:
+        path = self._files.next(step)
+        if path is not None:
+            write_completions(path, step, rollouts)
+
+    @hookimpl(tryfirst=True)
+    def grpox_step_finished(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._append(step, "metrics", metrics)
+
+    @hookimpl(tryfirst=True)
+    def grpox_evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._append(step, "evaluation", metrics)
+
+    def _append(self, step: int, kind: str, metrics: Mapping[str, float]) -> None:
+        values = {name: _strict(value) for name, value in metrics.items()}
+        line = json.dumps({"step": step, "time": time.time(), kind: values}, allow_nan=False)
+        with self._metrics.open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+
+
+def config_text(config: RunConfig) -> str:
+    """The resolved config as YAML that `RunConfig` reads back to the same config."""
+    dumped = config.model_dump(mode="json")
+    return yaml.safe_dump(dumped, sort_keys=False, allow_unicode=True, width=110)
+
+
+def _strict(value: float) -> float | str:
+    return value if math.isfinite(value) else str(float(value))
+
+
+def _end_torn_line(path: Path) -> None:
+    """Close the line that a killed process left half written, so that the next one can be read."""
+    if path.exists() and not path.read_bytes().endswith(b"\n"):
+        with path.open("a", encoding="utf-8") as file:
+            file.write("\n")

@@ -1,0 +1,186 @@
+"""(kind, name) -> component: never first-wins, strict about what is selected, lenient about what is not."""
+
+from __future__ import annotations
+
+import inspect
+import pkgutil
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import Any
+
+from pydantic import BaseModel
+
+from grpox.component import (
+    BoundComponent,
+    bind_object,
+    check_params,
+    is_model,
+    keyed,
+    own_keys,
+)
+from grpox.config import ComponentRef
+from grpox.errors import ConfigError, GrpoxError, Problem, nearest
+from grpox.plugins import Offer, PluginRecord, PluginSet, described
+from grpox.requirements import canonical_name
+
+
+class Registry:
+    """Finds, checks and builds the components that a run selects among those the plugins offer."""
+
+    def __init__(self, plugins: PluginSet) -> None:
+        self.plugins = plugins
+
+    def find(self, kind: str, name: str) -> Offer:
+        """The one offer of `kind` called `name`, where ``dist:name`` asks for that of a distribution.
+
+        Raises:
+            ConfigError: no plugin offers it, several do, or the one that does cannot be used here.
+        """
+        distribution, _, bare = name.rpartition(":")
+        offers = [
+            offer
+            for offer in self.plugins.offers
+            if offer.kind == kind
+            and offer.spec.name == bare
+            and (not distribution or canonical_name(distribution) == canonical_name(offer.distribution))
+        ]
+        if not offers:
+            raise self._unknown(kind, name)
+        if len(offers) > 1:
+            spellings = sorted({offer.qualified_name for offer in offers})
+            told = " and ".join(sorted(f"{offer.distribution} {offer.version}" for offer in offers))
+            # One distribution may offer a name through two entry points: then no spelling tells them apart.
+            allowed = " or ".join(spellings) if len(spellings) > 1 else ""
+            raise ConfigError(Problem(f"{told} offer a {kind} '{bare}'", given=name, allowed=allowed))
+        if offers[0].status != "ok":
+            raise ConfigError(Problem(f"{_origin(offers[0])} cannot be used: {offers[0].reason}", given=name))
+        return offers[0]
+
+    def config_model(self, offer: Offer) -> type[BaseModel] | None:
+        """The component's config class, imported; None when it has no parameters.
+
+        Raises:
+            ConfigError: it cannot be imported or is not a pydantic model, which is the plugin's fault.
+        """
+        if not offer.spec.config:
+            return None
+        try:
+            model = pkgutil.resolve_name(offer.spec.config)
+        except (Exception, SystemExit) as error:
+            what = f"{_origin(offer)}: config {offer.spec.config} cannot be imported: {described(error)}"
+            raise ConfigError(Problem(what)) from error
+        if not is_model(model):
+            raise ConfigError(Problem(f"{_origin(offer)}: {offer.spec.config} is not a pydantic model"))
+        return model  # type: ignore[no-any-return]
+
+    def parse(self, kind: str, ref: ComponentRef, key: str) -> BoundComponent:
+        """Bind a run file's mention of a component, which stands under `key`, to its checked parameters.
+
+        Raises:
+            ConfigError: with every problem of this component; `Problem.where` is left to the caller.
+        """
+        try:
+            if ref.path is not None:
+                return _parse_path(kind, ref, ref.path, key)
+            return self._parse_name(kind, ref, str(ref.name), key)
+        except ConfigError as error:
+            raise keyed(error, key) from error.__cause__
+
+    def _parse_name(self, kind: str, ref: ComponentRef, name: str, key: str) -> BoundComponent:
+        offer = self.find(kind, name)
+        model = self.config_model(offer)
+        owner = f"{kind} '{name}'"
+        hidden = sorted({"name", "path", *own_keys(ref)} & set(model.model_fields if model else ()))
+        if hidden:
+            what = f"{_origin(offer)}: its config may not use the run file's own keys {', '.join(hidden)}"
+            raise ConfigError(Problem(what))
+        return BoundComponent(
+            kind,
+            name,
+            key,
+            load=partial(pkgutil.resolve_name, offer.spec.target),
+            config=check_params(model, ref.params, key, owner, own_keys(ref)),
+            offer=offer,
+            needs=tuple(offer.spec.needs),
+            provides=tuple(offer.spec.provides),
+        )
+
+    def build(self, bound: BoundComponent) -> Any:
+        """The component itself: ``Class(config)``, ``Class()`` without a config, or a reward's function.
+
+        Raises:
+            ConfigError: it cannot be imported or constructed; the original error is the cause.
+        """
+        try:
+            target: Any = bound.load()
+            if inspect.isclass(target):
+                arguments = () if bound.config is None else (bound.config,)
+                return target(*arguments)
+        except ConfigError as error:
+            raise keyed(error, bound.key) from error
+        except GrpoxError:
+            raise
+        except (Exception, SystemExit) as error:
+            raise ConfigError(Problem(f"{bound} cannot be built: {described(error)}", bound.key)) from error
+        if bound.kind == "reward" and callable(target) and bound.config is None:
+            return target
+        wanted = "a class, or a function without parameters" if bound.kind == "reward" else "a class"
+        raise ConfigError(Problem(f"{bound} is not {wanted}", bound.key, given=repr(target)))
+
+    def negotiate(self, bounds: Sequence[BoundComponent], core_provides: Iterable[str]) -> list[Problem]:
+        """One problem for each capability that a selected component needs and nothing in the run provides."""
+        provided = {*core_provides, *(capability for bound in bounds for capability in bound.provides)}
+        return [
+            self._lacking(bound, need, provided)
+            for bound in bounds
+            for need in bound.needs
+            if need not in provided
+        ]
+
+    def _lacking(self, bound: BoundComponent, need: str, provided: set[str]) -> Problem:
+        offers = [offer for offer in self.plugins.offers if need in offer.spec.provides]
+        would = ", ".join(
+            f"{offer.kind} '{offer.spec.name}'" + (f" ({offer.reason})" if offer.reason else "")
+            for offer in offers
+        )
+        remedy = f"{would} would" if would else "no installed component does"
+        return Problem(
+            f"{bound} needs '{need}', which nothing in this run provides; {remedy}",
+            bound.key,
+            allowed=f"provided are {', '.join(sorted(provided)) or 'no capabilities'}",
+        )
+
+    def _unknown(self, kind: str, name: str) -> ConfigError:
+        distribution = name.rpartition(":")[0]
+        offers = [offer for offer in self.plugins.offers if offer.kind == kind]
+        known = sorted({offer.qualified_name if distribution else offer.spec.name for offer in offers})
+        problem = Problem(
+            f"no {kind} called '{name}' is installed",
+            given=name,
+            allowed=", ".join(known) or f"no plugin offers a {kind}",
+            nearest=nearest(name, known),
+        )
+        absent = [record for record in self.plugins.records if record.status != "ok"]
+        suspects = [record for record in absent if not distribution or _is_of(record, distribution)]
+        error = ConfigError([problem, *map(_suspicion, suspects)])
+        error.__cause__ = next((record.error for record in suspects if record.error is not None), None)
+        return error
+
+
+def _parse_path(kind: str, ref: ComponentRef, path: str, key: str) -> BoundComponent:
+    # Imported late, because most runs select every component by name.
+    from grpox.loading import load_object
+
+    return bind_object(kind, load_object(path), ref.params, key, ref.label)
+
+
+def _suspicion(record: PluginRecord) -> Problem:
+    return Problem(f"{record} may offer it, but it is {record.status}: {record.reason}")
+
+
+def _is_of(record: PluginRecord, distribution: str) -> bool:
+    return canonical_name(record.distribution) == canonical_name(distribution)
+
+
+def _origin(offer: Offer) -> str:
+    return f"{offer.kind} '{offer.spec.name}' of {offer.distribution} {offer.version}"

@@ -1,0 +1,246 @@
+"""From a run file and overrides to a run that is wholly checked before anything heavy is imported.
+
+First the schema (`grpox.config`), and every problem with it at once; then the components, capabilities, files
+and batch arithmetic, and every problem with those at once. Each names its line or the command line.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from grpox.component import BoundComponent, bind_object
+from grpox.config import RunConfig
+from grpox.errors import ConfigError, Problem, nearest
+from grpox.input_paths import check_inputs, resolve_paths
+from grpox.lr_schedules import LR_SCHEDULER_TYPES
+from grpox.overrides import COMMAND_LINE, apply_overrides
+from grpox.plugins import discover
+from grpox.problems import problems_of
+from grpox.recipes_folder import recipe_path
+from grpox.registry import Registry
+from grpox.required import missing_plugins
+from grpox.sampling import BatchPlan, PromptSampler
+from grpox.slots import selected
+from grpox.yaml_lines import read_yaml
+
+RewardCallable = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class ResolvedRun:
+    """A run whose every part is known to exist and to fit."""
+
+    config: RunConfig
+    """With absolute input paths."""
+    components: Mapping[str, BoundComponent]
+    """By dotted key: ``loss``, ``rewards[0]``, ``tracking.mlflow``, ``train.optimizer`` where it is set."""
+    registry: Registry
+    source: str
+    """The run file or recipe, as the user named it."""
+    num_prompts: int | None = None
+    """Of the training data, where that is cheaply known."""
+
+    def build(self, key: str) -> Any:
+        """The component under `key`; see `grpox.registry.Registry.build`."""
+        return self.registry.build(self.components[key])
+
+    @property
+    def distributions(self) -> list[str]:
+        """The distributions whose components the run uses."""
+        return sorted({bound.offer.distribution for bound in self.components.values() if bound.offer})
+
+
+@dataclass(frozen=True)
+class _Origin:
+    """Where each part of the data was written."""
+
+    source: str
+    folder: Path
+    lines: Mapping[str, int] = field(default_factory=dict)
+    overridden: Sequence[str] = ()
+
+    def where(self, key: str) -> str:
+        """``run.yaml:12`` or ``command line``, by the longest known prefix of the dotted `key`."""
+        for prefix in _prefixes(key):
+            if self._is_overridden(prefix):
+                return COMMAND_LINE
+            if prefix in self.lines:
+                return f"{self.source}:{self.lines[prefix]}"
+        return self.source
+
+    def base(self, key: str) -> Path:
+        """The folder against which a relative path given under `key` resolves."""
+        by_command_line = any(self._is_overridden(prefix) for prefix in _prefixes(key))
+        return Path.cwd() if by_command_line else self.folder
+
+    def place(self, problems: Iterable[Problem]) -> list[Problem]:
+        """The same problems, with `where` filled in; list indices are written ``rewards[0]``."""
+        placed = []
+        for problem in problems:
+            key = re.sub(r"\.(\d+)(?=\.|$)", r"[\1]", problem.key)
+            placed.append(replace(problem, key=key, where=problem.where or self.where(key)))
+        return placed
+
+    def _is_overridden(self, key: str) -> bool:
+        return key in self.overridden
+
+
+def _prefixes(key: str) -> list[str]:
+    """The key itself, then each of the sections that hold it, innermost first."""
+    prefixes = []
+    while key:
+        prefixes.append(key)
+        key = key[: max(key.rfind("."), key.rfind("["), 0)]
+    return prefixes
+
+
+def load_run(run: str | Path, overrides: Sequence[str] = (), world_size: int | None = None) -> ResolvedRun:
+    """Read, override and check a run file or bundled recipe.
+
+    Args:
+        run: path of a YAML file, or the name of a recipe.
+        overrides: ``a.b=c``, applied in order.
+        world_size: ranks to check the batch arithmetic for; default: those of this launch.
+
+    Raises:
+        ConfigError: with every problem found.
+    """
+    path = recipe_path(run)
+    source = str(run) if path == Path(run) else path.name
+    document = read_yaml(_text(path, source), source)
+    if not isinstance(document.data, dict):
+        what = "a run file is a mapping of keys such as model, data and rewards"
+        raise ConfigError(Problem("the run file is empty" if document.data is None else what, where=source))
+    overridden = apply_overrides(document.data, overrides)
+    origin = _Origin(source, path.parent.absolute(), document.lines, overridden)
+    return _resolve(document.data, origin, str(run), None, world_size)
+
+
+def resolve_config(
+    data: Mapping[str, Any] | RunConfig,
+    base: Path,
+    source: str,
+    *,
+    functions: Sequence[RewardCallable] | None = None,
+    world_size: int | None = None,
+) -> ResolvedRun:
+    """Check a run given in Python.
+
+    Args:
+        data: is not changed.
+        base: folder against which relative input paths resolve.
+        source: what problems and the run's record name.
+        functions: rewards in place of those of `data`, each with weight 1.
+
+    Raises:
+        ConfigError: with every problem found.
+    """
+    if functions is not None:
+        data = data.model_dump() if isinstance(data, RunConfig) else data
+        data = {**data, "rewards": [{"name": _name_of(function)} for function in functions]}
+    return _resolve(data, _Origin(source, base.absolute()), source, functions, world_size)
+
+
+def _name_of(function: RewardCallable) -> str:
+    return getattr(function, "__name__", type(function).__name__)
+
+
+def _text(path: Path, source: str) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ConfigError(Problem(f"not UTF-8 text: {error}", where=source)) from error
+    except OSError as error:
+        raise ConfigError(Problem(f"cannot be read: {error.strerror}", where=source)) from error
+
+
+def _resolve(
+    data: Mapping[str, Any] | RunConfig,
+    origin: _Origin,
+    source: str,
+    functions: Sequence[RewardCallable] | None,
+    world_size: int | None,
+) -> ResolvedRun:
+    try:
+        config = RunConfig.model_validate(copy.deepcopy(data))
+    except ValidationError as error:
+        problems = [_elsewhere(problem) for problem in problems_of(error, RunConfig, "")]
+        raise ConfigError(origin.place(problems)) from error
+    resolve_paths(config, origin.base)
+    registry = Registry(discover(config.plugins.disable))
+    components, problems = _bind(config, registry, functions)
+    problems += missing_plugins(registry.plugins, config.plugins.required)
+    problems += _unknown_names(config)
+    found, num_prompts = check_inputs(config)
+    problems += found
+    problems += _batch_problems(config, world_size, num_prompts)
+    if problems:
+        raise ConfigError(origin.place(problems))
+    return ResolvedRun(config, components, registry, source, num_prompts)
+
+
+def _elsewhere(problem: Problem) -> Problem:
+    """For an unknown key that another section knows, as ``learning_rate`` outside ``train``: name that."""
+    if problem.what != UNKNOWN_KEY or problem.nearest:
+        return problem
+    name = problem.key.rpartition(".")[2]
+    schema = RunConfig.model_json_schema()["$defs"]
+    return replace(problem, nearest=next((s for s in schema if name in s), ""))
+
+
+def _bind(
+    config: RunConfig, registry: Registry, functions: Sequence[RewardCallable] | None
+) -> tuple[dict[str, BoundComponent], list[Problem]]:
+    components: dict[str, BoundComponent] = {}
+    problems: list[Problem] = []
+    given = {f"rewards[{place}]": function for place, function in enumerate(functions or ())}
+    for key, kind, reference in selected(config):
+        try:
+            if key in given:
+                components[key] = bind_object(kind, given[key], {}, key, reference.label)
+            else:
+                components[key] = registry.parse(kind, reference, key)
+        except ConfigError as error:
+            problems += error.problems
+    if not problems:
+        core = {"entropy", "old_logprobs"} | ({"reference_logprobs"} if config.train.beta > 0 else set())
+        problems = registry.negotiate(list(components.values()), core)
+    return components, problems
+
+
+def _unknown_names(config: RunConfig) -> list[Problem]:
+    """Names that stand for something else than a component, and do not exist."""
+    problems = []
+    rewards = [reward.label for reward in config.rewards]
+    if config.evaluation and config.evaluation.accuracy is not None:
+        problems += _unknown("evaluation.accuracy", config.evaluation.accuracy, "reward of this run", rewards)
+    if config.train.scheduler is None:
+        name = config.train.lr_scheduler_type
+        problems += _unknown("train.lr_scheduler_type", name, "learning-rate schedule", LR_SCHEDULER_TYPES)
+    return problems
+
+
+def _unknown(key: str, name: str, what: str, known: Sequence[str]) -> list[Problem]:
+    if name in known:
+        return []
+    allowed = ", ".join(known)
+    return [Problem(f"no such {what}", key=key, given=name, allowed=allowed, nearest=nearest(name, known))]
+
+
+def _batch_problems(config: RunConfig, world_size: int | None, num_prompts: int | None) -> list[Problem]:
+    ranks = world_size or int(os.environ.get("WORLD_SIZE", "1"))
+    try:
+        plan = BatchPlan.from_config(config.train, ranks)
+        if num_prompts is not None:
+            PromptSampler(num_prompts, plan.prompts_per_generation, shuffle=False, seed=0)
+    except ConfigError as error:
+        return error.problems
+    return []

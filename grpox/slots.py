@@ -1,0 +1,43 @@
+"""Where a run file names components: each slot's dotted key and the kind of component it takes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from grpox.config import ComponentRef, RunConfig
+
+SLOTS = {
+    "generator": "generator",
+    "advantage": "advantage",
+    "loss": "loss",
+    "correction": "correction",
+    "data.source": "dataset",
+    "train.optimizer": "optimizer",
+    "train.scheduler": "scheduler",
+}
+"""Dotted key -> component kind. Besides these, `rewards` lists rewards and `tracking` names observers."""
+
+
+def is_slot(key: str) -> bool:
+    """Whether a run file names a component under the dotted `key`, so that a bare name may stand there."""
+    return key in SLOTS or re.fullmatch(r"rewards\[\d+\]", key) is not None
+
+
+def default_name(key: str) -> str | None:
+    """The component in this slot of a run file that does not mention it."""
+    field = RunConfig.model_fields.get(key)
+    return field.default.name if field and isinstance(field.default, ComponentRef) else None
+
+
+def selected(config: RunConfig) -> Iterator[tuple[str, str, ComponentRef]]:
+    """(key, kind, reference) of every component that `config` selects."""
+    for key, kind in SLOTS.items():
+        section, _, name = key.rpartition(".")
+        reference = getattr(getattr(config, section) if section else config, name)
+        if reference is not None:
+            yield key, kind, reference
+    for index, reward in enumerate(config.rewards):
+        yield f"rewards[{index}]", "reward", reward
+    for name, params in config.tracking.items():
+        yield f"tracking.{name}", "observer", ComponentRef.model_validate({**params, "name": name})

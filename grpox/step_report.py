@@ -1,0 +1,60 @@
+"""The metrics of one finished step: what the update measured, with sampling, speed, time and memory added."""
+
+from __future__ import annotations
+
+import resource
+import sys
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from grpox.batch_metrics import mean
+from grpox.collect import GenerationBatch
+from grpox.update import Slice
+
+
+def step_metrics(
+    update: Mapping[str, float],
+    new: Sequence[GenerationBatch],
+    slices: Sequence[Slice],
+    times: Mapping[str, float],
+    step_time: float,
+) -> dict[str, float]:
+    """All metrics of a step.
+
+    Args:
+        update: what the policy update measured, over all ranks.
+        new: generation batches sampled for this step; none when it trains on older ones.
+        slices: this rank's micro-batches of the step.
+        times: seconds of each phase on this rank, ``time/<phase>``.
+        step_time: seconds of the whole step on this rank.
+    """
+    masks = [s.batch.attention_mask for s in slices]
+    tokens, positions = sum(int(mask.sum()) for mask in masks), sum(mask.numel() for mask in masks)
+    metrics = {
+        **update,
+        **_mean_metrics([batch.metrics for batch in new]),
+        **times,
+        "step_time": step_time,
+        "padding_fraction": 1 - tokens / positions,
+        "tokens_per_second/trained": tokens / times["time/update"],
+        "memory/peak_gib": _peak_memory_gib(),
+    }
+    if new:
+        generated = sum(len(rollout.completion_ids) for batch in new for rollout in batch.rollouts)
+        metrics["tokens_per_second/generated"] = generated / times["time/generate"]
+    return metrics
+
+
+def _mean_metrics(all_metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The mean of each metric over the generation batches that have it: usually there is just one."""
+    names = dict.fromkeys(name for metrics in all_metrics for name in metrics)
+    return {name: mean([metrics[name] for metrics in all_metrics if name in metrics]) for name in names}
+
+
+def _peak_memory_gib() -> float:
+    """Peak memory of this process: on the GPU where there is one, else resident."""
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated() / 2**30
+    unit = 1 if sys.platform == "darwin" else 1024  # bytes on macOS, KiB on Linux
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30

@@ -1,0 +1,44 @@
+"""The policy's weights out of their ZeRO-3 shards: a stream of (name, tensor), gathered bucket by bucket."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from grpox.contracts import WeightStream
+
+if TYPE_CHECKING:
+    from torch import nn
+
+BUCKET_BYTES = 256 * 2**20
+
+
+def stream_weights(module: nn.Module, bucket_bytes: int = BUCKET_BYTES) -> WeightStream:
+    """Yield every parameter whole, under its name; tied parameters once.
+
+    A collective: every rank must exhaust the stream. At most one bucket is held whole at a time. What is
+    yielded is a copy, so that a consumer which stops or fails leaves no parameter gathered.
+    """
+    import deepspeed
+
+    for bucket in _buckets(module.named_parameters(), bucket_bytes):
+        with deepspeed.zero.GatheredParameters([parameter for _, parameter in bucket]):
+            whole = [(name, parameter.detach().clone()) for name, parameter in bucket]
+        yield from whole
+
+
+def _buckets(
+    parameters: Iterable[tuple[str, nn.Parameter]], bucket_bytes: int
+) -> Iterator[list[tuple[str, nn.Parameter]]]:
+    bucket: list[tuple[str, nn.Parameter]] = []
+    size = 0
+    for name, parameter in parameters:
+        # Under ZeRO-3 numel() is that of the local shard; ds_numel is the whole parameter's.
+        needed = getattr(parameter, "ds_numel", parameter.numel()) * parameter.element_size()
+        if bucket and size + needed > bucket_bytes:
+            yield bucket
+            bucket, size = [], 0
+        bucket.append((name, parameter))
+        size += needed
+    if bucket:
+        yield bucket

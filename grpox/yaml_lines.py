@@ -1,0 +1,174 @@
+"""Reads YAML into plain data together with the line on which each key stands.
+
+Scalars follow the YAML 1.2 core schema rather than PyYAML's YAML 1.1: ``1e-6`` is a number, ``no`` and
+``2026-01-31`` are text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
+
+from grpox.errors import ConfigError, Problem
+
+_TAG = "tag:yaml.org,2002:"
+
+
+class _Loader(yaml.SafeLoader):
+    """PyYAML's safe loader with YAML 1.2's implicit types."""
+
+    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012 - PyYAML's own
+
+
+for _type, _pattern, _first in (
+    ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+    ("bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
+    ("int", r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+", list("-+0123456789")),
+    (
+        "float",
+        r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
+        list("-+.0123456789"),
+    ),
+    ("merge", r"<<", ["<"]),
+):
+    _Loader.add_implicit_resolver(_TAG + _type, re.compile(rf"(?:{_pattern})\Z"), _first)
+
+
+@dataclass
+class Document:
+    """A YAML document: its data, and the line (from 1) of each dotted key such as ``rewards[0].weight``."""
+
+    data: Any
+    lines: dict[str, int] = field(default_factory=dict)
+
+
+def join(key: str, part: str | int) -> str:
+    """The dotted key of `part` within `key`: ``train`` and ``beta``, or ``rewards`` and ``0``."""
+    if isinstance(part, int):
+        return f"{key}[{part}]"
+    return f"{key}.{part}" if key else part
+
+
+def read_yaml(text: str, source: str) -> Document:
+    """Parse one YAML document.
+
+    Args:
+        source: what problems name, for example ``run.yaml``.
+
+    Raises:
+        ConfigError: not YAML, a key given twice, a key that is not text, or a tag that makes an object. Those
+            which leave the document readable are told all together.
+    """
+    loader = _Loader(text)
+    try:
+        node = loader.get_single_node()
+    except yaml.MarkedYAMLError as error:
+        raise ConfigError(_not_yaml(error, source)) from error
+    except yaml.YAMLError as error:
+        raise ConfigError(Problem(f"not valid YAML: {error}", where=source)) from error
+    finally:
+        loader.dispose()
+    if node is None:
+        return Document(None)
+    reader = _Reader(source)
+    data = reader.value(node, "", ())
+    if reader.problems:
+        raise ConfigError(reader.problems)
+    return Document(data, reader.lines)
+
+
+def _not_yaml(error: yaml.MarkedYAMLError, source: str) -> Problem:
+    mark = error.problem_mark or error.context_mark
+    where = f"{source}:{mark.line + 1}:{mark.column + 1}" if mark else source
+    what = " ".join(part for part in (error.context, error.problem) if part)
+    return Problem(f"not valid YAML: {what}", where=where)
+
+
+class _Reader:
+    """Turns nodes into data, keeping the lines of keys and collecting problems."""
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+        self.lines: dict[str, int] = {}
+        self.problems: list[Problem] = []
+
+    def value(self, node: yaml.Node, key: str, above: tuple[yaml.Node, ...]) -> Any:
+        """The data of `node`, which stands under `key` within the nodes `above`."""
+        if node in above:
+            self._refuse(node, key, "an alias to something that contains it")
+            return None
+        if isinstance(node, yaml.MappingNode) and node.tag == f"{_TAG}map":
+            return self._mapping(node, key, (*above, node))
+        if isinstance(node, yaml.SequenceNode) and node.tag == f"{_TAG}seq":
+            return self._sequence(node, key, (*above, node))
+        if isinstance(node, yaml.ScalarNode):
+            return self._scalar(node, key)
+        self._refuse(node, key, f"the tag {node.tag.replace(_TAG, '!!')} is not supported")
+        return None
+
+    def _mapping(self, node: yaml.MappingNode, key: str, above: tuple[yaml.Node, ...]) -> dict[str, Any]:
+        result: dict[str, Any] = {}
+        own: dict[str, int] = {}
+        for key_node, value_node in node.value:
+            if key_node.tag == f"{_TAG}merge":
+                for name, value in self._merged(value_node, key, above):
+                    result.setdefault(name, value)
+                continue
+            # An integer or `null` as a key is a name that happens to look like one: none is in the schema.
+            if not isinstance(key_node, yaml.ScalarNode):
+                self._refuse(key_node, key, "a key must be text")
+                continue
+            name = key_node.value
+            dotted = join(key, name)
+            line = key_node.start_mark.line + 1
+            if name in own:
+                self._refuse(key_node, dotted, f"key given twice, first on line {own[name]}")
+                continue
+            own[name] = self.lines[dotted] = line
+            result[name] = self.value(value_node, dotted, above)
+        return result
+
+    def _merged(self, node: yaml.Node, key: str, above: tuple[yaml.Node, ...]) -> Iterator[tuple[str, Any]]:
+        """The pairs that ``<<: *anchor`` brings in; of a list of anchors, the first one wins."""
+        for source in node.value if isinstance(node, yaml.SequenceNode) else [node]:
+            value = self.value(source, key, above)
+            if isinstance(value, dict):
+                yield from value.items()
+            else:
+                self._refuse(node, key, "<< needs a mapping or a list of mappings")
+
+    def _sequence(self, node: yaml.SequenceNode, key: str, above: tuple[yaml.Node, ...]) -> list[Any]:
+        result = []
+        for index, item in enumerate(node.value):
+            dotted = join(key, index)
+            self.lines[dotted] = item.start_mark.line + 1
+            result.append(self.value(item, dotted, above))
+        return result
+
+    def _scalar(self, node: yaml.ScalarNode, key: str) -> Any:
+        text = node.value
+        try:
+            match node.tag.removeprefix(_TAG):
+                case "null":
+                    return None
+                case "bool":
+                    return text.lower() == "true"
+                case "int":
+                    return int(text, 0) if text[:2] in ("0o", "0x") else int(text)
+                case "float":
+                    return float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
+                case "str":
+                    return text
+        except ValueError as error:
+            self._refuse(node, key, str(error))
+            return None
+        self._refuse(node, key, f"the tag {node.tag.replace(_TAG, '!!')} is not supported")
+        return None
+
+    def _refuse(self, node: yaml.Node, key: str, what: str) -> None:
+        where = f"{self.source}:{node.start_mark.line + 1}"
+        self.problems.append(Problem(what, key=key, where=where))

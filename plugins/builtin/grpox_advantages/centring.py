@@ -1,0 +1,55 @@
+"""Rewards centred within their group: `r - mean_g`, exactly 0 where a group holds no signal."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from grpox.reward_sum import weighted_sum
+
+
+@dataclass(frozen=True)
+class CentredRewards:
+    """The rewards of a generation batch around their groups' means.
+
+    A row has signal when it is scored and two scored members of its group have different rewards.
+    """
+
+    rewards: Tensor  # f64[N], NaN where every function abstained
+    deviations: Tensor  # f64[N], r - mean_g; 0 without signal
+    signal: Tensor  # bool[N]
+    groups: Tensor  # i64[N], groups numbered from 0
+    counts: Tensor  # f64[groups], scored members
+
+
+def centre(rewards: Tensor, weights: Tensor, group_ids: Tensor) -> CentredRewards:
+    """Sums the reward functions and takes each group's mean over its scored members.
+
+    Args:
+        rewards: f32[N, K], finite, or NaN where a function abstained.
+        weights: f32[K].
+        group_ids: i64[N], any numbers in any order.
+    """
+    total = weighted_sum(rewards, weights)
+    scored = ~total.isnan()
+    names, groups = torch.unique(group_ids, return_inverse=True)
+    zeros = total.new_zeros(len(names))
+    counts = zeros.index_add(0, groups, scored.double())
+    means = zeros.index_add(0, groups, total.nan_to_num(nan=0.0)) / counts.clamp(min=1)
+    # Rewards that differ by their own rounding only are equal: 0.1 + 0.2 and 0.3 + 0 are, as float32.
+    differ = _spread(total, scored, groups, len(names)) > 4 * torch.finfo(rewards.dtype).eps
+    signal = scored & differ[groups]
+    deviations = torch.where(signal, total - means[groups], 0.0)
+    return CentredRewards(total, deviations, signal, groups, counts)
+
+
+def _spread(total: Tensor, scored: Tensor, groups: Tensor, size: int) -> Tensor:
+    """(max - min) / max |r| over the scored members of each group, 0 for fewer than two: f64[size]."""
+    lowest = total.new_full((size,), torch.inf)
+    lowest = lowest.scatter_reduce(0, groups, total.masked_fill(~scored, torch.inf), "amin")
+    highest = total.new_full((size,), -torch.inf)
+    highest = highest.scatter_reduce(0, groups, total.masked_fill(~scored, -torch.inf), "amax")
+    magnitude = torch.maximum(lowest.abs(), highest.abs())
+    return torch.where(highest > lowest, (highest - lowest) / magnitude, 0.0)

@@ -1,0 +1,57 @@
+"""Advantages of a generation batch: `r - mean_g`, over `std_g + eps`, `std_batch + eps` or nothing."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from grpox_advantages.centring import centre
+from grpox_advantages.configs import CentredConfig, ScaledConfig
+
+
+class Group:
+    """`(r - mean_g) / (std_g + eps)` (DeepSeekMath, arXiv 2402.03300, section 4.1.2).
+
+    Every group with signal weighs the same, whether its rewards differ by a little or by a lot.
+    """
+
+    def __init__(self, config: ScaledConfig) -> None:
+        self.config = config
+
+    def scale(self, rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
+        """rewards f32[N, K] (NaN: abstained), weights f32[K], group_ids i64[N] -> f32[N]."""
+        centred = centre(rewards, weights, group_ids)
+        squares = torch.zeros_like(centred.counts).index_add(0, centred.groups, centred.deviations.square())
+        std = (squares / (centred.counts - self.config.ddof).clamp(min=1)).sqrt()[centred.groups]
+        # Without signal both are 0, and eps may be 0 too.
+        divisor = torch.where(centred.signal, std + self.config.eps, 1.0)
+        return (centred.deviations / divisor).float()
+
+
+class Batch:
+    """`(r - mean_g) / (std_batch + eps)`, the standard deviation of the raw r (arXiv 2508.08221).
+
+    It does not blow up the small differences of a nearly uniform group, as dividing by std_g does.
+    """
+
+    def __init__(self, config: ScaledConfig) -> None:
+        self.config = config
+
+    def scale(self, rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
+        """rewards f32[N, K] (NaN: abstained), weights f32[K], group_ids i64[N] -> f32[N]."""
+        centred = centre(rewards, weights, group_ids)
+        if not centred.signal.any():
+            return centred.deviations.float()
+        scored = centred.rewards[~centred.rewards.isnan()]
+        return (centred.deviations / (scored.std(correction=self.config.ddof) + self.config.eps)).float()
+
+
+class Centred:
+    """`r - mean_g`, on the scale of the rewards (Dr. GRPO, arXiv 2503.20783)."""
+
+    def __init__(self, config: CentredConfig) -> None:
+        self.config = config
+
+    def scale(self, rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
+        """rewards f32[N, K] (NaN: abstained), weights f32[K], group_ids i64[N] -> f32[N]."""
+        return centre(rewards, weights, group_ids).deviations.float()

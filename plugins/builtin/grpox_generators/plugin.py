@@ -1,0 +1,21 @@
+"""The built-in generators."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from grpox import ComponentSpec, hookimpl
+
+
+@hookimpl
+def grpox_generators() -> Iterable[ComponentSpec]:
+    return (
+        ComponentSpec(
+            name="hf",
+            target="grpox_generators.hf:HfGenerator",
+            config="grpox_generators.configs:HfConfig",
+            summary="transformers' generate on a whole copy of the weights; each prompt is prefilled once",
+            provides=("logprobs",),
+            source="https://huggingface.co/docs/transformers/main_classes/text_generation",
+        ),
+    )

@@ -1,0 +1,64 @@
+"""Parameters of the built-in losses."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+
+STRICT = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
+
+
+class ClippedConfig(BaseModel):
+    """The clipped surrogate's parameters: grpo, dr_grpo, dapo and bnpo."""
+
+    model_config = STRICT
+
+    clip_low: float = Field(0.2, gt=0, le=1)
+    """The ratio is clipped below at 1 - clip_low. 0.2 is PPO's (arXiv 1707.06347); GSPO uses 3e-4 at
+    sequence level (arXiv 2507.18071, section 5.1)."""
+    clip_high: float | None = Field(None, gt=0)
+    """The ratio is clipped above at 1 + clip_high; default: clip_low. DAPO uses 0.28 (arXiv 2503.14476),
+    GSPO 4e-4 at sequence level."""
+    delta: float | None = None
+    """Bound on the unclipped branch, which is otherwise unbounded where the advantage is negative; more than
+    1 + clip_high. Default: no bound, as in GRPO; two-sided GRPO sets one (INTELLECT-2, arXiv 2505.07291)."""
+    level: Literal["token", "sequence"] = "token"
+    """One ratio per token (GRPO, arXiv 2402.03300), or one per sequence, the geometric mean of its tokens'
+    (GSPO)."""
+
+    @property
+    def upper(self) -> float:
+        """`clip_high`, or `clip_low` where it is not given."""
+        return self.clip_low if self.clip_high is None else self.clip_high
+
+    @field_validator("delta")
+    @classmethod
+    def _above_the_clip(cls, delta: float | None, info: ValidationInfo) -> float | None:
+        clip_high = info.data.get("clip_high")
+        upper = info.data.get("clip_low") if clip_high is None else clip_high
+        if delta is not None and upper is not None and delta <= 1 + upper:
+            raise ValueError(f"must be more than 1 + clip_high = {1 + upper:g}")
+        return delta
+
+
+class CispoConfig(BaseModel):
+    """The parameters of cispo."""
+
+    model_config = STRICT
+
+    cap: float = Field(5.0, ge=1)
+    """Largest ratio used as a weight; there is no lower bound. 5.0 is within the range that ScaleRL found
+    equally good (arXiv 2510.13786) and what TRL recommends."""
+
+
+class SapoConfig(BaseModel):
+    """The parameters of sapo."""
+
+    model_config = STRICT
+
+    tau_pos: float = Field(1.0, gt=0)
+    """Sharpness of the gate where the advantage is positive; 1.0 in the SAPO paper (arXiv 2511.20347)."""
+    tau_neg: float = Field(1.05, gt=0)
+    """Sharpness of the gate where it is negative; 1.05 in the SAPO paper, sharper than tau_pos because
+    gradients of negative advantages spread over the whole vocabulary."""

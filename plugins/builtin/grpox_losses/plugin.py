@@ -1,0 +1,62 @@
+"""Offers the built-in policy losses: grpo, dr_grpo, dapo, bnpo, cispo and sapo."""
+
+from __future__ import annotations
+
+from grpox import ComponentSpec, hookimpl
+
+CLIPPED = "-min(w~ A, clip(w, 1-clip_low, 1+clip_high) A), w~ = min(w, delta) if delta is set, else w"
+
+
+@hookimpl
+def grpox_losses() -> tuple[ComponentSpec, ...]:
+    """The six losses; the first four share the clipped surrogate and differ in their reduction."""
+    return (
+        ComponentSpec(
+            name="grpo",
+            target="grpox_losses.grpo:Grpo",
+            config="grpox_losses.configs:ClippedConfig",
+            summary="Clipped surrogate, mean over tokens within a sequence, then over sequences",
+            formula=f"{CLIPPED}; (1/N_seq) sum_i (1/n_i) sum_t",
+            source="DeepSeekMath, arXiv 2402.03300, eq. 3",
+        ),
+        ComponentSpec(
+            name="dr_grpo",
+            target="grpox_losses.dr_grpo:DrGrpo",
+            config="grpox_losses.configs:ClippedConfig",
+            summary="Clipped surrogate, summed over tokens and divided by the longest length allowed",
+            formula=f"{CLIPPED}; sum_i,t / (N_seq * max_completion_length)",
+            source="Understanding R1-Zero-Like Training, arXiv 2503.20783",
+        ),
+        ComponentSpec(
+            name="dapo",
+            target="grpox_losses.dapo:Dapo",
+            config="grpox_losses.configs:ClippedConfig",
+            summary="Clipped surrogate, mean over all tokens of the optimizer step",
+            formula=f"{CLIPPED}; sum_i,t / N_tok",
+            source="DAPO, arXiv 2503.14476, eq. 8",
+        ),
+        ComponentSpec(
+            name="bnpo",
+            target="grpox_losses.bnpo:Bnpo",
+            config="grpox_losses.configs:ClippedConfig",
+            summary="Clipped surrogate, mean over the tokens of each micro-batch (depends on its size)",
+            formula=f"{CLIPPED}; mean over micro-batches of sum_i,t / n_tok",
+            source="TRL's GRPOConfig, loss_type bnpo",
+        ),
+        ComponentSpec(
+            name="cispo",
+            target="grpox_losses.cispo:Cispo",
+            config="grpox_losses.configs:CispoConfig",
+            summary="Policy gradient weighted by a capped ratio, so that no token loses its gradient",
+            formula="-sg[min(w, cap)] A log pi; sum_i,t / N_tok",
+            source="MiniMax-M1, arXiv 2506.13585; ScaleRL, arXiv 2510.13786",
+        ),
+        ComponentSpec(
+            name="sapo",
+            target="grpox_losses.sapo:Sapo",
+            config="grpox_losses.configs:SapoConfig",
+            summary="A soft gate on the ratio in place of clipping",
+            formula="-A (4/tau) sigmoid(tau (w-1)), tau = tau_pos if A > 0 else tau_neg; as grpo",
+            source="Soft Adaptive Policy Optimization, arXiv 2511.20347",
+        ),
+    )

@@ -1,0 +1,36 @@
+"""The importance ratio `w = pi / pi_old`, of each token or of each sequence.
+
+Token level: `w[i,t] = exp(log pi - log pi_old)`.
+Sequence level: `w_i = exp((1/n_i) sum_t m (log pi - log pi_old))` (GSPO, arXiv 2507.18071).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from grpox.contracts import LossInputs
+
+LOG_RATIO_LIMIT = 20.0
+"""Log-ratios are clamped to this either way: past it the ratio (4.9e8) heads for overflow, and an infinite
+ratio makes the gradient NaN even on the branch that was not chosen (0 * inf)."""
+
+
+def token_ratio(inputs: LossInputs) -> Tensor:
+    """The ratio of each token: f32[B, T]."""
+    return _bounded_exp(inputs.logprobs - inputs.old_logprobs)
+
+
+def sequence_ratio(inputs: LossInputs) -> Tensor:
+    """The geometric mean of each sequence's token ratios, at every position: f32[B, T].
+
+    It is 1 for a sequence without unmasked tokens. Its gradient reaches every unmasked token.
+    """
+    log_ratios = torch.where(inputs.token_mask, inputs.logprobs - inputs.old_logprobs, 0.0)  # f32[B, T]
+    lengths = inputs.token_mask.sum(dim=-1, keepdim=True).clamp(min=1)  # i64[B, 1]
+    mean = log_ratios.sum(dim=-1, keepdim=True) / lengths  # f32[B, 1]
+    return _bounded_exp(mean).expand_as(inputs.logprobs)
+
+
+def _bounded_exp(log_ratio: Tensor) -> Tensor:
+    return log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()

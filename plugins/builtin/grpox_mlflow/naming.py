@@ -1,0 +1,64 @@
+"""What MLflow accepts as keys and values: names of metrics and parameters, flattened configs."""
+
+from __future__ import annotations
+
+import json
+import posixpath
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+NAME_LENGTH = 250
+VALUE_LENGTH = 6000
+"""MLflow's limits in characters; it cuts longer parameter values without a word."""
+
+
+class Names:
+    """Maps our names to names MLflow accepts, the same one each time and no two to the same one.
+
+    Characters other than ``\\w . - : /`` and space become ``_``; MLflow also refuses names that are not
+    normal as paths (``a//b``, ``../a``), whose odd parts are dropped.
+    """
+
+    def __init__(self) -> None:
+        self._given: dict[str, str] = {}
+        self._taken: set[str] = set()
+
+    def __getitem__(self, name: str) -> str:
+        if name not in self._given:
+            self._given[name] = self._free(_accepted(name))
+            self._taken.add(self._given[name])
+        return self._given[name]
+
+    def _free(self, name: str) -> str:
+        candidate, count = name, 1
+        while candidate in self._taken:
+            count += 1
+            candidate = f"{name[: NAME_LENGTH - 8]}-{count}"
+        return candidate
+
+
+def _accepted(name: str) -> str:
+    cleaned = re.sub(r"[^\w.\-:/ ]", "_", name)
+    parts = [part for part in posixpath.normpath(cleaned).split("/") if part not in ("", ".", "..")]
+    return "/".join(parts)[:NAME_LENGTH].rstrip("/") or "_"
+
+
+def flattened(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """(dotted key, value as text) of every leaf: ``train.seed``, ``rewards.0.name``; empty ones as JSON."""
+    for key, value in config.items():
+        dotted = f"{prefix}{key}"
+        if isinstance(value, list | tuple) and value:
+            value = {str(position): item for position, item in enumerate(value)}
+        if isinstance(value, Mapping) and value:
+            yield from flattened(value, f"{dotted}.")
+        else:
+            yield dotted, json.dumps(value) if isinstance(value, Mapping | list | tuple) else str(value)
+
+
+def shortened(value: str) -> str:
+    """`value` if MLflow takes it whole; else its start and a note that the rest is in ``config.yaml``."""
+    if len(value) <= VALUE_LENGTH:
+        return value
+    note = f" ... ({len(value)} characters, whole in config.yaml)"
+    return value[: VALUE_LENGTH - len(note)] + note

@@ -1,0 +1,82 @@
+"""Listing the built-in algorithms imports no torch, and what their specs name can be imported and built."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+from typing import Any
+
+import grpox_advantages.plugin
+import grpox_corrections.plugin
+import grpox_losses.plugin
+import pytest
+from pydantic import BaseModel
+
+from grpox import ComponentSpec
+from grpox.contracts import PolicyLoss
+
+SPECS = {
+    "grpox_losses": grpox_losses.plugin.grpox_losses(),
+    "grpox_advantages": grpox_advantages.plugin.grpox_advantages(),
+    "grpox_corrections": grpox_corrections.plugin.grpox_corrections(),
+}
+METHODS = {"grpox_losses": "per_token", "grpox_advantages": "scale", "grpox_corrections": "correct"}
+each_spec = pytest.mark.parametrize(
+    ("package", "spec"),
+    [
+        pytest.param(package, spec, id=f"{package}:{spec.name}")
+        for package, specs in SPECS.items()
+        for spec in specs
+    ],
+)
+
+
+def load(target: str) -> Any:
+    module, _, name = target.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+@pytest.mark.parametrize("package", SPECS)
+def test_plugin_and_configs_import_without_torch(package: str) -> None:
+    heavy = "{'torch', 'transformers', 'deepspeed', 'vllm'}"
+    code = f"import {package}.plugin, {package}.configs, sys; print(sorted({heavy} & set(sys.modules)))"
+
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert done.stdout.strip() == "[]"
+
+
+def test_names() -> None:
+    assert {package: [spec.name for spec in specs] for package, specs in SPECS.items()} == {
+        "grpox_losses": ["grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo"],
+        "grpox_advantages": ["group", "batch", "none"],
+        "grpox_corrections": ["none", "token-truncate"],
+    }
+
+
+@each_spec
+def test_a_component_is_built_from_its_default_config(package: str, spec: ComponentSpec) -> None:
+    config = load(spec.config)
+    assert issubclass(config, BaseModel)
+    assert config.model_config["extra"] == "forbid"
+
+    component = load(spec.target)(config())
+
+    assert callable(getattr(component, METHODS[package]))
+    if package == "grpox_losses":
+        assert isinstance(component, PolicyLoss)
+
+
+@each_spec
+def test_a_spec_and_every_parameter_are_documented(package: str, spec: ComponentSpec) -> None:
+    assert spec.summary
+    assert len(spec.summary) <= 100
+    assert spec.formula
+    undocumented = [name for name, field in load(spec.config).model_fields.items() if not field.description]
+    assert undocumented == []
+
+
+def test_only_token_truncate_needs_the_generators_log_probabilities() -> None:
+    needs = {spec.name: tuple(spec.needs) for specs in SPECS.values() for spec in specs if spec.needs}
+    assert needs == {"token-truncate": ("logprobs",)}

@@ -1,0 +1,160 @@
+"""The terminal shows completions as they are, a few lines for a long run, and a truthful summary."""
+
+from __future__ import annotations
+
+import io
+import math
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from grpox.config import RunConfig
+from grpox.contracts import Rollout, RunContext, ScoredRollout
+from grpox.display import TerminalDisplay, escaped, sample_rows, shortened
+
+
+def context(total_steps: int = 10, **logging: int) -> RunContext:
+    config = RunConfig.model_validate(
+        {"model": {"path": "m"}, "data": {"path": "d.jsonl"}, "rewards": ["math"], "logging": logging}
+    )
+    return RunContext(config, Path("runs/demo"), total_steps, 1, {}, None, "run.yaml")
+
+
+def scored(reward: float, prompt: str = "p", completion: str = "c") -> ScoredRollout:
+    rollout = Rollout(0, 0, (1,), (2,), "stop", 0)
+    return ScoredRollout(rollout, prompt, completion, {"math": reward}, reward, advantage=0.0)
+
+
+def plain() -> tuple[TerminalDisplay, Console]:
+    console = Console(record=True, width=120, file=io.StringIO(), force_terminal=False)
+    return TerminalDisplay(console), console
+
+
+def step_lines(total_steps: int) -> list[int]:
+    display, console = plain()
+    run = context(total_steps)
+    display.grpox_run_started(run)
+    for step in range(1, total_steps + 1):
+        display.grpox_step_finished(run, step, {"reward": 0.25})
+    return [int(line.split()[1].split("/")[0]) for line in console.export_text().splitlines()]
+
+
+def test_a_short_run_shows_every_step() -> None:
+    assert step_lines(7) == [1, 2, 3, 4, 5, 6, 7]
+
+
+def test_a_long_run_shows_about_twenty_lines_with_the_first_and_the_last() -> None:
+    assert step_lines(1001) == [1, *range(51, 1001, 51), 1001]
+
+
+def test_a_step_shows_the_metrics_that_there_are() -> None:
+    display, console = plain()
+    run = context()
+    display.grpox_run_started(run)
+    display.grpox_step_finished(run, 1, {"reward": 0.25, "tokens_per_second": 1234.5, "entropy": 9.0})
+    assert console.export_text() == "step 1/10  reward 0.250  1,234 tokens/s\n"
+
+
+def test_time_left_follows_the_pace_after_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    display, console = plain()
+    run = context(total_steps=5)
+    display.grpox_run_started(run)
+    # The first step ends after a start-up of 100 s, the third 20 s later: two more take 20 s.
+    for step, now in ((1, 100.0), (3, 120.0)):
+        monkeypatch.setattr("grpox.display.time.monotonic", lambda now=now: now)
+        display.grpox_step_finished(run, step, {})
+    first, third = console.export_text().splitlines()
+    assert "left" not in first
+    assert third.endswith("20 s left")
+
+
+def test_brackets_and_control_characters_of_a_completion_are_shown_not_obeyed() -> None:
+    display, console = plain()
+    display.grpox_run_started(context())
+    rollout = scored(1.0, prompt="[bold]2+2[/bold]", completion="[/red] \x1b[2Jfour\n<4>\u202e")
+    display.grpox_rollouts_scored(context(), 1, [rollout])
+    shown = console.export_text()
+    assert "[bold]2+2[/bold]" in shown
+    assert r"[/red] \x1b[2Jfour\n<4>\u202e" in shown
+
+
+def test_samples_come_every_so_many_steps_counted_from_the_last_sample() -> None:
+    display, console = plain()
+    run = context(completions_every=4)
+    for step in (1, 4, 7, 10, 13):
+        display.grpox_rollouts_scored(run, step, [scored(1.0)])
+    shown = console.export_text()
+    assert [step for step in (1, 4, 7, 10, 13) if f"completions for step {step}\n" in _stripped(shown)] == [
+        1, 7, 13,
+    ]  # fmt: skip
+
+
+def _stripped(text: str) -> str:
+    return "".join(line.strip() + "\n" for line in text.splitlines())
+
+
+def test_no_samples_are_shown_when_turned_off() -> None:
+    display, console = plain()
+    display.grpox_rollouts_scored(context(completions_every=0), 1, [scored(1.0)])
+    assert console.export_text() == ""
+
+
+def test_sample_rows_span_best_to_worst_and_end_with_unscored() -> None:
+    rollouts = [scored(reward) for reward in (0.0, 1.0, math.nan, 0.5, 0.25, 0.75, -1.0)]
+    # Ranked: 1, .75, .5, .25, 0, -1, nan; the ranks 0, 2, 4, 6 of seven.
+    assert [row.reward for row in sample_rows(rollouts)] == pytest.approx(
+        [1.0, 0.5, 0.0, math.nan], nan_ok=True
+    )
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3])
+def test_a_small_batch_is_shown_whole(count: int) -> None:
+    rollouts = [scored(float(reward)) for reward in range(count)]
+    assert [row.reward for row in sample_rows(rollouts)] == [
+        float(reward) for reward in reversed(range(count))
+    ]
+
+
+def test_shortening_keeps_start_and_end_within_the_width() -> None:
+    text = "start" + "x" * 100 + "answer"
+    short = shortened(text, 21)
+    assert short == "startxxx ... xxanswer"
+    assert len(short) == 21
+    assert shortened("x" * 21, 21) == "x" * 21
+
+
+def test_escaping_leaves_printable_text_alone() -> None:
+    assert escaped("Grüße 数学 √2") == "Grüße 数学 √2"
+
+
+def test_the_summary_tells_accuracy_before_and_after() -> None:
+    display, console = plain()
+    run = context()
+    display.grpox_run_started(run)
+    display.grpox_evaluated(0, {"accuracy": 0.125})
+    display.grpox_evaluated(5, {"accuracy": 0.9})
+    display.grpox_step_finished(run, 10, {})
+    display.grpox_evaluated(10, {"accuracy": 0.5, "mean_length": 12.0})
+    display.grpox_run_finished(run)
+    shown = console.export_text()
+    assert "evaluation after step 10: accuracy 0.5  mean_length 12\n" in shown
+    rows = [
+        [cell.strip() for cell in line.strip("│").split("│")] for line in shown.splitlines() if "│" in line
+    ]
+    assert rows[0] == ["accuracy before training", "0.1250"]
+    assert rows[1] == ["accuracy after step 10", "0.5000"]
+    assert ["steps", "10"] in rows
+    assert ["folder", "runs/demo"] in rows
+
+
+def test_a_terminal_gets_a_live_line_that_ends_with_the_run() -> None:
+    console = Console(record=True, width=120, file=io.StringIO(), force_terminal=True)
+    display = TerminalDisplay(console)
+    run = context()
+    display.grpox_run_started(run)
+    display.grpox_step_finished(run, 4, {"reward": 0.25})
+    display.grpox_run_failed()
+    assert "4/10" in console.export_text()
+    console.print("after")  # a live display still running would draw its line again
+    assert console.export_text() == "after\n"

@@ -1,0 +1,195 @@
+"""Observers are called one by one: a broken one is named and counted, and the others hear everything."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pluggy
+import pytest
+from rich.console import Console
+
+from grpox import hookspecs
+from grpox.config import RunConfig
+from grpox.contracts import RunContext
+from grpox.errors import ConfigError, RunFailed
+from grpox.hookspecs import hookimpl
+from grpox.observers import Observers
+
+CONFIG = RunConfig.model_validate({"model": {"path": "m"}, "data": {"path": "d.jsonl"}, "rewards": ["math"]})
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunContext:
+    return RunContext(CONFIG, tmp_path, 10, 1, {"grpox": "0.1.0"}, None, "run.yaml")
+
+
+@pytest.fixture
+def manager() -> pluggy.PluginManager:
+    manager = pluggy.PluginManager("grpox")
+    manager.add_hookspecs(hookspecs)
+    return manager
+
+
+class Listener:
+    def __init__(self) -> None:
+        self.heard: list[Any] = []
+
+    @hookimpl
+    def grpox_step_finished(self, metrics: Mapping[str, float], step: int) -> None:
+        self.heard.append((step, dict(metrics)))
+
+    @hookimpl
+    def grpox_run_failed(self, error: BaseException) -> None:
+        self.heard.append(error)
+
+
+class Broken:
+    @hookimpl
+    def grpox_run_started(self) -> None:
+        raise OSError("no room left")
+
+    @hookimpl
+    def grpox_step_finished(self) -> None:
+        raise ValueError("cannot count [beyond] three")
+
+
+def observers(manager: pluggy.PluginManager, *selected: tuple[str, object]) -> tuple[Observers, io.StringIO]:
+    output = io.StringIO()
+    return Observers(manager, selected, Console(file=output, width=200)), output
+
+
+def test_arguments_arrive_by_name_whatever_their_order(
+    manager: pluggy.PluginManager, run: RunContext
+) -> None:
+    listener = Listener()
+    told, _ = observers(manager, ("listener", listener))
+    told.step_finished(run, 3, {"loss": 0.5})
+    assert listener.heard == [(3, {"loss": 0.5})]
+
+
+@pytest.mark.parametrize("order", [("broken", "listener"), ("listener", "broken")])
+def test_the_others_hear_what_a_broken_observer_missed(
+    manager: pluggy.PluginManager, run: RunContext, order: Sequence[str]
+) -> None:
+    both = {"broken": Broken(), "listener": Listener()}
+    told, _ = observers(manager, *((name, both[name]) for name in order))
+    told.step_finished(run, 1, {})
+    assert both["listener"].heard == [(1, {})]  # type: ignore[attr-defined]
+    assert told.failures == {("broken", "grpox_step_finished"): 1}
+
+
+def test_a_failure_is_told_once_with_its_source_and_counted_each_time(
+    manager: pluggy.PluginManager, run: RunContext
+) -> None:
+    told, output = observers(manager, ("broken", Broken()))
+    for step in (1, 2, 3):
+        told.step_finished(run, step, {})
+    assert told.failures.total() == 3
+    message = "observer 'broken' failed in grpox_step_finished: ValueError: cannot count [beyond] three"
+    assert output.getvalue().count(message) == 1
+
+
+def test_a_selected_observer_that_cannot_start_ends_the_run(
+    manager: pluggy.PluginManager, run: RunContext
+) -> None:
+    told, _ = observers(manager, ("broken", Broken()))
+    with pytest.raises(RunFailed, match="'broken' cannot start: OSError: no room left") as caught:
+        told.run_started(run)
+    assert isinstance(caught.value.__cause__, OSError)
+
+
+def test_a_plugin_nobody_selected_cannot_keep_the_run_from_starting(
+    manager: pluggy.PluginManager, run: RunContext
+) -> None:
+    module = ModuleType("someones_plugin")
+    module.grpox_run_started = Broken().grpox_run_started  # type: ignore[attr-defined]
+    manager.register(module, name="someones-dist:plugin")
+    told, output = observers(manager)
+    told.run_started(run)
+    assert "'someones-dist:plugin' failed in grpox_run_started: OSError: no room left" in output.getvalue()
+
+
+def test_an_interrupt_inside_an_observer_is_not_taken_for_its_failure(
+    manager: pluggy.PluginManager, run: RunContext
+) -> None:
+    def interrupted(step: int) -> None:
+        raise KeyboardInterrupt
+
+    told, _ = observers(manager, ("slow", SimpleNamespace(grpox_step_finished=hookimpl(interrupted))))
+    with pytest.raises(KeyboardInterrupt):
+        told.step_finished(run, 1, {})
+
+
+def test_pluggys_order_is_kept(manager: pluggy.PluginManager, run: RunContext) -> None:
+    order: list[str] = []
+
+    def named(name: str, **options: bool) -> SimpleNamespace:
+        def heard(step: int) -> None:
+            order.append(name)
+
+        return SimpleNamespace(grpox_step_finished=hookimpl(**options)(heard))
+
+    told, _ = observers(
+        manager, ("last", named("last", trylast=True)), ("first", named("first", tryfirst=True)),
+        ("older", named("older")), ("newer", named("newer")),
+    )  # fmt: skip
+    told.step_finished(run, 1, {})
+    assert order == ["first", "newer", "older", "last"]
+
+
+def test_a_wrapper_is_refused_with_a_reason(manager: pluggy.PluginManager, run: RunContext) -> None:
+    class Wrapper:
+        @hookimpl(wrapper=True)
+        def grpox_step_finished(self) -> Any:
+            return (yield)
+
+    told, output = observers(manager, ("wrapper", Wrapper()))
+    told.step_finished(run, 1, {})
+    assert "a hook wrapper cannot observe a run" in output.getvalue()
+
+
+def test_one_process_can_observe_two_runs(manager: pluggy.PluginManager, run: RunContext) -> None:
+    first, second = Listener(), Listener()
+    failed = RuntimeError("the first run")
+    told, _ = observers(manager, ("listener", first))
+    told.run_failed(run, failed)
+    told, _ = observers(manager, ("listener", second))
+    told.step_finished(run, 1, {})
+    assert first.heard == [failed]
+    assert second.heard == [(1, {})]
+
+
+class Misspelt:
+    @hookimpl
+    def grpox_step_finishd(self, step: int) -> None: ...
+
+
+class UnknownArgument:
+    @hookimpl
+    def grpox_step_finished(self, stepp: int) -> None: ...
+
+
+class Deaf:
+    def grpox_step_finished(self, step: int) -> None:
+        """Not marked, and so never called."""
+
+
+@pytest.mark.parametrize(
+    ("observer", "reason"),
+    [
+        (Misspelt(), "grpox_step_finishd"),
+        (UnknownArgument(), "stepp"),
+        (Deaf(), "implements no lifecycle hook"),
+    ],
+)
+def test_an_observer_that_would_hear_nothing_is_refused(
+    manager: pluggy.PluginManager, observer: object, reason: str
+) -> None:
+    with pytest.raises(ConfigError, match=reason) as caught:
+        Observers(manager, [("mine", observer)])
+    assert caught.value.problems[0].key == "tracking.mine"
+    assert not manager.is_registered(observer)

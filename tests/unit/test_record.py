@@ -1,0 +1,136 @@
+"""The local record reads back as what was told, byte for byte where that matters."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from pyarrow import parquet
+
+from grpox.config import RunConfig
+from grpox.contracts import Rollout, RunContext, ScoredRollout
+from grpox.record import LocalRecord
+
+
+def context(folder: Path, **logging: int) -> RunContext:
+    config = RunConfig.model_validate(
+        {
+            "model": {"path": "models/ü"},
+            "data": {"path": "d.jsonl"},
+            "rewards": ["math", {"path": "rewards.py:short", "weight": 0.5, "limit": 3}],
+            "loss": {"name": "dapo", "clip_high": 0.28},
+            "train": {"learning_rate": 1e-6},
+            "logging": logging,
+        }
+    )
+    return RunContext(config, folder / "deep" / "run", 10, 2, {"grpox": "0.1.0"}, "abc123", "run.yaml")
+
+
+def scored(group: int, sample: int, **rewards: float | None) -> ScoredRollout:
+    rollout = Rollout(group, sample, (1, 2), (3, 4, 5), "length", policy_version=7)
+    return ScoredRollout(rollout, "1+1=", "is\n2 ✓", rewards, reward=0.5, advantage=-1.25)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunContext:
+    return context(tmp_path)
+
+
+@pytest.fixture
+def record(run: RunContext) -> LocalRecord:
+    record = LocalRecord()
+    record.grpox_run_started(run)
+    return record
+
+
+@pytest.mark.usefixtures("record")
+def test_the_config_reads_back_as_the_same_config(run: RunContext) -> None:
+    text = (run.output_dir / "config.yaml").read_text(encoding="utf-8")
+    assert RunConfig.model_validate(yaml.safe_load(text)) == run.config
+
+
+@pytest.mark.usefixtures("record")
+def test_versions_say_what_the_run_was_made_with(run: RunContext) -> None:
+    assert json.loads((run.output_dir / "versions.json").read_text()) == {
+        "versions": {"grpox": "0.1.0"},
+        "git_commit": "abc123",
+        "source": "run.yaml",
+    }
+
+
+def test_metrics_are_strict_json_and_keep_every_digit(run: RunContext, record: LocalRecord) -> None:
+    told = {"loss": 0.1 + 0.2, "kl": math.nan, "low": -math.inf, "high": math.inf}
+    record.grpox_step_finished(1, told)
+
+    def refuse(constant: str) -> float:
+        raise AssertionError(f"{constant} is no JSON")
+
+    line = json.loads((run.output_dir / "metrics.jsonl").read_text(), parse_constant=refuse)
+    assert line["metrics"] == {"loss": 0.30000000000000004, "kl": "nan", "low": "-inf", "high": "inf"}
+    assert {name: float(value) for name, value in line["metrics"].items()} == pytest.approx(told, nan_ok=True)
+
+
+def test_a_line_is_on_disk_before_the_hook_returns(run: RunContext, record: LocalRecord) -> None:
+    before = time.time()
+    record.grpox_step_finished(1, {"loss": 1.0})
+    record.grpox_evaluated(1, {"accuracy": 0.25})
+    first, second = map(json.loads, (run.output_dir / "metrics.jsonl").read_text().splitlines())
+    assert (first["step"], first["metrics"]) == (1, {"loss": 1.0})
+    assert (second["step"], second["evaluation"]) == (1, {"accuracy": 0.25})
+    assert before <= first["time"] <= second["time"] <= time.time()
+
+
+def test_a_second_start_appends_and_survives_a_torn_line(run: RunContext, record: LocalRecord) -> None:
+    record.grpox_step_finished(1, {"loss": 1.0})
+    with (run.output_dir / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 2, "ti')
+    again = LocalRecord()
+    again.grpox_run_started(run)
+    again.grpox_step_finished(2, {"loss": 2.0})
+    lines = (run.output_dir / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(lines[0])["step"], lines[1], json.loads(lines[2])["step"]] == [1, '{"step": 2, "ti', 2]
+
+
+def test_completions_read_back_with_a_column_per_reward(run: RunContext, record: LocalRecord) -> None:
+    record.grpox_rollouts_scored(5, [scored(0, 0, math=1.0, short=None), scored(0, 1, math=0.0, short=0.5)])
+    table = parquet.read_table(run.output_dir / "completions" / "step_000005.parquet")
+    assert table.column_names == [
+        "step", "group", "sample", "prompt", "completion", "reward", "advantage", "rewards/math",
+        "rewards/short", "finish_reason", "policy_version", "completion_length",
+    ]  # fmt: skip
+    assert table.to_pylist()[0] == {
+        "step": 5, "group": 0, "sample": 0, "prompt": "1+1=", "completion": "is\n2 ✓", "reward": 0.5,
+        "advantage": -1.25, "rewards/math": 1.0, "rewards/short": None, "finish_reason": "length",
+        "policy_version": 7, "completion_length": 3,
+    }  # fmt: skip
+    assert table["rewards/short"].to_pylist() == [None, 0.5]
+
+
+@pytest.mark.parametrize(("every", "steps"), [(1, [1, 3, 5]), (2, [1, 5]), (0, [])])
+def test_completions_are_saved_every_so_many_generation_batches(
+    tmp_path: Path, every: int, steps: list[int]
+) -> None:
+    run = context(tmp_path, save_completions_every=every)
+    record = LocalRecord()
+    record.grpox_run_started(run)
+    for step in (1, 3, 5):
+        record.grpox_rollouts_scored(step, [scored(0, 0, math=1.0)])
+    files = sorted(path.name for path in run.output_dir.glob("completions/*"))
+    assert files == [f"step_{step:06d}.parquet" for step in steps]
+
+
+def test_two_generation_batches_of_one_step_do_not_overwrite_each_other(
+    run: RunContext, record: LocalRecord
+) -> None:
+    record.grpox_rollouts_scored(1, [scored(0, 0, math=1.0)])
+    record.grpox_rollouts_scored(1, [scored(0, 0, math=0.0)])
+    folder = run.output_dir / "completions"
+    rewards = [
+        parquet.read_table(folder / name)["rewards/math"].to_pylist()
+        for name in ("step_000001.parquet", "step_000001_2.parquet")
+    ]
+    assert rewards == [[1.0], [0.0]]

@@ -1,0 +1,231 @@
+"""The worked schedules, the divisibility rules and the sampler's order."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Any
+
+import pytest
+
+from grpox.config import TrainConfig
+from grpox.errors import ConfigError, Problem
+from grpox.sampling import BatchPlan, PromptSampler, Schedule
+
+SHORT = {
+    "B": "per_device_train_batch_size",
+    "GA": "gradient_accumulation_steps",
+    "SPG": "steps_per_generation",
+    "G": "num_generations",
+}
+
+
+def plan_of(world_size: int = 1, **train: Any) -> BatchPlan:
+    config = TrainConfig(**{SHORT.get(name, name): value for name, value in train.items()})
+    return BatchPlan.from_config(config, world_size)
+
+
+def drawn(plan: BatchPlan, steps: int, rank: int = 0) -> list[list[str]]:
+    """Prompt indices of each micro-batch of each step as one rank sees them, without shuffling."""
+    sampler = PromptSampler(1000, plan.prompts_per_generation, shuffle=False, seed=0)
+    table = []
+    for step in Schedule(plan, sampler, max_steps=steps).steps():
+        row = []
+        for micro_batch in step.micro_batches:
+            prompts = sampler.prompts_for(micro_batch.generation)
+            row.append(" ".join(str(prompts[r // plan.num_generations]) for r in micro_batch.rank_rows(rank)))
+        table.append(row)
+    return table
+
+
+def refused(world_size: int = 1, **train: Any) -> list[Problem]:
+    with pytest.raises(ConfigError) as caught:
+        plan_of(world_size, **train)
+    return caught.value.problems
+
+
+# -- The worked schedules --------------------------------------------------------------------------------
+
+
+def test_two_steps_per_generation() -> None:
+    plan = plan_of(B=3, GA=2, SPG=4, G=3)
+    assert drawn(plan, 4) == [["0 0 0", "1 1 1"], ["2 2 2", "3 3 3"], ["4 4 4", "5 5 5"], ["6 6 6", "7 7 7"]]
+    assert (plan.generation_batch_size, plan.prompts_per_generation, plan.train_batch_size) == (12, 4, 6)
+    assert plan.optimizer_steps_per_generation == 2
+
+
+def test_one_step_per_generation_when_steps_per_generation_is_not_given() -> None:
+    plan = plan_of(B=3, GA=4, G=3)
+    assert drawn(plan, 2) == [["0 0 0", "1 1 1", "2 2 2", "3 3 3"], ["4 4 4", "5 5 5", "6 6 6", "7 7 7"]]
+
+
+def test_a_group_straddles_micro_batches() -> None:
+    plan = plan_of(B=3, GA=4, G=4)
+    assert drawn(plan, 2) == [["0 0 0", "0 1 1", "1 1 2", "2 2 2"], ["3 3 3", "3 4 4", "4 4 5", "5 5 5"]]
+
+
+def test_two_groups_in_a_micro_batch() -> None:
+    plan = plan_of(B=6, GA=2, G=3)
+    assert drawn(plan, 1) == [["0 0 0 1 1 1", "2 2 2 3 3 3"]]
+
+
+def test_two_ranks_share_each_micro_batch_and_groups_straddle_them() -> None:
+    plan = plan_of(2, B=3, GA=2, SPG=4, G=2)
+    assert drawn(plan, 3, rank=0) == [["0 0 1", "3 3 4"], ["6 6 7", "9 9 10"], ["12 12 13", "15 15 16"]]
+    assert drawn(plan, 3, rank=1) == [["1 2 2", "4 5 5"], ["7 8 8", "10 11 11"], ["13 14 14", "16 17 17"]]
+
+
+# -- Iterations, steps over several generations ----------------------------------------------------------
+
+
+def test_each_iteration_repeats_every_slice_before_the_next_generation() -> None:
+    plan = plan_of(B=2, GA=1, SPG=2, G=2, num_iterations=2)
+    sampler = PromptSampler(100, plan.prompts_per_generation, shuffle=False, seed=0)
+    stream = [step.micro_batches[0] for step in Schedule(plan, sampler, max_steps=5).steps()]
+    assert [(m.generation, m.iteration, m.rows.start) for m in stream] == [
+        (0, 0, 0), (0, 0, 2), (0, 1, 0), (0, 1, 2), (1, 0, 0),
+    ]  # fmt: skip
+    assert plan.optimizer_steps_per_generation == 4
+
+
+def test_a_step_spans_generations_when_accumulation_is_the_larger() -> None:
+    plan = plan_of(B=2, GA=4, SPG=2, G=2)
+    assert plan.optimizer_steps_per_generation == Fraction(1, 2)
+    assert drawn(plan, 2) == [["0 0", "1 1", "2 2", "3 3"], ["4 4", "5 5", "6 6", "7 7"]]
+
+
+@pytest.mark.parametrize(("accumulation", "per_generation", "iterations"), [(2, 4, 1), (4, 2, 3), (3, 3, 2)])
+def test_over_whole_generations_every_row_is_trained_on_once_per_iteration(
+    accumulation: int, per_generation: int, iterations: int
+) -> None:
+    plan = BatchPlan(2, 3, accumulation, per_generation, 2, iterations)
+    sampler = PromptSampler(100, plan.prompts_per_generation, shuffle=True, seed=0)
+    seen: dict[tuple[int, int], int] = {}
+    for step in Schedule(plan, sampler, max_steps=12).steps():
+        for m in step.micro_batches:
+            for rank in range(2):
+                for row in m.rank_rows(rank):
+                    seen[m.generation, row] = seen.get((m.generation, row), 0) + 1
+    generations = 12 * accumulation // plan.micro_batches_per_generation
+    whole = {(g, row): iterations for g in range(generations) for row in range(plan.generation_batch_size)}
+    assert {place: count for place, count in seen.items() if place[0] < generations} == whole
+
+
+def test_a_resumed_schedule_goes_on_where_it_stopped() -> None:
+    plan = BatchPlan(1, 2, 2, 4, 2, 3)
+    whole = Schedule(plan, PromptSampler(50, plan.prompts_per_generation, True, 3), max_steps=9)
+    resumed = Schedule(plan, PromptSampler(50, plan.prompts_per_generation, True, 3), max_steps=9)
+    assert list(whole.steps())[4:] == list(resumed.steps(start=4))
+    assert [step.step for step in resumed.steps(start=4)] == [5, 6, 7, 8, 9]
+
+
+def test_generation_batch_size_stands_in_for_steps_per_generation() -> None:
+    plan = plan_of(2, B=4, generation_batch_size=32, G=8)
+    assert (plan.steps_per_generation, plan.generation_batch_size, plan.prompts_per_generation) == (4, 32, 4)
+
+
+# -- Length of a run -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("epochs", "steps"),
+    # 10 prompts in chunks of 4: 2 generations an epoch (2 prompts dropped), 2 steps each.
+    [(1.0, 4), (2.0, 8), (1.5, 6), (1.75, 6), (0.1, 1)],
+)
+def test_epochs_give_the_steps_of_whole_generations(epochs: float, steps: int) -> None:
+    plan = BatchPlan(1, 3, 2, 4, 3)
+    assert Schedule(plan, PromptSampler(10, 4, True, 0), epochs=epochs).total_steps == steps
+
+
+def test_a_fraction_of_an_epoch_is_the_decimal_number_as_written() -> None:
+    plan = BatchPlan(1, 2, 1, 1, 2)
+    assert Schedule(plan, PromptSampler(100, 1, True, 0), epochs=0.29).total_steps == 29  # 0.29 * 100 < 29
+
+
+def test_max_steps_wins_over_epochs_and_may_be_zero() -> None:
+    plan = BatchPlan(1, 2, 1, 1, 2)
+    assert Schedule(plan, PromptSampler(100, 1, True, 0), max_steps=7, epochs=3).total_steps == 7
+    assert list(Schedule(plan, PromptSampler(100, 1, True, 0), max_steps=0).steps()) == []
+
+
+# -- The sampler -----------------------------------------------------------------------------------------
+
+
+def test_an_epoch_visits_no_prompt_twice_and_drops_the_incomplete_chunk() -> None:
+    sampler = PromptSampler(10, 4, shuffle=True, seed=0)
+    epoch = sampler.prompts_for(0) + sampler.prompts_for(1)
+    assert sampler.generations_per_epoch == 2
+    assert len(set(epoch)) == 8
+    assert set(epoch) < set(range(10))
+
+
+def test_each_epoch_has_its_own_order_and_any_generation_can_be_asked_first() -> None:
+    sampler = PromptSampler(64, 64, shuffle=True, seed=5)
+    first, second = sampler.prompts_for(0), sampler.prompts_for(1)
+    assert first != second
+    assert sorted(first) == sorted(second) == list(range(64))
+    assert PromptSampler(64, 64, shuffle=True, seed=5).prompts_for(1) == second
+    assert sampler.prompts_for(0) == first
+    assert PromptSampler(64, 64, shuffle=True, seed=7).prompts_for(0) not in (first, second)
+
+
+def test_data_smaller_than_one_generation_batch_is_refused() -> None:
+    with pytest.raises(ConfigError) as caught:
+        PromptSampler(3, 4, shuffle=True, seed=0)
+    [problem] = caught.value.problems
+    assert problem.key == "data"
+    assert problem.what == "one generation batch needs 4 prompts, the data has 3"
+
+
+# -- Refused arithmetic ----------------------------------------------------------------------------------
+
+
+def test_both_spellings_of_the_generation_batch_are_refused() -> None:
+    [problem] = refused(B=4, generation_batch_size=16, SPG=4)
+    assert problem.key == "train.generation_batch_size"
+    assert problem.given == "generation_batch_size 16 and steps_per_generation 4"
+
+
+def test_generation_batch_size_must_fill_micro_batches() -> None:
+    [problem] = refused(2, B=4, generation_batch_size=30, G=2)
+    assert problem.key == "train.generation_batch_size"
+    assert problem.what == "not divisible by per_device_train_batch_size * world size = 4 * 2 = 8"
+    assert (problem.given, problem.nearest) == ("30", "24 or 32")
+
+
+def test_a_generation_batch_smaller_than_a_micro_batch_names_only_what_is_possible() -> None:
+    [problem] = refused(2, B=4, generation_batch_size=6, G=2)
+    assert problem.nearest == "8"
+
+
+def test_steps_per_generation_and_accumulation_must_divide() -> None:
+    [problem] = refused(B=4, GA=4, SPG=6, G=4)
+    assert problem.key == "train.steps_per_generation"
+    assert problem.given == "steps_per_generation 6, gradient_accumulation_steps 4"
+    assert problem.nearest == "4 or 8"
+
+
+def test_a_generation_batch_must_hold_whole_groups() -> None:
+    [problem] = refused(B=3, GA=4, G=5)
+    assert problem.key == "train.num_generations"
+    assert "12 completions" in problem.what
+    assert "3 * 1 * 4" in problem.what
+    assert (problem.given, problem.allowed, problem.nearest) == ("5", "a divisor of 12, at least 2", "4 or 6")
+
+
+def test_uneven_steps_and_uneven_groups_are_told_together() -> None:
+    problems = refused(B=3, GA=2, SPG=3, G=4)
+    assert [problem.key for problem in problems] == ["train.steps_per_generation", "train.num_generations"]
+
+
+def test_a_batch_of_one_completion_cannot_hold_a_group() -> None:
+    [problem] = refused(B=1, G=2)
+    assert problem.allowed == "at least 2, and a larger generation batch"
+    assert problem.nearest == ""
+
+
+def test_a_group_of_one_is_refused_even_past_the_schema() -> None:
+    config = TrainConfig(per_device_train_batch_size=4).model_copy(update={"num_generations": 1})
+    with pytest.raises(ConfigError) as caught:
+        BatchPlan.from_config(config, 1)
+    assert caught.value.problems[0].key == "train.num_generations"
+    assert caught.value.problems[0].nearest == "2"
