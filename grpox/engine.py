@@ -19,6 +19,8 @@ from grpox.weight_sync import stream_weights
 from grpox.world import World
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
     from grpox.contracts import OptimizerFactory, SchedulerFactory, WeightStream
 
 
@@ -27,7 +29,7 @@ class Engine:
 
     def __init__(
         self,
-        model: nn.Module,
+        model: PreTrainedModel,
         config: RunConfig,
         world: World,
         total_steps: int,
@@ -51,9 +53,9 @@ class Engine:
         )
 
     @property
-    def module(self) -> nn.Module:
+    def module(self) -> PreTrainedModel:
         """The policy itself; its parameters are this rank's shards."""
-        module: nn.Module = self._deepspeed.module
+        module: PreTrainedModel = self._deepspeed.module
         return module
 
     @property

@@ -81,7 +81,9 @@ def _data_problems(key: str, given: str, prompt_column: str) -> tuple[list[Probl
         what = "is a folder; data is a file" if path.is_dir() else "no such file"
         return [Problem(what, key=key, given=given, nearest=_sibling(path))], None
     if path.suffix not in LOADERS:
-        return [Problem("not a kind of file that can be read", key, given=given, allowed=", ".join(LOADERS))], None
+        return [
+            Problem("not a kind of file that can be read", key, given=given, allowed=", ".join(LOADERS))
+        ], None
     try:
         file = look_at(path)
     except UnreadableData as error:

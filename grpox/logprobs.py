@@ -56,7 +56,7 @@ def selective_log_softmax(logits: Tensor, token_ids: Tensor, temperature: float 
 def entropy(logits: Tensor, temperature: float = 1.0) -> Tensor:
     """Entropy in nats of softmax(logits / temperature): [B, T, V] -> f32[B, T], in chunks of rows."""
     chunks = []
-    for chunk in logits.split(max(1, POSITIONS_PER_CHUNK // max(logits.shape[1], 1))):
+    for chunk in torch.split(logits, max(1, POSITIONS_PER_CHUNK // max(logits.shape[1], 1))):
         log_p = torch.log_softmax(_raised(chunk) / temperature, dim=-1)
         chunks.append(torch.special.entr(log_p.exp()).sum(dim=-1))
     return torch.cat(chunks)

@@ -48,8 +48,9 @@ class TokenMetrics:
             return {}
         names = sorted(self._sums)
         sums = world.reduce(torch.stack([self._sums[name] for name in names]), dist.ReduceOp.SUM).tolist()
-        extremes = torch.stack([self._extremes[name] for name in names])
-        extremes = world.reduce(extremes, dist.ReduceOp.MAX).tolist()
+        extremes = world.reduce(
+            torch.stack([self._extremes[name] for name in names]), dist.ReduceOp.MAX
+        ).tolist()
         return {
             name: (total / count, -low, high)
             for name, (total, count), (low, high) in zip(names, sums, extremes, strict=True)

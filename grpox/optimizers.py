@@ -20,7 +20,8 @@ class AdamW:
     config: TrainConfig
 
     def build(self, parameters: Iterable[nn.Parameter], learning_rate: float) -> torch.optim.Optimizer:
-        decayed, plain = [], []
+        decayed: list[nn.Parameter] = []
+        plain: list[nn.Parameter] = []
         for parameter in parameters:
             if parameter.requires_grad:
                 (decayed if parameter.ndim >= 2 else plain).append(parameter)

@@ -148,6 +148,7 @@ class Registry:
             f"{bound} needs '{need}', which nothing in this run provides; {remedy}",
             bound.key,
             allowed=f"provided are {', '.join(sorted(provided)) or 'no capabilities'}",
+            nearest=nearest(need, sorted(provided)),
         )
 
     def _unknown(self, kind: str, name: str) -> ConfigError:

@@ -8,23 +8,23 @@ from __future__ import annotations
 
 import copy
 import os
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import ValidationError
 
 from grpox.component import BoundComponent, bind_object
-from grpox.config import RunConfig
+from grpox.config import RunConfig, Section
 from grpox.errors import ConfigError, Problem, nearest
 from grpox.input_paths import check_inputs, resolve_paths
 from grpox.lr_schedules import LR_SCHEDULER_TYPES
-from grpox.overrides import COMMAND_LINE, apply_overrides
+from grpox.origins import Origin
+from grpox.overrides import apply_overrides
 from grpox.plugins import discover
 from grpox.problems import problems_of
-from grpox.recipes_folder import recipe_path
+from grpox.recipe_files import recipe_path
 from grpox.registry import Registry
 from grpox.required import missing_plugins
 from grpox.sampling import BatchPlan, PromptSampler
@@ -58,50 +58,6 @@ class ResolvedRun:
         return sorted({bound.offer.distribution for bound in self.components.values() if bound.offer})
 
 
-@dataclass(frozen=True)
-class _Origin:
-    """Where each part of the data was written."""
-
-    source: str
-    folder: Path
-    lines: Mapping[str, int] = field(default_factory=dict)
-    overridden: Sequence[str] = ()
-
-    def where(self, key: str) -> str:
-        """``run.yaml:12`` or ``command line``, by the longest known prefix of the dotted `key`."""
-        for prefix in _prefixes(key):
-            if self._is_overridden(prefix):
-                return COMMAND_LINE
-            if prefix in self.lines:
-                return f"{self.source}:{self.lines[prefix]}"
-        return self.source
-
-    def base(self, key: str) -> Path:
-        """The folder against which a relative path given under `key` resolves."""
-        by_command_line = any(self._is_overridden(prefix) for prefix in _prefixes(key))
-        return Path.cwd() if by_command_line else self.folder
-
-    def place(self, problems: Iterable[Problem]) -> list[Problem]:
-        """The same problems, with `where` filled in; list indices are written ``rewards[0]``."""
-        placed = []
-        for problem in problems:
-            key = re.sub(r"\.(\d+)(?=\.|$)", r"[\1]", problem.key)
-            placed.append(replace(problem, key=key, where=problem.where or self.where(key)))
-        return placed
-
-    def _is_overridden(self, key: str) -> bool:
-        return key in self.overridden
-
-
-def _prefixes(key: str) -> list[str]:
-    """The key itself, then each of the sections that hold it, innermost first."""
-    prefixes = []
-    while key:
-        prefixes.append(key)
-        key = key[: max(key.rfind("."), key.rfind("["), 0)]
-    return prefixes
-
-
 def load_run(run: str | Path, overrides: Sequence[str] = (), world_size: int | None = None) -> ResolvedRun:
     """Read, override and check a run file or bundled recipe.
 
@@ -120,7 +76,7 @@ def load_run(run: str | Path, overrides: Sequence[str] = (), world_size: int | N
         what = "a run file is a mapping of keys such as model, data and rewards"
         raise ConfigError(Problem("the run file is empty" if document.data is None else what, where=source))
     overridden = apply_overrides(document.data, overrides)
-    origin = _Origin(source, path.parent.absolute(), document.lines, overridden)
+    origin = Origin(source, path.parent.absolute(), document.lines, overridden)
     return _resolve(document.data, origin, str(run), None, world_size)
 
 
@@ -146,7 +102,7 @@ def resolve_config(
     if functions is not None:
         data = data.model_dump() if isinstance(data, RunConfig) else data
         data = {**data, "rewards": [{"name": _name_of(function)} for function in functions]}
-    return _resolve(data, _Origin(source, base.absolute()), source, functions, world_size)
+    return _resolve(data, Origin(source, base.absolute()), source, functions, world_size)
 
 
 def _name_of(function: RewardCallable) -> str:
@@ -164,7 +120,7 @@ def _text(path: Path, source: str) -> str:
 
 def _resolve(
     data: Mapping[str, Any] | RunConfig,
-    origin: _Origin,
+    origin: Origin,
     source: str,
     functions: Sequence[RewardCallable] | None,
     world_size: int | None,
@@ -172,8 +128,7 @@ def _resolve(
     try:
         config = RunConfig.model_validate(copy.deepcopy(data))
     except ValidationError as error:
-        problems = [_elsewhere(problem) for problem in problems_of(error, RunConfig, "")]
-        raise ConfigError(origin.place(problems)) from error
+        raise ConfigError(origin.place(_schema_problems(error))) from error
     resolve_paths(config, origin.base)
     registry = Registry(discover(config.plugins.disable))
     components, problems = _bind(config, registry, functions)
@@ -187,13 +142,25 @@ def _resolve(
     return ResolvedRun(config, components, registry, source, num_prompts)
 
 
-def _elsewhere(problem: Problem) -> Problem:
-    """For an unknown key that another section knows, as ``learning_rate`` outside ``train``: name that."""
-    if problem.what != UNKNOWN_KEY or problem.nearest:
-        return problem
-    name = problem.key.rpartition(".")[2]
-    schema = RunConfig.model_json_schema()["$defs"]
-    return replace(problem, nearest=next((s for s in schema if name in s), ""))
+def _schema_problems(error: ValidationError) -> list[Problem]:
+    """What is wrong with the schema; for a key that stands in the wrong section, the right one is named."""
+    details = error.errors(include_url=False)
+    unknown = {".".join(map(str, detail["loc"])) for detail in details if detail["type"] == "extra_forbidden"}
+    return [
+        replace(problem, nearest=_right_section(problem.key.rpartition(".")[2]))
+        if problem.key in unknown and not problem.nearest
+        else problem
+        for problem in problems_of(error, RunConfig, "")
+    ]
+
+
+def _right_section(name: str) -> str:
+    """``train.learning_rate`` for `learning_rate`; empty when no section has such a key."""
+    for section, field in RunConfig.model_fields.items():
+        for model in (field.annotation, *get_args(field.annotation)):
+            if isinstance(model, type) and issubclass(model, Section) and name in model.model_fields:
+                return f"{section}.{name}"
+    return ""
 
 
 def _bind(

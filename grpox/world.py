@@ -11,6 +11,7 @@ from typing import TypeVar
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
 
 Item = TypeVar("Item")
 
@@ -63,7 +64,7 @@ def start_world() -> World:
         torch.cuda.set_device(device)
     if not dist.is_initialized():
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-        store = dist.HashStore() if size == 1 else None
+        store = HashStore() if size == 1 else None
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
         atexit.register(dist.destroy_process_group)
     return World(rank=rank, size=size, device=device)

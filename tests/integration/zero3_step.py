@@ -1,6 +1,6 @@
-"""One real optimizer step under ZeRO-3 on fixed rollouts; run by torchrun or alone, writes its gradient.
+"""Real optimizer steps under ZeRO-3 on fixed rollouts, one per loss; run alone or by torchrun.
 
-Usage: zero3_step.py OUT.pt LOSS BATCH_SIZE ACCUMULATION BETA
+Usage: zero3_step.py OUT.pt BATCH_SIZE ACCUMULATION
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.resources
 import random
 import sys
+from typing import Any
 
 import torch
 from deepspeed.utils import safe_get_full_grad
@@ -18,15 +19,23 @@ from grpox.engine import Engine, FrozenEngine
 from grpox.models import load_model
 from grpox.optimizers import AdamW, NamedSchedule
 from grpox.plugins import discover
-from grpox.config import ComponentRef
 from grpox.registry import Registry
 from grpox.rollout import collate
 from grpox.sampling import BatchPlan, PromptSampler, Schedule
 from grpox.update import PolicyUpdate, Slice
-from grpox.world import start_world
+from grpox.world import World, start_world
 
 ROWS = 24
 MAX_LENGTH = 7
+STEPS = [
+    ("grpo", 0.0),
+    ("dr_grpo", 0.0),
+    ("dapo", 0.1),
+    ("bnpo", 0.0),
+    ("cispo", 0.0),
+    ("sapo", 0.1),
+]
+"""(loss, beta) of each step; every step starts from the same weights."""
 
 
 def rollouts() -> tuple[list[Rollout], list[float]]:
@@ -42,15 +51,14 @@ def rollouts() -> tuple[list[Rollout], list[float]]:
     return rows, advantages
 
 
-def main(out: str, loss: str, batch_size: int, accumulation: int, beta: float) -> None:
-    world = start_world()
-    torch.manual_seed(0)
+def config_for(loss: str, beta: float, batch_size: int, accumulation: int) -> RunConfig:
     model_path = str(importlib.resources.files("grpox.recipes") / "quickstart" / "model")
-    config = RunConfig.model_validate(
+    return RunConfig.model_validate(
         {
             "model": {"path": model_path},
             "data": {"path": "unused.jsonl"},
             "rewards": ["exact"],
+            "loss": loss,
             "train": {
                 "per_device_train_batch_size": batch_size,
                 "gradient_accumulation_steps": accumulation,
@@ -64,29 +72,36 @@ def main(out: str, loss: str, batch_size: int, accumulation: int, beta: float) -
             "deepspeed": {"stage3_param_persistence_threshold": 0},
         }
     )
-    registry = Registry(discover())
-    policy_loss = registry.build(registry.parse("loss", ComponentRef(name=loss), "loss"))
-    correction = registry.build(registry.parse("correction", ComponentRef(name="none"), "correction"))
-    plan = BatchPlan.from_config(config.train, world.size)
-    schedule = Schedule(plan, PromptSampler(1000, plan.prompts_per_generation, False, 0), max_steps=1)
-    reference = None
-    if beta:
-        other = load_model(config.model)
-        with torch.no_grad():
-            for parameter in other.parameters():
-                parameter.mul_(0.97)
-        reference = FrozenEngine(other, config, world)
-    engine = Engine(load_model(config.model), config, world, 10, AdamW(config.train), NamedSchedule(config.train))
-    assert all(p.ds_tensor.numel() < p.ds_numel or world.size == 1 for p in engine.module.parameters())
 
+
+def reference_for(config: RunConfig, world: World) -> FrozenEngine | None:
+    """A reference that differs from the policy, so that the KL term has something to do."""
+    if config.train.beta == 0:
+        return None
+    model = load_model(config.model)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(0.97)
+    return FrozenEngine(model, config, world)
+
+
+def slices_for(config: RunConfig, world: World) -> list[Slice]:
+    plan = BatchPlan.from_config(config.train, world.size)
+    sampler = PromptSampler(1000, plan.prompts_per_generation, shuffle=False, seed=0)
+    (step,) = Schedule(plan, sampler, max_steps=1).steps()
     rows, advantages = rollouts()
     slices = []
-    (step,) = schedule.steps()
     for micro_batch in step.micro_batches:
         mine = micro_batch.rank_rows(world.rank)
-        batch = collate(rows[mine.start : mine.stop], advantages[mine.start : mine.stop], 0, world.device)
-        slices.append(Slice(batch))
+        part = slice(mine.start, mine.stop)
+        slices.append(Slice(collate(rows[part], advantages[part], 0, world.device)))
+    return slices
 
+
+def step(config: RunConfig, registry: Registry, world: World) -> dict[str, Any]:
+    """Take one step; returns the whole gradient, the metrics and the weights after it."""
+    train = config.train
+    engine = Engine(load_model(config.model), config, world, 10, AdamW(train), NamedSchedule(train))
     gradient: dict[str, torch.Tensor] = {}
     take_step = engine.step
 
@@ -96,11 +111,29 @@ def main(out: str, loss: str, batch_size: int, accumulation: int, beta: float) -
         return take_step()
 
     engine.step = capture_and_step  # type: ignore[method-assign]
-    metrics = PolicyUpdate(engine, reference, policy_loss, correction, config, world).step(slices)
-    weights = dict(engine.weights())
+    loss = registry.build(registry.parse("loss", config.loss, "loss"))
+    correction = registry.build(registry.parse("correction", config.correction, "correction"))
+    update = PolicyUpdate(engine, reference_for(config, world), loss, correction, config, world)
+    metrics = update.step(slices_for(config, world))
+    shards = [parameter.ds_tensor.numel() / parameter.ds_numel for parameter in engine.module.parameters()]
+    return {
+        "gradient": gradient,
+        "metrics": metrics,
+        "weights": dict(engine.weights()),
+        "largest_shard": max(shards),
+    }
+
+
+def main(out: str, batch_size: int, accumulation: int) -> None:
+    world = start_world()
+    registry = Registry(discover())
+    results = {
+        (loss, beta): step(config_for(loss, beta, batch_size, accumulation), registry, world)
+        for loss, beta in STEPS
+    }
     if world.is_main:
-        torch.save({"gradient": gradient, "metrics": metrics, "weights": weights}, out)
+        torch.save(results, out)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), float(sys.argv[5]))
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))

@@ -32,10 +32,10 @@ from rich.progress import track
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     GenerationConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
     PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
-    Qwen2Config,
-    Qwen2ForCausalLM,
     get_linear_schedule_with_warmup,
 )
 
@@ -94,10 +94,14 @@ def build_tokenizer() -> PreTrainedTokenizerBase:
     )
 
 
-def build_model(tokenizer: PreTrainedTokenizerBase) -> Qwen2ForCausalLM:
-    """A two-layer Qwen2 of half a million parameters, with random weights."""
+def build_model(tokenizer: PreTrainedTokenizerBase) -> LlamaForCausalLM:
+    """A two-layer Llama of half a million parameters, with random weights.
+
+    Llama and not Qwen2, because AutoTokenizer gives every Qwen2 folder Qwen2's own pre-tokenizer, which drops
+    unknown characters without a word, whatever the folder's tokenizer.json says.
+    """
     ids = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
-    config = Qwen2Config(
+    config = LlamaConfig(
         vocab_size=len(VOCABULARY),
         hidden_size=128,
         intermediate_size=512,
@@ -110,7 +114,7 @@ def build_model(tokenizer: PreTrainedTokenizerBase) -> Qwen2ForCausalLM:
         bos_token_id=None,
         **ids,
     )
-    model = Qwen2ForCausalLM(config)
+    model = LlamaForCausalLM(config)
     model.generation_config = GenerationConfig(**ids)
     return model
 
@@ -135,7 +139,7 @@ def teacher_batch(
 
 
 def warm_start(
-    model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerBase, problems: Sequence[Problem], seed: int
+    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase, problems: Sequence[Problem], seed: int
 ) -> None:
     """Supervised training on the forgetful teacher, in place."""
     rng = random.Random(seed)
@@ -153,7 +157,7 @@ def warm_start(
 
 @torch.inference_mode()
 def solved(
-    model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerBase, problems: Sequence[Problem]
+    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase, problems: Sequence[Problem]
 ) -> list[bool]:
     """For every problem, whether greedy decoding gives exactly the answer."""
     model.eval()
@@ -190,16 +194,16 @@ def main() -> None:
     torch.set_num_threads(1)  # sums over several threads come in no fixed order
     torch.manual_seed(args.seed)
 
-    train, held_out = split_problems(args.seed)
-    tokenizer = build_tokenizer()
-    model = build_model(tokenizer)
-    warm_start(model, tokenizer, train, args.seed)
-
     args.out.mkdir(parents=True, exist_ok=True)
-    model.save_pretrained(args.out / "model")
-    tokenizer.save_pretrained(args.out / "model")
+    train, held_out = split_problems(args.seed)
     write_jsonl(args.out / "train.jsonl", train)
     write_jsonl(args.out / "heldout.jsonl", held_out)
+    tokenizer = build_tokenizer()
+    tokenizer.save_pretrained(args.out / "model")  # before its first use: padding would be saved with it
+
+    model = build_model(tokenizer)
+    warm_start(model, tokenizer, train, args.seed)
+    model.save_pretrained(args.out / "model")
     report(held_out, solved(model, tokenizer, held_out))
 
 

@@ -1,0 +1,154 @@
+"""The command line. What each command does is imported when it runs, so that `--help` is quick."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from grpox import __version__, cli_plugins, cli_recipes
+from grpox.cli_errors import TRACEBACK, run_command
+
+if TYPE_CHECKING:
+    from grpox.runfile import ResolvedRun
+    from grpox.sampling import BatchPlan
+
+app = typer.Typer(
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="GRPO post-training in which every algorithmic part is a plugin, on DeepSpeed ZeRO-3.",
+)
+app.add_typer(cli_plugins.app, name="plugins")
+app.add_typer(cli_recipes.app, name="recipes")
+
+Run = Annotated[str, typer.Argument(help="A run file (YAML), or the name of a bundled recipe.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(help="Changes to the run: a.b=c, for example train.max_steps=10 or loss.clip_high=0.28."),
+]
+Ranks = Annotated[
+    int | None,
+    typer.Option("--world-size", min=1, metavar="P", help="Number of ranks to check for; default: this launch's."),
+]
+
+
+def main() -> None:
+    """The console script: see `grpox.cli_errors` for exit codes."""
+    sys.exit(run_command(lambda arguments: app(arguments, prog_name="grpox"), sys.argv[1:]))
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
+    local_rank: Annotated[int | None, typer.Option("--local_rank", hidden=True)] = None,
+) -> None:
+    """GRPO post-training in which every algorithmic part is a plugin, on DeepSpeed ZeRO-3.
+
+    \b
+    Start here:
+      grpox train quickstart             a whole run in about a minute, on a CPU
+      grpox recipes copy quickstart      its run file, to change
+      grpox validate quickstart.yaml     check it: keys, plugins, files, batch sizes
+      grpox plugins list                 the losses, rewards, ... that can be named
+    """
+    # The deepspeed launcher passes --local_rank; the rank is read from the environment it also sets.
+    if version:
+        typer.echo(f"grpox {__version__}")
+    elif context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+@app.command()
+def train(
+    run: Run,
+    overrides: Overrides = None,
+    traceback: Annotated[bool, typer.Option(TRACEBACK, help="Show where an error was raised.")] = False,
+) -> None:
+    """Train: check the run file, then sample, score and update until it is done.
+
+    \b
+    Examples:
+      grpox train quickstart
+      grpox train run.yaml train.max_steps=10 output_dir=runs/try
+      grpox train run.yaml loss=dr_grpo rewards.0.weight=2
+      torchrun --nproc-per-node 8 -m grpox train run.yaml
+    """
+    from grpox.runfile import load_run
+
+    resolved = load_run(run, overrides or ())
+    # Only now, because it imports torch: a mistake in the run file is told at once.
+    from grpox.run import train_run
+
+    train_run(resolved)
+
+
+@app.command()
+def validate(run: Run, overrides: Overrides = None, world_size: Ranks = None) -> None:
+    """Check a run file: keys, types, plugins, files and batch sizes. Loads no model, takes under a second.
+
+    Every problem is told at once, with its line, and the exit code is 2.
+
+    \b
+    Examples:
+      grpox validate run.yaml
+      grpox validate run.yaml train.num_generations=16 --world-size 8
+    """
+    from rich.console import Console
+
+    from grpox.validate_report import validate_report
+
+    resolved, plan = _checked(run, overrides, world_size)
+    Console().print(validate_report(resolved, plan))
+
+
+@app.command()
+def plan(
+    run: Run,
+    overrides: Overrides = None,
+    world_size: Ranks = None,
+    generations: Annotated[
+        int, typer.Option("--generations", min=1, metavar="N", help="Generation batches to draw.")
+    ] = 2,
+) -> None:
+    """Draw how batches flow: which prompts each rank trains on, and when an optimizer step is taken.
+
+    \b
+    Examples:
+      grpox plan run.yaml
+      grpox plan run.yaml train.gradient_accumulation_steps=4 --world-size 2 --generations 3
+    """
+    from rich.console import Console
+
+    from grpox.plan_report import plan_report
+
+    resolved, batch_plan = _checked(run, overrides, world_size)
+    Console().print(plan_report(resolved.config.train, batch_plan, resolved.num_prompts, generations))
+
+
+@app.command()
+def schema() -> None:
+    """Print the run file's JSON schema, the parameters of every installed component included.
+
+    \b
+    An editor that knows it completes and checks run files as you type. With the YAML language server:
+      grpox schema > grpox.schema.json
+      # yaml-language-server: $schema=grpox.schema.json       (first line of run.yaml)
+    """
+    from grpox.plugins import discover
+    from grpox.registry import Registry
+    from grpox.schema import run_schema
+
+    typer.echo(json.dumps(run_schema(Registry(discover())), indent=2))
+
+
+def _checked(run: str, overrides: list[str] | None, world_size: int | None) -> tuple[ResolvedRun, BatchPlan]:
+    from grpox.runfile import load_run
+    from grpox.sampling import BatchPlan
+    from grpox.world_size import launched_world_size
+
+    ranks = world_size or launched_world_size()
+    resolved = load_run(run, overrides or (), ranks)
+    return resolved, BatchPlan.from_config(resolved.config.train, ranks)

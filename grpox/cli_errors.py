@@ -1,0 +1,63 @@
+"""How a command ends: what it prints on standard error, and its exit code."""
+
+from __future__ import annotations
+
+import os
+import signal
+import traceback
+from collections.abc import Callable
+from types import FrameType
+
+import typer
+
+from grpox.errors import ConfigError, GrpoxError
+
+INTERRUPTED = 128 + signal.SIGINT
+TERMINATED = 128 + signal.SIGTERM
+TRACEBACK = "--traceback"
+
+
+def run_command(command: Callable[[list[str]], object], arguments: list[str]) -> int:
+    """Run `command` and return its exit code: 0, 1 (the run failed), 2 (a mistake of the user's), 130 or 143.
+
+    Args:
+        command: takes the arguments, of which ``--traceback`` was taken out, and raises SystemExit or returns.
+    """
+    with_traceback = TRACEBACK in arguments
+    signal.signal(signal.SIGTERM, _terminate)
+    try:
+        command([argument for argument in arguments if argument != TRACEBACK])
+    except SystemExit as exit_:
+        return exit_.code if isinstance(exit_.code, int) else int(exit_.code is not None)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except Exception as error:  # noqa: BLE001 - the last resort of the command line, which tells every error
+        if with_traceback:
+            traceback.print_exc()
+        return _tell(error, with_traceback)
+    return 0
+
+
+def _terminate(_signal: int, _frame: FrameType | None) -> None:
+    # An exception rather than the default sudden end: observers hear of it and generators are closed.
+    raise SystemExit(TERMINATED)
+
+
+def _tell(error: Exception, with_traceback: bool) -> int:
+    rank = int(os.environ.get("RANK", "0"))
+    if isinstance(error, ConfigError):
+        # Every rank finds the same problems.
+        for problem in error.problems if rank == 0 else ():
+            _print(str(problem))
+    elif isinstance(error, GrpoxError):
+        _print(str(error), rank)
+    else:
+        message = " ".join(str(error).split())
+        hint = "" if with_traceback else f"\n    use {TRACEBACK} to see where"
+        _print(f"{type(error).__name__}: {message}{hint}" if message else type(error).__name__ + hint, rank)
+    return error.exit_code if isinstance(error, GrpoxError) else 1
+
+
+def _print(text: str, rank: int = 0) -> None:
+    typer.secho("error:", fg=typer.colors.RED, bold=True, err=True, nl=False)
+    typer.echo(f" {f'[rank {rank}] ' if rank else ''}{text}", err=True)

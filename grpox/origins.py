@@ -1,0 +1,52 @@
+"""Where each part of a run was written: a line of the run file, or the command line."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from grpox.errors import Problem
+from grpox.overrides import COMMAND_LINE
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Knows the line or override behind each dotted key such as ``rewards[0].weight``."""
+
+    source: str
+    """What problems call the run file."""
+    folder: Path
+    lines: Mapping[str, int] = field(default_factory=dict)
+    overridden: Sequence[str] = ()
+
+    def where(self, key: str) -> str:
+        """``run.yaml:12`` or ``command line``, by the longest known prefix of `key`."""
+        for prefix in _prefixes(key):
+            if prefix in self.overridden:
+                return COMMAND_LINE
+            if prefix in self.lines:
+                return f"{self.source}:{self.lines[prefix]}"
+        return self.source
+
+    def base(self, key: str) -> Path:
+        """The folder against which a relative path given under `key` resolves."""
+        return Path.cwd() if self.where(key) == COMMAND_LINE else self.folder
+
+    def place(self, problems: Iterable[Problem]) -> list[Problem]:
+        """The same problems, with `where` filled in; list indices are written ``rewards[0]``."""
+        placed = []
+        for problem in problems:
+            key = re.sub(r"\.(\d+)(?=\.|$)", r"[\1]", problem.key)
+            placed.append(replace(problem, key=key, where=problem.where or self.where(key)))
+        return placed
+
+
+def _prefixes(key: str) -> list[str]:
+    """The key itself, then each of the sections that hold it, innermost first."""
+    prefixes = []
+    while key:
+        prefixes.append(key)
+        key = key[: max(key.rfind("."), key.rfind("["), 0)]
+    return prefixes

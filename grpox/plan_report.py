@@ -1,0 +1,118 @@
+"""`grpox plan`: draws which prompts each rank trains on, micro-batch by micro-batch, and says the arithmetic."""
+
+from __future__ import annotations
+
+from itertools import takewhile
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from grpox.config import TrainConfig
+from grpox.sampling import BatchPlan, MicroBatch, PromptSampler, Schedule
+
+MOST_RANKS = 8
+"""Ranks that are drawn; of more, the first ones and the last."""
+
+
+def plan_report(train: TrainConfig, plan: BatchPlan, num_prompts: int | None, generations: int) -> RenderableType:
+    """The table of the first `generations` generation batches, and the numbers of the whole run.
+
+    Args:
+        num_prompts: of the training data; None when unknown.
+    """
+    drawn = generations * plan.prompts_per_generation if num_prompts is None else num_prompts
+    # Numbered in the order in which they are drawn, which is what the table is about; hence no shuffle.
+    sampler = PromptSampler(drawn, plan.prompts_per_generation, shuffle=False, seed=train.seed)
+    schedule = Schedule(plan, sampler, train.max_steps, train.num_train_epochs)
+    known = num_prompts is not None or train.max_steps >= 0
+    caption = Text("[0 0 0]: the prompts, numbered as they are drawn, whose completions a rank trains on", "dim")
+    return Group(_table(schedule, generations), caption, Text(), _summary(schedule, num_prompts, known))
+
+
+def _table(schedule: Schedule, generations: int) -> Table:
+    plan = schedule.plan
+    ranks = _ranks(plan.world_size)
+    table = Table(title="How batches flow", title_justify="left")
+    table.add_column("generation batch")
+    if plan.num_iterations > 1:
+        table.add_column("iteration", justify="right")
+    table.add_column("micro-batch", justify="right")
+    for rank in ranks:
+        table.add_column("..." if rank is None else f"GPU {rank}", no_wrap=True)
+    table.add_column("optimizer")
+    last: tuple[int, int] | None = None
+    for step in schedule.steps():
+        shown = list(takewhile(lambda micro_batch: micro_batch.generation < generations, step.micro_batches))
+        for position, micro_batch in enumerate(shown):
+            place = (micro_batch.generation, micro_batch.iteration)
+            if last is not None and place[0] != last[0]:
+                table.add_section()
+            done = position == len(step.micro_batches) - 1
+            mark = f"step {step.step}" if done else ""
+            table.add_row(*_heading(plan, micro_batch, place, last), *_cells(schedule, micro_batch, ranks), mark)
+            last = place
+        if len(shown) < len(step.micro_batches):
+            break
+    return table
+
+
+def _heading(
+    plan: BatchPlan, micro_batch: MicroBatch, place: tuple[int, int], last: tuple[int, int] | None
+) -> list[str]:
+    fresh = last is None or place[0] != last[0]
+    generation = [f"{place[0]}: generate" if fresh else ""]
+    iteration = [str(place[1]) if place != last else ""] if plan.num_iterations > 1 else []
+    return [*generation, *iteration, str(micro_batch.rows.start // plan.rows_per_micro_batch)]
+
+
+def _cells(schedule: Schedule, micro_batch: MicroBatch, ranks: list[int | None]) -> list[str]:
+    plan = schedule.plan
+    first = micro_batch.generation * plan.prompts_per_generation
+    cells = []
+    for rank in ranks:
+        rows = micro_batch.rank_rows(rank) if rank is not None else ()
+        prompts = " ".join(str(first + row // plan.num_generations) for row in rows)
+        # A backslash keeps rich from reading the bracket as markup.
+        cells.append(f"\\[{prompts}]" if rank is not None else "...")
+    return cells
+
+
+def _ranks(world_size: int) -> list[int | None]:
+    """The ranks to draw; None stands for those left out."""
+    if world_size <= MOST_RANKS:
+        return list(range(world_size))
+    return [*range(MOST_RANKS - 2), None, world_size - 1]
+
+
+def _summary(schedule: Schedule, num_prompts: int | None, known: bool) -> Table:
+    plan, sampler = schedule.plan, schedule.sampler
+    factors = f"{plan.per_device_train_batch_size} x {plan.world_size} x {plan.steps_per_generation}"
+    train = f"{plan.per_device_train_batch_size} x {plan.world_size} x {plan.gradient_accumulation_steps}"
+    size, prompts = plan.generation_batch_size, plan.prompts_per_generation
+    rows = [
+        ("completions per generation batch", str(size), f"per device x ranks x steps_per_generation = {factors}"),
+        ("unique prompts per generation batch", str(prompts), f"{size} / num_generations {plan.num_generations}"),
+        ("samples per optimizer step", str(plan.train_batch_size), f"per device x ranks x accumulation = {train}"),
+        ("optimizer steps per generation batch", str(plan.optimizer_steps_per_generation), _steps(plan)),
+        ("prompts in the data", "unknown" if num_prompts is None else str(num_prompts), ""),
+    ]
+    if num_prompts is not None:
+        used = sampler.generations_per_epoch * prompts
+        dropped = f"{num_prompts - used} prompts left over are dropped"
+        rows.append(("generation batches per epoch", str(sampler.generations_per_epoch), dropped))
+    rows.append(("optimizer steps in all", str(schedule.total_steps) if known else "unknown", ""))
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column()
+    table.add_column(justify="right", style="bold")
+    table.add_column(style="dim")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _steps(plan: BatchPlan) -> str:
+    return (
+        f"steps_per_generation {plan.steps_per_generation} x num_iterations {plan.num_iterations}"
+        f" / accumulation {plan.gradient_accumulation_steps}"
+    )

@@ -1,0 +1,217 @@
+"""Discovery: one plugin's failure is its own, nothing is dropped unsaid, nothing is first-wins."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from grpox.plugins import Offer, PluginRecord, PluginSet, discover
+
+HEADER = "from grpox import ComponentSpec, hookimpl\n"
+
+
+def loss(name: str = "x", extra: str = "") -> str:
+    """A plugin module that offers one loss."""
+    spec = f"ComponentSpec({name!r}, 'some.module:Loss', {extra})"
+    return f"{HEADER}@hookimpl\ndef grpox_losses():\n    return [{spec}]\n"
+
+
+def records(plugins: PluginSet, distribution: str) -> list[PluginRecord]:
+    return [record for record in plugins.records if record.distribution == distribution]
+
+
+def offers(plugins: PluginSet, distribution: str) -> list[Offer]:
+    return [offer for offer in plugins.offers if offer.distribution == distribution]
+
+
+def only_record(distribution: str) -> PluginRecord:
+    (record,) = records(discover(), distribution)
+    return record
+
+
+def test_an_offer_says_where_it_comes_from(make_distribution):
+    make_distribution("grpox-foo", loss("foo"), version="2.5")
+    plugins = discover()
+    (offer,) = offers(plugins, "grpox-foo")
+    assert (offer.kind, offer.spec.name, offer.version, offer.status) == ("loss", "foo", "2.5", "ok")
+    assert records(plugins, "grpox-foo") == [PluginRecord("plugin", "grpox_foo", "grpox-foo", "2.5")]
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("import no_such_module_anywhere", "ModuleNotFoundError: No module named 'no_such_module_anywhere'"),
+        ("def broken(:", "SyntaxError"),
+        ("raise SystemExit(3)", "SystemExit: 3"),
+        (
+            HEADER + "@hookimpl\ndef grpox_losses():\n    raise ValueError('two\\nlines')",
+            "ValueError: two lines (in grpox_losses)",
+        ),
+        (HEADER + "@hookimpl\ndef grpox_losses():\n    return None", "TypeError"),
+        (HEADER + "@hookimpl\ndef grpox_losses():\n    return ['x']", "offers a str, not a ComponentSpec"),
+        (HEADER + "@hookimpl\ndef grpox_lossess():\n    return []", "did you mean grpox_losses?"),
+        (HEADER + "@hookimpl\ndef rewards():\n    return []", "there is no hook rewards"),
+        (HEADER + "def grpox_lossess():\n    return []", "did you mean grpox_losses?"),
+        (HEADER + "def grpox_losses():\n    return []", "mark it with @grpox.hookimpl"),
+        (HEADER + "@hookimpl\ndef grpox_step_finished(run, stepp):\n    pass", "stepp"),
+        (loss("a b"), "a name has neither space"),
+        (loss("dist:x"), "a name has neither space"),
+        (loss("x", "config='no_colon'"), "the config of 'x' is 'no_colon'"),
+        (loss("x", "needs='entropy'"), "needs of 'x' is not a tuple of strings"),
+        (loss("x", "no_such_field=1"), "no_such_field"),
+        (
+            HEADER + "@hookimpl\ndef grpox_losses():\n    return [ComponentSpec('x', 'a:B')] * 2",
+            "offers 'x' twice",
+        ),
+    ],
+)
+def test_a_broken_plugin_is_a_record_with_its_error_and_offers_nothing(make_distribution, source, reason):
+    make_distribution("grpox-good", loss("good"))
+    make_distribution("grpox-bad", source)
+    plugins = discover()
+    (record,) = records(plugins, "grpox-bad")
+    assert record.status == "broken"
+    assert reason in record.reason
+    assert "\n" not in record.reason
+    assert record.error is not None
+    assert offers(plugins, "grpox-bad") == []
+    assert [offer.spec.name for offer in offers(plugins, "grpox-good")] == ["good"]
+
+
+def test_the_original_error_is_kept(make_distribution):
+    make_distribution("grpox-bad", "import no_such_module_anywhere")
+    error = only_record("grpox-bad").error
+    assert isinstance(error, ModuleNotFoundError)
+    assert error.name == "no_such_module_anywhere"
+
+
+def test_a_plugin_is_taken_whole_or_not_at_all(make_distribution):
+    source = loss("x") + "@hookimpl\ndef grpox_rewards():\n    raise ValueError\n"
+    make_distribution("grpox-half", source + "@hookimpl\ndef grpox_run_finished(run, summary): ...\n")
+    plugins = discover()
+    assert offers(plugins, "grpox-half") == []
+    assert not plugins.manager.has_plugin("grpox-half:plugin")
+
+
+def test_an_optional_hook_of_a_later_grpox_is_no_misspelling(make_distribution):
+    make_distribution("grpox-ahead", HEADER + "@hookimpl(optionalhook=True)\ndef grpox_new_hook(): ...\n")
+    assert only_record("grpox-ahead").status == "ok"
+
+
+def test_both_of_two_same_named_entry_points_are_loaded(make_distribution):
+    make_distribution("grpox-one", loss("one"), entry_points={"losses": "grpox_one"})
+    make_distribution("grpox-two", loss("two"), entry_points={"losses": "grpox_two"})
+    plugins = discover()
+    assert [records(plugins, name)[0].status for name in ("grpox-one", "grpox-two")] == ["ok", "ok"]
+    assert offers(plugins, "grpox-one")
+    assert offers(plugins, "grpox-two")
+
+
+def test_two_distributions_may_offer_one_name_and_both_offers_are_kept(make_distribution):
+    make_distribution("grpox-one", loss("same"))
+    make_distribution("grpox-two", loss("same"))
+    assert {offer.qualified_name for offer in discover().offers if offer.spec.name == "same"} == {
+        "grpox-one:same",
+        "grpox-two:same",
+    }
+
+
+def test_two_distributions_that_ship_one_module_are_called_once_in_a_run(make_distribution):
+    source = loss("same") + "@hookimpl\ndef grpox_run_finished(run, summary): ...\n"
+    make_distribution("grpox-one", source)
+    make_distribution("grpox-fork", "", entry_points={"plugin": "grpox_one"})
+    plugins = discover()
+    assert len([offer for offer in plugins.offers if offer.spec.name == "same"]) == 2
+    called = [impl.plugin.__name__ for impl in plugins.manager.hook.grpox_run_finished.get_hookimpls()]
+    assert called.count("grpox_one") == 1
+
+
+def test_a_distribution_met_twice_is_loaded_once(make_distribution, monkeypatch):
+    folder = make_distribution("grpox-foo", loss("foo"))
+    monkeypatch.syspath_prepend(str(folder) + os.sep + ".")
+    # What an interrupted pip leaves behind: another folder name, the same Name inside.
+    left_behind = folder / "~rpox_foo-1.0.dist-info"
+    left_behind.mkdir()
+    for name in ("METADATA", "entry_points.txt"):
+        (left_behind / name).write_text((folder / "grpox_foo-1.0.dist-info" / name).read_text())
+    plugins = discover()
+    assert len(records(plugins, "grpox-foo")) == 1
+    assert len(offers(plugins, "grpox-foo")) == 1
+
+
+@pytest.mark.parametrize("spelling", ["grpox-foo", "Grpox_Foo", "grpox.foo", " grpox-foo ,other"])
+def test_the_environment_disables_by_any_spelling_unimported(make_distribution, monkeypatch, spelling):
+    make_distribution("grpox-foo", "raise RuntimeError('imported')")
+    monkeypatch.setenv("GRPOX_DISABLE_PLUGINS", spelling)
+    record = only_record("grpox-foo")
+    assert (record.status, record.reason) == ("disabled", "disabled by GRPOX_DISABLE_PLUGINS")
+    assert "grpox_foo" not in sys.modules
+
+
+def test_an_argument_disables_one_distribution_and_no_other(make_distribution):
+    make_distribution("grpox-foo", loss("foo"))
+    make_distribution("grpox-foo-extra", loss("extra"))
+    plugins = discover(disable=["GRPOX_foo"])
+    assert records(plugins, "grpox-foo")[0].status == "disabled"
+    assert offers(plugins, "grpox-foo") == []
+    assert records(plugins, "grpox-foo-extra")[0].status == "ok"
+
+
+@pytest.mark.parametrize(("api", "remedy"), [(0, "upgrade the plugin"), (2, "upgrade grpox")])
+def test_another_api_version_makes_an_offer_incompatible(make_distribution, api, remedy):
+    make_distribution("grpox-foo", loss("foo", f"api={api}"))
+    (offer,) = offers(discover(), "grpox-foo")
+    assert offer.status == "incompatible"
+    assert f"plugin API {api}" in offer.reason
+    assert remedy in offer.reason
+
+
+@pytest.mark.parametrize(
+    ("requirement", "status", "reason"),
+    [
+        ("grpox-dep>=1.5", "ok", ""),
+        ("Grpox.Dep", "ok", ""),
+        ("nothing-such>=1; python_version < '3'", "ok", ""),
+        (
+            "grpox-dep>=2",
+            "unavailable",
+            "1.9rc1 is installed (pip install 'grpox-dep>=2')",
+        ),
+        (
+            "nothing-such>=0.3",
+            "unavailable",
+            "not installed (pip install 'nothing-such>=0.3')",
+        ),
+        ("what is this", "unavailable", "not a pip requirement"),
+    ],
+)
+def test_requires_is_compared_with_what_is_installed(make_distribution, requirement, status, reason):
+    make_distribution("grpox-dep", "", version="1.9rc1", entry_points={"plugin": "grpox_dep"})
+    make_distribution("grpox-foo", loss("foo", f"requires=({requirement!r},)"))
+    (offer,) = offers(discover(), "grpox-foo")
+    assert offer.status == status
+    assert reason in offer.reason
+    assert (requirement in offer.reason) == (status != "ok")
+
+
+def test_lifecycle_hooks_of_a_plugin_are_in_the_manager(make_distribution):
+    make_distribution("grpox-watch", HEADER + "@hookimpl\ndef grpox_step_finished(step): ...\n")
+    implementations = discover().manager.hook.grpox_step_finished.get_hookimpls()
+    assert "grpox-watch:plugin" in [implementation.plugin_name for implementation in implementations]
+
+
+def test_listing_imports_nothing_heavy(capsys):
+    heavy = ("torch", "transformers", "deepspeed", "vllm", "datasets", "mlflow")
+    code = (
+        "import sys; from grpox.cli_plugins import app; app(['list', '--json'], standalone_mode=False); "
+        f"print([name for name in {heavy} if name in sys.modules], file=sys.stderr)"
+    )
+    started = time.perf_counter()
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    with capsys.disabled():
+        print(f" [plugins list: {time.perf_counter() - started:.2f} s]", end="")
+    assert result.stderr.strip() == "[]"

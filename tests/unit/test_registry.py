@@ -1,0 +1,363 @@
+"""Selecting: strict about what is named, lenient about the rest, every mistake with key and remedy."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from grpox.component import BoundComponent, bind_object
+from grpox.config import ComponentRef, RewardRef
+from grpox.errors import ConfigError, Problem, RunFailed
+from grpox.plugins import discover
+from grpox.registry import Registry
+from grpox.required import missing_plugins
+
+FOO = """
+from typing import Literal
+from pydantic import BaseModel, ConfigDict, Field
+from grpox import ComponentSpec, hookimpl
+
+class Schedule(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+    warm: int = 0
+
+class Config(BaseModel):
+    model_config = ConfigDict(extra="allow")
+    clip_low: float = Field(0.2, gt=0, le=1)
+    level: Literal["token", "sequence"] = "token"
+    schedule: Schedule = Schedule()
+
+class Foo:
+    def __init__(self, config):
+        self.config = config
+
+class Bare:
+    pass
+
+class Raises:
+    def __init__(self):
+        raise ValueError("no luck")
+
+def scores(completions, **columns):
+    return [1.0 for _ in completions]
+
+NOT_A_CLASS = 3
+
+@hookimpl
+def grpox_losses():
+    return [
+        ComponentSpec("foo", "grpox_foo:Foo", config="grpox_foo:Config", needs=("entropy",)),
+        ComponentSpec("bare", "grpox_foo:Bare"),
+        ComponentSpec("raises", "grpox_foo:Raises"),
+        ComponentSpec("function", "grpox_foo:scores"),
+        ComponentSpec("absent", "grpox_foo:Absent"),
+        ComponentSpec("bad-config", "grpox_foo:Foo", config="no_such_module:Config"),
+        ComponentSpec("no-model", "grpox_foo:Foo", config="grpox_foo:Bare"),
+        ComponentSpec("newer", "grpox_foo:Foo", api=99),
+        ComponentSpec("lacking", "grpox_foo:Foo", requires=("nothing-such>=1",)),
+    ]
+
+@hookimpl
+def grpox_rewards():
+    return [
+        ComponentSpec("short", "grpox_foo:scores"),
+        ComponentSpec("number", "grpox_foo:NOT_A_CLASS"),
+        ComponentSpec("foo", "grpox_foo:Foo", config="grpox_foo:Config"),
+    ]
+
+@hookimpl
+def grpox_generators():
+    provides = ("logprobs", "entropy")
+    return [ComponentSpec("oracle", "grpox_foo:Bare", provides=provides, requires=("nothing-such",))]
+"""
+
+BAD = "import no_such_module_anywhere"
+
+
+@pytest.fixture
+def registry(make_distribution):
+    make_distribution("grpox-foo", FOO)
+    return Registry(discover(disable=["grpox"]))
+
+
+def problems(call, *arguments) -> list[Problem]:
+    with pytest.raises(ConfigError) as caught:
+        call(*arguments)
+    return caught.value.problems
+
+
+def parse_problems(registry, kind="loss", key="loss", **ref) -> dict[str, Problem]:
+    reference = (RewardRef if kind == "reward" else ComponentRef)(**ref)
+    told = problems(registry.parse, kind, reference, key)
+    return {problem.key: problem for problem in told if "may offer it" not in problem.what}
+
+
+# -- Finding ---------------------------------------------------------------------------------------------
+
+
+def test_a_name_is_looked_for_in_its_kind(registry):
+    assert registry.find("loss", "foo").spec.needs == ("entropy",)
+    assert registry.find("reward", "foo").spec.needs == ()
+    assert "no loss called 'short'" in problems(registry.find, "loss", "short")[0].what
+
+
+def test_an_unknown_name_is_told_with_what_there_is_and_the_nearest(registry):
+    (problem,) = (each for each in problems(registry.find, "loss", "fooo") if each.given)
+    assert problem.nearest == "foo"
+    assert problem.allowed.split(", ") == sorted(problem.allowed.split(", "))
+    assert {"foo", "bare", "newer"} <= set(problem.allowed.split(", "))
+
+
+def test_one_name_of_two_distributions_is_refused_with_both_spellings(registry, make_distribution):
+    make_distribution("grpox-zoo", FOO.replace("grpox_foo", "grpox_zoo"))
+    registry = Registry(discover())
+    (problem,) = problems(registry.find, "loss", "foo")
+    assert "grpox-foo 1.0 and grpox-zoo 1.0" in problem.what
+    assert problem.allowed == "grpox-foo:foo or grpox-zoo:foo"
+    assert registry.find("loss", "grpox-zoo:foo").distribution == "grpox-zoo"
+    assert registry.find("loss", "Grpox_Foo:foo").distribution == "grpox-foo"
+
+
+def test_a_distribution_that_offers_a_name_twice_is_told_so(make_distribution):
+    source = "from grpox import ComponentSpec, hookimpl\n@hookimpl\ndef grpox_losses():\n    {}\n"
+    two = source.format("return [ComponentSpec('twin', 'a:B')]")
+    folder = make_distribution("grpox-two", two, entry_points={"a": "grpox_two", "b": "grpox_two_b"})
+    (folder / "grpox_two_b.py").write_text(two)
+    (problem,) = problems(Registry(discover()).find, "loss", "grpox-two:twin")
+    assert problem.what == "grpox-two 1.0 and grpox-two 1.0 offer a loss 'twin'"
+    assert problem.allowed == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"), [("newer", "plugin API 99"), ("lacking", "pip install 'nothing-such>=1'")]
+)
+def test_an_offer_that_cannot_be_used_here_is_refused_with_its_reason(registry, name, reason):
+    (problem,) = problems(registry.find, "loss", name)
+    assert f"'{name}' of grpox-foo 1.0 cannot be used" in problem.what
+    assert reason in problem.what
+
+
+def test_a_broken_plugin_nobody_selected_is_no_obstacle(registry, make_distribution):
+    make_distribution("grpox-bad", BAD)
+    assert Registry(discover()).find("loss", "foo").distribution == "grpox-foo"
+
+
+def test_a_broken_plugin_that_may_have_offered_the_name_is_told_with_the_original_error(make_distribution):
+    make_distribution("grpox-bad", BAD)
+    with pytest.raises(ConfigError) as caught:
+        Registry(discover(disable=["grpox"])).parse("loss", ComponentRef(name="wanted"), "loss")
+    assert "plugin 'plugin' of grpox-bad 1.0 may offer it, but it is broken: ModuleNotFoundError" in str(
+        caught.value
+    )
+    assert "grpox 0.1.0 may offer it, but it is disabled" in str(caught.value)
+    assert isinstance(caught.value.__cause__, ModuleNotFoundError)
+
+
+def test_a_qualified_name_suspects_only_its_own_distribution(make_distribution):
+    make_distribution("grpox-bad", BAD)
+    make_distribution("grpox-worse", "1 / 0")
+    told = problems(Registry(discover()).find, "loss", "Grpox.Bad:wanted")
+    assert ["grpox-bad" in problem.what for problem in told[1:]] == [True]
+
+
+# -- Parameters ------------------------------------------------------------------------------------------
+
+
+def test_parameters_are_validated_by_the_components_own_config(registry):
+    bound = registry.parse("loss", ComponentRef(name="foo", clip_low="0.5"), "loss")
+    assert bound.config.clip_low == 0.5
+    assert (bound.label, bound.needs, bound.offer.distribution) == ("foo", ("entropy",), "grpox-foo")
+
+
+def test_unknown_keys_are_refused_whatever_extra_says_nested_ones_too(registry):
+    told = parse_problems(registry, name="foo", clip_lo=1, schedule={"warmth": 1})
+    assert set(told) == {"loss.clip_lo", "loss.schedule.warmth"}
+    assert told["loss.clip_lo"].nearest == "clip_low"
+    assert told["loss.clip_lo"].allowed == "clip_low, level, schedule"
+    assert told["loss.schedule.warmth"].allowed == "warm"
+
+
+def test_every_wrong_value_is_told_with_what_is_allowed(registry):
+    told = parse_problems(registry, name="foo", clip_low=0, level="tokn")
+    assert told["loss.clip_low"].given == "0"
+    assert told["loss.clip_low"].allowed == "number > 0 and <= 1"
+    assert told["loss.level"].allowed == "token or sequence"
+    assert told["loss.level"].nearest == "token"
+
+
+def test_a_slip_in_a_rewards_weight_is_recognised(registry):
+    told = parse_problems(registry, kind="reward", key="rewards.1", name="foo", weigth=2)
+    assert told["rewards.1.weigth"].nearest == "weight"
+
+
+def test_parameters_of_a_component_without_any_are_refused(registry):
+    assert "has no parameters" in parse_problems(registry, name="bare", clip_low=1)["loss.clip_low"].what
+
+
+def test_a_name_that_is_wrong_is_told_with_its_key(registry):
+    assert (
+        parse_problems(registry, key="train.optimizer", name="nothing")["train.optimizer"].given == "nothing"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("bad-config", "ModuleNotFoundError: No module named 'no_such_module'"),
+        ("no-model", "not a pydantic model"),
+    ],
+)
+def test_a_plugin_whose_config_is_broken_is_named(registry, name, what):
+    told = parse_problems(registry, name=name)["loss"].what
+    assert f"'{name}' of grpox-foo 1.0" in told
+    assert what in told
+
+
+def test_a_config_that_uses_a_key_of_the_run_file_is_refused(make_distribution):
+    source = FOO.replace("grpox_foo", "grpox_hides").replace("clip_low: float", "weight: float")
+    make_distribution("grpox-hides", source)
+    registry = Registry(discover(disable=["grpox"]))
+    assert (
+        "keys weight"
+        in parse_problems(registry, kind="reward", key="rewards.0", name="foo")["rewards.0"].what
+    )
+    assert registry.parse("loss", ComponentRef(name="foo", weight=0.5), "loss").config.weight == 0.5
+
+
+def test_a_validator_that_crashes_is_a_config_error(registry, monkeypatch):
+    class Crashing:
+        def model_validate(self, *_, **__):
+            raise KeyError("gone")
+
+    monkeypatch.setattr(registry, "config_model", lambda offer: Crashing())
+    monkeypatch.setattr(Crashing, "model_fields", {}, raising=False)
+    assert "KeyError: 'gone'" in parse_problems(registry, name="foo")["loss"].what
+
+
+# -- Paths and objects -----------------------------------------------------------------------------------
+
+
+def test_a_path_is_a_component_with_a_nested_config(registry, tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "from pydantic import BaseModel\n"
+        "class Mine:\n"
+        "    needs = ('entropy',)\n"
+        "    class Config(BaseModel):\n"
+        "        cap: float = 1.0\n"
+        "    def __init__(self, config):\n"
+        "        self.cap = config.cap\n"
+    )
+    bound = registry.parse("loss", ComponentRef(path=f"{file}:Mine", cap=3), "loss")
+    assert (bound.label, bound.offer, bound.needs) == ("Mine", None, ("entropy",))
+    assert registry.build(bound).cap == 3.0
+    assert set(parse_problems(registry, path=f"{file}:Mine", kap=3)) == {"loss.kap"}
+
+
+def test_a_path_that_does_not_exist_is_told_with_its_key(registry, tmp_path):
+    assert list(parse_problems(registry, path=f"{tmp_path}/none.py:Mine")) == ["loss"]
+
+
+def test_a_function_is_a_reward_without_parameters(registry):
+    def scores(completions, **columns):
+        return [0.0]
+
+    assert registry.build(bind_object("reward", scores, {}, "rewards.0", "scores")) is scores
+    (problem,) = problems(bind_object, "reward", scores, {"scale": 1}, "rewards.0", "scores")
+    assert problem.key == "rewards.0.scale"
+
+
+@pytest.mark.parametrize("needs", ["entropy", (1,), 3])
+def test_capabilities_that_are_no_tuple_of_strings_are_refused(needs):
+    (problem,) = problems(bind_object, "loss", type("Mine", (), {"needs": needs}), {}, "loss", "Mine")
+    assert "needs of Mine must be a tuple of strings" in problem.what
+
+
+# -- Building --------------------------------------------------------------------------------------------
+
+
+def test_a_class_is_built_with_its_config_or_with_nothing(registry):
+    foo = registry.build(registry.parse("loss", ComponentRef(name="foo", clip_low=0.3), "loss"))
+    assert foo.config.clip_low == 0.3
+    bare = registry.build(registry.parse("loss", ComponentRef(name="bare"), "loss"))
+    assert type(bare).__name__ == "Bare"
+    reward = registry.build(registry.parse("reward", RewardRef(name="short", weight=2), "rewards.0"))
+    assert reward(completions=["a"]) == [1.0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "what"),
+    [
+        ("loss", "raises", "cannot be built: ValueError: no luck"),
+        ("loss", "absent", "cannot be built: AttributeError"),
+        ("loss", "function", "is not a class"),
+        ("reward", "number", "is not a class, or a function"),
+    ],
+)
+def test_what_cannot_be_built_is_named_with_the_original_error(registry, kind, name, what):
+    bound = registry.parse(kind, ComponentRef(name=name), "here")
+    (problem,) = problems(registry.build, bound)
+    assert f"{kind} '{name}' of grpox-foo 1.0 {what}" in problem.what
+    assert problem.key == "here"
+
+
+def test_a_component_that_says_the_run_failed_is_believed(registry):
+    def fail():
+        raise RunFailed("the server is gone")
+
+    with pytest.raises(RunFailed, match="the server is gone"):
+        registry.build(BoundComponent("generator", "remote", "generator", load=fail))
+
+
+# -- Capabilities ----------------------------------------------------------------------------------------
+
+
+def bound(kind, label, needs=(), provides=()):
+    return BoundComponent(kind, label, kind, load=object, needs=needs, provides=provides)
+
+
+def test_a_need_is_met_by_the_core_or_by_a_selected_component(registry):
+    correction = bound("correction", "tis", needs=("logprobs", "steps"))
+    assert registry.negotiate([correction, bound("generator", "g", provides=("logprobs",))], ["steps"]) == []
+
+
+def test_an_unmet_need_says_who_needs_it_and_who_would_provide_it(registry):
+    (problem,) = registry.negotiate([bound("correction", "tis", needs=("logprobs", "steps"))], ["steps"])
+    assert problem.what.startswith("correction 'tis' needs 'logprobs'")
+    assert "generator 'oracle' (needs nothing-such: not installed" in problem.what
+    assert problem.allowed == "provided are steps"
+    assert problem.key == "correction"
+
+
+def test_a_need_that_nobody_knows_says_so(registry):
+    (problem,) = registry.negotiate([bound("loss", "mine", needs=("entropyy",))], ["entropy"])
+    assert "no installed component does" in problem.what
+    assert problem.nearest == "entropy"
+
+
+# -- Required plugins ------------------------------------------------------------------------------------
+
+
+def test_required_plugins_must_be_installed_new_enough_and_loaded(registry, make_distribution):
+    make_distribution("grpox-bad", BAD)
+    required = ["grpox-foo>=1.0", "grpox-foo>=2", "grpox-none", "grpox-bad", "pluggy"]
+    told = {problem.key[-1]: problem.what for problem in missing_plugins(discover(), required)}
+    assert set(told) == {"1", "2", "3", "4"}
+    assert "1.0 is installed" in told["1"]
+    assert "not installed" in told["2"]
+    assert "is broken: ModuleNotFoundError" in told["3"]
+    assert "no grpox plugin" in told["4"]
+
+
+def test_selecting_and_negotiating_import_no_torch():
+    code = (
+        "import sys; from grpox.registry import Registry; from grpox.plugins import discover\n"
+        "from grpox.config import ComponentRef\n"
+        "registry = Registry(discover()); bound = registry.parse('loss', ComponentRef(name='dapo'), 'loss')\n"
+        "registry.negotiate([bound], [])\n"
+        "print('torch' in sys.modules)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "False"
