@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from grpox import __version__, cli_plugins, cli_recipes
 from grpox.cli_errors import TRACEBACK, run_command
-
-if TYPE_CHECKING:
-    from grpox.runfile import ResolvedRun
-    from grpox.sampling import BatchPlan
 
 app = typer.Typer(
     add_completion=False,
@@ -30,7 +26,9 @@ Overrides = Annotated[
 ]
 Ranks = Annotated[
     int | None,
-    typer.Option("--world-size", min=1, metavar="P", help="Number of ranks to check for; default: this launch's."),
+    typer.Option(
+        "--world-size", min=1, metavar="P", help="Number of ranks to check for; default: this launch's."
+    ),
 ]
 
 
@@ -98,10 +96,10 @@ def validate(run: Run, overrides: Overrides = None, world_size: Ranks = None) ->
     """
     from rich.console import Console
 
+    from grpox.runfile import load_run
     from grpox.validate_report import validate_report
 
-    resolved, plan = _checked(run, overrides, world_size)
-    Console().print(validate_report(resolved, plan))
+    Console().print(validate_report(load_run(run, overrides or (), world_size)))
 
 
 @app.command()
@@ -123,9 +121,10 @@ def plan(
     from rich.console import Console
 
     from grpox.plan_report import plan_report
+    from grpox.runfile import load_run
 
-    resolved, batch_plan = _checked(run, overrides, world_size)
-    Console().print(plan_report(resolved.config.train, batch_plan, resolved.num_prompts, generations))
+    resolved = load_run(run, overrides or (), world_size)
+    Console().print(plan_report(resolved.config.train, resolved.plan, resolved.num_prompts, generations))
 
 
 @app.command()
@@ -142,13 +141,3 @@ def schema() -> None:
     from grpox.schema import run_schema
 
     typer.echo(json.dumps(run_schema(Registry(discover())), indent=2))
-
-
-def _checked(run: str, overrides: list[str] | None, world_size: int | None) -> tuple[ResolvedRun, BatchPlan]:
-    from grpox.runfile import load_run
-    from grpox.sampling import BatchPlan
-    from grpox.world_size import launched_world_size
-
-    ranks = world_size or launched_world_size()
-    resolved = load_run(run, overrides or (), ranks)
-    return resolved, BatchPlan.from_config(resolved.config.train, ranks)

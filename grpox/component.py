@@ -24,7 +24,7 @@ class BoundComponent:
     label: str
     """What messages and metrics call it."""
     key: str
-    """Where the run file names it, for example ``loss`` or ``rewards.0``."""
+    """Where the run file names it, for example ``loss`` or ``rewards[0]``."""
     load: Callable[[], Any]
     """Imports the class, or for a reward the function."""
     config: BaseModel | None = None

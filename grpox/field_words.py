@@ -17,8 +17,8 @@ _CONSTRAINTS = {
     "lt": "< {}",
     "le": "<= {}",
     "multiple_of": "a multiple of {}",
-    "min_length": "of length >= {}",
-    "max_length": "of length <= {}",
+    "min_length": "(length >= {})",
+    "max_length": "(length <= {})",
     "pattern": "matching {}",
 }
 _WORDS: Mapping[Any, str] = {

@@ -13,7 +13,6 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.initialization import no_init_weights
 
 from grpox.config import ModelConfig
 from grpox.errors import RunFailed
@@ -35,11 +34,12 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
 
 
 def architecture_of(model: PreTrainedModel) -> Callable[[], PreTrainedModel]:
-    """A builder of plain, unpartitioned models like `model`; their weights mean nothing yet."""
+    """A builder of plain, unpartitioned models like `model`, with random weights."""
     config, dtype = model.config, model.dtype
 
     def build() -> PreTrainedModel:
-        with no_init_weights():
+        # Initialisation cannot be left out: it also fills the buffers and ties the embeddings.
+        with torch.random.fork_rng(devices=[]):
             return AutoModelForCausalLM.from_config(config, dtype=dtype)
 
     return build

@@ -23,8 +23,8 @@ class Observers:
 
     Implementations are called in pluggy's own order (`tryfirst` ones first, then the latest registered). An
     observer that was selected and raises in `run_started` ends the run; every other failure is a warning,
-    told once per observer and hook, and counted in `failures`. The selected observers leave the manager when the
-    run ends, so that one process may train twice.
+    told once per observer and hook, and counted in `failures`. The selected observers leave the manager when
+    the run ends, so that one process may train twice.
 
     Args:
         manager: holds grpox's hook specs and the plugins that were found.
@@ -85,21 +85,21 @@ class Observers:
         self._unregister()
 
     def _register(self, name: str, observer: object) -> None:
-        key = f"tracking.{name}"
+        self._selected[id(observer)] = name
         try:
             self._manager.register(observer, name=f"observer:{name}")
             self._manager.check_pending()
+            if not self._manager.get_hookcallers(observer):
+                raise ValueError("it implements no lifecycle hook")
         except (pluggy.PluginValidationError, ValueError) as error:
-            if self._manager.is_registered(observer):
-                self._manager.unregister(observer)
-            raise ConfigError(Problem(f"cannot be used as an observer: {error}", key=key)) from error
-        self._selected[id(observer)] = name
-        if not self._manager.get_hookcallers(observer):
-            raise ConfigError(Problem("implements no lifecycle hook", key=key))
+            self._unregister()
+            problem = Problem(f"cannot be used as an observer: {error}", key=f"tracking.{name}")
+            raise ConfigError(problem) from error
 
     def _unregister(self) -> None:
         for name in self._selected.values():
-            self._manager.unregister(name=f"observer:{name}")
+            if self._manager.has_plugin(f"observer:{name}"):
+                self._manager.unregister(name=f"observer:{name}")
         self._selected.clear()
 
     def _implementations(self, hook: str) -> list[HookImpl]:

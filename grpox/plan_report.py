@@ -15,7 +15,9 @@ MOST_RANKS = 8
 """Ranks that are drawn; of more, the first ones and the last."""
 
 
-def plan_report(train: TrainConfig, plan: BatchPlan, num_prompts: int | None, generations: int) -> RenderableType:
+def plan_report(
+    train: TrainConfig, plan: BatchPlan, num_prompts: int | None, generations: int
+) -> RenderableType:
     """The table of the first `generations` generation batches, and the numbers of the whole run.
 
     Args:
@@ -26,7 +28,9 @@ def plan_report(train: TrainConfig, plan: BatchPlan, num_prompts: int | None, ge
     sampler = PromptSampler(drawn, plan.prompts_per_generation, shuffle=False, seed=train.seed)
     schedule = Schedule(plan, sampler, train.max_steps, train.num_train_epochs)
     known = num_prompts is not None or train.max_steps >= 0
-    caption = Text("[0 0 0]: the prompts, numbered as they are drawn, whose completions a rank trains on", "dim")
+    caption = Text(
+        "[0 0 0]: the prompts, numbered as they are drawn, whose completions a rank trains on", "dim"
+    )
     return Group(_table(schedule, generations), caption, Text(), _summary(schedule, num_prompts, known))
 
 
@@ -50,7 +54,9 @@ def _table(schedule: Schedule, generations: int) -> Table:
                 table.add_section()
             done = position == len(step.micro_batches) - 1
             mark = f"step {step.step}" if done else ""
-            table.add_row(*_heading(plan, micro_batch, place, last), *_cells(schedule, micro_batch, ranks), mark)
+            table.add_row(
+                *_heading(plan, micro_batch, place, last), *_cells(schedule, micro_batch, ranks), mark
+            )
             last = place
         if len(shown) < len(step.micro_batches):
             break
@@ -91,9 +97,21 @@ def _summary(schedule: Schedule, num_prompts: int | None, known: bool) -> Table:
     train = f"{plan.per_device_train_batch_size} x {plan.world_size} x {plan.gradient_accumulation_steps}"
     size, prompts = plan.generation_batch_size, plan.prompts_per_generation
     rows = [
-        ("completions per generation batch", str(size), f"per device x ranks x steps_per_generation = {factors}"),
-        ("unique prompts per generation batch", str(prompts), f"{size} / num_generations {plan.num_generations}"),
-        ("samples per optimizer step", str(plan.train_batch_size), f"per device x ranks x accumulation = {train}"),
+        (
+            "completions per generation batch",
+            str(size),
+            f"per device x ranks x steps_per_generation = {factors}",
+        ),
+        (
+            "unique prompts per generation batch",
+            str(prompts),
+            f"{size} / num_generations {plan.num_generations}",
+        ),
+        (
+            "samples per optimizer step",
+            str(plan.train_batch_size),
+            f"per device x ranks x accumulation = {train}",
+        ),
         ("optimizer steps per generation batch", str(plan.optimizer_steps_per_generation), _steps(plan)),
         ("prompts in the data", "unknown" if num_prompts is None else str(num_prompts), ""),
     ]

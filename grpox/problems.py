@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import reduce
 from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
 
@@ -11,6 +12,7 @@ from pydantic.fields import FieldInfo
 
 from grpox.errors import Problem, nearest
 from grpox.field_words import allowed_values, fields_by_key, written
+from grpox.yaml_lines import join
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -30,7 +32,7 @@ def problems_of(
     problems: dict[str, Problem] = {}
     for detail in error.errors(include_url=False):
         place = _locate(model, detail["loc"], detail["type"])
-        dotted = ".".join(part for part in (key, *place.path) if part)
+        dotted = reduce(join, place.path, key)
         # The members of a union each report the same key; the first one stands for all.
         if dotted not in problems:
             beside = also if place.model is model else ()
@@ -39,7 +41,7 @@ def problems_of(
 
 
 class _Place(NamedTuple):
-    path: Sequence[str]
+    path: Sequence[str | int]
     model: type[BaseModel]
     """The model in which the last part of the path is, or should be, a field."""
     field: FieldInfo | None
@@ -47,7 +49,7 @@ class _Place(NamedTuple):
 
 def _locate(model: type[BaseModel], location: Sequence[str | int], kind: str) -> _Place:
     """Follow pydantic's location through nested models, leaving out the tags it inserts for unions."""
-    path: list[str] = []
+    path: list[str | int] = []
     current: Any = model
     field: FieldInfo | None = None
     for part in location:
@@ -64,7 +66,7 @@ def _locate(model: type[BaseModel], location: Sequence[str | int], kind: str) ->
             current, field = element, None
         else:
             continue
-        path.append(str(part))
+        path.append(part)
     return _Place(path, model, field)
 
 
@@ -88,7 +90,7 @@ def _problem(detail: ErrorDetails, place: _Place, key: str, also: Iterable[str])
     given = "" if kind == "missing" or not place.path else written(detail["input"])
     if kind == "extra_forbidden":
         names = [*fields_by_key(place.model), *also]
-        near = nearest(place.path[-1], names)
+        near = nearest(str(place.path[-1]), names)
         return Problem("unknown key", key, given=given, allowed=", ".join(names) or "no keys", nearest=near)
     message = detail["msg"]
     for prefix in ("Input ", "Value error, ", "Assertion failed, "):

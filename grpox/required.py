@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from grpox.errors import Problem
 from grpox.plugins import PluginSet
 from grpox.requirements import canonical_name, unmet
+from grpox.yaml_lines import join
 
 
 def missing_plugins(
@@ -17,7 +18,7 @@ def missing_plugins(
 
     problems = []
     for position, requirement in enumerate(required):
-        place = f"{key}.{position}"
+        place = join(key, position)
         reason = unmet(requirement)
         if reason:
             problems.append(Problem(reason, place, given=requirement))

@@ -45,7 +45,8 @@ class ResolvedRun:
     registry: Registry
     source: str
     """The run file or recipe, as the user named it."""
-    num_prompts: int | None = None
+    plan: BatchPlan
+    num_prompts: int | None
     """Of the training data, where that is cheaply known."""
 
     def build(self, key: str) -> Any:
@@ -136,10 +137,13 @@ def _resolve(
     problems += _unknown_names(config)
     found, num_prompts = check_inputs(config)
     problems += found
-    problems += _batch_problems(config, world_size, num_prompts)
+    try:
+        plan = _checked_plan(config, world_size, num_prompts)
+    except ConfigError as error:
+        problems += error.problems
     if problems:
         raise ConfigError(origin.place(problems))
-    return ResolvedRun(config, components, registry, source, num_prompts)
+    return ResolvedRun(config, components, registry, source, plan, num_prompts)
 
 
 def _schema_problems(error: ValidationError) -> list[Problem]:
@@ -202,12 +206,9 @@ def _unknown(key: str, name: str, what: str, known: Sequence[str]) -> list[Probl
     return [Problem(f"no such {what}", key=key, given=name, allowed=allowed, nearest=nearest(name, known))]
 
 
-def _batch_problems(config: RunConfig, world_size: int | None, num_prompts: int | None) -> list[Problem]:
-    ranks = world_size or int(os.environ.get("WORLD_SIZE", "1"))
-    try:
-        plan = BatchPlan.from_config(config.train, ranks)
-        if num_prompts is not None:
-            PromptSampler(num_prompts, plan.prompts_per_generation, shuffle=False, seed=0)
-    except ConfigError as error:
-        return error.problems
-    return []
+def _checked_plan(config: RunConfig, world_size: int | None, num_prompts: int | None) -> BatchPlan:
+    plan = BatchPlan.from_config(config.train, world_size or int(os.environ.get("WORLD_SIZE", "1")))
+    if num_prompts is not None:
+        # The sampler itself refuses data that does not fill one generation batch.
+        PromptSampler(num_prompts, plan.prompts_per_generation, shuffle=False, seed=0)
+    return plan

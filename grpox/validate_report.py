@@ -8,16 +8,16 @@ from rich.text import Text
 
 from grpox.component import BoundComponent
 from grpox.runfile import ResolvedRun
-from grpox.sampling import BatchPlan
 
 
-def validate_report(run: ResolvedRun, plan: BatchPlan) -> RenderableType:
+def validate_report(run: ResolvedRun) -> RenderableType:
     """The components with their parameters and distributions, and the batch arithmetic in one line."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     for heading in ("", "component", "from", "parameters"):
         table.add_column(heading)
     for key, bound in run.components.items():
         table.add_row(key, bound.label, _origin(bound), _parameters(bound))
+    plan = run.plan
     ranks = "rank" if plan.world_size == 1 else "ranks"
     arithmetic = (
         f"on {plan.world_size} {ranks}: {plan.prompts_per_generation} prompts x {plan.num_generations} completions"

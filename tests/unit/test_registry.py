@@ -188,8 +188,8 @@ def test_every_wrong_value_is_told_with_what_is_allowed(registry):
 
 
 def test_a_slip_in_a_rewards_weight_is_recognised(registry):
-    told = parse_problems(registry, kind="reward", key="rewards.1", name="foo", weigth=2)
-    assert told["rewards.1.weigth"].nearest == "weight"
+    told = parse_problems(registry, kind="reward", key="rewards[1]", name="foo", weigth=2)
+    assert told["rewards[1].weigth"].nearest == "weight"
 
 
 def test_parameters_of_a_component_without_any_are_refused(registry):
@@ -221,7 +221,7 @@ def test_a_config_that_uses_a_key_of_the_run_file_is_refused(make_distribution):
     registry = Registry(discover(disable=["grpox"]))
     assert (
         "keys weight"
-        in parse_problems(registry, kind="reward", key="rewards.0", name="foo")["rewards.0"].what
+        in parse_problems(registry, kind="reward", key="rewards[0]", name="foo")["rewards[0]"].what
     )
     assert registry.parse("loss", ComponentRef(name="foo", weight=0.5), "loss").config.weight == 0.5
 
@@ -264,9 +264,9 @@ def test_a_function_is_a_reward_without_parameters(registry):
     def scores(completions, **columns):
         return [0.0]
 
-    assert registry.build(bind_object("reward", scores, {}, "rewards.0", "scores")) is scores
-    (problem,) = problems(bind_object, "reward", scores, {"scale": 1}, "rewards.0", "scores")
-    assert problem.key == "rewards.0.scale"
+    assert registry.build(bind_object("reward", scores, {}, "rewards[0]", "scores")) is scores
+    (problem,) = problems(bind_object, "reward", scores, {"scale": 1}, "rewards[0]", "scores")
+    assert problem.key == "rewards[0].scale"
 
 
 @pytest.mark.parametrize("needs", ["entropy", (1,), 3])
@@ -283,7 +283,7 @@ def test_a_class_is_built_with_its_config_or_with_nothing(registry):
     assert foo.config.clip_low == 0.3
     bare = registry.build(registry.parse("loss", ComponentRef(name="bare"), "loss"))
     assert type(bare).__name__ == "Bare"
-    reward = registry.build(registry.parse("reward", RewardRef(name="short", weight=2), "rewards.0"))
+    reward = registry.build(registry.parse("reward", RewardRef(name="short", weight=2), "rewards[0]"))
     assert reward(completions=["a"]) == [1.0]
 
 
@@ -343,12 +343,12 @@ def test_a_need_that_nobody_knows_says_so(registry):
 def test_required_plugins_must_be_installed_new_enough_and_loaded(registry, make_distribution):
     make_distribution("grpox-bad", BAD)
     required = ["grpox-foo>=1.0", "grpox-foo>=2", "grpox-none", "grpox-bad", "pluggy"]
-    told = {problem.key[-1]: problem.what for problem in missing_plugins(discover(), required)}
-    assert set(told) == {"1", "2", "3", "4"}
-    assert "1.0 is installed" in told["1"]
-    assert "not installed" in told["2"]
-    assert "is broken: ModuleNotFoundError" in told["3"]
-    assert "no grpox plugin" in told["4"]
+    told = {problem.key: problem.what for problem in missing_plugins(discover(), required)}
+    assert set(told) == {f"plugins.required[{index}]" for index in (1, 2, 3, 4)}
+    assert "1.0 is installed" in told["plugins.required[1]"]
+    assert "not installed" in told["plugins.required[2]"]
+    assert "is broken: ModuleNotFoundError" in told["plugins.required[3]"]
+    assert "no grpox plugin" in told["plugins.required[4]"]
 
 
 def test_selecting_and_negotiating_import_no_torch():

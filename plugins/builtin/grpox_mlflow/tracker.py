@@ -142,7 +142,7 @@ class MlflowTracker:
         if error is not None:
             raise RunFailed(
                 f"MLflow at {without_password(self._uri)}: {error}\n"
-                f"    {writer.waiting} writes wait, {writer.lost} were given up; the run's folder holds it all"
+                f"    {writer.waiting} writes wait, {writer.lost} were given up; the run's folder has it all"
             ) from error
 
     def _close(self, writer: Writer, status: str) -> None:

@@ -1,0 +1,78 @@
+"""Loads an object from a Python file named as ``path.py:name``, for components outside any package."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import sys
+import traceback
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from grpox.errors import ConfigError, Problem, nearest
+
+
+def load_object(reference: str, base: Path | None = None) -> Any:
+    """The object `name` of the file `path` in ``path.py:name``; a file is executed once per process.
+
+    While the file executes, its folder is on the import path, so that it can import its neighbours.
+
+    Args:
+        base: the folder a relative path starts from; default: the working directory.
+
+    Raises:
+        ConfigError: not of that form, no such file, the file raises as it executes, or it has no such name.
+    """
+    file, colon, name = reference.rpartition(":")
+    if not colon or not file or not name:
+        raise ConfigError(Problem("names no object in a file", given=reference, allowed="path.py:name"))
+    path = ((base or Path.cwd()) / Path(file).expanduser()).resolve()
+    _check_is_python_file(path, reference)
+    module = _module(path)
+    if not hasattr(module, name):
+        names = [known for known in vars(module) if not known.startswith("_")]
+        raise ConfigError(Problem(f"{path} has no '{name}'", given=reference, nearest=nearest(name, names)))
+    return getattr(module, name)
+
+
+def _check_is_python_file(path: Path, reference: str) -> None:
+    if path.suffix != ".py":
+        raise ConfigError(Problem(f"{path} is not a .py file", given=reference, allowed="path.py:name"))
+    if not path.is_file():
+        siblings = [other.name for other in path.parent.glob("*.py")]
+        near = nearest(path.name, siblings)
+        raise ConfigError(Problem(f"there is no file {path}", given=reference, nearest=near))
+
+
+def _module(path: Path) -> ModuleType:
+    # The digest keeps files of one name apart; sys.modules is where pickle and dataclasses look.
+    digest = hashlib.sha256(str(path).encode()).hexdigest()[:12]
+    module_name = f"grpox_file_{path.stem}_{digest}"
+    if module_name in sys.modules:
+        return sys.modules[module_name]
+    spec = importlib.util.spec_from_file_location(module_name, path)
+    if spec is None or spec.loader is None:
+        raise ConfigError(Problem(f"{path} cannot be imported"))
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module
+    sys.path.insert(0, str(path.parent))
+    try:
+        spec.loader.exec_module(module)
+    except BaseException as error:
+        del sys.modules[module_name]
+        # SystemExit: a script that was written to be run, and exits at its end.
+        if isinstance(error, Exception | SystemExit):
+            raise ConfigError(_import_problem(path, error)) from error
+        raise
+    finally:
+        sys.path.remove(str(path.parent))
+    return module
+
+
+def _import_problem(path: Path, error: BaseException) -> Problem:
+    lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)]
+    if not lines and isinstance(error, SyntaxError) and error.filename == str(path):
+        lines = [error.lineno]
+    where = f"{path}:{lines[-1]}" if lines else str(path)
+    return Problem(f"{type(error).__name__}: {error}", where=where)

@@ -1,0 +1,83 @@
+"""The program that `grpox_rewards.math_process` runs: one JSON request a line in, one word a line out."""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import math
+import os
+import re
+import resource
+import signal
+import sys
+from typing import Any
+
+from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
+
+MEMORY_BYTES = 4 * 1024**3
+"""Address space: an expression such as 9**9**9**9 ends in a MemoryError and not in the machine's memory."""
+DELIMITERS = ("$", "\\boxed", "\\(", "\\[")
+# Three letters in a row outside braces that are no LaTeX command: a sentence, not an expression.
+PROSE = re.compile(r"(?<![\\A-Za-z{])[A-Za-z]{3,}")
+ANSWER_TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+TARGETS = (LatexExtractionConfig(boxed_match_priority=0), ExprExtractionConfig())
+
+
+def expressions(text: str) -> list[Any]:
+    """What math-verify reads in running text: a sympy expression and the string it was read from, or less."""
+    # Its own time limit is off, since the process that asks kills this one.
+    found: list[Any] = parse(text, TARGETS, extraction_mode="first_match", parsing_timeout=None)
+    return found
+
+
+@functools.lru_cache(maxsize=1024)
+def answer_expressions(answer: str) -> list[Any]:
+    """As `expressions`, for text that is an answer and nothing else, and may be LaTeX without delimiters."""
+    bare = not any(mark in answer for mark in DELIMITERS) and not PROSE.search(answer)
+    found = expressions(f"${answer}$") if bare else []
+    return found if _readable(found) else expressions(answer)
+
+
+def judge(answer: str, completion: str) -> str:
+    """ "right" or "wrong", or "unreadable" when the answer holds no expression.
+
+    Of a completion with ``<answer>...</answer>`` the last such answer counts, else its last expression, what
+    is \\\\boxed first.
+    """
+    gold = answer_expressions(answer)
+    if not _readable(gold):
+        return "unreadable"
+    tagged = ANSWER_TAG.findall(completion)
+    given = answer_expressions(tagged[-1]) if tagged else expressions(completion)
+    return "right" if verify(gold, given, timeout_seconds=None) else "wrong"
+
+
+def _readable(found: list[Any]) -> bool:
+    return any(not isinstance(expression, str) for expression in found)
+
+
+def main() -> None:
+    """Replies "ready" once a first judgement has come out right, then to each request until input ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that asks
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    limit = MEMORY_BYTES if hard == resource.RLIM_INFINITY else min(MEMORY_BYTES, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
+    # Libraries that print would garble the replies: what they write to stdout goes to stderr.
+    replies = os.fdopen(os.dup(1), "w", encoding="ascii")
+    os.dup2(2, 1)
+    logging.getLogger("math_verify").setLevel(logging.ERROR)
+    if judge("\\frac{1}{2}", "It is $0.5$.") != "right":
+        raise RuntimeError("math-verify does not find 1/2 and 0.5 equal")
+    print("ready", file=replies, flush=True)
+    for line in sys.stdin:
+        request = json.loads(line)
+        # By default this signal ends the process, so that it also ends if nobody is left to kill it.
+        signal.alarm(math.ceil(request["seconds"]) + 1)
+        verdict = judge(request["answer"], request["completion"])
+        signal.alarm(0)
+        print(verdict, file=replies, flush=True)
+
+
+if __name__ == "__main__":
+    main()
