@@ -11,11 +11,7 @@ import typer
 from grpox import __version__, cli_plugins, cli_recipes
 from grpox.cli_errors import TRACEBACK, run_command
 
-app = typer.Typer(
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    help="GRPO post-training in which every algorithmic part is a plugin, on DeepSpeed ZeRO-3.",
-)
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 app.add_typer(cli_plugins.app, name="plugins")
 app.add_typer(cli_recipes.app, name="recipes")
 

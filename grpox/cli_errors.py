@@ -21,7 +21,8 @@ def run_command(command: Callable[[list[str]], object], arguments: list[str]) ->
     """Run `command` and return its exit code: 0, 1 (the run failed), 2 (a mistake of the user's), 130 or 143.
 
     Args:
-        command: takes the arguments, of which ``--traceback`` was taken out, and raises SystemExit or returns.
+        command: takes the arguments without ``--traceback``, which every command so accepts anywhere; it
+            returns or raises SystemExit.
     """
     with_traceback = TRACEBACK in arguments
     signal.signal(signal.SIGTERM, _terminate)

@@ -16,13 +16,13 @@ import torch
 
 from grpox.batch_metrics import length_metrics, mean, reward_metrics
 from grpox.config import SamplingConfig
-from grpox.contracts import AdvantageScaler, Generator, Prompt, Rollout, ScoredRollout, Text
+from grpox.contracts import AdvantageScaler, Generator, Prompt, Rollout, ScoredRollout, Text, TrainerState
 from grpox.engine import Engine
 from grpox.errors import RunFailed
 from grpox.metrics import PhaseTimes
 from grpox.prompts import PromptSet
 from grpox.reward_sum import weighted_sum
-from grpox.rewards import NamedReward, TrainerState, score
+from grpox.rewards import NamedReward, score
 from grpox.world import World
 
 

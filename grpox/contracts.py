@@ -105,6 +105,16 @@ Text = str | Sequence[Message]
 Scores = Sequence[float | None]
 
 
+@dataclass(frozen=True)
+class TrainerState:
+    """Where the run is, for reward functions that take `trainer_state`; the names are transformers'."""
+
+    global_step: int
+    """Optimizer steps done."""
+    max_steps: int
+    epoch: float
+
+
 class RewardFunction(Protocol):
     """Scores completions; a plain function of this shape is a reward too. TRL users' functions work as is.
 

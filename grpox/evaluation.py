@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from grpox.batch_metrics import length_metrics, mean
 from grpox.collect import Sampler, ScoredRow
 from grpox.config import EvaluationConfig, SamplingConfig
+from grpox.contracts import TrainerState
 from grpox.prompts import PromptSet
-from grpox.rewards import TrainerState
 
 
 class Evaluator:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -35,12 +36,18 @@ class Origin:
         return Path.cwd() if self.where(key) == COMMAND_LINE else self.folder
 
     def place(self, problems: Iterable[Problem]) -> list[Problem]:
-        """The same problems, with `where` filled in; list indices are written ``rewards[0]``."""
+        """The same problems in the order of their lines, `where` filled in; indices as in ``rewards[0]``."""
         placed = []
         for problem in problems:
             key = re.sub(r"\.(\d+)(?=\.|$)", r"[\1]", problem.key)
             placed.append(replace(problem, key=key, where=problem.where or self.where(key)))
-        return placed
+        return sorted(placed, key=lambda problem: self._line(problem.key))
+
+    def _line(self, key: str) -> int:
+        """For sorting: what has no line, such as an override, comes last."""
+        if self.where(key) == COMMAND_LINE:
+            return sys.maxsize
+        return next((self.lines[prefix] for prefix in _prefixes(key) if prefix in self.lines), sys.maxsize)
 
 
 def _prefixes(key: str) -> list[str]:

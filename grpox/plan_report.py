@@ -1,8 +1,8 @@
-"""`grpox plan`: draws which prompts each rank trains on, micro-batch by micro-batch, and says the arithmetic."""
+"""`grpox plan`: draws which prompts each rank trains on, micro-batch by micro-batch, with the arithmetic."""
 
 from __future__ import annotations
 
-from itertools import takewhile
+from itertools import groupby, takewhile
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -11,8 +11,12 @@ from rich.text import Text
 from grpox.config import TrainConfig
 from grpox.sampling import BatchPlan, MicroBatch, PromptSampler, Schedule
 
-MOST_RANKS = 8
+MOST_RANKS = 4
 """Ranks that are drawn; of more, the first ones and the last."""
+MOST_ROWS = 12
+"""Rows of a rank's micro-batch that are written one by one; more are written ``0*16 1*16``."""
+MOST_RUNS = 4
+"""Prompts that are written in that form; of more, the first ones and the last."""
 
 
 def plan_report(
@@ -38,13 +42,13 @@ def _table(schedule: Schedule, generations: int) -> Table:
     plan = schedule.plan
     ranks = _ranks(plan.world_size)
     table = Table(title="How batches flow", title_justify="left")
-    table.add_column("generation batch")
+    table.add_column("generation", no_wrap=True)
     if plan.num_iterations > 1:
-        table.add_column("iteration", justify="right")
-    table.add_column("micro-batch", justify="right")
+        table.add_column("iteration", justify="right", no_wrap=True)
+    table.add_column("micro-batch", justify="right", no_wrap=True)
     for rank in ranks:
-        table.add_column("..." if rank is None else f"GPU {rank}", no_wrap=True)
-    table.add_column("optimizer")
+        table.add_column("..." if rank is None else f"GPU {rank}", min_width=7, overflow="fold")
+    table.add_column("optimizer", no_wrap=True)
     last: tuple[int, int] | None = None
     for step in schedule.steps():
         shown = list(takewhile(lambda micro_batch: micro_batch.generation < generations, step.micro_batches))
@@ -78,10 +82,17 @@ def _cells(schedule: Schedule, micro_batch: MicroBatch, ranks: list[int | None])
     cells = []
     for rank in ranks:
         rows = micro_batch.rank_rows(rank) if rank is not None else ()
-        prompts = " ".join(str(first + row // plan.num_generations) for row in rows)
+        prompts = _prompts([first + row // plan.num_generations for row in rows])
         # A backslash keeps rich from reading the bracket as markup.
         cells.append(f"\\[{prompts}]" if rank is not None else "...")
     return cells
+
+
+def _prompts(prompts: list[int]) -> str:
+    if len(prompts) <= MOST_ROWS:
+        return " ".join(map(str, prompts))
+    runs = [f"{prompt}*{len(list(rows))}" for prompt, rows in groupby(prompts)]
+    return " ".join(runs if len(runs) <= MOST_RUNS else [*runs[: MOST_RUNS - 1], "...", runs[-1]])
 
 
 def _ranks(world_size: int) -> list[int | None]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import random
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,13 +57,11 @@ def train(
         RunFailed: the run failed.
     """
     if isinstance(config, str | Path):
-        run = load_run(config, overrides)
-    else:
-        run = resolve_config(config, Path.cwd(), "python", functions=rewards)
-    return train_run(run, rewards)
+        return train_run(load_run(config, overrides, functions=rewards))
+    return train_run(resolve_config(config, Path.cwd(), "python", functions=rewards))
 
 
-def train_run(run: ResolvedRun, rewards: Sequence[Callable[..., Any]] | None = None) -> dict[str, Any]:
+def train_run(run: ResolvedRun) -> dict[str, Any]:
     """Train a resolved run to its end; a collective of all ranks. Returns what ``summary.json`` holds."""
     config = run.config
     _quieten()
@@ -76,7 +75,7 @@ def train_run(run: ResolvedRun, rewards: Sequence[Callable[..., Any]] | None = N
     try:
         if world.is_main:
             observers.run_started(context)
-        parts = _Parts(run, world, schedule, tokenizer, prompts, context, observers, _rewards(run, rewards))
+        parts = _Parts(run, world, schedule, tokenizer, prompts, context, observers, _rewards(run))
         summary = _train_and_save(parts)
     except BaseException as error:
         if world.is_main:
@@ -185,9 +184,7 @@ def _schedule(config: RunConfig, world: World, num_prompts: int) -> Schedule:
     return Schedule(plan, sampler, train.max_steps, train.num_train_epochs)
 
 
-def _rewards(run: ResolvedRun, functions: Sequence[Callable[..., Any]] | None) -> list[NamedReward]:
-    if functions is not None:
-        return [NamedReward(getattr(f, "__name__", type(f).__name__), f, 1.0) for f in functions]
+def _rewards(run: ResolvedRun) -> list[NamedReward]:
     return [
         NamedReward(ref.label, run.build(f"rewards[{place}]"), ref.weight)
         for place, ref in enumerate(run.config.rewards)
@@ -227,3 +224,4 @@ def _quieten() -> None:
 
     transformers_logging.disable_progress_bar()
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+    warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")

@@ -126,8 +126,9 @@ def _resolve(
     functions: Sequence[RewardCallable] | None,
     world_size: int | None,
 ) -> ResolvedRun:
+    data = copy.deepcopy(data)
     try:
-        config = RunConfig.model_validate(copy.deepcopy(data))
+        config = RunConfig.model_validate(data if isinstance(data, RunConfig) else _empty_sections(data))
     except ValidationError as error:
         raise ConfigError(origin.place(_schema_problems(error))) from error
     resolve_paths(config, origin.base)
@@ -144,6 +145,19 @@ def _resolve(
     if problems:
         raise ConfigError(origin.place(problems))
     return ResolvedRun(config, components, registry, source, plan, num_prompts)
+
+
+def _empty_sections(data: Mapping[str, Any]) -> dict[str, Any]:
+    """A section of which only the heading is written, which YAML reads as null, is an empty section."""
+    filled = dict(data)
+    for name, field in RunConfig.model_fields.items():
+        section = isinstance(field.annotation, type) and issubclass(field.annotation, Section)
+        if section and name in filled and filled[name] is None:
+            filled[name] = {}
+    tracking = filled.get("tracking")
+    if isinstance(tracking, dict):
+        filled["tracking"] = {name: {} if params is None else params for name, params in tracking.items()}
+    return filled
 
 
 def _schema_problems(error: ValidationError) -> list[Problem]:

@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from grpox.config import ComponentRef, RewardRef, RunConfig
+from grpox.lr_schedules import LR_SCHEDULER_TYPES
 from grpox.plugins import Offer
 from grpox.registry import Registry
 from grpox.slots import SLOTS
@@ -37,6 +38,7 @@ def run_schema(registry: Registry) -> Schema:
         properties[name] = _pointing_to(kinds[kind], properties[name])
     schema["properties"]["rewards"]["items"] = {"$ref": _ref(kinds["reward"])}
     _describe_observers(schema["properties"]["tracking"], registry, definitions)
+    definitions["TrainConfig"]["properties"]["lr_scheduler_type"]["enum"] = list(LR_SCHEDULER_TYPES)
     for unused in (ComponentRef, RewardRef):
         definitions.pop(unused.__name__, None)
     return schema

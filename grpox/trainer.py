@@ -10,11 +10,10 @@ import time
 from dataclasses import dataclass, field
 
 from grpox.collect import Collector, GenerationBatch
-from grpox.contracts import RunContext
+from grpox.contracts import RunContext, TrainerState
 from grpox.evaluation import Evaluator
 from grpox.metrics import PhaseTimes
 from grpox.observers import Observers
-from grpox.rewards import TrainerState
 from grpox.rollout import collate
 from grpox.sampling import MicroBatch, Schedule, StepPlan
 from grpox.step_report import step_metrics

@@ -18,11 +18,11 @@ def validate_report(run: ResolvedRun) -> RenderableType:
     for key, bound in run.components.items():
         table.add_row(key, bound.label, _origin(bound), _parameters(bound))
     plan = run.plan
-    ranks = "rank" if plan.world_size == 1 else "ranks"
     arithmetic = (
-        f"on {plan.world_size} {ranks}: {plan.prompts_per_generation} prompts x {plan.num_generations} completions"
-        f" = {plan.generation_batch_size} per generation batch, {plan.train_batch_size} samples per optimizer step,"
-        f" {plan.optimizer_steps_per_generation} optimizer steps per generation batch"
+        f"ranks: {plan.world_size}; generation batch: {plan.prompts_per_generation} prompts x "
+        f"{plan.num_generations} completions = {plan.generation_batch_size}; "
+        f"samples per optimizer step: {plan.train_batch_size}; "
+        f"optimizer steps per generation batch: {plan.optimizer_steps_per_generation}"
     )
     return Group(Text.assemble(("OK ", "bold green"), run.source), table, Text(arithmetic))
 

@@ -1,0 +1,1 @@
+"""LUSPO, a policy loss for grpox."""
