@@ -7,12 +7,17 @@ multiplied by the number of ranks it will average over. The gradient is then the
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-import deepspeed
 import torch
 from torch import Tensor, nn
+
+if not torch.cuda.is_available():
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else DeepSpeed warns that it found none, on import
+
+import deepspeed
 
 from grpox.config import RunConfig
 from grpox.weight_sync import stream_weights

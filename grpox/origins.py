@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,12 +23,11 @@ class Origin:
 
     def where(self, key: str) -> str:
         """``run.yaml:12`` or ``command line``, by the longest known prefix of `key`."""
-        for prefix in _prefixes(key):
-            if prefix in self.overridden:
-                return COMMAND_LINE
-            if prefix in self.lines:
-                return f"{self.source}:{self.lines[prefix]}"
-        return self.source
+        # Whatever the file has below an overridden key was replaced.
+        if any(prefix in self.overridden for prefix in _prefixes(key)):
+            return COMMAND_LINE
+        line = self._line(key)
+        return f"{self.source}:{line}" if line else self.source
 
     def base(self, key: str) -> Path:
         """The folder against which a relative path given under `key` resolves."""
@@ -41,13 +39,11 @@ class Origin:
         for problem in problems:
             key = re.sub(r"\.(\d+)(?=\.|$)", r"[\1]", problem.key)
             placed.append(replace(problem, key=key, where=problem.where or self.where(key)))
-        return sorted(placed, key=lambda problem: self._line(problem.key))
+        return sorted(placed, key=lambda problem: (problem.where == COMMAND_LINE, self._line(problem.key)))
 
     def _line(self, key: str) -> int:
-        """For sorting: what has no line, such as an override, comes last."""
-        if self.where(key) == COMMAND_LINE:
-            return sys.maxsize
-        return next((self.lines[prefix] for prefix in _prefixes(key) if prefix in self.lines), sys.maxsize)
+        """0 when no prefix of `key` stands in the file."""
+        return next((self.lines[prefix] for prefix in _prefixes(key) if prefix in self.lines), 0)
 
 
 def _prefixes(key: str) -> list[str]:

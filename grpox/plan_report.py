@@ -47,7 +47,10 @@ def _table(schedule: Schedule, generations: int) -> Table:
         table.add_column("iteration", justify="right", no_wrap=True)
     table.add_column("micro-batch", justify="right", no_wrap=True)
     for rank in ranks:
-        table.add_column("..." if rank is None else f"GPU {rank}", min_width=7, overflow="fold")
+        if rank is None:
+            table.add_column("...", no_wrap=True)
+        else:
+            table.add_column(f"GPU {rank}", min_width=7, overflow="fold")
     table.add_column("optimizer", no_wrap=True)
     last: tuple[int, int] | None = None
     for step in schedule.steps():

@@ -126,7 +126,7 @@ def _admit(
     """Load one plugin into `plugins` and return its record; a plugin is taken whole or not at all."""
     by = disabled.get(canonical_name(record.distribution))
     if by is not None:
-        return replace(record, status="disabled", reason=f"disabled by {by}")
+        return replace(record, status="disabled", reason=f"by {by}")
     try:
         plugin = entry_point.load()
         alone = _checked(plugin)

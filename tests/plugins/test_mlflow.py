@@ -1,4 +1,4 @@
-"""MLflow holds what the run told it, value for value, in a real SQLite store; and says so when it does not."""
+"""MLflow holds what the run told it, value for value, in a real SQLite store, or says that it does not."""
 
 from __future__ import annotations
 
@@ -11,15 +11,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from grpox_mlflow.configs import MlflowConfig
-from grpox_mlflow.naming import NAME_LENGTH, VALUE_LENGTH, Names, flattened, shortened
-from grpox_mlflow.store import quick_requests, resolved_uri, without_password
-from grpox_mlflow.tracker import MlflowTracker
-from grpox_mlflow.writer import Writer
 from mlflow import MlflowClient
 from mlflow.utils.validation import _validate_metric_name, _validate_param_name
 from pydantic import ValidationError
@@ -29,6 +25,11 @@ from grpox.config import RunConfig
 from grpox.contracts import Rollout, RunContext, ScoredRollout
 from grpox.errors import RunFailed
 from grpox.record import LocalRecord
+from grpox_mlflow.configs import MlflowConfig
+from grpox_mlflow.naming import NAME_LENGTH, VALUE_LENGTH, Names, flattened, shortened
+from grpox_mlflow.store import quick_requests, resolved_uri, without_password
+from grpox_mlflow.tracker import MlflowTracker
+from grpox_mlflow.writer import Writer
 
 ROLLOUTS = [ScoredRollout(Rollout(0, 0, (1,), (2, 3), "stop", 0), "1+1=", "2", {"math": 1.0}, 1.0, 0.5)]
 
@@ -325,7 +326,7 @@ def test_a_lasting_error_gives_up_that_write_alone() -> None:
 def test_submitting_never_blocks_and_a_full_queue_refuses() -> None:
     gate, done = threading.Event(), []
     writer = Writer(lambda error: False, limit=2)
-    writer.submit(lambda: None if gate.wait(5) else None)
+    writer.submit(partial(gate.wait, 5))
     while writer.waiting:  # until the first write is at work
         time.sleep(0.001)
     for number in range(3):
@@ -342,7 +343,7 @@ def test_closing_waits_no_longer_than_told_and_counts_what_is_missing() -> None:
     writer = Writer(lambda error: False)
     told: list[int] = []
     for _ in range(3):
-        writer.submit(lambda: None if gate.wait(5) else None)
+        writer.submit(partial(gate.wait, 5))
     begun = time.monotonic()
     assert not writer.close(0.2, lambda: None, told.append)
     assert time.monotonic() - begun < 2

@@ -43,7 +43,10 @@ class Outer(BaseModel):
 def told(key: str = "loss", **data: Any) -> dict[str, Problem]:
     with pytest.raises(ValidationError) as caught:
         Outer.model_validate(data, extra="forbid")
-    return {problem.key: problem for problem in problems_of(caught.value, Outer, key)}
+    problems = problems_of(caught.value, Outer, key)
+    by_key = {problem.key: problem for problem in problems}
+    assert len(by_key) == len(problems)
+    return by_key
 
 
 def test_keys_are_dotted_through_lists_mappings_and_optionals_without_union_tags():
@@ -60,6 +63,7 @@ def test_an_unknown_key_of_a_nested_model_is_told_with_that_models_keys():
 def test_one_problem_for_all_members_of_a_union():
     problem = told(mode="autp")["loss.mode"]
     assert (problem.allowed, problem.nearest, problem.given) == ("integer or auto", "auto", "autp")
+    assert problem.what.startswith("should be a valid integer")
 
 
 def test_a_models_own_rule_stands_at_its_key_in_its_own_words():

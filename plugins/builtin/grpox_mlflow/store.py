@@ -26,7 +26,7 @@ _QUICK = {
 
 
 def resolved_uri(configured: str | None) -> str:
-    """The tracking URI of a run; an SQLite file's path becomes absolute, as the process may change folders."""
+    """The tracking URI of a run; an SQLite file's path becomes absolute: the process may change folders."""
     uri = configured or os.environ.get("MLFLOW_TRACKING_URI") or "sqlite:///mlflow.db"
     path = sqlite_path(uri)
     return uri if path is None else f"{_SQLITE}{path}"

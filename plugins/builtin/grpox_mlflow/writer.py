@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 
-Write = Callable[[], None]
+Write = Callable[[], object]
 
 
 class Writer:

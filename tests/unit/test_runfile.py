@@ -1,0 +1,512 @@
+"""A run file's problems: each with its line, key, what was given and the nearest name, all at once."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grpox.config import RunConfig
+from grpox.errors import ConfigError, Problem
+from grpox.lr_schedules import LR_SCHEDULER_TYPES
+from grpox.runfile import ResolvedRun, load_run, resolve_config
+
+RUN = """\
+model: {path: model}
+data:
+  path: train.jsonl
+rewards:
+  - exact
+loss: {name: dapo, clip_high: 0.28}
+train:
+  per_device_train_batch_size: 8
+  num_generations: 4
+  learning_rate: 1e-6
+evaluation: {path: heldout.csv}
+"""
+
+Load = Callable[..., ResolvedRun]
+Refuse = Callable[..., list[Problem]]
+
+
+@pytest.fixture
+def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Load:
+    """``load(old, new, *overrides)``: the run of `RUN` with `old` replaced by `new`; its inputs are there."""
+    folder = tmp_path / "inputs"
+    (folder / "model").mkdir(parents=True)
+    (folder / "model" / "config.json").write_text("{}")
+    record = json.dumps({"prompt": "1+1=", "answer": "2"}) + "\n"
+    (folder / "train.jsonl").write_text("\n" + record * 9)
+    (folder / "heldout.csv").write_text("prompt,answer\n1+1=,2\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+
+    def run(old: str = "", new: str = "", *overrides: str, **options: Any) -> ResolvedRun:
+        assert old in RUN
+        (folder / "run.yaml").write_text(RUN.replace(old, new, 1) if old else RUN + new)
+        return load_run("inputs/run.yaml", overrides, **options)
+
+    return run
+
+
+@pytest.fixture
+def refuse(load: Load) -> Refuse:
+    def run(*arguments: str, **options: Any) -> list[Problem]:
+        with pytest.raises(ConfigError) as caught:
+            load(*arguments, **options)
+        return caught.value.problems
+
+    return run
+
+
+def told(problem: Problem) -> tuple[str, str, str]:
+    return problem.where.removeprefix("inputs/"), problem.key, problem.nearest
+
+
+# -- What a good file gives ------------------------------------------------------------------------------
+
+
+def test_a_run_holds_every_selected_component_under_its_key(load: Load) -> None:
+    run = load()
+    names = {key: bound.label for key, bound in run.components.items()}
+    assert names == {
+        "generator": "hf", "advantage": "group", "loss": "dapo", "correction": "none",
+        "rewards[0]": "exact", "tracking.mlflow": "mlflow",
+    }  # fmt: skip
+    assert run.components["loss"].config.clip_high == 0.28  # type: ignore[union-attr]
+    assert run.distributions == ["grpox"]
+    assert (run.plan.prompts_per_generation, run.num_prompts) == (2, 9)
+
+
+def test_a_number_in_exponent_form_is_a_number(load: Load) -> None:
+    assert load().config.train.learning_rate == 1e-6
+
+
+@pytest.mark.parametrize("text", ["no", "2026-01-31", "1_0", "12:30:45"])
+def test_text_that_only_yaml_1_1_takes_for_something_else_stays_text(load: Load, text: str) -> None:
+    assert load("", f"output_dir: {text}\n").config.output_dir == text
+
+
+def test_anchors_and_merges_work(load: Load) -> None:
+    run = load(
+        "loss: {name: dapo, clip_high: 0.28}", "loss: {<<: {name: dapo, clip_high: 0.5}, clip_high: 0.3}"
+    )
+    assert run.components["loss"].config.clip_high == 0.3  # type: ignore[union-attr]
+
+
+def test_a_heading_alone_is_an_empty_section(load: Load) -> None:
+    run = load("", "sampling:\n  # temperature: 0.7\ntracking:\n  mlflow:\n")
+    assert run.config.sampling.temperature == 1.0
+    assert "tracking.mlflow" in run.components
+
+
+def test_paths_in_the_file_start_from_its_folder_and_outputs_from_the_working_directory(
+    load: Load, tmp_path: Path
+) -> None:
+    config = load("", "output_dir: out\n").config
+    assert config.model.path == str(tmp_path / "inputs" / "model")
+    assert config.data.path == str(tmp_path / "inputs" / "train.jsonl")
+    assert config.evaluation is not None
+    assert config.evaluation.path == str(tmp_path / "inputs" / "heldout.csv")
+    assert config.output_dir == "out"
+
+
+def test_paths_on_the_command_line_start_from_the_working_directory(load: Load, tmp_path: Path) -> None:
+    (tmp_path / "other.csv").write_text("prompt,answer\n" + "1+1=,2\n" * 4)
+    assert load("", "", "data.path=other.csv").config.data.path == str(tmp_path / "other.csv")
+    assert load("", "", "data={path: other.csv}").config.data.path == str(tmp_path / "other.csv")
+
+
+def test_a_component_by_path_starts_from_the_run_file(load: Load, tmp_path: Path) -> None:
+    (tmp_path / "inputs" / "mine.py").write_text("def short(completions, **columns):\n    return [0.0]\n")
+    run = load("  - exact", "  - {path: mine.py:short, weight: 2}")
+    assert run.config.rewards[0].path == f"{tmp_path / 'inputs' / 'mine.py'}:short"
+    assert run.components["rewards[0]"].label == "short"
+
+
+def test_a_hub_id_stays_as_it_is(load: Load) -> None:
+    assert load("{path: model}", "{path: org/name-1.5B}").config.model.path == "org/name-1.5B"
+
+
+def test_a_recipe_is_found_by_name_beside_a_folder_of_that_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "quickstart").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert load_run("quickstart").config.evaluation is not None
+
+
+def test_checking_a_run_imports_nothing_heavy(load: Load) -> None:
+    load()
+    code = (
+        "import sys; from grpox.runfile import load_run; load_run('inputs/run.yaml'); "
+        "print({'torch', 'transformers', 'deepspeed', 'datasets', 'mlflow', 'pyarrow'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("set()\n", "")
+
+
+# -- Python ----------------------------------------------------------------------------------------------
+
+
+def test_a_run_from_python_leaves_its_config_alone(load: Load, tmp_path: Path) -> None:
+    load()
+    data = {"model": {"path": "model"}, "data": {"path": "train.jsonl"}, "rewards": ["exact"]}
+    config = RunConfig.model_validate(data)
+    for given in (config, data):
+        run = resolve_config(given, tmp_path / "inputs", "python")
+        assert run.config.model.path == str(tmp_path / "inputs" / "model")
+        assert run.source == "python"
+    assert config.model.path == "model"
+    assert data["model"] == {"path": "model"}
+
+
+def test_functions_stand_in_for_the_rewards(load: Load, tmp_path: Path) -> None:
+    load()
+
+    def brevity(completions: list[str], **_: Any) -> list[float]:
+        return [-float(len(completion)) for completion in completions]
+
+    data = {"model": {"path": "model"}, "data": {"path": "train.jsonl"}, "evaluation": None}
+    run = resolve_config(data, tmp_path / "inputs", "python", functions=[brevity])
+    assert run.build("rewards[0]") is brevity
+    assert [(reward.label, reward.weight) for reward in run.config.rewards] == [("brevity", 1.0)]
+
+
+# -- Overrides -------------------------------------------------------------------------------------------
+
+
+def test_overrides_reach_into_sections_lists_and_shorthands_and_the_last_wins(load: Load) -> None:
+    run = load(
+        "loss: {name: dapo, clip_high: 0.28}", "loss: grpo", "train.max_steps=3", "train.max_steps=7",
+        "rewards.0.weight=2", "rewards.1=math", "rewards[1].weight=-0.5", "loss.clip_high=0.4",
+        "train.learning_rate=2e-5", "advantage.eps=0.01", "sampling.temperature=0.5",
+    )  # fmt: skip
+    assert run.config.train.max_steps == 7
+    assert run.config.train.learning_rate == 2e-5
+    assert [(reward.label, reward.weight) for reward in run.config.rewards] == [
+        ("exact", 2.0),
+        ("math", -0.5),
+    ]
+    assert (run.config.loss.name, run.config.loss.params) == ("grpo", {"clip_high": 0.4})
+    assert (run.config.advantage.name, run.config.advantage.params) == ("group", {"eps": 0.01})
+
+
+def test_an_override_may_replace_a_component_with_its_parameters(load: Load) -> None:
+    assert load("", "", "loss=cispo").config.loss.params == {}
+
+
+@pytest.mark.parametrize(
+    ("override", "key", "what"),
+    [
+        ("train.max_steps", "", "an override has the form key=value"),
+        ("=3", "", "an override needs a key before '='"),
+        ("model.path.deep=3", "model.path", "holds a value and has no keys below it"),
+        ("rewards.5=exact", "rewards[5]", "no such entry of the list"),
+        ("rewards.first=exact", "rewards.first", "no such entry of the list"),
+        ("train.max_steps=[1", "train.max_steps", "not valid YAML: while parsing a flow sequence"),
+    ],
+)
+def test_overrides_that_cannot_be_applied(refuse: Refuse, override: str, key: str, what: str) -> None:
+    [problem] = refuse("", "", override)
+    assert (problem.where, problem.key) == ("command line", key)
+    assert problem.what.startswith(what)
+
+
+def test_all_bad_overrides_are_told(refuse: Refuse) -> None:
+    assert len(refuse("", "", "one", "rewards.9=exact")) == 2
+
+
+def test_a_problem_of_an_override_names_the_command_line(refuse: Refuse) -> None:
+    [problem] = refuse("", "", "train.num_generatoins=4")
+    assert told(problem) == ("command line", "train.num_generatoins", "num_generations")
+    [problem] = refuse("", "", "loss.clip_hihg=4")
+    assert told(problem) == ("command line", "loss.clip_hihg", "clip_high")
+
+
+# -- YAML ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("new", "where", "key", "what"),
+    [
+        ("loss: grpo\n", "run.yaml:12", "loss", "key given twice, first on line 6"),
+        (
+            "sampling: {top_k: 1, top_k: 2}\n",
+            "run.yaml:12",
+            "sampling.top_k",
+            "key given twice, first on line 12",
+        ),
+        ("sampling: [1, 2\n", "run.yaml:13:1", "", "not valid YAML: while parsing a flow sequence"),
+        ("sampling:\n\ttop_k: 1\n", "run.yaml:13:1", "", "not valid YAML: while scanning for the next token"),
+        (
+            "sampling: !!python/name:os.system x\n",
+            "run.yaml:12",
+            "sampling",
+            "the tag !!python/name:os.system",
+        ),
+        (
+            "sampling: &a {top_k: *a}\n",
+            "run.yaml:12",
+            "sampling.top_k",
+            "an alias to something that contains it",
+        ),
+        ("{a: 1}: 2\n", "run.yaml:12", "", "a key must be text"),
+    ],
+)
+def test_what_is_wrong_with_the_yaml(refuse: Refuse, new: str, where: str, key: str, what: str) -> None:
+    [problem] = refuse("", new)
+    assert (problem.where, problem.key) == (f"inputs/{where}", key)
+    assert problem.what.startswith(what)
+
+
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        (b"", "the run file is empty"),
+        (b"# only a comment\n", "the run file is empty"),
+        (b"- model\n", "a run file is a mapping of keys such as model, data and rewards"),
+        (b"model: \xff\n", "not UTF-8 text"),
+    ],
+)
+def test_a_file_that_is_no_run_file(tmp_path: Path, content: bytes, what: str) -> None:
+    (tmp_path / "run.yaml").write_bytes(content)
+    with pytest.raises(ConfigError) as caught:
+        load_run(tmp_path / "run.yaml")
+    assert caught.value.problems[0].what.startswith(what)
+    assert caught.value.problems[0].where == str(tmp_path / "run.yaml")
+
+
+def test_a_run_that_does_not_exist_names_the_nearest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.yaml").write_text("")
+    for given, near in (("quikstart", "quickstart"), ("mien.yaml", "mine.yaml")):
+        with pytest.raises(ConfigError) as caught:
+            load_run(given)
+        assert (caught.value.problems[0].given, caught.value.problems[0].nearest) == (given, near)
+
+
+# -- The schema ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "where", "key", "nearest", "allowed"),
+    [
+        (
+            "num_generations: 4",
+            "num_generation: 4",
+            9,
+            "train.num_generation",
+            "num_generations",
+            "max_steps, ",
+        ),
+        ("train:", "trian:", 7, "trian", "train", "model, data, "),
+        ("", "learning_rate: 1\n", 12, "learning_rate", "train.learning_rate", "model, data, "),
+        ("num_generations: 4", "num_generations: four", 9, "train.num_generations", "", "integer >= 2"),
+        ("num_generations: 4", "num_generations: 1", 9, "train.num_generations", "", "integer >= 2"),
+        ("num_generations: 4", "num_generations: 4.5", 9, "train.num_generations", "", "integer >= 2"),
+        (
+            "{path: model}",
+            "{path: model, dtype: bfloat}",
+            1,
+            "model.dtype",
+            "bfloat16",
+            "float32 or bfloat16",
+        ),
+        ("{path: model}", "{}", 1, "model.path", "", "text"),
+        ("  path: train.jsonl", "  prompt_column: q", 2, "data", "", "mapping with path, source"),
+        ("- exact", "- {weight: 2}", 5, "rewards[0]", "", ""),
+        ("- exact", "- {name: exact, weight: big}", 5, "rewards[0].weight", "", "number"),
+        ("  - exact", "  []", 4, "rewards", "", "list of mapping"),
+        ("{name: dapo, clip_high: 0.28}", "[dapo]", 6, "loss", "", "mapping with name, path"),
+    ],
+)
+def test_what_does_not_fit_the_schema(
+    refuse: Refuse, old: str, new: str, where: int, key: str, nearest: str, allowed: str
+) -> None:
+    [problem] = refuse(old, new)
+    assert told(problem) == (f"run.yaml:{where}", key, nearest)
+    assert problem.allowed.startswith(allowed)
+
+
+def test_a_missing_section_names_the_file(refuse: Refuse) -> None:
+    [problem] = refuse("model: {path: model}\n", "")
+    assert (problem.where, problem.key, problem.what) == ("inputs/run.yaml", "model", "a value is required")
+
+
+def test_all_schema_problems_are_told_in_the_order_of_their_lines(refuse: Refuse) -> None:
+    new = "num_generations: 1\n  beta: -1\nlearning_rate: 3\n"
+    problems = refuse("num_generations: 4\n", new + "evaluation2: {}\ntrain2:\n", "sampling.top_k=-1")
+    assert [problem.key for problem in problems] == [
+        "train.num_generations", "train.beta", "learning_rate", "evaluation2", "train2", "sampling.top_k",
+    ]  # fmt: skip
+
+
+# -- Components ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "where", "key", "nearest"),
+    [
+        ("name: dapo", "name: dappo", 6, "loss", "dapo"),
+        ("clip_high", "clip_hihg", 6, "loss.clip_hihg", "clip_high"),
+        ("clip_high: 0.28", "clip_high: wide", 6, "loss.clip_high", ""),
+        ("- exact", "- exakt", 5, "rewards[0]", "exact"),
+        ("- exact", "- name: exact\n    colum: a", 6, "rewards[0].colum", "column"),
+        ("", "tracking: {mlfow: {}}\n", 12, "tracking.mlfow", "mlflow"),
+        ("", "tracking: {mlflow: {experimnt: a}}\n", 12, "tracking.mlflow.experimnt", "experiment"),
+        ("", "plugins: {required: [grpox-absent>=1]}\n", 12, "plugins.required[0]", ""),
+    ],
+)
+def test_what_is_wrong_with_components(
+    refuse: Refuse, old: str, new: str, where: int, key: str, nearest: str
+) -> None:
+    assert told(refuse(old, new)[0]) == (f"run.yaml:{where}", key, nearest)
+
+
+def test_a_component_whose_needs_nothing_meets_is_refused(refuse: Refuse, load: Load, tmp_path: Path) -> None:
+    source = "class Needy:\n    needs = ('reference_logprobs',)\n"
+    (tmp_path / "inputs" / "needy.py").write_text(source)
+    [problem] = refuse("{name: dapo, clip_high: 0.28}", "{path: needy.py:Needy}")
+    assert told(problem)[:2] == ("run.yaml:6", "loss")
+    assert "needs 'reference_logprobs'" in problem.what
+    load("{name: dapo, clip_high: 0.28}", "{path: needy.py:Needy}", "train.beta=0.1")
+
+
+def test_a_scheduler_type_that_does_not_exist(refuse: Refuse) -> None:
+    [problem] = refuse("num_generations: 4", "num_generations: 4\n  lr_scheduler_type: cosin")
+    assert told(problem) == ("run.yaml:10", "train.lr_scheduler_type", "cosine")
+
+
+def test_the_scheduler_types_are_those_of_transformers() -> None:
+    from transformers import SchedulerType
+
+    assert set(LR_SCHEDULER_TYPES) == {member.value for member in SchedulerType}
+
+
+def test_the_accuracy_must_be_a_reward_of_the_run(refuse: Refuse) -> None:
+    [problem] = refuse("{path: heldout.csv}", "{path: heldout.csv, accuracy: exat}")
+    assert told(problem) == ("run.yaml:11", "evaluation.accuracy", "exact")
+
+
+# -- Files -----------------------------------------------------------------------------------------------
+
+
+def near(problem: Problem) -> str:
+    return Path(problem.nearest).name
+
+
+def test_a_model_folder_that_does_not_exist(refuse: Refuse) -> None:
+    [problem] = refuse("{path: model}", "{path: ./modle}")
+    assert (told(problem)[:2], problem.what) == (("run.yaml:1", "model.path"), "no such folder")
+    assert near(problem) == "model"
+
+
+def test_a_misspelt_folder_is_no_hub_id_when_its_parent_is_there(refuse: Refuse, tmp_path: Path) -> None:
+    (tmp_path / "inputs" / "models" / "tiny").mkdir(parents=True)
+    [problem] = refuse("{path: model}", "{path: models/tini}")
+    assert (problem.key, near(problem)) == ("model.path", "tiny")
+
+
+def test_a_folder_without_a_model(refuse: Refuse, tmp_path: Path) -> None:
+    (tmp_path / "inputs" / "empty").mkdir()
+    [problem] = refuse("{path: model}", "{path: empty}")
+    assert (problem.key, problem.what) == ("model.path", "no config.json in this folder")
+
+
+@pytest.mark.parametrize("old", ["train.jsonl", "heldout.csv"])
+def test_data_that_does_not_exist(refuse: Refuse, old: str) -> None:
+    [problem] = refuse(old, old.replace("t", "tt", 1))
+    key, line = ("data.path", 3) if old == "train.jsonl" else ("evaluation.path", 11)
+    assert (told(problem)[:2], problem.what) == ((f"run.yaml:{line}", key), "no such file")
+    assert near(problem) == old
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "what"),
+    [
+        ("a.txt", "prompt\n", "not a kind of file that can be read"),
+        ("a.jsonl", "\n\n", "holds no record"),
+        ("a.jsonl", "\n{'prompt': 1}\n", "line 2 is not JSON: Expecting property name"),
+        ("a.jsonl", "[1]\n", "line 1 is not an object with columns as keys"),
+        ("a.json", "[]", "holds no record"),
+        ("a.json", "[\n{]", "line 2 is not JSON: Expecting property name"),
+        ("a.csv", "prompt,answer\n", "holds no record"),
+        ("a.parquet", "nothing like it", "is not a parquet file"),
+    ],
+)
+def test_data_that_cannot_be_read(refuse: Refuse, tmp_path: Path, name: str, content: str, what: str) -> None:
+    (tmp_path / "inputs" / name).write_text(content)
+    [problem] = refuse("train.jsonl", name)
+    assert (problem.key, problem.where) == ("data.path", "inputs/run.yaml:3")
+    assert problem.what.startswith(what)
+
+
+def write(path: Path, columns: tuple[str, ...], records: int) -> None:
+    rows = [dict.fromkeys(columns, "x\ny") for _ in range(records)]
+    match path.suffix:
+        case ".jsonl":
+            path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        case ".json":
+            path.write_text(json.dumps(rows, indent=1))
+        case ".csv":
+            path.write_text(
+                ",".join(columns) + "\n" + ('"x\ny",' * len(columns))[:-1].join(["", "\n"]) * records
+            )
+        case ".parquet":
+            import pyarrow
+            import pyarrow.parquet
+
+            pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".json", ".csv", ".parquet"])
+def test_columns_and_records_of_each_kind_of_file(
+    load: Load, refuse: Refuse, tmp_path: Path, suffix: str
+) -> None:
+    path = tmp_path / "inputs" / f"data{suffix}"
+    write(path, ("prompt", "answer"), 3)
+    assert load("train.jsonl", path.name).num_prompts == 3
+    write(path, ("promt", "answer"), 3)
+    [problem] = refuse("train.jsonl", path.name)
+    assert told(problem)[1:] == ("data.prompt_column", "promt")
+    assert (problem.given, problem.allowed) == ("prompt", "promt, answer")
+
+
+def test_a_json_file_may_hold_one_record_a_line(load: Load, tmp_path: Path) -> None:
+    (tmp_path / "inputs" / "lines.json").write_text('{"prompt": "a"}\n{"prompt": "b"}\n')
+    assert load("train.jsonl", "lines.json").num_prompts == 2
+
+
+# -- Batch arithmetic ------------------------------------------------------------------------------------
+
+
+def test_batch_problems_name_their_line(refuse: Refuse) -> None:
+    [problem] = refuse("num_generations: 4", "num_generations: 3")
+    assert told(problem) == ("run.yaml:9", "train.num_generations", "2 or 4")
+
+
+def test_the_ranks_are_those_of_the_launch_or_as_asked(
+    load: Load, refuse: Refuse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = "per_device_train_batch_size: "
+    refuse(f"{size}8", f"{size}1")
+    assert load(f"{size}8", f"{size}1", world_size=4).plan.world_size == 4
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    assert load(f"{size}8", f"{size}1").plan.world_size == 8
+
+
+def test_data_too_small_for_one_generation_batch(refuse: Refuse) -> None:
+    [problem] = refuse("per_device_train_batch_size: 8", "per_device_train_batch_size: 40")
+    assert told(problem)[:2] == ("run.yaml:2", "data")
+    assert problem.what == "one generation batch needs 10 prompts, the data has 9"
+
+
+def test_problems_with_components_files_and_batches_are_told_together(refuse: Refuse) -> None:
+    problems = refuse("", "", "loss=dappo", "data.path=none.jsonl", "train.num_generations=3")
+    assert {problem.key for problem in problems} == {"loss", "data.path", "train.num_generations"}
