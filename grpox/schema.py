@@ -71,9 +71,12 @@ def _slot(registry: Registry, kind: str, definitions: Schema) -> Schema:
         definition = f"{kind}.{names[-1]}"
         definitions[definition] = component
         choices.append({"$ref": _ref(definition)})
-    by_path = {"type": "object", "properties": {"path": {"type": "string"}, **extra}, "required": ["path"]}
     shorthand = [{"enum": bare}] if bare else []
-    return {"oneOf": [*shorthand, *choices, {**by_path, "not": {"required": ["name"]}}]}
+    return {"oneOf": [*shorthand, *choices, {**_by_path(extra), "not": {"required": ["name"]}}]}
+
+
+def _by_path(extra: Schema) -> Schema:
+    return {"type": "object", "properties": {"path": {"type": "string"}, **extra}, "required": ["path"]}
 
 
 def _weight() -> Schema:
@@ -118,7 +121,7 @@ def _describe_observers(tracking: Schema, registry: Registry, definitions: Schem
         for names, offer in _usable(registry, "observer")
         for name in names
     }
-    tracking["additionalProperties"] = False
+    tracking["additionalProperties"] = _by_path({})
 
 
 def _ref(definition: str) -> str:

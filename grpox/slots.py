@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 
 from grpox.config import ComponentRef, RunConfig
+from grpox.errors import Problem
 
 SLOTS = {
     "generator": "generator",
@@ -40,4 +41,19 @@ def selected(config: RunConfig) -> Iterator[tuple[str, str, ComponentRef]]:
     for index, reward in enumerate(config.rewards):
         yield f"rewards[{index}]", "reward", reward
     for name, params in config.tracking.items():
-        yield f"tracking.{name}", "observer", ComponentRef.model_validate({**params, "name": name})
+        mention = params if "path" in params else {**params, "name": name}
+        yield f"tracking.{name}", "observer", ComponentRef.model_validate(mention)
+
+
+def tracking_problems(config: RunConfig) -> list[Problem]:
+    """Observers whose parameters make no reference to a component: the heading is the name already."""
+    problems = []
+    for heading, params in config.tracking.items():
+        if "name" in params:
+            what = "an observer's name is its heading, with path the heading may be any"
+            problems.append(Problem(what, key=f"tracking.{heading}.name", given=str(params["name"])))
+        if not isinstance(params.get("path", ""), str):
+            given = str(params["path"])
+            what = "should be a valid string"
+            problems.append(Problem(what, f"tracking.{heading}.path", given=given, allowed="path.py:name"))
+    return problems

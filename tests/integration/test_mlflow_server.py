@@ -45,7 +45,8 @@ def mlflow_server(folder: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     command = [
-        sys.executable, "-m", "mlflow", "server", "--workers", "1", "--host", "127.0.0.1", "--port", str(port),
+        sys.executable, "-m", "mlflow", "server", "--workers", "1",
+        "--host", "127.0.0.1", "--port", str(port),
         "--backend-store-uri", f"sqlite:///{folder}/server.db",
         "--artifacts-destination", str(folder / "artifacts"),
     ]  # fmt: skip

@@ -129,6 +129,13 @@ def test_a_component_by_path_starts_from_the_run_file(load: Load, tmp_path: Path
     assert run.components["rewards[0]"].label == "short"
 
 
+def test_an_observer_by_path_stands_under_any_heading(load: Load, tmp_path: Path) -> None:
+    (tmp_path / "inputs" / "watch.py").write_text("class Watch:\n    pass\n")
+    run = load("", "tracking: {mine: {path: watch.py:Watch}}\n")
+    assert type(run.build("tracking.mine")).__name__ == "Watch"
+    assert run.config.tracking["mine"]["path"] == f"{tmp_path / 'inputs' / 'watch.py'}:Watch"
+
+
 def test_a_hub_id_stays_as_it_is(load: Load) -> None:
     assert load("{path: model}", "{path: org/name-1.5B}").config.model.path == "org/name-1.5B"
 
@@ -176,6 +183,7 @@ def test_functions_stand_in_for_the_rewards(load: Load, tmp_path: Path) -> None:
     run = resolve_config(data, tmp_path / "inputs", "python", functions=[brevity])
     assert run.build("rewards[0]") is brevity
     assert [(reward.label, reward.weight) for reward in run.config.rewards] == [("brevity", 1.0)]
+    assert load(functions=[brevity]).build("rewards[0]") is brevity
 
 
 # -- Overrides -------------------------------------------------------------------------------------------
@@ -376,6 +384,12 @@ def test_a_component_whose_needs_nothing_meets_is_refused(refuse: Refuse, load: 
     assert told(problem)[:2] == ("run.yaml:6", "loss")
     assert "needs 'reference_logprobs'" in problem.what
     load("{name: dapo, clip_high: 0.28}", "{path: needy.py:Needy}", "train.beta=0.1")
+
+
+@pytest.mark.parametrize("params", ["name: mlflow", "path: 3"])
+def test_an_observer_has_its_name_as_heading_and_a_path_as_text(refuse: Refuse, params: str) -> None:
+    [problem] = refuse("", "tracking: {mine: {%s}}\n" % params)  # noqa: UP031 - braces abound
+    assert told(problem)[:2] == ("run.yaml:12", f"tracking.mine.{params[:4]}")
 
 
 def test_a_scheduler_type_that_does_not_exist(refuse: Refuse) -> None:

@@ -1,0 +1,66 @@
+"""How a run ends that cannot go on: exit code, message, and the state of its MLflow run."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from mlflow import MlflowClient
+
+SHORT = ("train.max_steps=2", "evaluation=null")
+
+
+def statuses(folder):
+    client = MlflowClient(f"sqlite:///{folder}/mlflow.db")
+    experiments = [e.experiment_id for e in client.search_experiments()]
+    return {run.info.run_name: run.info.status for run in client.search_runs(experiments)}
+
+
+def test_a_reward_that_raises_is_named_and_fails_the_run(grpox, folder):
+    (folder / "mine.py").write_text("def broken(completions, **kwargs):\n    return [1 / 0]\n")
+    override = "rewards=[{path: mine.py:broken}]"
+    done = grpox("train", "quickstart", *SHORT, override, "tracking.mlflow.run_name=raises")
+    assert done.returncode == 1
+    assert "reward 'broken' raised ZeroDivisionError" in done.stderr
+    assert "mine.py:2" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert statuses(folder)["raises"] == "FAILED"
+
+
+def test_a_reward_of_the_wrong_length_is_refused(grpox, folder):
+    (folder / "mine2.py").write_text("def short(completions, **kwargs):\n    return [0.5]\n")
+    done = grpox("train", "quickstart", *SHORT, "rewards=[{path: mine2.py:short}]", "tracking={}")
+    assert done.returncode == 1
+    assert "reward 'short'" in done.stderr
+    assert "256" in done.stderr
+
+
+def test_a_bad_config_ends_with_2_before_anything_is_written(grpox, folder):
+    done = grpox("train", "quickstart", "loss.clip_hgih=0.3", "output_dir=runs/never")
+    assert done.returncode == 2
+    assert "loss.clip_hgih" in done.stderr
+    assert "clip_high" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (folder / "runs" / "never").exists()
+
+
+@pytest.mark.parametrize(
+    ("signal_sent", "code", "name"), [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")]
+)
+def test_a_signal_ends_the_run_as_killed(folder, signal_sent, code, name):
+    command = [str(Path(sys.executable).with_name("grpox")), "train", "quickstart"]
+    command += [f"tracking.mlflow.run_name={name}", f"output_dir=runs/{name}", "evaluation=null"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, cwd=folder, env=environment, stderr=subprocess.PIPE, text=True)
+    metrics = folder / "runs" / name / "metrics.jsonl"
+    deadline = time.monotonic() + 120
+    while not (metrics.exists() and metrics.stat().st_size) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    process.send_signal(signal_sent)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == code, stderr
+    assert "Traceback" not in stderr
+    assert statuses(folder)[name] == "KILLED"

@@ -1,0 +1,95 @@
+"""The bundled quickstart, whole, as a new user starts it: it learns, and leaves what it says it leaves."""
+
+import json
+
+import pyarrow.parquet
+import pytest
+import torch
+from mlflow import MlflowClient
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+STEPS = 100
+
+
+@pytest.fixture(scope="module")
+def run(grpox, folder):
+    done = grpox("train", "quickstart")
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done
+
+
+@pytest.fixture(scope="module")
+def output(run, folder):
+    return folder / "runs" / "quickstart"
+
+
+@pytest.fixture(scope="module")
+def recorded(output):
+    lines = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
+    return {line["step"]: line["metrics"] for line in lines if "metrics" in line}
+
+
+@pytest.fixture(scope="module")
+def tracked(run, folder):
+    client = MlflowClient(f"sqlite:///{folder}/mlflow.db")
+    (experiment,) = [e for e in client.search_experiments() if e.name == "grpox-quickstart"]
+    (mlflow_run,) = client.search_runs([experiment.experiment_id])
+    return client, mlflow_run
+
+
+def test_held_out_accuracy_rises_from_mostly_wrong_to_mostly_right(output):
+    summary = json.loads((output / "summary.json").read_text())
+    assert summary["accuracy_before"] <= 0.40
+    assert summary["accuracy_after"] >= 0.90
+    assert summary["steps"] == STEPS
+    assert summary["train_seconds"] > 0
+
+
+def test_the_terminal_shows_accuracy_before_and_after(run, output):
+    summary = json.loads((output / "summary.json").read_text())
+    assert f"{summary['accuracy_before']:.4f}" in run.stdout
+    assert f"{summary['accuracy_after']:.4f}" in run.stdout
+    assert "Traceback" not in run.stdout + run.stderr
+
+
+def test_every_step_is_recorded_and_on_policy(recorded):
+    assert list(recorded) == list(range(1, STEPS + 1))
+    for metrics in recorded.values():
+        assert (metrics["ratio/min"], metrics["ratio/max"], metrics["kl_old"]) == (1, 1, 0)
+        assert metrics["sampling/difference_max"] < 1e-4
+        assert metrics["completions/max_length"] <= 4
+
+
+def test_mlflow_holds_the_finished_run_with_every_value(recorded, tracked):
+    client, run = tracked
+    assert run.info.status == "FINISHED"
+    for name in ("reward", "loss", "grad_norm", "entropy", "tokens_per_second/generated", "time/update"):
+        history = {m.step: m.value for m in client.get_metric_history(run.info.run_id, name)}
+        assert history == {step: metrics[name] for step, metrics in recorded.items()}
+
+
+def test_completions_are_browsable(output):
+    files = sorted((output / "completions").glob("*.parquet"))
+    assert len(files) == STEPS
+    table = pyarrow.parquet.read_table(files[0]).to_pydict()
+    assert len(table["completion"]) == 256
+    group = [i for i, g in enumerate(table["group"]) if g == 0]
+    assert len({table["prompt"][i] for i in group}) == 1
+    for prompt, completion, reward in zip(
+        table["prompt"], table["completion"], table["rewards/exact"], strict=True
+    ):
+        a, b = prompt.rstrip("=").split("+")
+        # A completion that never ended is decoded like one that did: right digits alone do not earn it.
+        assert reward == float(completion == str(int(a) + int(b)))
+
+
+def test_the_trained_model_loads_in_plain_transformers_and_adds(output):
+    model = AutoModelForCausalLM.from_pretrained(output / "model")
+    tokenizer = AutoTokenizer.from_pretrained(output / "model")
+    problems = [(37, 48), (25, 67), (8, 9), (50, 49), (46, 46), (77, 18), (13, 38), (64, 17)]
+    inputs = tokenizer([f"{a}+{b}=" for a, b in problems], return_tensors="pt", padding=True)
+    with torch.no_grad():
+        answers = model.generate(**inputs, max_new_tokens=4, do_sample=False)
+    texts = tokenizer.batch_decode(answers[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+    right = [text == str(a + b) for text, (a, b) in zip(texts, problems, strict=True)]
+    assert sum(right) >= 6

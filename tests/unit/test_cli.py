@@ -1,0 +1,254 @@
+"""The command line as a user meets it: commands and options, what is printed, exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from grpox import cli, cli_errors, recipe_files
+from grpox.errors import ConfigError, Problem, RunFailed
+
+SURFACE = {
+    "": ["--help", "--version"],
+    "plan": ["--generations", "--help", "--world-size", "overrides", "run"],
+    "recipes copy": ["--force", "--help", "folder", "name"],
+    "recipes list": ["--help"],
+    "schema": ["--help"],
+    "train": ["--help", "--traceback", "overrides", "run"],
+    "validate": ["--help", "--world-size", "overrides", "run"],
+}
+"""Every command but those of plugins, with its arguments and options; scripts depend on these."""
+
+
+def grpox(*arguments: str, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
+    """What a user types, in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-m", "grpox", *arguments],
+        cwd=cwd,
+        env={**os.environ, "COLUMNS": "200", **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def code_of(error: BaseException | None, *arguments: str) -> int:
+    """The exit code of a command that raises `error`."""
+
+    def command(_: list[str]) -> None:
+        if error is not None:
+            raise error
+
+    return cli_errors.run_command(command, list(arguments))
+
+
+@pytest.fixture(autouse=True)
+def _restore_the_signal_handler() -> Any:
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+# -- Surface ---------------------------------------------------------------------------------------------
+
+
+def test_commands_and_their_options_do_not_change_unnoticed() -> None:
+    def walk(command: Any, name: str) -> dict[str, list[str]]:
+        found = {}
+        own = [p.opts[0] for p in command.params if not getattr(p, "hidden", False)]
+        if not hasattr(command, "commands") or not name:
+            found[name] = sorted([*own, "--help"])
+        for child, subcommand in getattr(command, "commands", {}).items():
+            if child != "plugins":
+                found |= walk(subcommand, f"{name} {child}".strip())
+        return found
+
+    assert walk(typer.main.get_command(cli.app), "") == SURFACE
+
+
+@pytest.mark.parametrize("command", [[], ["--help"], *([*name.split(), "--help"] for name in SURFACE)])
+def test_every_command_has_help(command: list[str]) -> None:
+    result = CliRunner().invoke(cli.app, command)
+    assert result.exit_code == 0
+    assert "Usage:" in result.output
+
+
+@pytest.mark.parametrize("command", ["train", "validate", "plan", "recipes copy"])
+def test_help_teaches_by_examples(command: str) -> None:
+    assert f"grpox {command} " in CliRunner().invoke(cli.app, [*command.split(), "--help"]).output
+
+
+def test_version() -> None:
+    from grpox import __version__
+
+    assert CliRunner().invoke(cli.app, ["--version"]).output == f"grpox {__version__}\n"
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = (
+        "import sys; sys.argv = ['grpox', '--help']\n"
+        "from grpox.cli import app\n"
+        "app(['--help'], standalone_mode=False)\n"
+        "print({'torch', 'pydantic', 'transformers', 'yaml'} & set(sys.modules), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stderr == "set()\n"
+
+
+# -- Commands --------------------------------------------------------------------------------------------
+
+
+def test_validate_says_what_the_run_is_made_of() -> None:
+    done = grpox("validate", "quickstart", "loss=cispo", "train.num_generations=8")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("OK quickstart\n")
+    assert re.search(r"^loss +cispo +grpox \d", done.stdout, re.MULTILINE)
+    assert re.search(r"^rewards\[0\] +exact +grpox \d", done.stdout, re.MULTILINE)
+    assert "generation batch: 32 prompts x 8 completions = 256" in done.stdout
+
+
+def test_plan_draws_the_worked_schedule_of_two_ranks() -> None:
+    sizes = ("per_device_train_batch_size=3", "gradient_accumulation_steps=2", "steps_per_generation=4")
+    overrides = [f"train.{size}" for size in (*sizes, "num_generations=2")]
+    done = grpox("plan", "quickstart", *overrides, "--world-size", "2", "--generations", "1")
+    rows = [re.sub(r"\s+", " ", line) for line in done.stdout.splitlines() if "[" in line and "│" in line]
+    assert rows == [
+        "│ 0: generate │ 0 │ [0 0 1] │ [1 2 2] │ │",
+        "│ │ 1 │ [3 3 4] │ [4 5 5] │ step 1 │",
+        "│ │ 2 │ [6 6 7] │ [7 8 8] │ │",
+        "│ │ 3 │ [9 9 10] │ [10 11 11] │ step 2 │",
+    ]
+    numbers = dict(re.findall(r"^([a-z][a-z ]+[a-z])  +([\d/]+)", done.stdout, re.MULTILINE))
+    assert numbers["completions per generation batch"] == "24"
+    assert numbers["unique prompts per generation batch"] == "12"
+    assert numbers["samples per optimizer step"] == "12"
+    assert numbers["optimizer steps per generation batch"] == "2"
+
+
+def test_plan_abbreviates_large_batches_and_many_ranks() -> None:
+    done = grpox("plan", "quickstart", "--world-size", "10", "--generations", "1", COLUMNS="80")
+    assert "GPU 9" in done.stdout
+    assert "GPU 5" not in done.stdout
+    assert "15*16]" in done.stdout
+
+
+def test_schema_is_json() -> None:
+    done = grpox("schema")
+    assert json.loads(done.stdout)["title"] == "grpox run file"
+
+
+def test_recipes_are_listed_with_what_they_do() -> None:
+    assert re.search(r"^quickstart  \S.*\.$", grpox("recipes", "list").stdout, re.MULTILINE)
+
+
+def test_a_copied_recipe_runs_from_its_copy_and_is_not_overwritten(tmp_path: Path) -> None:
+    copied = grpox("recipes", "copy", "quickstart", "mine", cwd=tmp_path)
+    assert copied.stdout == "mine/quickstart.yaml\nmine/quickstart\n"
+    run = tmp_path / "mine" / "quickstart.yaml"
+    assert grpox("validate", str(run)).returncode == 0
+    run.write_text("changed")
+    again = grpox("recipes", "copy", "quickstart", "mine", cwd=tmp_path)
+    assert (again.returncode, run.read_text()) == (2, "changed")
+    assert "--force" in again.stderr
+    assert grpox("recipes", "copy", "quickstart", "mine", "--force", cwd=tmp_path).returncode == 0
+    assert run.read_text() != "changed"
+
+
+def test_a_recipe_that_does_not_exist(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        recipe_files.copy_recipe("quikstart", tmp_path)
+    assert caught.value.problems[0].nearest == "quickstart"
+
+
+# -- Errors ----------------------------------------------------------------------------------------------
+
+
+def test_a_bad_run_file_is_told_without_a_traceback_and_exits_2(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text("model: {path: nowhere}\ntrain: {max_step: 3}\n")
+    done = grpox("train", "run.yaml", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith("error: run.yaml: data: a value is required\n")
+    assert "error: run.yaml:2: train.max_step: unknown key\n    given         3\n" in done.stderr
+    assert "    did you mean  max_steps\n" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_only_the_first_rank_tells_config_errors(tmp_path: Path) -> None:
+    done = grpox("train", "nothing.yaml", cwd=tmp_path, RANK="1", WORLD_SIZE="2")
+    assert (done.returncode, done.stderr) == (2, "")
+
+
+def test_the_deepspeed_launcher_may_pass_the_local_rank() -> None:
+    assert grpox("--local_rank=0", "validate", "quickstart").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "told"),
+    [
+        (ConfigError(Problem("wrong", key="a.b")), 2, "error: a.b: wrong\n"),
+        (RunFailed("reward 'x' raised"), 1, "error: reward 'x' raised\n"),
+        (
+            ZeroDivisionError("by\nzero"),
+            1,
+            "error: ZeroDivisionError: by zero\n    use --traceback to see where\n",
+        ),
+        (AssertionError(), 1, "error: AssertionError\n    use --traceback to see where\n"),
+        (KeyboardInterrupt(), 130, ""),
+        (SystemExit(3), 3, ""),
+        (SystemExit(), 0, ""),
+        (None, 0, ""),
+    ],
+)
+def test_exit_codes_and_messages(
+    error: BaseException | None, code: int, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert code_of(error, "train") == code
+    assert capsys.readouterr().err == told
+
+
+def test_a_failing_rank_says_which_it_is(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "3")
+    assert code_of(RunFailed("gone")) == 1
+    assert capsys.readouterr().err == "error: [rank 3] gone\n"
+
+
+def test_the_traceback_is_shown_when_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    assert code_of(ZeroDivisionError("zero"), "train", "--traceback") == 1
+    told = capsys.readouterr().err
+    assert told.startswith("Traceback (most recent call last):")
+    assert told.endswith("error: ZeroDivisionError: zero\n")
+
+
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_ends_a_run_through_its_handlers(sent: signal.Signals, code: int, tmp_path: Path) -> None:
+    program = (
+        "import time, sys\n"
+        "from grpox.cli_errors import run_command\n"
+        "def command(arguments):\n"
+        "    try:\n"
+        "        print('ready', flush=True); time.sleep(30)\n"
+        "    except BaseException as error:\n"
+        "        print(type(error).__name__, flush=True); raise\n"
+        "sys.exit(run_command(command, []))\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    time.sleep(0.1)
+    process.send_signal(sent)
+    assert process.stdout.readline() in ("SystemExit\n", "KeyboardInterrupt\n")
+    assert process.wait(timeout=10) == code
