@@ -186,7 +186,7 @@ class RunConfig(Section):
     deepspeed: DeepSpeedConfig = DeepSpeedConfig()
     evaluation: EvaluationConfig | None = None
     logging: LoggingConfig = LoggingConfig()
-    tracking: dict[str, dict[str, Any]] = {"mlflow": {}}  # noqa: RUF012 - pydantic copies defaults
+    tracking: dict[str, dict[str, Any]] = {"mlflow": {}}
     """Observers by name with their parameters; MLflow by default, `{}` for none."""
     plugins: PluginsConfig = PluginsConfig()
     output_dir: str = "runs/default"

@@ -257,4 +257,3 @@ class RunContext:
     git_commit: str | None
     source: str
     """The run file or recipe, as the user named it."""
-

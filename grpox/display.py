@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 SHOWN = (
     ("reward", "reward {:.3f}"),
     ("loss", "loss {:.4g}"),
-    ("tokens_per_second", "{:,.0f} tokens/s"),
+    ("tokens_per_second/generated", "{:,.0f} tokens/s"),
     ("step_time", "{:.1f} s/step"),
 )
 """Metrics of a step that are shown where the trainer logs them, and how."""
@@ -84,7 +84,8 @@ class TerminalDisplay:
         accuracy = next((metrics[name] for name in metrics if name.split("/")[-1] == "accuracy"), None)
         if accuracy is not None:
             self._accuracies[step] = accuracy
-        values = "  ".join(f"{escaped(name)} {value:.4g}" for name, value in metrics.items())
+        told = {name: value for name, value in metrics.items() if not name.startswith("completions/")}
+        values = "  ".join(f"{escaped(name)} {value:.4g}" for name, value in told.items())
         self._line(f"evaluation after step {step}: {values}")
 
     @hookimpl(tryfirst=True)

@@ -48,9 +48,7 @@ def rows(plugins: PluginSet, kind: str | None = None) -> list[Row]:
     if kind is not None and kind not in (*KINDS, PLUGIN_KIND):
         kinds = [*KINDS, PLUGIN_KIND]
         near = nearest(kind, kinds)
-        raise ConfigError(
-            Problem("no such kind", "--kind", given=kind, allowed=", ".join(kinds), nearest=near)
-        )
+        raise ConfigError(Problem("no such kind", "--kind", given=kind, allowed=", ".join(kinds), nearest=near))
     holders = Counter((offer.kind, offer.spec.name) for offer in plugins.offers)
     components = [_component_row(offer, holders[offer.kind, offer.spec.name] > 1) for offer in plugins.offers]
     order = list(KINDS)

@@ -19,7 +19,7 @@ from grpox.component import BoundComponent, bind_object
 from grpox.config import RunConfig, Section
 from grpox.errors import ConfigError, Problem, nearest
 from grpox.input_paths import check_inputs, resolve_paths
-from grpox.lr_schedules import LR_SCHEDULER_TYPES
+from grpox.lr_schedules import LR_SCHEDULER_TYPES, UNSUPPORTED_SCHEDULER_TYPES
 from grpox.origins import Origin
 from grpox.overrides import apply_overrides
 from grpox.plugins import discover
@@ -222,7 +222,12 @@ def _unknown_names(config: RunConfig) -> list[Problem]:
         problems += _unknown("evaluation.accuracy", config.evaluation.accuracy, "reward of this run", rewards)
     if config.train.scheduler is None:
         name = config.train.lr_scheduler_type
-        problems += _unknown("train.lr_scheduler_type", name, "learning-rate schedule", LR_SCHEDULER_TYPES)
+        if name in UNSUPPORTED_SCHEDULER_TYPES:
+            what = f"{UNSUPPORTED_SCHEDULER_TYPES[name]}: use a scheduler plugin (train.scheduler) for it"
+            allowed = ", ".join(LR_SCHEDULER_TYPES)
+            problems.append(Problem(what, "train.lr_scheduler_type", given=name, allowed=allowed))
+        else:
+            problems += _unknown("train.lr_scheduler_type", name, "learning-rate schedule", LR_SCHEDULER_TYPES)
     return problems
 
 

@@ -48,7 +48,8 @@ def test_a_bad_config_ends_with_2_before_anything_is_written(grpox, folder):
 
 
 @pytest.mark.parametrize(
-    ("signal_sent", "code", "name"), [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")]
+    ("signal_sent", "code", "name"),
+    [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")],
 )
 def test_a_signal_ends_the_run_as_killed(folder, signal_sent, code, name):
     command = [str(Path(sys.executable).with_name("grpox")), "train", "quickstart"]

@@ -61,9 +61,7 @@ def test_returns_whole_groups_in_order_with_the_synced_version(generator, tokeni
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7, 1.6])
-def test_logprobs_are_those_of_the_model_at_the_sampling_temperature(
-    generator, policy, tokenizer, temperature
-):
+def test_logprobs_are_those_of_the_model_at_the_sampling_temperature(generator, policy, tokenizer, temperature):
     sampling = SamplingConfig(max_completion_length=4, temperature=temperature)
     rollouts = list(generator.generate(prompts(tokenizer), sampling, seed=1))
     batch = collate(rollouts, [0.0] * len(rollouts), tokenizer.pad_token_id, CPU)

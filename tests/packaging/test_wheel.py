@@ -79,7 +79,7 @@ def test_a_run_uses_third_party_components_by_name(grpox):
         "train.optimizer={name: momentum, momentum: 0.5}",
         "train.scheduler=halving",
         "train.max_steps=3",
-        "tracking={diary: {path: diary.txt}}",
+        "tracking={diary: {file: diary.txt}}",
         "evaluation=null",
     )
     rates = [line.split() for line in (grpox.folder / "diary.txt").read_text().splitlines()]

@@ -7,12 +7,12 @@ import subprocess
 import sys
 from typing import Any
 
-import grpox_advantages.plugin
-import grpox_corrections.plugin
-import grpox_losses.plugin
 import pytest
 from pydantic import BaseModel
 
+import grpox_advantages.plugin
+import grpox_corrections.plugin
+import grpox_losses.plugin
 from grpox import ComponentSpec
 from grpox.contracts import PolicyLoss
 

@@ -52,7 +52,7 @@ def test_a_step_shows_the_metrics_that_there_are() -> None:
     display, console = plain()
     run = context()
     display.grpox_run_started(run)
-    display.grpox_step_finished(run, 1, {"reward": 0.25, "tokens_per_second": 1234.5, "entropy": 9.0})
+    display.grpox_step_finished(run, 1, {"reward": 0.25, "tokens_per_second/generated": 1234.5, "entropy": 9.0})
     assert console.export_text() == "step 1/10  reward 0.250  1,234 tokens/s\n"
 
 
@@ -111,9 +111,7 @@ def test_sample_rows_span_best_to_worst_and_end_with_unscored() -> None:
 @pytest.mark.parametrize("count", [0, 1, 2, 3])
 def test_a_small_batch_is_shown_whole(count: int) -> None:
     rollouts = [scored(float(reward)) for reward in range(count)]
-    assert [row.reward for row in sample_rows(rollouts)] == [
-        float(reward) for reward in reversed(range(count))
-    ]
+    assert [row.reward for row in sample_rows(rollouts)] == [float(reward) for reward in reversed(range(count))]
 
 
 def test_shortening_keeps_start_and_end_within_the_width() -> None:
@@ -139,9 +137,7 @@ def test_the_summary_tells_accuracy_before_and_after() -> None:
     display.grpox_run_finished(run)
     shown = console.export_text()
     assert "evaluation after step 10: accuracy 0.5  mean_length 12\n" in shown
-    rows = [
-        [cell.strip() for cell in line.strip("│").split("│")] for line in shown.splitlines() if "│" in line
-    ]
+    rows = [[cell.strip() for cell in line.strip("│").split("│")] for line in shown.splitlines() if "│" in line]
     assert rows[0] == ["accuracy before training", "0.1250"]
     assert rows[1] == ["accuracy after step 10", "0.5000"]
     assert ["steps", "10"] in rows

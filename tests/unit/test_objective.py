@@ -139,9 +139,7 @@ def test_correction_weights_scale_the_policy_term_and_leave_the_kl_term():
     weights = torch.where(mask, 1.0, 0.0).double()
 
     def total(correction, beta):
-        inputs = ObjectiveInputs(
-            logprobs, mask, advantages, weights, old, reference, correction=correction
-        )
+        inputs = ObjectiveInputs(logprobs, mask, advantages, weights, old, reference, correction=correction)
         return objective(Dapo(ClippedConfig()), inputs, beta).loss.item()
 
     policy, kl = total(None, 0.0), total(None, 1.0) - total(None, 0.0)

@@ -62,9 +62,7 @@ def observers(manager: pluggy.PluginManager, *selected: tuple[str, object]) -> t
     return Observers(manager, selected, Console(file=output, width=200)), output
 
 
-def test_arguments_arrive_by_name_whatever_their_order(
-    manager: pluggy.PluginManager, run: RunContext
-) -> None:
+def test_arguments_arrive_by_name_whatever_their_order(manager: pluggy.PluginManager, run: RunContext) -> None:
     listener = Listener()
     told, _ = observers(manager, ("listener", listener))
     told.step_finished(run, 3, {"loss": 0.5})

@@ -197,9 +197,7 @@ def test_parameters_of_a_component_without_any_are_refused(registry):
 
 
 def test_a_name_that_is_wrong_is_told_with_its_key(registry):
-    assert (
-        parse_problems(registry, key="train.optimizer", name="nothing")["train.optimizer"].given == "nothing"
-    )
+    assert parse_problems(registry, key="train.optimizer", name="nothing")["train.optimizer"].given == "nothing"
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 
 from grpox.config import RunConfig
 from grpox.errors import ConfigError, Problem
-from grpox.lr_schedules import LR_SCHEDULER_TYPES
+from grpox.lr_schedules import LR_SCHEDULER_TYPES, UNSUPPORTED_SCHEDULER_TYPES
 from grpox.runfile import ResolvedRun, load_run, resolve_config
 
 RUN = """\
@@ -400,7 +400,25 @@ def test_a_scheduler_type_that_does_not_exist(refuse: Refuse) -> None:
 def test_the_scheduler_types_are_those_of_transformers() -> None:
     from transformers import SchedulerType
 
-    assert set(LR_SCHEDULER_TYPES) == {member.value for member in SchedulerType}
+    known = {member.value for member in SchedulerType}
+    assert {*LR_SCHEDULER_TYPES, *UNSUPPORTED_SCHEDULER_TYPES} == known
+
+
+@pytest.mark.parametrize("name", LR_SCHEDULER_TYPES)
+def test_every_scheduler_type_steps_without_arguments_of_its_own(name: str) -> None:
+    import torch
+    from transformers import get_scheduler
+
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    schedule = get_scheduler(name, optimizer, num_warmup_steps=2, num_training_steps=10)
+    optimizer.step()
+    schedule.step()
+
+
+def test_a_scheduler_type_that_needs_more_than_the_run_file_can_say(refuse: Refuse) -> None:
+    [problem] = refuse("num_generations: 4", "num_generations: 4\n  lr_scheduler_type: warmup_stable_decay")
+    assert told(problem)[:2] == ("run.yaml:10", "train.lr_scheduler_type")
+    assert problem.what.startswith("needs num_decay_steps: use a scheduler plugin")
 
 
 def test_the_accuracy_must_be_a_reward_of_the_run(refuse: Refuse) -> None:

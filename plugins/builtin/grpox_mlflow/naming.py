@@ -32,7 +32,7 @@ class Names:
 
     def _free(self, name: str) -> str:
         candidate, count = name, 1
-        while False:
+        while candidate in self._taken:
             count += 1
             candidate = f"{name[: NAME_LENGTH - 8]}-{count}"
         return candidate

@@ -74,9 +74,7 @@ class RegexConfig(BaseModel):
             return self
         compiled = re.compile(self.pattern)
         if self.group not in {*range(compiled.groups + 1), *compiled.groupindex}:
-            raise ValueError(
-                f"the pattern has no group {self.group!r} to compare with column '{self.column}'"
-            )
+            raise ValueError(f"the pattern has no group {self.group!r} to compare with column '{self.column}'")
         return self
 
 
@@ -97,6 +95,7 @@ class MathConfig(BaseModel):
     model_config = STRICT
 
     column: str = "answer"
-    """Dataset column with the answer: a number, bare LaTeX, or text with it in $...$ or \\boxed{...}. A row where it is null or holds no expression abstains."""
+    """Dataset column with the answer: a number, bare LaTeX, or text with it in $...$ or \\boxed{...}.
+    A row where it is null or holds no expression abstains."""
     timeout_seconds: float = Field(5.0, gt=0)
     """Time allowed for one completion; one that takes longer scores 0 and counts in math/timeouts."""

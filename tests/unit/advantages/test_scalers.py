@@ -9,11 +9,11 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from grpox_advantages.configs import CentredConfig, ScaledConfig
-from grpox_advantages.scalers import Batch, Centred, Group
 from pydantic import ValidationError
 
 from grpox.contracts import AdvantageScaler
+from grpox_advantages.configs import CentredConfig, ScaledConfig
+from grpox_advantages.scalers import Batch, Centred, Group
 
 NAN = math.nan
 EXACT = ScaledConfig(eps=0.0, ddof=0)

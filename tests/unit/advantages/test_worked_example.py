@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+
+from grpox.contracts import LossInputs
 from grpox_advantages.configs import ScaledConfig
 from grpox_advantages.scalers import Group
 from grpox_losses.cispo import Cispo
 from grpox_losses.configs import CispoConfig
-
-from grpox.contracts import LossInputs
 
 LOGPROBS = [[-2.30, -1.20, -1.61], [-1.39, -1.39, -1.39]]
 

@@ -6,10 +6,11 @@ import math
 
 import pytest
 import torch
+from pydantic import ValidationError
+
 from grpox_corrections.configs import NoCorrectionConfig, TokenTruncateConfig
 from grpox_corrections.none import NoCorrection
 from grpox_corrections.token_truncate import TokenTruncate
-from pydantic import ValidationError
 
 NAN = math.nan
 TRUE = torch.ones(1, 4, dtype=torch.bool)

@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from grpox_losses.cispo import Cispo
-from grpox_losses.configs import CispoConfig
 
 from grpox.contracts import LossInputs
+from grpox_losses.cispo import Cispo
+from grpox_losses.configs import CispoConfig
 
 MakeInputs = Callable[..., LossInputs]
 

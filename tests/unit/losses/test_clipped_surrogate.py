@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from grpox_losses.clipped import clipped_surrogate
-from grpox_losses.configs import ClippedConfig
 
 from grpox.contracts import LossInputs
+from grpox_losses.clipped import clipped_surrogate
+from grpox_losses.configs import ClippedConfig
 
 MakeInputs = Callable[..., LossInputs]
 

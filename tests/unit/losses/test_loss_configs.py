@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from grpox_losses.configs import CispoConfig, ClippedConfig, SapoConfig
 from pydantic import BaseModel, ValidationError
+
+from grpox_losses.configs import CispoConfig, ClippedConfig, SapoConfig
 
 
 def test_defaults() -> None:

@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from grpox_losses.configs import SapoConfig
-from grpox_losses.sapo import Sapo
 
 from grpox.contracts import LossInputs
+from grpox_losses.configs import SapoConfig
+from grpox_losses.sapo import Sapo
 
 MakeInputs = Callable[..., LossInputs]
 

@@ -37,7 +37,7 @@ def even(completions, **_):
 
 class Diary:
     def __init__(self, config):
-        self.path = Path(config.path)
+        self.path = Path(config.file)
 
     @hookimpl
     def grpox_step_finished(self, step, metrics):

@@ -10,4 +10,4 @@ class MomentumConfig(BaseModel):
 
 
 class DiaryConfig(BaseModel):
-    path: str
+    file: str
