@@ -47,6 +47,10 @@ class TerminalDisplay:
     @hookimpl
     def grpox_run_started(self, run: RunContext) -> None:
         self._started = time.monotonic()
+        ranks = "1 rank" if run.world_size == 1 else f"{run.world_size} ranks"
+        self._line(
+            f"{escaped(run.source)}: {run.total_steps} steps on {ranks}, into {escaped(str(run.output_dir))}"
+        )
         if self._console.is_terminal:
             self._progress = Progress(
                 TextColumn("step"),

@@ -34,7 +34,6 @@ class AdamW:
             lr=learning_rate,
             betas=(self.config.adam_beta1, self.config.adam_beta2),
             eps=self.config.adam_epsilon,
-            fused=torch.cuda.is_available() or None,
         )
 
 

@@ -31,10 +31,17 @@ def plain() -> tuple[TerminalDisplay, Console]:
     return TerminalDisplay(console), console
 
 
-def step_lines(total_steps: int) -> list[int]:
+def started(run: RunContext) -> tuple[TerminalDisplay, Console]:
+    """A display that has told which run it shows, and has nothing else on its console."""
     display, console = plain()
-    run = context(total_steps)
     display.grpox_run_started(run)
+    assert console.export_text() == f"run.yaml: {run.total_steps} steps on 1 rank, into runs/demo\n"
+    return display, console
+
+
+def step_lines(total_steps: int) -> list[int]:
+    run = context(total_steps)
+    display, console = started(run)
     for step in range(1, total_steps + 1):
         display.grpox_step_finished(run, step, {"reward": 0.25})
     return [int(line.split()[1].split("/")[0]) for line in console.export_text().splitlines()]
@@ -49,17 +56,15 @@ def test_a_long_run_shows_about_twenty_lines_with_the_first_and_the_last() -> No
 
 
 def test_a_step_shows_the_metrics_that_there_are() -> None:
-    display, console = plain()
     run = context()
-    display.grpox_run_started(run)
+    display, console = started(run)
     display.grpox_step_finished(run, 1, {"reward": 0.25, "tokens_per_second/generated": 1234.5, "entropy": 9.0})
     assert console.export_text() == "step 1/10  reward 0.250  1,234 tokens/s\n"
 
 
 def test_time_left_follows_the_pace_after_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    display, console = plain()
     run = context(total_steps=5)
-    display.grpox_run_started(run)
+    display, console = started(run)
     # The first step ends after a start-up of 100 s, the third 20 s later: two more take 20 s.
     for step, now in ((1, 100.0), (3, 120.0)):
         monkeypatch.setattr("grpox.display.time.monotonic", lambda now=now: now)
