@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
 from grpox.contracts import Rollout
+from grpox.reward_sum import ROUNDING
 
 
 def reward_metrics(
@@ -26,9 +27,13 @@ def reward_metrics(
     deviations = [float(group.std()) for group in groups if len(group) > 1]
     if deviations:
         metrics["reward_std"] = mean(deviations)
-    still = [len(group) < 2 or bool((group == group[0]).all()) for group in groups]
-    metrics["frac_reward_zero_std"] = sum(still) / len(still)
+    metrics["frac_reward_zero_std"] = mean([float(_is_flat(group)) for group in groups])
     return metrics
+
+
+def _is_flat(group: torch.Tensor) -> bool:
+    """Whether the scored rewards of a group are equal, or fewer than two: it then teaches nothing."""
+    return len(group) < 2 or bool(group.max() - group.min() <= ROUNDING * group.abs().max())
 
 
 def length_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
@@ -46,6 +51,12 @@ def length_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
         metrics["completions/min_terminated_length"] = float(min(ended))
         metrics["completions/max_terminated_length"] = float(max(ended))
     return metrics
+
+
+def mean_metrics(all_metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The mean of each metric over the batches that have it: usually there is just one."""
+    names = dict.fromkeys(name for metrics in all_metrics for name in metrics)
+    return {name: mean([metrics[name] for metrics in all_metrics if name in metrics]) for name in names}
 
 
 def mean(values: Sequence[float]) -> float:

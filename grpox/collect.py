@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,6 +33,8 @@ class ScoredRow:
 
     rollout: Rollout
     rewards: tuple[float | None, ...]
+    extra: dict[str, Any]
+    """What the functions told of it through `log_extra`."""
 
 
 @dataclass(frozen=True)
@@ -143,8 +146,10 @@ class Sampler:
             columns=prompts.columns(dataset_rows),
             trainer_state=state,
         )
-        values = zip(*table.values, strict=True)
-        rows = [ScoredRow(rollout, tuple(row)) for rollout, row in zip(rollouts, values, strict=True)]
+        rows = []
+        for place, (rollout, *values) in enumerate(zip(rollouts, *table.values, strict=True)):
+            extra = {name: column[place] for name, column in table.extra_columns.items()}
+            rows.append(ScoredRow(rollout, tuple(values), extra))
         return rows, table.metrics
 
 
@@ -197,6 +202,7 @@ class Collector:
                 rewards=dict(zip(labels, row.rewards, strict=True)),
                 reward=total,
                 advantage=advantage,
+                extra=row.extra,
             )
             for row, total, advantage in numbers
         ]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import pyarrow
+
     from grpox.contracts import RunContext, ScoredRollout
 
 
@@ -38,7 +41,8 @@ def write_completions(path: Path, step: int, rollouts: Sequence[ScoredRollout]) 
     """Write `rollouts` as parquet, whole or not at all.
 
     Columns: step, group, sample, prompt, completion, reward, advantage, ``rewards/<label>`` for each reward
-    function (null where it abstained), finish_reason, policy_version, completion_length (tokens).
+    function (null where it abstained), finish_reason, policy_version, completion_length (tokens), and
+    ``extra/<name>`` for what reward functions logged.
     """
     import pyarrow
     from pyarrow import parquet
@@ -63,7 +67,20 @@ def write_completions(path: Path, step: int, rollouts: Sequence[ScoredRollout]) 
             [len(scored.rollout.completion_ids) for scored in rollouts], integer
         ),
     }
+    extras = dict.fromkeys(name for scored in rollouts for name in scored.extra)
+    for name in extras:
+        columns[f"extra/{name}"] = _extra_column([scored.extra.get(name) for scored in rollouts])
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_suffix(".unfinished")
     parquet.write_table(pyarrow.table(columns), unfinished)
     unfinished.replace(path)
+
+
+def _extra_column(values: list[Any]) -> pyarrow.Array:
+    """Numbers and truth values as they are, anything else as text: a column of mixed types has none."""
+    import pyarrow
+
+    if all(value is None or isinstance(value, bool | int | float) for value in values):
+        with contextlib.suppress(pyarrow.ArrowException):
+            return pyarrow.array(values)
+    return pyarrow.array([None if value is None else str(value) for value in values], pyarrow.string())

@@ -191,3 +191,12 @@ class RunConfig(Section):
     plugins: PluginsConfig = PluginsConfig()
     output_dir: str = "runs/default"
     """Folder for everything the run writes, relative to the working directory."""
+
+    @property
+    def reward_labels(self) -> list[str]:
+        """What metrics and files call each reward: its name, numbered where it comes again: regex, regex-2."""
+        labels: list[str] = []
+        for reward in self.rewards:
+            before = sum(other.label == reward.label for other in self.rewards[: len(labels)])
+            labels.append(f"{reward.label}-{before + 1}" if before else reward.label)
+        return labels

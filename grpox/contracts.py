@@ -47,7 +47,7 @@ class LossInputs:
     old_logprobs: Tensor  # f32[B, T]
     advantages: Tensor  # f32[B, T]
     token_mask: Tensor  # bool[B, T]
-    entropy: Tensor | None = None  # f32[B, T], only for a loss whose spec needs "entropy"
+    entropy: Tensor | None = None  # f32[B, T] of the distribution that `logprobs` are of, without gradient
     correction_weights: Tensor | None = None  # f32[B, T], only for a loss that folds the correction
 
 
@@ -63,8 +63,9 @@ class LossOutput:
 class PolicyLoss(Protocol):
     """A per-token policy loss. It never sees a normaliser, a rank or an accumulation step.
 
-    Optional attributes, read with these defaults by `grpox.objective`: ``gradient: "value" | "surrogate" =
-    "value"``, ``zero_at_zero_advantage: bool = False``, ``folds_correction: bool = False``.
+    Optional attributes: ``folds_correction: bool = False``, read by `grpox.objective`; and what a loss tells of
+    itself to tests and tools: ``gradient: "value" | "surrogate" = "value"`` (a surrogate's gradient is not that
+    of its value), ``zero_at_zero_advantage: bool = False`` (it adds no gradient where the advantage is 0).
     """
 
     reduction: ClassVar[Reduction]
@@ -177,6 +178,8 @@ class ScoredRollout:
     reward: float
     """Weighted sum; NaN when every function abstained."""
     advantage: float
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    """What reward functions told of it through `log_extra`."""
 
 
 @dataclass(frozen=True)

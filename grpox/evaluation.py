@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from grpox.batch_metrics import length_metrics, mean
+from grpox.batch_metrics import length_metrics, mean, mean_metrics
 from grpox.collect import Sampler, ScoredRow
 from grpox.config import EvaluationConfig, SamplingConfig
 from grpox.contracts import TrainerState
@@ -28,13 +28,15 @@ class Evaluator:
     def evaluate(self, state: TrainerState) -> dict[str, float]:
         """The accuracy, the mean of every reward and the completion lengths, over all ranks."""
         rows: list[ScoredRow] = []
+        logs: list[dict[str, float]] = []
         per_batch = self.config.batch_size * self.sampler.world.size
         for start in range(0, len(self.prompts), per_batch):
             indices = range(start, min(start + per_batch, len(self.prompts)))
             stream = (1, state.global_step, start)
-            scored, _ = self.sampler.sample(self.prompts, indices, 1, self.sampling, stream, state)
+            scored, logged = self.sampler.sample(self.prompts, indices, 1, self.sampling, stream, state)
             rows += scored
-        return self._metrics(rows)
+            logs.append(logged)
+        return {**mean_metrics(logs), **self._metrics(rows)}
 
     def _metrics(self, rows: Sequence[ScoredRow]) -> dict[str, float]:
         metrics = {}

@@ -22,13 +22,18 @@ if TYPE_CHECKING:
     from grpox.contracts import RunContext, ScoredRollout
 
 
+RECORD = ("config.yaml", "versions.json", "completions", "summary.json", "metrics.jsonl")
+"""What a run leaves in its folder, beside the model; the last tells that there was a run."""
+
+
 class LocalRecord:
     """Writes ``config.yaml``, ``versions.json``, ``metrics.jsonl`` and ``completions/*.parquet``.
 
     Each line of ``metrics.jsonl`` is one JSON object, on disk before the next step starts:
     ``{"step": 3, "time": <unix seconds>, "metrics": {...}}`` for an optimizer step, and
     ``{"step": 3, "time": ..., "evaluation": {...}}`` for an evaluation. JSON knows no such numbers, so they
-    are the strings ``"nan"``, ``"inf"`` and ``"-inf"``, which Python's `float` reads back.
+    are the strings ``"nan"``, ``"inf"`` and ``"-inf"``, which Python's `float` reads back. The record of an
+    earlier run in the same folder is moved to ``earlier/``.
     """
 
     @hookimpl(tryfirst=True)
@@ -36,11 +41,11 @@ class LocalRecord:
         self._files = CompletionFiles(run)
         self._metrics = run.output_dir / "metrics.jsonl"
         run.output_dir.mkdir(parents=True, exist_ok=True)
+        _set_aside(run.output_dir)
         (run.output_dir / "config.yaml").write_text(config_text(run.config), encoding="utf-8")
         versions = {"versions": dict(run.versions), "git_commit": run.git_commit, "source": run.source}
         text = json.dumps(versions, indent=2, ensure_ascii=False) + "\n"
         (run.output_dir / "versions.json").write_text(text, encoding="utf-8")
-        _end_torn_line(self._metrics)
 
     @hookimpl(tryfirst=True)
     def grpox_rollouts_scored(self, step: int, rollouts: Sequence[ScoredRollout]) -> None:
@@ -73,8 +78,14 @@ def _strict(value: float) -> float | str:
     return value if math.isfinite(value) else str(float(value))
 
 
-def _end_torn_line(path: Path) -> None:
-    """Close the line that a killed process left half written, so that the next one can be read."""
-    if path.exists() and not path.read_bytes().endswith(b"\n"):
-        with path.open("a", encoding="utf-8") as file:
-            file.write("\n")
+def _set_aside(folder: Path) -> None:
+    """Move the record of an earlier run in this folder to ``earlier/<when it ended>``; its model stays."""
+    metrics = folder / "metrics.jsonl"
+    if not metrics.exists():
+        return
+    ended = time.strftime("%Y-%m-%dT%H-%M-%S", time.localtime(metrics.stat().st_mtime))
+    aside = folder / "earlier" / ended
+    aside.mkdir(parents=True, exist_ok=True)
+    for name in RECORD:
+        if (folder / name).exists():
+            (folder / name).replace(aside / name)

@@ -5,6 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+ROUNDING = 4 * torch.finfo(torch.float32).eps
+"""Rewards whose spread is at most this share of the largest are equal: 0.1 + 0.2 and 0.3 + 0, as float32."""
+
 
 def weighted_sum(rewards: Tensor, weights: Tensor) -> Tensor:
     """The weighted sum of each row, without re-weighting the rest where a function abstained.

@@ -58,6 +58,8 @@ def train(
     """
     if isinstance(config, str | Path):
         return train_run(load_run(config, overrides, functions=rewards))
+    if overrides:
+        raise TypeError("overrides go with a run file or recipe; change the mapping or RunConfig itself")
     return train_run(resolve_config(config, Path.cwd(), "python", functions=rewards))
 
 
@@ -186,8 +188,8 @@ def _schedule(config: RunConfig, world: World, num_prompts: int) -> Schedule:
 
 def _rewards(run: ResolvedRun) -> list[NamedReward]:
     return [
-        NamedReward(ref.label, run.build(f"rewards[{place}]"), ref.weight)
-        for place, ref in enumerate(run.config.rewards)
+        NamedReward(label, run.build(f"rewards[{place}]"), ref.weight)
+        for place, (label, ref) in enumerate(zip(run.config.reward_labels, run.config.rewards, strict=True))
     ]
 
 

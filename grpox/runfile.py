@@ -209,15 +209,35 @@ def _bind(
         except ConfigError as error:
             problems += error.problems
     if not problems:
-        core = {"entropy", "old_logprobs"} | ({"reference_logprobs"} if config.train.beta > 0 else set())
-        problems = registry.negotiate(list(components.values()), core)
+        problems = registry.negotiate(list(components.values()), {"entropy", "old_logprobs"})
+        problems += _biased_correction(config, components["correction"])
     return components, problems
+
+
+def _biased_correction(config: RunConfig, correction: BoundComponent) -> list[Problem]:
+    """A generator that drops unlikely tokens reports its log-probabilities over the rest; pi_old is over all."""
+    sampling = config.sampling
+    neutral = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}
+    given = [
+        f"{name} {getattr(sampling, name)}" for name in neutral if getattr(sampling, name) != neutral[name]
+    ]
+    if not given or "logprobs" not in correction.needs:
+        return []
+    return [
+        Problem(
+            f"{correction} would be biased: the generator's log-probabilities are over the tokens it keeps, "
+            "the trainer's over all",
+            key="correction",
+            given=f"sampling with {', '.join(given)}",
+            allowed="correction none, or sampling with top_p 1, top_k 0 and min_p 0",
+        )
+    ]
 
 
 def _unknown_names(config: RunConfig) -> list[Problem]:
     """Names that stand for something else than a component, and do not exist."""
     problems = []
-    rewards = [reward.label for reward in config.rewards]
+    rewards = config.reward_labels
     if config.evaluation and config.evaluation.accuracy is not None:
         problems += _unknown("evaluation.accuracy", config.evaluation.accuracy, "reward of this run", rewards)
     if config.train.scheduler is None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from grpox.batch_metrics import mean
+from grpox.batch_metrics import mean_metrics
 from grpox.collect import GenerationBatch
 from grpox.update import Slice
 
@@ -33,7 +33,7 @@ def step_metrics(
     tokens, positions = sum(int(mask.sum()) for mask in masks), sum(mask.numel() for mask in masks)
     metrics = {
         **update,
-        **_mean_metrics([batch.metrics for batch in new]),
+        **mean_metrics([batch.metrics for batch in new]),
         **times,
         "step_time": step_time,
         "padding_fraction": 1 - tokens / positions,
@@ -44,12 +44,6 @@ def step_metrics(
         generated = sum(len(rollout.completion_ids) for batch in new for rollout in batch.rollouts)
         metrics["tokens_per_second/generated"] = generated / times["time/generate"]
     return metrics
-
-
-def _mean_metrics(all_metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """The mean of each metric over the generation batches that have it: usually there is just one."""
-    names = dict.fromkeys(name for metrics in all_metrics for name in metrics)
-    return {name: mean([metrics[name] for metrics in all_metrics if name in metrics]) for name in names}
 
 
 def _peak_memory_gib() -> float:

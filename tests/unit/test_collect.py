@@ -133,3 +133,24 @@ def test_observers_see_texts_and_rewards_by_name():
         ("a", "aa", 1, {"equals": 1}),
         ("a", "aaa", 0, {"equals": 0}),
     ]
+
+
+def test_what_a_reward_function_logs_reaches_metrics_and_observers():
+    def telling(completions, log_metric, log_extra, **_):
+        log_metric("longest", max(map(len, completions)))
+        log_extra("length", [len(c) for c in completions])
+        return [0.0] * len(completions)
+
+    made = collector(Scripted(), NamedReward("telling", telling))
+    batch = made.collect(0, [0], STATE)
+    assert batch.metrics["longest"] == 3
+    assert [row.extra for row in made.scored(batch)] == [{"length": 1}, {"length": 2}, {"length": 3}]
+
+
+def test_rewards_that_differ_by_rounding_only_make_a_flat_group():
+    def rounding(completions, **_):
+        return [0.1 + 0.2 if len(c) == 1 else 0.3 for c in completions]
+
+    batch = collector(Scripted(), NamedReward("rounding", rounding)).collect(0, [0], STATE)
+    assert batch.metrics["frac_reward_zero_std"] == 1
+    assert batch.advantages.tolist() == [0, 0, 0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -84,15 +85,33 @@ def test_a_line_is_on_disk_before_the_hook_returns(run: RunContext, record: Loca
     assert before <= first["time"] <= second["time"] <= time.time()
 
 
-def test_a_second_start_appends_and_survives_a_torn_line(run: RunContext, record: LocalRecord) -> None:
+def test_a_second_run_sets_the_record_of_the_first_aside(run: RunContext, record: LocalRecord) -> None:
     record.grpox_step_finished(1, {"loss": 1.0})
-    with (run.output_dir / "metrics.jsonl").open("a") as file:
-        file.write('{"step": 2, "ti')
+    record.grpox_rollouts_scored(1, [scored(0, 0, math=1.0)])
+    (run.output_dir / "summary.json").write_text("{}")
+    (run.output_dir / "model").mkdir()
     again = LocalRecord()
     again.grpox_run_started(run)
-    again.grpox_step_finished(2, {"loss": 2.0})
-    lines = (run.output_dir / "metrics.jsonl").read_text().splitlines()
-    assert [json.loads(lines[0])["step"], lines[1], json.loads(lines[2])["step"]] == [1, '{"step": 2, "ti', 2]
+    again.grpox_step_finished(1, {"loss": 2.0})
+    (aside,) = (run.output_dir / "earlier").iterdir()
+    names = {"config.yaml", "versions.json", "metrics.jsonl", "completions", "summary.json"}
+    assert {path.name for path in aside.iterdir()} == names
+    assert json.loads((aside / "metrics.jsonl").read_text())["metrics"] == {"loss": 1.0}
+    assert json.loads((run.output_dir / "metrics.jsonl").read_text())["metrics"] == {"loss": 2.0}
+    assert (run.output_dir / "model").is_dir()
+    assert not (run.output_dir / "summary.json").exists()
+
+
+def test_what_reward_functions_log_of_a_completion_becomes_a_column(
+    run: RunContext, record: LocalRecord
+) -> None:
+    rows = [scored(0, 0, math=1.0), scored(0, 1, math=0.0), scored(0, 2, math=0.0)]
+    extras = [{"steps": 3, "why": "no carry"}, {"steps": None, "why": ["a", 1]}, {}]
+    told = [replace(row, extra=extra) for row, extra in zip(rows, extras, strict=True)]
+    record.grpox_rollouts_scored(1, told)
+    table = parquet.read_table(run.output_dir / "completions" / "step_000001.parquet")
+    assert table["extra/steps"].to_pylist() == [3, None, None]
+    assert table["extra/why"].to_pylist() == ["no carry", "['a', 1]", None]
 
 
 def test_completions_read_back_with_a_column_per_reward(run: RunContext, record: LocalRecord) -> None:

@@ -383,7 +383,8 @@ def test_a_component_whose_needs_nothing_meets_is_refused(refuse: Refuse, load: 
     [problem] = refuse("{name: dapo, clip_high: 0.28}", "{path: needy.py:Needy}")
     assert told(problem)[:2] == ("run.yaml:6", "loss")
     assert "needs 'reference_logprobs'" in problem.what
-    load("{name: dapo, clip_high: 0.28}", "{path: needy.py:Needy}", "train.beta=0.1")
+    (tmp_path / "inputs" / "met.py").write_text("class Met:\n    needs = ('logprobs', 'entropy')\n")
+    assert load("{name: dapo, clip_high: 0.28}", "{path: met.py:Met}")
 
 
 @pytest.mark.parametrize("params", ["name: mlflow", "path: 3"])
@@ -419,6 +420,22 @@ def test_a_scheduler_type_that_needs_more_than_the_run_file_can_say(refuse: Refu
     [problem] = refuse("num_generations: 4", "num_generations: 4\n  lr_scheduler_type: warmup_stable_decay")
     assert told(problem)[:2] == ("run.yaml:10", "train.lr_scheduler_type")
     assert problem.what.startswith("needs num_decay_steps: use a scheduler plugin")
+
+
+def test_a_correction_is_refused_with_sampling_that_drops_tokens(refuse: Refuse, load: Load) -> None:
+    (problem,) = refuse("", "correction: token-truncate\nsampling: {top_p: 0.8, min_p: 0.1}\n")
+    assert told(problem) == ("run.yaml:12", "correction", "")
+    assert problem.given == "sampling with top_p 0.8, min_p 0.1"
+    assert load("", "correction: token-truncate\nsampling: {temperature: 0.8}\n")
+    assert load("", "sampling: {top_p: 0.8}\n")
+
+
+def test_rewards_of_one_name_are_told_apart(load: Load) -> None:
+    regex = "{name: regex, pattern: a}"
+    run = load(
+        "  - exact\n", f"  - {regex}\n  - exact\n  - {regex}\n  - {regex}\n", "evaluation.accuracy=regex-2"
+    )
+    assert run.config.reward_labels == ["regex", "exact", "regex-2", "regex-3"]
 
 
 def test_the_accuracy_must_be_a_reward_of_the_run(refuse: Refuse) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from grpox.reward_sum import weighted_sum
+from grpox.reward_sum import ROUNDING, weighted_sum
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,7 @@ def centre(rewards: Tensor, weights: Tensor, group_ids: Tensor) -> CentredReward
     zeros = total.new_zeros(len(names))
     counts = zeros.index_add(0, groups, scored.double())
     means = zeros.index_add(0, groups, total.nan_to_num(nan=0.0)) / counts.clamp(min=1)
-    # Rewards that differ by their own rounding only are equal: 0.1 + 0.2 and 0.3 + 0 are, as float32.
-    differ = _spread(total, scored, groups, len(names)) > 4 * torch.finfo(rewards.dtype).eps
+    differ = _spread(total, scored, groups, len(names)) > ROUNDING
     signal = scored & differ[groups]
     deviations = torch.where(signal, total - means[groups], 0.0)
     return CentredRewards(total, deviations, signal, groups, counts)

@@ -1,0 +1,181 @@
+"""The docs against the code: keys, defaults, component names, modules, links and computed numbers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import torch
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from grpox.config import ComponentRef, RewardRef, RunConfig, Section
+from grpox.contracts import LossInputs, PolicyLoss
+from grpox.lr_schedules import LR_SCHEDULER_TYPES
+from grpox.plugins import Offer, discover
+from grpox.registry import Registry
+from grpox.yaml_lines import read_yaml
+from grpox_losses.cispo import Cispo
+from grpox_losses.configs import CispoConfig, ClippedConfig, SapoConfig
+from grpox_losses.dapo import Dapo
+from grpox_losses.sapo import Sapo
+
+ROOT = Path(__file__).parents[2]
+BUILTIN = ROOT / "plugins" / "builtin"
+PAGES = [ROOT / "README.md", ROOT / "plugins" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES += sorted((ROOT / "plugins" / "examples").glob("*/README.md"))
+RUN_FILE = (ROOT / "docs" / "run-file.md").read_text(encoding="utf-8")
+ALGORITHMS = (ROOT / "docs" / "algorithms.md").read_text(encoding="utf-8")
+REQUIRED = object()
+
+PLUGINS = discover()
+BUILT_IN = [offer for offer in PLUGINS.offers if offer.distribution == "grpox"]
+
+
+def tables(text: str) -> Iterator[tuple[list[str], list[list[str]]]]:
+    """(cells of the heading, rows of cells) of each table of a page."""
+    for block in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
+        lines = [line.strip(" |").split(" |") for line in block.splitlines()]
+        heading, _, *rows = ([cell.strip() for cell in line] for line in lines)
+        yield heading, rows
+
+
+def documented_parameters() -> dict[str, dict[str, Any]]:
+    """Heading -> key -> default, of each table ``| `name` | default | meaning |``; names may share a table."""
+    found: dict[str, dict[str, Any]] = {}
+    for heading, rows in tables(RUN_FILE + ALGORITHMS):
+        if heading[1:] == ["default", "meaning"]:
+            defaults = {key.strip("`"): default_in(cell) for key, cell, *_ in rows}
+            found |= dict.fromkeys(re.findall(r"`([^`]+)`", heading[0]), defaults)
+    return found
+
+
+def default_in(cell: str) -> Any:
+    return REQUIRED if cell == "required" else read_yaml(cell.strip("`"), "docs").data
+
+
+def default_of(field: FieldInfo) -> Any:
+    """As a run file would write it."""
+    default = field.get_default(call_default_factory=True, validated_data={})
+    if field.is_required():
+        return REQUIRED
+    if isinstance(default, Section):
+        return {}
+    return default.name if isinstance(default, ComponentRef) else default
+
+
+def defaults_of(model: type[BaseModel]) -> dict[str, Any]:
+    return {name: default_of(field) for name, field in model.model_fields.items()}
+
+
+def sections() -> dict[str, type[BaseModel]]:
+    found: dict[str, type[BaseModel]] = {"run": RunConfig}
+    for name, field in RunConfig.model_fields.items():
+        for member in (field.annotation, *get_args(field.annotation)):
+            if isinstance(member, type) and issubclass(member, Section):
+                found[name] = member
+    return found
+
+
+DOCUMENTED = documented_parameters()
+
+
+@pytest.mark.parametrize(("name", "model"), sections().items(), ids=sections())
+def test_a_sections_table_has_its_keys_and_defaults_and_no_others(name: str, model: type[BaseModel]) -> None:
+    assert DOCUMENTED[name] == defaults_of(model)
+
+
+@pytest.mark.parametrize("offer", BUILT_IN, ids=lambda offer: f"{offer.kind}-{offer.spec.name}")
+def test_a_built_in_component_is_named_with_its_parameters(offer: Offer) -> None:
+    assert f"`{offer.spec.name}`" in RUN_FILE
+    model = Registry(PLUGINS).config_model(offer)
+    if model is not None and model.model_fields:
+        assert DOCUMENTED[offer.spec.name] == defaults_of(model)
+
+
+def test_no_table_is_about_something_that_does_not_exist() -> None:
+    assert DOCUMENTED.keys() <= {*sections(), *(offer.spec.name for offer in BUILT_IN)}
+
+
+def test_every_loss_advantage_and_correction_is_explained() -> None:
+    kinds = ("loss", "advantage", "correction")
+    missing = [o.spec.name for o in BUILT_IN if o.kind in kinds and f"`{o.spec.name}`" not in ALGORITHMS]
+    assert missing == []
+
+
+def test_a_rewards_own_keys_and_the_schedules_are_named() -> None:
+    names = {*RewardRef.model_fields, *LR_SCHEDULER_TYPES}
+    assert [name for name in names if f"`{name}`" not in RUN_FILE] == []
+
+
+def test_every_module_is_on_the_map() -> None:
+    design = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
+    listed: set[str] = set()
+    for heading, rows in tables(design):
+        if heading[0] == "module":
+            for first, *others in (re.findall(r"`([^`]+)`", row[0]) for row in rows):
+                folder = first.rpartition("/")[0]
+                listed |= {first, *(f"{folder}/{other}" if folder else other for other in others)}
+    modules = {path.name for path in (ROOT / "grpox").glob("*.py")}
+    plugins = {str(path.relative_to(BUILTIN)) for path in BUILTIN.glob("*/*.py")}
+    plugins -= {f"{path.name}/{same}" for path in BUILTIN.iterdir() for same in ("plugin.py", "configs.py")}
+    assert listed == {m for m in modules | plugins if not m.endswith("__init__.py")}
+
+
+def links() -> list[tuple[Path, str]]:
+    found = []
+    for page in PAGES:
+        text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+        found += [(page, target) for target in re.findall(r"\]\(([^)\s]+)\)", text) if "://" not in target]
+    return found
+
+
+def headings(page: Path) -> set[str]:
+    """The anchors of a page, as GitHub makes them."""
+    titles = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize(("page", "target"), links(), ids=lambda part: Path(part).name)
+def test_a_link_leads_somewhere(page: Path, target: str) -> None:
+    file, _, anchor = target.partition("#")
+    path = (page.parent / file).resolve() if file else page
+    assert path.exists()
+    assert not anchor or anchor in headings(path)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: f"{page.parent.name}/{page.name}")
+def test_examples_are_valid_yaml_and_python(page: Path) -> None:
+    for language, text in re.findall(r"^```(\w+)\n(.*?)^```", page.read_text(encoding="utf-8"), re.M | re.S):
+        if language == "yaml":
+            assert isinstance(read_yaml(text, page.name).data, dict)
+        elif language == "python":
+            compile(text, page.name, "exec")
+
+
+def slope(loss: PolicyLoss, ratio: float, advantage: float) -> float:
+    """The factor by which a token pushes its log-probability, in units of its advantage."""
+    logprobs = torch.tensor([[ratio]]).log().requires_grad_()
+    whole, mask = torch.full((1, 1), advantage), torch.ones(1, 1, dtype=torch.bool)
+    output = loss.per_token(LossInputs(logprobs, torch.zeros(1, 1), whole, mask))
+    (gradient,) = torch.autograd.grad(output.loss.sum(), logprobs)
+    return -gradient.item() / advantage
+
+
+def test_the_table_of_gradients_is_what_the_losses_give() -> None:
+    clipped, cispo, sapo = Dapo(ClippedConfig(clip_high=0.28)), Cispo(CispoConfig()), Sapo(SapoConfig())
+    columns: list[tuple[PolicyLoss, float]] = [
+        (clipped, 1.0),
+        (clipped, -1.0),
+        (cispo, 1.0),
+        (sapo, 1.0),
+        (sapo, -1.0),
+    ]
+    (rows,) = [rows for heading, rows in tables(ALGORITHMS) if heading[0] == "w"]
+    assert len(rows) == 6
+    for ratio, *told in rows:
+        given = [slope(loss, float(ratio), advantage) for loss, advantage in columns]
+        assert [float(cell) for cell in told] == pytest.approx(given, abs=5e-4)
