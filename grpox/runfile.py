@@ -215,7 +215,7 @@ def _bind(
 
 
 def _biased_correction(config: RunConfig, correction: BoundComponent) -> list[Problem]:
-    """A generator that drops unlikely tokens reports its log-probabilities over the rest; pi_old is over all."""
+    """A generator that drops unlikely tokens tells log-probabilities over the rest; pi_old is over all."""
     sampling = config.sampling
     neutral = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}
     given = [
