@@ -1,7 +1,8 @@
 """Make the SmolLM2 recipe's prompts: every sum of two digits, as a conversation with one worked example.
 
-Without the example, SmolLM2-135M talks about the sum instead of giving it, and hardly any sample is right;
-with it, about one in four is, so that most groups hold both right and wrong answers to compare.
+The example is there to give GRPO something to compare. Of 256 samples on 32 of these prompts (temperature 1,
+24 tokens), 21 held one number and it was right, which gave 15 of the 32 groups of 8 both right and wrong
+answers; without the example it was 3 samples and 3 groups.
 
     python -m grpox.recipes.smollm2.make_train
 """

@@ -1,0 +1,88 @@
+"""The built-in rewards on cases decided by hand; math against the real math-verify in its killable process."""
+
+import time
+
+import pytest
+from pydantic import ValidationError
+
+from grpox_rewards.configs import ExactConfig, LengthConfig, MathConfig, RegexConfig
+from grpox_rewards.exact import Exact
+from grpox_rewards.length import Length
+from grpox_rewards.math import Math
+from grpox_rewards.regex import Regex
+
+
+def test_exact_ignores_outer_space_only_and_abstains_without_an_answer():
+    answers = ["85", "85", "85", None, 85]
+    completions = [" 85\n", "8 5", "085", "85", "85"]
+    assert Exact(ExactConfig())(completions=completions, answer=answers) == [1, 0, 0, None, 1]
+    assert Exact(ExactConfig(strip=False))(completions=[" 85"], answer=["85"]) == [0]
+    assert Exact(ExactConfig(column="gold", ignore_case=True))(completions=["Yes"], gold=["yES"]) == [1]
+
+
+def test_exact_reads_the_content_of_a_conversational_completion():
+    messages = [[{"role": "assistant", "content": "85"}]]
+    assert Exact(ExactConfig())(completions=messages, answer=["85"]) == [1]
+
+
+def test_regex_matches_a_part_or_the_whole():
+    completions = ["<a>4</a>", "say <a>4</a>", "4"]
+    assert Regex(RegexConfig(pattern="<a>.*</a>"))(completions=completions) == [1, 1, 0]
+    whole = Regex(RegexConfig(pattern="<a>.*</a>", full=True, match=0.5, no_match=-1))
+    assert whole(completions=completions) == [0.5, -1, -1]
+
+
+def test_regex_compares_a_group_with_a_column():
+    reward = Regex(RegexConfig(pattern=r"answer is (\d+)", column="answer"))
+    completions = ["the answer is 12", "the answer is 13", "12", "the answer is 12"]
+    assert reward(completions=completions, answer=["12", "12", "12", None]) == [1, 0, 0, None]
+
+
+def test_a_bad_pattern_is_refused_with_its_position():
+    with pytest.raises(ValidationError, match=r"not a regular expression: .* at position 1"):
+        RegexConfig(pattern="a(b")
+
+
+@pytest.mark.parametrize(("length", "expected"), [(10, 0), (5, -0.5), (15, -0.5), (20, -1), (99, -1)])
+def test_length_falls_linearly_on_both_sides_of_the_target(length, expected):
+    reward = Length(LengthConfig(target=10))
+    assert reward(completions=["x"], completion_ids=[[1] * length]) == [expected]
+
+
+@pytest.fixture(scope="module")
+def judge():
+    return Math(MathConfig())
+
+
+@pytest.mark.parametrize(
+    ("completion", "answer", "expected"),
+    [
+        (r"so it is \boxed{\frac{1}{2}}", "0.5", 1),
+        ("The answer is 11.", "11", 1),
+        ("The answer is 12.", "11", 0),
+        (r"$x = \sqrt{4}$", "2", 1),
+        ("no number at all", "11", 0),
+        (r"\boxed{3}", r"The sum is \boxed{3}", 1),
+        (r"\boxed{0.00001}", 1e-05, 1),
+        ("7", None, None),
+    ],
+)
+def test_math_compares_values(judge, completion, answer, expected):
+    assert judge(completions=[completion], answer=[answer]) == [expected]
+
+
+def test_math_kills_what_takes_too_long_and_judges_the_next(judge):
+    """A tower of powers that no computer can work out; then an ordinary answer."""
+    logged = {}
+    reward = Math(MathConfig(timeout_seconds=1.5))
+    reward(completions=["1"], answer=["1"])  # the process is up: what follows measures the time limit alone
+    hostile = r"\boxed{9^{9^{9^{9^{9}}}} + 1}"
+    start = time.monotonic()
+    scores = reward(completions=[hostile, "5"], answer=["4", "5"], log_metric=logged.__setitem__)
+    assert scores == [0, 1]
+    assert time.monotonic() - start < 30
+    assert logged["math/timeouts"] + logged["math/crashes"] <= 1
+
+
+def test_math_survives_a_huge_completion(judge):
+    assert judge(completions=["9" * 1_000_000, "6"], answer=["4", "6"]) == [0, 1]

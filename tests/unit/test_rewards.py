@@ -1,0 +1,155 @@
+"""Reward functions as TRL users write them are called as they expect, and nothing bad passes for a score."""
+
+import asyncio
+import math
+import re
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from grpox.contracts import TrainerState
+from grpox.errors import RunFailed
+from grpox.rewards import NamedReward, completion_text, score
+
+STATE = TrainerState(global_step=3, max_steps=10, epoch=0.5)
+
+
+def scored(*functions, completions=("ab", "abcd"), **columns):
+    rewards = [NamedReward(f"f{place}", function) for place, function in enumerate(functions)]
+    ids = [[1] * len(c) for c in completions]
+    prompts = ["p"] * len(completions)
+    return score(rewards, prompts, list(completions), ids, columns, STATE)
+
+
+def test_a_function_that_takes_kwargs_gets_everything():
+    seen = {}
+
+    def by_length(completions, **kwargs):
+        seen.update(kwargs)
+        return [float(len(c)) for c in completions]
+
+    assert scored(by_length, answer=["x", "y"]).values == [[2.0, 4.0]]
+    assert set(seen) == {"prompts", "completion_ids", "answer", "trainer_state", "log_metric", "log_extra"}
+    assert seen["completion_ids"] == [[1, 1], [1, 1, 1, 1]]
+    assert seen["trainer_state"] is STATE
+
+
+def test_a_function_without_kwargs_gets_what_it_names():
+    def against_column(completions, ground_truth):
+        return [1.0 if c == g else 0.0 for c, g in zip(completions, ground_truth, strict=True)]
+
+    assert scored(against_column, ground_truth=["ab", "x"], other=[1, 2]).values == [[1.0, 0.0]]
+
+
+def test_conversational_completions_are_messages():
+    def thinks(completions, **kwargs):
+        pattern = r"^<think>.*?</think><answer>.*?</answer>$"
+        return [float(bool(re.match(pattern, completion[0]["content"]))) for completion in completions]
+
+    texts = ["<think>a</think><answer>b</answer>", "b"]
+    messages = [[{"role": "assistant", "content": text}] for text in texts]
+    table = score([NamedReward("thinks", thinks)], [[]] * 2, messages, [[1]] * 2, {}, STATE)
+    assert table.values == [[1.0, 0.0]]
+    assert [completion_text(m) for m in messages] == texts
+
+
+def test_functions_abstain_row_by_row():
+    def maths(task, **_):
+        return [1.0 if t == "math" else None for t in task]
+
+    def code(task, **_):
+        return [-1.0 if t == "code" else None for t in task]
+
+    assert scored(maths, code, task=["math", "code"]).values == [[1.0, None], [None, -1.0]]
+
+
+def test_async_functions_run_together():
+    async def slow(completions, **_):
+        await asyncio.sleep(0.3)
+        return [1.0] * len(completions)
+
+    start = time.perf_counter()
+    table = scored(slow, slow, slow)
+    assert table.values == [[1.0, 1.0]] * 3
+    assert time.perf_counter() - start < 0.75
+
+
+def test_async_functions_run_where_a_loop_is_running_already():
+    async def one(completions, **_):
+        await asyncio.sleep(0)
+        return [1.0] * len(completions)
+
+    async def notebook():
+        return scored(one).values
+
+    assert asyncio.run(notebook()) == [[1.0, 1.0]]
+
+
+@pytest.mark.parametrize(
+    "returned", [np.array([0.5, 2]), torch.tensor([0.5, 2.0]), [np.float32(0.5), 2], (0.5, 2)], ids=type
+)
+def test_numbers_of_numpy_and_torch_are_numbers(returned):
+    assert scored(lambda **_: returned).values == [[0.5, 2.0]]
+
+
+@pytest.mark.parametrize(
+    ("returned", "told"),
+    [
+        ([1.0], "1 scores for 2 completions"),
+        ([1.0, math.nan], "nan (float) for completion 1"),
+        ([math.inf, 1.0], "inf (float) for completion 0"),
+        ([1.0, "1"], "'1' (str) for completion 1"),
+        (0.5, "0.5 (float), not a list of 2 numbers"),
+        (None, "None, not a list"),
+        ("ab", "'ab' (str), not a list"),
+    ],
+)
+def test_what_is_no_list_of_scores_is_refused_by_name(returned, told):
+    with pytest.raises(RunFailed, match=re.escape(told)) as caught:
+        scored(lambda **_: returned)
+    assert "'f0'" in str(caught.value)
+
+
+def test_what_a_function_raises_is_told_with_its_place_and_kept():
+    def broken(**_):
+        return {}["gone"]
+
+    async def broken_later(**_):
+        raise OSError("no network")
+
+    with pytest.raises(
+        RunFailed, match=r"reward 'f0' raised KeyError: 'gone' \(test_rewards.py:\d+\)"
+    ) as caught:
+        scored(broken)
+    assert isinstance(caught.value.__cause__, KeyError)
+    with pytest.raises(RunFailed, match="reward 'f0' raised OSError: no network"):
+        scored(broken_later)
+
+
+def test_a_missing_column_is_named_with_the_nearest():
+    def needs_answer(completions, answer):
+        return [0.0] * len(completions)
+
+    with pytest.raises(RunFailed, match=r"'f0' needs column 'answer'.*did you mean 'answers'"):
+        scored(needs_answer, answers=["x", "y"])
+
+
+def test_what_functions_log():
+    def logs(completions, log_metric, log_extra):
+        log_metric("seen", 1)
+        log_metric("seen", 2)
+        log_extra("length", [len(c) for c in completions])
+        return [0.0] * len(completions)
+
+    table = scored(logs)
+    assert table.metrics == {"seen": 1.5}
+    assert table.extra_columns == {"length": [2, 4]}
+
+
+def test_an_empty_batch_calls_nothing():
+    def never(**_):
+        raise AssertionError("called")
+
+    assert scored(never, completions=()).values == [[]]
