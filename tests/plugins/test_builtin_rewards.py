@@ -81,7 +81,7 @@ def test_math_kills_what_takes_too_long_and_judges_the_next(judge):
     scores = reward(completions=[hostile, "5"], answer=["4", "5"], log_metric=logged.__setitem__)
     assert scores == [0, 1]
     assert time.monotonic() - start < 30
-    assert logged["math/timeouts"] + logged["math/crashes"] <= 1
+    assert logged == {"math/timeouts": 1, "math/crashes": 0, "math/unreadable_answers": 0}
 
 
 def test_math_survives_a_huge_completion(judge):
