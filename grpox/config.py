@@ -1,7 +1,7 @@
 """The run file's schema: pydantic models, one section each, none of which imports torch.
 
 `RunConfig` holds what the core itself understands. What belongs to a component stays in its `ComponentRef`
-and is checked against that component's own config once the registry has found it (`grpox.runfile`).
+and is checked against that component's own config once the registry has found it (`grpox.runfile.load`).
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from pydantic.fields import FieldInfo
 
 from grpox.errors import Problem, nearest
 from grpox.field_words import allowed_values, fields_by_key, written
-from grpox.yaml_lines import join
+from grpox.runfile.yaml_lines import join
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails

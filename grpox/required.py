@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from grpox.errors import Problem
 from grpox.plugins import PluginSet
 from grpox.requirements import canonical_name, unmet
-from grpox.yaml_lines import join
+from grpox.runfile.yaml_lines import join
 
 
 def missing_plugins(

@@ -18,18 +18,18 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from grpox.collect import Collector, Sampler
 from grpox.config import RunConfig
 from grpox.contracts import Generator, GeneratorContext, RunContext
-from grpox.display import TerminalDisplay
 from grpox.engine import Engine, FrozenEngine
 from grpox.evaluation import Evaluator
 from grpox.export import save_model
 from grpox.models import architecture_of, load_model, load_tokenizer, stop_token_ids
-from grpox.observers import Observers
+from grpox.observing.display import TerminalDisplay
+from grpox.observing.observers import Observers
+from grpox.observing.provenance import git_commit, versions
+from grpox.observing.record import LocalRecord
 from grpox.optimizers import AdamW, NamedSchedule
 from grpox.prompts import PromptSet, load_file
-from grpox.provenance import git_commit, versions
-from grpox.record import LocalRecord
 from grpox.rewards import NamedReward
-from grpox.runfile import ResolvedRun, load_run, resolve_config
+from grpox.runfile.load import ResolvedRun, load_run, resolve_config
 from grpox.sampling import BatchPlan, PromptSampler, Schedule
 from grpox.trainer import Trainer
 from grpox.update import PolicyUpdate

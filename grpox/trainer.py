@@ -13,7 +13,7 @@ from grpox.collect import Collector, GenerationBatch
 from grpox.contracts import RunContext, TrainerState
 from grpox.evaluation import Evaluator
 from grpox.metrics import PhaseTimes
-from grpox.observers import Observers
+from grpox.observing.observers import Observers
 from grpox.rollout import collate
 from grpox.sampling import MicroBatch, Schedule, StepPlan
 from grpox.step_report import step_metrics

@@ -23,7 +23,7 @@ from rich.console import Console
 from grpox.config import RunConfig
 from grpox.contracts import Rollout, RunContext, ScoredRollout
 from grpox.errors import RunFailed
-from grpox.record import LocalRecord
+from grpox.observing.record import LocalRecord
 from grpox_mlflow.configs import MlflowConfig
 from grpox_mlflow.tracker import MlflowTracker
 

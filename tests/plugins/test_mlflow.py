@@ -24,7 +24,7 @@ from rich.console import Console
 from grpox.config import RunConfig
 from grpox.contracts import Rollout, RunContext, ScoredRollout
 from grpox.errors import RunFailed
-from grpox.record import LocalRecord
+from grpox.observing.record import LocalRecord
 from grpox_mlflow.configs import MlflowConfig
 from grpox_mlflow.naming import NAME_LENGTH, VALUE_LENGTH, Names, flattened, shortened
 from grpox_mlflow.store import quick_requests, resolved_uri, without_password

@@ -16,8 +16,10 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from grpox import cli, cli_errors, recipe_files
+from grpox.cli import app as cli
+from grpox.cli import errors as cli_errors
 from grpox.errors import ConfigError, Problem, RunFailed
+from grpox.runfile import recipe_files
 
 SURFACE = {
     "": ["--help", "--version"],
@@ -98,7 +100,7 @@ def test_version() -> None:
 def test_help_imports_nothing_heavy() -> None:
     code = (
         "import sys; sys.argv = ['grpox', '--help']\n"
-        "from grpox.cli import app\n"
+        "from grpox.cli.app import app\n"
         "app(['--help'], standalone_mode=False)\n"
         "print({'torch', 'pydantic', 'transformers', 'yaml'} & set(sys.modules), file=sys.stderr)"
     )
@@ -237,7 +239,7 @@ def test_the_traceback_is_shown_when_asked_for(capsys: pytest.CaptureFixture[str
 def test_a_signal_ends_a_run_through_its_handlers(sent: signal.Signals, code: int, tmp_path: Path) -> None:
     program = (
         "import time, sys\n"
-        "from grpox.cli_errors import run_command\n"
+        "from grpox.cli.errors import run_command\n"
         "def command(arguments):\n"
         "    try:\n"
         "        print('ready', flush=True); time.sleep(30)\n"

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from grpox.config import RunConfig
 from grpox.contracts import Rollout, RunContext, ScoredRollout
-from grpox.display import TerminalDisplay, escaped, sample_rows, shortened
+from grpox.observing.display import TerminalDisplay, escaped, sample_rows, shortened
 
 
 def context(total_steps: int = 10, **logging: int) -> RunContext:
@@ -67,7 +67,7 @@ def test_time_left_follows_the_pace_after_the_first_step(monkeypatch: pytest.Mon
     display, console = started(run)
     # The first step ends after a start-up of 100 s, the third 20 s later: two more take 20 s.
     for step, now in ((1, 100.0), (3, 120.0)):
-        monkeypatch.setattr("grpox.display.time.monotonic", lambda now=now: now)
+        monkeypatch.setattr("grpox.observing.display.time.monotonic", lambda now=now: now)
         display.grpox_step_finished(run, step, {})
     first, third = console.export_text().splitlines()
     assert "left" not in first

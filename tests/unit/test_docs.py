@@ -14,10 +14,10 @@ from pydantic.fields import FieldInfo
 
 from grpox.config import ComponentRef, RewardRef, RunConfig, Section
 from grpox.contracts import LossInputs, PolicyLoss
-from grpox.lr_schedules import LR_SCHEDULER_TYPES
 from grpox.plugins import Offer, discover
 from grpox.registry import Registry
-from grpox.yaml_lines import read_yaml
+from grpox.runfile.lr_schedules import LR_SCHEDULER_TYPES
+from grpox.runfile.yaml_lines import read_yaml
 from grpox_losses.cispo import Cispo
 from grpox_losses.configs import CispoConfig, ClippedConfig, SapoConfig
 from grpox_losses.dapo import Dapo
@@ -119,7 +119,8 @@ def test_every_module_is_on_the_map() -> None:
             for first, *others in (re.findall(r"`([^`]+)`", row[0]) for row in rows):
                 folder = first.rpartition("/")[0]
                 listed |= {first, *(f"{folder}/{other}" if folder else other for other in others)}
-    modules = {path.name for path in (ROOT / "grpox").glob("*.py")}
+    core = ROOT / "grpox"
+    modules = {str(path.relative_to(core)) for path in core.rglob("*.py") if "recipes" not in path.parts}
     plugins = {str(path.relative_to(BUILTIN)) for path in BUILTIN.glob("*/*.py")}
     plugins -= {f"{path.name}/{same}" for path in BUILTIN.iterdir() for same in ("plugin.py", "configs.py")}
     assert listed == {m for m in modules | plugins if not m.endswith("__init__.py")}

@@ -17,7 +17,7 @@ from grpox.config import RunConfig
 from grpox.contracts import RunContext
 from grpox.errors import ConfigError, RunFailed
 from grpox.hookspecs import hookimpl
-from grpox.observers import Observers
+from grpox.observing.observers import Observers
 
 CONFIG = RunConfig.model_validate({"model": {"path": "m"}, "data": {"path": "d.jsonl"}, "rewards": ["math"]})
 

@@ -8,10 +8,10 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from grpox.cli_plugins import app
+from grpox.cli.plugin_details import details, select
+from grpox.cli.plugin_report import as_json, as_table, rows
+from grpox.cli.plugins import app
 from grpox.errors import ConfigError
-from grpox.plugin_details import details, select
-from grpox.plugin_report import as_json, as_table, rows
 from grpox.plugins import PluginSet, discover
 
 SOURCE = """

@@ -207,7 +207,7 @@ def test_lifecycle_hooks_of_a_plugin_are_in_the_manager(make_distribution):
 def test_listing_imports_nothing_heavy(capsys):
     heavy = ("torch", "transformers", "deepspeed", "vllm", "datasets", "mlflow")
     code = (
-        "import sys; from grpox.cli_plugins import app; app(['list', '--json'], standalone_mode=False); "
+        "import sys; from grpox.cli.plugins import app; app(['list', '--json'], standalone_mode=False); "
         f"print([name for name in {heavy} if name in sys.modules], file=sys.stderr)"
     )
     started = time.perf_counter()

@@ -14,7 +14,7 @@ from pyarrow import parquet
 
 from grpox.config import RunConfig
 from grpox.contracts import Rollout, RunContext, ScoredRollout
-from grpox.record import LocalRecord
+from grpox.observing.record import LocalRecord
 
 
 def context(folder: Path, **logging: int) -> RunContext:

@@ -13,8 +13,8 @@ import pytest
 
 from grpox.config import RunConfig
 from grpox.errors import ConfigError, Problem
-from grpox.lr_schedules import LR_SCHEDULER_TYPES, UNSUPPORTED_SCHEDULER_TYPES
-from grpox.runfile import ResolvedRun, load_run, resolve_config
+from grpox.runfile.load import ResolvedRun, load_run, resolve_config
+from grpox.runfile.lr_schedules import LR_SCHEDULER_TYPES, UNSUPPORTED_SCHEDULER_TYPES
 
 RUN = """\
 model: {path: model}
@@ -151,7 +151,7 @@ def test_a_recipe_is_found_by_name_beside_a_folder_of_that_name(
 def test_checking_a_run_imports_nothing_heavy(load: Load) -> None:
     load()
     code = (
-        "import sys; from grpox.runfile import load_run; load_run('inputs/run.yaml'); "
+        "import sys; from grpox.runfile.load import load_run; load_run('inputs/run.yaml'); "
         "print({'torch', 'transformers', 'deepspeed', 'datasets', 'mlflow', 'pyarrow'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

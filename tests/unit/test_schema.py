@@ -8,7 +8,7 @@ import pytest
 
 from grpox.plugins import discover
 from grpox.registry import Registry
-from grpox.schema import run_schema
+from grpox.runfile.schema import run_schema
 
 PLUGIN = """
 from pydantic import BaseModel

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from grpox.completions import CompletionFiles
 from grpox.errors import RunFailed
 from grpox.hookspecs import hookimpl
-from grpox.record import config_text
+from grpox.observing.completions import CompletionFiles
+from grpox.observing.record import config_text
 from grpox_mlflow.naming import Names, flattened, shortened
 from grpox_mlflow.store import open_store, quick_requests, resolved_uri, sqlite_path, without_password
 from grpox_mlflow.writer import Writer

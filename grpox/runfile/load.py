@@ -18,18 +18,18 @@ from pydantic import ValidationError
 from grpox.component import BoundComponent, bind_object
 from grpox.config import RunConfig, Section
 from grpox.errors import ConfigError, Problem, nearest
-from grpox.input_paths import check_inputs, resolve_paths
-from grpox.lr_schedules import LR_SCHEDULER_TYPES, UNSUPPORTED_SCHEDULER_TYPES
-from grpox.origins import Origin
-from grpox.overrides import apply_overrides
 from grpox.plugins import discover
 from grpox.problems import problems_of
-from grpox.recipe_files import recipe_path
 from grpox.registry import Registry
 from grpox.required import missing_plugins
+from grpox.runfile.input_paths import check_inputs, resolve_paths
+from grpox.runfile.lr_schedules import LR_SCHEDULER_TYPES, UNSUPPORTED_SCHEDULER_TYPES
+from grpox.runfile.origins import Origin
+from grpox.runfile.overrides import apply_overrides
+from grpox.runfile.recipe_files import recipe_path
+from grpox.runfile.slots import selected, tracking_problems
+from grpox.runfile.yaml_lines import read_yaml
 from grpox.sampling import BatchPlan, PromptSampler
-from grpox.slots import selected, tracking_problems
-from grpox.yaml_lines import read_yaml
 
 RewardCallable = Callable[..., Any]
 

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from grpox.config import RunConfig
-from grpox.data_files import UnreadableData, look_at
 from grpox.errors import Problem, nearest
 from grpox.prompts import LOADERS
-from grpox.slots import selected
+from grpox.runfile.data_files import UnreadableData, look_at
+from grpox.runfile.slots import selected
 
 
 def resolve_paths(config: RunConfig, base_of: Callable[[str], Path]) -> None:

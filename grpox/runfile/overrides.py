@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from grpox.errors import ConfigError, Problem
-from grpox.slots import default_name, is_slot
-from grpox.yaml_lines import join, read_yaml
+from grpox.runfile.slots import default_name, is_slot
+from grpox.runfile.yaml_lines import join, read_yaml
 
 COMMAND_LINE = "command line"
 """The `where` of a problem with an override."""

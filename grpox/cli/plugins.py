@@ -15,7 +15,7 @@ def list_components(
     kind: Annotated[str | None, typer.Option(help="Only this kind, such as loss or reward.")] = None,
 ) -> None:
     """List every component that is installed, and every plugin that did not load."""
-    from grpox.plugin_report import as_json, as_table, rows
+    from grpox.cli.plugin_report import as_json, as_table, rows
     from grpox.plugins import discover
 
     listed = rows(discover(), kind)
@@ -34,7 +34,7 @@ def show_component(
     """Show a component's parameters, formula, source and capabilities."""
     from rich.console import Console
 
-    from grpox.plugin_details import details, select
+    from grpox.cli.plugin_details import details, select
     from grpox.plugins import discover
 
     plugins = discover()

@@ -13,7 +13,7 @@ app = typer.Typer(no_args_is_help=True, help="Bundled run files: list them, or c
 @app.command("list")
 def list_recipes() -> None:
     """Each recipe's name and what it does. `grpox train NAME` runs one as it is."""
-    from grpox.recipe_files import recipe_names, recipe_summary
+    from grpox.runfile.recipe_files import recipe_names, recipe_summary
 
     names = recipe_names()
     width = max(map(len, names), default=0)
@@ -34,7 +34,7 @@ def copy(
       grpox recipes copy quickstart
       grpox train quickstart.yaml
     """
-    from grpox.recipe_files import copy_recipe
+    from grpox.runfile.recipe_files import copy_recipe
 
     for path in copy_recipe(name, folder, force):
         typer.echo(path)

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from grpox.background_loop import run_in_background_loop
 from grpox.contracts import Text
 from grpox.errors import RunFailed, nearest
-from grpox.reward_arguments import accepted, missing_columns
-from grpox.reward_scores import checked_scores
+from grpox.rewards.arguments import accepted, missing_columns
+from grpox.rewards.background_loop import run_in_background_loop
+from grpox.rewards.scores import checked_scores
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from grpox.errors import Problem
-from grpox.overrides import COMMAND_LINE
+from grpox.runfile.overrides import COMMAND_LINE
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,10 @@ from typing import Annotated
 
 import typer
 
-from grpox import __version__, cli_plugins, cli_recipes
-from grpox.cli_errors import TRACEBACK, run_command
+from grpox import __version__
+from grpox.cli import plugins as cli_plugins
+from grpox.cli import recipes as cli_recipes
+from grpox.cli.errors import TRACEBACK, run_command
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 app.add_typer(cli_plugins.app, name="plugins")
@@ -29,7 +31,7 @@ Ranks = Annotated[
 
 
 def main() -> None:
-    """The console script: see `grpox.cli_errors` for exit codes."""
+    """The console script: see `grpox.cli.errors` for exit codes."""
     sys.exit(run_command(lambda arguments: app(arguments, prog_name="grpox"), sys.argv[1:]))
 
 
@@ -70,7 +72,7 @@ def train(
       grpox train run.yaml loss=dr_grpo rewards.0.weight=2
       torchrun --nproc-per-node 8 -m grpox train run.yaml
     """
-    from grpox.runfile import load_run
+    from grpox.runfile.load import load_run
 
     resolved = load_run(run, overrides or ())
     # Only now, because it imports torch: a mistake in the run file is told at once.
@@ -92,8 +94,8 @@ def validate(run: Run, overrides: Overrides = None, world_size: Ranks = None) ->
     """
     from rich.console import Console
 
-    from grpox.runfile import load_run
-    from grpox.validate_report import validate_report
+    from grpox.cli.validate_report import validate_report
+    from grpox.runfile.load import load_run
 
     Console().print(validate_report(load_run(run, overrides or (), world_size)))
 
@@ -116,8 +118,8 @@ def plan(
     """
     from rich.console import Console
 
-    from grpox.plan_report import plan_report
-    from grpox.runfile import load_run
+    from grpox.cli.plan_report import plan_report
+    from grpox.runfile.load import load_run
 
     resolved = load_run(run, overrides or (), world_size)
     Console().print(plan_report(resolved.config.train, resolved.plan, resolved.num_prompts, generations))
@@ -134,6 +136,6 @@ def schema() -> None:
     """
     from grpox.plugins import discover
     from grpox.registry import Registry
-    from grpox.schema import run_schema
+    from grpox.runfile.schema import run_schema
 
     typer.echo(json.dumps(run_schema(Registry(discover())), indent=2))

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 import yaml
 
-from grpox.completions import CompletionFiles, write_completions
 from grpox.hookspecs import hookimpl
+from grpox.observing.completions import CompletionFiles, write_completions
 
 if TYPE_CHECKING:
     from grpox.config import RunConfig

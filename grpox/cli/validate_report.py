@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from grpox.component import BoundComponent
-from grpox.runfile import ResolvedRun
+from grpox.runfile.load import ResolvedRun
 
 
 def validate_report(run: ResolvedRun) -> RenderableType:

@@ -10,10 +10,10 @@ from typing import Any
 from pydantic import BaseModel
 
 from grpox.config import ComponentRef, RewardRef, RunConfig
-from grpox.lr_schedules import LR_SCHEDULER_TYPES
 from grpox.plugins import Offer
 from grpox.registry import Registry
-from grpox.slots import SLOTS
+from grpox.runfile.lr_schedules import LR_SCHEDULER_TYPES
+from grpox.runfile.slots import SLOTS
 
 Schema = dict[str, Any]
 

@@ -1,0 +1,1 @@
+"""What follows a run: its local record, the terminal, and whoever implements a lifecycle hook."""

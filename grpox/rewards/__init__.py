@@ -1,0 +1,5 @@
+"""Calling reward functions and checking what they return."""
+
+from grpox.rewards.scoring import NamedReward, RewardTable, completion_text, score
+
+__all__ = ["NamedReward", "RewardTable", "completion_text", "score"]

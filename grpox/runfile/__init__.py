@@ -1,0 +1,1 @@
+"""Run files: read, overridden, checked, described."""
