@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.util
 import sys
@@ -66,7 +67,8 @@ def _module(path: Path) -> ModuleType:
             raise ConfigError(_import_problem(path, error)) from error
         raise
     finally:
-        sys.path.remove(str(path.parent))
+        with contextlib.suppress(ValueError):  # the file took its folder off the path itself
+            sys.path.remove(str(path.parent))
     return module
 
 

@@ -1,10 +1,18 @@
 """The built-in rewards on cases decided by hand; math against the real math-verify in its killable process."""
 
+import os
+import signal
+import subprocess
+import sys
+import threading
 import time
+from pathlib import Path
 
+import numpy as np
 import pytest
 from pydantic import ValidationError
 
+from grpox_rewards import math_process
 from grpox_rewards.configs import ExactConfig, LengthConfig, MathConfig, RegexConfig
 from grpox_rewards.exact import Exact
 from grpox_rewards.length import Length
@@ -65,6 +73,14 @@ def judge():
         (r"\boxed{3}", r"The sum is \boxed{3}", 1),
         (r"\boxed{0.00001}", 1e-05, 1),
         ("7", None, None),
+        ("7", "apples", None),
+        ("7", float("nan"), None),
+        ("0.5", np.float64(0.5), 1),
+        (r"\boxed{2}", "(1, 2)", 0),
+        (r"\boxed{(1, 2)}", "(1, 2)", 1),
+        (r"$2\sqrt{2}$", r"\sqrt{8}", 1),
+        (r"<think>\boxed{3}</think><answer>\frac{2}{4}</answer>", r"\frac12", 1),
+        ("9**9**9", "4", 0),
     ],
 )
 def test_math_compares_values(judge, completion, answer, expected):
@@ -86,3 +102,59 @@ def test_math_kills_what_takes_too_long_and_judges_the_next(judge):
 
 def test_math_survives_a_huge_completion(judge):
     assert judge(completions=["9" * 1_000_000, "6"], answer=["4", "6"]) == [0, 1]
+
+
+def test_math_judges_in_a_thread_where_no_alarm_can_be_set(judge):
+    scores = []
+    thread = threading.Thread(target=lambda: scores.extend(judge(completions=["5"], answer=["5"])))
+    thread.start()
+    thread.join()
+    assert scores == [1]
+
+
+def test_math_refuses_an_answer_that_is_no_number(judge):
+    with pytest.raises(TypeError, match="not bool: True"):
+        judge(completions=["1"], answer=[True])
+
+
+def test_math_tells_why_its_process_does_not_start(tmp_path, monkeypatch):
+    worker = tmp_path / "worker.py"
+    worker.write_text("raise ImportError('no math-verify here')\n")
+    monkeypatch.setattr(math_process, "WORKER", worker)
+    with pytest.raises(RuntimeError, match="no math-verify here"):
+        Math(MathConfig())(completions=["1"], answer=["1"])
+
+
+def test_a_process_that_dies_scores_nothing_right_and_the_next_completion_has_another(tmp_path, monkeypatch):
+    worker = tmp_path / "worker.py"
+    worker.write_text(
+        "import json, os\nprint('ready', flush=True)\n"
+        "while True:\n"
+        "    if json.loads(input())['completion'] == 'crash': os._exit(1)\n"
+        "    print('right', flush=True)\n"
+    )
+    monkeypatch.setattr(math_process, "WORKER", worker)
+    logged = {}
+    reward = Math(MathConfig())
+    scores = reward(completions=["a", "crash", "b"], answer=["1"] * 3, log_metric=logged.__setitem__)
+    assert scores == [1, 0, 1]
+    assert logged["math/crashes"] == 1
+
+
+def test_a_process_at_work_does_not_outlive_a_parent_that_is_killed():
+    script = (
+        "from grpox_rewards.math_process import MathProcess\n"
+        "process = MathProcess()\n"
+        "process.judge('1', '1', 5)\n"
+        "print(process._process.pid, flush=True)\n"
+        r"process.judge('4', '\\boxed{9^{9^{9^{9^{9}}}} + 1}', 1)"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    worker = int(parent.stdout.readline())
+    time.sleep(0.3)  # the second judgement is under way
+    os.kill(parent.pid, signal.SIGKILL)
+    parent.communicate()
+    deadline = time.monotonic() + 20
+    while Path(f"/proc/{worker}/stat").exists() and " Z " not in Path(f"/proc/{worker}/stat").read_text():
+        assert time.monotonic() < deadline, "the process still runs"
+        time.sleep(0.1)

@@ -46,6 +46,11 @@ def test_a_file_that_raises_is_told_with_its_line(tmp_path, code, told, line):
     assert problem.where == f"{tmp_path}/bad.py:{line}"
 
 
+def test_a_file_that_takes_its_folder_off_the_path_itself_still_loads(tmp_path):
+    (tmp_path / "tidy.py").write_text(f"import sys\nsys.path.remove({str(tmp_path)!r})\nVALUE = 3\n")
+    assert load_object(f"{tmp_path}/tidy.py:VALUE") == 3
+
+
 def test_slips_in_the_reference(tmp_path):
     (tmp_path / "mine.py").write_text("def reward(): ...\n")
     assert refused(f"{tmp_path}/mine.py:rewrad").nearest == "reward"

@@ -63,6 +63,6 @@ def answer_text(answer: Any) -> str | None:
     """An answer as math-verify can read it: 1e-05, which it would take for 1*e-05, becomes 0.00001."""
     if answer is None or isinstance(answer, str):
         return answer
-    if isinstance(answer, int | float):
-        return f"{Decimal(repr(answer)):f}"
+    if isinstance(answer, int | float) and not isinstance(answer, bool):
+        return f"{Decimal(str(answer)):f}"
     raise TypeError(f"an answer is a string or a number, not {type(answer).__name__}: {answer!r}")

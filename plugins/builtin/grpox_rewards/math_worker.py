@@ -40,10 +40,10 @@ def answer_expressions(answer: str) -> list[Any]:
 
 
 def judge(answer: str, completion: str) -> str:
-    """ "right" or "wrong", or "unreadable" when the answer holds no expression.
+    """The verdict: "right" or "wrong", or "unreadable" when the answer holds no expression.
 
     Of a completion with ``<answer>...</answer>`` the last such answer counts, else its last expression, what
-    is \\\\boxed first.
+    is \\boxed first.
     """
     gold = answer_expressions(answer)
     if not _readable(gold):
