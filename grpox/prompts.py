@@ -34,7 +34,8 @@ class PromptSet:
         chat_template_kwargs: passed to the chat template.
 
     Raises:
-        ConfigError: the dataset has no such column, or needs a chat template that the tokenizer lacks.
+        ConfigError: the dataset has no such column, or one that holds something else than prompts, or needs a
+            chat template that the tokenizer lacks.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class PromptSet:
         self._prompt_column = prompt_column
         self._tokenizer = tokenizer
         self._chat_template_kwargs = dict(chat_template_kwargs or {})
+        _check_prompts(dataset, prompt_column)
         self.conversational = len(dataset) > 0 and not isinstance(dataset[0][prompt_column], str)
         if self.conversational and not getattr(tokenizer, "chat_template", None):
             raise ConfigError(
@@ -71,6 +73,11 @@ class PromptSet:
 
     def __len__(self) -> int:
         return len(self._dataset)
+
+    @property
+    def column_names(self) -> list[str]:
+        """The columns that reward functions are given."""
+        return [name for name in self._dataset.column_names if name != self._prompt_column]
 
     def prompt(self, index: int) -> Text:
         """The prompt as the dataset holds it, which is how reward functions see it."""
@@ -97,8 +104,7 @@ class PromptSet:
     def columns(self, indices: Sequence[int]) -> dict[str, list[Any]]:
         """Every column but the prompt, one entry per index (an index may occur several times)."""
         rows = [self._dataset[index] for index in indices]
-        names = [name for name in self._dataset.column_names if name != self._prompt_column]
-        return {name: [row[name] for row in rows] for name in names}
+        return {name: [row[name] for row in rows] for name in self.column_names}
 
     def completion_text(self, token_ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(token_ids, skip_special_tokens=True))
@@ -107,3 +113,21 @@ class PromptSet:
         """A completion as reward functions see it: a string, or one message of the assistant."""
         text = self.completion_text(token_ids)
         return [{"role": "assistant", "content": text}] if self.conversational else text
+
+
+def _check_prompts(dataset: datasets.Dataset, column: str) -> None:
+    """Refuse a column of anything but strings or lists of messages, and the first row without a prompt.
+
+    A column of a dataset has one type, so one value tells it; only nulls and empty prompts hide among others.
+    """
+    for row, value in enumerate(dataset[column]):
+        messages = isinstance(value, list) and all(isinstance(part, dict) for part in value)
+        if not value or not (isinstance(value, str) or messages):
+            raise ConfigError(
+                Problem(
+                    f"row {row} (from 0) holds no prompt",
+                    key="data.prompt_column",
+                    given=f"{column}: {value!r}"[:200],
+                    allowed="a string, or a list of role/content messages; not empty",
+                )
+            )

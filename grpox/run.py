@@ -19,6 +19,7 @@ from grpox.collect import Collector, Sampler
 from grpox.config import RunConfig
 from grpox.contracts import Generator, GeneratorContext, RunContext
 from grpox.engine import Engine, FrozenEngine
+from grpox.errors import ConfigError
 from grpox.evaluation import Evaluator
 from grpox.export import save_model
 from grpox.models import architecture_of, load_model, load_tokenizer, stop_token_ids
@@ -28,7 +29,7 @@ from grpox.observing.provenance import git_commit, versions
 from grpox.observing.record import LocalRecord
 from grpox.optimizers import AdamW, NamedSchedule
 from grpox.prompts import PromptSet, load_file
-from grpox.rewards import NamedReward
+from grpox.rewards import NamedReward, column_problems
 from grpox.runfile.load import ResolvedRun, load_run, resolve_config
 from grpox.sampling import BatchPlan, PromptSampler, Schedule
 from grpox.trainer import Trainer
@@ -71,13 +72,14 @@ def train_run(run: ResolvedRun) -> dict[str, Any]:
     _seed(config.train.seed)
     tokenizer = load_tokenizer(config.model)
     prompts = _training_prompts(run, tokenizer)
+    rewards = _rewards(run, prompts)
     schedule = _schedule(config, world, len(prompts))
     context = _context(run, world, schedule)
     observers = _observers(run, world)
     try:
         if world.is_main:
             observers.run_started(context)
-        parts = _Parts(run, world, schedule, tokenizer, prompts, context, observers, _rewards(run))
+        parts = _Parts(run, world, schedule, tokenizer, prompts, context, observers, rewards)
         summary = _train_and_save(parts)
     except BaseException as error:
         if world.is_main:
@@ -186,11 +188,15 @@ def _schedule(config: RunConfig, world: World, num_prompts: int) -> Schedule:
     return Schedule(plan, sampler, train.max_steps, train.num_train_epochs)
 
 
-def _rewards(run: ResolvedRun) -> list[NamedReward]:
-    return [
+def _rewards(run: ResolvedRun, prompts: PromptSet) -> list[NamedReward]:
+    rewards = [
         NamedReward(label, run.build(f"rewards[{place}]"), ref.weight)
         for place, (label, ref) in enumerate(zip(run.config.reward_labels, run.config.rewards, strict=True))
     ]
+    problems = column_problems(rewards, prompts.column_names)
+    if problems:
+        raise ConfigError(problems)
+    return rewards
 
 
 def _observers(run: ResolvedRun, world: World) -> Observers:

@@ -1,5 +1,5 @@
 """Calling reward functions and checking what they return."""
 
-from grpox.rewards.scoring import NamedReward, RewardTable, completion_text, score
+from grpox.rewards.scoring import NamedReward, RewardTable, column_problems, completion_text, score
 
-__all__ = ["NamedReward", "RewardTable", "completion_text", "score"]
+__all__ = ["NamedReward", "RewardTable", "column_problems", "completion_text", "score"]

@@ -7,21 +7,25 @@ from collections.abc import Iterable, Mapping, Set
 from typing import Any, SupportsFloat
 
 
+class BadScores(Exception):
+    """What a reward function returned is not one finite number or None per completion."""
+
+
 def checked_scores(returned: Any, count: int) -> list[float | None]:
     """`returned` as a list of `count` floats or None; numpy and torch scalars are converted.
 
     Raises:
-        ValueError: it is no such list; the message says what is wrong and at which index.
+        BadScores: it is no such list; the message says what is wrong and at which index.
     """
     # A string, mapping or set iterates too, but not in the order of the completions.
     if not isinstance(returned, Iterable) or isinstance(returned, str | bytes | Mapping | Set):
-        raise ValueError(f"returned {_described(returned)}, not a list of {count} numbers")
+        raise BadScores(f"returned {_described(returned)}, not a list of {count} numbers")
     try:
         scores = list(returned)
     except TypeError as error:  # an array or tensor without dimensions
-        raise ValueError(f"returned {_described(returned)}, not a list of {count} numbers") from error
+        raise BadScores(f"returned {_described(returned)}, not a list of {count} numbers") from error
     if len(scores) != count:
-        raise ValueError(f"returned {len(scores)} scores for {count} completions")
+        raise BadScores(f"returned {len(scores)} scores for {count} completions")
     return [_checked_score(score, index) for index, score in enumerate(scores)]
 
 
@@ -30,13 +34,13 @@ def _checked_score(score: Any, index: int) -> float | None:
         return None
     refusal = f"returned {_described(score)} for completion {index}; a score is a finite number or None"
     if not isinstance(score, SupportsFloat):  # so that "0.5", which float() would take, is refused
-        raise ValueError(refusal)
+        raise BadScores(refusal)
     try:
         number = float(score)
     except (TypeError, ValueError, OverflowError, RuntimeError) as error:  # a tensor of several elements
-        raise ValueError(refusal) from error
+        raise BadScores(refusal) from error
     if not math.isfinite(number):
-        raise ValueError(refusal + " (None abstains)" if math.isnan(number) else refusal)
+        raise BadScores(refusal + " (None abstains)" if math.isnan(number) else refusal)
     return number
 
 

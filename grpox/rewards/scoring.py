@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from grpox.contracts import Text
-from grpox.errors import RunFailed, nearest
+from grpox.errors import Problem, RunFailed, nearest
 from grpox.rewards.arguments import accepted, missing_columns
 from grpox.rewards.background_loop import run_in_background_loop
-from grpox.rewards.scores import checked_scores
+from grpox.rewards.scores import BadScores, checked_scores
 
 
 @dataclass(frozen=True)
@@ -80,6 +80,9 @@ def score(
     count = len(completions)
     if count == 0:
         return RewardTable([[] for _ in rewards], {}, {}, [0.0] * len(rewards))
+    problems = column_problems(rewards, list(columns))
+    if problems:
+        raise RunFailed("\n".join(map(str, problems)))
     log = _Log()
     arguments = {
         **columns,
@@ -90,11 +93,25 @@ def score(
         "log_metric": log.metric,
         "log_extra": log.extra,
     }
-    returned, seconds = _call_all(rewards, arguments, list(columns))
+    returned, seconds = _call_all(rewards, arguments)
     values = [_checked(reward, result, count) for reward, result in zip(rewards, returned, strict=True)]
     _check_columns(log.columns, count)
     metrics = {name: sum(logged) / len(logged) for name, logged in log.metrics.items()}
     return RewardTable(values, metrics, log.columns, seconds)
+
+
+def column_problems(rewards: Sequence[NamedReward], columns: Sequence[str]) -> list[Problem]:
+    """A problem for each column that a reward function cannot do without and the data lacks."""
+    return [
+        Problem(
+            f"reward '{reward.label}' needs column '{name}', which the data lacks",
+            key="rewards",
+            allowed=", ".join(columns) or "none beside the prompt",
+            nearest=nearest(name, columns),
+        )
+        for reward in rewards
+        for name in missing_columns(reward.function, columns)
+    ]
 
 
 def completion_text(completion: Text) -> str:
@@ -107,15 +124,12 @@ def completion_text(completion: Text) -> str:
     return "".join(part.get("text", "") for part in content)
 
 
-def _call_all(
-    rewards: Sequence[NamedReward], arguments: Mapping[str, Any], columns: Sequence[str]
-) -> tuple[list[Any], list[float]]:
+def _call_all(rewards: Sequence[NamedReward], arguments: Mapping[str, Any]) -> tuple[list[Any], list[float]]:
     """What each function returned, awaited, and the seconds it took."""
     returned: list[Any] = []
     seconds: list[float] = []
     try:
         for reward in rewards:
-            _check_has_its_columns(reward, columns)
             start = time.perf_counter()
             try:
                 returned.append(reward.function(**accepted(reward.function, arguments)))
@@ -155,18 +169,10 @@ async def _await_all(pending: Sequence[tuple[NamedReward, Awaitable[Any]]]) -> l
 def _checked(reward: NamedReward, returned: Any, count: int) -> list[float | None]:
     try:
         return checked_scores(returned, count)
-    except ValueError as error:
+    except BadScores as error:
         raise RunFailed(f"reward '{reward.label}' {error}") from error
-
-
-def _check_has_its_columns(reward: NamedReward, columns: Sequence[str]) -> None:
-    missing = missing_columns(reward.function, columns)
-    if not missing:
-        return
-    have = ", ".join(columns) or "none beside the prompt"
-    near = nearest(missing[0], columns)
-    hint = f"; did you mean '{near}'?" if near else ""
-    raise RunFailed(f"reward '{reward.label}' needs column '{missing[0]}'; the data has: {have}{hint}")
+    except Exception as error:  # a generator raises only as it is read
+        raise _raised(reward, error) from error
 
 
 def _check_columns(columns: Mapping[str, list[Any]], count: int) -> None:

@@ -80,7 +80,6 @@ def judge():
         (r"\boxed{(1, 2)}", "(1, 2)", 1),
         (r"$2\sqrt{2}$", r"\sqrt{8}", 1),
         (r"<think>\boxed{3}</think><answer>\frac{2}{4}</answer>", r"\frac12", 1),
-        ("9**9**9", "4", 0),
     ],
 )
 def test_math_compares_values(judge, completion, answer, expected):

@@ -3,6 +3,7 @@
 import asyncio
 import math
 import re
+import signal
 import time
 
 import numpy as np
@@ -132,7 +133,7 @@ def test_a_missing_column_is_named_with_the_nearest():
     def needs_answer(completions, answer):
         return [0.0] * len(completions)
 
-    with pytest.raises(RunFailed, match=r"'f0' needs column 'answer'.*did you mean 'answers'"):
+    with pytest.raises(RunFailed, match=r"(?s)'f0' needs column 'answer'.*did you mean  answers"):
         scored(needs_answer, answers=["x", "y"])
 
 
@@ -153,3 +154,72 @@ def test_an_empty_batch_calls_nothing():
         raise AssertionError("called")
 
     assert scored(never, completions=()).values == [[]]
+
+
+def test_a_generator_that_raises_as_it_is_read_is_a_failure_of_its_function():
+    def lazily(completions, **_):
+        return ({}["gone"] for _ in completions)
+
+    with pytest.raises(RunFailed, match=r"reward 'f0' raised KeyError: 'gone'"):
+        scored(lazily)
+
+
+def test_no_function_is_called_when_a_later_one_lacks_its_column():
+    called = []
+
+    def first(completions, **_):
+        called.append(1)
+        return [0.0] * len(completions)
+
+    def second(completions, answer):
+        return [0.0] * len(completions)
+
+    with pytest.raises(RunFailed, match="'f1' needs column 'answer'"):
+        scored(first, second)
+    assert not called
+
+
+def test_plain_functions_run_where_an_alarm_can_be_set():
+    """signal.alarm works in the main thread only; elsewhere such a guard makes every score an error."""
+
+    def guarded(completions, **_):
+        before = signal.signal(signal.SIGALRM, lambda *_: None)
+        signal.signal(signal.SIGALRM, before)
+        return [1.0] * len(completions)
+
+    async def other(completions, **_):
+        return [0.0] * len(completions)
+
+    assert scored(other, guarded).values == [[0.0, 0.0], [1.0, 1.0]]
+
+
+def test_an_async_client_meets_one_event_loop_at_every_call():
+    loops = set()
+
+    async def client(completions, **_):
+        loops.add(asyncio.get_running_loop())
+        return [0.0] * len(completions)
+
+    scored(client)
+    scored(client)
+    assert len(loops) == 1
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_coroutine_is_closed_when_another_function_raises():
+    kept = []
+
+    async def never_awaited(completions, **_):
+        return [0.0] * len(completions)
+
+    def makes(**arguments):
+        kept.append(never_awaited(**arguments))
+        return kept[0]
+
+    def broken(**_):
+        raise OSError("down")
+
+    with pytest.raises(RunFailed, match="'f1' raised OSError"):
+        scored(makes, broken)
+    with pytest.raises(RuntimeError, match="cannot reuse already awaited coroutine"):
+        kept[0].send(None)

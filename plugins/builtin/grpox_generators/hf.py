@@ -16,6 +16,7 @@ from transformers import GenerationConfig, LogitsProcessorList
 
 from grpox.config import SamplingConfig
 from grpox.contracts import GeneratorContext, Prompt, Rollout, WeightStream
+from grpox.errors import RunFailed
 from grpox_generators.configs import HfConfig
 from grpox_generators.sampling import SampledLogprobs, warpers
 
@@ -60,6 +61,7 @@ class HfGenerator:
 
     def _generate_batch(self, prompts: Sequence[Prompt], sampling: SamplingConfig) -> Iterator[Rollout]:
         input_ids, attention_mask = self._pad(prompts)
+        self._check_length(input_ids.shape[1], sampling.max_completion_length)
         repeats = torch.tensor([prompt.num_samples for prompt in prompts], device=input_ids.device)
         cache = self._prefill(input_ids, attention_mask, repeats)
         input_ids = input_ids.repeat_interleave(repeats, dim=0)
@@ -106,6 +108,14 @@ class HfGenerator:
             input_ids[row, length - len(prompt.token_ids) :] = torch.tensor(prompt.token_ids)
             attention_mask[row, length - len(prompt.token_ids) :] = 1
         return input_ids.to(self.context.device), attention_mask.to(self.context.device)
+
+    def _check_length(self, prompt_length: int, max_completion_length: int) -> None:
+        limit = getattr(self.model.config, "max_position_embeddings", None)
+        if limit is not None and prompt_length + max_completion_length > limit:
+            raise RunFailed(
+                f"a prompt of {prompt_length} tokens and sampling.max_completion_length "
+                f"{max_completion_length} are more than the model's {limit} positions"
+            )
 
     def _generation_config(self, sampling: SamplingConfig) -> GenerationConfig:
         # Temperature and the rest are applied by our own processors, so that the last of them, the recorder,
