@@ -47,12 +47,10 @@ class Trainer:
                 self.evaluate(plan.step)
         train_seconds = time.perf_counter() - start
         after = self.evaluate(self.schedule.total_steps)
-        return {
-            **{f"{name}_before": value for name, value in before.items() if name == "accuracy"},
-            **{f"{name}_after": value for name, value in after.items() if name == "accuracy"},
-            "train_seconds": train_seconds,
-            "steps": self.schedule.total_steps,
-        }
+        summary: dict[str, float] = {"train_seconds": train_seconds, "steps": self.schedule.total_steps}
+        if self.evaluator:
+            summary |= {"accuracy_before": before["accuracy"], "accuracy_after": after["accuracy"]}
+        return summary
 
     def train_step(self, plan: StepPlan) -> None:
         """One optimizer step: sample what it needs and is not there yet, then update the policy."""
