@@ -52,12 +52,14 @@ def _is_hub_id(path: str, base: Path) -> bool:
 
 
 def check_inputs(config: RunConfig) -> tuple[list[Problem], int | None]:
-    """What is wrong with the model folder and data files of `config`, whose paths are resolved.
+    """What is wrong with the model folder, data files and output folder of `config`, its paths resolved.
 
     Returns:
         The problems, and the number of training prompts where it is cheaply known.
     """
     problems = list(_model_problems(config.model.path))
+    if Path(config.output_dir).exists() and not Path(config.output_dir).is_dir():
+        problems.append(Problem("is a file, not a folder", key="output_dir", given=config.output_dir))
     records = None
     if config.data.path is not None:
         found, records = _data_problems("data.path", config.data.path, config.data.prompt_column)

@@ -69,6 +69,12 @@ def test_plugins_of_three_distributions_are_listed(grpox):
     assert {status for _, status in found.values()} == {"ok"}
 
 
+def test_the_example_passes_its_own_tests(environment):
+    succeed([str(environment / "pip"), "install", "--quiet", "pytest"])
+    told = succeed([str(environment / "python"), "-m", "pytest", "-q"], cwd=EXAMPLE_LOSS)
+    assert " passed" in told
+
+
 def test_a_run_uses_third_party_components_by_name(grpox):
     grpox(
         "train",

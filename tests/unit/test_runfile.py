@@ -450,6 +450,12 @@ def near(problem: Problem) -> str:
     return Path(problem.nearest).name
 
 
+def test_an_output_folder_that_is_a_file(refuse: Refuse, tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("")
+    (problem,) = refuse("", "output_dir: taken\n")
+    assert (*told(problem)[:2], problem.what) == ("run.yaml:12", "output_dir", "is a file, not a folder")
+
+
 def test_a_model_folder_that_does_not_exist(refuse: Refuse) -> None:
     [problem] = refuse("{path: model}", "{path: ./modle}")
     assert (told(problem)[:2], problem.what) == (("run.yaml:1", "model.path"), "no such folder")
