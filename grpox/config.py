@@ -14,7 +14,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 class Section(BaseModel):
     """A section of the run file: unknown keys are refused, fields carry their documentation."""
 
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, validate_default=True)
+    model_config = ConfigDict(
+        extra="forbid", use_attribute_docstrings=True, validate_default=True, allow_inf_nan=False
+    )
 
 
 class ComponentRef(BaseModel):
@@ -145,7 +147,7 @@ class TrainConfig(Section):
     """Recompute activations in the backward pass to save memory."""
     shuffle_dataset: bool = True
     """Shuffle the prompts once per epoch."""
-    seed: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0, le=2**32 - 1)
     """Seeds the shuffle, sampling and every library."""
 
 

@@ -9,6 +9,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from grpox.config import SamplingConfig
 from grpox.contracts import GeneratorContext, Prompt
+from grpox.errors import RunFailed
 from grpox.logprobs import completion_logprobs
 from grpox.models import architecture_of
 from grpox.rollout import collate
@@ -157,3 +158,11 @@ def test_sync_changes_what_is_sampled(policy, tokenizer):
     uniform = -torch.tensor(float(policy.config.vocab_size)).log().item()
     assert all(x == pytest.approx(uniform) for r in rollouts for x in r.sampler_logprobs)
     assert {r.policy_version for r in rollouts} == {4}
+
+
+def test_a_policy_without_finite_probabilities_is_told(policy, tokenizer):
+    generator = started(policy, tokenizer)
+    broken = ((name, torch.full_like(p, torch.nan)) for name, p in policy.named_parameters())
+    generator.sync(broken, version=5)
+    with pytest.raises(RunFailed, match="version 5 gives no finite probabilities"):
+        list(generator.generate(prompts(tokenizer), SAMPLING, seed=0))

@@ -450,6 +450,14 @@ def near(problem: Problem) -> str:
     return Path(problem.nearest).name
 
 
+@pytest.mark.parametrize(
+    "override", ["train.num_train_epochs=.inf", "train.learning_rate=.nan", "train.seed=4294967296"]
+)
+def test_numbers_that_no_run_can_use(refuse: Refuse, override: str) -> None:
+    (problem,) = refuse("", "", override)
+    assert told(problem)[:2] == ("command line", override.partition("=")[0])
+
+
 def test_an_output_folder_that_is_a_file(refuse: Refuse, tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("")
     (problem,) = refuse("", "output_dir: taken\n")

@@ -68,14 +68,22 @@ class HfGenerator:
         attention_mask = attention_mask.repeat_interleave(repeats, dim=0)
 
         recorder = SampledLogprobs(prompt_length=input_ids.shape[1])
-        sequences = self.model.generate(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            past_key_values=cache,
-            logits_processor=LogitsProcessorList([*warpers(sampling), recorder]),
-            generation_config=self._generation_config(sampling),
-            synced_gpus=False,
-        )
+        try:
+            sequences = self.model.generate(
+                input_ids=input_ids,
+                attention_mask=attention_mask,
+                past_key_values=cache,
+                logits_processor=LogitsProcessorList([*warpers(sampling), recorder]),
+                generation_config=self._generation_config(sampling),
+                synced_gpus=False,
+            )
+        except RuntimeError as error:
+            if "probability tensor" not in str(error):
+                raise
+            raise RunFailed(
+                f"the policy of version {self.version} gives no finite probabilities: an update broke it "
+                "(a smaller train.learning_rate may help)"
+            ) from error
         completions = sequences[:, input_ids.shape[1] :]
         logprobs = recorder.finish(sequences)
         rows = iter(zip(completions.tolist(), logprobs.tolist(), strict=True))
