@@ -55,7 +55,7 @@ class ComponentRef(BaseModel):
 class RewardRef(ComponentRef):
     """A reward function and its weight in the sum."""
 
-    weight: float = 1.0
+    weight: float = Field(1.0, allow_inf_nan=False)
 
 
 class ModelConfig(Section):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from pathlib import Path
 
 from transformers import GenerationConfig, PreTrainedTokenizerBase
@@ -30,6 +31,10 @@ def save_model(
         tokenizer.save_pretrained(unfinished)
         if generation_config is not None:
             generation_config.save_pretrained(unfinished)
-        shutil.rmtree(folder, ignore_errors=True)
+        if folder.exists():
+            # It may hold an earlier model, the base of this run or anything else of the user's: keep it.
+            aside = folder.parent / "earlier" / f"{folder.name}-{time.time_ns()}"
+            aside.parent.mkdir(exist_ok=True)
+            folder.rename(aside)
         unfinished.rename(folder)
     world.barrier()
