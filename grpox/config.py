@@ -53,9 +53,14 @@ class ComponentRef(BaseModel):
 
 
 class RewardRef(ComponentRef):
-    """A reward function and its weight in the sum."""
+    """A reward function, its weight in the sum, and what happens when it fails."""
 
     weight: float = Field(1.0, allow_inf_nan=False)
+    on_error: Literal["fail", "abstain"] = "fail"
+    """What a reward that raises, takes too long, or returns NaN, infinity or the wrong number of scores does:
+    end the run, or abstain for those completions, which is counted in ``rewards/<name>/errors``."""
+    timeout: float = Field(600.0, gt=0, allow_inf_nan=False)
+    """Seconds that one call may take; beyond, `on_error` decides."""
 
 
 class ModelConfig(Section):
@@ -65,15 +70,27 @@ class ModelConfig(Section):
     """Precision of the weights in training; optimizer states are float32."""
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Passed to the tokenizer's chat template for conversational prompts."""
+    init: dict[str, Any] = Field(default_factory=dict)
+    """Passed to transformers' `from_pretrained`: attn_implementation, revision, trust_remote_code, ..."""
 
 
 class DataConfig(Section):
     path: str | None = None
-    """A .jsonl, .json, .csv or .parquet file."""
+    """A .jsonl, .json, .csv or .parquet file, or the id of a dataset on the hub."""
+    subset: str | None = None
+    """Configuration of a hub dataset that has several."""
+    split: str = "train"
+    """Split of a hub dataset, as `datasets` writes it: ``train``, ``train[:1000]``."""
+    streaming: bool = False
+    """Read rows as they are needed, without an index of all of them: for data larger than the disk."""
     source: ComponentRef | None = None
     """A dataset plugin, in place of `path`."""
     prompt_column: str = "prompt"
     """Column with the prompt: a string, or a list of role/content messages."""
+    max_prompt_length: int | None = Field(None, ge=1)
+    """Tokens a prompt may have; default: what the model's positions leave beside a completion."""
+    long_prompts: Literal["refuse", "cut"] = "refuse"
+    """What happens to a longer prompt: the run is refused, naming the row, or its left end is cut off."""
 
     @model_validator(mode="after")
     def _one_of(self) -> Self:
@@ -98,6 +115,8 @@ class EvaluationConfig(Section):
 class SamplingConfig(Section):
     max_completion_length: int = Field(256, ge=1)
     """Tokens a completion may have at most, EOS included."""
+    min_completion_length: int = Field(0, ge=0)
+    """Tokens before which a completion cannot end by EOS."""
     temperature: float = Field(1.0, gt=0)
     """Divides the logits in generation and in training alike."""
     top_p: float = Field(1.0, gt=0, le=1)
@@ -106,6 +125,14 @@ class SamplingConfig(Section):
     """Keep the k most likely tokens; 0 keeps all."""
     min_p: float = Field(0.0, ge=0, le=1)
     """Keep tokens at least this likely relative to the likeliest; 0 keeps all."""
+    repetition_penalty: float = Field(1.0, gt=0)
+    """Divides the logits of tokens that have occurred (CTRL, arXiv 1909.05858); 1 does nothing."""
+    stop: list[str] = Field(default_factory=list)
+    """Texts that end a completion; they stay part of it."""
+    stop_token_ids: list[int] = Field(default_factory=list)
+    """Tokens that end a completion, besides the EOS tokens of model and tokenizer."""
+    generation_kwargs: dict[str, Any] = Field(default_factory=dict)
+    """Passed to the generator's library as it is: transformers' GenerationConfig for hf."""
 
 
 class TrainConfig(Section):
@@ -127,24 +154,47 @@ class TrainConfig(Section):
     """Passes over each generation batch (mu in the GRPO paper)."""
     learning_rate: float = Field(1e-6, gt=0)
     """Peak learning rate."""
+    optim: Literal["adamw_torch", "adamw_torch_fused"] = "adamw_torch"
+    """PyTorch's AdamW, or its fused kernel."""
     weight_decay: float = Field(0.0, ge=0)
+    """Decoupled decay of the weights; biases and normalisation layers have none, as in transformers."""
     adam_beta1: float = Field(0.9, ge=0, lt=1)
+    """Decay of AdamW's mean of gradients."""
     adam_beta2: float = Field(0.999, ge=0, lt=1)
+    """Decay of AdamW's mean of squared gradients."""
     adam_epsilon: float = Field(1e-8, gt=0)
+    """Added to the root of the latter."""
     max_grad_norm: float = Field(1.0, ge=0)
     """Gradient clipping by global norm; 0 turns it off."""
     lr_scheduler_type: str = "linear"
     """One of transformers' schedules."""
+    lr_scheduler_kwargs: dict[str, Any] = Field(default_factory=dict)
+    """Arguments of the schedule: ``{min_lr_rate: 0.1}`` for cosine_with_min_lr."""
     warmup_steps: int = Field(0, ge=0)
     """Optimizer steps over which the learning rate rises from 0."""
+    warmup_ratio: float = Field(0.0, ge=0, lt=1)
+    """The same as a part of all steps, where warmup_steps is 0."""
     optimizer: ComponentRef | None = None
     """An optimizer plugin, in place of AdamW."""
     scheduler: ComponentRef | None = None
     """A scheduler plugin, in place of lr_scheduler_type."""
     beta: float = Field(0.0, ge=0)
     """Weight of the KL penalty to the reference model; 0 loads no reference model."""
+    kl: Literal["k1", "k2", "k3", "unbiased"] = "k3"
+    """Estimator of that KL, with rho = log ref - log pi: -rho, rho^2/2, exp(rho) - rho - 1 (Schulman 2020), or
+    the last times the ratio pi/pi_old, whose gradient is unbiased off-policy (arXiv 2512.02556)."""
+    sync_ref_model: bool = False
+    """Let the reference follow the policy (TR-DPO, arXiv 2404.09656); needs beta > 0."""
+    ref_sync_alpha: float = Field(0.6, gt=0, le=1)
+    """The reference becomes alpha * policy + (1 - alpha) * reference; 0.6 in TR-DPO."""
+    ref_sync_steps: int = Field(512, ge=1)
+    """Optimizer steps between two such updates; 512 in TR-DPO."""
+    mask_truncated_completions: bool = False
+    """Leave completions that ran into max_completion_length out of the loss (DAPO, arXiv 2503.14476)."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass to save memory."""
+    gradient_checkpointing_kwargs: dict[str, Any] = Field(default_factory=dict)
+    """Passed to transformers' gradient_checkpointing_enable; use_reentrant is False unless given."""
     shuffle_dataset: bool = True
     """Shuffle the prompts once per epoch."""
     seed: int = Field(0, ge=0, le=2**32 - 1)
@@ -156,6 +206,24 @@ class DeepSpeedConfig(Section):
     """ZeRO stage: grpox runs on ZeRO-3."""
     stage3_param_persistence_threshold: int | None = Field(None, ge=0)
     """Parameters smaller than this stay whole on every rank; default: DeepSpeed's (100000)."""
+    offload_optimizer: Literal["none", "cpu", "nvme"] = "none"
+    """Where optimizer states live, in place of the accelerator's memory."""
+    offload_param: Literal["none", "cpu", "nvme"] = "none"
+    """Where the shards of the parameters live between their uses."""
+    nvme_path: str | None = None
+    """Folder on a fast local disk, for whatever is offloaded to nvme."""
+    settings: dict[str, Any] = Field(default_factory=dict)
+    """DeepSpeed's own configuration, merged over grpox's; what grpox itself sets is refused here."""
+
+
+class HubConfig(Section):
+    repo: str
+    """Repository on the hub that the trained model is pushed to, ``user/name``; the token comes from the
+    environment (HF_TOKEN) or `hf auth login`."""
+    private: bool = False
+    """Whether a repository that is created is private."""
+    revision: str | None = None
+    """Branch to push to; default: the repository's main branch."""
 
 
 class LoggingConfig(Section):
@@ -188,6 +256,8 @@ class RunConfig(Section):
     deepspeed: DeepSpeedConfig = DeepSpeedConfig()
     evaluation: EvaluationConfig | None = None
     logging: LoggingConfig = LoggingConfig()
+    hub: HubConfig | None = None
+    """Push the trained model to the hub; default: it stays in output_dir."""
     tracking: dict[str, dict[str, Any]] = {"mlflow": {}}
     """Observers by name with their parameters; MLflow by default, `{}` for none."""
     plugins: PluginsConfig = PluginsConfig()

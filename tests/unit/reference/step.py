@@ -1,0 +1,106 @@
+"""The composed step: R * loss + beta * kl of each token, reduced over the step; loss and gradient.
+
+`step_gradient` takes what `grpox.testing.step_gradient` takes. Ranks do not appear: the loss of a step is defined
+over all of its completions, wherever they are computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import corrections, kl_terms, policy_terms, reductions
+from .completion import Completion, Token
+
+Component = str | Mapping[str, Any]
+"""A name, or a mapping of `name` and parameters."""
+MicroBatch = Mapping[str, Tensor]
+
+LOSSES: dict[str, tuple[Callable[..., list[Tensor]], Callable[[reductions.Step, int], Tensor]]] = {
+    "grpo": (policy_terms.clipped, reductions.sequence_mean),
+    "dr_grpo": (policy_terms.clipped, reductions.sequence_sum_by_max_length),
+    "dapo": (policy_terms.clipped, reductions.token_mean),
+    "bnpo": (policy_terms.clipped, reductions.local_token_mean),
+    "cispo": (policy_terms.cispo, reductions.token_mean),
+    "sapo": (policy_terms.sapo, reductions.sequence_mean),
+}
+CORRECTIONS: dict[str, Callable[..., list[float]]] = {
+    "none": corrections.none,
+    "token-truncate": corrections.token_truncate,
+    "token-mask": corrections.token_mask,
+    "sequence-truncate": corrections.sequence_truncate,
+    "sequence-mask": corrections.sequence_mask,
+    "geometric-mask": corrections.geometric_mask,
+}
+KL: dict[str, Callable[[Token], Tensor]] = {
+    "k1": kl_terms.k1,
+    "k2": kl_terms.k2,
+    "k3": kl_terms.k3,
+    "unbiased": kl_terms.unbiased,
+}
+
+
+def step_gradient(
+    loss: Component,
+    micro_batches: Sequence[MicroBatch],
+    *,
+    correction: Component = "none",
+    beta: float = 0.0,
+    kl: str = "k3",
+    max_completion_length: int,
+    world_size: int = 1,
+) -> tuple[Tensor, list[Tensor]]:
+    """Loss and, for each micro-batch, the gradient of its log-probabilities: f64[], f64[B, T] each."""
+    loss_name, loss_parameters = parts(loss)
+    correction_name, correction_parameters = parts(correction)
+    policy_term, reduction = LOSSES[loss_name]
+    leaves = [micro_batch["logprobs"].detach().clone().requires_grad_() for micro_batch in micro_batches]
+    step: reductions.Step = []
+    for micro_batch, logprobs in zip(micro_batches, leaves, strict=True):
+        step.append([])
+        for completion in completions(micro_batch, logprobs):
+            losses = policy_term(completion, **loss_parameters)
+            weights = CORRECTIONS[correction_name](completion, **correction_parameters)
+            terms = [weight * term for weight, term in zip(weights, losses, strict=True)]
+            if beta > 0:
+                terms = [t + beta * KL[kl](token) for t, token in zip(terms, completion, strict=True)]
+            step[-1].append(terms)
+    value = reduction(step, max_completion_length)
+    # The zero joins leaves that no token reads: their gradient is 0, not missing.
+    joined = value + sum(0.0 * leaf.nan_to_num(0.0, 0.0, 0.0).sum() for leaf in leaves)
+    return value.detach(), list(torch.autograd.grad(joined, leaves))
+
+
+def parts(component: Component) -> tuple[str, dict[str, Any]]:
+    """Name and parameters of a component as a run file holds it."""
+    if isinstance(component, str):
+        return component, {}
+    return component["name"], {key: value for key, value in component.items() if key != "name"}
+
+
+def completions(micro_batch: MicroBatch, logprobs: Tensor) -> list[Completion]:
+    """The rows as completions: masked positions are not tokens of the model and are left out."""
+    rows, columns = logprobs.shape
+    return [
+        [token(micro_batch, logprobs, i, t) for t in range(columns) if micro_batch["token_mask"][i, t]]
+        for i in range(rows)
+    ]
+
+
+def token(micro_batch: MicroBatch, logprobs: Tensor, i: int, t: int) -> Token:
+    """Token t of row i; an advantage of a row is that of each of its tokens."""
+    advantages = micro_batch["advantages"]
+    optional = {
+        field: float(micro_batch[key][i, t])
+        for field, key in (("sampler", "sampler_logprobs"), ("ref", "ref_logprobs"))
+        if key in micro_batch
+    }
+    return Token(
+        logprob=logprobs[i, t],
+        old=float(micro_batch["old_logprobs"][i, t]),
+        advantage=float(advantages[i] if advantages.dim() == 1 else advantages[i, t]),
+        **optional,
+    )
