@@ -6,11 +6,13 @@ import dataclasses
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
 from grpox.config import ComponentRef
+from grpox.contracts import Reduction
 from grpox.errors import ConfigError, Problem
 from grpox.plugins import Offer, described
 from grpox.problems import problems_of
@@ -45,8 +47,11 @@ def bind_object(kind: str, target: Any, params: Mapping[str, Any], key: str, lab
     attributes `needs` and `provides`.
 
     Raises:
-        ConfigError: the parameters do not fit, or `Config` is not a pydantic model.
+        ConfigError: it is no component of this kind, the parameters do not fit, or `Config` is not a pydantic
+            model.
     """
+    if problem := contract_problem(kind, target):
+        raise ConfigError(Problem(f"{kind} '{label}' {problem}", key, given=repr(target)))
     model = getattr(target, "Config", None) if inspect.isclass(target) else None
     if model is not None and not is_model(model):
         what = f"{kind} '{label}': its Config is not a pydantic model"
@@ -60,6 +65,46 @@ def bind_object(kind: str, target: Any, params: Mapping[str, Any], key: str, lab
         needs=_capabilities(target, "needs", key),
         provides=_capabilities(target, "provides", key),
     )
+
+
+METHODS = MappingProxyType(
+    {
+        "generator": ("start", "generate", "sync", "sleep", "wake", "close"),
+        "advantage": ("scale",),
+        "loss": ("per_token",),
+        "correction": ("correct",),
+        "dataset": ("load",),
+        "optimizer": ("build",),
+        "scheduler": ("build",),
+    }
+)
+"""What a component of each kind must be able to do; an observer may leave out any hook."""
+
+
+def contract_problem(kind: str, target: Any) -> str:
+    """What keeps a class (or a reward's function) from being a component of this kind; empty if nothing."""
+    if kind == "reward":
+        return "" if callable(target) else "cannot be called"
+    if not inspect.isclass(target):
+        return "is not a class"
+    missing = [name for name in METHODS.get(kind, ()) if not callable(getattr(target, name, None))]
+    if missing:
+        return f"has no method {' and no method '.join(missing)} (see grpox.contracts)"
+    # A property is known only of the object that is built.
+    return reduction_problem(target) if kind == "loss" and not isinstance(_reduction(target), property) else ""
+
+
+def reduction_problem(loss: Any) -> str:
+    """What is wrong with the reduction that a loss declares; empty if nothing is."""
+    reduction = _reduction(loss)
+    if isinstance(reduction, Reduction):
+        return ""
+    allowed = ", ".join(member.name for member in Reduction)
+    return f"has the reduction {reduction!r}; it is a grpox.contracts.Reduction: {allowed}"
+
+
+def _reduction(loss: Any) -> Any:
+    return getattr(loss, "reduction", None)
 
 
 def _capabilities(target: Any, attribute: str, key: str) -> tuple[str, ...]:

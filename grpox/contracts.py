@@ -87,7 +87,12 @@ class AdvantageScaler(Protocol):
 
 
 class Correction(Protocol):
-    """Importance weights that correct for sampling from another distribution than pi_old."""
+    """Importance weights that correct for sampling from another distribution than pi_old.
+
+    Optional, and read by the metrics alone (`grpox.mismatch`): a method ``raw(old, sampler, mask)`` -> [B, T]:
+    R before any cap or mask (it may be infinite), where that is not exp(log pi_old - log mu) of single tokens; and
+    ``weighs_by_raw: bool = True``, False where kept tokens weigh something else than raw or a cap.
+    """
 
     def correct(self, old: Tensor, sampler: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         """old f32[B, T], sampler f32[B, T], mask bool[B, T] -> weights f32[B, T], keep bool[B, T].

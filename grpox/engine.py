@@ -8,7 +8,6 @@ multiplied by the number of ranks it will average over. The gradient is then the
 from __future__ import annotations
 
 import os
-import sys
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,6 +19,8 @@ if not torch.cuda.is_available():
 import deepspeed
 
 from grpox.config import RunConfig
+from grpox.deepspeed_config import deepspeed_config, reference_config
+from grpox.errors import ConfigError, Problem
 from grpox.weight_sync import stream_weights
 from grpox.world import World
 
@@ -47,10 +48,11 @@ class Engine:
         _skip_op_compilation(world)
         disable_dropout(model)
         if config.train.gradient_checkpointing:
-            model.gradient_checkpointing_enable({"use_reentrant": False})
+            _enable_checkpointing(model, config)
         model.train()
         torch_optimizer = optimizer.build(model.parameters(), config.train.learning_rate)
-        self._deepspeed, self._optimizer, _, self._scheduler = deepspeed.initialize(
+        self._deepspeed, self._optimizer, _, self._scheduler = _initialize(
+            config,
             model=model,
             optimizer=torch_optimizer,
             lr_scheduler=scheduler.build(torch_optimizer, total_steps),
@@ -95,34 +97,18 @@ class FrozenEngine:
     def __init__(self, model: nn.Module, config: RunConfig, world: World) -> None:
         _skip_op_compilation(world)
         model.eval().requires_grad_(False)
-        settings = deepspeed_config(config, world.size)
-        settings.pop("gradient_clipping")
-        self._deepspeed, *_ = deepspeed.initialize(model=model, config=settings)
+        settings = reference_config(config, world.size)
+        self._deepspeed, *_ = _initialize(config, model=model, config=settings)
+
+    @property
+    def module(self) -> nn.Module:
+        """The model itself; its parameters are this rank's shards."""
+        module: nn.Module = self._deepspeed.module
+        return module
 
     @torch.no_grad()
     def __call__(self, **inputs: Any) -> Any:
         return self._deepspeed(**inputs)
-
-
-def deepspeed_config(config: RunConfig, world_size: int) -> dict[str, Any]:
-    """DeepSpeed's own configuration for a run."""
-    zero: dict[str, Any] = {"stage": config.deepspeed.stage}
-    if config.deepspeed.stage3_param_persistence_threshold is not None:
-        zero["stage3_param_persistence_threshold"] = config.deepspeed.stage3_param_persistence_threshold
-    micro_batch = config.train.per_device_train_batch_size
-    return {
-        "train_micro_batch_size_per_gpu": micro_batch,
-        "gradient_accumulation_steps": 1,
-        "train_batch_size": micro_batch * world_size,
-        "gradient_clipping": config.train.max_grad_norm,
-        "zero_optimization": zero,
-        "zero_allow_untested_optimizer": True,
-        "bf16": {"enabled": config.model.dtype == "bfloat16"},
-        # Half-precision sums would make the gradient depend on the number of micro-batches.
-        "communication_data_type": "fp32",
-        "data_types": {"grad_accum_dtype": "fp32"},
-        "steps_per_print": sys.maxsize,
-    }
 
 
 def disable_dropout(model: nn.Module) -> None:
@@ -136,6 +122,25 @@ def disable_dropout(model: nn.Module) -> None:
         for name in ("attention_dropout", "dropout"):
             if isinstance(getattr(module, name, None), float):
                 setattr(module, name, 0.0)
+
+
+def _enable_checkpointing(model: PreTrainedModel, config: RunConfig) -> None:
+    try:
+        kwargs = {"use_reentrant": False} | config.train.gradient_checkpointing_kwargs
+        model.gradient_checkpointing_enable(kwargs)
+    except ValueError as error:
+        raise ConfigError(Problem(str(error), "train.gradient_checkpointing", given="true")) from error
+
+
+def _initialize(config: RunConfig, **arguments: Any) -> Any:
+    """`deepspeed.initialize`; what the user's own settings break there is told as such."""
+    try:
+        return deepspeed.initialize(**arguments)
+    except Exception as error:
+        if not config.deepspeed.settings:
+            raise
+        what = f"DeepSpeed does not start with these settings: {type(error).__name__}: {error}"
+        raise ConfigError(Problem(what, "deepspeed.settings")) from error
 
 
 def _skip_op_compilation(world: World) -> None:

@@ -1,34 +1,80 @@
 """How far the generator's distribution mu is from the trainer's pi_old: d = log pi_old - log mu per token.
 
-Measured before any cap: mean, least and largest exp(d), effective sample size (sum R)^2 / (n * sum R^2), mean
-and largest |d|, and k3 of the two. Healthy: mean ratio in [0.5, 2], effective sample size at least 0.3.
+Measured before any cap or mask: mean, least and largest exp(d), mean and largest |d|, k3 of the two, and the
+effective sample size (sum R)^2 / (n * sum R^2) of the correction's own R; then what the correction did with it.
+Healthy: mean ratio in [0.5, 2], effective sample size at least 0.3.
 """
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
+from grpox.contracts import Correction
 from grpox.metrics import TokenMetrics
 from grpox.rollout import RolloutBatch
 
 _PREFIX = "sampling/"
+_EXPONENT = 300.0
+"""Logarithms are limited to this either way: the square of exp(300), summed over a step, fits into float64."""
+_ROUNDING = 1e-5
+"""A weight less than R by no more than this share, some roundings of float32, was not truncated."""
 
 
-def add_mismatch(metrics: TokenMetrics, difference: Tensor, batch: RolloutBatch) -> None:
-    """Add d f32[B, T] of one micro-batch; positions outside the token mask are ignored."""
+@torch.no_grad()
+def add_mismatch(
+    metrics: TokenMetrics,
+    correction: Correction,
+    old: Tensor,
+    sampler: Tensor,
+    weights: Tensor,
+    keep: Tensor,
+    batch: RolloutBatch,
+) -> None:
+    """Add one micro-batch; positions outside the token mask are ignored.
+
+    Args:
+        old: f32[B, T], log pi_old.
+        sampler: f32[B, T], log mu, equal to `old` where mu is missing.
+        weights: f32[B, T], as `correction` returned them.
+        keep: bool[B, T], likewise.
+        batch: tells the token mask, and where mu is missing.
+    """
     mask = batch.token_mask
-    d = torch.where(mask, difference, torch.zeros_like(difference)).double()
-    ratio = d.exp()
+    old, sampler = old.double(), sampler.double()
+    d = torch.where(mask, old - sampler, 0.0).nan_to_num(nan=0.0).clamp(-_EXPONENT, _EXPONENT)
+    ratio, raw = d.exp(), _raw(correction, old, sampler, mask)
+    importance = ratio
+    truncated = torch.zeros_like(keep)
+    if getattr(correction, "weighs_by_raw", True):
+        importance = ratio if raw is None else raw
+        truncated = keep & (weights.double() < importance * (1 - _ROUNDING))
     values = {
         "ratio": ratio,
-        "ratio_squared": ratio.square(),
+        "importance": importance,
+        "importance_squared": importance.square(),
         "difference": d.abs(),
         "kl": torch.expm1(d) - d,  # k3 of KL(mu || pi_old), as the samples are mu's
-        "missing_logprobs": batch.sampler_logprobs.isnan().double(),
+        "truncated": truncated,
+        "masked": ~keep,
+        "missing_logprobs": batch.sampler_logprobs.isnan(),
     }
+    if raw is not None:
+        values["raw_ratio"] = raw
     for name, value in values.items():
         metrics.add(_PREFIX + name, value, mask)
+
+
+def _raw(correction: Correction, old: Tensor, sampler: Tensor, mask: Tensor) -> Tensor | None:
+    """What the correction says of itself, as numbers that can be squared and summed: f64[B, T]."""
+    raw = getattr(correction, "raw", None)
+    if raw is None:
+        return None
+    largest = math.exp(_EXPONENT)
+    told: Tensor = raw(old, sampler, mask)
+    return told.double().nan_to_num(nan=1.0).clamp(1 / largest, largest)
 
 
 def mismatch_metrics(reduced: dict[str, tuple[float, float, float]]) -> dict[str, float]:
@@ -37,14 +83,15 @@ def mismatch_metrics(reduced: dict[str, tuple[float, float, float]]) -> dict[str
     values = {name.removeprefix(_PREFIX): reduced.pop(name) for name in names}
     if not values:
         return {}
-    mean, low, high = values["ratio"]
-    return {
-        "sampling/ratio_mean": mean,
-        "sampling/ratio_min": low,
-        "sampling/ratio_max": high,
-        "sampling/effective_sample_size": mean**2 / values["ratio_squared"][0],
-        "sampling/difference_mean": values["difference"][0],
+    mean = {name: value[0] for name, value in values.items()}
+    metrics = {
+        "sampling/effective_sample_size": mean["importance"] ** 2 / mean["importance_squared"],
+        "sampling/difference_mean": mean["difference"],
         "sampling/difference_max": values["difference"][2],
-        "sampling/kl": values["kl"][0],
-        "sampling/missing_logprobs": values["missing_logprobs"][0],
+    }
+    for name in ("ratio", "raw_ratio"):
+        for statistic, value in zip(("mean", "min", "max"), values.get(name, ()), strict=False):
+            metrics[f"sampling/{name}_{statistic}"] = value
+    return metrics | {
+        f"sampling/{name}": mean[name] for name in ("kl", "truncated", "masked", "missing_logprobs")
     }

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 from grpox.contracts import LossInputs, PolicyLoss
+from grpox.kl import KL_ESTIMATORS, k3
+from grpox.loss_call import per_token_loss
 
 
 @dataclass(frozen=True)
@@ -22,7 +24,7 @@ class ObjectiveInputs:
 
     logprobs: Tensor  # f32[B, T], with gradient
     token_mask: Tensor  # bool[B, T]
-    advantages: Tensor  # f32[B]
+    advantages: Tensor  # f32[B] or f32[B, T]
     token_weights: Tensor  # f32[B, T]: the step normaliser
     old_logprobs: Tensor | None = None  # f32[B, T]; None: no update since sampling, so it is sg[logprobs]
     reference_logprobs: Tensor | None = None  # f32[B, T], only when beta > 0
@@ -38,45 +40,49 @@ class ObjectiveOutput:
     diagnostics: Mapping[str, Tensor]  # name -> f32[B, T], without gradient, 0 where masked
 
 
-def objective(policy_loss: PolicyLoss, inputs: ObjectiveInputs, beta: float = 0.0) -> ObjectiveOutput:
-    """This micro-batch's share of the step's loss; shares of all micro-batches and ranks simply add up."""
+def objective(
+    policy_loss: PolicyLoss, inputs: ObjectiveInputs, beta: float = 0.0, kl: str = "k3"
+) -> ObjectiveOutput:
+    """This micro-batch's share of the step's loss; shares of all micro-batches and ranks simply add up.
+
+    Args:
+        beta: weight of the KL to the reference.
+        kl: its estimator, one of `grpox.kl.KL_ESTIMATORS`.
+
+    Raises:
+        RunFailed: the loss raised or returned what is no loss.
+    """
     mask = inputs.token_mask
     logprobs = _neutral(inputs.logprobs, mask)
     old = logprobs.detach() if inputs.old_logprobs is None else _neutral(inputs.old_logprobs, mask)
     correction = None if inputs.correction is None else _neutral(inputs.correction, mask)
     folds_correction = getattr(policy_loss, "folds_correction", False)
 
-    output = policy_loss.per_token(
+    advantages = inputs.advantages if inputs.advantages.ndim == 2 else inputs.advantages.unsqueeze(1)
+    output = per_token_loss(
+        policy_loss,
         LossInputs(
             logprobs=logprobs,
             old_logprobs=old,
-            advantages=_neutral(inputs.advantages.unsqueeze(1).expand_as(logprobs), mask),
+            advantages=_neutral(advantages.expand_as(logprobs), mask),
             token_mask=mask,
             entropy=None if inputs.entropy is None else _neutral(inputs.entropy, mask),
             correction_weights=correction if folds_correction else None,
-        )
+        ),
     )
     per_token = _neutral(output.loss, mask)
     if correction is not None and not folds_correction:
         per_token = per_token * correction
 
     diagnostics = {name: _neutral(values.detach(), mask) for name, values in output.diagnostics.items()}
-    diagnostics["kl_old"] = k3(old, logprobs.detach())
+    diagnostics["kl_old"] = k3(old, logprobs.detach(), old)
     diagnostics["ratio"] = _neutral(torch.exp(logprobs.detach() - old), mask)
     if inputs.reference_logprobs is not None:
-        kl = k3(_neutral(inputs.reference_logprobs, mask), logprobs)
-        diagnostics["kl"] = kl.detach()
-        per_token = per_token + beta * kl
+        reference = _neutral(inputs.reference_logprobs, mask)
+        divergence = KL_ESTIMATORS[kl](reference, logprobs, old)
+        diagnostics["kl"] = divergence.detach()
+        per_token = per_token + beta * divergence
     return ObjectiveOutput((per_token * inputs.token_weights).sum(), diagnostics)
-
-
-def k3(reference: Tensor, logprobs: Tensor) -> Tensor:
-    """KL(pi || reference) per token as exp(rho) - rho - 1, rho = log ref - log pi: never negative.
-
-    Source: Schulman, "Approximating KL divergence" (2020), estimator k3; GRPO paper (arXiv 2402.03300, eq. 4).
-    """
-    rho = reference - logprobs
-    return torch.expm1(rho) - rho
 
 
 def _neutral(values: Tensor, mask: Tensor) -> Tensor:

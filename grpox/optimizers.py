@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,8 @@ from torch import nn
 from transformers import get_scheduler
 
 from grpox.config import TrainConfig
+from grpox.errors import ConfigError
+from grpox.runfile.lr_schedules import schedule_arguments, step_problems
 
 
 @dataclass(frozen=True)
@@ -34,19 +37,35 @@ class AdamW:
             lr=learning_rate,
             betas=(self.config.adam_beta1, self.config.adam_beta2),
             eps=self.config.adam_epsilon,
+            # Unset, PyTorch chooses by device; False would also rule out its faster loop over all tensors.
+            fused=True if self.config.optim == "adamw_torch_fused" else None,
         )
 
 
 @dataclass(frozen=True)
 class NamedSchedule:
-    """One of transformers' learning-rate schedules, with linear warm-up."""
+    """One of transformers' learning-rate schedules, with its warm-up."""
 
     config: TrainConfig
 
     def build(self, optimizer: torch.optim.Optimizer, total_steps: int) -> Any:
+        """The schedule over `total_steps` optimizer steps.
+
+        Raises:
+            ConfigError: the schedule does not fit into so few steps.
+        """
+        warmup_steps = warmup_steps_of(self.config, total_steps)
+        if problems := step_problems(self.config, warmup_steps, total_steps):
+            raise ConfigError(problems)
         return get_scheduler(
             self.config.lr_scheduler_type,
             optimizer,
-            num_warmup_steps=self.config.warmup_steps,
+            num_warmup_steps=warmup_steps,
             num_training_steps=total_steps,
+            scheduler_specific_kwargs=schedule_arguments(self.config),
         )
+
+
+def warmup_steps_of(config: TrainConfig, total_steps: int) -> int:
+    """Optimizer steps of the warm-up; a ratio is rounded up, as in transformers."""
+    return config.warmup_steps or math.ceil(config.warmup_ratio * total_steps)

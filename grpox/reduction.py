@@ -26,27 +26,31 @@ class StepTotals:
     max_completion_length: int
 
 
+def count_masks(token_masks: Iterable[Tensor]) -> tuple[int, int, int]:
+    """Tokens, sequences and micro-batches of token masks (bool[B, T] each)."""
+    masks = list(token_masks)
+    return sum(int(mask.sum()) for mask in masks), sum(mask.shape[0] for mask in masks), len(masks)
+
+
 def count_step(token_masks: Iterable[Tensor], world: World, max_completion_length: int) -> StepTotals:
     """Count a step from this rank's token masks (bool[B, T] each): one all-reduce."""
-    masks = list(token_masks)
-    counts = torch.tensor(
-        [sum(int(mask.sum()) for mask in masks), sum(mask.shape[0] for mask in masks), len(masks)],
-        dtype=torch.float64,
-        device=world.device,
-    )
+    counts = torch.tensor(count_masks(token_masks), dtype=torch.float64, device=world.device)
     tokens, sequences, micro_batches = (int(n) for n in world.reduce(counts, dist.ReduceOp.SUM).tolist())
     return StepTotals(tokens, sequences, micro_batches, max_completion_length)
 
 
-def token_weights(reduction: Reduction, mask: Tensor, totals: StepTotals) -> Tensor:
+def token_weights(
+    reduction: Reduction, mask: Tensor, totals: StepTotals, dtype: torch.dtype = torch.float32
+) -> Tensor:
     """The weight of every token in the loss of the step: bool[B, T] -> f32[B, T], 0 where masked.
 
     Args:
         reduction: how the loss declares that its tokens add up.
         mask: bool[B, T], one micro-batch on one rank.
         totals: counts over the whole step.
+        dtype: of the weights, that of the log-probabilities.
     """
-    m = mask.to(torch.float32)
+    m = mask.to(dtype)
     n = m.sum(dim=1, keepdim=True).clamp(min=1)  # f32[B, 1]
     sequences = max(totals.sequences, 1)
     match reduction:

@@ -14,9 +14,11 @@ from grpox.component import (
     BoundComponent,
     bind_object,
     check_params,
+    contract_problem,
     is_model,
     keyed,
     own_keys,
+    reduction_problem,
 )
 from grpox.config import ComponentRef
 from grpox.errors import ConfigError, GrpoxError, Problem, nearest
@@ -114,8 +116,7 @@ class Registry:
         try:
             target: Any = bound.load()
             if inspect.isclass(target):
-                arguments = () if bound.config is None else (bound.config,)
-                return target(*arguments)
+                return _checked(bound, target)
         except ConfigError as error:
             raise keyed(error, bound.key) from error
         except GrpoxError:
@@ -166,6 +167,17 @@ class Registry:
         error = ConfigError([problem, *map(_suspicion, suspects)])
         error.__cause__ = next((record.error for record in suspects if record.error is not None), None)
         return error
+
+
+def _checked(bound: BoundComponent, target: Any) -> Any:
+    """The component built, if the class is one of its kind."""
+    problem = contract_problem(bound.kind, target)
+    component = None if problem else target() if bound.config is None else target(bound.config)
+    if not problem and bound.kind == "loss":
+        problem = reduction_problem(component)
+    if problem:
+        raise ConfigError(Problem(f"{bound} {problem}", bound.key, given=repr(target)))
+    return component
 
 
 def _parse_path(kind: str, ref: ComponentRef, path: str, key: str) -> BoundComponent:

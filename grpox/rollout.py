@@ -33,9 +33,18 @@ class RolloutBatch:
 
 
 def collate(
-    rollouts: Sequence[Rollout], advantages: Sequence[float], pad_token_id: int, device: torch.device
+    rollouts: Sequence[Rollout],
+    advantages: Sequence[float],
+    pad_token_id: int,
+    device: torch.device,
+    mask_truncated: bool = False,
 ) -> RolloutBatch:
-    """Pad the rollouts of one micro-batch into tensors on `device`."""
+    """Pad the rollouts of one micro-batch into tensors on `device`.
+
+    Args:
+        mask_truncated: leave completions that ran into the longest length out of the token mask. They still
+            count as sequences, and their rewards in their groups' statistics.
+    """
     prompt_length = max(len(rollout.prompt_ids) for rollout in rollouts)
     completion_length = max(max(len(rollout.completion_ids) for rollout in rollouts), 1)
     size = (len(rollouts), prompt_length + completion_length)
@@ -48,7 +57,8 @@ def collate(
         begin, end = prompt_length - len(rollout.prompt_ids), prompt_length + length
         input_ids[row, begin:end] = torch.tensor(rollout.prompt_ids + rollout.completion_ids)
         attention_mask[row, begin:end] = 1
-        token_mask[row, :length] = torch.tensor(rollout.model_mask or (True,) * length)
+        if not (mask_truncated and rollout.finish_reason == "length"):
+            token_mask[row, :length] = torch.tensor(rollout.model_mask or (True,) * length)
         if rollout.sampler_logprobs is not None:
             sampler_logprobs[row, :length] = torch.tensor(rollout.sampler_logprobs)
     return RolloutBatch(

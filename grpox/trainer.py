@@ -16,6 +16,7 @@ from grpox.metrics import PhaseTimes
 from grpox.observing.observers import Observers
 from grpox.rollout import collate
 from grpox.sampling import MicroBatch, Schedule, StepPlan
+from grpox.signals import raise_if_signalled
 from grpox.step_report import step_metrics
 from grpox.update import PolicyUpdate, Slice
 from grpox.world import World
@@ -47,6 +48,7 @@ class Trainer:
                 self.evaluate(plan.step)
         train_seconds = time.perf_counter() - start
         after = self.evaluate(self.schedule.total_steps)
+        raise_if_signalled()  # before the model is saved
         summary: dict[str, float] = {"train_seconds": train_seconds, "steps": self.schedule.total_steps}
         if self.evaluator:
             summary |= {"accuracy_before": before["accuracy"], "accuracy_after": after["accuracy"]}
@@ -54,6 +56,7 @@ class Trainer:
 
     def train_step(self, plan: StepPlan) -> None:
         """One optimizer step: sample what it needs and is not there yet, then update the policy."""
+        raise_if_signalled()
         start = time.perf_counter()
         new = [self.collect(generation, plan.step) for generation in self.missing(plan)]
         slices = [self.slices[_place(micro_batch)] for micro_batch in plan.micro_batches]
@@ -81,7 +84,13 @@ class Trainer:
             rows = micro_batch.rank_rows(self.world.rank)
             rollouts = batch.rollouts[rows.start : rows.stop]
             advantages = batch.advantages[rows.start : rows.stop].tolist()
-            tensors = collate(rollouts, advantages, self.pad_token_id, self.world.device)
+            tensors = collate(
+                rollouts,
+                advantages,
+                self.pad_token_id,
+                self.world.device,
+                mask_truncated=self.context.config.train.mask_truncated_completions,
+            )
             self.slices[_place(micro_batch)] = Slice(tensors)
         if self.world.is_main:
             self.observers.rollouts_scored(self.context, step, self.collector.scored(batch))
@@ -101,6 +110,7 @@ class Trainer:
         """Evaluate the weights after `step` optimizer steps; empty when the run has no evaluation."""
         if self.evaluator is None:
             return {}
+        raise_if_signalled()
         metrics = self.evaluator.evaluate(self.state(step))
         self.times.take()  # an evaluation's time is no part of the next step's
         if self.world.is_main:

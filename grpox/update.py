@@ -17,9 +17,10 @@ from grpox.errors import RunFailed
 from grpox.logprobs import completion_logprobs
 from grpox.metrics import TokenMetrics
 from grpox.mismatch import add_mismatch, mismatch_metrics
-from grpox.objective import ObjectiveInputs, objective
-from grpox.reduction import StepTotals, count_step, token_weights
+from grpox.reduction import StepTotals, count_step
+from grpox.reference_sync import ReferenceSync
 from grpox.rollout import RolloutBatch
+from grpox.step_loss import MicroBatchInputs, StepLoss
 from grpox.world import World
 
 
@@ -48,9 +49,8 @@ class PolicyUpdate:
     ) -> None:
         self.engine = engine
         self.reference = reference
-        self.policy_loss = policy_loss
-        self.correction = correction
-        self.beta = config.train.beta
+        self.step_loss = StepLoss(policy_loss, correction, config.train.beta, config.train.kl)
+        self.reference_sync = ReferenceSync(config.train) if config.train.sync_ref_model else None
         self.temperature = config.sampling.temperature
         self.max_completion_length = config.sampling.max_completion_length
         self.world = world
@@ -88,6 +88,8 @@ class PolicyUpdate:
         grad_norm = self.engine.step()
         if not math.isfinite(grad_norm):
             raise RunFailed(f"the gradient norm of step {self.engine.steps} is {grad_norm}")
+        if self.reference_sync is not None and self.reference is not None:
+            self.reference_sync.after_step(self.engine, self.reference)
         return {
             "loss": total_loss,
             "grad_norm": grad_norm,
@@ -104,31 +106,26 @@ class PolicyUpdate:
         updated = slice_.old_logprobs is not None
         if slice_.old_logprobs is None:
             slice_.old_logprobs = logprobs.detach()
-        output = objective(
-            self.policy_loss,
-            ObjectiveInputs(
+        output = self.step_loss.micro_batch(
+            MicroBatchInputs(
                 logprobs=logprobs,
                 token_mask=batch.token_mask,
                 advantages=batch.advantages,
-                token_weights=token_weights(self.policy_loss.reduction, batch.token_mask, totals),
                 old_logprobs=slice_.old_logprobs if updated else None,
+                sampler_logprobs=batch.sampler_logprobs,
                 reference_logprobs=slice_.reference_logprobs,
                 entropy=entropy,
-                correction=self._correct(slice_.old_logprobs, batch, metrics),
             ),
-            self.beta,
+            totals,
+        )
+        made = output.corrected
+        add_mismatch(
+            metrics, self.step_loss.correction, made.old, made.sampler, made.weights, made.keep, batch
         )
         metrics.add("entropy", entropy, batch.token_mask)
         for name, values in output.diagnostics.items():
             metrics.add_micro_batch(name, values, batch.token_mask)
         return output.loss
-
-    def _correct(self, old: Tensor, batch: RolloutBatch, metrics: TokenMetrics) -> Tensor:
-        """R f32[B, T], 0 where the correction drops the token; a missing mu counts as equal to pi_old."""
-        sampler = torch.where(batch.sampler_logprobs.isnan(), old, batch.sampler_logprobs)
-        add_mismatch(metrics, old - sampler, batch)
-        weights, keep = self.correction.correct(old, sampler, batch.token_mask)
-        return torch.where(keep, weights, torch.zeros_like(weights))
 
     @torch.no_grad()
     def _logprobs(self, model: Engine | FrozenEngine, batch: RolloutBatch) -> Tensor:

@@ -13,6 +13,8 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
+from grpox import launch
+
 Item = TypeVar("Item")
 
 TIMEOUT = timedelta(minutes=30)
@@ -56,9 +58,9 @@ def start_world() -> World:
     a world of its own, which opens no port. DeepSpeed finds the group already made and joins it: left to
     itself it would pass a device id, with which weight sync was seen to hang.
     """
-    rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    rank, size, local_rank = launch.rank(), launch.world_size(), launch.local_rank()
     # DeepSpeed insists on finding this variable, even without a launcher.
-    local_rank = int(os.environ.setdefault("LOCAL_RANK", "0"))
+    os.environ.setdefault("LOCAL_RANK", "0")
     device = torch.device("cuda", local_rank) if torch.cuda.is_available() else torch.device("cpu")
     if device.type == "cuda":
         torch.cuda.set_device(device)

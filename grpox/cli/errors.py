@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 import traceback
 from collections.abc import Callable
-from types import FrameType
 
 import typer
 
 from grpox.errors import ConfigError, GrpoxError
+from grpox.signals import Terminated, install_handlers
 
 INTERRUPTED = 128 + signal.SIGINT
 TERMINATED = 128 + signal.SIGTERM
 TRACEBACK = "--traceback"
+SECONDS_FOR_RANK_0 = 5.0
 
 
 def run_command(command: Callable[[list[str]], object], arguments: list[str]) -> int:
@@ -25,11 +27,13 @@ def run_command(command: Callable[[list[str]], object], arguments: list[str]) ->
             returns or raises SystemExit.
     """
     with_traceback = TRACEBACK in arguments
-    signal.signal(signal.SIGTERM, _terminate)
+    install_handlers()
     try:
         command([argument for argument in arguments if argument != TRACEBACK])
     except SystemExit as exit_:
         return exit_.code if isinstance(exit_.code, int) else int(exit_.code is not None)
+    except Terminated:
+        return TERMINATED
     except KeyboardInterrupt:
         return INTERRUPTED
     except Exception as error:  # noqa: BLE001 - the last resort of the command line, which tells every error
@@ -39,17 +43,15 @@ def run_command(command: Callable[[list[str]], object], arguments: list[str]) ->
     return 0
 
 
-def _terminate(_signal: int, _frame: FrameType | None) -> None:
-    # An exception rather than the default sudden end: observers hear of it and generators are closed.
-    raise SystemExit(TERMINATED)
-
-
 def _tell(error: Exception, with_traceback: bool) -> int:
-    rank = int(os.environ.get("RANK", "0"))
+    given = os.environ.get("RANK", "0")
+    rank = int(given) if given.isdecimal() else 0
     if isinstance(error, ConfigError):
-        # Every rank finds the same problems.
+        # Every rank finds the same problems, and one tells them.
         for problem in error.problems if rank == 0 else ():
             _print(str(problem))
+        if rank != 0:
+            _wait_for_rank_0()
     elif isinstance(error, GrpoxError):
         _print(str(error), rank)
     else:
@@ -57,6 +59,12 @@ def _tell(error: Exception, with_traceback: bool) -> int:
         hint = "" if with_traceback else f"\n    use {TRACEBACK} to see where"
         _print(f"{type(error).__name__}: {message}{hint}" if message else type(error).__name__ + hint, rank)
     return error.exit_code if isinstance(error, GrpoxError) else 1
+
+
+def _wait_for_rank_0() -> None:
+    """A launcher ends all ranks as soon as one has ended: give rank 0 the time to tell the problems."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    time.sleep(SECONDS_FOR_RANK_0)
 
 
 def _print(text: str, rank: int = 0) -> None:

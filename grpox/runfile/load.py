@@ -7,7 +7,6 @@ and batch arithmetic, and every problem with those at once. Each names its line 
 from __future__ import annotations
 
 import copy
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any, get_args
 
 from pydantic import ValidationError
 
+from grpox import launch
 from grpox.component import BoundComponent, bind_object
 from grpox.config import RunConfig, Section
 from grpox.errors import ConfigError, Problem, nearest
@@ -22,8 +22,11 @@ from grpox.plugins import discover
 from grpox.problems import problems_of
 from grpox.registry import Registry
 from grpox.required import missing_plugins
+from grpox.runfile.deepspeed_settings import deepspeed_problems
+from grpox.runfile.hub_names import hub_problems
 from grpox.runfile.input_paths import check_inputs, resolve_paths
-from grpox.runfile.lr_schedules import LR_SCHEDULER_TYPES, UNSUPPORTED_SCHEDULER_TYPES
+from grpox.runfile.lr_schedules import schedule_problems
+from grpox.runfile.model_options import checkpointing_problems, model_problems
 from grpox.runfile.origins import Origin
 from grpox.runfile.overrides import apply_overrides
 from grpox.runfile.recipe_files import recipe_path
@@ -240,14 +243,11 @@ def _unknown_names(config: RunConfig) -> list[Problem]:
     rewards = config.reward_labels
     if config.evaluation and config.evaluation.accuracy is not None:
         problems += _unknown("evaluation.accuracy", config.evaluation.accuracy, "reward of this run", rewards)
-    if config.train.scheduler is None:
-        name = config.train.lr_scheduler_type
-        if name in UNSUPPORTED_SCHEDULER_TYPES:
-            what = f"{UNSUPPORTED_SCHEDULER_TYPES[name]}: use a scheduler plugin (train.scheduler) for it"
-            allowed = ", ".join(LR_SCHEDULER_TYPES)
-            problems.append(Problem(what, "train.lr_scheduler_type", given=name, allowed=allowed))
-        else:
-            problems += _unknown("train.lr_scheduler_type", name, "learning-rate schedule", LR_SCHEDULER_TYPES)
+    problems += schedule_problems(config.train)
+    problems += checkpointing_problems(config.train)
+    problems += deepspeed_problems(config.deepspeed)
+    problems += model_problems(config.model)
+    problems += hub_problems(config.hub)
     return problems
 
 
@@ -259,7 +259,7 @@ def _unknown(key: str, name: str, what: str, known: Sequence[str]) -> list[Probl
 
 
 def _checked_plan(config: RunConfig, world_size: int | None, num_prompts: int | None) -> BatchPlan:
-    plan = BatchPlan.from_config(config.train, world_size or int(os.environ.get("WORLD_SIZE", "1")))
+    plan = BatchPlan.from_config(config.train, world_size or launch.world_size())
     if num_prompts is not None:
         # The sampler itself refuses data that does not fill one generation batch.
         PromptSampler(num_prompts, plan.prompts_per_generation, shuffle=False, seed=0)

@@ -1,25 +1,159 @@
-"""The learning-rate schedules that `train.lr_scheduler_type` names."""
+"""The learning-rate schedules that `train.lr_scheduler_type` names, and the arguments each of them takes."""
 
 from __future__ import annotations
 
-# Together the values of transformers.SchedulerType, written out because importing it imports torch; a test
-# compares them.
-LR_SCHEDULER_TYPES = (
-    "linear",
-    "cosine",
-    "cosine_with_restarts",
-    "polynomial",
-    "constant",
-    "constant_with_warmup",
-    "inverse_sqrt",
-)
-"""Those that need no more than the number of steps."""
+from typing import Any, Literal, Self
 
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from grpox.config import TrainConfig
+from grpox.errors import Problem, nearest
+from grpox.problems import problems_of
+
+
+class Arguments(BaseModel):
+    """What a schedule takes besides the numbers of steps: nothing, unless a subclass says so."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+
+
+class Cosine(Arguments):
+    num_cycles: float = Field(0.5, gt=0)
+    """Waves of the cosine; 0.5 falls once."""
+
+
+class CosineWithRestarts(Arguments):
+    num_cycles: int = Field(1, ge=1)
+    """Falls, each but the first after a jump back to the peak."""
+
+
+class Polynomial(Arguments):
+    lr_end: float = Field(1e-7, ge=0)
+    """Learning rate of the last step; must be smaller than the peak."""
+    power: float = Field(1.0, gt=0)
+    """1 falls in a straight line."""
+
+
+class InverseSqrt(Arguments):
+    timescale: int | None = Field(None, ge=1)
+    """Steps after which the rate has fallen by sqrt(2); default: warmup_steps, or 10000 without."""
+
+
+class CosineWithMinLr(Cosine):
+    min_lr: float | None = Field(None, ge=0)
+    """Learning rate that is reached last."""
+    min_lr_rate: float | None = Field(None, ge=0, le=1)
+    """The same as a part of the peak."""
+
+    @model_validator(mode="after")
+    def _one_of(self) -> Self:
+        if (self.min_lr is None) == (self.min_lr_rate is None):
+            raise ValueError("give exactly one of 'min_lr' and 'min_lr_rate'")
+        return self
+
+
+class CosineWarmupWithMinLr(CosineWithMinLr):
+    warmup_lr_rate: float | None = Field(None, ge=0, le=1)
+    """Learning rate of the first step as a part of the peak; default: 1 / warmup_steps."""
+
+
+class WarmupStableDecay(Arguments):
+    num_decay_steps: int = Field(ge=0)
+    """Last steps, over which the rate falls."""
+    num_stable_steps: int | None = Field(None, ge=0)
+    """Steps at the peak; default: those that warm-up and decay leave."""
+    warmup_type: Literal["linear", "cosine", "1-sqrt"] = "linear"
+    decay_type: Literal["linear", "cosine", "1-sqrt"] = "cosine"
+    min_lr_ratio: float = Field(0.0, ge=0, le=1)
+    """Learning rate before the warm-up and after the decay, as a part of the peak."""
+    num_cycles: float = Field(0.5, gt=0)
+    """Waves of a cosine decay."""
+
+
+# Written out because importing transformers imports torch; a test compares names, defaults and types.
+SCHEDULES: dict[str, type[Arguments]] = {
+    "linear": Arguments,
+    "cosine": Cosine,
+    "cosine_with_restarts": CosineWithRestarts,
+    "polynomial": Polynomial,
+    "constant": Arguments,
+    "constant_with_warmup": Arguments,
+    "inverse_sqrt": InverseSqrt,
+    "cosine_with_min_lr": CosineWithMinLr,
+    "cosine_warmup_with_min_lr": CosineWarmupWithMinLr,
+    "warmup_stable_decay": WarmupStableDecay,
+}
+LR_SCHEDULER_TYPES = tuple(SCHEDULES)
 UNSUPPORTED_SCHEDULER_TYPES = {
     "reduce_lr_on_plateau": "follows an evaluation metric",
     "greedy": "follows an evaluation metric",
-    "cosine_with_min_lr": "needs min_lr",
-    "cosine_warmup_with_min_lr": "needs min_lr",
-    "warmup_stable_decay": "needs num_decay_steps",
 }
-"""Those that need what `train` has no key for, and why: train.scheduler takes a plugin for them."""
+"""The other values of transformers.SchedulerType, and why: train.scheduler takes a plugin for them."""
+
+_KEY = "train.lr_scheduler_kwargs"
+
+
+def schedule_arguments(train: TrainConfig) -> dict[str, Any]:
+    """The arguments that `train` gives its schedule, in the types the schedule wants; they are known to fit."""
+    return SCHEDULES[train.lr_scheduler_type](**train.lr_scheduler_kwargs).model_dump(exclude_unset=True)
+
+
+def schedule_problems(train: TrainConfig) -> list[Problem]:
+    """What is wrong with the schedule's name, arguments and warm-up."""
+    problems = _warmup_problems(train)
+    if train.scheduler is not None:
+        if train.lr_scheduler_kwargs:
+            problems.append(Problem("goes with lr_scheduler_type, not with train.scheduler", _KEY))
+        return problems
+    name = train.lr_scheduler_type
+    if name not in SCHEDULES:
+        return [*problems, _unknown_schedule(name)]
+    try:
+        arguments = SCHEDULES[name](**train.lr_scheduler_kwargs)
+    except ValidationError as error:
+        return problems + problems_of(error, SCHEDULES[name], _KEY)
+    return problems + _rate_problems(arguments, train.learning_rate)
+
+
+def step_problems(train: TrainConfig, warmup_steps: int, total_steps: int) -> list[Problem]:
+    """Whether the schedule's parts fit into the run's steps, where transformers would go wrong if not."""
+    if train.lr_scheduler_type == "polynomial" and warmup_steps == total_steps:
+        what = f"leaves none of the run's {total_steps} steps to the schedule 'polynomial'"
+        return [Problem(what, "train.warmup_steps", given=str(warmup_steps))]
+    decay = schedule_arguments(train).get("num_decay_steps", 0)
+    if decay and warmup_steps + decay > total_steps:
+        what = f"{warmup_steps} warm-up and {decay} decay steps are more than the run's {total_steps}"
+        return [Problem(what, f"{_KEY}.num_decay_steps", given=str(decay))]
+    return []
+
+
+def _warmup_problems(train: TrainConfig) -> list[Problem]:
+    if train.warmup_steps and train.warmup_ratio:
+        what = "give one of warmup_steps and warmup_ratio"
+        return [Problem(what, "train.warmup_ratio", given=str(train.warmup_ratio))]
+    if train.scheduler is None and train.lr_scheduler_type == "constant":
+        for key, value in (("warmup_steps", train.warmup_steps), ("warmup_ratio", train.warmup_ratio)):
+            if value:
+                what = "the schedule 'constant' has no warm-up: use constant_with_warmup"
+                return [Problem(what, f"train.{key}", given=str(value), allowed="0")]
+    return []
+
+
+def _unknown_schedule(name: str) -> Problem:
+    key, allowed = "train.lr_scheduler_type", ", ".join(SCHEDULES)
+    if name in UNSUPPORTED_SCHEDULER_TYPES:
+        what = f"{UNSUPPORTED_SCHEDULER_TYPES[name]}: use a scheduler plugin (train.scheduler) for it"
+        return Problem(what, key, given=name, allowed=allowed)
+    what = "no such learning-rate schedule"
+    return Problem(what, key, given=name, allowed=allowed, nearest=nearest(name, SCHEDULES))
+
+
+def _rate_problems(arguments: Arguments, peak: float) -> list[Problem]:
+    """A last learning rate that is not below the peak."""
+    if isinstance(arguments, Polynomial) and arguments.lr_end >= peak:
+        what = f"is not below train.learning_rate, {peak:g}"
+        return [Problem(what, f"{_KEY}.lr_end", given=f"{arguments.lr_end:g}")]
+    if isinstance(arguments, CosineWithMinLr) and arguments.min_lr is not None and arguments.min_lr > peak:
+        what = f"is above train.learning_rate, {peak:g}"
+        return [Problem(what, f"{_KEY}.min_lr", given=f"{arguments.min_lr:g}")]
+    return []

@@ -252,5 +252,5 @@ def test_a_signal_ends_a_run_through_its_handlers(sent: signal.Signals, code: in
     assert process.stdout.readline() == "ready\n"
     time.sleep(0.1)
     process.send_signal(sent)
-    assert process.stdout.readline() in ("SystemExit\n", "KeyboardInterrupt\n")
+    assert process.stdout.readline() in ("Terminated\n", "KeyboardInterrupt\n")
     assert process.wait(timeout=10) == code

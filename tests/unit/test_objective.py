@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from grpox.contracts import LossInputs, LossOutput, Reduction
-from grpox.objective import ObjectiveInputs, k3, objective
+from grpox.objective import ObjectiveInputs, objective
 from grpox.reduction import StepTotals, token_weights
 from grpox_losses.bnpo import Bnpo
 from grpox_losses.cispo import Cispo
@@ -159,9 +159,3 @@ def test_a_loss_that_folds_the_correction_is_given_it_and_not_multiplied_again()
     weights = torch.where(mask, 1.0, 0.0).double()
     inputs = ObjectiveInputs(logprobs, mask, advantages, weights, correction=torch.full_like(logprobs, 3.0))
     assert objective(Folding(), inputs).loss.item() == pytest.approx(3 * logprobs[mask].sum().item())
-
-
-def test_k3_by_hand():
-    # rho = ln 2: 2 - ln 2 - 1; rho = 0: exactly 0.
-    reference, logprobs = torch.tensor([0.0, -1.0]), torch.tensor([-0.6931472, -1.0])
-    assert k3(reference, logprobs).tolist() == pytest.approx([0.3068528, 0.0], abs=1e-6)

@@ -9,6 +9,7 @@ import pytest
 
 from grpox.component import BoundComponent, bind_object
 from grpox.config import ComponentRef, RewardRef
+from grpox.contracts import Reduction
 from grpox.errors import ConfigError, Problem, RunFailed
 from grpox.plugins import discover
 from grpox.registry import Registry
@@ -18,6 +19,7 @@ FOO = """
 from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 from grpox import ComponentSpec, hookimpl
+from grpox.contracts import Reduction
 
 class Schedule(BaseModel):
     model_config = ConfigDict(extra="ignore")
@@ -29,14 +31,19 @@ class Config(BaseModel):
     level: Literal["token", "sequence"] = "token"
     schedule: Schedule = Schedule()
 
-class Foo:
+class Bare:
+    reduction = Reduction.TOKEN_MEAN
+    def per_token(self, inputs): ...
+
+class Foo(Bare):
     def __init__(self, config):
         self.config = config
 
-class Bare:
-    pass
+class NoReduction:
+    reduction = "token_mean"
+    def per_token(self, inputs): ...
 
-class Raises:
+class Raises(Bare):
     def __init__(self):
         raise ValueError("no luck")
 
@@ -52,6 +59,8 @@ def grpox_losses():
         ComponentSpec("bare", "grpox_foo:Bare"),
         ComponentSpec("raises", "grpox_foo:Raises"),
         ComponentSpec("function", "grpox_foo:scores"),
+        ComponentSpec("empty", "grpox_foo:Config"),
+        ComponentSpec("no-reduction", "grpox_foo:NoReduction"),
         ComponentSpec("absent", "grpox_foo:Absent"),
         ComponentSpec("bad-config", "grpox_foo:Foo", config="no_such_module:Config"),
         ComponentSpec("no-model", "grpox_foo:Foo", config="grpox_foo:Bare"),
@@ -241,7 +250,10 @@ def test_a_path_is_a_component_with_a_nested_config(registry, tmp_path):
     file = tmp_path / "mine.py"
     file.write_text(
         "from pydantic import BaseModel\n"
+        "from grpox.contracts import Reduction\n"
         "class Mine:\n"
+        "    reduction = Reduction.TOKEN_MEAN\n"
+        "    def per_token(self, inputs): ...\n"
         "    needs = ('entropy',)\n"
         "    class Config(BaseModel):\n"
         "        cap: float = 1.0\n"
@@ -269,8 +281,30 @@ def test_a_function_is_a_reward_without_parameters(registry):
 
 @pytest.mark.parametrize("needs", ["entropy", (1,), 3])
 def test_capabilities_that_are_no_tuple_of_strings_are_refused(needs):
-    (problem,) = problems(bind_object, "loss", type("Mine", (), {"needs": needs}), {}, "loss", "Mine")
+    mine = type("Mine", (), {"needs": needs, "correct": lambda self, old, sampler, mask: None})
+    (problem,) = problems(bind_object, "correction", mine, {}, "correction", "Mine")
     assert "needs of Mine must be a tuple of strings" in problem.what
+
+
+@pytest.mark.parametrize(
+    ("kind", "members", "what"),
+    [
+        ("loss", {}, "has no method per_token"),
+        ("loss", {"per_token": print}, "has the reduction None"),
+        ("advantage", {"scale": 3}, "has no method scale"),
+        ("generator", {"generate": print, "sync": print}, "has no method start and no method sleep"),
+    ],
+)
+def test_an_object_that_is_no_component_of_its_kind_is_refused_when_it_is_named(kind, members, what):
+    (problem,) = problems(bind_object, kind, type("Mine", (), members), {}, kind, "Mine")
+    assert what in problem.what
+    assert problem.key == kind
+
+
+def test_a_reduction_may_be_a_property_of_the_built_loss(registry):
+    members = {"per_token": print, "reduction": property(lambda self: Reduction.SEQUENCE_SUM)}
+    bound = bind_object("loss", type("Mine", (), members), {}, "loss", "Mine")
+    assert registry.build(bound).reduction is Reduction.SEQUENCE_SUM
 
 
 # -- Building --------------------------------------------------------------------------------------------
@@ -291,6 +325,8 @@ def test_a_class_is_built_with_its_config_or_with_nothing(registry):
         ("loss", "raises", "cannot be built: ValueError: no luck"),
         ("loss", "absent", "cannot be built: AttributeError"),
         ("loss", "function", "is not a class"),
+        ("loss", "empty", "has no method per_token"),
+        ("loss", "no-reduction", "has the reduction 'token_mean'; it is a grpox.contracts.Reduction: TOKEN_M"),
         ("reward", "number", "is not a class, or a function"),
     ],
 )

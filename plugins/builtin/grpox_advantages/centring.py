@@ -44,6 +44,14 @@ def centre(rewards: Tensor, weights: Tensor, group_ids: Tensor) -> CentredReward
     return CentredRewards(total, deviations, signal, groups, counts)
 
 
+def standardise(centred: CentredRewards, eps: float, ddof: int) -> Tensor:
+    """`(r - mean_g) / (std_g + eps)`, 0 without signal: f64[N]."""
+    squares = torch.zeros_like(centred.counts).index_add(0, centred.groups, centred.deviations.square())
+    std = (squares / (centred.counts - ddof).clamp(min=1)).sqrt()[centred.groups]
+    # Without signal both are 0, and eps may be 0 too.
+    return centred.deviations / torch.where(centred.signal, std + eps, 1.0)
+
+
 def _spread(total: Tensor, scored: Tensor, groups: Tensor, size: int) -> Tensor:
     """(max - min) / max |r| over the scored members of each group, 0 for fewer than two: f64[size]."""
     lowest = total.new_full((size,), torch.inf)

@@ -10,14 +10,23 @@ STRICT = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, 
 
 
 class ScaledConfig(BaseModel):
-    """The parameters of group and batch."""
+    """The parameters of batch, which group has too."""
 
     model_config = STRICT
 
     eps: float = Field(1e-4, ge=0)
-    """Added to the standard deviation; 1e-4 as in TRL."""
+    """Added to every standard deviation, at least 0; 1e-4 as in TRL."""
     ddof: Literal[0, 1] = 1
-    """The sum of squares is divided by n - ddof: 1 for the sample's standard deviation, as in TRL."""
+    """Sums of squares are divided by n - ddof: 1 for the sample's standard deviation, as in TRL, or 0."""
+
+
+class GroupConfig(ScaledConfig):
+    """The parameters of group."""
+
+    aggregation: Literal["sum_then_normalize", "normalize_then_sum"] = "sum_then_normalize"
+    """What comes first where there are several reward functions: sum_then_normalize, as in TRL, scales their
+    weighted sum; normalize_then_sum scales each function within the group, adds them up by weight and divides
+    by the standard deviation over the batch (GDPO, arXiv 2601.05242)."""
 
 
 class CentredConfig(BaseModel):

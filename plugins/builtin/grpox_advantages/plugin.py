@@ -12,7 +12,7 @@ def grpox_advantages() -> tuple[ComponentSpec, ...]:
         ComponentSpec(
             name="group",
             target="grpox_advantages.scalers:Group",
-            config="grpox_advantages.configs:ScaledConfig",
+            config="grpox_advantages.configs:GroupConfig",
             summary="Centred by the group's mean, divided by the group's standard deviation",
             formula="(r - mean_g) / (std_g + eps)",
             source="DeepSeekMath, arXiv 2402.03300, section 4.1.2",

@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
-from grpox_advantages.centring import centre
-from grpox_advantages.configs import CentredConfig, ScaledConfig
+from grpox_advantages.centring import centre, standardise
+from grpox_advantages.configs import CentredConfig, GroupConfig, ScaledConfig
+from grpox_advantages.decoupled import normalize_then_sum
 
 
 class Group:
     """`(r - mean_g) / (std_g + eps)` (DeepSeekMath, arXiv 2402.03300, section 4.1.2).
 
-    Every group with signal weighs the same, whether its rewards differ by a little or by a lot.
+    Every group with signal weighs the same, whether its rewards differ by a little or by a lot. Aggregation
+    normalize_then_sum does the same for each reward function (GDPO, arXiv 2601.05242).
     """
 
-    def __init__(self, config: ScaledConfig) -> None:
+    def __init__(self, config: GroupConfig) -> None:
         self.config = config
 
     def scale(self, rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
         """rewards f32[N, K] (NaN: abstained), weights f32[K], group_ids i64[N] -> f32[N]."""
-        centred = centre(rewards, weights, group_ids)
-        squares = torch.zeros_like(centred.counts).index_add(0, centred.groups, centred.deviations.square())
-        std = (squares / (centred.counts - self.config.ddof).clamp(min=1)).sqrt()[centred.groups]
-        # Without signal both are 0, and eps may be 0 too.
-        divisor = torch.where(centred.signal, std + self.config.eps, 1.0)
-        return (centred.deviations / divisor).float()
+        eps, ddof = self.config.eps, self.config.ddof
+        if self.config.aggregation == "normalize_then_sum":
+            return normalize_then_sum(rewards, weights, group_ids, eps, ddof).float()
+        return standardise(centre(rewards, weights, group_ids), eps, ddof).float()
 
 
 class Batch:

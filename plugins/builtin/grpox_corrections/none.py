@@ -11,6 +11,8 @@ from grpox_corrections.configs import NoCorrectionConfig
 class NoCorrection:
     """Every token weighs 1 and is kept, whatever the generator reported."""
 
+    weighs_by_raw = False
+
     def __init__(self, config: NoCorrectionConfig) -> None:
         self.config = config
 

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from grpox_corrections.configs import TokenTruncateConfig
+from grpox_corrections.difference import of_tokens, truncated
 
 
 class TokenTruncate:
@@ -22,6 +23,5 @@ class TokenTruncate:
 
         Masked tokens, and those whose sampler log-probability is NaN, weigh 1.
         """
-        known = mask & ~sampler.isnan()
-        difference = torch.where(known, old.detach() - sampler, 0.0)
-        return difference.exp().clamp(max=self.config.cap), torch.ones_like(mask)
+        difference = of_tokens(old, sampler, mask)
+        return truncated(difference, self.config.cap, old.dtype), torch.ones_like(mask)

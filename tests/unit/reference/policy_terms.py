@@ -51,7 +51,7 @@ def cispo(completion: Completion, cap: float = 5.0) -> list[Tensor]:
     """-sg[min(w, cap)] A log pi (MiniMax-M1, arXiv 2506.13585); the weight is a float: it has no gradient."""
     terms = []
     for token in completion:
-        weight = min(math.exp(float(token.logprob) - token.old), cap)
+        weight = min(math.exp(token.logprob.item() - token.old), cap)
         terms.append(-weight * token.advantage * token.logprob)
     return terms
 
@@ -68,9 +68,9 @@ def sapo(completion: Completion, tau_pos: float = 1.0, tau_neg: float = 1.05) ->
 
 def least(a: Tensor, b: Tensor | float) -> Tensor:
     """min(a, b) with the gradient of the one that it is; of `a` where they are equal."""
-    return a if float(a) <= float(b) else torch.as_tensor(b, dtype=torch.float64)
+    return a if a <= b else torch.as_tensor(b, dtype=torch.float64)
 
 
 def greatest(a: Tensor, b: float) -> Tensor:
     """max(a, b) with the gradient of the one that it is; of `a` where they are equal."""
-    return a if float(a) >= b else torch.tensor(b, dtype=torch.float64)
+    return a if a >= b else torch.tensor(b, dtype=torch.float64)

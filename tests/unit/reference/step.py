@@ -1,7 +1,7 @@
 """The composed step: R * loss + beta * kl of each token, reduced over the step; loss and gradient.
 
-`step_gradient` takes what `grpox.testing.step_gradient` takes. Ranks do not appear: the loss of a step is defined
-over all of its completions, wherever they are computed.
+`step_gradient` takes what `grpox.testing.step_gradient` takes. Ranks do not appear: the loss of a step is
+defined over all of its completions, wherever they are computed.
 """
 
 from __future__ import annotations
@@ -69,9 +69,10 @@ def step_gradient(
                 terms = [t + beta * KL[kl](token) for t, token in zip(terms, completion, strict=True)]
             step[-1].append(terms)
     value = reduction(step, max_completion_length)
-    # The zero joins leaves that no token reads: their gradient is 0, not missing.
-    joined = value + sum(0.0 * leaf.nan_to_num(0.0, 0.0, 0.0).sum() for leaf in leaves)
-    return value.detach(), list(torch.autograd.grad(joined, leaves))
+    if not value.requires_grad:  # no token, or none that is not clipped
+        return value, [torch.zeros_like(leaf) for leaf in leaves]
+    gradients = torch.autograd.grad(value, leaves, allow_unused=True, materialize_grads=True)
+    return value.detach(), list(gradients)
 
 
 def parts(component: Component) -> tuple[str, dict[str, Any]]:

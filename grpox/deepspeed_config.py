@@ -1,0 +1,111 @@
+"""DeepSpeed's own configuration for a run: what grpox sets, and `deepspeed.settings` merged over it."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from grpox.config import DeepSpeedConfig, RunConfig
+from grpox.errors import ConfigError, Problem
+from grpox.runfile.deepspeed_settings import without_auto
+
+
+def deepspeed_config(config: RunConfig, world_size: int) -> dict[str, Any]:
+    """The configuration of the policy's engine, in the form `deepspeed.initialize` takes."""
+    micro_batch = config.train.per_device_train_batch_size
+    own = {
+        "train_micro_batch_size_per_gpu": micro_batch,
+        "gradient_accumulation_steps": 1,
+        "train_batch_size": micro_batch * world_size,
+        "gradient_clipping": config.train.max_grad_norm,
+        "zero_optimization": _zero_optimization(config.deepspeed),
+        "zero_allow_untested_optimizer": True,
+        # Offloaded states are updated by the run's own optimizer: DeepSpeed's CPUAdam is compiled on first use.
+        "zero_force_ds_cpu_optimizer": False,
+        "bf16": {"enabled": config.model.dtype == "bfloat16"},
+        # Half-precision sums would make the gradient depend on the number of micro-batches.
+        "communication_data_type": "fp32",
+        "data_types": {"grad_accum_dtype": "fp32"},
+        "steps_per_print": sys.maxsize,
+    }
+    return _merged(own, without_auto(config.deepspeed.settings))
+
+
+def reference_config(config: RunConfig, world_size: int) -> dict[str, Any]:
+    """The same for a model that is never updated."""
+    settings = deepspeed_config(config, world_size)
+    settings.pop("gradient_clipping")
+    zero = settings["zero_optimization"]
+    zero.pop("offload_optimizer", None)
+    if zero.get("offload_param", {}).get("nvme_path"):
+        # DeepSpeed empties the folder it starts in, which holds the policy's shards.
+        zero["offload_param"]["nvme_path"] += "/reference"
+    return settings
+
+
+def check_deepspeed(config: RunConfig) -> None:
+    """Ask DeepSpeed whether it takes the run's configuration, before a model is loaded.
+
+    Raises:
+        ConfigError: a setting has a wrong type or value; or offload to nvme cannot work on this machine.
+    """
+    import deepspeed
+
+    settings = deepspeed_config(config, world_size=1)
+    try:
+        deepspeed.DeepSpeedConfig(copy.deepcopy(settings))
+    except ValidationError as error:
+        raise ConfigError([_refused(_told(detail)) for detail in error.errors()]) from error
+    except Exception as error:
+        raise ConfigError(_refused(f"{type(error).__name__}: {error}")) from error
+    if config.deepspeed.nvme_path:
+        _check_nvme(config.deepspeed.nvme_path)
+
+
+def _zero_optimization(config: DeepSpeedConfig) -> dict[str, Any]:
+    zero: dict[str, Any] = {"stage": config.stage}
+    if config.stage3_param_persistence_threshold is not None:
+        zero["stage3_param_persistence_threshold"] = config.stage3_param_persistence_threshold
+    for key in ("offload_optimizer", "offload_param"):
+        device = getattr(config, key)
+        if device != "none":
+            zero[key] = {"device": device}
+        if device == "nvme":
+            zero[key]["nvme_path"] = str(Path(config.nvme_path or "").expanduser().absolute())
+    return zero
+
+
+def _merged(own: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """`given` over `own`, key by key at every depth."""
+    merged = dict(own)
+    for name, value in given.items():
+        both = isinstance(value, Mapping) and isinstance(merged.get(name), dict)
+        merged[name] = _merged(merged[name], value) if both else copy.deepcopy(value)
+    return merged
+
+
+def _told(detail: Mapping[str, Any]) -> str:
+    return f"{'.'.join(map(str, detail['loc']))}: {detail['msg']}"
+
+
+def _refused(reason: str) -> Problem:
+    return Problem(f"DeepSpeed does not take it: {reason}", "deepspeed.settings")
+
+
+def _check_nvme(folder: str) -> None:
+    from deepspeed.accelerator import get_accelerator
+
+    builder = get_accelerator().create_op_builder("AsyncIOBuilder")
+    if not builder.is_compatible(verbose=False):
+        what = "DeepSpeed cannot offload to nvme here: its async_io op needs libaio and its headers (libaio-dev)"
+        raise ConfigError(Problem(what, "deepspeed.nvme_path", given=folder, allowed="offload to cpu"))
+    try:
+        Path(folder).expanduser().mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        what = f"the folder cannot be made: {error.strerror}"
+        raise ConfigError(Problem(what, "deepspeed.nvme_path", given=folder)) from error

@@ -1,0 +1,37 @@
+"""The reference follows the policy: every few steps ``ref <- alpha pi + (1 - alpha) ref``.
+
+Source: TR-DPO, "Learn your reference model for real good alignment" (arXiv 2404.09656), soft update; with
+alpha 1 it is the paper's hard update.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from deepspeed import zero
+
+from grpox.config import TrainConfig
+from grpox.engine import Engine, FrozenEngine
+
+
+@dataclass(frozen=True)
+class ReferenceSync:
+    """When the reference is updated, and how far."""
+
+    config: TrainConfig
+
+    def after_step(self, policy: Engine, reference: FrozenEngine) -> None:
+        """Update the reference if `ref_sync_steps` optimizer steps have passed; a collective."""
+        if policy.steps % self.config.ref_sync_steps == 0:
+            mix(policy, reference, self.config.ref_sync_alpha)
+
+
+@torch.no_grad()
+def mix(policy: Engine, reference: FrozenEngine, alpha: float) -> None:
+    """``ref <- alpha pi + (1 - alpha) ref``, one parameter whole at a time; a collective."""
+    pairs = zip(policy.module.parameters(), reference.module.parameters(), strict=True)
+    for source, target in pairs:
+        # With a modifier rank the values that rank 0 leaves are sharded anew over all ranks.
+        with zero.GatheredParameters([source]), zero.GatheredParameters([target], modifier_rank=0):
+            target.lerp_(source.to(target.dtype), alpha)

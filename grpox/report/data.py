@@ -1,0 +1,139 @@
+"""Reads a run's folder back: its metrics, evaluations, config and versions, and how it ended."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from grpox.errors import ConfigError, Problem, nearest
+from grpox.runfile.yaml_lines import read_yaml
+
+Status = Literal["finished", "failed", "unfinished"]
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What one optimizer step or one evaluation logged."""
+
+    step: int
+    time: float
+    """Unix seconds."""
+    values: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """The record of a run; what a run has not (yet) written is empty."""
+
+    folder: Path
+    steps: list[Recorded]
+    """In order; of a step that was taken again, the last."""
+    evaluations: list[Recorded]
+    config_text: str
+    config: Mapping[str, Any]
+    versions: Mapping[str, str]
+    git_commit: str | None
+    source: str
+    """The run file or recipe, as the user named it."""
+    summary: Mapping[str, Any]
+    error: str
+    """What ended a failed run."""
+
+    @property
+    def status(self) -> Status:
+        """Unfinished: it is still going on, or its process was killed."""
+        if self.summary:
+            return "finished"
+        return "failed" if self.error else "unfinished"
+
+    @property
+    def seconds(self) -> float:
+        """Of training; for a run without a summary, between its first and its last line of metrics."""
+        if "train_seconds" in self.summary:
+            return float(self.summary["train_seconds"])
+        times = [recorded.time for recorded in (*self.steps, *self.evaluations)]
+        return max(times) - min(times)
+
+    def metric_names(self) -> list[str]:
+        """Of all steps, in the order in which they were first logged."""
+        return list(dict.fromkeys(name for recorded in self.steps for name in recorded.values))
+
+
+def read_record(folder: Path) -> RunRecord:
+    """Read what a run left in `folder`.
+
+    Raises:
+        ConfigError: `folder` is not a run's, or one of its files cannot be read.
+    """
+    _check_folder(folder)
+    steps, evaluations = _read_metrics(folder / "metrics.jsonl")
+    config_text = _read_text(folder / "config.yaml")
+    versions = _read_json(folder / "versions.json")
+    return RunRecord(
+        folder=folder,
+        steps=steps,
+        evaluations=evaluations,
+        config_text=config_text,
+        config=(read_yaml(config_text, str(folder / "config.yaml")).data if config_text else None) or {},
+        versions=versions.get("versions", {}),
+        git_commit=versions.get("git_commit"),
+        source=versions.get("source") or folder.name,
+        summary=_read_json(folder / "summary.json"),
+        error=_read_json(folder / "failure.json").get("error", ""),
+    )
+
+
+def _check_folder(folder: Path) -> None:
+    if not folder.is_dir():
+        what = "is a file: give the run's folder" if folder.exists() else "there is no such folder"
+        near = nearest(folder.name, _runs_in(folder.parent))
+        guess = str(folder.parent / near) if near else ""
+        raise ConfigError(Problem(what, key="RUN_DIR", given=str(folder), nearest=guess))
+    if not (folder / "metrics.jsonl").is_file():
+        inside = [str(folder / name) for name in _runs_in(folder)]
+        what = "is not the folder of a run with a finished step: metrics.jsonl is missing"
+        allowed = ", ".join(inside[:8]) or "the output_dir of a run"
+        raise ConfigError(Problem(what, key="RUN_DIR", given=str(folder), allowed=allowed))
+
+
+def _runs_in(folder: Path) -> list[str]:
+    return sorted(path.parent.name for path in folder.glob("*/metrics.jsonl"))
+
+
+def _read_metrics(path: Path) -> tuple[list[Recorded], list[Recorded]]:
+    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    found: dict[str, dict[int, Recorded]] = {"metrics": {}, "evaluation": {}}
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            told = json.loads(line)
+            kind = "metrics" if "metrics" in told else "evaluation"
+            values = {name: float(value) for name, value in told[kind].items()}
+            found[kind][told["step"]] = Recorded(int(told["step"]), float(told["time"]), values)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            # A process that was killed may have left half a line at the end.
+            if number < len(lines):
+                told_error = f"{type(error).__name__}: {error}"
+                raise ConfigError(
+                    Problem(f"not a line of metrics: {told_error}", where=f"{path}:{number}")
+                ) from error
+    if not any(found.values()):
+        raise ConfigError(Problem("holds no finished step and no evaluation", where=str(path)))
+    steps, evaluations = ([of[step] for step in sorted(of)] for of in found.values())
+    return steps, evaluations
+
+
+def _read_text(path: Path) -> str:
+    return path.read_text(encoding="utf-8") if path.is_file() else ""
+
+
+def _read_json(path: Path) -> Mapping[str, Any]:
+    text = _read_text(path)
+    try:
+        return json.loads(text) if text else {}
+    except ValueError as error:
+        raise ConfigError(Problem(f"is no JSON: {error}", where=str(path))) from error

@@ -1,0 +1,157 @@
+"""Renders the report of a run: one HTML file that needs no network and runs no script but its own.
+
+Prompts, completions, labels and config are untrusted text: jinja2 escapes every value, and the page's content
+security policy, which names its one script by hash, refuses any other.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import math
+import re
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+
+from grpox.report.charts import charts_of
+from grpox.report.curves import COLOURS, MOST_POINTS, draw
+from grpox.report.data import RunRecord, read_record
+from grpox.report.samples import (
+    COMPLETION_CHARACTERS,
+    MOST_BATCHES,
+    MOST_SAMPLES,
+    PROMPT_CHARACTERS,
+    read_samples,
+)
+
+REPORT = "report.html"
+"""Name of the report in a run's folder."""
+_HERE = Path(__file__).parent
+_COMPONENTS = ("generator", "advantage", "loss", "correction")
+
+
+def write_report(folder: Path, output: Path | None = None) -> Path:
+    """Write the report of the run in `folder`, whole or not at all, and return its path.
+
+    Args:
+        output: where to write it; default: ``report.html`` in `folder`.
+
+    Raises:
+        ConfigError: `folder` is not a run's, or one of its files cannot be read.
+    """
+    text = render(read_record(folder))
+    path = output or folder / REPORT
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f"{path.name}.unfinished")
+    unfinished.write_text(text, encoding="utf-8")
+    unfinished.replace(path)
+    return path
+
+
+def render(record: RunRecord) -> str:
+    """The page of a run as HTML."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_HERE),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"number": number, "duration": duration, "moment": moment}
+    batches, saved = read_samples(record.folder)
+    script = (_HERE / "report.js").read_text(encoding="utf-8")
+    return environment.get_template("report.html.j2").render(
+        run=record,
+        tiles=list(_tiles(record)),
+        charts=[(chart, Markup(draw(chart, record))) for chart in charts_of(record)],
+        colours=COLOURS,
+        steps_per_point=math.ceil(len(record.steps) / MOST_POINTS),
+        batches=batches,
+        saved=saved,
+        limits=(MOST_BATCHES, MOST_SAMPLES, PROMPT_CHARACTERS, COMPLETION_CHARACTERS),
+        metrics=list(_metric_rows(record)),
+        components=list(_components(record.config)),
+        config=without_passwords(record.config_text),
+        error=without_passwords(record.error),
+        style=Markup((_HERE / "report.css").read_text(encoding="utf-8")),
+        script=Markup(script),
+        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        now=time.time(),
+    )
+
+
+def number(value: float | None) -> str:
+    """Four digits, whole numbers whole."""
+    if value is None:
+        return "\N{EN DASH}"
+    text = f"{value:,.0f}" if abs(value) >= 1e4 and math.isfinite(value) else f"{value:.4g}"
+    return text.replace("-", "\N{MINUS SIGN}") if value < 0 else text
+
+
+def duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes:02d} min"
+    return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
+
+
+def moment(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds))
+
+
+def without_passwords(text: str) -> str:
+    """`text` with ``***`` for the password of every URL such as ``https://user:password@host``."""
+    return re.sub(r"(://[^/\s:@]*):[^/\s@]+@", r"\1:***@", text)
+
+
+def _tiles(record: RunRecord) -> Iterator[tuple[str, str, str]]:
+    """(what, value, remark) of the numbers at the top of the page."""
+    accuracies = [told for told in record.evaluations if "accuracy" in told.values]
+    if accuracies:
+        first, last = accuracies[0].values["accuracy"], accuracies[-1].values["accuracy"]
+        value = number(first) if len(accuracies) == 1 else f"{number(first)} \N{RIGHTWARDS ARROW} {number(last)}"
+        yield "accuracy", value, _after(*(told.step for told in (accuracies[0], accuracies[-1])))
+    rewards = [told for told in record.steps if "reward" in told.values]
+    if rewards:
+        first, last = rewards[0].values["reward"], rewards[-1].values["reward"]
+        value = f"{number(first)} \N{RIGHTWARDS ARROW} {number(last)}"
+        yield "reward", value, f"step {rewards[0].step} and step {rewards[-1].step}"
+    tokens = [told.values["num_tokens"] for told in record.steps if "num_tokens" in told.values]
+    yield "steps", number(record.steps[-1].step if record.steps else 0), "of the optimizer"
+    yield "time", duration(record.seconds), "of training"
+    if tokens:
+        yield "tokens", number(tokens[-1]), "prompts and completions"
+
+
+def _after(first: int, last: int) -> str:
+    when = "before training" if first == 0 else f"after step {first}"
+    return when if first == last else f"{when}, and after step {last}"
+
+
+def _metric_rows(record: RunRecord) -> Iterator[tuple[str, tuple[float, float, float, float]]]:
+    """(name, (first, last, lowest, highest)) of every metric, evaluations last."""
+    for prefix, recorded in (("", record.steps), ("evaluation/", record.evaluations)):
+        for name in dict.fromkeys(name for told in recorded for name in told.values):
+            values = [told.values[name] for told in recorded if name in told.values]
+            finite = [value for value in values if not math.isnan(value)] or [math.nan]
+            yield prefix + name, (values[0], values[-1], min(finite), max(finite))
+
+
+def _components(config: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """(kind, name, parameters) of the components that the run used."""
+    refs = [("reward", ref) for ref in config.get("rewards") or ()]
+    refs += [(kind, config.get(kind)) for kind in _COMPONENTS]
+    refs += [(kind, (config.get("train") or {}).get(kind)) for kind in ("optimizer", "scheduler")]
+    refs += [("dataset", (config.get("data") or {}).get("source"))]
+    refs += [("observer", {"name": name, **ref}) for name, ref in (config.get("tracking") or {}).items()]
+    for kind, ref in refs:
+        if isinstance(ref, Mapping):
+            given = {key: value for key, value in ref.items() if key not in ("name", "path")}
+            told = ", ".join(f"{key}: {value}" for key, value in given.items() if value is not None)
+            yield kind, str(ref.get("name") or ref.get("path")), without_passwords(told)

@@ -1,0 +1,52 @@
+"""Whether `model.init` and `train.gradient_checkpointing_kwargs` hold what the run can use, without torch."""
+
+from __future__ import annotations
+
+from grpox.config import ModelConfig, TrainConfig
+from grpox.errors import Problem, nearest
+
+REFUSED_INIT = {
+    "dtype": "use model.dtype",
+    "torch_dtype": "use model.dtype",
+    "pretrained_model_name_or_path": "use model.path",
+    "device_map": "DeepSpeed places the weights",
+    "tp_plan": "ranks hold shards of the whole model",
+    "quantization_config": "all weights are trained, in model.dtype",
+    "load_in_8bit": "all weights are trained, in model.dtype",
+    "load_in_4bit": "all weights are trained, in model.dtype",
+    "ignore_mismatched_sizes": "weights of another shape would be drawn at random",
+    "output_loading_info": "grpox itself reads it",
+    "state_dict": "weights come from model.path",
+}
+"""Arguments of `from_pretrained` that cannot be given, and why."""
+
+CHECKPOINT_ARGUMENTS = ("use_reentrant", "preserve_rng_state", "determinism_check", "debug", "early_stop")
+"""Those of torch.utils.checkpoint.checkpoint that a run file can write; a test compares them."""
+
+
+def model_problems(config: ModelConfig) -> list[Problem]:
+    """Arguments that the engine sets, or that would leave weights untrained."""
+    return [
+        Problem(f"cannot be given here: {REFUSED_INIT[name]}", f"model.init.{name}", given=str(value))
+        for name, value in config.init.items()
+        if name in REFUSED_INIT
+    ]
+
+
+def checkpointing_problems(train: TrainConfig) -> list[Problem]:
+    """Unknown arguments of gradient checkpointing, and arguments without it."""
+    key = "train.gradient_checkpointing_kwargs"
+    given = train.gradient_checkpointing_kwargs
+    if given and not train.gradient_checkpointing:
+        return [Problem("is used by nothing: train.gradient_checkpointing is false", key, given=str(given))]
+    return [
+        Problem(
+            "torch.utils.checkpoint takes no such argument",
+            f"{key}.{name}",
+            given=str(value),
+            allowed=", ".join(CHECKPOINT_ARGUMENTS),
+            nearest=nearest(name, CHECKPOINT_ARGUMENTS),
+        )
+        for name, value in given.items()
+        if name not in CHECKPOINT_ARGUMENTS
+    ]

@@ -1,0 +1,105 @@
+"""What an optimizer step minimises, micro-batch by micro-batch: correction, token weights and objective.
+
+`PolicyUpdate` runs it on what the model computes, `grpox.testing.step_gradient` on given tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from grpox.contracts import Correction, PolicyLoss
+from grpox.errors import RunFailed
+from grpox.objective import ObjectiveInputs, objective
+from grpox.reduction import StepTotals, token_weights
+
+
+@dataclass(frozen=True)
+class MicroBatchInputs:
+    """Log-probabilities and advantages of one micro-batch."""
+
+    logprobs: Tensor  # f32[B, T], with gradient
+    token_mask: Tensor  # bool[B, T]
+    advantages: Tensor  # f32[B] or f32[B, T]
+    old_logprobs: Tensor | None = None  # f32[B, T]; None: no update since sampling, so it is sg[logprobs]
+    sampler_logprobs: Tensor | None = None  # f32[B, T], NaN where unknown; None: all are unknown
+    reference_logprobs: Tensor | None = None  # f32[B, T], only when beta > 0
+    entropy: Tensor | None = None  # f32[B, T]
+
+
+@dataclass(frozen=True)
+class Corrected:
+    """What a correction was given and made of it."""
+
+    old: Tensor  # f32[B, T]
+    sampler: Tensor  # f32[B, T], equal to old where it is unknown
+    weights: Tensor  # f32[B, T]
+    keep: Tensor  # bool[B, T]
+
+    @property
+    def factor(self) -> Tensor:
+        """R f32[B, T]: the weight, 0 where the token is dropped."""
+        return torch.where(self.keep, self.weights, torch.zeros_like(self.weights))
+
+
+@dataclass(frozen=True)
+class MicroBatchLoss:
+    """A micro-batch's share of the step's loss, and what was measured on the way."""
+
+    loss: Tensor  # scalar
+    diagnostics: Mapping[str, Tensor]  # name -> f32[B, T], without gradient, 0 where masked
+    corrected: Corrected
+
+
+@dataclass(frozen=True)
+class StepLoss:
+    """The run's loss, correction and KL penalty."""
+
+    policy_loss: PolicyLoss
+    correction: Correction
+    beta: float = 0.0
+    kl: str = "k3"
+
+    def micro_batch(self, inputs: MicroBatchInputs, totals: StepTotals) -> MicroBatchLoss:
+        """The share of one micro-batch; the shares of all micro-batches and ranks add up.
+
+        Args:
+            totals: counts over the whole step.
+
+        Raises:
+            RunFailed: the loss or the correction returned what is none.
+        """
+        mask = inputs.token_mask
+        old = inputs.logprobs.detach() if inputs.old_logprobs is None else inputs.old_logprobs
+        corrected = self._correct(old, inputs.sampler_logprobs, mask)
+        output = objective(
+            self.policy_loss,
+            ObjectiveInputs(
+                logprobs=inputs.logprobs,
+                token_mask=mask,
+                advantages=inputs.advantages,
+                token_weights=token_weights(self.policy_loss.reduction, mask, totals, inputs.logprobs.dtype),
+                old_logprobs=inputs.old_logprobs,
+                reference_logprobs=inputs.reference_logprobs if self.beta > 0 else None,
+                entropy=inputs.entropy,
+                correction=corrected.factor,
+            ),
+            self.beta,
+            self.kl,
+        )
+        return MicroBatchLoss(output.loss, output.diagnostics, corrected)
+
+    def _correct(self, old: Tensor, sampler: Tensor | None, mask: Tensor) -> Corrected:
+        """A missing sampler log-probability counts as equal to pi_old, and masked positions as 0."""
+        old = torch.where(mask, old, torch.zeros_like(old))
+        known = old if sampler is None else torch.where(sampler.isnan() | ~mask, old, sampler)
+        weights, keep = self.correction.correct(old, known, mask)
+        if weights.shape != mask.shape or keep.shape != mask.shape or keep.dtype != torch.bool:
+            raise RunFailed(
+                f"correction '{type(self.correction).__name__}' returned weights {tuple(weights.shape)} and "
+                f"keep {tuple(keep.shape)} of {keep.dtype}; both are [B, T] {tuple(mask.shape)}, keep is bool"
+            )
+        return Corrected(old, known, weights.detach(), keep)

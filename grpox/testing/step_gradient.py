@@ -1,0 +1,142 @@
+"""The loss and gradient of one optimizer step over given tensors, through the core that trains."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from pydantic import ValidationError
+from torch import Tensor
+
+from grpox.config import ComponentRef
+from grpox.errors import ConfigError, Problem, nearest
+from grpox.kl import KL_ESTIMATORS
+from grpox.plugins import discover
+from grpox.problems import problems_of
+from grpox.reduction import StepTotals, count_masks
+from grpox.registry import Registry
+from grpox.step_loss import MicroBatchInputs, StepLoss
+
+REQUIRED = ("logprobs", "advantages", "token_mask")
+OPTIONAL = ("old_logprobs", "sampler_logprobs", "ref_logprobs", "entropy")
+
+
+def step_gradient(
+    loss: str | Mapping[str, Any],
+    micro_batches: Sequence[Mapping[str, Tensor]],
+    *,
+    correction: str | Mapping[str, Any] = "none",
+    beta: float = 0.0,
+    kl: str = "k3",
+    max_completion_length: int,
+    world_size: int = 1,
+) -> tuple[Tensor, list[Tensor]]:
+    """One optimizer step's loss, and its gradient with respect to each micro-batch's log-probabilities.
+
+    Everything is computed in float64, whatever the dtype of the tensors.
+
+    Args:
+        loss: as in a run file: ``"dapo"``, or ``{"name": "dapo", "clip_high": 0.28}``.
+        micro_batches: of all ranks; micro-batch k belongs to rank k mod `world_size`, so ranks may have
+            different numbers of them. Each is a mapping with `logprobs` f64[B, T], `advantages` f64[B] or
+            f64[B, T], `token_mask` bool[B, T], and where there are any `old_logprobs` (default: equal to
+            logprobs, as before the first update), `sampler_logprobs` (NaN: unknown), `ref_logprobs` and
+            `entropy`, f64[B, T] each. B and T may differ between micro-batches.
+        correction: as in a run file.
+        beta: weight of the KL to the reference; more than 0 needs `ref_logprobs`.
+        kl: its estimator: k1, k2, k3 or unbiased.
+        max_completion_length: the divisor of losses that are normalised by a constant length.
+        world_size: ranks that share the step. Their shares add up, so it changes no gradient.
+
+    Returns:
+        the loss, a scalar f64, and one gradient f64[B, T] per micro-batch, in their order.
+
+    Raises:
+        ConfigError: a component, parameter, key, shape or number is wrong.
+        RunFailed: the loss or the correction raised or returned what is none.
+    """
+    _check_settings(beta, kl, max_completion_length, world_size, len(micro_batches))
+    step_loss = StepLoss(_build("loss", loss), _build("correction", correction), beta, kl)
+    inputs = [_inputs(place, micro_batch, beta) for place, micro_batch in enumerate(micro_batches)]
+    # Each rank counts its own and the counts are added, as the all-reduce of a run does.
+    counts = [count_masks(i.token_mask for i in inputs[rank::world_size]) for rank in range(world_size)]
+    tokens, sequences, number = (sum(column) for column in zip(*counts, strict=True))
+    totals = StepTotals(tokens, sequences, number, max_completion_length)
+    shares = [step_loss.micro_batch(each, totals).loss for each in inputs]
+    total = torch.stack(shares).sum()
+    gradients = torch.autograd.grad(total, [each.logprobs for each in inputs])
+    return total.detach(), list(gradients)
+
+
+@cache
+def _registry() -> Registry:
+    return Registry(discover())
+
+
+def _build(kind: str, given: str | Mapping[str, Any]) -> Any:
+    try:
+        reference = ComponentRef.model_validate(given if isinstance(given, str) else dict(given))
+    except ValidationError as error:
+        raise ConfigError(problems_of(error, ComponentRef, kind)) from error
+    return _registry().build(_registry().parse(kind, reference, kind))
+
+
+def _check_settings(beta: float, kl: str, max_length: int, world_size: int, micro_batches: int) -> None:
+    problems = []
+    if kl not in KL_ESTIMATORS:
+        allowed, near = ", ".join(KL_ESTIMATORS), nearest(str(kl), KL_ESTIMATORS)
+        problems.append(Problem("no such KL estimator", "kl", given=str(kl), allowed=allowed, nearest=near))
+    if not beta >= 0:
+        problems.append(Problem("must be at least 0", "beta", given=str(beta)))
+    for key, value in (("max_completion_length", max_length), ("world_size", world_size)):
+        if value < 1:
+            problems.append(Problem("must be at least 1", key, given=str(value)))
+    if not micro_batches:
+        problems.append(Problem("a step has at least one micro-batch", "micro_batches"))
+    if problems:
+        raise ConfigError(problems)
+
+
+def _inputs(place: int, given: Mapping[str, Tensor], beta: float) -> MicroBatchInputs:
+    key = f"micro_batches[{place}]"
+    known = (*REQUIRED, *OPTIONAL)
+    problems = [
+        Problem("no such tensor", f"{key}.{name}", allowed=", ".join(known), nearest=nearest(name, known))
+        for name in given
+        if name not in known
+    ]
+    required = (*REQUIRED, "ref_logprobs") if beta > 0 else REQUIRED
+    problems += [Problem("missing", f"{key}.{name}") for name in required if given.get(name) is None]
+    if problems:
+        raise ConfigError(problems)
+    tensors = {name: torch.as_tensor(value) for name, value in given.items() if value is not None}
+    _check_shapes(key, tensors)
+    # Detached, so that a caller's own graph is neither needed nor changed.
+    f64 = {name: tensor.detach().to(torch.float64) for name, tensor in tensors.items() if name != "token_mask"}
+    return MicroBatchInputs(
+        logprobs=f64["logprobs"].clone().requires_grad_(),
+        token_mask=tensors["token_mask"].bool(),
+        advantages=f64["advantages"],
+        old_logprobs=f64.get("old_logprobs"),
+        sampler_logprobs=f64.get("sampler_logprobs"),
+        reference_logprobs=f64.get("ref_logprobs"),
+        entropy=f64.get("entropy"),
+    )
+
+
+def _check_shapes(key: str, tensors: Mapping[str, Tensor]) -> None:
+    shape = tuple(tensors["logprobs"].shape)
+    if len(shape) != 2:
+        raise ConfigError(Problem("must have the shape [B, T]", f"{key}.logprobs", given=str(shape)))
+    problems = []
+    for name, tensor in tensors.items():
+        allowed = [shape, shape[:1]] if name == "advantages" else [shape]
+        if tuple(tensor.shape) not in allowed:
+            told = " or ".join(map(str, allowed))
+            problems.append(
+                Problem("wrong shape", f"{key}.{name}", given=str(tuple(tensor.shape)), allowed=told)
+            )
+    if problems:
+        raise ConfigError(problems)

@@ -1,0 +1,192 @@
+"""Metrics of the sampling mismatch: before any cap or mask, at the correction's level, and always finite."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from grpox.contracts import Correction, Rollout
+from grpox.metrics import TokenMetrics
+from grpox.mismatch import add_mismatch, mismatch_metrics
+from grpox.rollout import collate
+from grpox.world import World
+from grpox_corrections.configs import (
+    GeometricMaskConfig,
+    NoCorrectionConfig,
+    SequenceMaskConfig,
+    SequenceTruncateConfig,
+    TokenMaskConfig,
+    TokenTruncateConfig,
+)
+from grpox_corrections.geometric_mask import GeometricMask
+from grpox_corrections.none import NoCorrection
+from grpox_corrections.sequence_mask import SequenceMask
+from grpox_corrections.sequence_truncate import SequenceTruncate
+from grpox_corrections.token_mask import TokenMask
+from grpox_corrections.token_truncate import TokenTruncate
+
+CPU = torch.device("cpu")
+ALONE = World(0, 1, CPU)
+NONE = NoCorrection(NoCorrectionConfig())
+ALL: dict[str, Correction] = {
+    "none": NONE,
+    "token-truncate": TokenTruncate(TokenTruncateConfig()),
+    "token-mask": TokenMask(TokenMaskConfig()),
+    "sequence-truncate": SequenceTruncate(SequenceTruncateConfig()),
+    "sequence-mask": SequenceMask(SequenceMaskConfig()),
+    "geometric-mask": GeometricMask(GeometricMaskConfig()),
+}
+Rows = Sequence[Sequence[float]]
+
+
+def add(metrics: TokenMetrics, correction: Correction, ratios: Rows) -> None:
+    """One micro-batch of completions with these ratios pi_old / mu; NaN where mu is missing."""
+    logprobs = [tuple(-math.log(ratio) for ratio in row) for row in ratios]
+    rollouts = [Rollout(0, i, (1,), tuple(range(len(row))), "stop", 0, row) for i, row in enumerate(logprobs)]
+    batch = collate(rollouts, [0.0] * len(rollouts), 0, CPU)
+    old = torch.zeros_like(batch.sampler_logprobs)
+    sampler = torch.where(batch.sampler_logprobs.isnan(), old, batch.sampler_logprobs)
+    weights, keep = correction.correct(old, sampler, batch.token_mask)
+    add_mismatch(metrics, correction, old, sampler, weights, keep, batch)
+
+
+def measured(correction: Correction, *micro_batches: Rows) -> dict[str, float]:
+    metrics = TokenMetrics()
+    for ratios in micro_batches:
+        add(metrics, correction, ratios)
+    reduced = metrics.reduce(ALONE)
+    found = mismatch_metrics(reduced)
+    assert reduced == {}
+    return {name.removeprefix("sampling/"): value for name, value in found.items()}
+
+
+def test_without_a_correction_the_mismatch_is_measured_all_the_same() -> None:
+    ln2 = math.log(2)
+    assert measured(NONE, [[0.5, 2.0]]) == pytest.approx(
+        {
+            "ratio_mean": 1.25,
+            "ratio_min": 0.5,
+            "ratio_max": 2.0,
+            # (0.5 + 2)^2 / (2 * (0.25 + 4))
+            "effective_sample_size": 6.25 / 8.5,
+            "difference_mean": ln2,
+            "difference_max": ln2,
+            # mean of (1/2 - 1 + ln 2) and (2 - 1 - ln 2)
+            "kl": 0.25,
+            "truncated": 0.0,
+            "masked": 0.0,
+            "missing_logprobs": 0.0,
+        },
+        rel=1e-6,
+    )
+
+
+def test_the_cap_shows_in_no_ratio_but_in_the_share_of_truncated_tokens() -> None:
+    found = measured(ALL["token-truncate"], [[0.5, 4.0], [1.0]])
+
+    assert found["ratio_max"] == pytest.approx(4.0)
+    assert found["ratio_mean"] == pytest.approx(5.5 / 3)
+    # (0.5 + 4 + 1)^2 / (3 * (0.25 + 16 + 1))
+    assert found["effective_sample_size"] == pytest.approx(30.25 / 51.75)
+    assert (found["truncated"], found["masked"]) == (pytest.approx(1 / 3), 0.0)
+    assert "raw_ratio_mean" not in found
+
+
+def test_masked_tokens_are_counted_and_stay_in_the_ratio() -> None:
+    found = measured(ALL["token-mask"], [[0.25, 1.0, 8.0, 1.0]])
+
+    assert (found["ratio_min"], found["ratio_max"]) == (pytest.approx(0.25), pytest.approx(8.0))
+    assert (found["truncated"], found["masked"]) == (0.0, 0.5)
+
+
+def test_sequence_forms_are_measured_at_their_own_level() -> None:
+    # R is 2 * 2 = 4 at two tokens and 0.5 at one: (4 + 4 + 0.5)^2 / (3 * (16 + 16 + 0.25)).
+    ratios = [[2.0, 2.0], [0.5]]
+    for name, share in {"sequence-truncate": "truncated", "sequence-mask": "masked"}.items():
+        found = measured(ALL[name], ratios)
+        assert found["ratio_max"] == pytest.approx(2.0)
+        assert found["raw_ratio_mean"] == pytest.approx(8.5 / 3)
+        assert (found["raw_ratio_min"], found["raw_ratio_max"]) == (pytest.approx(0.5), pytest.approx(4.0))
+        assert found["effective_sample_size"] == pytest.approx(72.25 / 96.75)
+        assert {key: found[key] for key in ("truncated", "masked")} == {
+            **{"truncated": 0.0, "masked": 0.0},
+            share: pytest.approx(2 / 3),
+        }
+
+
+def test_the_geometric_mean_bounds_but_its_tokens_weigh_by_their_own_ratio() -> None:
+    # Means 1 (kept) and sqrt(8); 0.5 and 2 are weights, so that nothing is truncated at 0.5 < 1.
+    found = measured(ALL["geometric-mask"], [[2.0, 0.5], [4.0, 2.0]])
+
+    assert (found["raw_ratio_min"], found["raw_ratio_max"]) == (
+        pytest.approx(1.0),
+        pytest.approx(math.sqrt(8)),
+    )
+    assert (found["truncated"], found["masked"]) == (0.0, 0.5)
+    # (2 + 0.5 + 4 + 2)^2 / (4 * (4 + 0.25 + 16 + 4))
+    assert found["effective_sample_size"] == pytest.approx(72.25 / 97)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_micro_batches_make_no_difference(name: str) -> None:
+    rows = [[0.5, 3.0, 1.0], [1.2], [0.9, 6.0]]
+    assert measured(ALL[name], *([row] for row in rows)) == pytest.approx(measured(ALL[name], rows))
+
+
+def test_missing_log_probabilities_count_as_equal_and_are_told() -> None:
+    found = measured(ALL["token-truncate"], [[4.0, math.nan]])
+
+    assert found["missing_logprobs"] == 0.5
+    assert found["ratio_mean"] == pytest.approx(2.5)
+    assert found["difference_mean"] == pytest.approx(math.log(4) / 2)
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("difference", [100.0, -100.0, 1e6, -1e6, math.inf, -math.inf])
+def test_no_metric_is_infinite_or_nan(name: str, difference: float) -> None:
+    batch = collate([Rollout(0, 0, (1,), (2, 3), "stop", 0, (-difference, 0.0))], [0.0], 0, CPU)
+    old = torch.zeros(1, 2)
+    weights, keep = ALL[name].correct(old, batch.sampler_logprobs, batch.token_mask)
+    metrics = TokenMetrics()
+    add_mismatch(metrics, ALL[name], old, batch.sampler_logprobs, weights, keep, batch)
+    found = mismatch_metrics(metrics.reduce(ALONE))
+
+    assert [key for key, value in found.items() if not math.isfinite(value)] == []
+    assert 0 < found["sampling/effective_sample_size"] <= 1 + 1e-9
+    assert found["sampling/difference_max"] == min(abs(difference), 300)
+
+
+class Halved:
+    """A third-party correction of tokens that tells no raw."""
+
+    def correct(self, old: Tensor, sampler: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        return (old - sampler).exp() / 2, torch.ones_like(mask)
+
+
+class Unsure(Halved):
+    """One whose raw is not a number."""
+
+    def raw(self, old: Tensor, sampler: Tensor, mask: Tensor) -> Tensor:
+        return torch.full_like(old, math.nan)
+
+
+def test_corrections_of_others() -> None:
+    assert measured(Halved(), [[0.5, 2.0]])["truncated"] == 1.0
+    assert measured(Unsure(), [[0.5, 2.0]])["raw_ratio_mean"] == 1.0
+
+
+@pytest.mark.parametrize("name", [name for name in ALL if name != "geometric-mask"])
+def test_rounding_is_not_truncation(name: str) -> None:
+    # Weights are float32, ratios float64: in half of the tokens one of the two is a little less.
+    generator = torch.Generator().manual_seed(0)
+    ratios = (0.01 * torch.randn(8, 50, generator=generator)).exp().tolist()
+    found = measured(ALL[name], ratios)
+    assert (found["truncated"], found["masked"]) == (0.0, 0.0)
+
+
+def test_a_step_without_tokens_has_no_metrics() -> None:
+    assert measured(NONE, [[]]) == {}

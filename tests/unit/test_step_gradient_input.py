@@ -1,0 +1,146 @@
+"""What `step_gradient` refuses, and that it says which key is wrong."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from grpox.errors import ConfigError
+from grpox.testing import step_gradient
+
+
+def good() -> dict[str, Tensor]:
+    zeros = torch.zeros(2, 3, dtype=torch.float64)
+    names = ("logprobs", "old_logprobs", "sampler_logprobs", "ref_logprobs", "entropy")
+    tensors = dict.fromkeys(names, zeros)
+    return {**tensors, "advantages": torch.ones(2).double(), "token_mask": torch.ones(2, 3).bool()}
+
+
+def refusal(loss: Any = "dapo", micro_batches: Any = None, **options: Any) -> tuple[str, str]:
+    """The key of the only problem, and the whole message."""
+    options = {"max_completion_length": 3, **options}
+    with pytest.raises(ConfigError) as caught:
+        step_gradient(loss, [good()] if micro_batches is None else micro_batches, **options)
+    (problem,) = caught.value.problems
+    return problem.key, str(caught.value)
+
+
+def test_the_good_input_is_taken() -> None:
+    loss, (gradient,) = step_gradient("dapo", [good()], beta=0.1, max_completion_length=3)
+
+    assert loss.item() == pytest.approx(-1, abs=1e-12)
+    assert (loss.dtype, gradient.dtype, gradient.shape) == (torch.float64, torch.float64, (2, 3))
+
+
+def test_an_unknown_loss_is_told_with_the_nearest() -> None:
+    key, message = refusal("dappo")
+
+    assert key == "loss"
+    assert "did you mean  dapo" in message
+
+
+def test_an_unknown_correction_is_told_with_the_nearest() -> None:
+    key, message = refusal(correction="token_truncate")
+
+    assert key == "correction"
+    assert "did you mean  token-truncate" in message
+
+
+@pytest.mark.parametrize(
+    ("loss", "key"),
+    [
+        ({"name": "dapo", "clip_hihg": 0.28}, "loss.clip_hihg"),
+        ({"name": "dapo", "clip_low": -0.1}, "loss.clip_low"),
+        ({"name": "dapo", "clip_low": math.nan}, "loss.clip_low"),
+        ({"name": "dapo", "clip_high": 0.28, "delta": 1.28}, "loss.delta"),
+        ({"name": "dapo", "level": "word"}, "loss.level"),
+        ({"name": "cispo", "clip_low": 0.2}, "loss.clip_low"),
+        ({"name": "cispo", "cap": 0}, "loss.cap"),
+        ({"name": "sapo", "tau_neg": 0}, "loss.tau_neg"),
+        ({"clip_low": 0.2}, "loss"),
+    ],
+)
+def test_wrong_parameters_of_a_loss(loss: dict[str, Any], key: str) -> None:
+    assert refusal(loss)[0] == key
+
+
+@pytest.mark.parametrize(
+    ("correction", "key"),
+    [
+        ({"name": "token-truncate", "high": 2.0}, "correction.high"),
+        ({"name": "token-truncate", "cap": -1.0}, "correction.cap"),
+        ({"name": "none", "cap": 2.0}, "correction.cap"),
+    ],
+)
+def test_wrong_parameters_of_a_correction(correction: dict[str, Any], key: str) -> None:
+    assert refusal(correction=correction)[0] == key
+
+
+@pytest.mark.parametrize("correction", ["token-mask", "sequence-mask", "geometric-mask"])
+def test_a_band_has_its_low_end_below(correction: str) -> None:
+    key, _ = refusal(correction={"name": correction, "low": 2.0, "high": 1.5})
+
+    assert key.startswith("correction")
+
+
+@pytest.mark.parametrize(
+    ("options", "key"),
+    [
+        ({"beta": -0.1}, "beta"),
+        ({"beta": math.nan}, "beta"),
+        ({"kl": "k4"}, "kl"),
+        ({"max_completion_length": 0}, "max_completion_length"),
+        ({"world_size": 0}, "world_size"),
+        ({"micro_batches": []}, "micro_batches"),
+    ],
+)
+def test_settings_out_of_range(options: dict[str, Any], key: str) -> None:
+    assert refusal(**options)[0] == key
+
+
+@pytest.mark.parametrize("missing", ["logprobs", "advantages", "token_mask", "ref_logprobs"])
+def test_a_missing_tensor_is_named_with_its_micro_batch(missing: str) -> None:
+    second = good()
+    del second[missing]
+
+    assert refusal(micro_batches=[good(), second], beta=0.1)[0] == f"micro_batches[1].{missing}"
+
+
+def test_a_misspelt_tensor_is_told_with_the_nearest() -> None:
+    key, message = refusal(micro_batches=[{**good(), "reference_logprobs": torch.zeros(2, 3)}])
+
+    assert key == "micro_batches[0].reference_logprobs"
+    assert "did you mean  ref_logprobs" in message
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("logprobs", (3,)),
+        ("logprobs", (2, 3, 1)),
+        ("old_logprobs", (2, 4)),
+        ("old_logprobs", (1, 3)),
+        ("sampler_logprobs", (3, 2)),
+        ("ref_logprobs", (2,)),
+        ("entropy", ()),
+        ("advantages", (3,)),
+        ("advantages", (2, 1)),
+        ("advantages", (1,)),
+    ],
+)
+def test_a_wrong_shape_is_refused_even_where_it_would_broadcast(name: str, shape: tuple[int, ...]) -> None:
+    key, message = refusal(micro_batches=[{**good(), name: torch.zeros(shape)}])
+
+    assert key == f"micro_batches[0].{name}"
+    assert str(shape) in message
+
+
+@pytest.mark.parametrize("shape", [(2,), (1, 3), (2, 4)])
+def test_a_mask_of_another_shape_is_refused(shape: tuple[int, ...]) -> None:
+    key, _ = refusal(micro_batches=[{**good(), "token_mask": torch.ones(shape).bool()}])
+
+    assert key == "micro_batches[0].token_mask"
