@@ -10,19 +10,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from surroundings import surroundings
 
 LIBRARIES = ("grpox", "torch", "transformers", "deepspeed", "mlflow")
 
@@ -36,14 +34,6 @@ def train(seed: int, folder: Path) -> dict[str, Any]:
     summary = json.loads((folder / "runs" / "quickstart" / "summary.json").read_text())
     figures = ("accuracy_before", "accuracy_after", "train_seconds", "steps")
     return {"seed": seed, "command_seconds": seconds, **{name: summary[name] for name in figures}}
-
-
-def machine() -> dict[str, Any]:
-    cpu = platform.processor()
-    if Path("/proc/cpuinfo").exists():
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        cpu = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), cpu)
-    return {"cpu": cpu, "cores": os.cpu_count(), "omp_num_threads": os.environ.get("OMP_NUM_THREADS")}
 
 
 def main() -> None:
@@ -65,9 +55,7 @@ def main() -> None:
         "runs": runs,
         "accuracy_after_least": min(run["accuracy_after"] for run in runs),
         "command_seconds_median": statistics.median(run["command_seconds"] for run in runs),
-        "python": platform.python_version(),
-        "versions": {name: metadata.version(name) for name in LIBRARIES},
-        "machine": machine(),
+        **surroundings(LIBRARIES),
     }
     if arguments.out:
         arguments.out.write_text(json.dumps(result, indent=2) + "\n")

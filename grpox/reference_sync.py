@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from deepspeed import zero
 
 from grpox.config import TrainConfig
 from grpox.engine import Engine, FrozenEngine
@@ -30,6 +29,8 @@ class ReferenceSync:
 @torch.no_grad()
 def mix(policy: Engine, reference: FrozenEngine, alpha: float) -> None:
     """``ref <- alpha pi + (1 - alpha) ref``, one parameter whole at a time; a collective."""
+    from deepspeed import zero
+
     pairs = zip(policy.module.parameters(), reference.module.parameters(), strict=True)
     for source, target in pairs:
         # With a modifier rank the values that rank 0 leaves are sharded anew over all ranks.

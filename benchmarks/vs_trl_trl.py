@@ -1,0 +1,134 @@
+"""TRL's side of vs_trl.py: the run file's model, prompts, rewards and settings through GRPOTrainer.
+
+Usage: vs_trl_trl.py OUT.json RUN [a.b=c ...]
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from datasets import load_dataset
+from transformers import TrainerCallback
+from trl import GRPOConfig, GRPOTrainer
+
+from grpox.runfile.load import ResolvedRun, load_run
+
+LOSSES = ("grpo", "dr_grpo", "dapo", "bnpo")
+
+
+class Timed(GRPOTrainer):
+    """Adds up the seconds of generation, rewards and everything before the loss."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+        super().__init__(*args, **kwargs)
+
+    def _time(self, phase: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        start = time.perf_counter()
+        try:
+            return function(*args, **kwargs)
+        finally:
+            self.seconds[phase] += time.perf_counter() - start
+
+    def _prepare_inputs(self, *args: Any, **kwargs: Any) -> Any:
+        return self._time("prepare", super()._prepare_inputs, *args, **kwargs)
+
+    def _generate(self, *args: Any, **kwargs: Any) -> Any:
+        return self._time("generate", super()._generate, *args, **kwargs)
+
+    def _calculate_rewards(self, *args: Any, **kwargs: Any) -> Any:
+        return self._time("reward", super()._calculate_rewards, *args, **kwargs)
+
+
+class StepTimes(TrainerCallback):
+    """The seconds of each optimizer step and of its phases, and the mean reward that TRL logs."""
+
+    def __init__(self) -> None:
+        self.figures: dict[str, list[float]] = defaultdict(list)
+        self.trainer: Timed | None = None
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.start = time.perf_counter()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        assert self.trainer is not None
+        step, seconds = time.perf_counter() - self.start, self.trainer.seconds
+        self.figures["step"].append(step)
+        self.figures["generate"].append(seconds["generate"])
+        self.figures["reward"].append(seconds["reward"])
+        self.figures["update"].append(step - seconds["prepare"])
+        seconds.clear()
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        if "reward" in logs:
+            self.figures["rewards"].append(logs["reward"])
+
+
+def settings(run: ResolvedRun) -> GRPOConfig:
+    """The run's settings in TRL's names; what the two do not share must be at its neutral value."""
+    config, train, sampling = run.config, run.config.train, run.config.sampling
+    loss: Any = run.components["loss"].config
+    assert config.loss.name in LOSSES, config.loss
+    assert (config.advantage.name, config.correction.name) == ("group", "none")
+    assert (sampling.top_p, sampling.top_k, sampling.min_p, train.beta) == (1.0, 0, 0.0, 0.0)
+    return GRPOConfig(
+        output_dir=config.output_dir,
+        model_init_kwargs={"dtype": config.model.dtype},
+        max_steps=train.max_steps,
+        per_device_train_batch_size=train.per_device_train_batch_size,
+        gradient_accumulation_steps=train.gradient_accumulation_steps,
+        steps_per_generation=run.plan.steps_per_generation,
+        num_generations=train.num_generations,
+        num_iterations=train.num_iterations,
+        learning_rate=train.learning_rate,
+        weight_decay=train.weight_decay,
+        adam_beta1=train.adam_beta1,
+        adam_beta2=train.adam_beta2,
+        adam_epsilon=train.adam_epsilon,
+        max_grad_norm=train.max_grad_norm,
+        lr_scheduler_type=train.lr_scheduler_type,
+        warmup_steps=train.warmup_steps,
+        max_completion_length=sampling.max_completion_length,
+        temperature=sampling.temperature,
+        loss_type=config.loss.name,
+        epsilon=loss.clip_low,
+        epsilon_high=loss.upper,
+        beta=0.0,
+        disable_dropout=True,
+        gradient_checkpointing=False,
+        bf16=config.model.dtype == "bfloat16",
+        seed=train.seed,
+        logging_steps=1,
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+    )
+
+
+def main(out: str, source: str, overrides: list[str]) -> None:
+    run = load_run(source, overrides)
+    assert run.config.data.path is not None
+    rewards = [run.build(key) for key in run.components if key.startswith("rewards[")]
+    for label, reward in zip(run.config.reward_labels, rewards, strict=True):
+        # TRL takes a reward's name from the function.
+        reward.__name__ = label
+    times = StepTimes()
+    times.trainer = Timed(
+        model=run.config.model.path,
+        reward_funcs=rewards,
+        args=settings(run),
+        train_dataset=load_dataset("json", data_files=run.config.data.path, split="train"),
+        callbacks=[times],
+    )
+    times.trainer.train()
+    Path(out).write_text(json.dumps({**times.figures, "samples": [run.plan.train_batch_size]}))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], sys.argv[3:])

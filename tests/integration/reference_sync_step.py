@@ -1,0 +1,43 @@
+"""Mixes the policy into a reference under ZeRO-3; run alone or by torchrun.
+
+Usage: reference_sync_step.py OUT.pt PERSISTENCE_THRESHOLD
+"""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+from zero3_step import config_for, reference_for
+
+from grpox.engine import Engine
+from grpox.models import load_model
+from grpox.optimizers import AdamW, NamedSchedule
+from grpox.reference_sync import ReferenceSync
+from grpox.weight_sync import stream_weights
+from grpox.world import start_world
+
+
+def main(out: str, threshold: int) -> None:
+    world = start_world()
+    config = config_for("dapo", 0.1, 6, 1)
+    config.deepspeed.stage3_param_persistence_threshold = threshold
+    config.train.ref_sync_alpha, config.train.ref_sync_steps = 0.25, 2
+    train = config.train
+    reference = reference_for(config, world)
+    assert reference is not None
+    engine = Engine(load_model(config.model), config, world, 10, AdamW(train), NamedSchedule(train))
+    snapshots = [dict(stream_weights(reference.module))]
+    ids = torch.tensor([[3, 4, 5, 6]])
+    sync = ReferenceSync(train)
+    for _ in range(2):
+        engine.steps += 1  # the weights of the policy may as well stay as they are
+        sync.after_step(engine, reference)
+        snapshots.append(dict(stream_weights(reference.module)))
+    logits = reference(input_ids=ids).logits
+    result = {"policy": dict(engine.weights()), "reference": snapshots, "logits": logits}
+    torch.save(result, f"{out}.{world.rank}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))
