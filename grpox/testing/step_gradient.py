@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
@@ -57,7 +58,10 @@ def step_gradient(
         ConfigError: a component, parameter, key, shape or number is wrong.
         RunFailed: the loss or the correction raised or returned what is none.
     """
-    _check_settings(beta, kl, max_completion_length, world_size, len(micro_batches))
+    _check_settings(beta, kl, max_completion_length, world_size)
+    if isinstance(micro_batches, Mapping | str) or not isinstance(micro_batches, Sequence) or not micro_batches:
+        what = "a step is a list of at least one micro-batch"
+        raise ConfigError(Problem(what, "micro_batches", given=type(micro_batches).__name__))
     step_loss = StepLoss(_build("loss", loss), _build("correction", correction), beta, kl)
     inputs = [_inputs(place, micro_batch, beta) for place, micro_batch in enumerate(micro_batches)]
     # Each rank counts its own and the counts are added, as the all-reduce of a run does.
@@ -77,30 +81,31 @@ def _registry() -> Registry:
 
 def _build(kind: str, given: str | Mapping[str, Any]) -> Any:
     try:
-        reference = ComponentRef.model_validate(given if isinstance(given, str) else dict(given))
+        reference = ComponentRef.model_validate(dict(given) if isinstance(given, Mapping) else given)
     except ValidationError as error:
         raise ConfigError(problems_of(error, ComponentRef, kind)) from error
     return _registry().build(_registry().parse(kind, reference, kind))
 
 
-def _check_settings(beta: float, kl: str, max_length: int, world_size: int, micro_batches: int) -> None:
+def _check_settings(beta: float, kl: str, max_completion_length: int, world_size: int) -> None:
     problems = []
     if kl not in KL_ESTIMATORS:
         allowed, near = ", ".join(KL_ESTIMATORS), nearest(str(kl), KL_ESTIMATORS)
         problems.append(Problem("no such KL estimator", "kl", given=str(kl), allowed=allowed, nearest=near))
-    if not beta >= 0:
-        problems.append(Problem("must be at least 0", "beta", given=str(beta)))
-    for key, value in (("max_completion_length", max_length), ("world_size", world_size)):
-        if value < 1:
-            problems.append(Problem("must be at least 1", key, given=str(value)))
-    if not micro_batches:
-        problems.append(Problem("a step has at least one micro-batch", "micro_batches"))
+    if not (isinstance(beta, int | float) and 0 <= beta < math.inf):
+        problems.append(Problem("must be a finite number from 0", "beta", given=repr(beta)))
+    for key, value in (("max_completion_length", max_completion_length), ("world_size", world_size)):
+        if not (isinstance(value, int) and value >= 1):
+            problems.append(Problem("must be a whole number from 1", key, given=repr(value)))
     if problems:
         raise ConfigError(problems)
 
 
-def _inputs(place: int, given: Mapping[str, Tensor], beta: float) -> MicroBatchInputs:
+def _inputs(place: int, given: Any, beta: float) -> MicroBatchInputs:
     key = f"micro_batches[{place}]"
+    if not isinstance(given, Mapping):
+        what = "a micro-batch is a mapping of names to tensors"
+        raise ConfigError(Problem(what, key, given=type(given).__name__))
     known = (*REQUIRED, *OPTIONAL)
     problems = [
         Problem("no such tensor", f"{key}.{name}", allowed=", ".join(known), nearest=nearest(name, known))
@@ -111,7 +116,7 @@ def _inputs(place: int, given: Mapping[str, Tensor], beta: float) -> MicroBatchI
     problems += [Problem("missing", f"{key}.{name}") for name in required if given.get(name) is None]
     if problems:
         raise ConfigError(problems)
-    tensors = {name: torch.as_tensor(value) for name, value in given.items() if value is not None}
+    tensors = {name: _tensor(f"{key}.{name}", value) for name, value in given.items() if value is not None}
     _check_shapes(key, tensors)
     # Detached, so that a caller's own graph is neither needed nor changed.
     f64 = {name: tensor.detach().to(torch.float64) for name, tensor in tensors.items() if name != "token_mask"}
@@ -124,6 +129,16 @@ def _inputs(place: int, given: Mapping[str, Tensor], beta: float) -> MicroBatchI
         reference_logprobs=f64.get("ref_logprobs"),
         entropy=f64.get("entropy"),
     )
+
+
+def _tensor(key: str, value: Any) -> Tensor:
+    try:
+        tensor = torch.as_tensor(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ConfigError(Problem(f"is no tensor: {error}", key, given=type(value).__name__)) from error
+    if key.endswith(".token_mask") and not bool(((tensor == 0) | (tensor == 1)).all()):
+        raise ConfigError(Problem("holds something else than 0 and 1", key))
+    return tensor
 
 
 def _check_shapes(key: str, tensors: Mapping[str, Tensor]) -> None:

@@ -96,6 +96,15 @@ def test_a_band_has_its_low_end_below(correction: str) -> None:
         ({"max_completion_length": 0}, "max_completion_length"),
         ({"world_size": 0}, "world_size"),
         ({"micro_batches": []}, "micro_batches"),
+        ({"micro_batches": good()}, "micro_batches"),
+        ({"micro_batches": [[1.0]]}, "micro_batches[0]"),
+        ({"beta": math.inf}, "beta"),
+        ({"beta": "0.1"}, "beta"),
+        ({"max_completion_length": math.nan}, "max_completion_length"),
+        ({"max_completion_length": "4"}, "max_completion_length"),
+        ({"world_size": 1.5}, "world_size"),
+        ({"loss": None}, "loss"),
+        ({"loss": 3}, "loss"),
     ],
 )
 def test_settings_out_of_range(options: dict[str, Any], key: str) -> None:
@@ -137,6 +146,19 @@ def test_a_wrong_shape_is_refused_even_where_it_would_broadcast(name: str, shape
 
     assert key == f"micro_batches[0].{name}"
     assert str(shape) in message
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("logprobs", "text"),
+        ("logprobs", [[0.0, 1.0], [0.0]]),
+        ("token_mask", torch.full((2, 3), 0.5)),
+        ("token_mask", torch.full((2, 3), math.nan)),
+    ],
+)
+def test_what_is_no_tensor_or_no_mask_is_refused(name: str, value: Any) -> None:
+    assert refusal(micro_batches=[{**good(), name: value}])[0] == f"micro_batches[0].{name}"
 
 
 @pytest.mark.parametrize("shape", [(2,), (1, 3), (2, 4)])

@@ -112,10 +112,12 @@ def test_masked_positions_do_not_matter(options: Mapping[str, Any], garbage: flo
 
 
 @pytest.mark.parametrize("garbage", [math.nan, math.inf, 1e4])
-def test_masked_advantages_of_tokens_do_not_matter(garbage: float) -> None:
+@pytest.mark.parametrize("loss", ["sapo", "cispo", {"name": "grpo", "level": "sequence"}], ids=str)
+def test_masked_advantages_of_tokens_do_not_matter(loss: Any, garbage: float) -> None:
+    """At the sequence level w is shared: a NaN at one position could reach every token of the row."""
     batch = with_token_advantages(ragged_batch())
 
-    same(run(with_garbage(batch, garbage), [ALL], {"loss": "sapo"}), run(batch, [ALL], {"loss": "sapo"}))
+    same(run(with_garbage(batch, garbage), [ALL], {"loss": loss}), run(batch, [ALL], {"loss": loss}))
 
 
 def test_the_advantage_of_a_row_is_that_of_its_tokens() -> None:
