@@ -12,11 +12,11 @@ import torch
 from pydantic import ValidationError
 
 from grpox.contracts import AdvantageScaler
-from grpox_advantages.configs import CentredConfig, ScaledConfig
+from grpox_advantages.configs import CentredConfig, GroupConfig, ScaledConfig
 from grpox_advantages.scalers import Batch, Centred, Group
 
 NAN = math.nan
-EXACT = ScaledConfig(eps=0.0, ddof=0)
+EXACT = GroupConfig(eps=0.0, ddof=0)
 
 
 def scale(
@@ -57,7 +57,7 @@ def reference(
     return advantages
 
 
-SCALERS = {"group": Group(ScaledConfig()), "batch": Batch(ScaledConfig()), "none": Centred(CentredConfig())}
+SCALERS = {"group": Group(GroupConfig()), "batch": Batch(ScaledConfig()), "none": Centred(CentredConfig())}
 each_scaler = pytest.mark.parametrize("kind", SCALERS)
 
 
@@ -89,13 +89,13 @@ def test_hand_worked_two_groups(dtype: torch.dtype) -> None:
 
 def test_eps_is_added_to_the_standard_deviation() -> None:
     # Standard deviation 1 (ddof 0), eps 1: half. In the square root it would be 1 / sqrt(2).
-    assert scale(Group(ScaledConfig(eps=1.0, ddof=0)), [0.0, 2.0], [0, 0]) == [-0.5, 0.5]
+    assert scale(Group(GroupConfig(eps=1.0, ddof=0)), [0.0, 2.0], [0, 0]) == [-0.5, 0.5]
     assert scale(Batch(ScaledConfig(eps=1.0, ddof=0)), [0.0, 2.0], [0, 0]) == [-0.5, 0.5]
 
 
 def test_ddof_is_one_by_default() -> None:
     # Sample standard deviation of 0 and 2: sqrt(2).
-    config = ScaledConfig(eps=0.0)
+    config = GroupConfig(eps=0.0)
     for scaler in (Group(config), Batch(config)):
         assert scale(scaler, [0.0, 2.0], [0, 0]) == pytest.approx([-math.sqrt(0.5), math.sqrt(0.5)])
 

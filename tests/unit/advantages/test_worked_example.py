@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from grpox.contracts import LossInputs
-from grpox_advantages.configs import ScaledConfig
+from grpox_advantages.configs import GroupConfig
 from grpox_advantages.scalers import Group
 from grpox_losses.cispo import Cispo
 from grpox_losses.configs import CispoConfig
@@ -26,7 +26,7 @@ def mean_losses(advantages: torch.Tensor) -> list[float]:
 def test_advantages() -> None:
     rewards = torch.tensor([[2.0], [1.0], [1.0], [1.0], [1.0], [1.0]])
 
-    advantages = Group(ScaledConfig(eps=0.0, ddof=0)).scale(
+    advantages = Group(GroupConfig(eps=0.0, ddof=0)).scale(
         rewards, torch.ones(1), torch.tensor([0, 0, 0, 1, 1, 1])
     )
 

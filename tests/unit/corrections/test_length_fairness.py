@@ -1,4 +1,4 @@
-"""What the length of a completion does to it: the numbers of docs/corrections.md, from the corrections themselves."""
+"""What its length does to a completion: the numbers of docs/corrections.md, from the corrections themselves."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def of_constant_gap(correction: Correction, tokens: int) -> tuple[float, bool]:
     return weights[0, 0].item(), bool(keep[0, 0])
 
 
-def kept_share(tokens: int, rows: int) -> float:
-    """Share of completions that geometric-mask keeps under independent normal noise of mean size GAP."""
+def kept_share(correction: Correction, tokens: int, rows: int) -> float:
+    """Share of completions that are kept under independent normal noise of mean size GAP."""
     noise = torch.randn(rows, tokens, generator=torch.Generator().manual_seed(0)) * deviation()
     mask = torch.ones_like(noise, dtype=torch.bool)
-    _, keep = GeometricMask(GeometricMaskConfig()).correct(noise, torch.zeros_like(noise), mask)
+    _, keep = correction.correct(noise, torch.zeros_like(noise), mask)
     return keep[:, 0].double().mean().item()
 
 
@@ -38,9 +38,9 @@ def deviation() -> float:
     return GAP * math.sqrt(math.pi / 2)
 
 
-def exact_share(tokens: int) -> float:
-    mean = NormalDist(0.0, deviation() / math.sqrt(tokens))
-    return mean.cdf(math.log(1.001)) - mean.cdf(math.log(0.999))
+def tolerance(share: float, rows: int) -> float:
+    """Four standard errors of a share."""
+    return 4 * math.sqrt(share * (1 - share) / rows) + 1e-9
 
 
 def test_a_constant_gap_passes_a_bound_of_3_at_92_tokens() -> None:
@@ -66,6 +66,16 @@ def test_a_constant_gap_of_more_than_a_thousandth_fails_the_geometric_mean_at_ev
     ("tokens", "rows", "told"), [(4, 20_000, 0.106), (100, 10_000, 0.494), (5000, 200, 1.0)]
 )
 def test_the_geometric_mean_keeps_few_short_completions(tokens: int, rows: int, told: float) -> None:
-    assert exact_share(tokens) == pytest.approx(told, abs=5e-4)
-    # Four standard errors of a share.
-    assert kept_share(tokens, rows) == pytest.approx(told, abs=4 * math.sqrt(told * (1 - told) / rows) + 1e-9)
+    mean = NormalDist(0.0, deviation() / math.sqrt(tokens))
+    assert mean.cdf(math.log(1.001)) - mean.cdf(math.log(0.999)) == pytest.approx(told, abs=5e-4)
+    found = kept_share(GeometricMask(GeometricMaskConfig()), tokens, rows)
+    assert found == pytest.approx(told, abs=tolerance(told, rows))
+
+
+@pytest.mark.parametrize(("tokens", "rows", "told"), [(100, 2000, 1.0), (5000, 1000, 0.849)])
+def test_independent_gaps_hardly_add_up(tokens: int, rows: int, told: float) -> None:
+    total = NormalDist(0.0, deviation() * math.sqrt(tokens))
+    assert total.stdev == pytest.approx({100: 0.15, 5000: 1.06}[tokens], abs=5e-3)
+    assert total.cdf(math.log(3)) == pytest.approx(told, abs=5e-4)
+    found = kept_share(SequenceMask(SequenceMaskConfig()), tokens, rows)
+    assert found == pytest.approx(told, abs=tolerance(told, rows))
