@@ -1,0 +1,47 @@
+"""Options of the update in whole runs: a reference that follows, completions that are all truncated."""
+
+import json
+import math
+
+import pytest
+
+SHORT = ("evaluation=null", "tracking={}", "train.warmup_steps=0", "logging.completions_every=0")
+
+
+def metrics(folder, name):
+    lines = (folder / "runs" / name / "metrics.jsonl").read_text().splitlines()
+    return [record["metrics"] for record in map(json.loads, lines) if "metrics" in record]
+
+
+def train(grpox, folder, name, *overrides, ranks=1):
+    done = grpox("train", "quickstart", *SHORT, f"output_dir=runs/{name}", *overrides, ranks=ranks)
+    assert done.returncode == 0, done.stderr
+    return metrics(folder, name)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_step_whose_completions_are_all_truncated_changes_nothing(grpox, folder, ranks):
+    steps = train(
+        grpox,
+        folder,
+        f"truncated-{ranks}",
+        "train.max_steps=2",
+        "train.mask_truncated_completions=true",
+        "train.beta=0.1",
+        "sampling.max_completion_length=2",
+        "sampling.min_completion_length=2",  # no EOS before: every completion is cut off
+        "train.per_device_train_batch_size=64",
+        ranks=ranks,
+    )
+    assert [step["completions/clipped_ratio"] for step in steps] == [1, 1]
+    assert [(step["loss"], step["grad_norm"]) for step in steps] == [(0, 0), (0, 0)]
+    assert all(math.isfinite(float(value)) for step in steps for value in step.values())
+
+
+def test_a_reference_that_is_replaced_after_every_step_is_the_policy(grpox, folder):
+    sync = ("train.max_steps=3", "train.beta=0.1", "train.kl=unbiased", "train.ref_sync_steps=1")
+    follows = train(grpox, folder, "follows", *sync, "train.sync_ref_model=true", "train.ref_sync_alpha=1")
+    assert all(abs(step["kl"]) < 1e-9 for step in follows)  # the two engines' forwards differ by roundings
+    stays = train(grpox, folder, "stays", *sync)
+    assert abs(stays[0]["kl"]) < 1e-9
+    assert all(step["kl"] > 1e-6 for step in stays[1:])
