@@ -11,11 +11,13 @@ import typer
 from grpox import __version__
 from grpox.cli import plugins as cli_plugins
 from grpox.cli import recipes as cli_recipes
+from grpox.cli import report as cli_report
 from grpox.cli.errors import TRACEBACK, run_command
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 app.add_typer(cli_plugins.app, name="plugins")
 app.add_typer(cli_recipes.app, name="recipes")
+app.command("report")(cli_report.report)
 
 Run = Annotated[str, typer.Argument(help="A run file (YAML), or the name of a bundled recipe.")]
 Overrides = Annotated[

@@ -26,7 +26,7 @@ SHOWN = (
 """Metrics of a step that are shown where the trainer logs them, and how."""
 PLAIN_LINES = 20
 SAMPLE_ROWS = 4
-PROMPT_WIDTH, COMPLETION_WIDTH = 100, 240
+PROMPT_WIDTH, COMPLETION_WIDTH, EXTRA_WIDTH = 100, 240, 60
 
 
 class TerminalDisplay:
@@ -153,13 +153,18 @@ def _sample_table(step: int, rollouts: Sequence[ScoredRollout]) -> Table:
     table.add_column("completion", overflow="fold", ratio=3)
     table.add_column("reward", justify="right", no_wrap=True)
     table.add_column("advantage", justify="right", no_wrap=True)
-    for scored in sample_rows(rollouts):
+    shown = sample_rows(rollouts)
+    extras = dict.fromkeys(name for scored in shown for name in scored.extra)
+    for name in extras:
+        table.add_column(Text(escaped(name)), overflow="fold", ratio=1)
+    for scored in shown:
         # Text and not str: a string's [brackets] would be read as markup.
         table.add_row(
             Text(escaped(shortened(scored.prompt, PROMPT_WIDTH))),
             Text(escaped(shortened(scored.completion, COMPLETION_WIDTH))),
             f"{scored.reward:.3f}",
             f"{scored.advantage:+.3f}",
+            *(Text(escaped(shortened(str(scored.extra.get(name, "")), EXTRA_WIDTH))) for name in extras),
         )
     return table
 

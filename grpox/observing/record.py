@@ -22,12 +22,22 @@ if TYPE_CHECKING:
     from grpox.contracts import RunContext, ScoredRollout
 
 
-RECORD = ("config.yaml", "versions.json", "completions", "summary.json", "metrics.jsonl")
+RECORD = (
+    "config.yaml",
+    "versions.json",
+    "completions",
+    "summary.json",
+    "failure.json",
+    "report.html",
+    "metrics.jsonl",
+)
 """What a run leaves in its folder, beside the model; the last tells that there was a run."""
 
 
 class LocalRecord:
     """Writes ``config.yaml``, ``versions.json``, ``metrics.jsonl`` and ``completions/*.parquet``.
+
+    A run that fails has ``failure.json`` besides: ``{"error": "RunFailed: ..."}``.
 
     Each line of ``metrics.jsonl`` is one JSON object, on disk before the next step starts:
     ``{"step": 3, "time": <unix seconds>, "metrics": {...}}`` for an optimizer step, and
@@ -42,6 +52,8 @@ class LocalRecord:
         self._metrics = run.output_dir / "metrics.jsonl"
         run.output_dir.mkdir(parents=True, exist_ok=True)
         _set_aside(run.output_dir)
+        # A run that failed before its first step has left no record to set aside, but its error.
+        (run.output_dir / "failure.json").unlink(missing_ok=True)
         (run.output_dir / "config.yaml").write_text(config_text(run.config), encoding="utf-8")
         versions = {"versions": dict(run.versions), "git_commit": run.git_commit, "source": run.source}
         text = json.dumps(versions, indent=2, ensure_ascii=False) + "\n"
@@ -60,6 +72,13 @@ class LocalRecord:
     @hookimpl(tryfirst=True)
     def grpox_evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
         self._append(step, "evaluation", metrics)
+
+    @hookimpl(tryfirst=True)
+    def grpox_run_failed(self, run: RunContext, error: BaseException) -> None:
+        # An interruption has no message.
+        told = f"{type(error).__name__}: {error}".removesuffix(": ")
+        text = json.dumps({"error": told}, ensure_ascii=False) + "\n"
+        (run.output_dir / "failure.json").write_text(text, encoding="utf-8")
 
     def _append(self, step: int, kind: str, metrics: Mapping[str, float]) -> None:
         values = {name: _strict(value) for name, value in metrics.items()}

@@ -59,7 +59,7 @@ _AFTER_CLIPPING = (
 
 
 def charts_of(record: RunRecord) -> list[Chart]:
-    """The charts of a run, without the metrics, and the charts, that it has no finite value of."""
+    """The charts of a run, without the metrics and the charts that it did not log."""
     names = record.metric_names()
     charts = [
         *_BEFORE_REWARDS,

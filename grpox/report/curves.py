@@ -24,6 +24,8 @@ MOST_POINTS = 200
 """Points of a curve; of more steps, each point is the mean of neighbouring ones."""
 COLOURS = 8
 """Colours of the page, ``--c0`` to ``--c7``; further curves begin again with the first."""
+MOST_MARKS = 20
+"""Evaluations that are marked by lines; of more, none is."""
 MARKED_POINTS = 25
 """Curves of at most as many points have a dot at each."""
 
@@ -75,32 +77,43 @@ def curve_of(recorded: Sequence[Recorded], metric: str) -> Curve:
     """The values of `metric` where it was logged, what is not finite as NaN."""
     having = [told for told in recorded if metric in told.values]
     values = [told.values[metric] for told in having]
-    return Curve(
-        [float(told.step) for told in having], [v if math.isfinite(v) else math.nan for v in values]
-    )
+    return Curve([float(told.step) for told in having], [v if math.isfinite(v) else math.nan for v in values])
+
+
+def left_out(chart: Chart, record: RunRecord) -> int:
+    """Values of `chart` that no curve can show: not-a-number and infinities."""
+    metrics = chart.metrics.values()
+    recorded = (*record.steps, *record.evaluations)
+    return sum(not math.isfinite(told.values.get(metric, 0.0)) for told in recorded for metric in metrics)
+
+
+def marked_evaluations(record: RunRecord) -> list[int]:
+    """The steps of the evaluations that are lines in every drawing: none where they would fill it."""
+    steps = [told.step for told in record.evaluations] if record.steps else []
+    return steps if len(steps) <= MOST_MARKS else []
 
 
 def draw(chart: Chart, record: RunRecord) -> str:
     """`chart` as an ``<svg>`` element without size, in the colours ``--c0`` ... , ``--ink`` and ``--grid``."""
     from matplotlib import style
     from matplotlib.figure import Figure
-    from matplotlib.ticker import EngFormatter, MaxNLocator
+    from matplotlib.ticker import EngFormatter, FuncFormatter, MaxNLocator
 
     # The salt keeps the ids of one drawing from naming parts of another: they share a page.
     with style.context(["default", _STYLE | {"svg.hashsalt": chart.title}]):
         figure = Figure(figsize=(WIDTH, HEIGHT), frameon=False)
-        axes = figure.add_axes((0.135, 0.13, 0.85, 0.83))
+        axes = figure.add_axes((0.15, 0.13, 0.835, 0.83))
         axes.patch.set_visible(False)
         if chart.stacked:
             _draw_stack(axes, chart, record)
         else:
             _draw_lines(axes, chart, record)
-        for evaluation in record.evaluations if record.steps else ():
-            axes.axvline(evaluation.step, color=_INK, alpha=0.5, linestyle=(0, (2, 2)), linewidth=0.8, zorder=1)
+        for step in marked_evaluations(record):
+            axes.axvline(step, color=_INK, alpha=0.5, linestyle=(0, (2, 2)), linewidth=0.8, zorder=1)
         for axis, integer in ((axes.xaxis, True), (axes.yaxis, False)):
             axis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10], integer=integer))
             large = max(map(abs, axis.get_view_interval())) >= 1e4
-            axis.set_major_formatter(EngFormatter(sep="") if large else _tick)
+            axis.set_major_formatter(EngFormatter(sep="") if large else FuncFormatter(_tick))
         file = io.StringIO()
         figure.savefig(file, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
     return _for_the_page(file.getvalue())
@@ -110,7 +123,8 @@ def _draw_lines(axes: Axes, chart: Chart, record: RunRecord) -> None:
     shown: list[float] = []
     for place, metric in enumerate(chart.metrics.values()):
         colour = f"{_SERIES}{place % COLOURS}"
-        line, evaluated = binned(curve_of(record.steps, metric)), curve_of(record.evaluations, metric)
+        line = binned(curve_of(record.steps, metric))
+        evaluated = binned(curve_of(record.evaluations, metric))
         dot = "." if len(line.steps) <= MARKED_POINTS else ""
         axes.plot(line.steps, line.values, color=colour, marker=dot)
         only = "-" if not line.steps else ""
@@ -150,9 +164,13 @@ def _fit(axes: Axes, values: Sequence[float]) -> None:
 
 
 def _tick(value: float, _place: int | None = None) -> str:
-    """Short enough for the margin: 0.25, 1.5e-6."""
-    text = f"{value:.3g}" if abs(value) >= 1e-3 or value == 0 else f"{value:.2e}"
-    text = re.sub(r"\.?0*e-0?", "e-", text)
+    """Short enough for the margin: 2,500, 0.25, 1.5e-6."""
+    if abs(value) >= 1000:
+        text = f"{value:,.0f}"
+    elif abs(value) >= 1e-3 or value == 0:
+        text = f"{value:.3g}"
+    else:
+        text = re.sub(r"\.?0*e-0?", "e-", f"{value:.2e}")
     return text.replace("-", "\N{MINUS SIGN}")
 
 

@@ -11,6 +11,10 @@ from typing import Any, Literal
 from grpox.errors import ConfigError, Problem, nearest
 from grpox.runfile.yaml_lines import read_yaml
 
+METRICS = "metrics.jsonl"
+MOST_NAMED = 8
+"""Runs that a message names when it was given the folder around them."""
+
 Status = Literal["finished", "failed", "unfinished"]
 
 
@@ -69,7 +73,7 @@ def read_record(folder: Path) -> RunRecord:
         ConfigError: `folder` is not a run's, or one of its files cannot be read.
     """
     _check_folder(folder)
-    steps, evaluations = _read_metrics(folder / "metrics.jsonl")
+    steps, evaluations = _read_metrics(folder / METRICS)
     config_text = _read_text(folder / "config.yaml")
     versions = _read_json(folder / "versions.json")
     return RunRecord(
@@ -87,20 +91,22 @@ def read_record(folder: Path) -> RunRecord:
 
 
 def _check_folder(folder: Path) -> None:
-    if not folder.is_dir():
+    if (folder / METRICS).is_file():
+        return
+    if folder.is_dir():
+        what = f"is not the folder of a run with a finished step: {METRICS} is missing"
+        near = folder.parent if (folder.parent / METRICS).is_file() else None
+    else:
         what = "is a file: give the run's folder" if folder.exists() else "there is no such folder"
-        near = nearest(folder.name, _runs_in(folder.parent))
-        guess = str(folder.parent / near) if near else ""
-        raise ConfigError(Problem(what, key="RUN_DIR", given=str(folder), nearest=guess))
-    if not (folder / "metrics.jsonl").is_file():
-        inside = [str(folder / name) for name in _runs_in(folder)]
-        what = "is not the folder of a run with a finished step: metrics.jsonl is missing"
-        allowed = ", ".join(inside[:8]) or "the output_dir of a run"
-        raise ConfigError(Problem(what, key="RUN_DIR", given=str(folder), allowed=allowed))
+        name = nearest(folder.name, _runs_in(folder.parent))
+        near = folder.parent if folder.exists() else folder.parent / name if name else None
+    inside = ", ".join(str(folder / name) for name in _runs_in(folder)[:MOST_NAMED])
+    guess = str(near) if near else ""
+    raise ConfigError(Problem(what, key="RUN_DIR", given=str(folder), allowed=inside, nearest=guess))
 
 
 def _runs_in(folder: Path) -> list[str]:
-    return sorted(path.parent.name for path in folder.glob("*/metrics.jsonl"))
+    return sorted(path.parent.name for path in folder.glob(f"*/{METRICS}"))
 
 
 def _read_metrics(path: Path) -> tuple[list[Recorded], list[Recorded]]:

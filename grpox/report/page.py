@@ -19,7 +19,7 @@ import jinja2
 from markupsafe import Markup
 
 from grpox.report.charts import charts_of
-from grpox.report.curves import COLOURS, MOST_POINTS, draw
+from grpox.report.curves import COLOURS, MOST_POINTS, draw, left_out, marked_evaluations
 from grpox.report.data import RunRecord, read_record
 from grpox.report.samples import (
     COMPLETION_CHARACTERS,
@@ -67,9 +67,11 @@ def render(record: RunRecord) -> str:
     script = (_HERE / "report.js").read_text(encoding="utf-8")
     return environment.get_template("report.html.j2").render(
         run=record,
+        model=(record.config.get("model") or {}).get("path"),
         tiles=list(_tiles(record)),
-        charts=[(chart, Markup(draw(chart, record))) for chart in charts_of(record)],
+        charts=[(chart, left_out(chart, record), Markup(draw(chart, record))) for chart in charts_of(record)],
         colours=COLOURS,
+        marked=marked_evaluations(record),
         steps_per_point=math.ceil(len(record.steps) / MOST_POINTS),
         batches=batches,
         saved=saved,
@@ -112,26 +114,22 @@ def without_passwords(text: str) -> str:
 
 def _tiles(record: RunRecord) -> Iterator[tuple[str, str, str]]:
     """(what, value, remark) of the numbers at the top of the page."""
-    accuracies = [told for told in record.evaluations if "accuracy" in told.values]
-    if accuracies:
-        first, last = accuracies[0].values["accuracy"], accuracies[-1].values["accuracy"]
-        value = number(first) if len(accuracies) == 1 else f"{number(first)} \N{RIGHTWARDS ARROW} {number(last)}"
-        yield "accuracy", value, _after(*(told.step for told in (accuracies[0], accuracies[-1])))
-    rewards = [told for told in record.steps if "reward" in told.values]
-    if rewards:
-        first, last = rewards[0].values["reward"], rewards[-1].values["reward"]
-        value = f"{number(first)} \N{RIGHTWARDS ARROW} {number(last)}"
-        yield "reward", value, f"step {rewards[0].step} and step {rewards[-1].step}"
-    tokens = [told.values["num_tokens"] for told in record.steps if "num_tokens" in told.values]
+    for name, recorded in (("accuracy", record.evaluations), ("reward", record.steps)):
+        having = [told for told in recorded if name in told.values]
+        if having:
+            first, last = having[0], having[-1]
+            values = dict.fromkeys(f"{told.values[name]:.3g}" for told in (first, last))
+            when = dict.fromkeys(_when(told.step) for told in (first, last))
+            yield name, " \N{RIGHTWARDS ARROW} ".join(values), " and ".join(when)
     yield "steps", number(record.steps[-1].step if record.steps else 0), "of the optimizer"
     yield "time", duration(record.seconds), "of training"
+    tokens = [told.values["num_tokens"] for told in record.steps if "num_tokens" in told.values]
     if tokens:
         yield "tokens", number(tokens[-1]), "prompts and completions"
 
 
-def _after(first: int, last: int) -> str:
-    when = "before training" if first == 0 else f"after step {first}"
-    return when if first == last else f"{when}, and after step {last}"
+def _when(step: int) -> str:
+    return f"at step {step}" if step else "before training"
 
 
 def _metric_rows(record: RunRecord) -> Iterator[tuple[str, tuple[float, float, float, float]]]:

@@ -19,7 +19,8 @@ PROMPT_CHARACTERS = 400
 COMPLETION_CHARACTERS = 1600
 EXTRA_CHARACTERS = 200
 
-_CONTROL_PICTURES = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"} | {127: 0x2421}
+_INVISIBLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+"""Control characters, and those that turn the direction of the text after them."""
 
 
 @dataclass(frozen=True)
@@ -117,8 +118,8 @@ def _sample(row: Mapping[str, Any]) -> Sample:
 
 
 def _shown(text: str, most: int) -> str:
-    """At most `most` characters, half of them the start and half the end; control characters as pictures."""
+    """At most `most` characters, half of them the start and half the end; invisible ones as escapes."""
     if len(text) > most:
         left_out = len(text) - most
         text = f"{text[: most // 2]}\n[... {left_out} characters ...]\n{text[len(text) - most // 2 :]}"
-    return text.translate(_CONTROL_PICTURES)
+    return _INVISIBLE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)

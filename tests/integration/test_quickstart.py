@@ -1,6 +1,8 @@
 """The bundled quickstart, whole, as a new user starts it: it learns, and leaves what it says it leaves."""
 
 import json
+import re
+from pathlib import Path
 
 import pyarrow.parquet
 import pytest
@@ -50,6 +52,28 @@ def test_the_terminal_shows_accuracy_before_and_after(run, output):
     assert f"{summary['accuracy_before']:.4f}" in run.stdout
     assert f"{summary['accuracy_after']:.4f}" in run.stdout
     assert "Traceback" not in run.stdout + run.stderr
+
+
+def test_the_report_shows_the_run_and_is_in_mlflow(run, output, folder, tracked, grpox):
+    report = output / "report.html"
+    text = report.read_text(encoding="utf-8")
+    summary = json.loads((output / "summary.json").read_text())
+    assert f"<dd>{summary['accuracy_before']:.3g} → {summary['accuracy_after']:.3g}</dd>" in text
+    assert 'class="status finished"' in text
+    assert text.count("<article") == 8 * 16
+    assert len(text.encode()) < 1_000_000
+    assert "report: runs/quickstart/report.html\n" in run.stdout
+    assert "mlflow ui --backend-store-uri sqlite:///mlflow.db\n" in run.stdout
+    client, mlflow_run = tracked
+    stored = client.download_artifacts(mlflow_run.info.run_id, "report.html")
+    assert Path(stored).read_text(encoding="utf-8") == text
+    again = grpox("report", "runs/quickstart", "--output", "again.html")
+    assert (again.returncode, again.stdout) == (0, "again.html\n"), again.stderr
+
+    def but_when_it_was_made(page):
+        return re.sub(r"report made [^<]*", "", page)
+
+    assert but_when_it_was_made((folder / "again.html").read_text("utf-8")) == but_when_it_was_made(text)
 
 
 def test_every_step_is_recorded_and_on_policy(recorded):

@@ -75,6 +75,7 @@ class Session:
 
     def finish(self) -> None:
         (self.run.output_dir / "summary.json").write_text('{"steps": 2}')
+        (self.run.output_dir / "report.html").write_text("<p>2 steps")
         self.tracker.grpox_run_finished(self.run)
 
     @property
@@ -123,8 +124,23 @@ def test_a_finished_run_reads_back_value_for_value(run: RunContext, store: Path)
     for path in ("config.yaml", "completions/step_000001.parquet"):
         assert session.artifact(path).read_bytes() == (run.output_dir / path).read_bytes()
     assert json.loads(session.artifact("summary.json").read_text()) == {"steps": 2}
+    assert session.artifact("report.html").read_text() == "<p>2 steps"
     assert stored.info.artifact_uri.startswith((store.parent / "mlartifacts").as_uri())
     assert f"mlflow ui --backend-store-uri sqlite:///{store}" in session.output.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("uri", "told"),
+    [
+        ("http://me:secret@host:5000/", "http://me:***@host:5000/#/experiments/7/runs/abc"),
+        ("sqlite:////data/my runs/m.db", "mlflow ui --backend-store-uri 'sqlite:////data/my runs/m.db'"),
+        ("postgresql://me:secret@host/m", "mlflow ui --backend-store-uri 'postgresql://me:***@host/m'"),
+    ],
+)
+def test_the_end_of_a_run_tells_what_to_type_or_open(uri: str, told: str) -> None:
+    tracker = MlflowTracker(MlflowConfig())
+    tracker._uri, tracker._experiment_id, tracker._run_id = uri, "7", "abc"
+    assert tracker._place() == told
 
 
 @pytest.mark.parametrize(

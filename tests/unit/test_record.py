@@ -85,16 +85,36 @@ def test_a_line_is_on_disk_before_the_hook_returns(run: RunContext, record: Loca
     assert before <= first["time"] <= second["time"] <= time.time()
 
 
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [(ValueError("loss is NaN ✗"), "ValueError: loss is NaN ✗"), (KeyboardInterrupt(), "KeyboardInterrupt")],
+)
+def test_a_run_that_fails_leaves_its_error(
+    run: RunContext, record: LocalRecord, error: BaseException, told: str
+) -> None:
+    record.grpox_run_failed(run, error)
+    assert json.loads((run.output_dir / "failure.json").read_text(encoding="utf-8")) == {"error": told}
+
+
+def test_the_error_of_a_run_that_never_began_is_not_the_next_ones(run: RunContext, record: LocalRecord) -> None:
+    record.grpox_run_failed(run, ValueError("no such model"))
+    LocalRecord().grpox_run_started(run)
+    assert not (run.output_dir / "failure.json").exists()
+
+
 def test_a_second_run_sets_the_record_of_the_first_aside(run: RunContext, record: LocalRecord) -> None:
     record.grpox_step_finished(1, {"loss": 1.0})
     record.grpox_rollouts_scored(1, [scored(0, 0, math=1.0)])
     (run.output_dir / "summary.json").write_text("{}")
     (run.output_dir / "model").mkdir()
+    (run.output_dir / "report.html").write_text("first")
+    record.grpox_run_failed(run, ValueError("first"))
     again = LocalRecord()
     again.grpox_run_started(run)
     again.grpox_step_finished(1, {"loss": 2.0})
     (aside,) = (run.output_dir / "earlier").iterdir()
     names = {"config.yaml", "versions.json", "metrics.jsonl", "completions", "summary.json"}
+    names |= {"failure.json", "report.html"}
     assert {path.name for path in aside.iterdir()} == names
     assert json.loads((aside / "metrics.jsonl").read_text())["metrics"] == {"loss": 1.0}
     assert json.loads((run.output_dir / "metrics.jsonl").read_text())["metrics"] == {"loss": 2.0}

@@ -18,7 +18,8 @@ class MlflowConfig(BaseModel):
     run_name: str | None = None
     """Name of the run; default: one that MLflow invents."""
     log_completions: bool = True
-    """Upload the completions that the run saves (logging.save_completions_every) as artifacts."""
+    """Upload the completions that the run saves (logging.save_completions_every), and the report, which shows
+    some, as artifacts."""
     tags: dict[str, str] = Field(default_factory=dict)
     """Further tags of the run."""
 

@@ -8,6 +8,7 @@ used ends the run before it begins. Afterwards a step only queues its writes.
 from __future__ import annotations
 
 import getpass
+import shlex
 import time
 from collections.abc import Mapping
 from functools import partial
@@ -56,6 +57,7 @@ class MlflowTracker:
         self._uri = resolved_uri(self._config.tracking_uri)
         self._client, self._experiment_id = open_store(self._uri, self._config.experiment)
         self._files = CompletionFiles(run)
+        self._report = run.output_dir / "report.html"
         names = Names()
         params = [Param(names[key], shortened(value)) for key, value in _params(run)]
         with quick_requests():
@@ -92,9 +94,10 @@ class MlflowTracker:
     def grpox_run_failed(self, error: BaseException) -> None:
         if self._writer is None:
             return
-        killed = isinstance(error, KeyboardInterrupt | SystemExit)
+        killed = not isinstance(error, Exception)  # Ctrl-C, SIGTERM, SystemExit
         told = f"{type(error).__name__}: {error}"[:_TAG_LENGTH]
         self._submit(partial(self._client.set_tag, self._run_id, "grpox.error", told), check=False)
+        self._submit_report()
         self._close(self._writer, "KILLED" if killed else "FAILED")
 
     @hookimpl
@@ -103,6 +106,7 @@ class MlflowTracker:
             return
         summary = str(run.output_dir / "summary.json")
         self._submit(partial(self._client.log_artifact, self._run_id, summary), check=False)
+        self._submit_report()
         self._close(self._writer, "FINISHED")
 
     def _tags(self, run: RunContext) -> dict[str, str]:
@@ -137,6 +141,11 @@ class MlflowTracker:
         if check:
             self._raise_error(self._writer)
 
+    def _submit_report(self) -> None:
+        # The report shows completions; a run that failed early has none.
+        if self._config.log_completions and self._report.exists():
+            self._submit(partial(self._client.log_artifact, self._run_id, str(self._report)), check=False)
+
     def _raise_error(self, writer: Writer) -> None:
         error = writer.take_error()
         if error is not None:
@@ -159,13 +168,14 @@ class MlflowTracker:
             )
 
     def _place(self) -> str:
-        path = sqlite_path(self._uri)
-        if path is not None:
-            near = path.is_relative_to(Path.cwd())
-            return f"mlflow ui --backend-store-uri sqlite:///{path.relative_to(Path.cwd()) if near else path}"
-        page = f"/#/experiments/{self._experiment_id}/runs/{self._run_id}"
+        """The run's page on a server, or the command that shows the store, as a shell takes it."""
         uri = without_password(self._uri)
-        return uri.rstrip("/") + page if uri.startswith(("http://", "https://")) else uri
+        if uri.startswith(("http://", "https://")):
+            return f"{uri.rstrip('/')}/#/experiments/{self._experiment_id}/runs/{self._run_id}"
+        path = sqlite_path(self._uri)
+        if path is not None and path.is_relative_to(Path.cwd()):
+            uri = f"sqlite:///{path.relative_to(Path.cwd())}"
+        return uri if uri.startswith("databricks") else f"mlflow ui --backend-store-uri {shlex.quote(uri)}"
 
     def _tell_progress(self, waiting: int) -> None:
         self._tell(f"MLflow: {waiting} writes to go (waiting at most {CLOSE_SECONDS:.0f} s)")
