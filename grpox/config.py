@@ -25,7 +25,7 @@ class ComponentRef(BaseModel):
     In a run file either the bare name, or a mapping of `name` or `path` and the component's parameters.
     """
 
-    model_config = ConfigDict(extra="allow")
+    model_config = ConfigDict(extra="allow", use_attribute_docstrings=True)
 
     name: str | None = None
     path: str | None = None
@@ -56,6 +56,8 @@ class RewardRef(ComponentRef):
     """A reward function, its weight in the sum, and what happens when it fails."""
 
     weight: float = Field(1.0, allow_inf_nan=False)
+    """Of this function in the sum; negative for a penalty."""
+    """Factor of this function's scores in the sum."""
     on_error: Literal["fail", "abstain"] = "fail"
     """What a reward that raises, takes too long, or returns NaN, infinity or the wrong number of scores does:
     end the run, or abstain for those completions, which is counted in ``rewards/<name>/errors``."""
@@ -133,6 +135,15 @@ class SamplingConfig(Section):
     """Tokens that end a completion, besides the EOS tokens of model and tokenizer."""
     generation_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Passed to the generator's library as it is: transformers' GenerationConfig for hf."""
+
+    @model_validator(mode="after")
+    def _can_end(self) -> Self:
+        low, high = self.min_completion_length, self.max_completion_length
+        if low > high:
+            raise ValueError(f"min_completion_length {low} is more than max_completion_length {high}")
+        if "" in self.stop:
+            raise ValueError("a text in stop is empty: every completion would end at once")
+        return self
 
 
 class TrainConfig(Section):
@@ -244,23 +255,35 @@ class RunConfig(Section):
     """One training run."""
 
     model: ModelConfig
+    """The model to train."""
     data: DataConfig
+    """The prompts."""
     rewards: list[RewardRef] = Field(min_length=1)
     """Reward functions; the reward of a completion is their weighted sum."""
     generator: ComponentRef = ComponentRef(name="hf")
+    """What samples the completions."""
     advantage: ComponentRef = ComponentRef(name="group")
+    """What turns rewards into advantages; group as in GRPO (arXiv 2402.03300)."""
     loss: ComponentRef = ComponentRef(name="dapo")
+    """The policy loss; dapo (arXiv 2503.14476) weighs every token of a step alike, and is TRL's default too."""
     correction: ComponentRef = ComponentRef(name="none")
+    """Weights for what separates the generator's distribution from the trainer's."""
     train: TrainConfig = TrainConfig()
+    """Batches, optimizer, length of the run."""
     sampling: SamplingConfig = SamplingConfig()
+    """The distribution that is sampled from."""
     deepspeed: DeepSpeedConfig = DeepSpeedConfig()
+    """The engine, ZeRO-3."""
     evaluation: EvaluationConfig | None = None
+    """Held-out prompts; default: nothing is evaluated."""
     logging: LoggingConfig = LoggingConfig()
+    """Completions in the terminal and on disk."""
     hub: HubConfig | None = None
     """Push the trained model to the hub; default: it stays in output_dir."""
     tracking: dict[str, dict[str, Any]] = {"mlflow": {}}
     """Observers by name with their parameters; MLflow by default, `{}` for none."""
     plugins: PluginsConfig = PluginsConfig()
+    """Which plugins are loaded."""
     output_dir: str = "runs/default"
     """Folder for everything the run writes, relative to the working directory."""
 

@@ -163,7 +163,7 @@ def grpox_checkpoint_saved(run: RunContext, step: int, path: Path) -> None:
 
 @hookspec
 def grpox_run_failed(run: RunContext, error: BaseException) -> None:
-    """The run ends by `error` (KeyboardInterrupt included); called instead of `grpox_run_finished`."""
+    """The run ends by `error` (Ctrl-C and SIGTERM included); called instead of `grpox_run_finished`."""
 
 
 @hookspec

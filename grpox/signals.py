@@ -12,8 +12,12 @@ from types import FrameType
 _received: list[int] = []
 
 
-class Terminated(KeyboardInterrupt):
-    """SIGTERM: like Ctrl-C, observers hear of it and generators are closed."""
+class Terminated(BaseException):
+    """SIGTERM: like Ctrl-C, observers hear of it and generators are closed.
+
+    No KeyboardInterrupt, which the library of the command line ends with 130, and no SystemExit, which a
+    user's function may raise.
+    """
 
 
 def install_handlers() -> None:
@@ -35,5 +39,5 @@ def _handle(number: int, _frame: FrameType | None) -> None:
     raise _exception(number)
 
 
-def _exception(number: int) -> KeyboardInterrupt:
+def _exception(number: int) -> BaseException:
     return Terminated() if number == signal.SIGTERM else KeyboardInterrupt()

@@ -20,12 +20,14 @@ from grpox.cli import app as cli
 from grpox.cli import errors as cli_errors
 from grpox.errors import ConfigError, Problem, RunFailed
 from grpox.runfile import recipe_files
+from grpox.signals import Terminated
 
 SURFACE = {
     "": ["--help", "--version"],
     "plan": ["--generations", "--help", "--world-size", "overrides", "run"],
     "recipes copy": ["--force", "--help", "folder", "name"],
     "recipes list": ["--help"],
+    "report": ["--help", "--output", "run_dir"],
     "schema": ["--help"],
     "train": ["--help", "--traceback", "overrides", "run"],
     "validate": ["--help", "--world-size", "overrides", "run"],
@@ -86,7 +88,7 @@ def test_every_command_has_help(command: list[str]) -> None:
     assert "Usage:" in result.output
 
 
-@pytest.mark.parametrize("command", ["train", "validate", "plan", "recipes copy"])
+@pytest.mark.parametrize("command", ["train", "validate", "plan", "recipes copy", "report"])
 def test_help_teaches_by_examples(command: str) -> None:
     assert f"grpox {command} " in CliRunner().invoke(cli.app, [*command.split(), "--help"]).output
 
@@ -208,6 +210,7 @@ def test_the_deepspeed_launcher_may_pass_the_local_rank() -> None:
         ),
         (AssertionError(), 1, "error: AssertionError\n    use --traceback to see where\n"),
         (KeyboardInterrupt(), 130, ""),
+        (Terminated(), 143, ""),
         (SystemExit(3), 3, ""),
         (SystemExit(), 0, ""),
         (None, 0, ""),

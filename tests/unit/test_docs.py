@@ -97,7 +97,7 @@ def test_a_built_in_component_is_named_with_its_parameters(offer: Offer) -> None
 
 
 def test_no_table_is_about_something_that_does_not_exist() -> None:
-    assert DOCUMENTED.keys() <= {*sections(), *(offer.spec.name for offer in BUILT_IN)}
+    assert DOCUMENTED.keys() <= {"reward", *sections(), *(offer.spec.name for offer in BUILT_IN)}
 
 
 def test_every_loss_advantage_and_correction_is_explained() -> None:
@@ -106,9 +106,13 @@ def test_every_loss_advantage_and_correction_is_explained() -> None:
     assert missing == []
 
 
-def test_a_rewards_own_keys_and_the_schedules_are_named() -> None:
-    names = {*RewardRef.model_fields, *LR_SCHEDULER_TYPES}
-    assert [name for name in names if f"`{name}`" not in RUN_FILE] == []
+def test_a_rewards_own_keys_have_a_table() -> None:
+    own = defaults_of(RewardRef)
+    assert DOCUMENTED["reward"] == {key: own[key] for key in own if key not in ComponentRef.model_fields}
+
+
+def test_the_schedules_are_named() -> None:
+    assert [name for name in LR_SCHEDULER_TYPES if f"`{name}`" not in RUN_FILE] == []
 
 
 def test_every_module_is_on_the_map() -> None:
@@ -180,3 +184,14 @@ def test_the_table_of_gradients_is_what_the_losses_give() -> None:
     for ratio, *told in rows:
         given = [slope(loss, float(ratio), advantage) for loss, advantage in columns]
         assert [float(cell) for cell in told] == pytest.approx(given, abs=5e-4)
+
+
+def test_the_example_of_a_step_gives_what_the_formulas_say() -> None:
+    (code,) = re.findall(r"```python\n(.*?step_gradient\(.*?)```", ALGORITHMS, re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(code, names)
+    # Three tokens. Ratios e^0.1 and 1 with A = 1, e^0.5 with A = -1: none is clipped.
+    ratios = torch.tensor([[0.1, 0.0], [0.5, 0.0]], dtype=torch.float64).exp()
+    assert names["loss"].item() == pytest.approx((-ratios[0, 0] - 1 + ratios[1, 0]).item() / 3)
+    expected = ratios * torch.tensor([[-1.0, -1.0], [1.0, 0.0]]) / 3
+    torch.testing.assert_close(names["gradients"][0], expected.double())

@@ -112,3 +112,14 @@ def test_a_third_party_component_is_there_and_a_shared_name_needs_its_distributi
     assert "dapo" not in bare
     assert {"grpox:dapo", "grpox-steep:dapo", "grpo"} <= set(bare)
     assert "future" not in str(loss) + str(choices(schema, loss))
+
+
+def test_every_key_and_parameter_says_what_it_is(schema: dict[str, Any]) -> None:
+    tables = {"run": schema, **schema["$defs"]}
+    undescribed = [
+        f"{name}.{key}"
+        for name, table in tables.items()
+        for key, field in table.get("properties", {}).items()
+        if key not in ("name", "path") and not field.get("description")
+    ]
+    assert undescribed == []
