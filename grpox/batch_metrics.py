@@ -8,6 +8,7 @@ import torch
 
 from grpox.contracts import Rollout
 from grpox.reward_sum import ROUNDING
+from grpox.rewards import NamedReward
 
 
 def reward_metrics(
@@ -29,6 +30,18 @@ def reward_metrics(
         metrics["reward_std"] = mean(deviations)
     metrics["frac_reward_zero_std"] = mean([float(_is_flat(group)) for group in groups])
     return metrics
+
+
+def error_metrics(rewards: Sequence[NamedReward], failed: Sequence[Sequence[bool]]) -> dict[str, float]:
+    """rewards/<f>/errors: completions, among those of `failed` [N][K], for which a function failed.
+
+    Functions whose failure ends the run have no such metric.
+    """
+    return {
+        f"rewards/{reward.label}/errors": float(sum(row[place] for row in failed))
+        for place, reward in enumerate(rewards)
+        if reward.on_error == "abstain"
+    }
 
 
 def _is_flat(group: torch.Tensor) -> bool:

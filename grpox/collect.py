@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from grpox.batch_metrics import length_metrics, mean, reward_metrics
+from grpox.batch_metrics import error_metrics, length_metrics, reward_metrics
 from grpox.config import SamplingConfig
 from grpox.contracts import AdvantageScaler, Generator, Prompt, Rollout, ScoredRollout, Text, TrainerState
 from grpox.engine import Engine
@@ -24,6 +24,8 @@ from grpox.metrics import PhaseTimes
 from grpox.prompts import PromptSet
 from grpox.reward_sum import weighted_sum
 from grpox.rewards import NamedReward, score
+from grpox.rewards.log import mean_logged
+from grpox.tell_once import TellOnce
 from grpox.world import World
 
 
@@ -33,6 +35,8 @@ class ScoredRow:
 
     rollout: Rollout
     rewards: tuple[float | None, ...]
+    failed: tuple[bool, ...]
+    """Which functions abstained because they failed."""
     extra: dict[str, Any]
     """What the functions told of it through `log_extra`."""
 
@@ -48,6 +52,8 @@ class GenerationBatch:
     totals: torch.Tensor  # f32[N]: weighted sums, NaN where all abstained
     advantages: torch.Tensor  # f32[N]
     metrics: dict[str, float]
+    logged: dict[str, dict[str, float]]
+    """What reward functions told through `log_metric`: name -> label of the function -> value."""
 
     @cached_property
     def rollouts(self) -> list[Rollout]:
@@ -71,6 +77,7 @@ class Sampler:
         self.world = world
         self.seed = seed
         self.times = PhaseTimes()
+        self.warn = TellOnce()
         self.synced_version: int | None = None
 
     def sync(self) -> None:
@@ -88,7 +95,7 @@ class Sampler:
         sampling: SamplingConfig,
         stream: tuple[int, ...],
         state: TrainerState,
-    ) -> tuple[list[ScoredRow], dict[str, float]]:
+    ) -> tuple[list[ScoredRow], dict[str, dict[str, float]]]:
         """Sample and score `num_samples` completions of each prompt.
 
         Args:
@@ -96,7 +103,8 @@ class Sampler:
             stream: tells this call's random stream from every other's, together with seed and rank.
 
         Returns:
-            the rows of all ranks in row order, and the metrics that reward functions logged (their mean).
+            the rows of all ranks in row order, and the metrics that reward functions logged: name -> label of
+            the function -> mean over calls and ranks.
         """
         self.sync()
         mine = range(self.world.rank, len(indices), self.world.size)
@@ -109,13 +117,15 @@ class Sampler:
         rollouts.sort(key=lambda rollout: (rollout.group_id, rollout.sample))
         self._check(rollouts, requests)
         with self.times.phase("reward"):
-            rows, logged = self._score(prompts, indices, rollouts, state)
+            rows, logged, warnings = self._score(prompts, indices, rollouts, state)
         with self.times.phase("gather"):
             rows = self.world.gather(rows)
-            logs = self.world.gather([logged])
+            told = self.world.gather([(logged, warnings)])
         rows.sort(key=lambda row: (row.rollout.group_id, row.rollout.sample))
-        names = sorted({name for log in logs for name in log})
-        return rows, {name: mean([log[name] for log in logs if name in log]) for name in names}
+        if self.world.is_main:
+            for _, of_rank in told:
+                self.warn.all(of_rank)
+        return rows, mean_logged(log for log, _ in told)
 
     def _check(self, rollouts: Sequence[Rollout], requests: Sequence[Prompt]) -> None:
         """Refuse what would train the wrong thing: missing or doubled samples, or those of other weights."""
@@ -133,9 +143,9 @@ class Sampler:
 
     def _score(
         self, prompts: PromptSet, indices: Sequence[int], rollouts: Sequence[Rollout], state: TrainerState
-    ) -> tuple[list[ScoredRow], dict[str, float]]:
+    ) -> tuple[list[ScoredRow], dict[str, dict[str, float]], dict[str, str]]:
         if not rollouts:
-            return [], {}
+            return [], {}, {}
         dataset_rows = [indices[rollout.group_id] for rollout in rollouts]
         completions: list[Text] = [prompts.completion(rollout.completion_ids) for rollout in rollouts]
         table = score(
@@ -147,10 +157,12 @@ class Sampler:
             trainer_state=state,
         )
         rows = []
-        for place, (rollout, *values) in enumerate(zip(rollouts, *table.values, strict=True)):
+        for place, rollout in enumerate(rollouts):
+            values = tuple(of_function[place] for of_function in table.values)
+            failed = tuple(of_function[place] for of_function in table.failed)
             extra = {name: column[place] for name, column in table.extra_columns.items()}
-            rows.append(ScoredRow(rollout, tuple(values), extra))
-        return rows, table.metrics
+            rows.append(ScoredRow(rollout, values, failed, extra))
+        return rows, table.metrics, table.warnings
 
 
 class Collector:
@@ -182,11 +194,17 @@ class Collector:
         totals = weighted_sum(rewards, weights).float()
         labels = [reward.label for reward in self.sampler.rewards]
         metrics = {
-            **logged,
             **reward_metrics(labels, rewards, totals, self.num_generations),
+            **error_metrics(self.sampler.rewards, [row.failed for row in rows]),
             **length_metrics([row.rollout for row in rows]),
         }
-        return GenerationBatch(indices, rows, rewards, totals, advantages, metrics)
+        if self.sampler.world.is_main and bool(totals.isnan().all()):
+            self.sampler.warn(
+                "nothing scored",
+                f"no completion of generation batch {generation} has a reward, because every reward function "
+                f"({', '.join(labels)}) abstained for all of them: the batch teaches nothing",
+            )
+        return GenerationBatch(indices, rows, rewards, totals, advantages, metrics, logged)
 
     def scored(self, batch: GenerationBatch) -> list[ScoredRollout]:
         """The batch as observers see it, with texts."""

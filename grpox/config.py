@@ -56,8 +56,7 @@ class RewardRef(ComponentRef):
     """A reward function, its weight in the sum, and what happens when it fails."""
 
     weight: float = Field(1.0, allow_inf_nan=False)
-    """Of this function in the sum; negative for a penalty."""
-    """Factor of this function's scores in the sum."""
+    """Factor of this function's scores in the sum; negative for a penalty."""
     on_error: Literal["fail", "abstain"] = "fail"
     """What a reward that raises, takes too long, or returns NaN, infinity or the wrong number of scores does:
     end the run, or abstain for those completions, which is counted in ``rewards/<name>/errors``."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from grpox.batch_metrics import length_metrics, mean, mean_metrics
+from grpox.batch_metrics import error_metrics, length_metrics, mean
 from grpox.collect import Sampler, ScoredRow
 from grpox.config import EvaluationConfig, SamplingConfig
 from grpox.contracts import TrainerState
 from grpox.prompts import PromptSet
+from grpox.rewards.log import Logged, mean_logged, with_logged
 
 
 class Evaluator:
@@ -28,7 +29,7 @@ class Evaluator:
     def evaluate(self, state: TrainerState) -> dict[str, float]:
         """The accuracy, the mean of every reward and the completion lengths, over all ranks."""
         rows: list[ScoredRow] = []
-        logs: list[dict[str, float]] = []
+        logs: list[Logged] = []
         per_batch = self.config.batch_size * self.sampler.world.size
         for start in range(0, len(self.prompts), per_batch):
             indices = range(start, min(start + per_batch, len(self.prompts)))
@@ -36,7 +37,10 @@ class Evaluator:
             scored, logged = self.sampler.sample(self.prompts, indices, 1, self.sampling, stream, state)
             rows += scored
             logs.append(logged)
-        return {**mean_metrics(logs), **self._metrics(rows)}
+        metrics, renamed = with_logged(self._metrics(rows), mean_logged(logs))
+        if self.sampler.world.is_main:
+            self.sampler.warn.all({what: what for what in renamed})
+        return metrics
 
     def _metrics(self, rows: Sequence[ScoredRow]) -> dict[str, float]:
         metrics = {}
@@ -47,5 +51,6 @@ class Evaluator:
         return {
             "accuracy": metrics[f"rewards/{accuracy}/mean"],
             **metrics,
+            **error_metrics(self.sampler.rewards, [row.failed for row in rows]),
             **length_metrics([row.rollout for row in rows]),
         }

@@ -14,6 +14,7 @@ from grpox.contracts import RunContext, TrainerState
 from grpox.evaluation import Evaluator
 from grpox.metrics import PhaseTimes
 from grpox.observing.observers import Observers
+from grpox.rewards.log import mean_logged, with_logged
 from grpox.rollout import collate
 from grpox.sampling import MicroBatch, Schedule, StepPlan
 from grpox.signals import raise_if_signalled
@@ -124,7 +125,10 @@ class Trainer:
         if self.world.is_main:
             failures = sum(self.observers.failures.values())
             extra = {"num_tokens": self.num_tokens, "epoch": self.state(plan.step).epoch}
-            metrics = metrics | extra | {"observers/failures": failures}
+            metrics, renamed = with_logged(
+                metrics | extra | {"observers/failures": failures}, mean_logged(batch.logged for batch in new)
+            )
+            self.collector.sampler.warn.all({what: what for what in renamed})
             self.observers.step_finished(self.context, plan.step, metrics)
 
     def state(self, steps_done: int) -> TrainerState:

@@ -3,29 +3,67 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import contextvars
 import functools
 import threading
 from collections.abc import Coroutine
-from typing import TypeVar
+from concurrent.futures import Future
+from typing import Any, Generic, TypeVar
 
 Result = TypeVar("Result")
 
 
-def run_in_background_loop(work: Coroutine[None, None, Result]) -> Result:
-    """Runs `work` to its end and returns its result; also where the caller's own loop is running.
+class BackgroundCall(Generic[Result]):
+    """A coroutine at work in the background loop, from the moment this is built.
 
     The loop outlives the call, because clients that users create once (aiohttp, httpx, openai) hold
     connections that belong to the loop of their first use.
     """
-    future = asyncio.run_coroutine_threadsafe(work, _background_loop())
-    try:
-        return future.result()
-    finally:
-        future.cancel()  # no effect once done; stops the work when the caller is interrupted
+
+    def __init__(self, work: Coroutine[Any, Any, Result]) -> None:
+        self._loop = _background_loop()
+        self._ended: Future[Result] = Future()
+        self._task: asyncio.Task[Result] | None = None
+        self._loop.call_soon_threadsafe(self._start, work, contextvars.copy_context())
+
+    def result(self) -> Result:
+        """Waits for the end and returns the result; also where the caller's own loop is running.
+
+        Raises:
+            asyncio.CancelledError: `cancel` stopped it.
+        """
+        return self._ended.result()
+
+    def cancel(self) -> None:
+        """Asks the coroutine to stop; `result` returns when it has."""
+        self._loop.call_soon_threadsafe(self._cancel)
+
+    def _start(self, work: Coroutine[Any, Any, Result], context: contextvars.Context) -> None:
+        self._task = self._loop.create_task(work, context=context)
+        self._task.add_done_callback(self._finish)
+
+    def _cancel(self) -> None:
+        assert self._task is not None  # the loop keeps the order of its callbacks: `_start` ran before
+        self._task.cancel()
+
+    def _finish(self, task: asyncio.Task[Result]) -> None:
+        error = asyncio.CancelledError() if task.cancelled() else task.exception()
+        if error is None:
+            self._ended.set_result(task.result())
+        else:
+            self._ended.set_exception(error)
 
 
 @functools.cache
 def _background_loop() -> asyncio.AbstractEventLoop:
     loop = asyncio.new_event_loop()
-    threading.Thread(target=loop.run_forever, name="grpox-async-rewards", daemon=True).start()
+    threading.Thread(target=_serve, args=(loop,), name="grpox-async-rewards", daemon=True).start()
     return loop
+
+
+def _serve(loop: asyncio.AbstractEventLoop) -> None:
+    while True:
+        # asyncio lets these two out of run_forever, and tells them to whoever awaits the task as well.
+        with contextlib.suppress(SystemExit, KeyboardInterrupt):
+            loop.run_forever()

@@ -4,44 +4,60 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Set
+from dataclasses import dataclass, field
 from typing import Any, SupportsFloat
 
 
 class BadScores(Exception):
-    """What a reward function returned is not one finite number or None per completion."""
+    """What a reward function returned is not one value per completion."""
 
 
-def checked_scores(returned: Any, count: int) -> list[float | None]:
-    """`returned` as a list of `count` floats or None; numpy and torch scalars are converted.
+@dataclass(frozen=True)
+class CheckedScores:
+    """The scores of N completions, and what is wrong with those that are no scores."""
+
+    values: list[float | None]
+    """[N]; None where the function abstained or returned no score."""
+    refused: dict[int, str] = field(default_factory=dict)
+    """Index of a completion -> why its value is no score."""
+
+
+def checked_scores(returned: Any, count: int) -> CheckedScores:
+    """`returned` as `count` floats or None; numpy and torch scalars are converted.
 
     Raises:
-        BadScores: it is no such list; the message says what is wrong and at which index.
+        BadScores: it is no list of that length; the message says what it is.
     """
     # A string, mapping or set iterates too, but not in the order of the completions.
     if not isinstance(returned, Iterable) or isinstance(returned, str | bytes | Mapping | Set):
         raise BadScores(f"returned {_described(returned)}, not a list of {count} numbers")
     try:
-        scores = list(returned)
+        scores = iter(returned)
     except TypeError as error:  # an array or tensor without dimensions
         raise BadScores(f"returned {_described(returned)}, not a list of {count} numbers") from error
-    if len(scores) != count:
-        raise BadScores(f"returned {len(scores)} scores for {count} completions")
-    return [_checked_score(score, index) for index, score in enumerate(scores)]
+    listed = list(scores)
+    if len(listed) != count:
+        raise BadScores(f"returned {len(listed)} scores for {count} completions")
+    checked = CheckedScores([None] * count)
+    for index, score in enumerate(listed):
+        number = finite_number(score)
+        checked.values[index] = number
+        if number is None and score is not None:
+            hint = " (None abstains)" if isinstance(score, SupportsFloat) else ""
+            what = f"returned {_described(score)} for completion {index}; a score is a finite number or None"
+            checked.refused[index] = what + hint
+    return checked
 
 
-def _checked_score(score: Any, index: int) -> float | None:
-    if score is None:
+def finite_number(value: Any) -> float | None:
+    """`value` as a float, numpy and torch scalars included; None for whatever is no finite number."""
+    if not isinstance(value, SupportsFloat):  # so that "0.5", which float() would take, is refused
         return None
-    refusal = f"returned {_described(score)} for completion {index}; a score is a finite number or None"
-    if not isinstance(score, SupportsFloat):  # so that "0.5", which float() would take, is refused
-        raise BadScores(refusal)
     try:
-        number = float(score)
-    except (TypeError, ValueError, OverflowError, RuntimeError) as error:  # a tensor of several elements
-        raise BadScores(refusal) from error
-    if not math.isfinite(number):
-        raise BadScores(refusal + " (None abstains)" if math.isnan(number) else refusal)
-    return number
+        number = float(value)
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # a tensor of several elements
+        return None
+    return number if math.isfinite(number) else None
 
 
 def _described(value: Any) -> str:

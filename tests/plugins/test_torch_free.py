@@ -51,7 +51,14 @@ def test_names() -> None:
     assert {package: [spec.name for spec in specs] for package, specs in SPECS.items()} == {
         "grpox_losses": ["grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo"],
         "grpox_advantages": ["group", "batch", "none"],
-        "grpox_corrections": ["none", "token-truncate"],
+        "grpox_corrections": [
+            "none",
+            "token-truncate",
+            "token-mask",
+            "sequence-truncate",
+            "sequence-mask",
+            "geometric-mask",
+        ],
     }
 
 
@@ -77,6 +84,7 @@ def test_a_spec_and_every_parameter_are_documented(package: str, spec: Component
     assert undocumented == []
 
 
-def test_only_token_truncate_needs_the_generators_log_probabilities() -> None:
-    needs = {spec.name: tuple(spec.needs) for specs in SPECS.values() for spec in specs if spec.needs}
-    assert needs == {"token-truncate": ("logprobs",)}
+def test_every_correction_but_none_needs_the_generators_log_probabilities() -> None:
+    needs = {spec.name: tuple(spec.needs) for spec in SPECS["grpox_corrections"]}
+    assert needs.pop("none") == ()
+    assert set(needs.values()) == {("logprobs",)}

@@ -2,6 +2,7 @@
 
 import math
 import random
+import threading
 from types import SimpleNamespace
 
 import datasets
@@ -9,13 +10,14 @@ import pytest
 import torch
 
 from grpox.collect import Collector, Sampler
-from grpox.config import SamplingConfig
+from grpox.config import EvaluationConfig, SamplingConfig
 from grpox.contracts import Rollout, TrainerState
 from grpox.errors import RunFailed
+from grpox.evaluation import Evaluator
 from grpox.prompts import PromptSet
 from grpox.rewards import NamedReward
 from grpox.world import World
-from grpox_advantages.configs import ScaledConfig
+from grpox_advantages.configs import GroupConfig
 from grpox_advantages.scalers import Group
 
 ALONE = World(0, 1, torch.device("cpu"))
@@ -27,8 +29,8 @@ class Letters:
 
     chat_template = None
 
-    def __call__(self, text, add_special_tokens=True):
-        return {"input_ids": [ord(letter) - 96 for letter in text]}
+    def __call__(self, texts, add_special_tokens=True):
+        return {"input_ids": [[ord(letter) - 96 for letter in text] for text in texts]}
 
     def decode(self, ids, skip_special_tokens=False):
         return "".join(chr(96 + i) for i in ids)
@@ -72,7 +74,7 @@ def equals(completions, answer, **_):
 
 def collector(generator, *rewards):
     sampler = Sampler(engine(), generator, rewards, ALONE, seed=0)
-    return Collector(sampler, prompt_set(), Group(ScaledConfig(ddof=0, eps=0)), SamplingConfig(), 3)
+    return Collector(sampler, prompt_set(), Group(GroupConfig(ddof=0, eps=0)), SamplingConfig(), 3)
 
 
 def test_rows_are_in_group_order_whatever_the_order_of_completion():
@@ -143,7 +145,7 @@ def test_what_a_reward_function_logs_reaches_metrics_and_observers():
 
     made = collector(Scripted(), NamedReward("telling", telling))
     batch = made.collect(0, [0], STATE)
-    assert batch.metrics["longest"] == 3
+    assert batch.logged == {"longest": {"telling": 3}}
     assert [row.extra for row in made.scored(batch)] == [{"length": 1}, {"length": 2}, {"length": 3}]
 
 
@@ -154,3 +156,99 @@ def test_rewards_that_differ_by_rounding_only_make_a_flat_group():
     batch = collector(Scripted(), NamedReward("rounding", rounding)).collect(0, [0], STATE)
     assert batch.metrics["frac_reward_zero_std"] == 1
     assert batch.advantages.tolist() == [0, 0, 0]
+
+
+def broken_on_long(completions, **_):
+    return [math.nan if len(c) > 1 else 1.0 for c in completions]
+
+
+def test_failed_completions_are_counted_and_told_once(capsys):
+    made = collector(Scripted(), NamedReward("broken", broken_on_long, on_error="abstain"))
+    for generation in range(2):
+        batch = made.collect(generation, [0, 1], STATE)
+        assert batch.metrics["rewards/broken/errors"] == 4
+        assert batch.metrics["rewards/broken/abstained"] == pytest.approx(2 / 3)
+    told = capsys.readouterr().err
+    assert told.count("warning: reward 'broken' returned nan (float) for completion 1") == 1
+    assert told.count("warning") == 1
+
+
+def test_a_function_that_may_abstain_by_failing_logs_zero_errors_and_another_none():
+    abstaining = NamedReward("abstaining", equals, on_error="abstain")
+    metrics = collector(Scripted(), abstaining, NamedReward("failing", equals)).collect(0, [0], STATE).metrics
+    assert metrics["rewards/abstaining/errors"] == 0
+    assert "rewards/failing/errors" not in metrics
+
+
+def test_a_batch_on_which_every_function_abstains_is_told_once_by_name(capsys):
+    def silent(prompts, **_):
+        return [None if prompt == "a" else 1.0 for prompt in prompts]
+
+    made = collector(Scripted(), NamedReward("first", silent), NamedReward("second", silent))
+    made.collect(0, [1], STATE)
+    assert capsys.readouterr().err == ""
+    made.collect(1, [0], STATE)
+    made.collect(2, [0], STATE)
+    told = capsys.readouterr().err
+    assert told.count("warning: no completion of generation batch 1 has a reward") == 1
+    assert "(first, second)" in told
+    assert told.count("warning") == 1
+
+
+class ThreadedWorld:
+    """Two ranks as two threads that meet in `gather`."""
+
+    size, device = 2, torch.device("cpu")
+
+    def __init__(self, rank, given, meeting):
+        self.rank, self.given, self.meeting = rank, given, meeting
+
+    @property
+    def is_main(self):
+        return self.rank == 0
+
+    def gather(self, items):
+        self.given[self.rank] = list(items)
+        self.meeting.wait(5)
+        gathered = [item for part in self.given for item in part]
+        self.meeting.wait(5)
+        return gathered
+
+
+def test_errors_logs_and_warnings_of_all_ranks_come_together(capsys):
+    """Group 0 is scored on rank 0, group 1 on rank 1, where alone something fails."""
+
+    def breaks_on_b(prompts, log_metric, **_):
+        log_metric("loss", float(len(prompts)) + ("b" in prompts))
+        return [math.inf if prompt == "b" else 1.0 for prompt in prompts]
+
+    given, meeting, batches = [[], []], threading.Barrier(2), {}
+
+    def run(rank):
+        reward = NamedReward("breaks", breaks_on_b, on_error="abstain")
+        made = collector(Scripted(), reward)
+        made.sampler.world = ThreadedWorld(rank, given, meeting)
+        batches[rank] = made.collect(0, [0, 1], STATE)
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [batches[rank].metrics["rewards/breaks/errors"] for rank in range(2)] == [3, 3]
+    assert [batches[rank].logged for rank in range(2)] == [{"loss": {"breaks": 3.5}}] * 2
+    assert capsys.readouterr().err.count("warning: reward 'breaks' returned inf") == 1
+
+
+def test_an_evaluation_counts_errors_over_its_batches_and_keeps_its_own_names(capsys):
+    def judge(completions, prompts, log_metric, **_):
+        log_metric("accuracy", 7.0)
+        return [math.nan if prompt == "a" else 0.5 for prompt in prompts]
+
+    sampler = collector(Scripted(), NamedReward("judge", judge, on_error="abstain")).sampler
+    config = EvaluationConfig(path="heldout.jsonl", batch_size=2)
+    metrics = Evaluator(sampler, prompt_set(), config, SamplingConfig()).evaluate(STATE)
+    assert metrics["accuracy"] == metrics["rewards/judge/mean"] == 0.5
+    assert metrics["judge/accuracy"] == 7.0
+    assert metrics["rewards/judge/errors"] == 1
+    assert "reward 'judge' logs 'accuracy', a metric of the trainer's" in capsys.readouterr().err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -159,3 +160,15 @@ def test_a_terminal_gets_a_live_line_that_ends_with_the_run() -> None:
     assert "4/10" in console.export_text()
     console.print("after")  # a live display still running would draw its line again
     assert console.export_text() == "after\n"
+
+
+def test_what_reward_functions_logged_stands_beside_the_completions() -> None:
+    display, console = plain()
+    display.grpox_run_started(context())
+    rollouts = [
+        replace(scored(1.0), extra={"judge": "good\n[b]", "length": 12}),
+        replace(scored(0.0), extra={"judge": "bad"}),
+    ]
+    display.grpox_rollouts_scored(context(), 1, rollouts)
+    shown = console.export_text()
+    assert all(text in shown for text in ("judge", "length", r"good\n[b]", "12", "bad"))

@@ -145,7 +145,7 @@ def test_what_functions_log():
         return [0.0] * len(completions)
 
     table = scored(logs)
-    assert table.metrics == {"seen": 1.5}
+    assert table.metrics == {"seen": {"f0": 1.5}}
     assert table.extra_columns == {"length": [2, 4]}
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from grpox.input_path import ModelPath
 
 STRICT = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
 
@@ -84,9 +86,66 @@ class LengthConfig(BaseModel):
     model_config = STRICT
 
     target: int = Field(ge=1)
-    """Length that scores 0, the best; lengths of 0 and of twice the target and more score -1."""
+    """Length that scores 0, the best."""
     unit: Literal["tokens", "characters"] = "tokens"
     """What is counted: the completion's tokens, its ending EOS included, or the characters of its text."""
+    scale: Literal["relative", "absolute"] = "relative"
+    """Whether the distance to the target is divided by the target and at most 1, or counted in units."""
+
+
+class SoftOverlongConfig(BaseModel):
+    """The parameters of soft_overlong."""
+
+    model_config = STRICT
+
+    max_length: int = Field(ge=1)
+    """Tokens from which on a completion scores -1, its ending EOS included; 20480 in the DAPO paper."""
+    buffer: int = Field(ge=0)
+    """Tokens before max_length over which the score falls from 0 to -1; 4096 in the DAPO paper."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.buffer > self.max_length:
+            raise ValueError(f"'buffer' {self.buffer} is longer than 'max_length' {self.max_length}")
+        return self
+
+
+class FormatConfig(BaseModel):
+    """The parameters of format."""
+
+    model_config = STRICT
+
+    tags: list[str] = Field(default=["think", "answer"], min_length=1)
+    """Names of the blocks, in their order: <think>...</think> <answer>...</answer>."""
+    opened: bool = False
+    """Whether the prompt ends in the first opening tag, so that the completion begins inside the block."""
+    text_after: bool = False
+    """Whether anything may follow the last block; tags [think] with this is TRL's think_format_reward."""
+
+    @field_validator("tags")
+    @classmethod
+    def _distinct(cls, tags: list[str]) -> list[str]:
+        if len(set(tags)) < len(tags) or not all(tags):
+            raise ValueError("each tag needs a name of its own")
+        return tags
+
+
+class RewardModelConfig(BaseModel):
+    """The parameters of reward_model."""
+
+    model_config = STRICT
+
+    model: ModelPath
+    """Folder in Hugging Face format with a sequence-classification model of one output and its tokenizer, or a
+    hub id."""
+    batch_size: int = Field(8, ge=1)
+    """Completions scored together."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Precision of the weights; each rank holds a whole copy."""
+    max_length: int | None = Field(None, ge=1)
+    """Tokens that the model reads, a longer text loses its left end; default: what model and tokenizer take."""
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    """Passed to the tokenizer's chat template for conversational data."""
 
 
 class MathConfig(BaseModel):

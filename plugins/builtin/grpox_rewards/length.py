@@ -1,4 +1,4 @@
-"""How near a completion's length is to a target: ``max(-1, -|length - target| / target)``."""
+"""How near a completion's length is to a target: ``max(-1, -|length - target| / target)``, or in units."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from grpox_rewards.configs import LengthConfig
 
 
 class Length:
-    """0 at the target, falling linearly to -1 at length 0 and at twice the target, and -1 beyond."""
+    """0 at the target. Relative: -1 at 0 and from twice the target on. Absolute: ``-|length - target|``."""
 
     def __init__(self, config: LengthConfig) -> None:
         self.config = config
@@ -19,10 +19,14 @@ class Length:
     def __call__(
         self, *, completions: Sequence[Text], completion_ids: Sequence[Sequence[int]], **columns: Any
     ) -> list[float]:
-        """One score in [-1, 0] per completion."""
+        """One score per completion: in [-1, 0] if relative, else at most 0."""
         if self.config.unit == "tokens":
             lengths = [len(ids) for ids in completion_ids]
         else:
             lengths = [len(completion_text(completion)) for completion in completions]
-        target = self.config.target
-        return [max(-1.0, -abs(length - target) / target) for length in lengths]
+        return [self._score(abs(length - self.config.target)) for length in lengths]
+
+    def _score(self, distance: int) -> float:
+        if self.config.scale == "absolute":
+            return -float(distance)
+        return max(-1.0, -distance / self.config.target)

@@ -1,4 +1,4 @@
-"""Offers the built-in rewards: exact, regex, length and math."""
+"""Offers the built-in rewards: exact, regex, format, length, soft_overlong, math and reward_model."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from grpox import ComponentSpec, hookimpl
 
 @hookimpl
 def grpox_rewards() -> tuple[ComponentSpec, ...]:
-    """Four rewards that need no model; each reads the text of the completion's last message."""
+    """Seven rewards; those that read text read that of the completion's last message."""
     return (
         ComponentSpec(
             name="exact",
@@ -26,12 +26,28 @@ def grpox_rewards() -> tuple[ComponentSpec, ...]:
             source="grpox; the format reward of DeepSeek-R1, arXiv 2501.12948, is one use",
         ),
         ComponentSpec(
+            name="format",
+            target="grpox_rewards.format:Format",
+            config="grpox_rewards.configs:FormatConfig",
+            summary="1 if the completion is <think>...</think> <answer>...</answer> (or other tags), else 0",
+            formula="1[text = blocks of the tags, each once and in order]",
+            source="DeepSeek-R1, arXiv 2501.12948, section 2.2.2",
+        ),
+        ComponentSpec(
             name="length",
             target="grpox_rewards.length:Length",
             config="grpox_rewards.configs:LengthConfig",
-            summary="How near the completion's length is to a target, from -1 to 0",
-            formula="max(-1, -|length - target| / target)",
-            source="grpox",
+            summary="How near the completion's length is to a target, from -1 to 0 or in units",
+            formula="relative: max(-1, -|length - target| / target); absolute: -|length - target|",
+            source="grpox; absolute is the reward of TRL's tutorials",
+        ),
+        ComponentSpec(
+            name="soft_overlong",
+            target="grpox_rewards.soft_overlong:SoftOverlong",
+            config="grpox_rewards.configs:SoftOverlongConfig",
+            summary="A penalty for completions near or over a maximum length, from 0 to -1",
+            formula="min(0, max(-1, (max_length - buffer - length) / buffer))",
+            source="DAPO, arXiv 2503.14476, equation 13",
         ),
         ComponentSpec(
             name="math",
@@ -40,5 +56,13 @@ def grpox_rewards() -> tuple[ComponentSpec, ...]:
             summary="1 if the completion's final expression equals the answer column, judged by math-verify",
             formula="1[expression(text) = expression(answer)]",
             source="https://github.com/huggingface/Math-Verify",
+        ),
+        ComponentSpec(
+            name="reward_model",
+            target="grpox_rewards.reward_model:RewardModel",
+            config="grpox_rewards.configs:RewardModelConfig",
+            summary="The score that a sequence-classification model gives prompt and completion",
+            formula="logits[:, 0]",
+            source="transformers' AutoModelForSequenceClassification",
         ),
     )

@@ -1,0 +1,156 @@
+"""One call of a reward function, in a daemon thread of its own.
+
+Python cannot kill a thread. A daemon thread that hangs holds up neither the run, which stops waiting for it,
+nor the end of the process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import inspect
+import sys
+import threading
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from grpox.rewards.arguments import accepted
+from grpox.rewards.background_loop import BackgroundCall
+from grpox.rewards.log import CallLog
+from grpox.rewards.places import hanging_at, raised_at
+from grpox.rewards.scores import BadScores, CheckedScores, checked_scores
+from grpox.signals import Terminated
+
+CANCEL_SECONDS = 1.0
+"""How long a cancelled coroutine is waited for; one that goes on after that counts as hanging."""
+
+
+class RewardCall:
+    """A call of `function` with those of `arguments` it takes, for `count` completions.
+
+    Once it has ended, either `scores` is set, or `failure` says what went wrong, and `error` is the exception
+    where the function raised.
+    """
+
+    def __init__(self, function: Callable[..., Any], arguments: Mapping[str, Any], count: int) -> None:
+        self.function = function
+        self.log = CallLog()
+        self.scores: CheckedScores | None = None
+        self.failure = ""
+        self.error: BaseException | None = None
+        self.seconds = 0.0
+        self._arguments = {**arguments, "log_metric": self.log.metric, "log_extra": self.log.extra}
+        self._count = count
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        self._abandoned = False
+        self._awaited: BackgroundCall[_Awaited] | None = None
+        self._device = _current_device()
+        context = contextvars.copy_context()
+        self._thread = threading.Thread(target=lambda: context.run(self.run), name="grpox-reward", daemon=True)
+        self._started = time.perf_counter()
+
+    def start(self) -> None:
+        """Start the call in its thread."""
+        self._thread.start()
+
+    def wait(self, timeout: float) -> bool:
+        """Whether the call ends within `timeout` seconds of its start; one that does not is abandoned."""
+        # Not join: where an interrupt ends it, Python 3.11 holds the thread for ended.
+        if not self._ended.wait(max(0.0, self._started + timeout - time.perf_counter())):
+            self.seconds = time.perf_counter() - self._started
+            at = hanging_at(None if self._awaited else self._thread.ident, self.function)
+            self.failure = f"took longer than its timeout of {timeout:g} s{_placed(at)}"
+            self.abandon()
+            return False
+        return True
+
+    def abandon(self) -> None:
+        """Stop what can be stopped: a coroutine is cancelled, a thread stays until its function returns."""
+        with self._lock:
+            self._abandoned = True
+        if self._awaited is not None and self.running:
+            self._awaited.cancel()
+            self._ended.wait(CANCEL_SECONDS)
+
+    @property
+    def running(self) -> bool:
+        """Whether the function has not returned yet."""
+        return not self._ended.is_set()
+
+    def run(self) -> None:
+        """Call the function in the current thread, wait for it and check what it returned."""
+        try:
+            _use_device(self._device)
+            returned = self.function(**accepted(self.function, self._arguments))
+            if inspect.isawaitable(returned):
+                returned = self._await(returned)
+            scores = checked_scores(returned, self._count)
+            self.log.check(self._count)
+            if not self._abandoned:
+                self.scores = scores
+        except BadScores as error:
+            self._fail(str(error), None)
+        except BaseException as error:  # SystemExit too, which in a thread ends nothing
+            signalled = isinstance(error, KeyboardInterrupt | Terminated)
+            if signalled and threading.current_thread() is not self._thread:
+                raise  # the user's Ctrl-C or a SIGTERM, where the function runs in the main thread
+            told = f"{type(error).__name__}: {error}".removesuffix(": ")
+            self._fail(f"raised {told}{_placed(raised_at(error, self.function))}", error)
+        finally:
+            self.seconds = self.seconds or time.perf_counter() - self._started
+            self._ended.set()
+
+    def needs_main_thread(self) -> bool:
+        """Whether a plain function failed because it set a signal handler, as math-verify's time limit does."""
+        error = self.error if self._awaited is None else None
+        while error is not None and "signal only works in main thread" not in str(error):
+            error = error.__cause__
+        return error is not None
+
+    def _await(self, returned: Awaitable[Any]) -> Any:
+        try:
+            with self._lock:
+                if self._abandoned:
+                    raise asyncio.CancelledError
+                self._awaited = BackgroundCall(_awaited(returned, self._device))
+            value, error = self._awaited.result()
+        except asyncio.CancelledError:
+            if inspect.iscoroutine(returned):  # it never began: else the cancellation was raised in it
+                returned.close()
+            raise
+        if error is not None:
+            raise error
+        return value
+
+    def _fail(self, failure: str, error: BaseException | None) -> None:
+        if not self._abandoned:  # else it failed by its timeout, whatever it does later
+            self.failure, self.error = failure, error
+
+
+_Awaited = tuple[Any, BaseException | None]
+
+
+async def _awaited(returned: Awaitable[Any], device: int | None) -> _Awaited:
+    """The value or the exception; asyncio would let SystemExit out of the loop."""
+    _use_device(device)
+    try:
+        return await returned, None
+    except (Exception, SystemExit, KeyboardInterrupt, asyncio.CancelledError) as error:  # noqa: BLE001 - told
+        return None, error
+
+
+def _placed(at: str) -> str:
+    return f" ({at})" if at else ""
+
+
+def _current_device() -> int | None:
+    torch = sys.modules.get("torch")  # where nobody has imported it, nobody has chosen a device
+    return torch.cuda.current_device() if torch is not None and torch.cuda.is_available() else None
+
+
+def _use_device(index: int | None) -> None:
+    """CUDA's current device belongs to a thread: a new one would begin with that of rank 0."""
+    if index is not None:
+        sys.modules["torch"].cuda.set_device(index)

@@ -1,0 +1,151 @@
+"""The score a sequence-classification model gives prompt and completion: ``logits[:, 0]``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from grpox.contracts import Text
+from grpox.errors import ConfigError, Problem
+from grpox_rewards.configs import RewardModelConfig
+
+
+class RewardModel:
+    """Reads prompt and completion through the model's own tokenizer, in batches of similar lengths.
+
+    Conversational data goes through the tokenizer's chat template, which writes its own special tokens; plain
+    text is prompt and completion joined, with the special tokens that the tokenizer adds.
+
+    Raises:
+        ConfigError: the folder holds no such model, one with several outputs or without trained head, or no
+            tokenizer.
+    """
+
+    def __init__(self, config: RewardModelConfig, model: PreTrainedModel | None = None) -> None:
+        """
+        Args:
+            model: in place of the weights under `config.model`, where its tokenizer is still read.
+        """
+        self.config = config
+        self._tokenizer: PreTrainedTokenizerBase = _loaded(config, "tokenizer", AutoTokenizer.from_pretrained)
+        self._tokenizer.truncation_side = "left"  # the end of the completion is what the score is read from
+        self._device = _current_device()
+        self._model = (_model(config) if model is None else model).to(self._device).eval()
+        self._max_length = config.max_length or _positions(self._model, self._tokenizer)
+
+    def __call__(
+        self,
+        *,
+        prompts: Sequence[Text],
+        completions: Sequence[Text],
+        log_metric: Callable[[str, float], None] | None = None,
+        **columns: Any,
+    ) -> list[float]:
+        """One score per completion.
+
+        Raises:
+            ValueError: the data is conversational and the tokenizer has no chat template.
+        """
+        pairs = zip(prompts, completions, strict=True)
+        sequences, cut = zip(*(self._token_ids(*pair) for pair in pairs), strict=True)
+        if log_metric is not None:
+            log_metric("reward_model/cut", sum(cut) / len(cut))
+        order = sorted(range(len(sequences)), key=lambda place: len(sequences[place]))
+        scores = [0.0] * len(sequences)
+        for start in range(0, len(order), self.config.batch_size):
+            places = order[start : start + self.config.batch_size]
+            for place, score in zip(places, self._scores([sequences[p] for p in places]), strict=True):
+                scores[place] = score
+        return scores
+
+    def _token_ids(self, prompt: Text, completion: Text) -> tuple[list[int], bool]:
+        """The tokens the model reads, and whether their left end was cut."""
+        if isinstance(prompt, str) and isinstance(completion, str):
+            text, template = prompt + completion, False
+        else:
+            text, template = self._rendered([*prompt, *completion]), True
+        ids: list[int] = self._tokenizer(text, add_special_tokens=not template, verbose=False)["input_ids"]
+        if self._max_length is None or len(ids) <= self._max_length:
+            return ids, False
+        # Again by the tokenizer, which keeps the special tokens that it adds at the ends.
+        limit = {"truncation": True, "max_length": self._max_length}
+        return list(self._tokenizer(text, add_special_tokens=not template, **limit)["input_ids"]), True
+
+    def _rendered(self, messages: Sequence[Any]) -> str:
+        if not self._tokenizer.chat_template:
+            raise ValueError(f"the tokenizer of {self.config.model} has no chat template, which messages need")
+        kwargs = self.config.chat_template_kwargs
+        return str(self._tokenizer.apply_chat_template(messages, tokenize=False, **kwargs))
+
+    @torch.inference_mode()
+    def _scores(self, sequences: Sequence[Sequence[int]]) -> list[float]:
+        """One score per sequence of a batch, padded on the right: the model finds the last token by that."""
+        text_config = self._model.config.get_text_config()
+        declared = text_config.pad_token_id
+        used = {token for ids in sequences for token in ids}
+        # Where a checkpoint declares none, any token will do that none of the texts holds.
+        pad = (
+            declared
+            if declared is not None
+            else next(t for t in range(text_config.vocab_size) if t not in used)
+        )
+        width = max(map(len, sequences))
+        ids = torch.tensor([[*tokens, *[pad] * (width - len(tokens))] for tokens in sequences])
+        mask = torch.tensor([[1] * len(tokens) + [0] * (width - len(tokens)) for tokens in sequences])
+        text_config.pad_token_id = pad
+        try:
+            output = self._model(input_ids=ids.to(self._device), attention_mask=mask.to(self._device))
+        finally:
+            text_config.pad_token_id = declared
+        scores: list[float] = output.logits[:, 0].float().tolist()
+        return scores
+
+
+def _current_device() -> torch.device:
+    """That of the run on this rank, which joining the world has chosen."""
+    cuda = torch.cuda.is_available()
+    return torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu")
+
+
+def _model(config: RewardModelConfig) -> PreTrainedModel:
+    settings = _loaded(config, "config", AutoConfig.from_pretrained)
+    if settings.num_labels != 1:
+        what = f"a reward model has one output, this one has {settings.num_labels}"
+        raise ConfigError(Problem(what, given=config.model, allowed="a model with num_labels 1 in its config"))
+    load = AutoModelForSequenceClassification.from_pretrained
+    dtype = getattr(torch, config.dtype)
+    model, report = _loaded(config, "model", load, dtype=dtype, output_loading_info=True)
+    if report["missing_keys"]:
+        missing = ", ".join(sorted(report["missing_keys"]))
+        what = f"not a trained sequence-classification model: its weights lack {missing}"
+        raise ConfigError(Problem(what, given=config.model))
+    loaded: PreTrainedModel = model
+    return loaded
+
+
+def _loaded(config: RewardModelConfig, what: str, load: Callable[..., Any], **arguments: Any) -> Any:
+    try:
+        return load(config.model, **arguments)
+    except Exception as error:
+        reason = (str(error).strip().splitlines() or ["no reason given"])[0]
+        told = f"its {what} cannot be loaded: {type(error).__name__}: {reason}"
+        raise ConfigError(Problem(told, given=config.model)) from error
+
+
+def _positions(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """Tokens that model and tokenizer take at most, where either says so."""
+    told = (
+        getattr(model.config.get_text_config(), "max_position_embeddings", None),
+        tokenizer.model_max_length,
+    )
+    # A tokenizer that knows no limit says 10^30.
+    return min((limit for limit in told if limit is not None and limit < 10**9), default=None)

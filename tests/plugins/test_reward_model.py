@@ -1,0 +1,160 @@
+"""reward_model against transformers' own forward of one text at a time, on tiny models made here."""
+
+import threading
+
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    LlamaConfig,
+    LlamaForCausalLM,
+    LlamaForSequenceClassification,
+    PreTrainedTokenizerFast,
+)
+
+from grpox.errors import ConfigError
+from grpox_rewards.configs import RewardModelConfig
+from grpox_rewards.reward_model import RewardModel
+
+LETTERS = "abcdefgh<>/"
+VOCABULARY = {name: i for i, name in enumerate(["<pad>", "<eos>", "<bos>", "<unk>", *LETTERS])}
+SIZES = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+TEMPLATE = "{% for m in messages %}{{ '<' + m['content'] + '>' }}{% endfor %}{{ suffix | default('') }}"
+
+
+def tokenizer(template=None, pad=None):
+    core = Tokenizer(models.WordLevel(VOCABULARY, unk_token="<unk>"))
+    core.pre_tokenizer = pre_tokenizers.Split("", behavior="isolated")
+    core.post_processor = processors.TemplateProcessing(
+        single="<bos> $A", special_tokens=[("<bos>", VOCABULARY["<bos>"])]
+    )
+    made = PreTrainedTokenizerFast(
+        tokenizer_object=core, bos_token="<bos>", eos_token="<eos>", unk_token="<unk>", pad_token=pad
+    )
+    made.chat_template = template
+    return made
+
+
+def llama(**changes):
+    torch.manual_seed(0)
+    settings = {"vocab_size": 64, "num_key_value_heads": 2, "max_position_embeddings": 32, "num_labels": 1}
+    return LlamaForSequenceClassification(LlamaConfig(**SIZES, **settings | changes)).eval()
+
+
+@pytest.fixture
+def saved(tmp_path):
+    def save(model, **kinds):
+        model.save_pretrained(tmp_path / "judge")
+        tokenizer(**kinds).save_pretrained(tmp_path / "judge")
+        return str(tmp_path / "judge")
+
+    return save
+
+
+def alone(model, *texts, special=True):
+    """What the model says of each text by itself."""
+    bos = [VOCABULARY["<bos>"]] if special else []
+    with torch.no_grad():
+        rows = [torch.tensor([[*bos, *(VOCABULARY[letter] for letter in text)]]) for text in texts]
+        return [model(input_ids=row).logits[0, 0].item() for row in rows]
+
+
+PROMPTS, COMPLETIONS = ["ab", "c", "abcdef", "h"], ["c", "defgh", "a", "bb"]
+TEXTS = [p + c for p, c in zip(PROMPTS, COMPLETIONS, strict=True)]
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 3, 8])
+def test_a_batch_scores_each_text_as_the_model_does_alone(saved, batch_size):
+    """The checkpoint declares no padding token, as Llama's do not."""
+    model = llama()
+    reward = RewardModel(RewardModelConfig(model=saved(model), batch_size=batch_size))
+    scores = reward(prompts=PROMPTS, completions=COMPLETIONS)
+    assert scores == pytest.approx(alone(model, *TEXTS), abs=1e-6)
+    assert len({round(score, 4) for score in scores}) == 4
+    assert reward._model.config.pad_token_id is None
+
+
+def test_a_declared_padding_token_is_used(saved):
+    model = llama(pad_token_id=VOCABULARY["<pad>"])
+    reward = RewardModel(RewardModelConfig(model=saved(model, pad="<pad>")))
+    scores = reward(prompts=PROMPTS, completions=COMPLETIONS)
+    assert scores == pytest.approx(alone(model, *TEXTS), abs=1e-6)
+
+
+def test_an_encoder_reads_padded_batches_as_it_reads_texts_alone(saved):
+    torch.manual_seed(0)
+    model = BertForSequenceClassification(BertConfig(**SIZES, vocab_size=64, num_labels=1)).eval()
+    reward = RewardModel(RewardModelConfig(model=saved(model, pad="<pad>")))
+    scores = reward(prompts=PROMPTS, completions=COMPLETIONS)
+    assert scores == pytest.approx(alone(model, *TEXTS), abs=1e-6)
+
+
+def test_messages_go_through_the_models_own_chat_template_without_further_special_tokens(saved):
+    model = llama()
+    folder = saved(model, template=TEMPLATE)
+    arguments = {
+        "prompts": [[{"role": "user", "content": "ab"}]],
+        "completions": [[{"role": "assistant", "content": "cd"}]],
+    }
+    plain = RewardModel(RewardModelConfig(model=folder))
+    assert plain(**arguments) == pytest.approx(alone(model, "<ab><cd>", special=False), abs=1e-6)
+    suffixed = RewardModel(RewardModelConfig(model=folder, chat_template_kwargs={"suffix": "/"}))
+    assert suffixed(**arguments) == pytest.approx(alone(model, "<ab><cd>/", special=False), abs=1e-6)
+
+
+def test_messages_without_a_chat_template_are_refused(saved):
+    reward = RewardModel(RewardModelConfig(model=saved(llama())))
+    with pytest.raises(ValueError, match="has no chat template"):
+        reward(prompts=[[{"role": "user", "content": "a"}]], completions=[[]])
+
+
+def test_a_long_text_loses_its_left_end_but_not_its_special_token_and_is_counted(saved):
+    model, logged = llama(), {}
+    reward = RewardModel(RewardModelConfig(model=saved(model), max_length=4))
+    scores = reward(prompts=["abcd", "a"], completions=["ef", "b"], log_metric=logged.__setitem__)
+    assert scores == pytest.approx(alone(model, "def", "ab"), abs=1e-6)
+    assert logged == {"reward_model/cut": 0.5}
+
+
+def test_the_models_positions_are_the_default_limit(saved):
+    model, logged = llama(max_position_embeddings=8), {}
+    reward = RewardModel(RewardModelConfig(model=saved(model)))
+    scores = reward(prompts=["a" * 20], completions=["bcdefgh"], log_metric=logged.__setitem__)
+    assert scores == pytest.approx(alone(model, "bcdefgh"), abs=1e-6)
+    assert logged == {"reward_model/cut": 1.0}
+
+
+def test_scores_are_the_same_in_a_thread_and_carry_no_dropout(saved):
+    model = llama(attention_dropout=0.5)
+    reward = RewardModel(RewardModelConfig(model=saved(model)))
+    found = []
+    arguments = {"prompts": PROMPTS, "completions": COMPLETIONS}
+    thread = threading.Thread(target=lambda: found.append(reward(**arguments)))
+    thread.start()
+    thread.join()
+    assert found == [reward(**arguments)]
+
+
+def test_a_model_with_several_outputs_is_refused(saved):
+    with pytest.raises(ConfigError, match="a reward model has one output, this one has 2"):
+        RewardModel(RewardModelConfig(model=saved(llama(num_labels=2))))
+
+
+def test_a_model_whose_head_would_be_random_is_refused(saved):
+    causal = LlamaForCausalLM(LlamaConfig(**SIZES, vocab_size=64, num_labels=1))
+    with pytest.raises(ConfigError, match=r"its weights lack score\.weight"):
+        RewardModel(RewardModelConfig(model=saved(causal)))
+
+
+def test_a_folder_without_a_tokenizer_is_told(tmp_path):
+    llama().save_pretrained(tmp_path / "judge")
+    with pytest.raises(ConfigError, match="its tokenizer cannot be loaded"):
+        RewardModel(RewardModelConfig(model=str(tmp_path / "judge")))
+
+
+def test_bfloat16_is_the_dtype_of_the_weights(saved):
+    reward = RewardModel(RewardModelConfig(model=saved(llama()), dtype="bfloat16"))
+    assert reward._model.dtype == torch.bfloat16
+    assert isinstance(reward(prompts=["a"], completions=["b"])[0], float)

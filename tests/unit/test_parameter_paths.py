@@ -1,0 +1,105 @@
+"""A component's parameters that are input paths follow the run file, and are checked while it is read."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from grpox.errors import ConfigError
+from grpox.run import _rewards
+from grpox.runfile.load import ResolvedRun, load_run
+
+PLUGIN = """
+from pydantic import BaseModel
+from grpox.input_path import InputPath, ModelPath
+
+
+class Words:
+    class Config(BaseModel):
+        words: InputPath
+        judge: ModelPath | None = None
+        fallback: InputPath = "/of/its/own"
+
+    def __init__(self, config):
+        self.config = config
+
+    def __call__(self, completions, **columns):
+        return [0.0] * len(completions)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run's folder with inputs, and another to work in."""
+    run = tmp_path / "run"
+    for model in ("policy", "judge"):
+        (run / model).mkdir(parents=True)
+        (run / model / "config.json").write_text("{}")
+    (run / "train.jsonl").write_text('{"prompt": "a"}\n' * 8)
+    (run / "words.txt").write_text("word\n")
+    (run / "reward.py").write_text(PLUGIN)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    return run
+
+
+def read(folder: Path, reward: str, *overrides: str) -> ResolvedRun:
+    run_file = folder / "run.yaml"
+    run_file.write_text(
+        "model: {path: policy}\ndata: {path: train.jsonl}\ntracking: {}\nrewards:\n"
+        f"  - {reward}\n"
+        "train: {max_steps: 1, num_generations: 2, per_device_train_batch_size: 2}\n"
+    )
+    return load_run(run_file, overrides, world_size=1)
+
+
+def test_a_relative_path_starts_from_the_run_file_in_the_component_and_in_the_record(folder: Path) -> None:
+    run = read(folder, "{path: 'reward.py:Words', words: words.txt, judge: judge}")
+    config = run.build("rewards[0]").config
+    assert (config.words, config.judge) == (str(folder / "words.txt"), str(folder / "judge"))
+    assert config.fallback == "/of/its/own"
+    assert run.config.rewards[0].params == {"words": config.words, "judge": config.judge}
+
+
+def test_a_path_on_the_command_line_starts_from_the_working_directory(folder: Path) -> None:
+    Path("mine.txt").write_text("word\n")
+    run = read(folder, "{path: 'reward.py:Words', words: words.txt}", "rewards[0].words=mine.txt")
+    assert run.build("rewards[0]").config.words == os.path.abspath("mine.txt")
+
+
+def test_what_is_not_there_is_told_with_line_and_nearest_name(folder: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read(folder, "{path: 'reward.py:Words', words: wrods.txt, judge: juge}")
+    words, judge = caught.value.problems
+    assert (words.key, words.where) == ("rewards[0].words", f"{folder}/run.yaml:5")
+    assert (words.what, words.nearest) == ("no such file or folder", str(folder / "words.txt"))
+    assert (judge.key, judge.what, judge.nearest) == (
+        "rewards[0].judge",
+        "no such folder",
+        str(folder / "judge"),
+    )
+
+
+def test_the_built_in_reward_model_is_checked_in_the_same_way(folder: Path) -> None:
+    assert read(folder, "{name: reward_model, model: judge}").config.rewards[0].params == {
+        "model": str(folder / "judge")
+    }
+    (folder / "judge" / "config.json").unlink()
+    with pytest.raises(ConfigError, match=r"rewards\[0\]\.model: no config.json in this folder"):
+        read(folder, "{name: reward_model, model: judge}")
+
+
+def test_a_hub_id_stays_as_it_is(folder: Path) -> None:
+    run = read(folder, "{name: reward_model, model: someone/judge}")
+    assert run.config.rewards[0].params == {"model": "someone/judge"}
+
+
+def test_what_a_run_file_says_of_failures_reaches_the_function(folder: Path) -> None:
+    reward = "{path: 'reward.py:Words', words: words.txt, weight: 2, on_error: abstain, timeout: 3}"
+    (named,) = _rewards(read(folder, reward), SimpleNamespace(column_names=[]))
+    assert (named.label, named.weight, named.on_error, named.timeout) == ("Words", 2.0, "abstain", 3.0)
+    with pytest.raises(ConfigError, match=r"rewards\[0\]\.timeout"):
+        read(folder, "{name: exact, timeout: 0}")

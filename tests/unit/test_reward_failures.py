@@ -1,0 +1,217 @@
+"""A reward that raises, hangs or returns no scores ends the run or abstains, as its policy has it."""
+
+import asyncio
+import math
+import re
+import sys
+import threading
+import time
+
+import pytest
+
+from grpox.errors import RunFailed
+from grpox.rewards import NamedReward, score
+from grpox.rewards.places import defined_at
+
+LIMIT = 0.2
+
+
+def scored(*rewards, count=2):
+    texts = [str(place) for place in range(count)]
+    return score(rewards, ["p"] * count, texts, [[1]] * count, {})
+
+
+def abstaining(function, timeout=5.0, label="judge"):
+    return NamedReward(label, function, on_error="abstain", timeout=timeout)
+
+
+def ones(completions, **_):
+    return [1.0] * len(completions)
+
+
+def line_of(function, offset):
+    return f"test_reward_failures.py:{function.__code__.co_firstlineno + offset}"
+
+
+def leaves(**_):
+    sys.exit(0)
+
+
+async def leaves_later(**_):
+    await asyncio.sleep(0)
+    sys.exit(0)
+
+
+async def leaves_in_a_task(**_):
+    async def inner():
+        sys.exit(3)
+
+    await asyncio.create_task(inner())
+
+
+async def cancels_itself(**_):
+    asyncio.current_task().cancel()
+    await asyncio.sleep(0)
+
+
+async def waits_too_long_for_a_part(**_):
+    async with asyncio.timeout(0.01):
+        await asyncio.sleep(5)
+
+
+@pytest.mark.parametrize(
+    ("function", "told"),
+    [
+        (leaves, "raised SystemExit: 0"),
+        (leaves_later, "raised SystemExit: 0"),
+        (leaves_in_a_task, "raised SystemExit: 3"),
+        (cancels_itself, "raised CancelledError"),
+        (waits_too_long_for_a_part, "raised TimeoutError"),
+    ],
+)
+def test_whatever_a_function_raises_ends_the_run_or_abstains(function, told):
+    with pytest.raises(RunFailed, match=f"reward 'judge' {told}") as caught:
+        scored(NamedReward("judge", function))
+    assert re.search(r"\(test_reward_failures\.py:\d+\)", str(caught.value))
+    table = scored(abstaining(function), NamedReward("ones", ones))
+    assert table.values == [[None, None], [1.0, 1.0]]
+    assert table.failed == [[True, True], [False, False]]
+
+
+def test_the_line_that_is_told_is_that_of_the_users_function():
+    with pytest.raises(RunFailed, match=re.escape(line_of(leaves, 1))):
+        scored(NamedReward("judge", leaves))
+    with pytest.raises(RunFailed, match=re.escape(line_of(leaves_later, 2))):
+        scored(NamedReward("judge", leaves_later))
+
+
+def test_a_call_that_python_refuses_is_placed_where_the_function_begins():
+    def positional(completions, /):
+        return [0.0]
+
+    assert defined_at(positional) == line_of(positional, 0)
+    with pytest.raises(RunFailed, match=re.escape(f"({line_of(positional, 0)})")):
+        scored(NamedReward("judge", positional))
+
+
+@pytest.mark.parametrize(("value", "told"), [(math.nan, "nan"), (math.inf, "inf"), ("1", "'1'"), ([1], "[1]")])
+def test_a_value_that_is_no_score_concerns_its_completion_only(value, told):
+    def mixed(**_):
+        return [0.5, value, None]
+
+    with pytest.raises(RunFailed, match=re.escape(f"returned {told}")):
+        scored(NamedReward("judge", mixed), count=3)
+    table = scored(abstaining(mixed), count=3)
+    assert table.values == [[0.5, None, None]]
+    assert table.failed == [[False, True, False]]
+
+
+@pytest.mark.parametrize("returned", [[1.0], [1.0] * 3, 0.5, None, {0: 1.0, 1: 1.0}])
+def test_what_is_no_list_of_n_scores_concerns_the_whole_call(returned):
+    table = scored(abstaining(lambda **_: returned))
+    assert table.values == [[None, None]]
+    assert table.failed == [[True, True]]
+    assert "returned" in table.warnings["failure of judge"]
+
+
+def test_every_failing_function_is_told_in_order_and_the_first_exception_is_kept():
+    def late(**_):
+        time.sleep(0.1)
+        return [1.0]
+
+    def early(**_):
+        raise OSError("down")
+
+    with pytest.raises(RunFailed) as caught:
+        scored(NamedReward("late", late), NamedReward("early", early))
+    first, second = str(caught.value).splitlines()
+    assert first == "reward 'late' returned 1 scores for 2 completions"
+    assert second.startswith("reward 'early' raised OSError: down")
+    assert isinstance(caught.value.__cause__, OSError)
+
+
+class Hanging:
+    """Waits until it is let go, and counts its calls."""
+
+    def __init__(self):
+        self.gate, self.calls = threading.Event(), 0
+
+    def __call__(self, completions, **_):
+        self.calls += 1
+        self.gate.wait(10)
+        return [1.0] * len(completions)
+
+
+def test_a_function_that_hangs_is_given_up_after_its_timeout_and_not_called_again_while_it_hangs():
+    hanging = Hanging()
+    reward = abstaining(hanging, LIMIT)
+    begun = time.monotonic()
+    table = scored(reward, NamedReward("ones", ones))
+    assert LIMIT <= time.monotonic() - begun < 1.5
+    assert table.values == [[None, None], [1.0, 1.0]]
+    assert (
+        "took longer than its timeout of 0.2 s (test_reward_failures.py:" in table.warnings["failure of judge"]
+    )
+
+    begun = time.monotonic()
+    again = scored(reward)
+    assert time.monotonic() - begun < LIMIT
+    assert again.failed == [[True, True]]
+    assert hanging.calls == 1
+
+    hanging.gate.set()
+    reward.hanging._ended.wait(5)
+    assert scored(reward).values == [[1.0, 1.0]]
+    assert hanging.calls == 2
+
+
+def test_a_function_that_hangs_ends_the_run_by_name():
+    hanging = Hanging()
+    with pytest.raises(RunFailed, match=r"reward 'slow' took longer than its timeout of 0\.2 s"):
+        scored(NamedReward("slow", hanging, timeout=LIMIT))
+    hanging.gate.set()
+
+
+def test_an_async_function_that_takes_too_long_is_cancelled():
+    cancelled = threading.Event()
+
+    async def slow(**_):
+        try:
+            await asyncio.sleep(10)
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
+
+    reward = abstaining(slow, LIMIT)
+    assert scored(reward).failed == [[True, True]]
+    assert cancelled.is_set()
+    assert not reward.hanging.running
+    assert "timeout of 0.2 s" in scored(reward).warnings["failure of judge"]  # called again
+
+
+def test_a_late_result_and_what_it_logs_change_nothing():
+    gate, done = threading.Event(), threading.Event()
+
+    def late(completions, log_metric, **_):
+        gate.wait(5)
+        log_metric("late", 1.0)
+        done.set()
+        return [1.0] * len(completions)
+
+    table = scored(abstaining(late, LIMIT))
+    gate.set()
+    assert done.wait(5)
+    assert table.values == [[None, None]]
+    assert table.metrics == {}
+
+
+def test_a_failing_function_is_told_with_what_follows_from_it():
+    def broken(**_):
+        raise OSError("down")
+
+    (warning,) = scored(abstaining(broken)).warnings.values()
+    first, second = warning.splitlines()
+    assert first == f"reward 'judge' raised OSError: down ({line_of(broken, 1)})"
+    assert second.endswith(
+        "it abstains for those completions; further failures are only counted (rewards/judge/errors)"
+    )
