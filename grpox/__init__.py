@@ -4,20 +4,28 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from grpox.hookspecs import ComponentSpec, hookimpl
-
 if TYPE_CHECKING:
     from grpox.config import RunConfig
+    from grpox.hookspecs import ComponentSpec, hookimpl
     from grpox.run import train
 
 __version__ = "0.1.0"
 __all__ = ["ComponentSpec", "RunConfig", "hookimpl", "train"]
 
-_LAZY = {"RunConfig": "grpox.config", "train": "grpox.run"}
+_LAZY = {
+    "ComponentSpec": "grpox.hookspecs",
+    "RunConfig": "grpox.config",
+    "hookimpl": "grpox.hookspecs",
+    "train": "grpox.run",
+}
 
 
 def __getattr__(name: str) -> Any:
-    """Import what is heavy on first use: plugins import grpox, and listing them must stay fast."""
+    """Import a name on its first use.
+
+    Plugins import grpox, and listing them must stay fast; and until the command line's own code runs, Ctrl-C
+    is a traceback.
+    """
     if name not in _LAZY:
         raise AttributeError(f"module 'grpox' has no attribute {name!r}")
     import importlib

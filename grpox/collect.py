@@ -17,7 +17,7 @@ import torch
 
 from grpox.batch_metrics import error_metrics, length_metrics, reward_metrics
 from grpox.config import SamplingConfig
-from grpox.contracts import AdvantageScaler, Generator, Prompt, Rollout, ScoredRollout, Text, TrainerState
+from grpox.contracts import AdvantageScaler, Generator, Prompt, Rollout, ScoredRollout, TrainerState
 from grpox.engine import Engine
 from grpox.errors import RunFailed
 from grpox.metrics import PhaseTimes
@@ -146,14 +146,14 @@ class Sampler:
     ) -> tuple[list[ScoredRow], dict[str, dict[str, float]], dict[str, str]]:
         if not rollouts:
             return [], {}, {}
-        dataset_rows = [indices[rollout.group_id] for rollout in rollouts]
-        completions: list[Text] = [prompts.completion(rollout.completion_ids) for rollout in rollouts]
+        prompt_of_each, columns = prompts.rows([indices[rollout.group_id] for rollout in rollouts])
+        completion_ids = [list(rollout.completion_ids) for rollout in rollouts]
         table = score(
             self.rewards,
-            prompts=[prompts.prompt(index) for index in dataset_rows],
-            completions=completions,
-            completion_ids=[list(rollout.completion_ids) for rollout in rollouts],
-            columns=prompts.columns(dataset_rows),
+            prompts=prompt_of_each,
+            completions=prompts.completions(completion_ids),
+            completion_ids=completion_ids,
+            columns=columns,
             trainer_state=state,
         )
         rows = []
@@ -210,19 +210,19 @@ class Collector:
         """The batch as observers see it, with texts."""
         labels = [reward.label for reward in self.sampler.rewards]
         texts = [self.prompts.text(index) for index in batch.indices]
-        decode = self.prompts.completion_text
-        numbers = zip(batch.rows, batch.totals.tolist(), batch.advantages.tolist(), strict=True)
+        completions = self.prompts.completion_texts([row.rollout.completion_ids for row in batch.rows])
+        numbers = zip(batch.rows, completions, batch.totals.tolist(), batch.advantages.tolist(), strict=True)
         return [
             ScoredRollout(
                 rollout=row.rollout,
                 prompt=texts[row.rollout.group_id],
-                completion=decode(row.rollout.completion_ids),
+                completion=completion,
                 rewards=dict(zip(labels, row.rewards, strict=True)),
                 reward=total,
                 advantage=advantage,
                 extra=row.extra,
             )
-            for row, total, advantage in numbers
+            for row, completion, total, advantage in numbers
         ]
 
 

@@ -90,7 +90,7 @@ class Correction(Protocol):
     """Importance weights that correct for sampling from another distribution than pi_old.
 
     Optional, and read by the metrics alone (`grpox.mismatch`): a method ``raw(old, sampler, mask)`` -> [B, T]:
-    R before any cap or mask (it may be infinite), where that is not exp(log pi_old - log mu) of single tokens; and
+    R before any cap or mask, perhaps infinite, where that is not exp(log pi_old - log mu) of single tokens; and
     ``weighs_by_raw: bool = True``, False where kept tokens weigh something else than raw or a cap.
     """
 
@@ -200,14 +200,22 @@ class GeneratorContext:
     rank: int
     world_size: int
     seed: int
+    policy: PreTrainedModel
+    """The module under training. Its parameters are this rank's shards: each forward gathers them layer by layer,
+    a collective. For generators without weights of their own; whoever runs it restores its mode."""
 
 
 WeightStream = Iterator[tuple[str, "Tensor"]]
-"""(name, full tensor) pairs gathered bucket by bucket: a collective, to be exhausted on every rank."""
+"""(name, full tensor) pairs gathered bucket by bucket: a collective, to be exhausted on every rank or begun on
+none."""
 
 
 class Generator(Protocol):
-    """Samples completions from the current policy. One lives in every process."""
+    """Samples completions from the current policy. One lives in every process.
+
+    Optional: its config model may have a method ``check_sampling(sampling: SamplingConfig) -> list[Problem]``.
+    It is called while the run file is checked, and tells which settings of `sampling` it cannot honour.
+    """
 
     def start(self, context: GeneratorContext) -> None: ...
 
@@ -234,7 +242,7 @@ class Generator(Protocol):
 class DatasetSource(Protocol):
     """A source of prompts: a dataset with a prompt column and whatever columns the rewards read."""
 
-    def load(self) -> datasets.Dataset: ...
+    def load(self) -> datasets.Dataset | datasets.IterableDataset: ...
 
 
 class OptimizerFactory(Protocol):

@@ -56,7 +56,9 @@ def check_deepspeed(config: RunConfig) -> None:
     """
     import deepspeed
 
-    settings = deepspeed_config(config, world_size=1)
+    # DeepSpeed counts the ranks of its own group, which exists once an earlier run of this process made it.
+    joined = deepspeed.comm.is_initialized()
+    settings = deepspeed_config(config, deepspeed.comm.get_world_size() if joined else 1)
     try:
         deepspeed.DeepSpeedConfig(copy.deepcopy(settings))
     except ValidationError as error:
@@ -102,7 +104,7 @@ def _check_nvme(folder: str) -> None:
 
     builder = get_accelerator().create_op_builder("AsyncIOBuilder")
     if not builder.is_compatible(verbose=False):
-        what = "DeepSpeed cannot offload to nvme here: its async_io op needs libaio and its headers (libaio-dev)"
+        what = "DeepSpeed cannot offload to nvme here: its op async_io needs libaio with headers (libaio-dev)"
         raise ConfigError(Problem(what, "deepspeed.nvme_path", given=folder, allowed="offload to cpu"))
     try:
         Path(folder).expanduser().mkdir(parents=True, exist_ok=True)

@@ -90,6 +90,10 @@ class Engine:
         """The current weights, whole; a collective."""
         return stream_weights(self.module)
 
+    def close(self) -> None:
+        """Take DeepSpeed's hooks off the module; the engine is of no use afterwards."""
+        self._deepspeed.destroy()
+
 
 class FrozenEngine:
     """A model for forward passes only, its weights sharded by ZeRO-3: the reference policy."""
@@ -132,12 +136,12 @@ def _enable_checkpointing(model: PreTrainedModel, config: RunConfig) -> None:
         raise ConfigError(Problem(str(error), "train.gradient_checkpointing", given="true")) from error
 
 
-def _initialize(config: RunConfig, **arguments: Any) -> Any:
+def _initialize(run: RunConfig, /, **arguments: Any) -> Any:
     """`deepspeed.initialize`; what the user's own settings break there is told as such."""
     try:
         return deepspeed.initialize(**arguments)
     except Exception as error:
-        if not config.deepspeed.settings:
+        if not run.deepspeed.settings:
             raise
         what = f"DeepSpeed does not start with these settings: {type(error).__name__}: {error}"
         raise ConfigError(Problem(what, "deepspeed.settings")) from error

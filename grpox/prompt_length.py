@@ -32,7 +32,11 @@ class PromptLimit:
             ConfigError: a completion alone fills the model's positions.
         """
         positions = getattr(model.get_text_config(), "max_position_embeddings", None)
-        completion, given, cut = sampling.max_completion_length, data.max_prompt_length, data.long_prompts == "cut"
+        completion, given, cut = (
+            sampling.max_completion_length,
+            data.max_prompt_length,
+            data.long_prompts == "cut",
+        )
         if positions is None:
             return cls(given, "data.max_prompt_length", cut)
         if completion >= positions:

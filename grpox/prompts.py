@@ -2,132 +2,226 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from grpox import launch
 from grpox.contracts import Text
 from grpox.errors import ConfigError, Problem, RunFailed, nearest
+from grpox.prompt_length import PromptLimit
+from grpox.row_stream import RowStream
 
 if TYPE_CHECKING:
     import datasets
     from transformers import PreTrainedTokenizerBase
 
-LOADERS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
+KEPT_TOKENS = 2**26
+"""Tokens of prompts that are kept in memory, 256 MiB; prompts beyond are tokenised again for each use."""
 
-
-def load_file(path: str) -> datasets.Dataset:
-    """A .jsonl, .json, .csv or .parquet file as a dataset."""
-    import datasets
-
-    datasets.disable_progress_bars()
-    return datasets.load_dataset(LOADERS[Path(path).suffix], data_files=path, split="train")
+_BATCH = 1000
+_SHOW_PROGRESS_FROM = 50_000
 
 
 class PromptSet:
     """A dataset with a prompt column: strings, or role/content messages (conversational).
 
+    Every prompt of a dataset is checked, rendered and tokenised here; those of a stream by `check`.
+
     Args:
-        dataset: one row per prompt; the other columns go to the reward functions.
+        rows: one row per prompt; the other columns go to the reward functions.
         prompt_column: name of the column with the prompt.
         tokenizer: renders and tokenises prompts.
         chat_template_kwargs: passed to the chat template.
+        limit: how long a prompt may be.
+        data: what messages call the data.
 
     Raises:
-        ConfigError: the dataset has no such column, or one that holds something else than prompts, or needs a
-            chat template that the tokenizer lacks.
+        ConfigError: the data has no row, no such column, or a row without a prompt or with one that is too
+            long; or it needs a chat template that the tokenizer lacks.
     """
 
     def __init__(
         self,
-        dataset: datasets.Dataset,
+        rows: datasets.Dataset | RowStream,
         prompt_column: str,
         tokenizer: PreTrainedTokenizerBase,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        limit: PromptLimit | None = None,
+        data: str = "the data",
     ) -> None:
-        columns = list(dataset.column_names)
-        if prompt_column not in columns:
-            raise ConfigError(
-                Problem(
-                    "no such column in the data",
-                    key="data.prompt_column",
-                    given=prompt_column,
-                    allowed=", ".join(columns),
-                    nearest=nearest(prompt_column, columns),
-                )
-            )
-        self._dataset = dataset
+        self._rows = rows
+        self.stream = rows if isinstance(rows, RowStream) else None
+        """The rows, where they are a stream."""
         self._prompt_column = prompt_column
         self._tokenizer = tokenizer
         self._chat_template_kwargs = dict(chat_template_kwargs or {})
-        _check_prompts(dataset, prompt_column)
-        self.conversational = len(dataset) > 0 and not isinstance(dataset[0][prompt_column], str)
+        self._limit = limit or PromptLimit(None)
+        self._data = data
+        self._ids, self._ends = array("i"), array("q", [0])
+        if not isinstance(rows, RowStream) and len(rows) == 0:
+            raise ConfigError(Problem(f"{data} holds no row", key="data"))
+        _check_column(prompt_column, list(rows.column_names), data)
+        self.conversational = not isinstance(rows[0][prompt_column], str)
+        if problem := self._no_prompt(0, self.prompt(0)):
+            raise ConfigError(problem)
         if self.conversational and not getattr(tokenizer, "chat_template", None):
-            raise ConfigError(
-                Problem(
-                    "the prompts are messages, but the model's tokenizer has no chat template",
-                    key="data.prompt_column",
-                    allowed="plain strings, or a model with a chat template",
-                )
-            )
+            what = "the prompts are messages, but the model's tokenizer has no chat template"
+            allowed = "plain strings, or a model with a chat template"
+            raise ConfigError(Problem(what, key="data.prompt_column", allowed=allowed))
+        if not isinstance(rows, RowStream):
+            self._read(rows)
 
     def __len__(self) -> int:
-        return len(self._dataset)
+        """Number of prompts; a stream has none."""
+        return len(self._rows)  # type: ignore[arg-type]
 
     @property
     def column_names(self) -> list[str]:
         """The columns that reward functions are given."""
-        return [name for name in self._dataset.column_names if name != self._prompt_column]
+        return [name for name in self._rows.column_names if name != self._prompt_column]
 
     def prompt(self, index: int) -> Text:
         """The prompt as the dataset holds it, which is how reward functions see it."""
-        prompt: Text = self._dataset[index][self._prompt_column]
+        prompt: Text = self._rows[index][self._prompt_column]
         return prompt
 
     def text(self, index: int) -> str:
         """The prompt as one string, the chat template applied."""
-        prompt = self.prompt(index)
-        if isinstance(prompt, str):
-            return prompt
-        rendered = self._tokenizer.apply_chat_template(
-            list(prompt), add_generation_prompt=True, tokenize=False, **self._chat_template_kwargs
-        )
-        return str(rendered)
+        return self._rendered(index, self.prompt(index))
 
     def token_ids(self, index: int) -> tuple[int, ...]:
         """The prompt as tokens; a chat template writes its own special tokens."""
-        ids = self._tokenizer(self.text(index), add_special_tokens=not self.conversational)["input_ids"]
-        if not ids:
-            raise RunFailed(f"prompt {index} of the data is empty: there is nothing to complete")
-        return tuple(ids)
+        if index + 1 < len(self._ends):
+            return tuple(self._ids[self._ends[index] : self._ends[index + 1]])
+        (ids,) = self._tokenised([self.text(index)])
+        return self._limit.shortened(ids)
 
-    def columns(self, indices: Sequence[int]) -> dict[str, list[Any]]:
-        """Every column but the prompt, one entry per index (an index may occur several times)."""
-        rows = [self._dataset[index] for index in indices]
-        return {name: [row[name] for row in rows] for name in self.column_names}
+    def rows(self, indices: Sequence[int]) -> tuple[list[Text], dict[str, list[Any]]]:
+        """The prompts, and every other column: one entry per index.
 
-    def completion_text(self, token_ids: Sequence[int]) -> str:
-        return str(self._tokenizer.decode(token_ids, skip_special_tokens=True))
+        An index may occur several times, once for each completion of its group; its row is read once.
+        """
+        read = {index: self._rows[index] for index in dict.fromkeys(indices)}
+        prompts = [read[index][self._prompt_column] for index in indices]
+        return prompts, {name: [read[index].get(name) for index in indices] for name in self.column_names}
 
-    def completion(self, token_ids: Sequence[int]) -> Text:
-        """A completion as reward functions see it: a string, or one message of the assistant."""
-        text = self.completion_text(token_ids)
-        return [{"role": "assistant", "content": text}] if self.conversational else text
+    def completion_texts(self, token_ids: Sequence[Sequence[int]]) -> list[str]:
+        """Completions as people read them, without special tokens."""
+        texts = self._tokenizer.batch_decode([list(ids) for ids in token_ids], skip_special_tokens=True)
+        return [str(text) for text in texts]
 
+    def completions(self, token_ids: Sequence[Sequence[int]]) -> list[Text]:
+        """Completions as reward functions see them: each a string, or one message of the assistant."""
+        texts = self.completion_texts(token_ids)
+        return (
+            [[{"role": "assistant", "content": text}] for text in texts] if self.conversational else list(texts)
+        )
 
-def _check_prompts(dataset: datasets.Dataset, column: str) -> None:
-    """Refuse a column of anything but strings or lists of messages, and the first row without a prompt.
+    def check(self, indices: Sequence[int]) -> None:
+        """Check the prompts at `indices` of a stream.
 
-    A column of a dataset has one type, so one value tells it; only nulls and empty prompts hide among others.
-    """
-    for row, value in enumerate(dataset[column]):
-        messages = isinstance(value, list) and all(isinstance(part, dict) for part in value)
-        if not value or not (isinstance(value, str) or messages):
-            raise ConfigError(
-                Problem(
-                    f"row {row} (from 0) holds no prompt",
-                    key="data.prompt_column",
-                    given=f"{column}: {value!r}"[:200],
-                    allowed="a string, or a list of role/content messages; not empty",
-                )
+        Raises:
+            RunFailed: a row has no prompt, or one that is empty or too long; the row is named.
+        """
+        for index in indices:
+            problem = self._no_prompt(index, self._rows[index].get(self._prompt_column))
+            if problem is None:
+                (ids,) = self._tokenised([self.text(index)])
+                problem = self._bad_length(index, len(ids))
+            if problem is not None:
+                raise RunFailed(str(problem))
+
+    def _read(self, rows: datasets.Dataset) -> None:
+        """Check and tokenise all prompts, and keep their tokens up to `KEPT_TOKENS`."""
+        long: list[tuple[int, int]] = []
+        for start, values in _batches(rows.select_columns([self._prompt_column]), self._prompt_column):
+            for index, value in enumerate(values, start):
+                if problem := self._no_prompt(index, value):
+                    raise ConfigError(problem)
+            texts = [self._rendered(index, value) for index, value in enumerate(values, start)]
+            for index, ids in enumerate(self._tokenised(texts), start):
+                if not ids:
+                    raise ConfigError(self._empty(index))
+                if self._limit.exceeded(len(ids)) and not self._limit.cut:
+                    long.append((index, len(ids)))
+                self._keep(index, self._limit.shortened(ids))
+        if long:
+            index, length = long[0]
+            most = max(length for _, length in long)
+            further = f", and {len(long) - 1} more are; the longest has {most} tokens" if long[1:] else ""
+            raise ConfigError(self._limit.problem(self._place(index), length, further))
+
+    def _keep(self, index: int, ids: Sequence[int]) -> None:
+        if index + 1 == len(self._ends) and len(self._ids) + len(ids) <= KEPT_TOKENS:
+            self._ids.extend(ids)
+            self._ends.append(len(self._ids))
+
+    def _tokenised(self, texts: Sequence[str]) -> list[tuple[int, ...]]:
+        encoded = self._tokenizer(list(texts), add_special_tokens=not self.conversational)["input_ids"]
+        return [tuple(ids) for ids in encoded]
+
+    def _rendered(self, index: int, prompt: Text) -> str:
+        if isinstance(prompt, str):
+            return prompt
+        try:
+            rendered = self._tokenizer.apply_chat_template(
+                list(prompt), add_generation_prompt=True, tokenize=False, **self._chat_template_kwargs
             )
+        except Exception as error:
+            what = f"the chat template fails on {self._place(index)}: {type(error).__name__}: {error}"
+            raise ConfigError(Problem(what, key="data.prompt_column", given=repr(prompt)[:200])) from error
+        return str(rendered)
+
+    def _bad_length(self, index: int, length: int) -> Problem | None:
+        if length == 0:
+            return self._empty(index)
+        if self._limit.exceeded(length) and not self._limit.cut:
+            return self._limit.problem(self._place(index), length)
+        return None
+
+    def _empty(self, index: int) -> Problem:
+        what = f"the prompt of {self._place(index)} has no tokens: there is nothing to complete"
+        return Problem(what, key="data.prompt_column", given=repr(self.prompt(index))[:200])
+
+    def _no_prompt(self, index: int, value: Any) -> Problem | None:
+        """That a row holds something else than the first row's kind of prompt, or nothing."""
+        messages = isinstance(value, list) and all(isinstance(part, dict) for part in value)
+        if value and (messages if self.conversational else isinstance(value, str)):
+            return None
+        given = f"{self._prompt_column}: {value!r}"
+        if isinstance(self._rows, RowStream):
+            given = f"{given}, in {dict(self._rows[index])!r}"
+        allowed = "a string, or a list of role/content messages; not empty, and the same kind in all rows"
+        what = f"{self._place(index)} holds no prompt"
+        return Problem(what, key="data.prompt_column", given=given[:300], allowed=allowed)
+
+    def _place(self, index: int) -> str:
+        if isinstance(self._rows, RowStream):
+            return self._rows.place(index)
+        return f"row {index} (from 0) of {self._data}"
+
+
+def _check_column(column: str, columns: list[str], data: str) -> None:
+    if column not in columns:
+        raise ConfigError(
+            Problem(
+                f"no such column in {data}",
+                key="data.prompt_column",
+                given=column,
+                allowed=", ".join(columns),
+                nearest=nearest(column, columns),
+            )
+        )
+
+
+def _batches(rows: datasets.Dataset, column: str) -> Iterator[tuple[int, list[Any]]]:
+    """(index of the first, values) of each batch of a column, with a progress bar where there are many."""
+    starts: Iterable[int] = range(0, len(rows), _BATCH)
+    if len(rows) >= _SHOW_PROGRESS_FROM and launch.rank() == 0:
+        from rich.console import Console
+        from rich.progress import track
+
+        starts = track(starts, "tokenising prompts", console=Console(stderr=True), transient=True)
+    for start in starts:
+        yield start, rows[start : start + _BATCH][column]

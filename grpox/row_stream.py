@@ -37,7 +37,10 @@ class RowStream:
         self._dataset = dataset.shuffle(seed=seed, buffer_size=SHUFFLE_BUFFER) if shuffle else dataset
         self.rows_per_epoch: int | None = None
         """Known once the first epoch has ended."""
-        self._restart()
+        self._columns: tuple[str, ...] = ()
+        self._rows: dict[int, Row] = {}
+        self._start = self._read = 0
+        self._stream = self._epochs()
         self.hold(range(1))
 
     def hold(self, positions: range) -> None:
@@ -75,9 +78,8 @@ class RowStream:
         return f"row {position % size} (from 0) of epoch {position // size} (from 0) of the stream"
 
     def _restart(self) -> None:
-        self._rows: dict[int, Row] = {}
-        self._start = 0
-        self._read = 0
+        self._rows.clear()
+        self._start = self._read = 0
         self._stream = self._epochs()
 
     def _epochs(self) -> Iterator[Row]:

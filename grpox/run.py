@@ -13,55 +13,77 @@ from typing import Any
 
 import numpy as np
 import torch
+from datasets import Dataset, IterableDataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from grpox.collect import Collector, Sampler
 from grpox.config import RunConfig
 from grpox.contracts import Generator, GeneratorContext, RunContext
+from grpox.deepspeed_config import check_deepspeed
 from grpox.engine import Engine, FrozenEngine
 from grpox.errors import ConfigError
 from grpox.evaluation import Evaluator
 from grpox.export import save_model
-from grpox.models import architecture_of, load_model, load_tokenizer, stop_token_ids
+from grpox.given import given_objects
+from grpox.given_model import make_whole
+from grpox.hub import check_hub, push_model
+from grpox.models import architecture_of, stop_token_ids
 from grpox.observing.display import TerminalDisplay
 from grpox.observing.observers import Observers
 from grpox.observing.provenance import git_commit, versions
 from grpox.observing.record import LocalRecord
 from grpox.optimizers import AdamW, NamedSchedule
-from grpox.prompts import PromptSet, load_file
+from grpox.prompts import PromptSet
+from grpox.report.observer import RunReport
 from grpox.rewards import NamedReward, column_problems
+from grpox.run_inputs import open_model, open_prompts, open_reference, open_schedule, open_tokenizer
 from grpox.runfile.load import ResolvedRun, load_run, resolve_config
-from grpox.sampling import BatchPlan, PromptSampler, Schedule
+from grpox.sampling import Schedule
 from grpox.trainer import Trainer
 from grpox.update import PolicyUpdate
 from grpox.world import World, start_world
 
+RewardArgument = Callable[..., Any] | str | Mapping[str, Any]
+"""A reward function, a component's name, or a mapping as in a run file."""
+
 
 def train(
-    config: str | Path | Mapping[str, Any] | RunConfig,
+    config: str | Path | Mapping[str, Any] | RunConfig | None = None,
     overrides: Sequence[str] = (),
     *,
-    rewards: Sequence[Callable[..., Any]] | None = None,
+    model: PreTrainedModel | str | Path | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    dataset: Dataset | IterableDataset | Sequence[Mapping[str, Any]] | str | Path | None = None,
+    eval_dataset: Dataset | Sequence[Mapping[str, Any]] | str | Path | None = None,
+    rewards: RewardArgument | Sequence[RewardArgument] | None = None,
 ) -> dict[str, Any]:
-    """Train as `grpox train` does, from Python.
+    """Train as `grpox train` does, from Python. Arguments but the first two stand in for keys of the config.
 
     Args:
-        config: a run file's path, a bundled recipe's name, or the run itself as mapping or `RunConfig`.
+        config: a run file's path, a bundled recipe's name, or the run itself as mapping or `RunConfig`. A
+            mapping may leave out what the other arguments give.
         overrides: ``a.b=c``, as on the command line; only with a run file or recipe.
-        rewards: functions in place of the config's rewards, each with weight 1.
+        model: in place of `model.path`. An object is trained itself: after the run it holds the trained
+            weights, in evaluation mode, its dropout rates 0. If the run fails it is of no further use.
+        tokenizer: the model's; default: the one saved where the model came from.
+        dataset: in place of `data`: rows, or the path or hub id of a dataset. An IterableDataset is streamed.
+        eval_dataset: in place of `evaluation.path`.
+        rewards: in place of the config's: functions, names of components, or mappings as in a run file, where
+            ``{"function": f, "weight": 0.5}`` gives a function a weight.
 
     Returns:
         what ``summary.json`` holds: accuracy before and after, steps, seconds.
 
     Raises:
-        ConfigError: the config is wrong; nothing was loaded.
+        ConfigError: the config or an argument is wrong; nothing was loaded.
         RunFailed: the run failed.
     """
+    given = given_objects(model, tokenizer, dataset, eval_dataset, rewards)
     if isinstance(config, str | Path):
-        return train_run(load_run(config, overrides, functions=rewards))
+        return train_run(load_run(config, overrides, given=given))
     if overrides:
         raise TypeError("overrides go with a run file or recipe; change the mapping or RunConfig itself")
-    return train_run(resolve_config(config, Path.cwd(), "python", functions=rewards))
+    return train_run(resolve_config({} if config is None else config, Path.cwd(), "python", given=given))
 
 
 def train_run(run: ResolvedRun) -> dict[str, Any]:
@@ -69,17 +91,20 @@ def train_run(run: ResolvedRun) -> dict[str, Any]:
     config = run.config
     _quieten()
     world = start_world()
+    check_deepspeed(config)
+    if config.hub is not None and world.is_main:
+        check_hub(config.hub)
     _seed(config.train.seed)
-    tokenizer = load_tokenizer(config.model)
-    prompts = _training_prompts(run, tokenizer)
+    tokenizer = open_tokenizer(run)
+    prompts, held_out = open_prompts(run, tokenizer)
     rewards = _rewards(run, prompts)
-    schedule = _schedule(config, world, len(prompts))
+    schedule = open_schedule(run, prompts, world.size)
     context = _context(run, world, schedule)
     observers = _observers(run, world)
     try:
         if world.is_main:
             observers.run_started(context)
-        parts = _Parts(run, world, schedule, tokenizer, prompts, context, observers, rewards)
+        parts = _Parts(run, world, schedule, tokenizer, prompts, held_out, context, observers, rewards)
         summary = _train_and_save(parts)
     except BaseException as error:
         if world.is_main:
@@ -87,6 +112,10 @@ def train_run(run: ResolvedRun) -> dict[str, Any]:
         raise
     if world.is_main:
         observers.run_finished(context, summary)
+        if config.hub is not None:
+            # Last, so that a push that fails takes nothing with it.
+            address = push_model(Path(summary["model"]), config, config.hub, summary)
+            print(f"pushed to {address}", flush=True)
     return summary
 
 
@@ -99,6 +128,7 @@ class _Parts:
     schedule: Schedule
     tokenizer: PreTrainedTokenizerBase
     prompts: PromptSet
+    held_out: PromptSet | None
     context: RunContext
     observers: Observers
     rewards: list[NamedReward]
@@ -106,12 +136,13 @@ class _Parts:
 
 def _train_and_save(parts: _Parts) -> dict[str, Any]:
     config, world = parts.run.config, parts.world
-    model = load_model(config.model)
+    model = open_model(parts.run)
+    home = model.device
     generation_config = model.generation_config
     generator: Generator = parts.run.build("generator")
     build_model = architecture_of(model)
     stops = stop_token_ids(model, parts.tokenizer)
-    reference = FrozenEngine(load_model(config.model), config, world) if config.train.beta > 0 else None
+    reference = FrozenEngine(open_reference(parts.run, model), config, world) if config.train.beta > 0 else None
     engine = _engine(parts, model)
     generator.start(
         GeneratorContext(
@@ -123,6 +154,7 @@ def _train_and_save(parts: _Parts) -> dict[str, Any]:
             rank=world.rank,
             world_size=world.size,
             seed=config.train.seed,
+            policy=engine.module,
         )
     )
     try:
@@ -131,6 +163,8 @@ def _train_and_save(parts: _Parts) -> dict[str, Any]:
         generator.close()
     folder = parts.context.output_dir / "model"
     save_model(engine, parts.tokenizer, generation_config, folder, world)
+    if parts.run.given.model is not None:
+        make_whole(model, engine, home)
     summary |= {"model": str(folder), "output_dir": str(parts.context.output_dir), "source": parts.run.source}
     if world.is_main:
         text = json.dumps(summary, indent=2) + "\n"
@@ -167,30 +201,14 @@ def _engine(parts: _Parts, model: PreTrainedModel) -> Engine:
 
 def _evaluator(parts: _Parts, sampler: Sampler) -> Evaluator | None:
     config = parts.run.config
-    if config.evaluation is None:
+    if config.evaluation is None or parts.held_out is None:
         return None
-    dataset = load_file(config.evaluation.path)
-    column, template = config.data.prompt_column, config.model.chat_template_kwargs
-    prompts = PromptSet(dataset, column, parts.tokenizer, template)
-    return Evaluator(sampler, prompts, config.evaluation, config.sampling)
-
-
-def _training_prompts(run: ResolvedRun, tokenizer: PreTrainedTokenizerBase) -> PromptSet:
-    data = run.config.data
-    dataset = load_file(data.path) if data.path else run.build("data.source").load()
-    return PromptSet(dataset, data.prompt_column, tokenizer, run.config.model.chat_template_kwargs)
-
-
-def _schedule(config: RunConfig, world: World, num_prompts: int) -> Schedule:
-    train = config.train
-    plan = BatchPlan.from_config(train, world.size)
-    sampler = PromptSampler(num_prompts, plan.prompts_per_generation, train.shuffle_dataset, train.seed)
-    return Schedule(plan, sampler, train.max_steps, train.num_train_epochs)
+    return Evaluator(sampler, parts.held_out, config.evaluation, config.sampling)
 
 
 def _rewards(run: ResolvedRun, prompts: PromptSet) -> list[NamedReward]:
     rewards = [
-        NamedReward(label, run.build(f"rewards[{place}]"), ref.weight)
+        NamedReward(label, run.build(f"rewards[{place}]"), ref.weight, ref.on_error, ref.timeout)
         for place, (label, ref) in enumerate(zip(run.config.reward_labels, run.config.rewards, strict=True))
     ]
     problems = column_problems(rewards, prompts.column_names)
@@ -204,6 +222,8 @@ def _observers(run: ResolvedRun, world: World) -> Observers:
     if world.is_main:
         selected = [("record", LocalRecord()), ("terminal", TerminalDisplay())]
         selected += [(name, run.build(f"tracking.{name}")) for name in run.config.tracking]
+        # The latest is told first: the report is there when the trackers end, which may upload it.
+        selected.append(("run report", RunReport()))
     return Observers(run.registry.plugins.manager, selected)
 
 

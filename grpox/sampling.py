@@ -7,6 +7,7 @@ Everything here is a pure function of the config and an index, so resuming needs
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ from grpox.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
     from grpox.config import TrainConfig
+    from grpox.prompts import PromptSet
+    from grpox.row_stream import RowStream
 
 
 @dataclass(frozen=True)
@@ -185,9 +188,7 @@ class PromptSampler:
             ConfigError: there are fewer prompts than one generation batch takes.
         """
         if num_prompts < prompts_per_generation:
-            what = f"one generation batch needs {prompts_per_generation} prompts, the data has {num_prompts}"
-            allowed = "more prompts, more num_generations, or a smaller generation batch"
-            raise ConfigError(Problem(what, key="data", allowed=allowed))
+            raise _too_few(num_prompts, prompts_per_generation)
         self.num_prompts = num_prompts
         self.prompts_per_generation = prompts_per_generation
         self.generations_per_epoch = num_prompts // prompts_per_generation
@@ -211,6 +212,51 @@ class PromptSampler:
         return order
 
 
+class StreamSampler:
+    """Which prompts make up each generation batch of a stream: the next ones, on over the ends of epochs."""
+
+    def __init__(self, stream: RowStream, prompts: PromptSet, prompts_per_generation: int) -> None:
+        """
+        Args:
+            prompts: those of `stream`; checked as they come.
+
+        Raises:
+            ConfigError: an epoch has fewer prompts than one generation batch takes.
+            RunFailed: the first generation batch cannot be read, or holds what is no prompt.
+        """
+        self.prompts_per_generation = prompts_per_generation
+        self._stream = stream
+        self._prompts = prompts
+        self.prompts_for(0)
+
+    @property
+    def generations_per_epoch(self) -> float:
+        """Generation batches of an epoch, the last one perhaps in part; infinite until an epoch has ended."""
+        rows = self._stream.rows_per_epoch
+        return math.inf if rows is None else rows / self.prompts_per_generation
+
+    def prompts_for(self, generation: int) -> list[int]:
+        """Positions in the stream of the prompts of generation batch `generation`; earlier ones are forgotten.
+
+        Raises:
+            RunFailed: the stream cannot be read, or holds what is no prompt.
+        """
+        first = generation * self.prompts_per_generation
+        positions = range(first, first + self.prompts_per_generation)
+        self._stream.hold(positions)
+        rows = self._stream.rows_per_epoch
+        if rows is not None and rows < self.prompts_per_generation:
+            raise _too_few(rows, self.prompts_per_generation)
+        self._prompts.check(positions)
+        return list(positions)
+
+
+def _too_few(num_prompts: int, prompts_per_generation: int) -> ConfigError:
+    what = f"one generation batch needs {prompts_per_generation} prompts, the data has {num_prompts}"
+    allowed = "more prompts, more num_generations, or a smaller generation batch"
+    return ConfigError(Problem(what, key="data", allowed=allowed))
+
+
 class Schedule:
     """The optimizer steps of a run.
 
@@ -219,12 +265,16 @@ class Schedule:
     """
 
     def __init__(
-        self, plan: BatchPlan, sampler: PromptSampler, max_steps: int = -1, epochs: float = 1.0
+        self,
+        plan: BatchPlan,
+        sampler: PromptSampler | StreamSampler,
+        max_steps: int = -1,
+        epochs: float = 1.0,
     ) -> None:
         """
         Args:
             max_steps: optimizer steps; below 0, as many as whole generation batches of `epochs` epochs give,
-                and at least one.
+                and at least one. A stream needs them.
         """
         self.plan = plan
         self.sampler = sampler

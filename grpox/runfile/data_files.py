@@ -1,4 +1,4 @@
-"""A look at a data file that costs little: the columns of its first record, and the number of records."""
+"""A look at a data file that costs little: its columns, the number of records, and lines that are none."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-COUNTED_UP_TO = 64 * 2**20
-"""Bytes of text up to which records are counted; counting reads the whole file."""
+COUNTED_UP_TO = 32 * 2**20
+"""Bytes of text up to which records are counted, which parses each of them."""
 
 
 class UnreadableData(Exception):
@@ -29,7 +29,8 @@ def look_at(path: Path) -> DataFile:
     """The first record's columns and the number of records of a .jsonl, .json, .csv or .parquet file.
 
     Raises:
-        UnreadableData: it holds no record, or its first record is not one.
+        UnreadableData: it holds no record, or what is none: its line is named. In a file that is too large to
+            be counted only the first record is looked at.
     """
     if path.suffix == ".parquet":
         return _parquet(path)
@@ -59,11 +60,11 @@ def _lines(path: Path, counted: bool) -> DataFile:
         for number, line in enumerate(file, start=1):
             if not line.strip():
                 continue
-            if not records:
-                columns = _columns(line, f"line {number}")
-                if not counted:
-                    return DataFile(columns, None)
+            found = _columns(line.rstrip("\n"), f"line {number}")
+            columns = columns if records else found
             records += 1
+            if not counted:
+                return DataFile(columns, None)
     return DataFile(columns, records)
 
 
@@ -82,16 +83,29 @@ def _array(path: Path) -> DataFile:
         records = json.loads(path.read_text(encoding="utf-8-sig"))
     except json.JSONDecodeError as error:
         raise UnreadableData(f"line {error.lineno} is not JSON: {error.msg}") from error
-    if records and not isinstance(records[0], dict):
-        raise UnreadableData("the first record is not an object with columns as keys")
+    for number, record in enumerate(records):
+        if not isinstance(record, dict):
+            raise UnreadableData(f"record {number} (from 0) is not an object with columns as keys")
     return DataFile(tuple(records[0]) if records else (), len(records))
 
 
 def _csv(path: Path, counted: bool) -> DataFile:
     with path.open(encoding="utf-8-sig", newline="") as file:
         rows = csv.reader(file)
-        columns = tuple(next(rows, []))
-        return DataFile(columns, sum(1 for row in rows if row) if counted else None)
+        try:
+            columns = tuple(next(rows, []))
+            if not counted:
+                return DataFile(columns, None)
+            return DataFile(columns, sum(1 for row in rows if _is_record(row, columns, rows.line_num)))
+        except csv.Error as error:
+            raise UnreadableData(f"line {rows.line_num} is not CSV: {error}") from error
+
+
+def _is_record(row: list[str], columns: tuple[str, ...], line: int) -> bool:
+    """Whether a line of a CSV file is no empty one; what is read as a record has a value for each column."""
+    if row and len(row) != len(columns):
+        raise UnreadableData(f"line {line} has {len(row)} values for {len(columns)} columns")
+    return bool(row)
 
 
 def _parquet(path: Path) -> DataFile:

@@ -50,28 +50,30 @@ UNSUPPORTED = {
 }
 """What would not work here, and why."""
 
-PASSED = frozenset(
-    "aio bf16 checkpoint comet comms_logger communication_data_type compile csv_monitor data_types "
-    "dataloader_drop_last datastates_ckpt disable_allgather disable_python_gc dump_state flops_profiler fp16 "
-    "log_level memory_breakdown seq_parallel_communication_data_type steps_per_print tensorboard timers "
-    "use_data_before_expert_parallelism vocabulary_size wall_clock_breakdown wandb "
-    "zero_allow_untested_optimizer zero_force_ds_cpu_optimizer zero_optimization".split()
-)
+PASSED = {
+    "aio", "bf16", "checkpoint", "comet", "comms_logger", "communication_data_type", "compile", "csv_monitor",
+    "data_types", "dataloader_drop_last", "datastates_ckpt", "disable_allgather", "disable_python_gc",
+    "dump_state", "flops_profiler", "fp16", "log_level", "memory_breakdown",
+    "seq_parallel_communication_data_type", "steps_per_print", "tensorboard", "timers",
+    "use_data_before_expert_parallelism", "vocabulary_size", "wall_clock_breakdown", "wandb",
+    "zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer", "zero_optimization",
+}  # fmt: skip
 """Top-level keys that reach DeepSpeed. With those above all that DeepSpeed reads; a test compares them."""
 
-ZERO_KEYS = frozenset(
-    "stage contiguous_gradients reduce_scatter reduce_bucket_size use_multi_rank_bucket_allreduce "
-    "allgather_partitions allgather_bucket_size overlap_comm compute_grad_norm load_from_fp32_weights "
-    "elastic_checkpoint offload_param offload_optimizer zenflow sub_group_size cpu_offload_param "
-    "cpu_offload_use_pin_memory cpu_offload stage3_prefetch_bucket_size stage3_param_persistence_threshold "
-    "stage3_model_persistence_threshold stage3_max_live_parameters stage3_max_reuse_distance "
-    "stage3_gather_16bit_weights_on_model_save stage3_module_granularity_threshold "
-    "stage3_use_all_reduce_for_fetch_params stage3_allgather_sequential "
-    "stage3_gather_fp16_weights_on_model_save ignore_unused_parameters legacy_stage1 round_robin_gradients "
-    "parameter_alignment zero_hpz_partition_size zero_quantized_weights zero_quantized_nontrainable_weights "
-    "zero_quantized_gradients memory_efficient_linear pipeline_loading_checkpoint override_module_apply "
-    "log_trace_cache_warnings enable_sanity_checks save_muon_momentum_buffer_in_memory leaf_module".split()
-)
+ZERO_KEYS = {
+    "stage", "contiguous_gradients", "reduce_scatter", "reduce_bucket_size",
+    "use_multi_rank_bucket_allreduce", "allgather_partitions", "allgather_bucket_size", "overlap_comm",
+    "compute_grad_norm", "load_from_fp32_weights", "elastic_checkpoint", "offload_param", "offload_optimizer",
+    "zenflow", "sub_group_size", "cpu_offload_param", "cpu_offload_use_pin_memory", "cpu_offload",
+    "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold", "stage3_model_persistence_threshold",
+    "stage3_max_live_parameters", "stage3_max_reuse_distance", "stage3_gather_16bit_weights_on_model_save",
+    "stage3_module_granularity_threshold", "stage3_use_all_reduce_for_fetch_params",
+    "stage3_allgather_sequential", "stage3_gather_fp16_weights_on_model_save", "ignore_unused_parameters",
+    "legacy_stage1", "round_robin_gradients", "parameter_alignment", "zero_hpz_partition_size",
+    "zero_quantized_weights", "zero_quantized_nontrainable_weights", "zero_quantized_gradients",
+    "memory_efficient_linear", "pipeline_loading_checkpoint", "override_module_apply",
+    "log_trace_cache_warnings", "enable_sanity_checks", "save_muon_momentum_buffer_in_memory", "leaf_module",
+}  # fmt: skip
 """Keys of `zero_optimization`; a test compares them with DeepSpeed's."""
 
 _SECTIONS = ("zero_optimization", "bf16", "fp16", "data_types")

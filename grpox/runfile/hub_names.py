@@ -11,7 +11,7 @@ def hub_problems(config: HubConfig | None) -> list[Problem]:
     if config is None:
         return []
     from huggingface_hub.errors import HFValidationError
-    from huggingface_hub.utils import validate_repo_id
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
     problems = []
     try:

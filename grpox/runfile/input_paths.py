@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
-from grpox.config import RunConfig
+from grpox.config import DataConfig, RunConfig
 from grpox.errors import Problem, nearest
-from grpox.prompts import LOADERS
+from grpox.open_data import LOADERS, is_data_file
 from grpox.runfile.data_files import UnreadableData, look_at
+from grpox.runfile.output_paths import output_problems
 from grpox.runfile.slots import selected
+
+GIVEN = "(given in Python)"
+"""The path of an input that is an object."""
 
 
 def resolve_paths(config: RunConfig, base_of: Callable[[str], Path]) -> None:
-    """Make the input paths of `config` absolute, in place; a model's hub id stays as it is.
+    """Make the input paths of `config` absolute, in place; hub ids stay as they are.
 
     Args:
         base_of: dotted key -> the folder against which a relative path given there resolves.
     """
-    base = base_of("model.path")
-    if not _is_hub_id(config.model.path, base):
-        config.model.path = _absolute(config.model.path, base)
+    config.model.path = input_path(config.model.path, base_of("model.path"))
     if config.data.path is not None:
-        config.data.path = _absolute(config.data.path, base_of("data.path"))
-    if config.evaluation is not None:
+        config.data.path = input_path(config.data.path, base_of("data.path"), LOADERS)
+    if config.evaluation is not None and config.evaluation.path != GIVEN:
         config.evaluation.path = _absolute(config.evaluation.path, base_of("evaluation.path"))
     for key, kind, reference in selected(config):
         if reference.path is not None:
@@ -33,6 +35,13 @@ def resolve_paths(config: RunConfig, base_of: Callable[[str], Path]) -> None:
                 config.tracking[key.removeprefix("tracking.")]["path"] = path
             else:
                 reference.path = path
+
+
+def input_path(path: str, base: Path, suffixes: Collection[str] = ()) -> str:
+    """An absolute path, or the hub id that `path` is; what ends in one of `suffixes` is a path."""
+    if path == GIVEN or (Path(path).suffix not in suffixes and _is_hub_id(path, base)):
+        return path
+    return _absolute(path, base)
 
 
 def _absolute_object(path: str, base: Path) -> str:
@@ -46,46 +55,85 @@ def _absolute(path: str, base: Path) -> str:
 
 
 def _is_hub_id(path: str, base: Path) -> bool:
-    """Whether this is ``org/name`` on the hub rather than a folder: no such folder, nor even its parent."""
+    """Whether this is ``org/name`` on the hub rather than a path: nothing is there, nor even its parent."""
     looks_so = re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", path) is not None
     return looks_so and not (base / path).exists() and not (base / path).parent.is_dir()
 
 
-def check_inputs(config: RunConfig) -> tuple[list[Problem], int | None]:
+def check_inputs(config: RunConfig, given: Collection[str] = ()) -> tuple[list[Problem], int | None]:
     """What is wrong with the model folder, data files and output folder of `config`, its paths resolved.
+
+    Args:
+        given: keys of the inputs that are objects.
 
     Returns:
         The problems, and the number of training prompts where it is cheaply known.
     """
-    problems = list(_model_problems(config.model.path))
-    if Path(config.output_dir).exists() and not Path(config.output_dir).is_dir():
-        problems.append(Problem("is a file, not a folder", key="output_dir", given=config.output_dir))
+    problems = output_problems(config)
+    if "model.path" not in given:
+        problems += model_problems("model.path", config.model.path)
     records = None
-    if config.data.path is not None:
-        found, records = _data_problems("data.path", config.data.path, config.data.prompt_column)
-        problems += found
-    if config.evaluation is not None:
-        problems += _data_problems("evaluation.path", config.evaluation.path, config.data.prompt_column)[0]
+    data = config.data
+    if data.path is not None and "data.path" not in given:
+        if is_data_file(data.path):
+            found, records = _data_problems("data.path", data.path, data.prompt_column)
+            split, records = _split_of_file(data, records)
+            problems += [*found, *split]
+        elif data.path == GIVEN:
+            problems.append(_not_given("data.path"))
+    if config.evaluation is not None and "evaluation.path" not in given:
+        problems += _data_problems("evaluation.path", config.evaluation.path, data.prompt_column)[0]
     return problems, records
 
 
-def _model_problems(given: str) -> Iterator[Problem]:
+def _not_given(key: str) -> Problem:
+    what = "was an object given in Python, which no file can name"
+    return Problem(what, key=key, given=GIVEN, allowed="a path, or the same object again")
+
+
+def _split_of_file(data: DataConfig, records: int | None) -> tuple[list[Problem], int | None]:
+    """What is wrong with `subset` and `split` of a file, and how many of its `records` the split takes."""
+    problems = []
+    if data.subset is not None:
+        what = "a file has no subsets; those of a hub dataset have names"
+        problems.append(Problem(what, key="data.subset", given=data.subset, allowed="null"))
+    if data.split == "train":
+        return problems, records
+    # Imported here because it takes a second.
+    from datasets import ReadInstruction
+
+    try:
+        parts = ReadInstruction.from_spec(data.split).to_absolute({"train": records or 0})
+        taken = sum(max(0, part.to - part.from_) for part in parts)
+    except (ValueError, AssertionError) as error:
+        allowed = "train, or a part of it such as train[:100] or train[10%:]"
+        what = f"is no split of a file: {error}"
+        return [*problems, Problem(what, key="data.split", given=data.split, allowed=allowed)], None
+    return problems, None if records is None else taken
+
+
+def model_problems(key: str, given: str) -> Iterator[Problem]:
+    """What is wrong with the model folder under `key`, its path absolute; a hub id is not looked up."""
     folder = Path(given)
+    if given == GIVEN:
+        yield _not_given(key)
     if not folder.is_absolute():
         return
     if not folder.is_dir():
         what = "is a file; a model is a folder" if folder.exists() else "no such folder"
-        yield Problem(what, key="model.path", given=given, nearest=_sibling(folder))
+        yield Problem(what, key=key, given=given, nearest=sibling(folder, Path.is_dir))
     elif not (folder / "config.json").is_file():
         what = "no config.json in this folder"
-        yield Problem(what, key="model.path", given=given, allowed="a model in Hugging Face format")
+        yield Problem(what, key=key, given=given, allowed="a model in Hugging Face format")
 
 
 def _data_problems(key: str, given: str, prompt_column: str) -> tuple[list[Problem], int | None]:
     path = Path(given)
+    if given == GIVEN:
+        return [_not_given(key)], None
     if not path.is_file():
         what = "is a folder; data is a file" if path.is_dir() else "no such file"
-        return [Problem(what, key=key, given=given, nearest=_sibling(path))], None
+        return [Problem(what, key=key, given=given, nearest=sibling(path, _is_readable))], None
     if path.suffix not in LOADERS:
         return [
             Problem("not a kind of file that can be read", key, given=given, allowed=", ".join(LOADERS))
@@ -106,9 +154,13 @@ def _data_problems(key: str, given: str, prompt_column: str) -> tuple[list[Probl
     return [], file.records
 
 
-def _sibling(path: Path) -> str:
-    """The nearest name beside a path that does not exist."""
-    if path.exists() or not path.parent.is_dir():
+def _is_readable(path: Path) -> bool:
+    return path.is_file() and path.suffix in LOADERS
+
+
+def sibling(path: Path, fits: Callable[[Path], bool]) -> str:
+    """The nearest name of what `fits` beside a path that does not."""
+    if not path.parent.is_dir():
         return ""
-    name = nearest(path.name, sorted(other.name for other in path.parent.iterdir()))
+    name = nearest(path.name, sorted(other.name for other in path.parent.iterdir() if fits(other)))
     return str(path.parent / name) if name else ""

@@ -7,7 +7,7 @@ and batch arithmetic, and every problem with those at once. Each names its line 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
@@ -18,6 +18,7 @@ from grpox import launch
 from grpox.component import BoundComponent, bind_object
 from grpox.config import RunConfig, Section
 from grpox.errors import ConfigError, Problem, nearest
+from grpox.given import Given
 from grpox.plugins import discover
 from grpox.problems import problems_of
 from grpox.registry import Registry
@@ -29,12 +30,13 @@ from grpox.runfile.lr_schedules import schedule_problems
 from grpox.runfile.model_options import checkpointing_problems, model_problems
 from grpox.runfile.origins import Origin
 from grpox.runfile.overrides import apply_overrides
+from grpox.runfile.parameter_paths import resolve_parameters
 from grpox.runfile.recipe_files import recipe_path
+from grpox.runfile.sampling_bias import NEUTRAL, changed_distribution
 from grpox.runfile.slots import selected, tracking_problems
+from grpox.runfile.streaming import stream_problems
 from grpox.runfile.yaml_lines import read_yaml
 from grpox.sampling import BatchPlan, PromptSampler
-
-RewardCallable = Callable[..., Any]
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,8 @@ class ResolvedRun:
     plan: BatchPlan
     num_prompts: int | None
     """Of the training data, where that is cheaply known."""
+    given: Given
+    """Objects in place of what the config names."""
 
     def build(self, key: str) -> Any:
         """The component under `key`; see `grpox.registry.Registry.build`."""
@@ -66,7 +70,7 @@ def load_run(
     run: str | Path,
     overrides: Sequence[str] = (),
     world_size: int | None = None,
-    functions: Sequence[RewardCallable] | None = None,
+    given: Given | None = None,
 ) -> ResolvedRun:
     """Read, override and check a run file or bundled recipe.
 
@@ -74,7 +78,7 @@ def load_run(
         run: path of a YAML file, or the name of a recipe.
         overrides: ``a.b=c``, applied in order.
         world_size: ranks to check the batch arithmetic for; default: those of this launch.
-        functions: rewards in place of those of the file, each with weight 1.
+        given: objects in place of what the file names.
 
     Raises:
         ConfigError: with every problem found.
@@ -87,7 +91,7 @@ def load_run(
         raise ConfigError(Problem("the run file is empty" if document.data is None else what, where=source))
     overridden = apply_overrides(document.data, overrides)
     origin = Origin(source, path.parent.absolute(), document.lines, overridden)
-    return _resolve(_with_rewards(document.data, functions), origin, str(run), functions, world_size)
+    return _resolve(document.data, origin, str(run), given or Given(), world_size)
 
 
 def resolve_config(
@@ -95,7 +99,7 @@ def resolve_config(
     base: Path,
     source: str,
     *,
-    functions: Sequence[RewardCallable] | None = None,
+    given: Given | None = None,
     world_size: int | None = None,
 ) -> ResolvedRun:
     """Check a run given in Python.
@@ -104,24 +108,13 @@ def resolve_config(
         data: is not changed.
         base: folder against which relative input paths resolve.
         source: what problems and the run's record name.
-        functions: rewards in place of those of `data`, each with weight 1.
+        given: objects in place of what `data` names, which may then leave it out.
 
     Raises:
         ConfigError: with every problem found.
     """
     origin = Origin(source, base.absolute())
-    return _resolve(_with_rewards(data, functions), origin, source, functions, world_size)
-
-
-def _with_rewards(
-    data: Mapping[str, Any] | RunConfig, functions: Sequence[RewardCallable] | None
-) -> Mapping[str, Any] | RunConfig:
-    """`data` whose rewards bear the names of `functions`, if there are any."""
-    if functions is None:
-        return data
-    names = [getattr(function, "__name__", type(function).__name__) for function in functions]
-    given = data.model_dump() if isinstance(data, RunConfig) else data
-    return {**given, "rewards": [{"name": name} for name in names]}
+    return _resolve(data, origin, source, given or Given(), world_size)
 
 
 def _text(path: Path, source: str) -> str:
@@ -137,10 +130,11 @@ def _resolve(
     data: Mapping[str, Any] | RunConfig,
     origin: Origin,
     source: str,
-    functions: Sequence[RewardCallable] | None,
+    given: Given,
     world_size: int | None,
 ) -> ResolvedRun:
-    data = copy.deepcopy(data)
+    data = copy.deepcopy(given.merged(data))
+    origin = origin.with_arguments(given.keys)
     try:
         config = RunConfig.model_validate(data if isinstance(data, RunConfig) else _empty_sections(data))
     except ValidationError as error:
@@ -149,18 +143,22 @@ def _resolve(
         raise ConfigError(origin.place(unnamed))
     resolve_paths(config, origin.base)
     registry = Registry(discover(config.plugins.disable))
-    components, problems = _bind(config, registry, functions)
+    components, problems = _bind(config, registry, given)
+    problems += resolve_parameters(config, components, origin.base)
     problems += missing_plugins(registry.plugins, config.plugins.required)
     problems += _unknown_names(config)
-    found, num_prompts = check_inputs(config)
-    problems += found
+    found, num_prompts = check_inputs(config, given.inputs)
+    problems += found + stream_problems(config, given.streamed)
+    if given.dataset is not None:
+        num_prompts = given.num_prompts
     try:
         plan = _checked_plan(config, world_size, num_prompts)
     except ConfigError as error:
         problems += error.problems
     if problems:
         raise ConfigError(origin.place(problems))
-    return ResolvedRun(config, components, registry, source, plan, num_prompts)
+    counted = None if config.data.streaming else num_prompts
+    return ResolvedRun(config, components, registry, source, plan, counted, given)
 
 
 def _empty_sections(data: Mapping[str, Any]) -> dict[str, Any]:
@@ -198,43 +196,55 @@ def _right_section(name: str) -> str:
 
 
 def _bind(
-    config: RunConfig, registry: Registry, functions: Sequence[RewardCallable] | None
+    config: RunConfig, registry: Registry, given: Given
 ) -> tuple[dict[str, BoundComponent], list[Problem]]:
     components: dict[str, BoundComponent] = {}
     problems: list[Problem] = []
-    given = {f"rewards[{place}]": function for place, function in enumerate(functions or ())}
     for key, kind, reference in selected(config):
         try:
-            if key in given:
-                components[key] = bind_object(kind, given[key], {}, key, reference.label)
+            if key in given.functions:
+                function = given.functions[key]
+                components[key] = bind_object(kind, function, reference.params, key, reference.label)
             else:
-                components[key] = registry.parse(kind, reference, key)
+                bound = registry.parse(kind, reference, key)
+                components[key] = _with_model(bound, given.reward_models.get(key))
         except ConfigError as error:
             problems += error.problems
     if not problems:
         problems = registry.negotiate(list(components.values()), {"entropy", "old_logprobs"})
         problems += _biased_correction(config, components["correction"])
+        problems += _refused_sampling(config, components["generator"])
     return components, problems
 
 
+def _with_model(bound: BoundComponent, model: Any) -> BoundComponent:
+    """The reward `bound`, scoring with `model` in place of the one that its parameters name."""
+    if model is None:
+        return bound
+    return replace(bound, config=None, load=lambda: bound.load()(bound.config, model=model))
+
+
 def _biased_correction(config: RunConfig, correction: BoundComponent) -> list[Problem]:
-    """A generator that drops unlikely tokens tells log-probabilities over the rest; pi_old is over all."""
-    sampling = config.sampling
-    neutral = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}
-    given = [
-        f"{name} {getattr(sampling, name)}" for name in neutral if getattr(sampling, name) != neutral[name]
-    ]
+    """Where sampling changes the distribution, mu is the changed one's; pi_old is the unchanged one's."""
+    given = changed_distribution(config.sampling)
     if not given or "logprobs" not in correction.needs:
         return []
+    neutral = ", ".join(f"{name} {value:g}" for name, value in NEUTRAL.items())
     return [
         Problem(
-            f"{correction} would be biased: the generator's log-probabilities are over the tokens it keeps, "
-            "the trainer's over all",
+            f"{correction} would be biased: the generator's log-probabilities are those of the distribution it "
+            "samples from, which these settings make another than the trainer's",
             key="correction",
             given=f"sampling with {', '.join(given)}",
-            allowed="correction none, or sampling with top_p 1, top_k 0 and min_p 0",
+            allowed=f"correction none, or sampling with {neutral} and no generation_kwargs that change logits",
         )
     ]
+
+
+def _refused_sampling(config: RunConfig, generator: BoundComponent) -> list[Problem]:
+    """What the generator's config says that it cannot honour; see `grpox.contracts.Generator`."""
+    check = getattr(generator.config, "check_sampling", None)
+    return [] if check is None else list(check(config.sampling))
 
 
 def _unknown_names(config: RunConfig) -> list[Problem]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from grpox.errors import Problem
 from grpox.runfile.overrides import COMMAND_LINE
+
+ARGUMENT = "train()"
 
 
 @dataclass(frozen=True)
@@ -20,14 +22,25 @@ class Origin:
     folder: Path
     lines: Mapping[str, int] = field(default_factory=dict)
     overridden: Sequence[str] = ()
+    arguments: Collection[str] = ()
+    """Keys whose value is an argument of `grpox.train`."""
+
+    def with_arguments(self, keys: Collection[str]) -> Origin:
+        return replace(self, arguments=keys)
 
     def where(self, key: str) -> str:
-        """``run.yaml:12`` or ``command line``, by the longest known prefix of `key`."""
+        """``run.yaml:12``, ``command line`` or ``train()``, by the longest known prefix of `key`."""
+        if any(prefix in self.arguments for prefix in _prefixes(key)):
+            return ARGUMENT
         # Whatever the file has below an overridden key was replaced.
         if any(prefix in self.overridden for prefix in _prefixes(key)):
             return COMMAND_LINE
-        line = self._line(key)
-        return f"{self.source}:{line}" if line else self.source
+        for prefix in _prefixes(key):
+            if prefix in self.lines:
+                return f"{self.source}:{self.lines[prefix]}"
+            if self._made_by_override(prefix):
+                return COMMAND_LINE
+        return self.source
 
     def base(self, key: str) -> Path:
         """The folder against which a relative path given under `key` resolves."""
@@ -40,6 +53,10 @@ class Origin:
             key = re.sub(r"\.(\d+)(?=\.|$)", r"[\1]", problem.key)
             placed.append(replace(problem, key=key, where=problem.where or self.where(key)))
         return sorted(placed, key=lambda problem: (problem.where == COMMAND_LINE, self._line(problem.key)))
+
+    def _made_by_override(self, key: str) -> bool:
+        """Whether `key`, which the file lacks, is there because an override set something below it."""
+        return any(key in _prefixes(overridden) for overridden in self.overridden)
 
     def _line(self, key: str) -> int:
         """0 when no prefix of `key` stands in the file."""

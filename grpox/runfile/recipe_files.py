@@ -31,10 +31,14 @@ def recipe_path(run: str | Path) -> Path:
     """The file that `run` means: a path of a run file, or the name of a recipe.
 
     Raises:
-        ConfigError: it is neither.
+        ConfigError: it is neither, or cannot be looked at.
     """
     path, names = Path(run), recipe_names()
-    if path.is_file():
+    try:
+        found = path.is_file()
+    except OSError as error:
+        raise ConfigError(Problem(f"cannot be read: {error.strerror}", given=str(run))) from error
+    if found:
         return path
     if str(run) in names:
         return _folder() / f"{run}.yaml"
@@ -51,7 +55,8 @@ def copy_recipe(name: str, destination: Path, force: bool = False) -> list[Path]
         The copies.
 
     Raises:
-        ConfigError: there is no such recipe, or a copy would overwrite something and `force` is false.
+        ConfigError: there is no such recipe, a copy would overwrite something and `force` is false, or
+            nothing can be written there.
     """
     names = recipe_names()
     if name not in names:
@@ -59,15 +64,25 @@ def copy_recipe(name: str, destination: Path, force: bool = False) -> list[Path]
         raise ConfigError(Problem("no such recipe", given=name, allowed=", ".join(names), nearest=near))
     sources = [path for path in (_folder() / f"{name}.yaml", _folder() / name) if path.exists()]
     copies = [destination / source.name for source in sources]
-    _refuse_overwriting([] if force else copies)
-    destination.mkdir(parents=True, exist_ok=True)
-    for source, copy in zip(sources, copies, strict=True):
-        if source.is_dir():
-            ignored = shutil.ignore_patterns("__pycache__", "__init__.py")
-            shutil.copytree(source, copy, ignore=ignored, dirs_exist_ok=True)
-        else:
-            shutil.copyfile(source, copy)
+    try:
+        _refuse_overwriting([] if force else copies)
+        destination.mkdir(parents=True, exist_ok=True)
+        for source, copy in zip(sources, copies, strict=True):
+            _copy(source, copy)
+    except OSError as error:
+        there = isinstance(error, FileExistsError | NotADirectoryError)
+        what = "is not a folder" if there else f"cannot be written: {error.strerror or error}"
+        place = str(error.filename2 or error.filename or destination)
+        raise ConfigError(Problem(what, given=place)) from error
     return copies
+
+
+def _copy(source: Path, copy: Path) -> None:
+    if source.is_dir():
+        ignored = shutil.ignore_patterns("__pycache__", "__init__.py")
+        shutil.copytree(source, copy, ignore=ignored, dirs_exist_ok=True)
+    else:
+        shutil.copyfile(source, copy)
 
 
 def _refuse_overwriting(copies: Sequence[Path]) -> None:

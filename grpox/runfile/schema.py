@@ -59,7 +59,7 @@ def _pointing_to(definition: str, old: Schema) -> Schema:
 
 
 def _slot(registry: Registry, kind: str, definitions: Schema) -> Schema:
-    extra = _weight() if kind == "reward" else {}
+    extra = _reward_keys() if kind == "reward" else {}
     bare: list[str] = []
     choices: list[Schema] = []
     for names, offer in _usable(registry, kind):
@@ -79,8 +79,10 @@ def _by_path(extra: Schema) -> Schema:
     return {"type": "object", "properties": {"path": {"type": "string"}, **extra}, "required": ["path"]}
 
 
-def _weight() -> Schema:
-    return {"weight": RewardRef.model_json_schema()["properties"]["weight"]}
+def _reward_keys() -> Schema:
+    """What the core takes beside a reward's parameters: `weight`, `on_error`, `timeout`."""
+    properties = RewardRef.model_json_schema()["properties"]
+    return {name: properties[name] for name in properties if name not in ComponentRef.model_fields}
 
 
 def _usable(registry: Registry, kind: str) -> Iterable[tuple[list[str], Offer]]:

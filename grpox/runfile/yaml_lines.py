@@ -15,7 +15,11 @@ import yaml
 
 from grpox.errors import ConfigError, Problem
 
+MOST_DIGITS = 4000
+"""Digits of an integer; Python itself reads a few more."""
 _TAG = "tag:yaml.org,2002:"
+_UNUSABLE = re.compile("[\0\ud800-\udfff]")
+"""What escapes such as ``"\\0"`` may write, and neither a path nor a file can hold."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -23,6 +27,9 @@ class _Loader(yaml.SafeLoader):
 
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012 - PyYAML's own
 
+
+_FORMS: dict[str, re.Pattern[str]] = {}
+"""Of each type that is told by its form: what its texts look like."""
 
 for _type, _pattern, _first in (
     ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
@@ -35,7 +42,8 @@ for _type, _pattern, _first in (
     ),
     ("merge", r"<<", ["<"]),
 ):
-    _Loader.add_implicit_resolver(_TAG + _type, re.compile(rf"(?:{_pattern})\Z"), _first)
+    _FORMS[_type] = re.compile(rf"(?:{_pattern})\Z")
+    _Loader.add_implicit_resolver(_TAG + _type, _FORMS[_type], _first)
 
 
 @dataclass
@@ -63,22 +71,36 @@ def read_yaml(text: str, source: str) -> Document:
         ConfigError: not YAML, a key given twice, a key that is not text, or a tag that makes an object. Those
             which leave the document readable are told all together.
     """
-    loader = _Loader(text)
+    reader = _Reader(source)
     try:
-        node = loader.get_single_node()
+        node = _parsed(text)
+        data = None if node is None else reader.value(node, "", ())
+    except yaml.reader.ReaderError as error:
+        raise ConfigError(_unreadable(error, text, source)) from error
     except yaml.MarkedYAMLError as error:
         raise ConfigError(_not_yaml(error, source)) from error
-    except yaml.YAMLError as error:
-        raise ConfigError(Problem(f"not valid YAML: {error}", where=source)) from error
-    finally:
-        loader.dispose()
-    if node is None:
-        return Document(None)
-    reader = _Reader(source)
-    data = reader.value(node, "", ())
+    except RecursionError as error:
+        raise ConfigError(Problem("lists or mappings are nested too deeply", where=source)) from error
     if reader.problems:
         raise ConfigError(reader.problems)
     return Document(data, reader.lines)
+
+
+def _parsed(text: str) -> yaml.Node | None:
+    """The document's root, or None where there is nothing but comments."""
+    loader = _Loader(text)
+    try:
+        node: yaml.Node | None = loader.get_single_node()
+    finally:
+        loader.dispose()
+    return node
+
+
+def _unreadable(error: yaml.reader.ReaderError, text: str, source: str) -> Problem:
+    before = text[: error.position]
+    place = f"{before.count(chr(10)) + 1}:{error.position - before.rfind(chr(10))}"
+    what = f"not valid YAML: the character U+{error.character:04X} cannot stand in a text file"
+    return Problem(what, where=f"{source}:{place}")
 
 
 def _not_yaml(error: yaml.MarkedYAMLError, source: str) -> Problem:
@@ -150,23 +172,28 @@ class _Reader:
         return result
 
     def _scalar(self, node: yaml.ScalarNode, key: str) -> Any:
-        text = node.value
-        try:
-            match node.tag.removeprefix(_TAG):
-                case "null":
-                    return None
-                case "bool":
-                    return text.lower() == "true"
-                case "int":
-                    return int(text, 0) if text[:2] in ("0o", "0x") else int(text)
-                case "float":
-                    return float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
-                case "str":
-                    return text
-        except ValueError as error:
-            self._refuse(node, key, str(error))
+        text, kind = node.value, node.tag.removeprefix(_TAG)
+        if kind in _FORMS and not _FORMS[kind].match(text):
+            # Only an explicit tag comes here, such as `!!bool yes`.
+            self._refuse(node, key, f"{text!r} is not of the type !!{kind}")
             return None
-        self._refuse(node, key, f"the tag {node.tag.replace(_TAG, '!!')} is not supported")
+        match kind:
+            case "null":
+                return None
+            case "bool":
+                return text.lower() == "true"
+            case "int" if len(text) > MOST_DIGITS:
+                self._refuse(node, key, f"a number of {len(text)} digits; at most {MOST_DIGITS} are read")
+            case "int":
+                return int(text, 0) if text[:2] in ("0o", "0x") else int(text)
+            case "float":
+                return float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
+            case "str" if unusable := _UNUSABLE.search(text):
+                self._refuse(node, key, f"the character U+{ord(unusable.group()):04X} cannot be used")
+            case "str":
+                return text
+            case _:
+                self._refuse(node, key, f"the tag {node.tag.replace(_TAG, '!!')} is not supported")
         return None
 
     def _refuse(self, node: yaml.Node, key: str, what: str) -> None:

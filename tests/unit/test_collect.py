@@ -32,8 +32,8 @@ class Letters:
     def __call__(self, texts, add_special_tokens=True):
         return {"input_ids": [[ord(letter) - 96 for letter in text] for text in texts]}
 
-    def decode(self, ids, skip_special_tokens=False):
-        return "".join(chr(96 + i) for i in ids)
+    def batch_decode(self, sequences, skip_special_tokens=False):
+        return ["".join(chr(96 + i) for i in ids) for ids in sequences]
 
 
 class Scripted:

@@ -3,8 +3,11 @@
 import datasets
 import pytest
 
-from grpox.errors import ConfigError
-from grpox.prompts import PromptSet, load_file
+from grpox.errors import ConfigError, RunFailed
+from grpox.open_data import open_data
+from grpox.prompt_length import PromptLimit
+from grpox.prompts import PromptSet
+from grpox.row_stream import RowStream
 
 
 class Tokenizer:
@@ -13,12 +16,12 @@ class Tokenizer:
     def __init__(self, chat_template="yes"):
         self.chat_template = chat_template
 
-    def __call__(self, text, add_special_tokens=True):
+    def __call__(self, texts, add_special_tokens=True):
         begin = [0] if add_special_tokens else []
-        return {"input_ids": begin + [ord(letter) for letter in text]}
+        return {"input_ids": [begin + [ord(letter) for letter in text] for text in texts]}
 
-    def decode(self, ids, skip_special_tokens=False):
-        return "".join(map(chr, ids))
+    def batch_decode(self, sequences, skip_special_tokens=False):
+        return ["".join(map(chr, ids)) for ids in sequences]
 
     def apply_chat_template(self, messages, add_generation_prompt, tokenize, **kwargs):
         assert not tokenize
@@ -26,30 +29,30 @@ class Tokenizer:
         return told + ("<assistant>" if add_generation_prompt else "") + kwargs.get("end", "")
 
 
-def prompts(rows, tokenizer=None, **template):
+def prompts(rows, tokenizer=None, limit=None, **template):
     dataset = datasets.Dataset.from_dict({"prompt": rows, "answer": ["x"] * len(rows)})
-    return PromptSet(dataset, "prompt", tokenizer or Tokenizer(), template)
+    return PromptSet(dataset, "prompt", tokenizer or Tokenizer(), template, limit)
 
 
 def test_plain_prompts_get_the_special_tokens_of_the_tokenizer():
     made = prompts(["ab", "c"])
     assert made.token_ids(0) == (0, 97, 98)
-    assert made.completion([97]) == "a"
-    assert made.columns([1, 1, 0]) == {"answer": ["x"] * 3}
+    assert made.completions([[97], [97, 98]]) == ["a", "ab"]
+    assert made.rows([1, 1, 0]) == (["c", "c", "ab"], {"answer": ["x"] * 3})
 
 
 def test_the_chat_template_writes_the_special_tokens_of_messages():
     made = prompts([[{"role": "user", "content": "a"}]], end="!")
     assert made.text(0) == "<user>a<assistant>!"
     assert bytes(made.token_ids(0)).decode() == "<user>a<assistant>!"
-    assert made.completion([97]) == [{"role": "assistant", "content": "a"}]
+    assert made.completions([[97]]) == [[{"role": "assistant", "content": "a"}]]
 
 
 @pytest.mark.parametrize(
     ("rows", "row"), [(["a", None], 1), (["a", "b", ""], 2), ([3, 4], 0), ([["a"], ["b"]], 0), ([[], []], 0)]
 )
 def test_the_first_row_without_a_prompt_is_named(rows, row):
-    with pytest.raises(ConfigError, match=rf"row {row} \(from 0\) holds no prompt"):
+    with pytest.raises(ConfigError, match=rf"row {row} \(from 0\) of the data holds no prompt"):
         prompts(rows)
 
 
@@ -58,9 +61,97 @@ def test_messages_need_a_chat_template():
         prompts([[{"role": "user", "content": "a"}]], Tokenizer(chat_template=None))
 
 
+def test_data_without_a_row_is_refused():
+    with pytest.raises(ConfigError, match="the data holds no row"):
+        PromptSet(datasets.Dataset.from_dict({"prompt": []}), "prompt", Tokenizer())
+
+
+def test_a_prompt_without_a_token_is_refused_at_the_start():
+    class Blind(Tokenizer):
+        def __call__(self, texts, add_special_tokens=True):
+            return {"input_ids": [[] if text == " " else [1] for text in texts]}
+
+    with pytest.raises(ConfigError, match=r"row 1 \(from 0\) of the data has no tokens"):
+        prompts(["a", " "], Blind())
+
+
+def test_a_row_on_which_the_chat_template_fails_is_named():
+    with pytest.raises(ConfigError, match=r"chat template fails on row 1 \(from 0\) of the data: KeyError"):
+        prompts([[{"role": "user", "content": "a"}], [{"content": "b", "role2": "user"}]], Strict())
+
+
+class Strict(Tokenizer):
+    def apply_chat_template(self, messages, **kwargs):
+        if any(message["role"] is None for message in messages):
+            raise KeyError("role")
+        return super().apply_chat_template(messages, **kwargs)
+
+
+def test_the_first_prompt_that_is_too_long_is_named_before_training():
+    # The tokenizer writes one special token: "abcd" has 5.
+    with pytest.raises(ConfigError) as caught:
+        prompts(["ab", "abcd", "abc", "abcdef"], limit=PromptLimit(3, "data.max_prompt_length"))
+    (problem,) = caught.value.problems
+    assert problem.what == (
+        "the prompt of row 1 (from 0) of the data is too long, and 2 more are; the longest has 7 tokens"
+    )
+    assert (problem.key, problem.given) == ("data.max_prompt_length", "5 tokens")
+    assert len(prompts(["ab"], limit=PromptLimit(3))) == 1
+
+
+def test_a_cut_prompt_keeps_its_last_tokens_and_rewards_see_it_whole():
+    made = prompts(["ab", "abcd"], limit=PromptLimit(3, cut=True))
+    assert made.token_ids(0) == (0, 97, 98)
+    assert made.token_ids(1) == (98, 99, 100)
+    assert (made.prompt(1), made.text(1)) == ("abcd", "abcd")
+
+
+def test_prompts_are_tokenised_once_as_far_as_memory_allows(monkeypatch):
+    class Counting(Tokenizer):
+        texts = 0
+
+        def __call__(self, texts, **kwargs):
+            self.texts += len(texts)
+            return super().__call__(texts, **kwargs)
+
+    monkeypatch.setattr("grpox.prompts.KEPT_TOKENS", 7)
+    tokenizer = Counting()
+    made = prompts(["ab", "cdef", "gh", "i"], tokenizer, PromptLimit(4, cut=True))
+    assert tokenizer.texts == 4
+    # 3 + 4 tokens are kept; those of the third would be 10.
+    assert [made.token_ids(i) for i in (0, 1)] == [(0, 97, 98), (99, 100, 101, 102)]
+    assert tokenizer.texts == 4
+    assert [made.token_ids(i) for i in (2, 3)] == [(0, 103, 104), (0, 105)]
+    assert tokenizer.texts == 6
+
+
+def stream_of(rows):
+    return RowStream(datasets.IterableDataset.from_generator(lambda: iter(rows)), shuffle=False, seed=0)
+
+
+def test_prompts_of_a_stream_are_checked_as_they_come():
+    stream = stream_of([{"prompt": "a", "id": 7}, {"prompt": None, "id": 8}, {"prompt": "abcd", "id": 9}])
+    made = PromptSet(stream, "prompt", Tokenizer(), limit=PromptLimit(3))
+    stream.hold(range(3))
+    made.check([0])
+    assert (made.column_names, made.rows([0, 0])[1]) == (["id"], {"id": [7, 7]})
+    with pytest.raises(RunFailed, match=r"row 1 \(from 0\) of the stream holds no prompt") as caught:
+        made.check([0, 1])
+    assert "'id': 8" in str(caught.value)
+    with pytest.raises(RunFailed, match=r"row 2 \(from 0\) of the stream is too long"):
+        made.check([2])
+
+
+def test_a_stream_whose_first_row_holds_no_prompt_is_refused_before_training():
+    with pytest.raises(ConfigError, match=r"row 0 \(from 0\) of the stream holds no prompt"):
+        PromptSet(stream_of([{"prompt": ""}]), "prompt", Tokenizer())
+    with pytest.raises(ConfigError, match="no such column"):
+        PromptSet(stream_of([{"promt": "a"}]), "prompt", Tokenizer())
+
+
 @pytest.mark.parametrize("suffix", ["jsonl", "csv", "parquet"])
 def test_files_of_every_format_read_alike(tmp_path, suffix):
     path = str(tmp_path / f"data.{suffix}")
     dataset = datasets.Dataset.from_dict({"prompt": ["a", "b"], "answer": ["1", "x"]})
     {"jsonl": dataset.to_json, "csv": dataset.to_csv, "parquet": dataset.to_parquet}[suffix](path)
-    assert load_file(path).to_list() == dataset.to_list()
+    assert open_data(path).to_list() == dataset.to_list()

@@ -13,8 +13,8 @@ import pytest
 
 from grpox.config import RunConfig
 from grpox.errors import ConfigError, Problem
+from grpox.given import given_objects
 from grpox.runfile.load import ResolvedRun, load_run, resolve_config
-from grpox.runfile.lr_schedules import LR_SCHEDULER_TYPES, UNSUPPORTED_SCHEDULER_TYPES
 
 RUN = """\
 model: {path: model}
@@ -180,10 +180,11 @@ def test_functions_stand_in_for_the_rewards(load: Load, tmp_path: Path) -> None:
         return [-float(len(completion)) for completion in completions]
 
     data = {"model": {"path": "model"}, "data": {"path": "train.jsonl"}, "evaluation": None}
-    run = resolve_config(data, tmp_path / "inputs", "python", functions=[brevity])
+    given = given_objects(None, None, None, None, [brevity])
+    run = resolve_config(data, tmp_path / "inputs", "python", given=given)
     assert run.build("rewards[0]") is brevity
     assert [(reward.label, reward.weight) for reward in run.config.rewards] == [("brevity", 1.0)]
-    assert load(functions=[brevity]).build("rewards[0]") is brevity
+    assert load(given=given).build("rewards[0]") is brevity
 
 
 # -- Overrides -------------------------------------------------------------------------------------------
@@ -327,7 +328,7 @@ def test_a_run_that_does_not_exist_names_the_nearest(tmp_path: Path, monkeypatch
             "float32 or bfloat16",
         ),
         ("{path: model}", "{}", 1, "model.path", "", "text"),
-        ("  path: train.jsonl", "  prompt_column: q", 2, "data", "", "mapping with path, source"),
+        ("  path: train.jsonl", "  prompt_column: q", 2, "data", "", "mapping with path, subset"),
         ("- exact", "- {weight: 2}", 5, "rewards[0]", "", ""),
         ("- exact", "- {name: exact, weight: big}", 5, "rewards[0].weight", "", "number"),
         ("  - exact", "  []", 4, "rewards", "", "list of mapping"),
@@ -401,28 +402,31 @@ def test_a_scheduler_type_that_does_not_exist(refuse: Refuse) -> None:
     assert told(problem) == ("run.yaml:10", "train.lr_scheduler_type", "cosine")
 
 
-def test_the_scheduler_types_are_those_of_transformers() -> None:
-    from transformers import SchedulerType
-
-    known = {member.value for member in SchedulerType}
-    assert {*LR_SCHEDULER_TYPES, *UNSUPPORTED_SCHEDULER_TYPES} == known
-
-
-@pytest.mark.parametrize("name", LR_SCHEDULER_TYPES)
-def test_every_scheduler_type_steps_without_arguments_of_its_own(name: str) -> None:
-    import torch
-    from transformers import get_scheduler
-
-    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
-    schedule = get_scheduler(name, optimizer, num_warmup_steps=2, num_training_steps=10)
-    optimizer.step()
-    schedule.step()
+def test_a_schedules_arguments_are_told_with_their_line(refuse: Refuse) -> None:
+    added = "\n  lr_scheduler_type: polynomial\n  lr_scheduler_kwargs:\n    powr: 2\n    lr_end: 0"
+    [problem] = refuse("num_generations: 4", "num_generations: 4" + added)
+    assert told(problem) == ("run.yaml:12", "train.lr_scheduler_kwargs.powr", "power")
 
 
-def test_a_scheduler_type_that_needs_more_than_the_run_file_can_say(refuse: Refuse) -> None:
-    [problem] = refuse("num_generations: 4", "num_generations: 4\n  lr_scheduler_type: warmup_stable_decay")
-    assert told(problem)[:2] == ("run.yaml:10", "train.lr_scheduler_type")
-    assert problem.what.startswith("needs num_decay_steps: use a scheduler plugin")
+@pytest.mark.parametrize(
+    ("section", "key"),
+    [
+        ("deepspeed: {settings: {train_batch_size: 8}}", "deepspeed.settings.train_batch_size"),
+        ("deepspeed: {offload_param: nvme}", "deepspeed.nvme_path"),
+        ("hub: {repo: name}", "hub.repo"),
+    ],
+)
+def test_what_the_engine_or_the_hub_would_refuse_is_told_at_once(
+    refuse: Refuse, section: str, key: str
+) -> None:
+    [problem] = refuse("", section + "\n")
+    assert problem.key == key
+
+
+def test_what_from_pretrained_must_not_be_given_is_told_at_once(refuse: Refuse) -> None:
+    [problem] = refuse("{path: model}", "{path: model, init: {torch_dtype: float16}}")
+    assert told(problem)[:2] == ("run.yaml:1", "model.init.torch_dtype")
+    assert problem.what == "cannot be given here: use model.dtype"
 
 
 def test_a_correction_is_refused_with_sampling_that_drops_tokens(refuse: Refuse, load: Load) -> None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import Any
 
+import datasets
 import pytest
 
 from grpox.config import TrainConfig
-from grpox.errors import ConfigError, Problem
-from grpox.sampling import BatchPlan, PromptSampler, Schedule
+from grpox.errors import ConfigError, Problem, RunFailed
+from grpox.prompts import PromptSet
+from grpox.row_stream import RowStream
+from grpox.sampling import BatchPlan, PromptSampler, Schedule, StreamSampler
 
 SHORT = {
     "B": "per_device_train_batch_size",
@@ -174,6 +177,50 @@ def test_data_smaller_than_one_generation_batch_is_refused() -> None:
     [problem] = caught.value.problems
     assert problem.key == "data"
     assert problem.what == "one generation batch needs 4 prompts, the data has 3"
+
+
+# -- The sampler of a stream -----------------------------------------------------------------------------
+
+
+def stream_sampler(rows: list[dict[str, Any]], size: int, shuffle: bool = False) -> StreamSampler:
+    dataset = datasets.IterableDataset.from_generator(lambda: iter(rows))
+    stream = RowStream(dataset, shuffle, seed=0)
+    return StreamSampler(stream, PromptSet(stream, "prompt", Words()), size)  # type: ignore[arg-type]
+
+
+class Words:
+    """One token for each word."""
+
+    def __call__(self, texts: list[str], add_special_tokens: bool = True) -> dict[str, Any]:
+        return {"input_ids": [list(range(len(text.split()))) for text in texts]}
+
+
+def test_a_stream_drops_no_prompt_at_the_end_of_an_epoch() -> None:
+    sampler = stream_sampler([{"prompt": str(n)} for n in range(5)], size=2)
+    assert [sampler.prompts_for(generation) for generation in (0, 1, 2, 3)] == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    drawn = []
+    for generation in range(5):
+        drawn += [sampler._prompts.prompt(position) for position in sampler.prompts_for(generation)]
+    assert drawn == list("0123401234")
+
+
+def test_the_epoch_of_a_stream_is_known_once_it_has_ended() -> None:
+    sampler = stream_sampler([{"prompt": str(n)} for n in range(5)], size=2)
+    assert 4 / sampler.generations_per_epoch == 0
+    sampler.prompts_for(2)
+    assert 5 / sampler.generations_per_epoch == 2
+
+
+def test_a_stream_that_does_not_fill_one_generation_batch_is_refused_at_once() -> None:
+    with pytest.raises(ConfigError, match="one generation batch needs 4 prompts, the data has 3"):
+        stream_sampler([{"prompt": "a"}] * 3, size=4)
+    assert stream_sampler([{"prompt": "a"}] * 4, size=4).prompts_for(1) == [4, 5, 6, 7]
+
+
+def test_a_stream_stops_at_the_generation_batch_that_holds_what_is_no_prompt() -> None:
+    sampler = stream_sampler([{"prompt": text} for text in ("a", "b", "c", "")], size=2)
+    with pytest.raises(RunFailed, match=r"row 3 \(from 0\) of the stream holds no prompt"):
+        sampler.prompts_for(1)
 
 
 # -- Refused arithmetic ----------------------------------------------------------------------------------

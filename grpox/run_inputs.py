@@ -1,0 +1,112 @@
+"""The inputs of a run, which its config names or `grpox.train` was given: model, tokenizer, prompts."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any
+
+import datasets
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from grpox.errors import ConfigError, Problem
+from grpox.models import load_config, load_model, load_tokenizer
+from grpox.open_data import open_data
+from grpox.prompt_length import PromptLimit
+from grpox.prompts import PromptSet
+from grpox.row_stream import RowStream
+from grpox.runfile.streaming import stream_problems
+from grpox.sampling import BatchPlan, PromptSampler, Schedule, StreamSampler
+
+if TYPE_CHECKING:
+    from grpox.runfile.load import ResolvedRun
+
+
+def open_model(run: ResolvedRun) -> PreTrainedModel:
+    """The model to train: the object given, itself, or the one that the config names."""
+    return load_model(run.config.model) if run.given.model is None else run.given.model
+
+
+def open_reference(run: ResolvedRun, model: PreTrainedModel) -> PreTrainedModel:
+    """Another model with the weights of `model`, which no engine has taken yet."""
+    return load_model(run.config.model) if run.given.model is None else copy.deepcopy(model)
+
+
+def open_tokenizer(run: ResolvedRun) -> PreTrainedTokenizerBase:
+    """The tokenizer; one that was given is copied where it has no padding token, for EOS to pad."""
+    tokenizer = run.given.tokenizer
+    if tokenizer is None:
+        return load_tokenizer(run.config.model)
+    if tokenizer.pad_token_id is None:
+        tokenizer = copy.deepcopy(tokenizer)
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def open_prompts(run: ResolvedRun, tokenizer: PreTrainedTokenizerBase) -> tuple[PromptSet, PromptSet | None]:
+    """The prompts to train on, and those held out where the run has an evaluation; all of them checked.
+
+    Raises:
+        ConfigError: data cannot be opened, or holds what is no prompt or is too long; see `PromptSet`.
+        RunFailed: the first row of a stream cannot be read.
+    """
+    config = run.config
+    limit = PromptLimit.of_run(config.data, config.sampling, _model_config(run))
+    column, template = config.data.prompt_column, config.model.chat_template_kwargs
+    prompts = PromptSet(_training_rows(run), column, tokenizer, template, limit)
+    if config.evaluation is None:
+        return prompts, None
+    held_out = run.given.eval_dataset
+    if held_out is None:
+        held_out = open_data(config.evaluation.path, key="evaluation.path")
+    return prompts, PromptSet(held_out, column, tokenizer, template, limit, "the evaluation data")
+
+
+def open_schedule(run: ResolvedRun, prompts: PromptSet, world_size: int) -> Schedule:
+    """The steps of the run on `world_size` ranks.
+
+    Raises:
+        ConfigError: the batch sizes do not divide, or the data does not fill one generation batch.
+        RunFailed: the first generation batch of a stream cannot be read.
+    """
+    train = run.config.train
+    plan = BatchPlan.from_config(train, world_size)
+    sampler: PromptSampler | StreamSampler
+    if prompts.stream is not None:
+        sampler = StreamSampler(prompts.stream, prompts, plan.prompts_per_generation)
+    else:
+        size = plan.prompts_per_generation
+        sampler = PromptSampler(len(prompts), size, train.shuffle_dataset, train.seed)
+    return Schedule(plan, sampler, train.max_steps, train.num_train_epochs)
+
+
+def _model_config(run: ResolvedRun) -> PreTrainedConfig:
+    return load_config(run.config.model) if run.given.model is None else run.given.model.config
+
+
+def _training_rows(run: ResolvedRun) -> datasets.Dataset | RowStream:
+    config = run.config
+    rows = _dataset(run)
+    if config.data.streaming and isinstance(rows, datasets.Dataset):
+        rows = rows.to_iterable_dataset()
+    if isinstance(rows, datasets.Dataset):
+        return rows
+    # A dataset component may turn out to be a stream only here.
+    if problems := stream_problems(config, streamed=True):
+        raise ConfigError(problems)
+    return RowStream(rows, config.train.shuffle_dataset, config.train.seed)
+
+
+def _dataset(run: ResolvedRun) -> datasets.Dataset | datasets.IterableDataset:
+    data = run.config.data
+    rows: Any
+    if run.given.dataset is not None:
+        rows = run.given.dataset
+    elif data.path is not None:
+        rows = open_data(data.path, data.subset, data.split, data.streaming)
+    else:
+        rows = run.build("data.source").load()
+    if not isinstance(rows, datasets.Dataset | datasets.IterableDataset):
+        what = f"{run.components['data.source']} loads no dataset"
+        allowed = "a datasets.Dataset or IterableDataset"
+        raise ConfigError(Problem(what, "data.source", given=type(rows).__name__, allowed=allowed))
+    return rows

@@ -1,0 +1,44 @@
+"""Whether output_dir is a folder that the run can write without moving its own inputs away."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from grpox.config import RunConfig
+from grpox.errors import Problem
+
+SET_ASIDE = ("model", "completions")
+"""Folders in output_dir whose earlier content a run moves to ``earlier/``."""
+
+
+def output_problems(config: RunConfig) -> list[Problem]:
+    """What is wrong with `output_dir`; the input paths of `config` are resolved."""
+    if not config.output_dir.strip():
+        return [Problem("is empty", key="output_dir", given=repr(config.output_dir), allowed="a folder")]
+    folder = Path(config.output_dir).absolute()
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    if not there.is_dir():
+        what = "is a file, not a folder" if there == folder else f"cannot be made: {there} is a file"
+        return [Problem(what, key="output_dir", given=config.output_dir)]
+    if not os.access(there, os.W_OK | os.X_OK):
+        what = f"cannot be written: no permission to write in {there}"
+        return [Problem(what, key="output_dir", given=config.output_dir)]
+    return _inputs_in_the_way(config, folder.resolve())
+
+
+def _inputs_in_the_way(config: RunConfig, folder: Path) -> list[Problem]:
+    inputs = {"model.path": config.model.path, "data.path": config.data.path}
+    if config.evaluation is not None:
+        inputs["evaluation.path"] = config.evaluation.path
+    return [
+        Problem(
+            f"lies in {name}/ of output_dir, which the run replaces by its own",
+            key=key,
+            given=path,
+            allowed="another output_dir, or a copy of this input elsewhere",
+        )
+        for key, path in inputs.items()
+        for name in SET_ASIDE
+        if path is not None and Path(path).is_absolute() and Path(path).is_relative_to(folder / name)
+    ]

@@ -1,0 +1,196 @@
+"""Data, splits, streams and the output folder of a run file, as `grpox validate` sees them."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grpox.errors import ConfigError, Problem
+from grpox.runfile.load import ResolvedRun, load_run, resolve_config
+
+Resolve = Callable[..., ResolvedRun]
+Refuse = Callable[..., list[Problem]]
+
+
+@pytest.fixture
+def resolve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Resolve:
+    """``resolve(section={...}, ...)``: a run of 9 prompts, two a generation batch, with changed sections."""
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    record = json.dumps({"prompt": "1+1=", "answer": "2"}) + "\n"
+    (tmp_path / "train.jsonl").write_text(record * 9)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+
+    def run(data: dict[str, Any] | None = None, **sections: Any) -> ResolvedRun:
+        config: dict[str, Any] = {
+            "model": {"path": "model"},
+            "data": {"path": "train.jsonl"} | (data or {}),
+            "rewards": ["exact"],
+            "train": {"num_generations": 4, "per_device_train_batch_size": 8},
+        }
+        return resolve_config(config | sections, tmp_path, "test")
+
+    return run
+
+
+@pytest.fixture
+def refuse(resolve: Resolve) -> Refuse:
+    def run(*arguments: Any, **sections: Any) -> list[Problem]:
+        with pytest.raises(ConfigError) as caught:
+            resolve(*arguments, **sections)
+        return caught.value.problems
+
+    return run
+
+
+# -- Hub ids ---------------------------------------------------------------------------------------------
+
+
+def test_a_hub_id_stays_as_it_is_and_has_no_known_length(resolve: Resolve) -> None:
+    run = resolve({"path": "openai/gsm8k", "subset": "main", "split": "train[:100]"})
+    assert (run.config.data.path, run.num_prompts) == ("openai/gsm8k", None)
+
+
+def test_what_has_the_suffix_of_a_file_is_no_hub_id(refuse: Refuse) -> None:
+    (problem,) = refuse({"path": "dta/train.jsonl"})
+    assert (problem.key, problem.what) == ("data.path", "no such file")
+
+
+def test_nor_is_what_lies_in_a_folder_that_is_there(refuse: Refuse, tmp_path: Path) -> None:
+    (tmp_path / "sets").mkdir()
+    (problem,) = refuse({"path": "sets/mine"})
+    assert problem.what == "no such file"
+
+
+# -- Parts of a file, streams ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("split", "taken"), [("train[:4]", 4), ("train[50%:]", 5), ("train[2:4]", 2)])
+def test_a_part_of_a_file_is_counted(resolve: Resolve, split: str, taken: int) -> None:
+    # 50% of 9 rows: those from row 4 on (4.5, rounded to the nearest even), as datasets slices them.
+    assert resolve({"split": split}).num_prompts == taken
+
+
+def test_a_part_that_does_not_fill_a_generation_batch_is_refused(refuse: Refuse) -> None:
+    (problem,) = refuse({"split": "train[:1]"})
+    assert problem.what == "one generation batch needs 2 prompts, the data has 1"
+
+
+@pytest.mark.parametrize("split", ["test", "train[:3", "", "train[a:]"])
+def test_a_split_that_a_file_does_not_have(refuse: Refuse, split: str) -> None:
+    (problem,) = refuse({"split": split})
+    assert (problem.key, problem.given) == ("data.split", split)
+
+
+def test_a_file_has_no_subset(refuse: Refuse) -> None:
+    (problem,) = refuse({"subset": "main"})
+    assert (problem.key, problem.given) == ("data.subset", "main")
+
+
+def test_a_stream_needs_a_number_of_steps_and_an_uncut_split(resolve: Resolve, refuse: Refuse) -> None:
+    train = {"num_generations": 4, "per_device_train_batch_size": 8}
+    assert [p.key for p in refuse({"streaming": True})] == ["train.max_steps"]
+    assert [p.key for p in refuse({"streaming": True}, train=train | {"max_steps": 0})] == ["train.max_steps"]
+    (problem,) = refuse({"streaming": True, "split": "train[:5]"}, train=train | {"max_steps": 1})
+    assert (problem.key, problem.allowed) == ("data.split", "train, or streaming: false")
+    assert resolve({"streaming": True}, train=train | {"max_steps": 1}).num_prompts is None
+
+
+# -- What is found in files ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "what"),
+    [
+        ("a.jsonl", '{"prompt": "a"}\n\n{"prompt": \n', "line 3 is not JSON: Expecting value at column 12"),
+        ("a.jsonl", '{"prompt": "a"}\n["a"]\n', "line 2 is not an object with columns as keys"),
+        ("a.json", '[{"prompt": "a"}, 3]', "record 1 (from 0) is not an object with columns as keys"),
+        ("a.csv", "prompt,answer\na,b\n\na,b,c\n", "line 4 has 3 values for 2 columns"),
+        ("a.csv", 'prompt,answer\n"a\nb",c\na\n', "line 4 has 1 values for 2 columns"),
+    ],
+)
+def test_a_line_that_is_no_record_is_named(
+    refuse: Refuse, tmp_path: Path, name: str, content: str, what: str
+) -> None:
+    (tmp_path / name).write_text(content)
+    (problem,) = refuse({"path": name})
+    assert (problem.key, problem.what) == ("data.path", what)
+
+
+def test_a_path_with_the_characters_of_patterns_is_a_name(resolve: Resolve, tmp_path: Path) -> None:
+    (tmp_path / "a[1]*?.jsonl").write_text('{"prompt": "a"}\n' * 2)
+    assert resolve({"path": "a[1]*?.jsonl"}).num_prompts == 2
+
+
+def test_a_folder_is_never_suggested_for_a_file_nor_a_file_for_a_model(refuse: Refuse, tmp_path: Path) -> None:
+    (tmp_path / "trainer.jsonl").mkdir()
+    (tmp_path / "modela").write_text("")
+    (problem,) = refuse({"path": "traine.jsonl"})
+    assert problem.nearest == str(tmp_path / "train.jsonl")
+    (problem,) = refuse(model={"path": "./modelb"})
+    assert problem.nearest == str(tmp_path / "model")
+
+
+def test_a_folder_named_as_the_run_file_is_said_to_be_one(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs.yaml").write_text("")
+    with pytest.raises(ConfigError, match="is a folder, not a run file") as caught:
+        load_run("runs")
+    assert caught.value.problems[0].nearest == "runs.yaml"
+    (tmp_path / "quickstart").mkdir()  # as `grpox recipes copy` leaves it: the recipe's name still works
+    assert load_run("quickstart", ["output_dir=out"]).source == "quickstart"
+
+
+# -- The output folder -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "what"),
+    [("", "is empty"), (" ", "is empty"), ("train.jsonl", "is a file"), ("train.jsonl/a/b", "cannot be made")],
+)
+def test_an_output_folder_that_cannot_be(refuse: Refuse, given: str, what: str) -> None:
+    (problem,) = refuse(output_dir=given)
+    assert problem.key == "output_dir"
+    assert problem.what.startswith(what)
+
+
+def test_an_output_folder_without_permission(
+    refuse: Refuse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Path] = []
+    monkeypatch.setattr(os, "access", lambda path, mode: asked.append(path))
+    (problem,) = refuse(output_dir="runs/new")
+    assert (problem.key, problem.what) == (
+        "output_dir",
+        f"cannot be written: no permission to write in {tmp_path}",
+    )
+    assert asked == [tmp_path]
+
+
+def test_inputs_that_the_run_would_move_away_are_refused(refuse: Refuse, tmp_path: Path) -> None:
+    model = tmp_path / "out" / "model"
+    model.mkdir(parents=True)
+    (model / "config.json").write_text("{}")
+    for name in ("train.jsonl", "heldout.jsonl"):
+        (model / name).write_text('{"prompt": "a"}\n' * 9)
+    problems = refuse(
+        {"path": "out/model/train.jsonl"},
+        model={"path": "out/model"},
+        evaluation={"path": "out/model/heldout.jsonl"},
+        output_dir="out",
+    )
+    assert [problem.key for problem in problems] == ["model.path", "data.path", "evaluation.path"]
+
+
+def test_the_model_of_another_run_is_a_fine_start(resolve: Resolve, tmp_path: Path) -> None:
+    (tmp_path / "out" / "model").mkdir(parents=True)
+    (tmp_path / "out" / "model" / "config.json").write_text("{}")
+    for folder in ("out2", "out/second", "out/model/second"):
+        assert resolve(model={"path": "out/model"}, output_dir=folder).config.output_dir == folder
