@@ -201,8 +201,8 @@ class GeneratorContext:
     world_size: int
     seed: int
     policy: PreTrainedModel
-    """The module under training. Its parameters are this rank's shards: each forward gathers them layer by layer,
-    a collective. For generators without weights of their own; whoever runs it restores its mode."""
+    """The module under training. Its parameters are this rank's shards: each forward gathers them layer by
+    layer, a collective. For generators without weights of their own; whoever runs it restores its mode."""
 
 
 WeightStream = Iterator[tuple[str, "Tensor"]]

@@ -1,5 +1,6 @@
 """The hf generator on the real quickstart model: tokens, log-probabilities, groups, seeds, versions."""
 
+import copy
 import importlib.resources
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from grpox.config import SamplingConfig
 from grpox.contracts import GeneratorContext, Prompt
-from grpox.errors import RunFailed
+from grpox.errors import ConfigError, RunFailed
 from grpox.logprobs import completion_logprobs
 from grpox.models import architecture_of
 from grpox.rollout import collate
@@ -34,7 +35,7 @@ def tokenizer():
 def started(policy, tokenizer, **config):
     generator = HfGenerator(HfConfig(**config))
     context = GeneratorContext(
-        Path(str(MODEL)), architecture_of(policy), tokenizer, (tokenizer.eos_token_id,), CPU, 0, 1, 0
+        Path(str(MODEL)), architecture_of(policy), tokenizer, (tokenizer.eos_token_id,), CPU, 0, 1, 0, policy
     )
     generator.start(context)
     generator.sync(((name, p.detach()) for name, p in policy.named_parameters()), version=3)
@@ -118,10 +119,9 @@ def test_prompt_is_prefilled_once_per_group(generator, tokenizer):
 
 
 def test_a_seed_repeats_and_leaves_the_global_random_state(generator, tokenizer):
-    unsure = SamplingConfig(max_completion_length=4, temperature=3.0)
 
     def sample(seed):
-        return list(generator.generate(prompts(tokenizer), unsure, seed))
+        return list(generator.generate(prompts(tokenizer), unsure(), seed))
 
     state = torch.random.get_rng_state()
     first = sample(5)
@@ -144,6 +144,160 @@ def test_temperature_zero_is_greedy(generator, policy, tokenizer):
             with torch.no_grad():
                 assert int(policy(torch.tensor([ids])).logits[0, -1].argmax()) == token
             ids.append(token)
+
+
+def unsure(**settings):
+    """At temperature 3 the model writes almost anything."""
+    return SamplingConfig(**{"max_completion_length": 6, "temperature": 3.0, **settings})
+
+
+def expected_logprobs(policy, rollout, sampling, change):
+    """log softmax(change(logits, tokens so far) / temperature) of each token, from one plain forward."""
+    ids = [*rollout.prompt_ids, *rollout.completion_ids]
+    with torch.no_grad():
+        logits = policy(torch.tensor([ids])).logits[0].double()
+    told = []
+    for place in range(len(rollout.prompt_ids), len(ids)):
+        changed = change(logits[place - 1].clone(), ids[:place])
+        told.append(torch.log_softmax(changed / sampling.temperature, -1)[ids[place]].item())
+    return told
+
+
+def penalised(logits, ids):
+    for token in set(ids):
+        logits[token] = logits[token] / 1.5 if logits[token] > 0 else logits[token] * 1.5
+    return logits
+
+
+def forbidden(tokens):
+    def change(logits, ids):
+        logits[tokens] = -torch.inf
+        return logits
+
+    return change
+
+
+def biased(logits, ids):
+    logits[7] += 2.0
+    return logits
+
+
+@pytest.mark.parametrize(
+    ("settings", "change"),
+    [
+        ({"repetition_penalty": 1.5}, penalised),
+        ({"generation_kwargs": {"bad_words_ids": [[5], [9]]}}, forbidden([5, 9])),
+        ({"generation_kwargs": {"sequence_bias": [[[7], 2.0]]}}, biased),
+    ],
+    ids=["repetition_penalty", "bad_words_ids", "sequence_bias"],
+)
+def test_logprobs_are_those_of_the_processed_distribution(generator, policy, tokenizer, settings, change):
+    """By hand from a plain forward; the prompts are of unequal length, so that padding would show."""
+    sampling = unsure(**settings)
+    for rollout in generator.generate(prompts(tokenizer), sampling, seed=2):
+        expected = expected_logprobs(policy, rollout, sampling, change)
+        assert rollout.sampler_logprobs == pytest.approx(expected, abs=2e-5)
+
+
+def test_bad_words_are_never_sampled(generator, tokenizer):
+    free = list(generator.generate(prompts(tokenizer, samples=64), unsure(), seed=0))
+    assert any(5 in r.completion_ids for r in free)
+    sampling = unsure(generation_kwargs={"bad_words_ids": [[5]]})
+    rollouts = list(generator.generate(prompts(tokenizer, samples=64), sampling, seed=0))
+    assert not any(5 in r.completion_ids for r in rollouts)
+
+
+def test_the_minimum_of_tokens_comes_before_the_ending_one(generator, tokenizer):
+    free = list(generator.generate(prompts(tokenizer, samples=128), unsure(), seed=0))
+    assert min(len(r.completion_ids) for r in free) < 4
+    sampling = unsure(min_completion_length=4, stop_token_ids=[5])
+    rollouts = list(generator.generate(prompts(tokenizer, samples=128), sampling, seed=0))
+    lengths = {len(r.completion_ids) for r in rollouts}
+    assert lengths == {5, 6}
+    ends = {r.completion_ids[-1] for r in rollouts if r.finish_reason == "stop"}
+    assert ends == {tokenizer.eos_token_id, 5}
+
+
+def test_a_stop_text_over_two_tokens_ends_a_completion(generator, tokenizer):
+    """85 is the answer to 37+48; where it is written, the completion ends with it, and nowhere else."""
+    free = list(generator.generate(prompts(tokenizer, samples=64), unsure(temperature=1.5), seed=0))
+    sampling = unsure(temperature=1.5, stop=["85", "never"])
+    rollouts = list(generator.generate(prompts(tokenizer, samples=64), sampling, seed=0))
+    texts = [tokenizer.decode(r.completion_ids) for r in rollouts]
+    assert sum(text == "85" for text in texts) > 10
+    for before, after, text in zip(free, rollouts, texts, strict=True):
+        assert "85" not in text[:-2]
+        assert len(after.sampler_logprobs) == len(after.completion_ids)
+        if text.endswith("85"):
+            assert after.finish_reason == "stop"
+            continue
+        assert after.finish_reason == (
+            "stop" if after.completion_ids[-1] == tokenizer.eos_token_id else "length"
+        )
+        assert (
+            "85" not in tokenizer.decode(before.completion_ids) or after.completion_ids != before.completion_ids
+        )
+
+
+def test_logprobs_stop_where_the_completion_stops(generator, policy, tokenizer):
+    sampling = unsure(temperature=1.5, stop=["85"])
+    for rollout in generator.generate(prompts(tokenizer), sampling, seed=0):
+        expected = expected_logprobs(policy, rollout, sampling, lambda logits, ids: logits)
+        assert rollout.sampler_logprobs == pytest.approx(expected, abs=2e-5)
+
+
+def test_a_stop_token_ends_a_completion_as_eos_does(generator, tokenizer):
+    rollouts = list(generator.generate(prompts(tokenizer, samples=64), unsure(stop_token_ids=[10]), seed=0))
+    stopped = [r for r in rollouts if r.completion_ids[-1] == 10]
+    assert len(stopped) > 10
+    assert {r.finish_reason for r in stopped} == {"stop"}
+    assert not any(10 in r.completion_ids[:-1] for r in rollouts)
+
+
+@pytest.mark.parametrize("token", [17, -1])
+def test_a_stop_token_outside_the_vocabulary_is_refused(generator, tokenizer, token):
+    with pytest.raises(ConfigError, match=rf"sampling\.stop_token_ids.*\n.*{token}\n.*0 to 16"):
+        list(generator.generate(prompts(tokenizer), unsure(stop_token_ids=[token]), seed=0))
+
+
+def test_eos_as_padding_is_told_apart_by_place(policy, tokenizer):
+    """Rows that end early are filled with EOS then: a completion still has one EOS, its last token."""
+    tokenizer = copy.copy(tokenizer)
+    tokenizer.pad_token = tokenizer.eos_token
+    rollouts = list(started(policy, tokenizer).generate(prompts(tokenizer), unsure(stop=["8"]), seed=0))
+    assert {r.completion_ids.count(tokenizer.eos_token_id) for r in rollouts} == {0, 1}
+    for rollout in rollouts:
+        text = tokenizer.decode(rollout.completion_ids)
+        assert "8" not in text or text.index("8") == len(text) - 1
+
+
+def test_a_prompt_of_one_token_is_sampled_like_any_other(generator, policy, tokenizer):
+    one = Prompt(0, (10,), 16)
+    for rollout in generator.generate([one], unsure(), seed=0):
+        expected = expected_logprobs(policy, rollout, unsure(), lambda logits, ids: logits)
+        assert rollout.sampler_logprobs == pytest.approx(expected, abs=2e-5)
+
+
+def test_a_static_cache_gives_what_a_dynamic_one_gives(generator, policy, tokenizer):
+    static = started(policy, tokenizer, cache_implementation="static")
+    first = list(generator.generate(prompts(tokenizer), unsure(), seed=4))
+    second = list(static.generate(prompts(tokenizer), unsure(), seed=4))
+    assert [r.completion_ids for r in first] == [r.completion_ids for r in second]
+    for one, other in zip(first, second, strict=True):
+        assert one.sampler_logprobs == pytest.approx(other.sampler_logprobs, abs=1e-5)
+
+
+@pytest.mark.parametrize("kept", ["offloaded", "offloaded_static"])
+def test_a_cache_that_needs_an_accelerator_is_refused_without_one(policy, tokenizer, kept):
+    with pytest.raises(ConfigError, match=r"generator\.cache_implementation.*cpu"):
+        started(policy, tokenizer, cache_implementation=kept)
+
+
+def test_more_than_the_models_positions_is_refused(generator, tokenizer):
+    with pytest.raises(
+        RunFailed, match=r"prompt of 6 tokens and sampling\.max_completion_length 59 .* 64 positions"
+    ):
+        list(generator.generate(prompts(tokenizer), unsure(max_completion_length=59), seed=0))
 
 
 def test_no_prompts_give_no_rollouts(generator):

@@ -437,6 +437,42 @@ def test_a_correction_is_refused_with_sampling_that_drops_tokens(refuse: Refuse,
     assert load("", "sampling: {top_p: 0.8}\n")
 
 
+@pytest.mark.parametrize(
+    ("sampling", "given"),
+    [
+        ("{repetition_penalty: 1.2}", "repetition_penalty 1.2"),
+        ("{min_completion_length: 3}", "min_completion_length 3"),
+        ("{generation_kwargs: {suppress_tokens: [3]}}", "generation_kwargs.suppress_tokens"),
+    ],
+)
+def test_a_correction_is_refused_with_sampling_from_a_changed_distribution(
+    refuse: Refuse, load: Load, sampling: str, given: str
+) -> None:
+    (problem,) = refuse("", f"correction: token-truncate\nsampling: {sampling}\n")
+    assert (problem.key, problem.given) == ("correction", f"sampling with {given}")
+    assert load("", f"sampling: {sampling}\n")
+    assert load("", "correction: token-truncate\nsampling: {stop: [END], stop_token_ids: [3]}\n")
+
+
+def test_a_generator_refuses_sampling_that_it_cannot_honour(refuse: Refuse) -> None:
+    problems = refuse(
+        "",
+        "generator: {name: hf, continuous_batching: true}\n"
+        "sampling: {stop: [END], generation_kwargs: {max_new_tokens: 9}}\n",
+    )
+    keys = [problem.key for problem in problems]
+    assert keys == ["sampling.generation_kwargs.max_new_tokens", "sampling.stop", "sampling.generation_kwargs"]
+    assert problems[0].nearest == "sampling.max_completion_length"
+    assert all("run.yaml:13" in problem.where for problem in problems)
+
+
+def test_parameters_of_a_generator_that_exclude_each_other_are_refused(refuse: Refuse) -> None:
+    (problem,) = refuse("", "generator: {name: hf, continuous_batching: true, gather_weights: false}\n")
+    assert problem.key == "generator"
+    assert "continuous_batching" in str(problem)
+    assert "gather_weights" in str(problem)
+
+
 def test_rewards_of_one_name_are_told_apart(load: Load) -> None:
     regex = "{name: regex, pattern: a}"
     run = load(

@@ -1,24 +1,35 @@
 """Sampling with transformers' generate, on a whole copy of the policy kept on every rank.
 
-The copy is filled from the ZeRO-3 shards at each sync. Generating through the sharded model itself would
-gather every layer once per token.
+The copy is filled from the ZeRO-3 shards at each sync. With `gather_weights: false` there is none: generating
+through the shards themselves gathers every layer once per token.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from itertools import islice
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, LogitsProcessorList
+from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 
 from grpox.config import SamplingConfig
 from grpox.contracts import GeneratorContext, Prompt, Rollout, WeightStream
-from grpox.errors import RunFailed
+from grpox.errors import ConfigError, Problem, RunFailed
 from grpox_generators.configs import HfConfig
-from grpox_generators.sampling import SampledLogprobs, warpers
+from grpox_generators.continuous import complete
+from grpox_generators.padding import PaddedPrompts, cut, pad_prompts
+from grpox_generators.sampling import (
+    Distribution,
+    SampledLogprobs,
+    distribution_config,
+    refused_kwargs,
+    runtime_kwargs,
+)
+from grpox_generators.sharded import Idle, generating, most_of_all_ranks
+from grpox_generators.stopping import StopTexts
 
 
 class HfGenerator:
@@ -29,26 +40,46 @@ class HfGenerator:
         self.version = 0
 
     def start(self, context: GeneratorContext) -> None:
+        kept = self.config.cache_implementation
+        if kept.startswith("offloaded") and context.device.type != "cuda":
+            what = (
+                f"it moves keys and values between an accelerator and CPU, and this run is on {context.device}"
+            )
+            raise ConfigError(
+                Problem(what, "generator.cache_implementation", given=kept, allowed="dynamic, static")
+            )
         self.context = context
-        self.model: Any = context.build_model().to(context.device).eval().requires_grad_(False)
+        self.in_step = not self.config.gather_weights and context.world_size > 1
+        if not self.config.gather_weights:
+            self.model: Any = context.policy
+            return
+        self.model = context.build_model().to(context.device).eval().requires_grad_(False)
         # Defaults shipped with a checkpoint (a temperature, say) must not leak into sampling.
         self.model.generation_config = GenerationConfig()
         self._weights = dict(self.model.named_parameters())
 
     @torch.no_grad()
     def sync(self, weights: WeightStream, version: int) -> None:
-        for name, tensor in weights:
-            self._weights[name].copy_(tensor)
+        """Copy the weights; the stream is not begun where the policy itself generates."""
+        if self.config.gather_weights:
+            for name, tensor in weights:
+                self._weights[name].copy_(tensor)
         self.version = version
 
     @torch.no_grad()
     def generate(self, prompts: Sequence[Prompt], sampling: SamplingConfig, seed: int) -> Iterable[Rollout]:
         """Sample every prompt's group; a temperature of 0 decodes greedily."""
+        end_ids = self._end_ids(sampling)
+        self._check_length(prompts, sampling.max_completion_length)
         devices = [self.context.device] if self.context.device.type == "cuda" else []
-        with torch.random.fork_rng(devices=devices):
+        own = nullcontext() if self.config.gather_weights else generating(self.model)
+        with torch.random.fork_rng(devices=devices), own:
             torch.manual_seed(seed)
-            for batch in _batches(prompts, self.config.batch_size):
-                yield from self._generate_batch(batch, sampling)
+            if self.config.continuous_batching:
+                yield from self._generate_continuously(prompts, sampling, end_ids, seed)
+                return
+            for batch in self._batches(prompts):
+                yield from self._generate_batch(batch, sampling, end_ids)
 
     def sleep(self) -> None:
         """The copy stays: moving it away and back would cost more than it frees on the sizes hf is for."""
@@ -57,112 +88,161 @@ class HfGenerator:
         """Nothing to bring back, as nothing was given away."""
 
     def close(self) -> None:
-        del self.model, self._weights
+        del self.model
+        self._weights = {}
 
-    def _generate_batch(self, prompts: Sequence[Prompt], sampling: SamplingConfig) -> Iterator[Rollout]:
-        input_ids, attention_mask = self._pad(prompts)
-        self._check_length(input_ids.shape[1], sampling.max_completion_length)
-        repeats = torch.tensor([prompt.num_samples for prompt in prompts], device=input_ids.device)
-        cache = self._prefill(input_ids, attention_mask, repeats)
-        input_ids = input_ids.repeat_interleave(repeats, dim=0)
-        attention_mask = attention_mask.repeat_interleave(repeats, dim=0)
+    def _batches(self, prompts: Sequence[Prompt]) -> list[list[Prompt]]:
+        """This rank's batches; where ranks go in step, as many as the rank with most, the last ones empty."""
+        batches = list(cut(prompts, self.config.batch_size))
+        idle = most_of_all_ranks(len(batches)) - len(batches) if self.in_step else 0
+        return batches + [[]] * idle
 
-        recorder = SampledLogprobs(prompt_length=input_ids.shape[1])
+    def _generate_batch(
+        self, prompts: Sequence[Prompt], sampling: SamplingConfig, end_ids: Sequence[int]
+    ) -> Iterator[Rollout]:
+        pad = self.context.tokenizer.pad_token_id
+        padded = pad_prompts(prompts or [Prompt(-1, (pad,), 1)], pad, self.context.device)
+        rows = padded.group_rows
+        input_ids = padded.input_ids[rows]
+        columns = input_ids.shape[1]
+        distribution = Distribution(self.model, sampling, end_ids, input_ids, padded.lengths[rows])
+        recorder = SampledLogprobs(columns)
+        minimum = sampling.min_completion_length
+        stops = StopTexts(sampling.stop, self.context.tokenizer, len(rows), columns, minimum)
+        sequences = self._run(
+            padded,
+            sampling,
+            end_ids,
+            LogitsProcessorList([distribution, recorder]),
+            stops if prompts else Idle(),
+        )
+        completions, logprobs = sequences[:, columns:].tolist(), recorder.finish(sequences).tolist()
+        found = iter(zip(completions, logprobs, stops.ends, strict=True))
+        for prompt in prompts:
+            for sample, (token_ids, row_logprobs, end) in enumerate(islice(found, prompt.num_samples)):
+                yield self._rollout(prompt, sample, token_ids, row_logprobs, end_ids, end)
+
+    def _run(
+        self,
+        padded: PaddedPrompts,
+        sampling: SamplingConfig,
+        end_ids: Sequence[int],
+        processors: LogitsProcessorList,
+        stop: StopTexts | Idle,
+    ) -> Tensor:
+        """Sequences i64[N, P + T]."""
+        rows = padded.group_rows
+        shared = self.config.cache_implementation == "dynamic"
         try:
-            sequences = self.model.generate(
-                input_ids=input_ids,
-                attention_mask=attention_mask,
-                past_key_values=cache,
-                logits_processor=LogitsProcessorList([*warpers(sampling), recorder]),
-                generation_config=self._generation_config(sampling),
-                synced_gpus=False,
+            sequences: Tensor = self.model.generate(
+                input_ids=padded.input_ids[rows],
+                attention_mask=padded.attention_mask[rows],
+                past_key_values=self._prefill(padded) if shared else None,
+                logits_processor=processors,
+                stopping_criteria=StoppingCriteriaList([stop]),
+                generation_config=self._generation_config(sampling, end_ids),
+                synced_gpus=self.in_step,
             )
         except RuntimeError as error:
             if "probability tensor" not in str(error):
                 raise
-            raise RunFailed(
-                f"the policy of version {self.version} gives no finite probabilities: an update broke it "
-                "(a smaller train.learning_rate may help)"
-            ) from error
-        completions = sequences[:, input_ids.shape[1] :]
-        logprobs = recorder.finish(sequences)
-        rows = iter(zip(completions.tolist(), logprobs.tolist(), strict=True))
-        for prompt in prompts:
-            for sample, (token_ids, row_logprobs) in enumerate(islice(rows, prompt.num_samples)):
-                yield self._rollout(prompt, sample, token_ids, row_logprobs)
+            raise self._no_probabilities(sampling) from error
+        except ImportError as error:
+            what = f"a library that it needs is missing: {error}"
+            given = self.config.cache_implementation
+            raise ConfigError(Problem(what, "generator.cache_implementation", given=given)) from error
+        except ValueError as error:
+            if not sampling.generation_kwargs:
+                raise
+            raise refused_kwargs(sampling, error) from error
+        return sequences
 
-    def _prefill(self, input_ids: Tensor, attention_mask: Tensor, repeats: Tensor) -> Any:
+    def _no_probabilities(self, sampling: SamplingConfig) -> RunFailed:
+        reason = "an update broke it (a smaller train.learning_rate may help)"
+        if sampling.generation_kwargs:
+            reason += ", or sampling.generation_kwargs forbids every token"
+        return RunFailed(f"the policy of version {self.version} gives no finite probabilities: {reason}")
+
+    def _prefill(self, padded: PaddedPrompts) -> Any:
         """Keys and values of all prompt tokens but the last, computed once a prompt, repeated for its group."""
-        if input_ids.shape[1] == 1:
-            return None
-        mask = attention_mask[:, :-1]
+        mask = padded.attention_mask[:, :-1]
         output = self.model(
-            input_ids=input_ids[:, :-1],
+            input_ids=padded.input_ids[:, :-1],
             attention_mask=mask,
             position_ids=(mask.cumsum(dim=1) - 1).clamp(min=0),
             use_cache=True,
             logits_to_keep=1,
         )
         cache = output.past_key_values
-        index = torch.arange(len(repeats), device=repeats.device).repeat_interleave(repeats)
-        cache.batch_select_indices(index)
+        cache.batch_select_indices(padded.group_rows)
         return cache
 
-    def _pad(self, prompts: Sequence[Prompt]) -> tuple[Tensor, Tensor]:
-        length = max(len(prompt.token_ids) for prompt in prompts)
-        input_ids = torch.full((len(prompts), length), self.context.tokenizer.pad_token_id)
-        attention_mask = torch.zeros_like(input_ids)
-        for row, prompt in enumerate(prompts):
-            input_ids[row, length - len(prompt.token_ids) :] = torch.tensor(prompt.token_ids)
-            attention_mask[row, length - len(prompt.token_ids) :] = 1
-        return input_ids.to(self.context.device), attention_mask.to(self.context.device)
+    def _generate_continuously(
+        self, prompts: Sequence[Prompt], sampling: SamplingConfig, end_ids: Sequence[int], seed: int
+    ) -> Iterator[Rollout]:
+        config = distribution_config(sampling, end_ids)
+        config.max_new_tokens = sampling.max_completion_length
+        for prompt, sample, token_ids, logprobs in complete(
+            self.model, prompts, config, self.config.batch_size, seed
+        ):
+            yield self._rollout(prompt, sample, token_ids, logprobs, end_ids, None)
 
-    def _check_length(self, prompt_length: int, max_completion_length: int) -> None:
+    def _check_length(self, prompts: Sequence[Prompt], max_completion_length: int) -> None:
         limit = getattr(self.model.config, "max_position_embeddings", None)
-        if limit is not None and prompt_length + max_completion_length > limit:
+        longest = max((len(prompt.token_ids) for prompt in prompts), default=0)
+        if limit is not None and longest + max_completion_length > limit:
             raise RunFailed(
-                f"a prompt of {prompt_length} tokens and sampling.max_completion_length "
+                f"a prompt of {longest} tokens and sampling.max_completion_length "
                 f"{max_completion_length} are more than the model's {limit} positions"
             )
 
-    def _generation_config(self, sampling: SamplingConfig) -> GenerationConfig:
+    def _end_ids(self, sampling: SamplingConfig) -> tuple[int, ...]:
+        """The tokens that end a completion."""
+        size = self.model.config.get_text_config().vocab_size
+        outside = [token for token in sampling.stop_token_ids if not 0 <= token < size]
+        if outside:
+            what = "no token of the model's vocabulary"
+            given, allowed = ", ".join(map(str, outside)), f"0 to {size - 1}"
+            raise ConfigError(Problem(what, "sampling.stop_token_ids", given=given, allowed=allowed))
+        return tuple(dict.fromkeys((*self.context.stop_token_ids, *sampling.stop_token_ids)))
+
+    def _generation_config(self, sampling: SamplingConfig, end_ids: Sequence[int]) -> GenerationConfig:
         # Temperature and the rest are applied by our own processors, so that the last of them, the recorder,
         # sees the very distribution that is sampled from.
         sampled = sampling.temperature > 0
         neutral = {"temperature": 1.0, "top_k": 0, "top_p": 1.0} if sampled else {}
+        kept = self.config.cache_implementation
+        settings = {"disable_compile": not self.config.gather_weights, **runtime_kwargs(sampling)}
         return GenerationConfig(
             **neutral,
+            **settings,
             do_sample=sampled,
             max_new_tokens=sampling.max_completion_length,
-            eos_token_id=list(self.context.stop_token_ids),
+            eos_token_id=list(end_ids),
             pad_token_id=self.context.tokenizer.pad_token_id,
             use_cache=True,
+            cache_implementation=None if kept == "dynamic" else kept,
         )
 
-    def _rollout(self, prompt: Prompt, sample: int, token_ids: list[int], logprobs: list[float]) -> Rollout:
-        stops = (place for place, token in enumerate(token_ids) if token in self.context.stop_token_ids)
-        stop = next(stops, None)
-        length = len(token_ids) if stop is None else stop + 1
+    def _rollout(
+        self,
+        prompt: Prompt,
+        sample: int,
+        token_ids: list[int],
+        logprobs: list[float],
+        end_ids: Sequence[int],
+        stop: int | None,
+    ) -> Rollout:
+        """The completion up to its end: an ending token, or the token `stop` that completed a stop text."""
+        ends = [place + 1 for place, token in enumerate(token_ids) if token in end_ids][:1]
+        ends += [stop] if stop is not None else []
+        length = min(ends, default=len(token_ids))
         return Rollout(
             group_id=prompt.group_id,
             sample=sample,
             prompt_ids=prompt.token_ids,
             completion_ids=tuple(token_ids[:length]),
-            finish_reason="length" if stop is None else "stop",
+            finish_reason="stop" if ends else "length",
             policy_version=self.version,
             sampler_logprobs=tuple(logprobs[:length]),
         )
-
-
-def _batches(prompts: Sequence[Prompt], batch_size: int) -> Iterator[list[Prompt]]:
-    """Cut into runs of at most `batch_size` completions, whole groups; a larger group is a run of its own."""
-    batch: list[Prompt] = []
-    size = 0
-    for prompt in prompts:
-        if batch and size + prompt.num_samples > batch_size:
-            yield batch
-            batch, size = [], 0
-        batch.append(prompt)
-        size += prompt.num_samples
-    if batch:
-        yield batch

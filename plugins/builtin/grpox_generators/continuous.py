@@ -1,0 +1,105 @@
+"""transformers' continuous batching: as a completion ends, another takes its place in the batch.
+
+It pays where completions differ much in length, and needs flash attention to be fast: with sdpa every token's
+attention goes over the keys of the whole batch, under a mask.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import Any
+
+import torch
+from transformers import ContinuousBatchingConfig, GenerationConfig
+
+from grpox.contracts import Prompt
+from grpox.errors import RunFailed
+
+Completion = tuple[Prompt, int, list[int], list[float]]
+"""Prompt, place in its group, tokens with the ending one, their log-probabilities."""
+
+# At each call it warns of processors that it has not sorted yet, such as min_p's. Errors are raised here.
+logging.getLogger("ContinuousBatchingLogger").setLevel(logging.CRITICAL)
+
+PAGE_SIZE = 32
+"""Positions of one page of the cache on CPU. On CUDA the library chooses, as its kernels want it."""
+
+
+def complete(
+    model: Any, prompts: Sequence[Prompt], config: GenerationConfig, batch_size: int, seed: int
+) -> Iterator[Completion]:
+    """Complete every prompt.
+
+    Args:
+        model: in evaluation mode, in one piece.
+        config: the distribution, `max_new_tokens` and `eos_token_id`.
+        batch_size: completions in progress at a time.
+        seed: seeds the global random state, which the caller restores.
+
+    Raises:
+        RunFailed: a request failed, for example for want of memory.
+    """
+    by_samples = sorted(prompts, key=lambda prompt: prompt.num_samples)
+    for num_samples, group in groupby(by_samples, key=lambda prompt: prompt.num_samples):
+        yield from _complete_equal(model, list(group), num_samples, config, batch_size, seed)
+
+
+def _complete_equal(
+    model: Any, prompts: list[Prompt], num_samples: int, config: GenerationConfig, batch_size: int, seed: int
+) -> Iterator[Completion]:
+    config.num_return_sequences = num_samples
+    wanted = len(prompts) * num_samples
+    longest = max(len(prompt.token_ids) for prompt in prompts) + config.max_new_tokens
+    manager = model.init_continuous_batching(
+        generation_config=config,
+        continuous_batching_config=_settings(model, min(batch_size, wanted), longest, seed),
+    )
+    try:
+        # Before the start: else the first batch, and with it each draw, would depend on a thread's timing.
+        names = manager.add_requests([list(prompt.token_ids) for prompt in prompts], config.max_new_tokens)
+        prompt_of = dict(zip(names, prompts, strict=True))
+        manager.start()
+        samples = dict.fromkeys(names, 0)
+        for result in _results(manager, wanted):
+            name = result.request_id.partition("__child")[0]
+            yield prompt_of[name], samples[name], result.generated_tokens, result.logprobs
+            samples[name] += 1
+    finally:
+        manager.stop(block=True, hard_stop=True)
+        manager.destroy()
+
+
+def _results(manager: Any, wanted: int) -> Iterator[Any]:
+    while wanted:
+        result = manager.get_result(timeout=1)
+        if result is None:
+            if not manager.is_running():
+                raise RunFailed(
+                    f"continuous batching ended early: {manager.background_thread_status.fatal_error}"
+                )
+        elif result.error is not None:
+            raise RunFailed(f"continuous batching failed: {result.error}")
+        elif result.is_finished():
+            wanted -= 1
+            yield result
+
+
+def _settings(model: Any, in_progress: int, longest: int, seed: int) -> ContinuousBatchingConfig:
+    sizes: dict[str, Any] = {}
+    if model.device.type == "cpu":
+        # The library would take nine tenths of the machine's memory.
+        pages = -(-longest // PAGE_SIZE) + 1
+        sizes = {
+            "page_size": PAGE_SIZE,
+            "num_blocks": in_progress * pages,
+            "max_batch_tokens": max(in_progress, 256),
+        }
+    return ContinuousBatchingConfig(
+        return_logprobs=True,
+        seed=seed,
+        max_requests_per_batch=in_progress,
+        auto_switch_to_flash=model.dtype != torch.float32,
+        **sizes,
+    )

@@ -1,0 +1,107 @@
+"""Which keys of `sampling.generation_kwargs` hf gives to transformers, written out to import no torch.
+
+A key not given is one that grpox sets itself, or one of another way to decode than sampling token by token.
+"""
+
+from __future__ import annotations
+
+from grpox.config import SamplingConfig
+from grpox.errors import Problem, nearest
+
+LOGITS = (
+    "sequence_bias",
+    "encoder_repetition_penalty",
+    "no_repeat_ngram_size",
+    "encoder_no_repeat_ngram_size",
+    "bad_words_ids",
+    "forced_eos_token_id",
+    "exponential_decay_length_penalty",
+    "suppress_tokens",
+    "begin_suppress_tokens",
+    "watermarking_config",
+)
+"""They change the distribution, in greedy decoding too."""
+
+WARPERS = ("top_h", "typical_p", "epsilon_cutoff", "eta_cutoff")
+"""They drop tokens where there is sampling, so not in greedy decoding."""
+
+RUNTIME = ("cache_config", "max_cache_len", "disable_compile", "remove_invalid_values", "renormalize_logits")
+"""They change how it is computed."""
+
+OWNED = {
+    "max_length": "sampling.max_completion_length",
+    "max_new_tokens": "sampling.max_completion_length",
+    "min_length": "sampling.min_completion_length",
+    "min_new_tokens": "sampling.min_completion_length",
+    "do_sample": "sampling.temperature",
+    "temperature": "sampling.temperature",
+    "top_p": "sampling.top_p",
+    "top_k": "sampling.top_k",
+    "min_p": "sampling.min_p",
+    "repetition_penalty": "sampling.repetition_penalty",
+    "stop_strings": "sampling.stop",
+    "eos_token_id": "sampling.stop_token_ids",
+    "num_return_sequences": "train.num_generations",
+    "cache_implementation": "generator.cache_implementation",
+    "continuous_batching_config": "generator.continuous_batching",
+    "pad_token_id": "",
+    "bos_token_id": "",
+    "use_cache": "",
+    "return_dict_in_generate": "",
+    "output_scores": "",
+    "output_logits": "",
+    "output_attentions": "",
+    "output_hidden_states": "",
+}
+"""Set by grpox: the key of the run file to use in its place, or none."""
+
+OTHER_DECODING = (
+    "num_beams",
+    "num_beam_groups",
+    "length_penalty",
+    "early_stopping",
+    "diversity_penalty",
+    "constraints",
+    "force_words_ids",
+    "penalty_alpha",
+    "low_memory",
+    "dola_layers",
+    "guidance_scale",
+    "token_healing",
+    "max_time",
+    "forced_bos_token_id",
+    "decoder_start_token_id",
+    "prefill_chunk_size",
+    "compile_config",
+    "use_mtp",
+    "speculation_type",
+    "is_assistant",
+    "num_assistant_tokens",
+    "num_assistant_tokens_schedule",
+    "assistant_confidence_threshold",
+    "assistant_early_exit",
+    "assistant_lookbehind",
+    "assistant_ensemble_weight",
+    "target_lookbehind",
+    "prompt_lookup_num_tokens",
+    "max_matching_ngram_size",
+)
+"""Of beams, speculation, encoders, clocks: hf samples one token after another, in one forward each."""
+
+ALLOWED = (*LOGITS, *WARPERS, *RUNTIME)
+
+
+def unknown_kwargs(sampling: SamplingConfig) -> list[Problem]:
+    """One problem for each key of `sampling.generation_kwargs` that hf does not give to transformers."""
+    return [_refusal(name) for name in sampling.generation_kwargs if name not in ALLOWED]
+
+
+def _refusal(name: str) -> Problem:
+    key = f"sampling.generation_kwargs.{name}"
+    if name in OWNED:
+        return Problem("grpox sets this itself", key, nearest=OWNED[name])
+    if name in OTHER_DECODING:
+        return Problem("hf samples token by token and cannot do this", key, allowed=", ".join(ALLOWED))
+    near = nearest(name, (*ALLOWED, *OWNED))
+    what = "transformers' GenerationConfig has no such key"
+    return Problem(what, key, allowed=", ".join(ALLOWED), nearest=OWNED.get(near) or near)

@@ -1,0 +1,66 @@
+"""Generation through ZeRO-3 shards on two ranks with uneven prompts is generation on a whole copy."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+pytestmark = pytest.mark.slow
+
+SCRIPT = Path(__file__).with_name("zero3_generation.py")
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    """What each of two ranks generated, before and after an optimizer step."""
+    out = tmp_path_factory.mktemp("sharded") / "results"
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = subprocess.run(
+        [*launcher, str(SCRIPT), str(out)],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return [torch.load(f"{out}.{rank}", weights_only=False) for rank in range(2)]
+
+
+@pytest.mark.parametrize("way", ["sharded", "sharded static"])
+@pytest.mark.parametrize("case", ["greedy", "long", "one idle", "after a step"])
+def test_completions_and_logprobs_are_those_of_a_whole_copy(ranks, case, way):
+    for results in ranks:
+        whole, sharded = results[case, "whole"], results[case, way]
+        assert [r.completion_ids for r in sharded] == [r.completion_ids for r in whole]
+        assert [r.finish_reason for r in sharded] == [r.finish_reason for r in whole]
+        assert {r.policy_version for r in sharded} <= {int(case == "after a step")}
+        for one, other in zip(sharded, whole, strict=True):
+            assert one.sampler_logprobs == pytest.approx(other.sampler_logprobs, abs=2e-5)
+
+
+def test_ranks_had_uneven_work(ranks):
+    assert [len(results["greedy", "sharded"]) for results in ranks] == [12, 4]
+    assert [len(results["one idle", "sharded"]) for results in ranks] == [0, 12]
+    longest = [max(len(r.completion_ids) for r in results["greedy", "sharded"]) for results in ranks]
+    assert longest[0] > longest[1]
+
+
+def test_the_step_between_changed_the_policy(ranks):
+    before, after = (ranks[0][case, "sharded"] for case in ("greedy", "after a step"))
+    assert [r.sampler_logprobs for r in before] != [r.sampler_logprobs for r in after]
+
+
+def test_training_goes_on_as_if_nothing_had_been_generated(ranks):
+    for results in ranks:
+        assert results["shard"] == 0.5
+        assert results["restored"] == (True, True)
+        assert results["checkpointing"]
+        assert results["norm"] == pytest.approx(results["norm of another engine"], rel=1e-6)
+
+
+def test_no_layer_is_left_whole(ranks):
+    assert [results["left whole"] for results in ranks] == [[], []]
