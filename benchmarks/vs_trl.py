@@ -12,6 +12,7 @@ the first steps of each run are left out as warm-up. The last line is a JSON obj
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import statistics
@@ -51,7 +52,9 @@ def compare(runs: dict[str, list[dict[str, list[float]]]], warmup: int, batch: i
         for side, repeats in runs.items()
     }
     ratios = {
-        phase: [theirs[phase] / ours[phase] for ours, theirs in zip(medians["grpox"], medians["trl"], strict=True)]
+        phase: [
+            theirs[phase] / ours[phase] for ours, theirs in zip(medians["grpox"], medians["trl"], strict=True)
+        ]
         for phase in PHASES
     }
     return {
@@ -90,7 +93,7 @@ def reward_difference(runs: dict[str, list[dict[str, list[float]]]]) -> dict[str
     }
     if len(ours) > 1:
         result["mean_difference_between_seeds"] = {
-            side: statistics.mean(_distance(a, b) for a, b in zip(curves, curves[1:], strict=False))
+            side: statistics.mean(_distance(a, b) for a, b in itertools.pairwise(curves))
             for side, curves in (("grpox", ours), ("trl", theirs))
         }
     return result

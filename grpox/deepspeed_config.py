@@ -66,7 +66,7 @@ def check_deepspeed(config: RunConfig) -> None:
     except Exception as error:
         raise ConfigError(_refused(f"{type(error).__name__}: {error}")) from error
     if config.deepspeed.nvme_path:
-        _check_nvme(config.deepspeed.nvme_path)
+        _check_nvme(config, config.deepspeed.nvme_path)
 
 
 def _zero_optimization(config: DeepSpeedConfig) -> dict[str, Any]:
@@ -79,6 +79,10 @@ def _zero_optimization(config: DeepSpeedConfig) -> dict[str, Any]:
             zero[key] = {"device": device}
         if device == "nvme":
             zero[key]["nvme_path"] = str(Path(config.nvme_path or "").expanduser().absolute())
+    if config.offload_param == "nvme":
+        # What stays in memory holds one of a few buffers: with DeepSpeed's defaults these run out.
+        for name in ("max_live_parameters", "max_reuse_distance", "prefetch_bucket_size"):
+            zero[f"stage3_{name}"] = 0
     return zero
 
 
@@ -99,9 +103,18 @@ def _refused(reason: str) -> Problem:
     return Problem(f"DeepSpeed does not take it: {reason}", "deepspeed.settings")
 
 
-def _check_nvme(folder: str) -> None:
+def _check_nvme(config: RunConfig, folder: str) -> None:
     from deepspeed.accelerator import get_accelerator
 
+    if (
+        config.deepspeed.offload_param == "nvme"
+        and config.model.dtype == "float32"
+        and not get_accelerator().is_fp16_supported()
+    ):
+        # partition_parameters.Init._set_dtype swaps in bfloat16 there, whatever the model's dtype is.
+        what = "on this machine DeepSpeed keeps parameters on nvme in bfloat16 only"
+        allowed = "cpu, or model.dtype bfloat16"
+        raise ConfigError(Problem(what, "deepspeed.offload_param", given="nvme", allowed=allowed))
     builder = get_accelerator().create_op_builder("AsyncIOBuilder")
     if not builder.is_compatible(verbose=False):
         what = "DeepSpeed cannot offload to nvme here: its op async_io needs libaio with headers (libaio-dev)"

@@ -119,9 +119,7 @@ class PolicyUpdate:
             totals,
         )
         made = output.corrected
-        add_mismatch(
-            metrics, self.step_loss.correction, made.old, made.sampler, made.weights, made.keep, batch
-        )
+        add_mismatch(metrics, self.step_loss.correction, made.old, made.sampler, made.weights, made.keep, batch)
         metrics.add("entropy", entropy, batch.token_mask)
         for name, values in output.diagnostics.items():
             metrics.add_micro_batch(name, values, batch.token_mask)

@@ -35,7 +35,9 @@ def _buckets(
     for name, parameter in parameters:
         # Under ZeRO-3 numel() is that of the local shard; ds_numel is the whole parameter's.
         needed = getattr(parameter, "ds_numel", parameter.numel()) * parameter.element_size()
-        if bucket and size + needed > bucket_bytes:
+        # From nvme each parameter comes through a buffer of its own, of which there are few.
+        swapped = getattr(parameter, "nvme_swapper", None) is not None
+        if bucket and (swapped or size + needed > bucket_bytes):
             yield bucket
             bucket, size = [], 0
         bucket.append((name, parameter))

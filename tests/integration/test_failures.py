@@ -65,3 +65,35 @@ def test_a_signal_ends_the_run_as_killed(folder, signal_sent, code, name):
     assert process.returncode == code, stderr
     assert "Traceback" not in stderr
     assert statuses(folder)[name] == "KILLED"
+
+
+STRIKES = """
+import os
+from grpox import hookimpl
+
+class Strike:
+    @hookimpl
+    def {hook}(self):
+        os.kill(os.getpid(), 15)
+        for _ in range(1000):  # the handler runs between two instructions of this loop
+            pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("hook", "status"),
+    [
+        # As the model is saved the run still counts as one that was ended; afterwards it is complete.
+        ("grpox_checkpoint_saved", "KILLED"),
+        ("grpox_run_finished", "FINISHED"),
+    ],
+)
+def test_sigterm_after_training_ends_with_143_and_leaves_no_run_open(grpox, folder, hook, status):
+    (folder / f"{hook}.py").write_text(STRIKES.format(hook=hook))
+    # Listed last and so told first: the tracker hears of the end after the signal.
+    tracking = f"tracking={{mlflow: {{run_name: {hook}}}, strike: {{path: '{hook}.py:Strike'}}}}"
+    done = grpox("train", "quickstart", *SHORT, tracking, f"output_dir=runs/{hook}")
+    assert done.returncode == 143, done.stderr
+    assert "Traceback" not in done.stderr
+    assert statuses(folder)[hook] == status
+    assert (folder / "runs" / hook / "model" / "config.json").exists()

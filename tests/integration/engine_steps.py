@@ -1,0 +1,102 @@
+"""Two real optimizer steps under ZeRO-3 for each way to set the engine up; run alone or by torchrun.
+
+Usage: engine_steps.py OUT.pt BATCH_SIZE ACCUMULATION NAME...
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_grad
+from zero3_step import config_for, slices_for
+
+from grpox.config import RunConfig
+from grpox.engine import Engine
+from grpox.models import load_model
+from grpox.optimizers import AdamW, NamedSchedule
+from grpox.plugins import discover
+from grpox.registry import Registry
+from grpox.update import PolicyUpdate
+from grpox.world import World, start_world
+
+# With so large an epsilon the update grows with the gradient: clipping shows.
+TRAIN = {
+    "learning_rate": 0.02,
+    "adam_epsilon": 0.01,
+    "adam_beta1": 0.8,
+    "adam_beta2": 0.9,
+    "weight_decay": 0.1,
+    "lr_scheduler_type": "constant",
+}
+VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
+    "plain": {},
+    "unclipped": {"train": {"max_grad_norm": 0.0}},
+    "fused": {"train": {"optim": "adamw_torch_fused"}},
+    "checkpointing": {"train": {"gradient_checkpointing": True}},
+    "reentrant checkpointing": {
+        "train": {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": True}}
+    },
+    "optimizer offloaded": {"deepspeed": {"offload_optimizer": "cpu"}},
+    "parameters offloaded": {"deepspeed": {"offload_param": "cpu"}},
+    "both offloaded": {
+        "deepspeed": {"offload_optimizer": "cpu", "offload_param": "cpu"},
+        "train": {"optim": "adamw_torch_fused"},
+    },
+    "optimizer on nvme": {"deepspeed": {"offload_optimizer": "nvme", "nvme_path": "swap"}},
+    "own settings": {
+        "deepspeed": {"settings": {"zero_optimization": {"reduce_bucket_size": 5000, "sub_group_size": 20000}}}
+    },
+    "bfloat16": {"model": {"dtype": "bfloat16"}},
+    "bfloat16 offloaded": {"model": {"dtype": "bfloat16"}, "deepspeed": {"offload_optimizer": "cpu"}},
+}
+
+
+def variant(name: str, batch_size: int, accumulation: int) -> RunConfig:
+    data = config_for("dapo", 0.0, batch_size, accumulation).model_dump()
+    data["train"] |= TRAIN
+    for section, values in VARIANTS[name].items():
+        data[section] |= values
+    return RunConfig.model_validate(data)
+
+
+def steps(config: RunConfig, registry: Registry, world: World) -> dict[str, Any]:
+    """Take two steps on the same rollouts; returns each step's whole gradient and norm, and the weights."""
+    train = config.train
+    engine = Engine(load_model(config.model), config, world, 10, AdamW(train), NamedSchedule(train))
+    before = dict(engine.weights())
+    gradients: list[dict[str, torch.Tensor]] = []
+    take_step = engine.step
+
+    def capture_and_step() -> float:
+        named = engine.module.named_parameters()
+        gradients.append({name: safe_get_full_grad(parameter).clone() for name, parameter in named})
+        return take_step()
+
+    engine.step = capture_and_step  # type: ignore[method-assign]
+    loss = registry.build(registry.parse("loss", config.loss, "loss"))
+    correction = registry.build(registry.parse("correction", config.correction, "correction"))
+    update = PolicyUpdate(engine, None, loss, correction, config, world)
+    norms = [update.step(slices_for(config, world))["grad_norm"] for _ in range(2)]
+    named = engine.module.named_parameters()
+    return {
+        "before": before,
+        "gradients": gradients,
+        "norms": norms,
+        "weights": dict(engine.weights()),
+        "checkpointing": engine.module.is_gradient_checkpointing,
+        "master": {name: safe_get_full_fp32_param(parameter).clone() for name, parameter in named},
+    }
+
+
+def main(out: str, batch_size: int, accumulation: int, names: list[str]) -> None:
+    world = start_world()
+    registry = Registry(discover())
+    results = {name: steps(variant(name, batch_size, accumulation), registry, world) for name in names}
+    if world.is_main:
+        torch.save(results, out)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:])

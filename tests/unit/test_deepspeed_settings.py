@@ -1,0 +1,285 @@
+"""`deepspeed.settings` and offload: what is refused before DeepSpeed is imported, and what it is given."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grpox.config import DeepSpeedConfig, RunConfig
+from grpox.deepspeed_config import check_deepspeed, deepspeed_config, reference_config
+from grpox.errors import ConfigError
+from grpox.runfile.deepspeed_settings import OWNED, PASSED, UNSUPPORTED, ZERO_KEYS, deepspeed_problems
+
+# The form that transformers' documentation gives for ZeRO-3 with offload.
+FOR_TRANSFORMERS = {
+    "fp16": {"enabled": "auto", "loss_scale": 0, "loss_scale_window": 1000, "initial_scale_power": 16},
+    "bf16": {"enabled": "auto"},
+    "optimizer": "auto",
+    "scheduler": "auto",
+    "zero_optimization": {
+        "stage": 3,
+        "offload_optimizer": {"device": "cpu", "pin_memory": False},
+        "offload_param": {"device": "cpu", "pin_memory": False},
+        "overlap_comm": True,
+        "sub_group_size": 1_000_000_000,
+        "reduce_bucket_size": "auto",
+        "stage3_prefetch_bucket_size": "auto",
+        "stage3_param_persistence_threshold": "auto",
+    },
+    "gradient_accumulation_steps": "auto",
+    "gradient_clipping": "auto",
+    "steps_per_print": 2000,
+    "train_batch_size": "auto",
+    "train_micro_batch_size_per_gpu": "auto",
+    "wall_clock_breakdown": False,
+}
+
+
+def run_config(**deepspeed: Any) -> RunConfig:
+    required = {"model": {"path": "m"}, "data": {"path": "d.jsonl"}, "rewards": ["exact"]}
+    return RunConfig.model_validate({**required, "deepspeed": deepspeed})
+
+
+def told(settings: dict[str, Any], **deepspeed: Any) -> dict[str, tuple[str, str]]:
+    problems = deepspeed_problems(DeepSpeedConfig(settings=settings, **deepspeed))
+    return {problem.key.removeprefix("deepspeed."): (problem.what, problem.nearest) for problem in problems}
+
+
+# -- The lists against DeepSpeed -------------------------------------------------------------------------
+
+
+class Watched(dict[str, Any]):
+    """Remembers which keys were asked for."""
+
+    asked: set[str]
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self.asked.add(key)
+        return super().get(key, default)
+
+    def __getitem__(self, key: str) -> Any:
+        self.asked.add(key)
+        return super().__getitem__(key)
+
+    def __contains__(self, key: object) -> bool:
+        self.asked.add(str(key))
+        return super().__contains__(key)
+
+    def keys(self) -> Any:
+        """DeepSpeed also writes ``key in config.keys()``."""
+        return self
+
+
+def test_the_known_keys_are_those_that_deepspeed_reads() -> None:
+    import deepspeed
+    from deepspeed.runtime.config import _REMOVED_TOP_LEVEL_CONFIG_KEYS
+
+    watched = Watched(train_batch_size=1)
+    watched.asked = set()
+    deepspeed.DeepSpeedConfig(watched)
+    top = {key for key in {*OWNED, *UNSUPPORTED, *PASSED} if "." not in key}
+    # Another name for world sizes that grpox does not have; DeepSpeed reads it where there are several ranks.
+    assert top - {"sequence_parallel_size"} == watched.asked - {*_REMOVED_TOP_LEVEL_CONFIG_KEYS}
+
+
+def test_the_keys_of_zero_optimization_are_deepspeeds() -> None:
+    from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
+
+    fields = DeepSpeedZeroConfig.model_fields
+    assert {field.alias or name for name, field in fields.items()} == ZERO_KEYS
+    nested = {key.split(".")[1] for key in {*OWNED, *UNSUPPORTED} if key.startswith("zero_optimization.")}
+    assert nested <= {*fields, *ZERO_KEYS}
+
+
+# -- What is refused -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "key", "ours"),
+    [
+        ({"train_batch_size": 8}, "train_batch_size", "train.per_device_train_batch_size"),
+        ({"gradient_clipping": 1.0}, "gradient_clipping", "train.max_grad_norm"),
+        ({"bf16": {"enabled": True}}, "bf16.enabled", "model.dtype"),
+        ({"optimizer": {"type": "AdamW"}}, "optimizer", "train.optim"),
+        ({"zero_optimization": {"stage": 2}}, "zero_optimization.stage", "deepspeed.stage"),
+        (
+            {"zero_optimization": {"offload_param": {"device": "cpu"}}},
+            "zero_optimization.offload_param.device",
+            "deepspeed.offload_param",
+        ),
+    ],
+)
+def test_what_grpox_sets_is_refused_with_the_key_to_use(settings: dict[str, Any], key: str, ours: str) -> None:
+    [(place, (what, _))] = told(settings).items()
+    assert place == f"settings.{key}"
+    assert what.startswith(f"grpox sets this: use {ours}")
+
+
+def test_what_says_the_same_as_the_run_is_no_problem() -> None:
+    settings = {"fp16": {"enabled": False}, "zero_optimization": {"offload_optimizer": {"device": "cpu"}}}
+    assert told(settings, offload_optimizer="cpu") == {}
+
+
+def test_fp16_is_refused_and_bfloat16_named() -> None:
+    [(what, _)] = told({"fp16": {"enabled": True}}).values()
+    assert what == "loss scaling is not supported: use model.dtype bfloat16, which needs none"
+
+
+@pytest.mark.parametrize("name", ["gradient_allreduce_op", "tensor_parallel", "data_efficiency"])
+def test_what_would_change_the_gradient_or_the_batches_is_refused(name: str) -> None:
+    assert list(told({name: "x"})) == [f"settings.{name}"]
+
+
+def test_unknown_keys_are_told_with_the_nearest() -> None:
+    settings = {"comms_loger": {}, "zero_optimization": {"overlap_com": True}}
+    assert told(settings) == {
+        "settings.comms_loger": ("DeepSpeed has no such key", "comms_logger"),
+        "settings.zero_optimization.overlap_com": ("DeepSpeed has no such key", "overlap_comm"),
+    }
+
+
+@pytest.mark.parametrize("name", ["zero_optimization", "bf16", "fp16", "data_types"])
+def test_a_section_is_a_mapping(name: str) -> None:
+    assert told({name: 3}) == {f"settings.{name}": ("a mapping is expected", "")}
+
+
+def test_a_file_for_transformers_passes_where_it_leaves_things_to_the_trainer() -> None:
+    assert told(FOR_TRANSFORMERS, offload_optimizer="cpu", offload_param="cpu") == {}
+    assert set(told(FOR_TRANSFORMERS)) == {
+        "settings.zero_optimization.offload_optimizer.device",
+        "settings.zero_optimization.offload_param.device",
+    }
+
+
+@pytest.mark.parametrize("key", ["offload_optimizer", "offload_param"])
+def test_nvme_needs_a_folder(key: str) -> None:
+    assert told({}, **{key: "nvme"}) == {"nvme_path": (f"a folder is required: {key} is nvme", "")}
+
+
+def test_a_folder_without_nvme_is_refused() -> None:
+    [(what, _)] = told({}, nvme_path="/fast", offload_param="cpu").values()
+    assert what.startswith("is used by nothing")
+
+
+# -- What DeepSpeed is given -----------------------------------------------------------------------------
+
+
+def test_settings_are_merged_at_every_depth() -> None:
+    config = run_config(
+        stage3_param_persistence_threshold=7,
+        offload_param="cpu",
+        settings={
+            "zero_optimization": {"offload_param": {"pin_memory": False}, "overlap_comm": "auto"},
+            "steps_per_print": 5,
+        },
+    )
+    given = deepspeed_config(config, world_size=2)
+    assert given["zero_optimization"] == {
+        "stage": 3,
+        "stage3_param_persistence_threshold": 7,
+        "offload_param": {"device": "cpu", "pin_memory": False},
+    }
+    assert given["steps_per_print"] == 5
+    assert (given["train_batch_size"], given["gradient_accumulation_steps"]) == (16, 1)
+
+
+def test_the_settings_of_the_run_are_not_changed() -> None:
+    config = run_config(settings={"data_types": {"grad_accum_dtype": "bf16"}})
+    deepspeed_config(config, 1)["data_types"]["grad_accum_dtype"] = "fp16"
+    assert deepspeed_config(config, 1)["data_types"]["grad_accum_dtype"] == "bf16"
+
+
+def test_the_reference_has_no_optimizer_and_a_folder_of_its_own() -> None:
+    config = run_config(offload_param="nvme", offload_optimizer="nvme", nvme_path="/fast")
+    policy, reference = deepspeed_config(config, 1), reference_config(config, 1)
+    assert policy["zero_optimization"]["offload_param"]["nvme_path"] == "/fast"
+    assert reference["zero_optimization"]["offload_param"]["nvme_path"] == "/fast/reference"
+    assert "offload_optimizer" not in reference["zero_optimization"]
+    assert "gradient_clipping" not in reference
+
+
+def test_parameters_on_nvme_leave_their_buffers_at_once() -> None:
+    """DeepSpeed has five buffers; what it keeps for later would hold them."""
+    keys = ("max_live_parameters", "max_reuse_distance", "prefetch_bucket_size")
+    zero = deepspeed_config(run_config(offload_param="nvme", nvme_path="/fast"), 1)["zero_optimization"]
+    assert [zero[f"stage3_{key}"] for key in keys] == [0, 0, 0]
+    zero = deepspeed_config(run_config(offload_param="cpu"), 1)["zero_optimization"]
+    assert not any(f"stage3_{key}" in zero for key in keys)
+
+
+def test_deepspeed_takes_what_it_is_given() -> None:
+    check_deepspeed(run_config())
+    check_deepspeed(run_config(settings=FOR_TRANSFORMERS, offload_optimizer="cpu", offload_param="cpu"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"zero_optimization": {"stage3_max_live_parameters": "many"}}, "stage3_max_live_parameters: "),
+        ({"zero_optimization": {"offload_param": {"pin": True}}}, "offload_param.pin: "),
+        ({"bf16": {"enabeld": True}}, "enabeld: "),
+    ],
+)
+def test_a_value_of_the_wrong_type_is_told_before_a_model_loads(settings: dict[str, Any], said: str) -> None:
+    assert told(settings) == {}
+    with pytest.raises(ConfigError) as caught:
+        check_deepspeed(run_config(settings=settings))
+    [problem] = caught.value.problems
+    assert problem.key == "deepspeed.settings"
+    assert problem.what.startswith(f"DeepSpeed does not take it: {said}")
+
+
+class Builder:
+    """Stands for DeepSpeed's async_io op, on a machine with libaio or without."""
+
+    compatible = False
+
+    def is_compatible(self, verbose: bool) -> bool:
+        return self.compatible
+
+
+@pytest.fixture
+def async_io(monkeypatch: pytest.MonkeyPatch) -> Builder:
+    from deepspeed.accelerator import get_accelerator
+
+    builder = Builder()
+    monkeypatch.setattr(get_accelerator(), "create_op_builder", {"AsyncIOBuilder": builder}.get)
+    return builder
+
+
+def test_nvme_without_libaio_is_told_before_a_model_loads(tmp_path: Path, async_io: Builder) -> None:
+    folder = tmp_path / "swap"
+    with pytest.raises(ConfigError, match="async_io needs libaio"):
+        check_deepspeed(run_config(offload_optimizer="nvme", nvme_path=str(folder)))
+    assert not folder.exists()
+
+
+def test_the_folder_of_nvme_is_made(tmp_path: Path, async_io: Builder) -> None:
+    async_io.compatible = True
+    check_deepspeed(run_config(offload_optimizer="nvme", nvme_path=str(tmp_path / "swap")))
+    assert (tmp_path / "swap").is_dir()
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="the folder cannot be made: "):
+        check_deepspeed(run_config(offload_optimizer="nvme", nvme_path=str(tmp_path / "file" / "swap")))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_parameters_on_nvme_in_float32_need_an_accelerator_with_float16(
+    tmp_path: Path, async_io: Builder, monkeypatch: pytest.MonkeyPatch, dtype: str
+) -> None:
+    """Elsewhere DeepSpeed writes them as bfloat16, and the first matrix product fails."""
+    from deepspeed.accelerator import get_accelerator
+
+    async_io.compatible = True
+    config = run_config(offload_param="nvme", nvme_path=str(tmp_path))
+    config.model.dtype = dtype  # type: ignore[assignment]
+    monkeypatch.setattr(get_accelerator(), "is_fp16_supported", lambda: True)
+    check_deepspeed(config)
+    monkeypatch.setattr(get_accelerator(), "is_fp16_supported", lambda: False)
+    if dtype == "bfloat16":
+        check_deepspeed(config)
+    else:
+        with pytest.raises(ConfigError, match="parameters on nvme in bfloat16 only"):
+            check_deepspeed(config)

@@ -1,0 +1,240 @@
+"""Learning-rate schedules: rates worked by hand, and arguments refused before anything is loaded."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from types import NoneType
+from typing import Any, get_args, get_type_hints
+
+import pytest
+import torch
+from transformers import SchedulerType
+from transformers.optimization import TYPE_TO_SCHEDULER_FUNCTION
+
+from grpox.config import TrainConfig
+from grpox.errors import ConfigError
+from grpox.optimizers import NamedSchedule, warmup_steps_of
+from grpox.runfile.lr_schedules import (
+    SCHEDULES,
+    UNSUPPORTED_SCHEDULER_TYPES,
+    schedule_arguments,
+    schedule_problems,
+)
+
+STEPS_AND_STATE = {"optimizer", "num_warmup_steps", "num_training_steps", "last_epoch"}
+ARGUMENTS: dict[str, dict[str, Any]] = {
+    "cosine_with_min_lr": {"min_lr_rate": 0.1},
+    "cosine_warmup_with_min_lr": {"min_lr": 1e-3},
+    "warmup_stable_decay": {"num_decay_steps": 4},
+}
+"""Of the schedules that need some."""
+
+
+def train_config(name: str = "linear", /, **values: Any) -> TrainConfig:
+    return TrainConfig.model_validate({"learning_rate": 0.01, "lr_scheduler_type": name, **values})
+
+
+def rates(config: TrainConfig, total_steps: int = 10) -> list[float]:
+    """The learning rate of each optimizer step, as a part of the peak."""
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=config.learning_rate)
+    schedule = NamedSchedule(config).build(optimizer, total_steps)
+    found = []
+    for _ in range(total_steps):
+        found.append(optimizer.param_groups[0]["lr"] / config.learning_rate)
+        optimizer.step()
+        schedule.step()
+    return found
+
+
+def told(config: TrainConfig) -> list[tuple[str, str, str]]:
+    return [(problem.key, problem.what, problem.nearest) for problem in schedule_problems(config)]
+
+
+# -- The table against transformers ----------------------------------------------------------------------
+
+
+def test_every_schedule_of_transformers_is_known() -> None:
+    assert {*SCHEDULES, *UNSUPPORTED_SCHEDULER_TYPES} == {member.value for member in SchedulerType}
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_schedules_arguments_are_those_of_its_function(name: str) -> None:
+    function = TYPE_TO_SCHEDULER_FUNCTION[SchedulerType(name)]
+    theirs = {
+        parameter.name: parameter.default
+        for parameter in inspect.signature(function).parameters.values()
+        if parameter.name not in STEPS_AND_STATE
+    }
+    ours = {
+        key: inspect.Parameter.empty if field.is_required() else field.default
+        for key, field in SCHEDULES[name].model_fields.items()
+    }
+    assert ours == theirs
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_their_types_are_those_that_transformers_declares(name: str) -> None:
+    declared = get_type_hints(TYPE_TO_SCHEDULER_FUNCTION[SchedulerType(name)])
+    for key, field in SCHEDULES[name].model_fields.items():
+        members = get_args(field.annotation) or (field.annotation,)
+        ours = {type(member) if isinstance(member, str) else member for member in members}
+        theirs = set(get_args(declared[key]) or (declared[key],)) if key in declared else {float}
+        assert ours - {NoneType} == theirs - {NoneType}
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_every_schedule_ends_a_run(name: str) -> None:
+    warmup = 0 if name == "constant" else 2
+    config = train_config(name, warmup_steps=warmup, lr_scheduler_kwargs=ARGUMENTS.get(name, {}))
+    assert schedule_problems(config) == []
+    found = rates(config)
+    assert max(found) == pytest.approx(1)
+    if warmup and name != "cosine_warmup_with_min_lr":
+        assert found[:2] == [0, 0.5]
+
+
+# -- Rates by hand ---------------------------------------------------------------------------------------
+
+
+def test_a_linear_schedule_falls_to_zero_after_its_last_step() -> None:
+    assert rates(train_config("linear", warmup_steps=2), 6) == pytest.approx([0, 0.5, 1, 0.75, 0.5, 0.25])
+
+
+def test_a_cosine_to_a_least_rate_stops_there() -> None:
+    """With peak 0.01 and least 0.002: 0.2 + 0.8 * (1 + cos(pi t / 4)) / 2."""
+    config = train_config("cosine_with_min_lr", lr_scheduler_kwargs={"min_lr": 0.002})
+    half = math.sqrt(0.5)
+    assert rates(config, 4) == pytest.approx([1, 0.6 + 0.4 * half, 0.6, 0.6 - 0.4 * half])
+    as_rate = train_config("cosine_with_min_lr", lr_scheduler_kwargs={"min_lr_rate": 0.2})
+    assert rates(as_rate, 4) == pytest.approx(rates(config, 4))
+
+
+def test_a_cosine_whose_warm_up_starts_above_zero() -> None:
+    """Two warm-up steps from 0.4 to the peak; then cosine over 2 steps, the last at the least rate."""
+    kwargs = {"min_lr_rate": 0.1, "warmup_lr_rate": 0.4}
+    config = train_config("cosine_warmup_with_min_lr", warmup_steps=2, lr_scheduler_kwargs=kwargs)
+    assert rates(config, 4) == pytest.approx([0.4, 1, 0.55, 0.1])
+
+
+def test_warm_up_stable_and_decay_share_the_steps() -> None:
+    kwargs = {"num_decay_steps": 4, "decay_type": "linear", "min_lr_ratio": 0.2}
+    config = train_config("warmup_stable_decay", warmup_steps=2, lr_scheduler_kwargs=kwargs)
+    assert rates(config, 9) == pytest.approx([0.2, 0.6, 1, 1, 1, 1, 0.8, 0.6, 0.4])
+
+
+def test_a_polynomial_of_power_two_is_a_parabola() -> None:
+    """((1 - t/4)^2 * (0.01 - 0.002) + 0.002) / 0.01."""
+    config = train_config("polynomial", lr_scheduler_kwargs={"power": 2, "lr_end": 0.002})
+    assert rates(config, 4) == pytest.approx([1, 0.65, 0.4, 0.25])
+
+
+def test_restarts_jump_back_to_the_peak() -> None:
+    config = train_config("cosine_with_restarts", lr_scheduler_kwargs={"num_cycles": 2})
+    assert rates(config, 8)[::2] == pytest.approx([1, 0.5, 1, 0.5])
+
+
+def test_an_inverse_root_halves_after_three_timescales() -> None:
+    config = train_config("inverse_sqrt", lr_scheduler_kwargs={"timescale": 2})
+    assert rates(config, 7)[6] == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(("ratio", "total", "steps"), [(0.1, 20, 2), (0.1, 21, 3), (0.0, 20, 0), (0.5, 1, 1)])
+def test_a_warm_up_ratio_is_rounded_up(ratio: float, total: int, steps: int) -> None:
+    assert warmup_steps_of(train_config(warmup_ratio=ratio), total) == steps
+
+
+def test_the_warm_up_of_a_ratio_is_that_of_its_steps() -> None:
+    assert rates(train_config(warmup_ratio=0.2)) == rates(train_config(warmup_steps=2))
+
+
+# -- What is refused -------------------------------------------------------------------------------------
+
+
+def test_an_unknown_argument_is_told_with_the_nearest() -> None:
+    config = train_config("cosine_with_min_lr", lr_scheduler_kwargs={"min_lr_rate": 0.1, "num_cycle": 1})
+    assert told(config) == [("train.lr_scheduler_kwargs.num_cycle", "unknown key", "num_cycles")]
+
+
+@pytest.mark.parametrize("name", ["linear", "constant", "constant_with_warmup"])
+def test_a_schedule_without_arguments_takes_none(name: str) -> None:
+    [(key, what, _)] = told(train_config(name, lr_scheduler_kwargs={"power": 2}))
+    assert (key, what) == ("train.lr_scheduler_kwargs.power", "unknown key")
+
+
+def test_a_missing_argument_is_named() -> None:
+    [(key, what, _)] = told(train_config("warmup_stable_decay"))
+    assert (key, what) == ("train.lr_scheduler_kwargs.num_decay_steps", "a value is required")
+
+
+@pytest.mark.parametrize("kwargs", [{}, {"min_lr": 1e-4, "min_lr_rate": 0.1}])
+def test_a_least_rate_is_given_in_one_way(kwargs: dict[str, float]) -> None:
+    [(key, what, _)] = told(train_config("cosine_with_min_lr", lr_scheduler_kwargs=kwargs))
+    assert (key, what) == ("train.lr_scheduler_kwargs", "give exactly one of 'min_lr' and 'min_lr_rate'")
+
+
+@pytest.mark.parametrize(
+    ("name", "kwargs", "key"),
+    [
+        ("warmup_stable_decay", {"num_decay_steps": "many"}, "num_decay_steps"),
+        ("warmup_stable_decay", {"num_decay_steps": 4, "decay_type": "sqrt"}, "decay_type"),
+        ("cosine_with_restarts", {"num_cycles": 0.5}, "num_cycles"),
+        ("cosine_with_min_lr", {"min_lr_rate": 1.5}, "min_lr_rate"),
+        ("cosine_with_min_lr", {"min_lr": 0.02}, "min_lr"),
+        ("polynomial", {"lr_end": 0.01}, "lr_end"),
+        ("inverse_sqrt", {"timescale": 0}, "timescale"),
+    ],
+)
+def test_a_value_that_makes_no_schedule_is_refused(name: str, kwargs: dict[str, Any], key: str) -> None:
+    assert [problem[0] for problem in told(train_config(name, lr_scheduler_kwargs=kwargs))] == [
+        f"train.lr_scheduler_kwargs.{key}"
+    ]
+
+
+def test_the_default_end_of_a_polynomial_may_be_above_a_small_peak() -> None:
+    [(key, what, _)] = told(train_config("polynomial", learning_rate=1e-7))
+    assert (key, what) == ("train.lr_scheduler_kwargs.lr_end", "is not below train.learning_rate, 1e-07")
+
+
+@pytest.mark.parametrize("name", ["reduce_lr_on_plateau", "greedy"])
+def test_a_schedule_that_follows_a_metric_needs_a_plugin(name: str) -> None:
+    [(key, what, _)] = told(train_config(name))
+    assert key == "train.lr_scheduler_type"
+    assert what == "follows an evaluation metric: use a scheduler plugin (train.scheduler) for it"
+
+
+def test_warm_up_is_given_in_one_way() -> None:
+    [(key, what, _)] = told(train_config(warmup_steps=2, warmup_ratio=0.1))
+    assert (key, what) == ("train.warmup_ratio", "give one of warmup_steps and warmup_ratio")
+
+
+@pytest.mark.parametrize("key", ["warmup_steps", "warmup_ratio"])
+def test_a_constant_rate_has_no_warm_up(key: str) -> None:
+    value = 2 if key == "warmup_steps" else 0.5
+    assert [problem[0] for problem in told(train_config("constant", **{key: value}))] == [f"train.{key}"]
+
+
+def test_arguments_beside_a_scheduler_component_are_refused() -> None:
+    config = train_config(scheduler="mine", lr_scheduler_kwargs={"power": 2})
+    assert told(config) == [
+        ("train.lr_scheduler_kwargs", "goes with lr_scheduler_type, not with train.scheduler", "")
+    ]
+
+
+def test_decay_and_warm_up_that_fill_more_than_the_run_are_refused() -> None:
+    config = train_config("warmup_stable_decay", warmup_steps=3, lr_scheduler_kwargs={"num_decay_steps": 4})
+    assert rates(config, 7)[3] == 1
+    with pytest.raises(ConfigError, match="3 warm-up and 4 decay steps are more than the run's 6"):
+        rates(config, 6)
+
+
+def test_a_polynomial_needs_a_step_besides_its_warm_up() -> None:
+    """Else transformers divides by zero after the last step."""
+    with pytest.raises(ConfigError, match="leaves none of the run's 5 steps"):
+        rates(train_config("polynomial", warmup_steps=5), 5)
+    assert rates(train_config("polynomial", warmup_steps=6), 5) == pytest.approx([i / 6 for i in range(5)])
+
+
+def test_arguments_reach_the_schedule_in_their_type() -> None:
+    config = train_config("warmup_stable_decay", lr_scheduler_kwargs={"num_decay_steps": "4"})
+    assert schedule_arguments(config) == {"num_decay_steps": 4}

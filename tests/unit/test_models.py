@@ -1,0 +1,155 @@
+"""Loading a model: what a checkpoint must hold, what `model.init` passes on, and a hub that does not answer."""
+
+from __future__ import annotations
+
+import importlib.resources
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from grpox import model_source
+from grpox.config import ModelConfig
+from grpox.errors import ConfigError, Problem
+from grpox.models import architecture_of, load_model, load_tokenizer
+
+MODEL = Path(str(importlib.resources.files("grpox.recipes"))) / "quickstart" / "model"
+NORM, UP = "model.norm.weight", "model.layers.1.mlp.up_proj.weight"
+
+
+@pytest.fixture
+def changed(tmp_path: Path) -> Callable[..., ModelConfig]:
+    """The quickstart's model with other weights in its checkpoint."""
+
+    def change(edit: Callable[[dict[str, Tensor]], object]) -> ModelConfig:
+        folder = tmp_path / "model"
+        shutil.copytree(MODEL, folder)
+        weights = load_file(folder / "model.safetensors")
+        edit(weights)
+        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+        return ModelConfig(path=str(folder))
+
+    return change
+
+
+def refused(config: ModelConfig) -> Problem:
+    with pytest.raises(ConfigError) as caught:
+        load_model(config)
+    [problem] = caught.value.problems
+    return problem
+
+
+# -- Weights ---------------------------------------------------------------------------------------------
+
+
+def test_every_weight_comes_from_the_checkpoint() -> None:
+    model = load_model(ModelConfig(path=str(MODEL)))
+    stored = load_file(MODEL / "model.safetensors")
+    assert dict(model.named_parameters()).keys() == stored.keys()
+    assert all(torch.equal(weight, stored[name]) for name, weight in model.named_parameters())
+
+
+def test_embeddings_that_are_tied_are_stored_once_and_that_is_no_gap() -> None:
+    model = load_model(ModelConfig(path=str(MODEL)))
+    assert "lm_head.weight" not in load_file(MODEL / "model.safetensors")
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+
+
+def test_weights_that_the_checkpoint_lacks_are_named(changed: Callable[..., ModelConfig]) -> None:
+    problem = refused(changed(lambda weights: (weights.pop(NORM), weights.pop(UP))))
+    assert problem.key == "model.path"
+    assert problem.what == f"weights missing in the checkpoint, 2 in all: {UP}, {NORM}"
+
+
+def test_tied_embeddings_that_are_stored_nowhere_are_missing(changed: Callable[..., ModelConfig]) -> None:
+    problem = refused(changed(lambda weights: weights.pop("model.embed_tokens.weight")))
+    assert "model.embed_tokens.weight" in problem.what
+
+
+def test_only_the_first_few_of_many_are_named(changed: Callable[..., ModelConfig]) -> None:
+    problem = refused(changed(lambda weights: [weights.pop(n) for n in list(weights) if "layers.0" in n]))
+    assert problem.what.startswith("weights missing in the checkpoint, 9 in all: ")
+    assert problem.what.count("layers.0") == 3
+    assert problem.what.endswith(", ...")
+
+
+def test_a_weight_of_another_shape_is_named_with_both(changed: Callable[..., ModelConfig]) -> None:
+    problem = refused(changed(lambda weights: weights.update({UP: torch.zeros(3, 128)})))
+    assert problem.what == f"weights of another shape, 1 in all: {UP} is [3, 128], not [512, 128]"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_weights_have_the_dtype_of_the_config(dtype: str) -> None:
+    model = load_model(ModelConfig.model_validate({"path": str(MODEL), "dtype": dtype}))
+    assert {parameter.dtype for parameter in model.parameters()} == {getattr(torch, dtype)}
+
+
+# -- model.init ------------------------------------------------------------------------------------------
+
+
+def test_the_attention_chosen_is_that_of_the_model_and_its_copies() -> None:
+    model = load_model(ModelConfig(path=str(MODEL), init={"attn_implementation": "eager"}))
+    assert model.config._attn_implementation == "eager"
+    assert architecture_of(model)().config._attn_implementation == "eager"
+    assert load_model(ModelConfig(path=str(MODEL))).config._attn_implementation == "sdpa"
+
+
+def test_an_attention_that_does_not_exist_is_told_with_those_that_do() -> None:
+    problem = refused(ModelConfig(path=str(MODEL), init={"attn_implementation": "flash_atention"}))
+    assert problem.key == "model.init.attn_implementation"
+    assert problem.given == "flash_atention"
+    assert "sdpa" in problem.what
+
+
+def test_an_argument_that_from_pretrained_does_not_take_is_named() -> None:
+    problem = refused(ModelConfig(path=str(MODEL), init={"revison": "main"}))
+    assert problem.key == "model.init"
+    assert "'revison'" in problem.what
+
+
+# -- The hub ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def no_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """A hub whose port nobody listens on."""
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    model_source._ask_hub.cache_clear()
+    yield
+    model_source._ask_hub.cache_clear()
+
+
+@pytest.mark.parametrize("load", [load_model, load_tokenizer])
+@pytest.mark.usefixtures("no_hub")
+def test_a_hub_that_does_not_answer_is_told_once_and_in_one_line(
+    load: Callable[[ModelConfig], object], capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(ModelConfig(path="org/name"))
+    [problem] = caught.value.problems
+    assert problem.what.startswith("is not a folder here, and the hub cannot be asked for it: ConnectError: ")
+    assert "\n" not in problem.what
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.usefixtures("no_hub")
+def test_without_the_hub_its_cache_serves(tmp_path: Path) -> None:
+    """In the layout of huggingface_hub's cache: a snapshot of each commit, and the commit of each branch."""
+    cached = tmp_path / "models--org--name"
+    (cached / "refs").mkdir(parents=True)
+    (cached / "refs" / "main").write_text("0123abcd")
+    shutil.copytree(MODEL, cached / "snapshots" / "0123abcd")
+    config = ModelConfig(path="org/name", init={"cache_dir": str(tmp_path)})
+    assert load_model(config).num_parameters() == 527_104
+    assert load_tokenizer(config).pad_token_id is not None
+    assert model_source.model_location(config) == str(cached / "snapshots" / "0123abcd")
+
+
+def test_a_folder_needs_no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_source, "_ask_hub", lambda *arguments: pytest.fail("asked"))
+    assert model_source.model_location(ModelConfig(path=str(MODEL))) == str(MODEL)

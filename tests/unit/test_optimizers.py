@@ -1,0 +1,81 @@
+"""AdamW as the run file sets it: which weights decay, and one update worked by hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from grpox.config import TrainConfig
+from grpox.optimizers import AdamW
+
+
+def layer() -> nn.Module:
+    """A matrix, a bias and a normalisation, all of ones."""
+    model = nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2))
+    for parameter in model.parameters():
+        nn.init.ones_(parameter)
+    return model
+
+
+def test_matrices_decay_and_biases_and_norms_do_not() -> None:
+    """Without a gradient AdamW only decays: 1 - 0.1 * 0.5."""
+    model = layer()
+    optimizer = AdamW(TrainConfig(weight_decay=0.5)).build(model.parameters(), 0.1)
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    for name, parameter in model.named_parameters():
+        expected = 0.95 if name == "0.weight" else 1.0
+        torch.testing.assert_close(parameter.detach(), torch.full_like(parameter, expected))
+
+
+@pytest.mark.parametrize("optim", ["adamw_torch", "adamw_torch_fused"])
+def test_two_updates_by_hand(optim: str) -> None:
+    """Gradients 2 and -1 at betas (0.5, 0.75), epsilon 1, rate 0.1.
+
+    First: m = 1, v = 1; unbiased 2 and 4; 0.1 * 2 / (2 + 1).
+    Second: m = 0, v = 1; unbiased 0.
+    """
+    config = TrainConfig.model_validate(
+        {"optim": optim, "adam_beta1": 0.5, "adam_beta2": 0.75, "adam_epsilon": 1.0}
+    )
+    weight = nn.Parameter(torch.ones(1, 1))
+    optimizer = AdamW(config).build([weight], 0.1)
+    for gradient, expected in ((2.0, 1 - 0.2 / 3), (-1.0, 1 - 0.2 / 3)):
+        weight.grad = torch.full((1, 1), gradient)
+        optimizer.step()
+        assert weight.item() == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize("optim", ["adamw_torch", "adamw_torch_fused"])
+def test_it_is_pytorchs_adamw_on_a_model(optim: str) -> None:
+    config = TrainConfig.model_validate(
+        {"optim": optim, "adam_beta1": 0.8, "adam_beta2": 0.95, "adam_epsilon": 1e-6}
+    )
+    torch.manual_seed(0)
+    ours, theirs = nn.Linear(5, 3), nn.Linear(5, 3)
+    theirs.load_state_dict(ours.state_dict())
+    plain = torch.optim.AdamW(theirs.parameters(), lr=0.01, betas=(0.8, 0.95), eps=1e-6, weight_decay=0.0)
+    optimizer = AdamW(config).build(ours.parameters(), 0.01)
+    for _ in range(5):
+        inputs = torch.randn(4, 5)
+        for model, taker in ((ours, optimizer), (theirs, plain)):
+            taker.zero_grad()
+            model(inputs).square().mean().backward()
+            taker.step()
+    torch.testing.assert_close(ours.weight, theirs.weight, atol=1e-6, rtol=0)
+    torch.testing.assert_close(ours.bias, theirs.bias, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize(("optim", "fused"), [("adamw_torch", None), ("adamw_torch_fused", True)])
+def test_the_kernel_is_the_one_chosen(optim: str, fused: bool | None) -> None:
+    optimizer = AdamW(TrainConfig.model_validate({"optim": optim})).build(layer().parameters(), 0.1)
+    assert {group["fused"] for group in optimizer.param_groups} == {fused}
+
+
+def test_frozen_weights_are_left_out() -> None:
+    model = layer()
+    model[0].weight.requires_grad_(False)  # type: ignore[index, union-attr]
+    optimizer = AdamW(TrainConfig()).build(model.parameters(), 0.1)
+    assert sum(len(group["params"]) for group in optimizer.param_groups) == 3
