@@ -33,7 +33,7 @@ SIDES = {"grpox": "vs_trl_grpox.py", "trl": "vs_trl_trl.py"}
 
 
 def run_side(side: str, run: str, overrides: Sequence[str]) -> dict[str, list[float]]:
-    """One run of `side` in a process of its own: phase -> seconds of each step; rewards -> mean of each step."""
+    """One run of `side` in a process of its own: phase -> seconds a step; rewards -> mean of each."""
     script = Path(__file__).with_name(SIDES[side])
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "figures.json"

@@ -18,10 +18,10 @@ import torch
 from grpox.batch_metrics import error_metrics, length_metrics, reward_metrics
 from grpox.config import SamplingConfig
 from grpox.contracts import AdvantageScaler, Generator, Prompt, Rollout, ScoredRollout, TrainerState
+from grpox.data.prompts import PromptSet
 from grpox.engine import Engine
 from grpox.errors import RunFailed
 from grpox.metrics import PhaseTimes
-from grpox.prompts import PromptSet
 from grpox.reward_sum import weighted_sum
 from grpox.rewards import NamedReward, score
 from grpox.rewards.log import mean_logged

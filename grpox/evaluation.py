@@ -9,7 +9,7 @@ from grpox.batch_metrics import error_metrics, length_metrics, mean
 from grpox.collect import Sampler, ScoredRow
 from grpox.config import EvaluationConfig, SamplingConfig
 from grpox.contracts import TrainerState
-from grpox.prompts import PromptSet
+from grpox.data.prompts import PromptSet
 from grpox.rewards.log import Logged, mean_logged, with_logged
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from importlib import metadata
 from typing import Any, Literal
@@ -81,6 +81,8 @@ class PluginSet:
     records: list[PluginRecord] = field(default_factory=list)
     offers: list[Offer] = field(default_factory=list)
     manager: pluggy.PluginManager = field(default_factory=_manager)
+    warnings: list[str] = field(default_factory=list)
+    """What to tell a user who asked for something that discovery could not do, a line each."""
 
 
 def discover(disable: Iterable[str] = ()) -> PluginSet:
@@ -88,18 +90,31 @@ def discover(disable: Iterable[str] = ()) -> PluginSet:
 
     Args:
         disable: distributions not to load, besides those of `GRPOX_DISABLE_PLUGINS`; their modules are not
-            even imported.
+            even imported. One that is not installed is a warning and no error: a run file may switch off what
+        only some of the machines that it runs on have.
 
     Returns:
         One record for each entry point, and the offers of those that loaded. No plugin can make this raise.
     """
     named = os.environ.get(DISABLE_VARIABLE, "").split(",")
-    disabled = {canonical_name(name.strip()): DISABLE_VARIABLE for name in named if name.strip()}
-    disabled |= {canonical_name(name): "the plugins.disable list" for name in disable}
+    given = {name.strip(): DISABLE_VARIABLE for name in named if name.strip()}
+    given |= dict.fromkeys(disable, "the plugins.disable list")
+    disabled = {canonical_name(name): by for name, by in given.items()}
     plugins = PluginSet()
     for entry_point, record in _entry_points():
         plugins.records.append(_admit(plugins, entry_point, record, disabled))
+    plugins.warnings += _not_found(given, {record.distribution for record in plugins.records})
     return plugins
+
+
+def _not_found(disabled: Mapping[str, str], installed: Collection[str]) -> Iterator[str]:
+    """A line for each distribution that was to be disabled and has no plugin here."""
+    known = {canonical_name(name) for name in installed}
+    for name, by in disabled.items():
+        if canonical_name(name) not in known:
+            near = nearest(canonical_name(name), sorted(known))
+            hint = f"; did you mean {near}?" if near else ""
+            yield f"{by} names {name!r}, and no installed distribution of that name has a plugin{hint}"
 
 
 def _entry_points() -> Iterator[tuple[metadata.EntryPoint, PluginRecord]]:

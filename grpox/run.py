@@ -19,13 +19,14 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from grpox.collect import Collector, Sampler
 from grpox.config import RunConfig
 from grpox.contracts import Generator, GeneratorContext, RunContext
+from grpox.data.prompts import PromptSet
 from grpox.deepspeed_config import check_deepspeed
 from grpox.engine import Engine, FrozenEngine
 from grpox.errors import ConfigError
 from grpox.evaluation import Evaluator
 from grpox.export import save_model
-from grpox.given import given_objects
-from grpox.given_model import make_whole
+from grpox.given.model import make_whole
+from grpox.given.objects import given_objects
 from grpox.hub import check_hub, push_model
 from grpox.models import architecture_of, stop_token_ids
 from grpox.observing.display import TerminalDisplay
@@ -33,7 +34,6 @@ from grpox.observing.observers import Observers
 from grpox.observing.provenance import git_commit, versions
 from grpox.observing.record import LocalRecord
 from grpox.optimizers import AdamW, NamedSchedule
-from grpox.prompts import PromptSet
 from grpox.report.observer import RunReport
 from grpox.rewards import NamedReward, column_problems
 from grpox.run_inputs import open_model, open_prompts, open_reference, open_schedule, open_tokenizer

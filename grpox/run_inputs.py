@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import datasets
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from grpox.data.open_data import open_data
+from grpox.data.prompt_length import PromptLimit
+from grpox.data.prompts import PromptSet
+from grpox.data.row_stream import RowStream
 from grpox.errors import ConfigError, Problem
 from grpox.models import load_config, load_model, load_tokenizer
-from grpox.open_data import open_data
-from grpox.prompt_length import PromptLimit
-from grpox.prompts import PromptSet
-from grpox.row_stream import RowStream
 from grpox.runfile.streaming import stream_problems
 from grpox.sampling import BatchPlan, PromptSampler, Schedule, StreamSampler
 

@@ -18,8 +18,8 @@ from grpox.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
     from grpox.config import TrainConfig
-    from grpox.prompts import PromptSet
-    from grpox.row_stream import RowStream
+    from grpox.data.prompts import PromptSet
+    from grpox.data.row_stream import RowStream
 
 
 @dataclass(frozen=True)

@@ -7,17 +7,17 @@ and the trainer asks for it before every step, evaluation and save.
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 
 _received: list[int] = []
+_held_back: list[int] = []
+"""Holds one entry while the first signal is to wait."""
 
 
-class Terminated(BaseException):
-    """SIGTERM: like Ctrl-C, observers hear of it and generators are closed.
-
-    No KeyboardInterrupt, which the library of the command line ends with 130, and no SystemExit, which a
-    user's function may raise.
-    """
+class Terminated(KeyboardInterrupt):
+    """SIGTERM: like Ctrl-C, observers hear of it and generators are closed."""
 
 
 def install_handlers() -> None:
@@ -28,16 +28,43 @@ def install_handlers() -> None:
             signal.signal(number, _handle)
 
 
+def let_signals_kill() -> None:
+    """Let a signal end the process at once: while Python exits, an exception is only a traceback."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
+
+
 def raise_if_signalled() -> None:
     """Raise what the last signal raised, in case that was swallowed."""
     if _received:
         raise _exception(_received[-1])
 
 
+@contextmanager
+def first_signal_waits() -> Iterator[None]:
+    """Within this block a first signal is only remembered; a second one is raised at once.
+
+    For what must not be left half done, such as telling a tracker how the run ended.
+    """
+    if not _received:
+        _held_back.append(0)
+    try:
+        yield
+    finally:
+        _held_back.clear()
+
+
+def exit_code(error: KeyboardInterrupt) -> int:
+    """130 for Ctrl-C and 143 for SIGTERM, as a shell tells them."""
+    return 128 + (signal.SIGTERM if isinstance(error, Terminated) else signal.SIGINT)
+
+
 def _handle(number: int, _frame: FrameType | None) -> None:
     _received.append(number)
-    raise _exception(number)
+    if not _held_back or len(_received) > 1:
+        raise _exception(number)
 
 
-def _exception(number: int) -> BaseException:
+def _exception(number: int) -> KeyboardInterrupt:
     return Terminated() if number == signal.SIGTERM else KeyboardInterrupt()

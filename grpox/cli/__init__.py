@@ -1,5 +1,24 @@
-"""The command line."""
+"""The command line. Importing it imports next to nothing, so that Ctrl-C is quiet from the start."""
 
-from grpox.cli.app import main
+from __future__ import annotations
+
+import sys
+
+from grpox.signals import exit_code, let_signals_kill
 
 __all__ = ["main"]
+
+
+def main() -> None:
+    """The console script: see `grpox.cli.errors` for exit codes."""
+    try:
+        from grpox.cli.app import app
+        from grpox.cli.errors import flush_output, run_command
+
+        code = run_command(lambda arguments: app(arguments, prog_name="grpox"), sys.argv[1:])
+        flush_output()
+    except KeyboardInterrupt as error:
+        # While something was being imported, or again while a first signal was being handled.
+        code = exit_code(error)
+    let_signals_kill()
+    sys.exit(code)

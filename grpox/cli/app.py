@@ -3,54 +3,68 @@
 from __future__ import annotations
 
 import json
-import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from grpox import __version__
 from grpox.cli import plugins as cli_plugins
 from grpox.cli import recipes as cli_recipes
 from grpox.cli import report as cli_report
-from grpox.cli.errors import TRACEBACK, run_command
+from grpox.cli.errors import TRACEBACK, PastTyper
+from grpox.cli.plugins import NARROW
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-app.add_typer(cli_plugins.app, name="plugins")
-app.add_typer(cli_recipes.app, name="recipes")
-app.command("report")(cli_report.report)
+if TYPE_CHECKING:
+    from grpox.runfile.load import ResolvedRun
 
-Run = Annotated[str, typer.Argument(help="A run file (YAML), or the name of a bundled recipe.")]
+
+class _Commands(TyperGroup):
+    """Keeps from typer what it would swallow: it makes 130 of a SIGTERM, and of a broken pipe a silent 1."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (KeyboardInterrupt, EOFError, OSError) as error:
+            raise PastTyper(error) from error
+
+
+app = typer.Typer(cls=_Commands, add_completion=False, pretty_exceptions_enable=False)
+
+Run = Annotated[
+    str, typer.Argument(metavar="RUN", help="A run file (YAML), or the name of a recipe: grpox recipes list.")
+]
 Overrides = Annotated[
     list[str] | None,
-    typer.Argument(help="Changes to the run: a.b=c, for example train.max_steps=10 or loss.clip_high=0.28."),
+    typer.Argument(
+        metavar="KEY=VALUE",
+        help="Changes to the run, for example train.max_steps=10 or loss.clip_high=0.28; values are YAML.",
+    ),
 ]
 Ranks = Annotated[
     int | None,
-    typer.Option(
-        "--world-size", min=1, metavar="P", help="Number of ranks to check for; default: this launch's."
-    ),
+    typer.Option("--world-size", min=1, metavar="P", help="Ranks to check for.", show_default="this launch's"),
 ]
-
-
-def main() -> None:
-    """The console script: see `grpox.cli.errors` for exit codes."""
-    sys.exit(run_command(lambda arguments: app(arguments, prog_name="grpox"), sys.argv[1:]))
+Traceback = Annotated[
+    bool, typer.Option(TRACEBACK, help="Show where an error was raised; every command takes it.")
+]
 
 
 @app.callback(invoke_without_command=True)
 def root(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
+    traceback: Traceback = False,
     local_rank: Annotated[int | None, typer.Option("--local_rank", hidden=True)] = None,
 ) -> None:
     """GRPO post-training in which every algorithmic part is a plugin, on DeepSpeed ZeRO-3.
 
     \b
     Start here:
-      grpox train quickstart             a whole run in about a minute, on a CPU
-      grpox recipes copy quickstart      its run file, to change
-      grpox validate quickstart.yaml     check it: keys, plugins, files, batch sizes
-      grpox plugins list                 the losses, rewards, ... that can be named
+      grpox train quickstart           a whole run in about a minute, on a CPU
+      grpox recipes copy quickstart    its run file, to change
+      grpox validate quickstart.yaml   check it: keys, plugins, files, batches
+      grpox plugins list               losses, rewards, ... that can be named
     """
     # The deepspeed launcher passes --local_rank; the rank is read from the environment it also sets.
     if version:
@@ -63,7 +77,7 @@ def root(
 def train(
     run: Run,
     overrides: Overrides = None,
-    traceback: Annotated[bool, typer.Option(TRACEBACK, help="Show where an error was raised.")] = False,
+    traceback: Traceback = False,
 ) -> None:
     """Train: check the run file, then sample, score and update until it is done.
 
@@ -74,9 +88,7 @@ def train(
       grpox train run.yaml loss=dr_grpo rewards.0.weight=2
       torchrun --nproc-per-node 8 -m grpox train run.yaml
     """
-    from grpox.runfile.load import load_run
-
-    resolved = load_run(run, overrides or ())
+    resolved = _load(run, overrides)
     # Only now, because it imports torch: a mistake in the run file is told at once.
     from grpox.run import train_run
 
@@ -87,7 +99,7 @@ def train(
 def validate(run: Run, overrides: Overrides = None, world_size: Ranks = None) -> None:
     """Check a run file: keys, types, plugins, files and batch sizes. Loads no model, takes under a second.
 
-    Every problem is told at once, with its line, and the exit code is 2.
+    Every problem is told at once, with its line; the exit code is then 2.
 
     \b
     Examples:
@@ -97,9 +109,9 @@ def validate(run: Run, overrides: Overrides = None, world_size: Ranks = None) ->
     from rich.console import Console
 
     from grpox.cli.validate_report import validate_report
-    from grpox.runfile.load import load_run
 
-    Console().print(validate_report(load_run(run, overrides or (), world_size)))
+    console = Console()
+    console.print(validate_report(_load(run, overrides, world_size), narrow=console.width < NARROW))
 
 
 @app.command()
@@ -116,15 +128,19 @@ def plan(
     \b
     Examples:
       grpox plan run.yaml
-      grpox plan run.yaml train.gradient_accumulation_steps=4 --world-size 2 --generations 3
+      grpox plan run.yaml --world-size 2 --generations 3
+      grpox plan run.yaml train.gradient_accumulation_steps=4
     """
     from rich.console import Console
 
     from grpox.cli.plan_report import plan_report
-    from grpox.runfile.load import load_run
 
-    resolved = load_run(run, overrides or (), world_size)
-    Console().print(plan_report(resolved.config.train, resolved.plan, resolved.num_prompts, generations))
+    resolved, console = _load(run, overrides, world_size), Console()
+    train = resolved.config.train
+    console.print(plan_report(train, resolved.plan, resolved.num_prompts, generations, console))
+
+
+app.command("report")(cli_report.report)
 
 
 @app.command()
@@ -132,12 +148,27 @@ def schema() -> None:
     """Print the run file's JSON schema, the parameters of every installed component included.
 
     \b
-    An editor that knows it completes and checks run files as you type. With the YAML language server:
+    An editor that knows it completes and checks run files as you type.
+    With the YAML language server, write the schema to a file:
       grpox schema > grpox.schema.json
-      # yaml-language-server: $schema=grpox.schema.json       (first line of run.yaml)
+    and name that file in the first line of run.yaml:
+      # yaml-language-server: $schema=grpox.schema.json
     """
-    from grpox.plugins import discover
+    from grpox.cli.discovery import discovered
     from grpox.registry import Registry
     from grpox.runfile.schema import run_schema
 
-    typer.echo(json.dumps(run_schema(Registry(discover())), indent=2))
+    typer.echo(json.dumps(run_schema(Registry(discovered())), indent=2))
+
+
+def _load(run: str, overrides: list[str] | None, world_size: int | None = None) -> ResolvedRun:
+    from grpox.cli.discovery import tell_warnings
+    from grpox.runfile.load import load_run
+
+    resolved = load_run(run, overrides or (), world_size)
+    tell_warnings(resolved.registry.plugins)
+    return resolved
+
+
+app.add_typer(cli_plugins.app, name="plugins")
+app.add_typer(cli_recipes.app, name="recipes")

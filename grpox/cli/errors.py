@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
+import sys
 import time
 import traceback
 from collections.abc import Callable
@@ -11,16 +13,26 @@ from collections.abc import Callable
 import typer
 
 from grpox.errors import ConfigError, GrpoxError
-from grpox.signals import Terminated, install_handlers
+from grpox.signals import exit_code, install_handlers
 
-INTERRUPTED = 128 + signal.SIGINT
-TERMINATED = 128 + signal.SIGTERM
+OUTPUT_CLOSED = 128 + signal.SIGPIPE
 TRACEBACK = "--traceback"
 SECONDS_FOR_RANK_0 = 5.0
 
 
+class PastTyper(Exception):
+    """Carries an exception that typer would swallow: an interrupt, the end of a file, a broken pipe."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(error)
+        self.error = error
+
+
 def run_command(command: Callable[[list[str]], object], arguments: list[str]) -> int:
-    """Run `command` and return its exit code: 0, 1 (the run failed), 2 (a mistake of the user's), 130 or 143.
+    """Run `command` and return its exit code.
+
+    0, 1 (the run failed), 2 (a mistake of the user's), 130 or 143 (interrupted, terminated), or 141 (whoever
+    read the output has gone, as git tells it).
 
     Args:
         command: takes the arguments without ``--traceback``, which every command so accepts anywhere; it
@@ -30,20 +42,48 @@ def run_command(command: Callable[[list[str]], object], arguments: list[str]) ->
     install_handlers()
     try:
         command([argument for argument in arguments if argument != TRACEBACK])
-    except SystemExit as exit_:
-        return exit_.code if isinstance(exit_.code, int) else int(exit_.code is not None)
-    except Terminated:
-        return TERMINATED
-    except KeyboardInterrupt:
-        return INTERRUPTED
-    except Exception as error:  # noqa: BLE001 - the last resort of the command line, which tells every error
-        if with_traceback:
-            traceback.print_exc()
-        return _tell(error, with_traceback)
+    except PastTyper as carrier:
+        return _code_of(carrier.error, with_traceback)
+    except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 - the last resort, which tells all
+        return _code_of(error, with_traceback)
     return 0
 
 
-def _tell(error: Exception, with_traceback: bool) -> int:
+def flush_output() -> None:
+    """Write what is still buffered. Where nobody reads it, Python would complain of that when it exits."""
+    if sys.stdout is None:  # started without one: `grpox ... >&-`
+        return
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _code_of(error: BaseException, with_traceback: bool) -> int:
+    """The exit code that `error` means; what the user should know of it is told."""
+    if isinstance(error, KeyboardInterrupt):
+        return exit_code(error)
+    # rich exits by itself once nobody reads its output.
+    left_by_rich = isinstance(error, SystemExit) and isinstance(error.__context__, BrokenPipeError)
+    if left_by_rich or (isinstance(error, BrokenPipeError) and _nobody_reads()):
+        return OUTPUT_CLOSED
+    if isinstance(error, SystemExit):
+        return error.code if isinstance(error.code, int) else int(error.code is not None)
+    if with_traceback:
+        traceback.print_exception(error)
+    return _tell(error, with_traceback)
+
+
+def _nobody_reads() -> bool:
+    """Whether standard output is a pipe that is closed at its other end: other pipes break too."""
+    if sys.stdout is None:
+        return False
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), 0)
+    return any(events & select.POLLERR for _, events in poll.poll(0))
+
+
+def _tell(error: BaseException, with_traceback: bool) -> int:
     given = os.environ.get("RANK", "0")
     rank = int(given) if given.isdecimal() else 0
     if isinstance(error, ConfigError):

@@ -3,29 +3,50 @@
 from __future__ import annotations
 
 from itertools import groupby, takewhile
+from typing import NamedTuple
 
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
 from grpox.config import TrainConfig
+from grpox.plural import counted
 from grpox.sampling import BatchPlan, MicroBatch, PromptSampler, Schedule
 
-MOST_RANKS = 4
-"""Ranks that are drawn; of more, the first ones and the last."""
+ROOM = 1000
+"""Columns beyond any terminal's."""
 MOST_ROWS = 12
 """Rows of a rank's micro-batch that are written one by one; more are written ``0*16 1*16``."""
 MOST_RUNS = 4
 """Prompts that are written in that form; of more, the first ones and the last."""
 
 
+class _Form(NamedTuple):
+    """How the table is written: its headings, and how much stands in its cells."""
+
+    generation: str
+    iteration: str
+    micro_batch: str
+    optimizer: str
+    generate: str
+    step: str
+    most_ranks: int
+    """Ranks that are drawn; of more, the first ones and the last."""
+
+
+_FULL = _Form("generation", "iteration", "micro-batch", "optimizer", "{}: generate", "step {}", 4)
+_NARROW = _Form("gen.", "iter.", "micro-\nbatch", "step", "{}", "{}", 2)
+
+
 def plan_report(
-    train: TrainConfig, plan: BatchPlan, num_prompts: int | None, generations: int
+    train: TrainConfig, plan: BatchPlan, num_prompts: int | None, generations: int, console: Console
 ) -> RenderableType:
     """The table of the first `generations` generation batches, and the numbers of the whole run.
 
     Args:
         num_prompts: of the training data; None when unknown.
+        console: where it is to be shown; where the table does not fit, a narrower one is drawn.
     """
     drawn = generations * plan.prompts_per_generation if num_prompts is None else num_prompts
     # Numbered in the order in which they are drawn, which is what the table is about; hence no shuffle.
@@ -35,23 +56,27 @@ def plan_report(
     caption = Text(
         "[0 0 0]: the prompts, numbered as they are drawn, whose completions a rank trains on", "dim"
     )
-    return Group(_table(schedule, generations), caption, Text(), _summary(schedule, num_prompts, known))
+    table = _table(schedule, generations, _FULL)
+    # Measured as if there were room: the console's own options cut the answer at its width.
+    if Measurement.get(console, console.options.update(max_width=ROOM), table).minimum > console.width:
+        table = _table(schedule, generations, _NARROW)
+    return Group(table, caption, Text(), _summary(schedule, num_prompts, known))
 
 
-def _table(schedule: Schedule, generations: int) -> Table:
+def _table(schedule: Schedule, generations: int, form: _Form) -> Table:
     plan = schedule.plan
-    ranks = _ranks(plan.world_size)
+    ranks = _ranks(plan.world_size, form.most_ranks)
     table = Table(title="How batches flow", title_justify="left")
-    table.add_column("generation", no_wrap=True)
+    table.add_column(form.generation, no_wrap=True)
     if plan.num_iterations > 1:
-        table.add_column("iteration", justify="right", no_wrap=True)
-    table.add_column("micro-batch", justify="right", no_wrap=True)
+        table.add_column(form.iteration, justify="right", no_wrap=True)
+    table.add_column(form.micro_batch, justify="right", no_wrap=True)
     for rank in ranks:
         if rank is None:
             table.add_column("...", no_wrap=True)
         else:
             table.add_column(f"GPU {rank}", min_width=7, overflow="fold")
-    table.add_column("optimizer", no_wrap=True)
+    table.add_column(form.optimizer, no_wrap=True)
     last: tuple[int, int] | None = None
     for step in schedule.steps():
         shown = list(takewhile(lambda micro_batch: micro_batch.generation < generations, step.micro_batches))
@@ -60,10 +85,9 @@ def _table(schedule: Schedule, generations: int) -> Table:
             if last is not None and place[0] != last[0]:
                 table.add_section()
             done = position == len(step.micro_batches) - 1
-            mark = f"step {step.step}" if done else ""
-            table.add_row(
-                *_heading(plan, micro_batch, place, last), *_cells(schedule, micro_batch, ranks), mark
-            )
+            mark = form.step.format(step.step) if done else ""
+            heading = _heading(plan, micro_batch, place, last, form)
+            table.add_row(*heading, *_cells(schedule, micro_batch, ranks), mark)
             last = place
         if len(shown) < len(step.micro_batches):
             break
@@ -71,10 +95,10 @@ def _table(schedule: Schedule, generations: int) -> Table:
 
 
 def _heading(
-    plan: BatchPlan, micro_batch: MicroBatch, place: tuple[int, int], last: tuple[int, int] | None
+    plan: BatchPlan, micro_batch: MicroBatch, place: tuple[int, int], last: tuple[int, int] | None, form: _Form
 ) -> list[str]:
     fresh = last is None or place[0] != last[0]
-    generation = [f"{place[0]}: generate" if fresh else ""]
+    generation = [form.generate.format(place[0]) if fresh else ""]
     iteration = [str(place[1]) if place != last else ""] if plan.num_iterations > 1 else []
     return [*generation, *iteration, str(micro_batch.rows.start // plan.rows_per_micro_batch)]
 
@@ -98,11 +122,11 @@ def _prompts(prompts: list[int]) -> str:
     return " ".join(runs if len(runs) <= MOST_RUNS else [*runs[: MOST_RUNS - 1], "...", runs[-1]])
 
 
-def _ranks(world_size: int) -> list[int | None]:
+def _ranks(world_size: int, most: int) -> list[int | None]:
     """The ranks to draw; None stands for those left out."""
-    if world_size <= MOST_RANKS:
+    if world_size <= most:
         return list(range(world_size))
-    return [*range(MOST_RANKS - 2), None, world_size - 1]
+    return [*range(max(1, most - 2)), None, world_size - 1]
 
 
 def _summary(schedule: Schedule, num_prompts: int | None, known: bool) -> Table:
@@ -130,14 +154,14 @@ def _summary(schedule: Schedule, num_prompts: int | None, known: bool) -> Table:
         ("prompts in the data", "unknown" if num_prompts is None else str(num_prompts), ""),
     ]
     if num_prompts is not None:
-        used = sampler.generations_per_epoch * prompts
-        dropped = f"{num_prompts - used} prompts left over are dropped"
+        left = num_prompts % prompts
+        dropped = f"{counted(left, 'prompt')} left over {'is' if left == 1 else 'are'} dropped" if left else ""
         rows.append(("generation batches per epoch", str(sampler.generations_per_epoch), dropped))
     rows.append(("optimizer steps in all", str(schedule.total_steps) if known else "unknown", ""))
     table = Table(box=None, show_header=False, pad_edge=False)
-    table.add_column()
-    table.add_column(justify="right", style="bold")
-    table.add_column(style="dim")
+    table.add_column(overflow="fold")
+    table.add_column(justify="right", style="bold", overflow="fold")
+    table.add_column(style="dim", overflow="fold")
     for row in rows:
         table.add_row(*row)
     return table

@@ -46,15 +46,19 @@ def _spellings(offer: Offer) -> tuple[str, ...]:
     return name, qualified, f"{offer.kind}/{name}", f"{offer.kind}/{qualified}"
 
 
-def details(plugins: PluginSet, offer: Offer) -> Group:
-    """All that is known of one component, for a terminal. Imports its config, but not its target."""
+def details(plugins: PluginSet, offer: Offer, narrow: bool = False) -> Group:
+    """All that is known of one component, for a terminal. Imports its config, but not its target.
+
+    Args:
+        narrow: write what is known of a parameter below one another, for a terminal too narrow for columns.
+    """
     from rich.console import Group
     from rich.padding import Padding
     from rich.text import Text
 
     origin = f"  {offer.kind}, {offer.distribution} {offer.version}"
     heading = Text.assemble((offer.spec.name, "bold"), origin)
-    parts = (_facts(offer), _parameters(plugins, offer))
+    parts = (_facts(offer), _parameters(plugins, offer, narrow))
     return Group(heading, *(Padding(part, (0, 0, 1, 2)) for part in parts))
 
 
@@ -74,13 +78,15 @@ def _facts(offer: Offer) -> Table:
         "target": spec.target,
     }
     table = Table.grid(padding=(0, 2))
+    table.add_column()
+    table.add_column(overflow="fold")
     for label, text in facts.items():
         if text:
             table.add_row(label, Text(text))
     return table
 
 
-def _parameters(plugins: PluginSet, offer: Offer) -> RenderableType:
+def _parameters(plugins: PluginSet, offer: Offer, narrow: bool) -> RenderableType:
     # Imported late: pydantic is needed to show parameters, not to list components.
     from rich import box
     from rich.table import Table
@@ -95,10 +101,14 @@ def _parameters(plugins: PluginSet, offer: Offer) -> RenderableType:
         return Text(f"parameters unknown: {error}")
     if model is None or not model.model_fields:
         return Text("no parameters")
-    table = Table("parameter", "type", "default", "", box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for heading in ("parameter", "") if narrow else ("parameter", "type", "default", ""):
+        table.add_column(heading, overflow="fold")
     for key, field in fields_by_key(model).items():
         told = " ".join((field.description or "").split())
-        table.add_row(*map(Text, (key, allowed_values(field), _default(field), told)))
+        kind, default = allowed_values(field), _default(field)
+        stacked = f"{kind}; {default if field.is_required() else f'default {default}'}\n{told}".strip()
+        table.add_row(*map(Text, (key, stacked) if narrow else (key, kind, default, told)))
     return table
 
 

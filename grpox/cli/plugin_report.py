@@ -92,15 +92,23 @@ def as_json(listed: Iterable[Row]) -> str:
     return json.dumps([dataclasses.asdict(row) for row in listed], indent=2)
 
 
-def as_table(listed: Iterable[Row]) -> Table:
-    """The list for a terminal; a row that is not ok gives its reason in place of its summary."""
+def as_table(listed: Iterable[Row], narrow: bool = False) -> Table:
+    """The list for a terminal; a row that is not ok gives its reason in place of its summary.
+
+    Args:
+        narrow: write all but the kind below one another, for a terminal too narrow for five columns.
+    """
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
-    table = Table("kind", "name", "distribution", "status", "", box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for heading in ("kind", "name") if narrow else ("kind", "name", "distribution", "status", ""):
+        # Folded: a name that is cut cannot be given to `plugins show`.
+        table.add_column(heading, overflow="fold")
     for row in listed:
-        status = Text(row.status, _STYLES.get(row.status, "red"))
-        origin = Text(f"{row.distribution} {row.version}")
-        table.add_row(row.kind, Text(row.name), origin, status, Text(row.reason or row.summary))
+        name, origin = Text(row.name), Text(f"{row.distribution} {row.version}")
+        status, told = Text(row.status, _STYLES.get(row.status, "red")), Text(row.reason or row.summary)
+        stacked = Text("\n").join([Text("  ").join([name, origin, status]), *([told] if told else [])])
+        table.add_row(row.kind, *([stacked] if narrow else [name, origin, status, told]))
     return table

@@ -7,12 +7,25 @@ from typing import Annotated
 
 import typer
 
-app = typer.Typer(no_args_is_help=True, help="Bundled run files: list them, or copy one to start from.")
+HELP = """Bundled run files: list them, or copy one to start from.
+
+\b
+Examples:
+  grpox recipes list
+  grpox recipes copy quickstart
+"""
+
+app = typer.Typer(no_args_is_help=True, help=HELP)
 
 
 @app.command("list")
 def list_recipes() -> None:
-    """Each recipe's name and what it does. `grpox train NAME` runs one as it is."""
+    """List the recipes and what each does. `grpox train NAME` runs one as it is.
+
+    \b
+    Example:
+      grpox recipes list
+    """
     from grpox.runfile.recipe_files import recipe_names, recipe_summary
 
     names = recipe_names()
@@ -23,16 +36,18 @@ def list_recipes() -> None:
 
 @app.command("copy")
 def copy(
-    name: Annotated[str, typer.Argument(help="The recipe, as `grpox recipes list` calls it.")],
-    folder: Annotated[Path, typer.Argument(help="Where to write it.")] = Path(),
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The recipe, as `grpox recipes list` calls it.")],
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="Where to write it; it is made if need be.")
+    ] = Path(),
     force: Annotated[bool, typer.Option("--force", help="Overwrite what is there.")] = False,
 ) -> None:
     """Copy a recipe's YAML, and the folder of its inputs beside it, to change them.
 
     \b
-    Example:
-      grpox recipes copy quickstart
-      grpox train quickstart.yaml
+    Examples:
+      grpox recipes copy quickstart           then: grpox train quickstart.yaml
+      grpox recipes copy smollm2 experiments --force
     """
     from grpox.runfile.recipe_files import copy_recipe
 

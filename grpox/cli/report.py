@@ -11,19 +11,21 @@ from grpox.errors import ConfigError, Problem
 
 
 def report(
-    run_dir: Annotated[Path, typer.Argument(help="The run's folder: its output_dir.")],
+    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The run's folder: its output_dir.")],
     output: Annotated[
-        Path | None, typer.Option("--output", metavar="FILE", help="Where to write it instead.")
+        Path | None,
+        typer.Option("--output", metavar="FILE", help="Where to write it.", show_default="RUN_DIR/report.html"),
     ] = None,
 ) -> None:
     """Make a run's report again: curves, completions, config and versions on one HTML page.
 
-    Every run writes it when it ends. This command makes it from the files that are in the folder now, so that
-    it also shows a run that is still going on, or one that was killed. The page needs no network.
+    Every run writes it when it ends. This command makes it from the files
+    that are in the folder now, so that it also shows a run that is still
+    going on, or one that was killed. The page needs no network.
 
     \b
     Examples:
-      grpox report runs/quickstart                       as runs/quickstart/report.html
+      grpox report runs/quickstart
       grpox report runs/quickstart --output quick.html
     """
     from grpox.report.page import write_report

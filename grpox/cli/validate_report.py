@@ -2,35 +2,53 @@
 
 from __future__ import annotations
 
+import json
+
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from grpox.component import BoundComponent
+from grpox.plural import counted
 from grpox.runfile.load import ResolvedRun
 
 
-def validate_report(run: ResolvedRun) -> RenderableType:
-    """The components with their parameters and distributions, and the batch arithmetic in one line."""
+def validate_report(run: ResolvedRun, narrow: bool = False) -> RenderableType:
+    """The components with their parameters and distributions, and the batch arithmetic in one line.
+
+    Args:
+        narrow: write parameters below their component, for a terminal too narrow for them beside it.
+    """
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for heading in ("", "component", "from", "parameters"):
-        table.add_column(heading)
+    for heading in ("", "component") if narrow else ("", "component", "from", "parameters"):
+        # Folded: an ellipsis would hide values.
+        table.add_column(heading, overflow="fold")
     for key, bound in run.components.items():
-        table.add_row(key, bound.label, _origin(bound), _parameters(bound))
+        cells = Text(bound.label), Text(_origin(bound)), Text(_parameters(bound), "dim")
+        table.add_row(Text(key), *([_stacked(*cells)] if narrow else cells))
     plan = run.plan
     arithmetic = (
-        f"ranks: {plan.world_size}; generation batch: {plan.prompts_per_generation} prompts x "
-        f"{plan.num_generations} completions = {plan.generation_batch_size}; "
+        f"ranks: {plan.world_size}; generation batch: {counted(plan.prompts_per_generation, 'prompt')} x "
+        f"{counted(plan.num_generations, 'completion')} = {plan.generation_batch_size}; "
         f"samples per optimizer step: {plan.train_batch_size}; "
         f"optimizer steps per generation batch: {plan.optimizer_steps_per_generation}"
     )
     return Group(Text.assemble(("OK ", "bold green"), run.source), table, Text(arithmetic))
 
 
+def _stacked(label: Text, origin: Text, parameters: Text) -> Text:
+    return Text("\n").join([Text("  ").join([label, origin]), *([parameters] if parameters else [])])
+
+
 def _origin(bound: BoundComponent) -> str:
     return f"{bound.offer.distribution} {bound.offer.version}" if bound.offer else "the run file's path"
 
 
-def _parameters(bound: BoundComponent) -> Text:
+def _parameters(bound: BoundComponent) -> str:
     values = bound.config.model_dump() if bound.config is not None else {}
-    return Text(", ".join(f"{name}={value}" for name, value in values.items()), "dim")
+    return ", ".join(f"{name}={_value(value)}" for name, value in values.items())
+
+
+def _value(value: object) -> str:
+    """As a run file may have it: ``null`` and ``true`` rather than Python's words for them."""
+    return value if isinstance(value, str) and value else json.dumps(value, ensure_ascii=False, default=str)

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from grpox.hookspecs import hookimpl
+from grpox.plural import counted
 
 if TYPE_CHECKING:
     from grpox.contracts import RunContext, ScoredRollout
@@ -47,10 +48,8 @@ class TerminalDisplay:
     @hookimpl
     def grpox_run_started(self, run: RunContext) -> None:
         self._started = time.monotonic()
-        ranks = "1 rank" if run.world_size == 1 else f"{run.world_size} ranks"
-        self._line(
-            f"{escaped(run.source)}: {run.total_steps} steps on {ranks}, into {escaped(str(run.output_dir))}"
-        )
+        size = f"{counted(run.total_steps, 'step')} on {counted(run.world_size, 'rank')}"
+        self._line(f"{escaped(run.source)}: {size}, into {escaped(str(run.output_dir))}")
         if self._console.is_terminal:
             self._progress = Progress(
                 TextColumn("step"),

@@ -11,6 +11,7 @@ import pluggy
 from rich.console import Console
 
 from grpox.errors import ConfigError, Problem, RunFailed
+from grpox.signals import first_signal_waits, raise_if_signalled
 
 if TYPE_CHECKING:
     from pluggy import HookImpl
@@ -76,13 +77,19 @@ class Observers:
 
     def run_failed(self, run: RunContext, error: BaseException) -> None:
         """Tell that `error` ended the run. Nobody selected is told anything afterwards."""
-        self._tell("grpox_run_failed", {"run": run, "error": error})
-        self._unregister()
+        with first_signal_waits():
+            self._tell("grpox_run_failed", {"run": run, "error": error})
+            self._unregister()
 
     def run_finished(self, run: RunContext, summary: Mapping[str, object]) -> None:
-        """Tell that the run is complete. Nobody selected is told anything afterwards."""
-        self._tell("grpox_run_finished", {"run": run, "summary": summary})
-        self._unregister()
+        """Tell that the run is complete. Nobody selected is told anything afterwards.
+
+        A signal that arrives meanwhile is raised when all were told.
+        """
+        with first_signal_waits():
+            self._tell("grpox_run_finished", {"run": run, "summary": summary})
+            self._unregister()
+        raise_if_signalled()
 
     def _register(self, name: str, observer: object) -> None:
         self._selected[id(observer)] = name
@@ -110,10 +117,10 @@ class Observers:
         for impl in self._implementations(hook):
             try:
                 _call(impl, arguments)
-            except Exception as error:  # noqa: BLE001 - whatever a plugin raises, the run goes on
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a plugin raises, the run goes on
                 self._failed(impl, hook, error)
 
-    def _failed(self, impl: HookImpl, hook: str, error: Exception) -> None:
+    def _failed(self, impl: HookImpl, hook: str, error: Exception | SystemExit) -> None:
         name = self._name(impl)
         self.failures[name, hook] += 1
         if self.failures[name, hook] == 1:
@@ -135,4 +142,7 @@ def _call(impl: HookImpl, arguments: Mapping[str, object]) -> None:
 
 def _told(error: BaseException) -> str:
     """A GrpoxError's message is written for the user as it is; others need their type."""
+    if isinstance(error, SystemExit) and isinstance(error.__context__, BrokenPipeError):
+        # What rich makes of it.
+        error = error.__context__
     return str(error) if isinstance(error, RunFailed | ConfigError) else f"{type(error).__name__}: {error}"

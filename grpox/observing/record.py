@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 
 
 RECORD = (
-    "config.yaml",
-    "versions.json",
-    "completions",
-    "summary.json",
-    "failure.json",
-    "report.html",
     "metrics.jsonl",
+    "failure.json",
+    "summary.json",
+    "versions.json",
+    "config.yaml",
+    "completions",
+    "report.html",
 )
-"""What a run leaves in its folder, beside the model; the last tells that there was a run."""
+"""What a run leaves in its folder, beside the model; first what was written when it ended."""
 
 
 class LocalRecord:
@@ -43,7 +43,7 @@ class LocalRecord:
     ``{"step": 3, "time": <unix seconds>, "metrics": {...}}`` for an optimizer step, and
     ``{"step": 3, "time": ..., "evaluation": {...}}`` for an evaluation. JSON knows no such numbers, so they
     are the strings ``"nan"``, ``"inf"`` and ``"-inf"``, which Python's `float` reads back. The record of an
-    earlier run in the same folder is moved to ``earlier/``.
+    earlier run in the same folder, its model included, is moved to ``earlier/``.
     """
 
     @hookimpl(tryfirst=True)
@@ -52,8 +52,6 @@ class LocalRecord:
         self._metrics = run.output_dir / "metrics.jsonl"
         run.output_dir.mkdir(parents=True, exist_ok=True)
         _set_aside(run.output_dir)
-        # A run that failed before its first step has left no record to set aside, but its error.
-        (run.output_dir / "failure.json").unlink(missing_ok=True)
         (run.output_dir / "config.yaml").write_text(config_text(run.config), encoding="utf-8")
         versions = {"versions": dict(run.versions), "git_commit": run.git_commit, "source": run.source}
         text = json.dumps(versions, indent=2, ensure_ascii=False) + "\n"
@@ -98,13 +96,24 @@ def _strict(value: float) -> float | str:
 
 
 def _set_aside(folder: Path) -> None:
-    """Move the record of an earlier run in this folder to ``earlier/<when it ended>``; its model stays."""
-    metrics = folder / "metrics.jsonl"
-    if not metrics.exists():
+    """Move what an earlier run left in this folder to ``earlier/<when it ended>``: nothing is overwritten."""
+    there = [name for name in RECORD if (folder / name).exists()]
+    if not there:
         return
-    ended = time.strftime("%Y-%m-%dT%H-%M-%S", time.localtime(metrics.stat().st_mtime))
-    aside = folder / "earlier" / ended
-    aside.mkdir(parents=True, exist_ok=True)
-    for name in RECORD:
-        if (folder / name).exists():
-            (folder / name).replace(aside / name)
+    aside = _new_folder(folder / "earlier", (folder / there[0]).stat().st_mtime)
+    if "versions.json" in there and (folder / "model").exists():
+        # Without a run's record beside it, a folder of this name is not known to be a run's model.
+        there.append("model")
+    for name in there:
+        (folder / name).replace(aside / name)
+
+
+def _new_folder(parent: Path, seconds: float) -> Path:
+    """A folder named by a time; numbered where that second has one already."""
+    name = time.strftime("%Y-%m-%dT%H-%M-%S", time.localtime(seconds))
+    made, number = parent / name, 1
+    while made.exists():
+        number += 1
+        made = parent / f"{name}-{number}"
+    made.mkdir(parents=True)
+    return made

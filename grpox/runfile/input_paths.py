@@ -7,8 +7,8 @@ from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 from grpox.config import DataConfig, RunConfig
+from grpox.data.open_data import LOADERS, is_data_file
 from grpox.errors import Problem, nearest
-from grpox.open_data import LOADERS, is_data_file
 from grpox.runfile.data_files import UnreadableData, look_at
 from grpox.runfile.output_paths import output_problems
 from grpox.runfile.slots import selected

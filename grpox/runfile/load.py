@@ -18,7 +18,7 @@ from grpox import launch
 from grpox.component import BoundComponent, bind_object
 from grpox.config import RunConfig, Section
 from grpox.errors import ConfigError, Problem, nearest
-from grpox.given import Given
+from grpox.given.objects import Given
 from grpox.plugins import discover
 from grpox.problems import problems_of
 from grpox.registry import Registry

@@ -23,7 +23,7 @@ from grpox.runfile import recipe_files
 from grpox.signals import Terminated
 
 SURFACE = {
-    "": ["--help", "--version"],
+    "": ["--help", "--traceback", "--version"],
     "plan": ["--generations", "--help", "--world-size", "overrides", "run"],
     "recipes copy": ["--force", "--help", "folder", "name"],
     "recipes list": ["--help"],
@@ -153,7 +153,7 @@ def test_schema_is_json() -> None:
 
 
 def test_recipes_are_listed_with_what_they_do() -> None:
-    assert re.search(r"^quickstart  \S.*\.$", grpox("recipes", "list").stdout, re.MULTILINE)
+    assert re.search(r"^quickstart +\S.*\.$", grpox("recipes", "list").stdout, re.MULTILINE)
 
 
 def test_a_copied_recipe_runs_from_its_copy_and_is_not_overwritten(tmp_path: Path) -> None:

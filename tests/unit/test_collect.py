@@ -12,9 +12,9 @@ import torch
 from grpox.collect import Collector, Sampler
 from grpox.config import EvaluationConfig, SamplingConfig
 from grpox.contracts import Rollout, TrainerState
+from grpox.data.prompts import PromptSet
 from grpox.errors import RunFailed
 from grpox.evaluation import Evaluator
-from grpox.prompts import PromptSet
 from grpox.rewards import NamedReward
 from grpox.world import World
 from grpox_advantages.configs import GroupConfig

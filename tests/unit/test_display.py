@@ -13,6 +13,7 @@ from rich.console import Console
 from grpox.config import RunConfig
 from grpox.contracts import Rollout, RunContext, ScoredRollout
 from grpox.observing.display import TerminalDisplay, escaped, sample_rows, shortened
+from grpox.plural import counted
 
 
 def context(total_steps: int = 10, **logging: int) -> RunContext:
@@ -36,8 +37,14 @@ def started(run: RunContext) -> tuple[TerminalDisplay, Console]:
     """A display that has told which run it shows, and has nothing else on its console."""
     display, console = plain()
     display.grpox_run_started(run)
-    assert console.export_text() == f"run.yaml: {run.total_steps} steps on 1 rank, into runs/demo\n"
+    assert console.export_text() == f"run.yaml: {counted(run.total_steps, 'step')} on 1 rank, into runs/demo\n"
     return display, console
+
+
+def test_one_is_written_in_the_singular() -> None:
+    display, console = plain()
+    display.grpox_run_started(context(total_steps=1))
+    assert console.export_text() == "run.yaml: 1 step on 1 rank, into runs/demo\n"
 
 
 def step_lines(total_steps: int) -> list[int]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+import signal
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -12,7 +13,7 @@ import pluggy
 import pytest
 from rich.console import Console
 
-from grpox import hookspecs
+from grpox import hookspecs, signals
 from grpox.config import RunConfig
 from grpox.contracts import RunContext
 from grpox.errors import ConfigError, RunFailed
@@ -120,6 +121,80 @@ def test_an_interrupt_inside_an_observer_is_not_taken_for_its_failure(
     told, _ = observers(manager, ("slow", SimpleNamespace(grpox_step_finished=hookimpl(interrupted))))
     with pytest.raises(KeyboardInterrupt):
         told.step_finished(run, 1, {})
+
+
+class Ending:
+    """Hears how the run ended, while `meanwhile` happens."""
+
+    def __init__(self, meanwhile: Callable[[], None] = lambda: None) -> None:
+        self.heard: list[str] = []
+        self._meanwhile = meanwhile
+
+    @hookimpl
+    def grpox_run_finished(self) -> None:
+        self._meanwhile()
+        self.heard.append("finished")
+
+    @hookimpl
+    def grpox_run_failed(self) -> None:
+        self._meanwhile()
+        self.heard.append("failed")
+
+
+def terminate() -> None:
+    signals._handle(signal.SIGTERM, None)
+
+
+@pytest.fixture
+def _no_signal_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(signals, "_received", [])
+
+
+@pytest.mark.usefixtures("_no_signal_yet")
+def test_sigterm_at_the_end_of_a_run_waits_until_all_know_that_it_is_complete(
+    manager: pluggy.PluginManager, run: RunContext
+) -> None:
+    tracker, struck = Ending(), Ending(terminate)
+    told, _ = observers(manager, ("tracker", tracker), ("struck", struck))
+    with pytest.raises(signals.Terminated):
+        told.run_finished(run, {})
+    assert (struck.heard, tracker.heard) == (["finished"], ["finished"])
+
+
+@pytest.mark.usefixtures("_no_signal_yet")
+def test_sigterm_while_a_failure_is_told_does_not_replace_the_failure(
+    manager: pluggy.PluginManager, run: RunContext
+) -> None:
+    tracker, struck = Ending(), Ending(terminate)
+    told, _ = observers(manager, ("tracker", tracker), ("struck", struck))
+    told.run_failed(run, RunFailed("a reward raised"))
+    assert tracker.heard == ["failed"]
+
+
+@pytest.mark.usefixtures("_no_signal_yet")
+def test_a_second_signal_waits_for_nobody(manager: pluggy.PluginManager, run: RunContext) -> None:
+    tracker, struck = Ending(), Ending(terminate)
+    told, _ = observers(manager, ("tracker", tracker), ("struck", struck))
+    with pytest.raises(signals.Terminated):
+        terminate()  # the first one, which ended the run
+    with pytest.raises(signals.Terminated):
+        told.run_failed(run, signals.Terminated())
+    assert tracker.heard == []
+
+
+def test_a_terminal_that_has_gone_does_not_end_the_run(manager: pluggy.PluginManager, run: RunContext) -> None:
+    def closed() -> None:
+        # What rich does with a broken pipe.
+        try:
+            raise BrokenPipeError(32, "Broken pipe")
+        except BrokenPipeError:
+            raise SystemExit(1)  # noqa: B904
+
+    tracker = Ending()
+    told, output = observers(manager, ("tracker", tracker), ("terminal", Ending(closed)))
+    told.run_finished(run, {})
+    assert tracker.heard == ["finished"]
+    assert "'terminal' failed in grpox_run_finished: BrokenPipeError: [Errno 32]" in output.getvalue()
 
 
 def test_pluggys_order_is_kept(manager: pluggy.PluginManager, run: RunContext) -> None:

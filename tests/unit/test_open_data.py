@@ -5,8 +5,8 @@ import json
 import datasets
 import pytest
 
+from grpox.data.open_data import open_data
 from grpox.errors import ConfigError
-from grpox.open_data import open_data
 
 
 @pytest.fixture

@@ -161,6 +161,20 @@ def test_an_argument_disables_one_distribution_and_no_other(make_distribution):
     assert records(plugins, "grpox-foo-extra")[0].status == "ok"
 
 
+def test_a_distribution_to_disable_that_is_not_installed_is_a_warning_with_the_nearest(
+    make_distribution, monkeypatch
+):
+    make_distribution("grpox-foo", loss("foo"))
+    monkeypatch.setenv("GRPOX_DISABLE_PLUGINS", "Grpox_Foo,zzz")
+    plugins = discover(disable=["grpox-fooo", "GRPOX.foo"])
+    assert plugins.warnings == [
+        "GRPOX_DISABLE_PLUGINS names 'zzz', and no installed distribution of that name has a plugin",
+        "the plugins.disable list names 'grpox-fooo', and no installed distribution of that name has a plugin; "
+        "did you mean grpox-foo?",
+    ]
+    assert records(plugins, "grpox-foo")[0].status == "disabled"
+
+
 @pytest.mark.parametrize(("api", "remedy"), [(0, "upgrade the plugin"), (2, "upgrade grpox")])
 def test_another_api_version_makes_an_offer_incompatible(make_distribution, api, remedy):
     make_distribution("grpox-foo", loss("foo", f"api={api}"))

@@ -4,8 +4,8 @@ import pytest
 from transformers import GPT2Config, LlamaConfig, MambaConfig
 
 from grpox.config import DataConfig, SamplingConfig
+from grpox.data.prompt_length import PromptLimit
 from grpox.errors import ConfigError
-from grpox.prompt_length import PromptLimit
 
 
 def limit(model, completion=16, **data):

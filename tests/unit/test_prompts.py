@@ -3,11 +3,11 @@
 import datasets
 import pytest
 
+from grpox.data.open_data import open_data
+from grpox.data.prompt_length import PromptLimit
+from grpox.data.prompts import PromptSet
+from grpox.data.row_stream import RowStream
 from grpox.errors import ConfigError, RunFailed
-from grpox.open_data import open_data
-from grpox.prompt_length import PromptLimit
-from grpox.prompts import PromptSet
-from grpox.row_stream import RowStream
 
 
 class Tokenizer:
@@ -114,7 +114,7 @@ def test_prompts_are_tokenised_once_as_far_as_memory_allows(monkeypatch):
             self.texts += len(texts)
             return super().__call__(texts, **kwargs)
 
-    monkeypatch.setattr("grpox.prompts.KEPT_TOKENS", 7)
+    monkeypatch.setattr("grpox.data.prompts.KEPT_TOKENS", 7)
     tokenizer = Counting()
     made = prompts(["ab", "cdef", "gh", "i"], tokenizer, PromptLimit(4, cut=True))
     assert tokenizer.texts == 4

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -114,12 +115,48 @@ def test_a_second_run_sets_the_record_of_the_first_aside(run: RunContext, record
     again.grpox_step_finished(1, {"loss": 2.0})
     (aside,) = (run.output_dir / "earlier").iterdir()
     names = {"config.yaml", "versions.json", "metrics.jsonl", "completions", "summary.json"}
-    names |= {"failure.json", "report.html"}
+    names |= {"failure.json", "report.html", "model"}
     assert {path.name for path in aside.iterdir()} == names
     assert json.loads((aside / "metrics.jsonl").read_text())["metrics"] == {"loss": 1.0}
     assert json.loads((run.output_dir / "metrics.jsonl").read_text())["metrics"] == {"loss": 2.0}
-    assert (run.output_dir / "model").is_dir()
+    assert not (run.output_dir / "model").exists()
     assert not (run.output_dir / "summary.json").exists()
+
+
+def test_runs_that_end_in_the_same_second_are_set_aside_apart(run: RunContext, record: LocalRecord) -> None:
+    for loss in (1.0, 2.0, 3.0):
+        record.grpox_step_finished(1, {"loss": loss})
+        record.grpox_rollouts_scored(1, [scored(0, 0, math=loss)])
+        os.utime(run.output_dir / "metrics.jsonl", (1.7e9, 1.7e9))
+        record = LocalRecord()
+        record.grpox_run_started(run)
+    first, second, third = sorted((run.output_dir / "earlier").iterdir())
+    ended = time.strftime("%Y-%m-%dT%H-%M-%S", time.localtime(1.7e9))
+    assert [first.name, second.name, third.name] == [ended, f"{ended}-2", f"{ended}-3"]
+    losses = [
+        json.loads((folder / "metrics.jsonl").read_text())["metrics"]["loss"] for folder in (first, third)
+    ]
+    assert losses == [1.0, 3.0]
+    assert len(list((second / "completions").iterdir())) == 1
+
+
+def test_a_run_that_failed_before_its_first_step_is_set_aside_whole(
+    run: RunContext, record: LocalRecord
+) -> None:
+    record.grpox_run_failed(run, ValueError("no such model"))
+    LocalRecord().grpox_run_started(run)
+    (aside,) = (run.output_dir / "earlier").iterdir()
+    assert {path.name for path in aside.iterdir()} == {"config.yaml", "versions.json", "failure.json"}
+
+
+def test_what_is_no_runs_is_kept_and_a_model_of_another_stays(tmp_path: Path) -> None:
+    run = context(tmp_path)
+    (run.output_dir / "model").mkdir(parents=True)
+    (run.output_dir / "config.yaml").write_text("mine")
+    LocalRecord().grpox_run_started(run)
+    (aside,) = (run.output_dir / "earlier").iterdir()
+    assert (aside / "config.yaml").read_text() == "mine"
+    assert (run.output_dir / "model").is_dir()
 
 
 def test_what_reward_functions_log_of_a_completion_becomes_a_column(

@@ -3,9 +3,9 @@
 import datasets
 import pytest
 
-from grpox import row_stream
+from grpox.data import row_stream
+from grpox.data.row_stream import RowStream
 from grpox.errors import ConfigError, RunFailed
-from grpox.row_stream import RowStream
 
 
 def rows(count):

@@ -9,9 +9,9 @@ import datasets
 import pytest
 
 from grpox.config import TrainConfig
+from grpox.data.prompts import PromptSet
+from grpox.data.row_stream import RowStream
 from grpox.errors import ConfigError, Problem, RunFailed
-from grpox.prompts import PromptSet
-from grpox.row_stream import RowStream
 from grpox.sampling import BatchPlan, PromptSampler, Schedule, StreamSampler
 
 SHORT = {

@@ -1,7 +1,7 @@
 """Make the SmolLM2 recipe's problems: reasoning-gym's chain_sum of two one-digit terms, each problem once.
 
-    pip install reasoning-gym
-    python -m grpox.recipes.smollm2.make_data
+pip install reasoning-gym
+python -m grpox.recipes.smollm2.make_data
 """
 
 from __future__ import annotations

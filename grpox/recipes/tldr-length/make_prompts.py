@@ -1,6 +1,6 @@
 """Make the posts that the recipe's model summarises: short stories of everyday trouble, ending in "TL;DR:".
 
-    python grpox/recipes/tldr-length/make_prompts.py
+python grpox/recipes/tldr-length/make_prompts.py
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from grpox.config import RunConfig
+from grpox.data.open_data import LOADERS
 from grpox.errors import ConfigError, Problem
-from grpox.open_data import LOADERS
 from grpox.runfile.input_paths import GIVEN, input_path
 from grpox.runfile.origins import ARGUMENT
 
@@ -123,8 +123,8 @@ def given_objects(
     Raises:
         ConfigError: one is of no use; the key of the run file that it stands for is named.
     """
-    from grpox.given_data import as_dataset
-    from grpox.given_model import check_model, check_tokenizer
+    from grpox.given.data import as_dataset
+    from grpox.given.model import check_model, check_tokenizer
 
     changes: dict[str, Changes | Sequence[Changes]] = {}
     if isinstance(model, str | Path):
@@ -156,7 +156,7 @@ def given_rewards(
 
     A mapping is as in a run file, or has a function or model under ``function`` beside ``weight`` and the like.
     """
-    from grpox.given_model import reward_model_path
+    from grpox.given.model import reward_model_path
 
     functions: dict[str, Callable[..., Any]] = {}
     models: dict[str, PreTrainedModel] = {}

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from grpox import launch
 from grpox.contracts import Text
+from grpox.data.prompt_length import PromptLimit
+from grpox.data.row_stream import RowStream
 from grpox.errors import ConfigError, Problem, RunFailed, nearest
-from grpox.prompt_length import PromptLimit
-from grpox.row_stream import RowStream
 
 if TYPE_CHECKING:
     import datasets

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from grpox.data.open_data import reason
 from grpox.errors import ConfigError, Problem, RunFailed
-from grpox.open_data import reason
 
 if TYPE_CHECKING:
     import datasets

@@ -1,0 +1,1 @@
+"""Prompts: files, hub datasets and streams, as text and tokens."""

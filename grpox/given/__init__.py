@@ -1,0 +1,1 @@
+"""Objects given in Python, in place of what a run file names."""

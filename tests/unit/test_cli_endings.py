@@ -1,0 +1,122 @@
+"""How a command ends: early signals, readers that go away, exceptions that typer would swallow."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+INTERRUPTED_IMPORT = """
+import os, sys
+
+class Interrupt:
+    def find_spec(self, name, path=None, target=None):
+        if name == {module!r}:
+            os.kill(os.getpid(), {signal})
+            for _ in range(1000):  # the handler runs between two instructions of this loop
+                pass
+
+sys.meta_path.insert(0, Interrupt())
+sys.argv = ["grpox", "validate", "quickstart"]
+from grpox.cli import main
+main()
+"""
+
+
+def python(program: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", program]
+    # Unbuffered output, which some environments ask for, would hide what happens to a buffer.
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.parametrize(
+    ("module", "signal", "code"),
+    [
+        ("typer", 2, 130),
+        ("grpox.cli.app", 2, 130),
+        ("grpox.runfile.load", 2, 130),
+        ("grpox.runfile.load", 15, 143),
+    ],
+)
+def test_a_signal_while_importing_is_no_traceback(module: str, signal: int, code: int) -> None:
+    done = python(INTERRUPTED_IMPORT.format(module=module, signal=signal))
+    assert (done.returncode, done.stdout, done.stderr) == (code, "", "")
+
+
+def test_a_second_interrupt_while_python_exits_is_no_traceback() -> None:
+    program = (
+        "import atexit, os, sys\n"
+        "atexit.register(lambda: os.kill(os.getpid(), 2))\n"
+        "sys.argv = ['grpox', '--version']\n"
+        "from grpox.cli import main\n"
+        "main()\n"
+    )
+    done = python(program)
+    assert (done.returncode, done.stderr) == (-2, "")
+
+
+def unread(*arguments: str) -> tuple[int, str]:
+    """The exit code and standard error of a command whose output nobody reads."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "grpox", *arguments]
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    os.close(writing)
+    return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize("command", [["validate", "quickstart"], ["plugins", "list"], ["schema"], ["--help"]])
+def test_a_reader_that_goes_away_ends_a_command_as_git_does(command: list[str]) -> None:
+    assert unread(*command) == (141, "")
+
+
+def test_output_that_nobody_can_take_is_no_complaint_of_python() -> None:
+    program = (
+        "import os, sys\n"
+        "from grpox.cli.errors import flush_output\n"
+        "reading, writing = os.pipe()\n"
+        "os.dup2(writing, 1); os.close(reading)\n"
+        "sys.stdout.write('waits in the buffer')\n"
+        "flush_output()\n"
+    )
+    done = python(program)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("raised", "told"),
+    [
+        ("EOFError('the engine has gone')", "error: EOFError: the engine has gone\n"),
+        ("BrokenPipeError(32, 'worker')", "error: BrokenPipeError: [Errno 32] worker\n"),
+    ],
+)
+def test_what_breaks_elsewhere_is_told_and_not_taken_for_the_terminals(raised: str, told: str) -> None:
+    program = (
+        "import sys\n"
+        "import grpox.runfile.load\n"
+        f"def load_run(*arguments): raise {raised}\n"
+        "grpox.runfile.load.load_run = load_run\n"
+        "sys.argv = ['grpox', 'validate', 'quickstart']\n"
+        "from grpox.cli import main\n"
+        "main()\n"
+    )
+    done = python(program)
+    assert done.returncode == 1
+    assert done.stderr.startswith(told)
+
+
+def test_warnings_of_discovery_are_told_on_standard_error_by_one_rank() -> None:
+    def validate(**environment: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "grpox", "validate", "quickstart", "plugins.disable=[grpox-mlfow]"]
+        return subprocess.run(
+            command, env={**os.environ, **environment}, capture_output=True, text=True, check=False
+        )
+
+    first = validate()
+    assert first.returncode == 0
+    assert first.stderr.startswith("warning: the plugins.disable list names 'grpox-mlfow'")
+    assert "warning" not in first.stdout
+    assert validate(RANK="1", WORLD_SIZE="2").stderr == ""
