@@ -20,7 +20,7 @@ import pluggy
 from grpox import hookspecs
 from grpox.errors import nearest
 from grpox.hookspecs import API_VERSION, ENTRY_POINT_GROUP, KINDS, ComponentSpec
-from grpox.requirements import canonical_name, unmet
+from grpox.requirements import canonical_name, none_met
 
 DISABLE_VARIABLE = "GRPOX_DISABLE_PLUGINS"
 """Environment variable with the distributions, separated by commas, whose plugins are not loaded."""
@@ -224,5 +224,5 @@ def _usable(spec: ComponentSpec) -> tuple[OfferStatus, str]:
     if spec.api != API_VERSION:
         remedy = "upgrade grpox" if spec.api > API_VERSION else "upgrade the plugin"
         return "incompatible", f"written for plugin API {spec.api}, this grpox has {API_VERSION}: {remedy}"
-    reasons = [reason for requirement in spec.requires if (reason := unmet(requirement))]
+    reasons = [reason for asked in spec.requires if (reason := none_met(asked, spec.install))]
     return ("unavailable", "; ".join(reasons)) if reasons else ("ok", "")

@@ -16,6 +16,8 @@ from grpox.sampling import BatchPlan, MicroBatch, PromptSampler, Schedule
 
 ROOM = 1000
 """Columns beyond any terminal's."""
+MOST_MICRO_BATCHES = 500
+"""After so many the step that is drawn is the last one."""
 MOST_ROWS = 12
 """Rows of a rank's micro-batch that are written one by one; more are written ``0*16 1*16``."""
 MOST_RUNS = 4
@@ -90,6 +92,9 @@ def _table(schedule: Schedule, generations: int, form: _Form) -> Table:
             table.add_row(*heading, *_cells(schedule, micro_batch, ranks), mark)
             last = place
         if len(shown) < len(step.micro_batches):
+            break
+        if table.row_count >= MOST_MICRO_BATCHES:
+            table.add_row("...")
             break
     return table
 

@@ -30,6 +30,11 @@ def report(
     """
     from grpox.report.page import write_report
 
-    if output is not None and output.is_dir():
-        raise ConfigError(Problem("is a folder: give a file", key="--output", given=str(output)))
-    typer.echo(write_report(run_dir, output))
+    try:
+        if output is not None and output.is_dir():
+            raise ConfigError(Problem("is a folder: give a file", key="--output", given=str(output)))
+        written = write_report(run_dir, output)
+    except OSError as error:
+        what = f"cannot be read or written: {error.strerror or error}"
+        raise ConfigError(Problem(what, given=str(error.filename or run_dir))) from error
+    typer.echo(written)

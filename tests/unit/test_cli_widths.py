@@ -106,6 +106,15 @@ def test_the_plan_counts_one_in_the_singular() -> None:
     )
 
 
+def test_a_plan_of_a_million_passes_is_drawn_in_part() -> None:
+    run = load_run("quickstart", ["train.num_iterations=1000000", "train.max_steps=2000"], world_size=1)
+    console = Console(width=200)
+    shown = printed(plan_report(run.config.train, run.plan, run.num_prompts, 1, console), console)
+    assert "step 500 " in shown
+    assert "step 501" not in shown
+    assert re.search(r"^│ \.\.\. ", shown, re.MULTILINE)
+
+
 def test_validate_counts_one_prompt_in_the_singular() -> None:
     run = load_run("quickstart", ["train.per_device_train_batch_size=16"], world_size=1)
     assert "generation batch: 1 prompt x 16 completions = 16" in printed(

@@ -471,6 +471,9 @@ def test_a_run_without_a_step_and_an_output_that_is_a_folder_are_refused(tmp_pat
     run = run_folder(tmp_path / "run")
     problem = problem_of(str(run), "--output", str(tmp_path))
     assert (problem.key, problem.what) == ("--output", "is a folder: give a file")
+    (tmp_path / "file").write_text("")
+    problem = problem_of(str(run), "--output", str(tmp_path / "file" / "report.html"))
+    assert (problem.what, problem.given) == ("cannot be read or written: File exists", str(tmp_path / "file"))
 
 
 def test_a_report_is_made_again_in_place_of_the_one_before(tmp_path: Path) -> None:

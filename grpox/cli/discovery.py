@@ -1,0 +1,22 @@
+"""Tells, once for each command, what a user asked of plugin discovery that could not be done."""
+
+from __future__ import annotations
+
+import os
+
+import typer
+
+from grpox.plugins import PluginSet, discover
+
+
+def discovered() -> PluginSet:
+    """The installed plugins, their warnings told."""
+    plugins = discover()
+    tell_warnings(plugins)
+    return plugins
+
+
+def tell_warnings(plugins: PluginSet) -> None:
+    """Print the warnings on standard error; of several ranks, the first one does."""
+    for warning in plugins.warnings if os.environ.get("RANK", "0") == "0" else ():
+        typer.secho(f"warning: {warning}", fg=typer.colors.YELLOW, err=True)
