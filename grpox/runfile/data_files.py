@@ -39,6 +39,10 @@ def look_at(path: Path) -> DataFile:
         found = _text(path, counted)
     except UnicodeDecodeError as error:
         raise UnreadableData(f"is not UTF-8 text: {error}") from error
+    except OSError as error:
+        raise UnreadableData(f"cannot be read: {error.strerror}") from error
+    except (RecursionError, ValueError) as error:  # nested, or with a number of digits, beyond Python's limits
+        raise UnreadableData(f"cannot be read: {error}") from error
     if found.records == 0:
         raise UnreadableData("holds no record")
     return found

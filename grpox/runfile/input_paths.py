@@ -10,7 +10,7 @@ from grpox.config import DataConfig, RunConfig
 from grpox.data.open_data import LOADERS, is_data_file
 from grpox.errors import Problem, nearest
 from grpox.runfile.data_files import UnreadableData, look_at
-from grpox.runfile.output_paths import output_problems
+from grpox.runfile.output_paths import output_problems, unreachable
 from grpox.runfile.slots import selected
 
 GIVEN = "(given in Python)"
@@ -51,13 +51,18 @@ def _absolute_object(path: str, base: Path) -> str:
 
 
 def _absolute(path: str, base: Path) -> str:
-    return str((base / Path(path).expanduser()).resolve())
+    try:
+        return str((base / Path(path).expanduser()).resolve())
+    except (RuntimeError, OSError, ValueError):  # a loop of links, an unknown ~user: told when it is looked at
+        return str(base / path)
 
 
 def _is_hub_id(path: str, base: Path) -> bool:
     """Whether this is ``org/name`` on the hub rather than a path: nothing is there, nor even its parent."""
     looks_so = re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", path) is not None
-    return looks_so and not (base / path).exists() and not (base / path).parent.is_dir()
+    if not looks_so or unreachable(base / path):
+        return False
+    return not (base / path).exists() and not (base / path).parent.is_dir()
 
 
 def check_inputs(config: RunConfig, given: Collection[str] = ()) -> tuple[list[Problem], int | None]:
@@ -119,7 +124,9 @@ def model_problems(key: str, given: str) -> Iterator[Problem]:
         yield _not_given(key)
     if not folder.is_absolute():
         return
-    if not folder.is_dir():
+    if reason := unreachable(folder):
+        yield Problem(f"cannot be opened: {reason}", key=key, given=given)
+    elif not folder.is_dir():
         what = "is a file; a model is a folder" if folder.exists() else "no such folder"
         yield Problem(what, key=key, given=given, nearest=sibling(folder, Path.is_dir))
     elif not (folder / "config.json").is_file():
@@ -131,6 +138,8 @@ def _data_problems(key: str, given: str, prompt_column: str) -> tuple[list[Probl
     path = Path(given)
     if given == GIVEN:
         return [_not_given(key)], None
+    if reason := unreachable(path):
+        return [Problem(f"cannot be opened: {reason}", key=key, given=given)], None
     if not path.is_file():
         what = "is a folder; data is a file" if path.is_dir() else "no such file"
         return [Problem(what, key=key, given=given, nearest=sibling(path, _is_readable))], None

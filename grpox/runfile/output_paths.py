@@ -12,11 +12,24 @@ SET_ASIDE = ("model", "completions")
 """Folders in output_dir whose earlier content a run moves to ``earlier/``."""
 
 
+def unreachable(path: Path) -> str:
+    """Why nobody can say whether `path` exists: too long a name, a loop of links; empty if one can."""
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return ""
+    except (OSError, ValueError) as error:
+        return getattr(error, "strerror", None) or str(error)
+    return ""
+
+
 def output_problems(config: RunConfig) -> list[Problem]:
     """What is wrong with `output_dir`; the input paths of `config` are resolved."""
     if not config.output_dir.strip():
         return [Problem("is empty", key="output_dir", given=repr(config.output_dir), allowed="a folder")]
     folder = Path(config.output_dir).absolute()
+    if reason := unreachable(folder):
+        return [Problem(f"cannot be made: {reason}", key="output_dir", given=config.output_dir)]
     there = next(path for path in (folder, *folder.parents) if path.exists())
     if not there.is_dir():
         what = "is a file, not a folder" if there == folder else f"cannot be made: {there} is a file"

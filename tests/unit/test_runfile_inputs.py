@@ -105,6 +105,21 @@ def test_a_stream_needs_a_number_of_steps_and_an_uncut_split(resolve: Resolve, r
 # -- What is found in files ------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("path", ["loop.jsonl", "~nosuchuser/x.jsonl", "n" * 300 + ".jsonl", "a\0.jsonl"])
+def test_a_path_that_the_system_cannot_follow(refuse: Refuse, tmp_path: Path, path: str) -> None:
+    (tmp_path / "loop.jsonl").symlink_to("loop.jsonl")
+    (problem,) = refuse({"path": path})
+    assert problem.key == "data.path"
+    assert problem.what.startswith(("cannot be opened", "no such file"))
+
+
+@pytest.mark.parametrize("content", ['{"prompt": ' + "9" * 5000 + "}", "[" * 100_000])
+def test_what_is_beyond_the_limits_of_a_parser(refuse: Refuse, tmp_path: Path, content: str) -> None:
+    (tmp_path / "deep.jsonl").write_text(content)
+    (problem,) = refuse({"path": "deep.jsonl"})
+    assert (problem.key, problem.what.partition(":")[0]) == ("data.path", "cannot be read")
+
+
 @pytest.mark.parametrize(
     ("name", "content", "what"),
     [
