@@ -9,8 +9,8 @@ from rich.table import Table
 from rich.text import Text
 
 from grpox.component import BoundComponent
-from grpox.plural import counted
 from grpox.runfile.load import ResolvedRun
+from grpox.wording import counted
 
 
 def validate_report(run: ResolvedRun, narrow: bool = False) -> RenderableType:

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from grpox.hookspecs import hookimpl
-from grpox.plural import counted
+from grpox.wording import counted, duration
 
 if TYPE_CHECKING:
     from grpox.contracts import RunContext, ScoredRollout
@@ -75,7 +75,7 @@ class TerminalDisplay:
         told = "  ".join(form.format(metrics[name]) for name, form in SHOWN if name in metrics)
         left = self._seconds_left(step, run.total_steps)
         if left is not None:
-            told += f"  {_duration(left)} left"
+            told += f"  {duration(left)} left"
         every = math.ceil(run.total_steps / PLAIN_LINES)
         if self._progress is not None:
             self._progress.update(self._task, completed=step, told=told)
@@ -105,7 +105,7 @@ class TerminalDisplay:
             when = "before training" if step == 0 else f"after step {step}"
             table.add_row(f"accuracy {when}", f"{self._accuracies[step]:.4f}")
         table.add_row("steps", str(self._last_step))
-        table.add_row("time", _duration(time.monotonic() - self._started))
+        table.add_row("time", duration(time.monotonic() - self._started))
         table.add_row("folder", Text(escaped(str(run.output_dir)), overflow="fold"))
         self._console.print(table)
 
@@ -166,11 +166,3 @@ def _sample_table(step: int, rollouts: Sequence[ScoredRollout]) -> Table:
             *(Text(escaped(shortened(str(scored.extra.get(name, "")), EXTRA_WIDTH))) for name in extras),
         )
     return table
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours} h {minutes:02d} min"
-    return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"

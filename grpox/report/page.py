@@ -28,6 +28,7 @@ from grpox.report.samples import (
     PROMPT_CHARACTERS,
     read_samples,
 )
+from grpox.wording import duration
 
 REPORT = "report.html"
 """Name of the report in a run's folder."""
@@ -93,14 +94,6 @@ def number(value: float | None) -> str:
         return "\N{EN DASH}"
     text = f"{value:,.0f}" if abs(value) >= 1e4 and math.isfinite(value) else f"{value:.4g}"
     return text.replace("-", "\N{MINUS SIGN}") if value < 0 else text
-
-
-def duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours} h {minutes:02d} min"
-    return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
 
 
 def moment(seconds: float) -> str:

@@ -13,7 +13,7 @@ from rich.console import Console
 from grpox.config import RunConfig
 from grpox.contracts import Rollout, RunContext, ScoredRollout
 from grpox.observing.display import TerminalDisplay, escaped, sample_rows, shortened
-from grpox.plural import counted
+from grpox.wording import counted
 
 
 def context(total_steps: int = 10, **logging: int) -> RunContext:

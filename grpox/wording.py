@@ -1,0 +1,17 @@
+"""Numbers as people read them: ``1 step``, ``2 steps``, ``3 min 05 s``."""
+
+from __future__ import annotations
+
+
+def counted(number: int, noun: str) -> str:
+    """`number` and `noun`, with an s where there is not exactly one."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def duration(seconds: float) -> str:
+    """Whole seconds, from a minute on minutes and seconds, from an hour on hours and minutes."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes:02d} min"
+    return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
