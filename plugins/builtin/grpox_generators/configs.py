@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from grpox.config import SamplingConfig
 from grpox.errors import Problem
+from grpox_generators import vllm_sampling
 from grpox_generators.generation_kwargs import unknown_kwargs
 
 
@@ -59,3 +60,51 @@ class HfConfig(BaseModel):
             for name, given in refused.items()
             if given
         ]
+
+
+class VllmColocateConfig(BaseModel):
+    """vLLM in the training process."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
+
+    gpu_memory_utilization: float = Field(0.3, gt=0, le=1)
+    """Part of the GPU's memory that the engine may take, weights and cache; 0.3 as in TRL. Unused on CPU."""
+    kv_cache_gib: float | None = Field(None, gt=0)
+    """Memory for keys and values; default: what gpu_memory_utilization leaves, on CPU 1 GiB."""
+    max_model_len: int | None = Field(None, ge=1)
+    """Positions of prompt and completion together; default: the model's. Fewer need less memory."""
+    sleep: bool = True
+    """On CUDA give weights and cache back while the policy is updated (vLLM's sleep level 2)."""
+    engine: dict[str, Any] = Field(default_factory=dict)
+    """Any other argument of vLLM's engine, as it is: ``{max_num_seqs: 64, attention_backend: ...}``."""
+
+    @field_validator("engine")
+    @classmethod
+    def _not_owned(cls, engine: dict[str, Any]) -> dict[str, Any]:
+        for name, ours in ENGINE_OWNED.items():
+            if name in engine:
+                raise ValueError(f"'{name}' is set by grpox" + (f"; use {ours}" if ours else ""))
+        return engine
+
+    def check_sampling(self, sampling: SamplingConfig) -> list[Problem]:
+        """What of `sampling` vLLM cannot honour."""
+        return vllm_sampling.unknown_kwargs(sampling)
+
+
+ENGINE_OWNED = {
+    "model": "model.path",
+    "dtype": "model.dtype",
+    "seed": "train.seed",
+    "load_format": "",
+    "tokenizer": "",
+    "generation_config": "",
+    "logprobs_mode": "",
+    "enable_sleep_mode": "generator.sleep",
+    "max_model_len": "generator.max_model_len",
+    "gpu_memory_utilization": "generator.gpu_memory_utilization",
+    "kv_cache_memory_bytes": "generator.kv_cache_gib",
+    "tensor_parallel_size": "",
+    "pipeline_parallel_size": "",
+    "data_parallel_size": "",
+}
+"""Engine arguments that grpox sets: the key of the run file to use in their place, or none."""

