@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from grpox import launch
 from grpox.component import BoundComponent, bind_object
-from grpox.config import RunConfig, Section
+from grpox.config import ComponentRef, RunConfig, Section
 from grpox.errors import ConfigError, Problem, nearest
 from grpox.given.objects import Given
 from grpox.plugins import discover
@@ -37,6 +37,9 @@ from grpox.runfile.slots import selected, tracking_problems
 from grpox.runfile.streaming import stream_problems
 from grpox.runfile.yaml_lines import read_yaml
 from grpox.sampling import BatchPlan, PromptSampler
+
+OTHER_NUMERICS = "other-numerics"
+"""What a generator provides whose forward is not the trainer's own: another engine, or another precision."""
 
 
 @dataclass(frozen=True)
@@ -143,6 +146,7 @@ def _resolve(
         raise ConfigError(origin.place(unnamed))
     resolve_paths(config, origin.base)
     registry = Registry(discover(config.plugins.disable))
+    _default_correction(config, registry)
     components, problems = _bind(config, registry, given)
     problems += resolve_parameters(config, components, origin.base)
     problems += missing_plugins(registry.plugins, config.plugins.required)
@@ -159,6 +163,21 @@ def _resolve(
         raise ConfigError(origin.place(problems))
     counted = None if config.data.streaming else num_prompts
     return ResolvedRun(config, components, registry, source, plan, counted, given)
+
+
+def _default_correction(config: RunConfig, registry: Registry) -> None:
+    """Correct for a generator whose numbers are not the trainer's, where the run file does not say.
+
+    Not under settings that would bias the correction: those then leave it out, as they would have to.
+    """
+    if "correction" in config.model_fields_set or config.generator.name is None:
+        return
+    try:
+        offer = registry.find("generator", config.generator.name)
+    except ConfigError:
+        return  # told when the generator is bound
+    if OTHER_NUMERICS in offer.spec.provides and not changed_distribution(config.sampling):
+        config.correction = ComponentRef(name="token-truncate")
 
 
 def _empty_sections(data: Mapping[str, Any]) -> dict[str, Any]:

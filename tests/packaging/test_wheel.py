@@ -66,7 +66,8 @@ def test_plugins_of_three_distributions_are_listed(grpox):
     assert found["loss", "dapo"] == ("grpox", "ok")
     assert found["loss", "luspo"] == ("grpox-example-loss", "ok")
     assert found["dataset", "sums"] == ("grpox-third-party", "ok")
-    assert {status for _, status in found.values()} == {"ok"}
+    unavailable = {name for name, (_, status) in found.items() if status != "ok"}
+    assert unavailable == {("generator", "vllm-colocate")}  # vLLM is no requirement of the wheel
 
 
 def test_the_example_passes_its_own_tests(environment):

@@ -30,6 +30,14 @@ train:
 evaluation: {path: heldout.csv}
 """
 
+OTHER_ENGINE = """
+from grpox import ComponentSpec, hookimpl
+
+@hookimpl
+def grpox_generators():
+    return [ComponentSpec("other", "grpox_other:Other", provides=("logprobs", "other-numerics"))]
+"""
+
 Load = Callable[..., ResolvedRun]
 Refuse = Callable[..., list[Problem]]
 
@@ -435,6 +443,22 @@ def test_a_correction_is_refused_with_sampling_that_drops_tokens(refuse: Refuse,
     assert problem.given == "sampling with top_p 0.8, min_p 0.1"
     assert load("", "correction: token-truncate\nsampling: {temperature: 0.8}\n")
     assert load("", "sampling: {top_p: 0.8}\n")
+
+
+@pytest.mark.parametrize(
+    ("keys", "correction"),
+    [
+        ("", "token-truncate"),
+        ("correction: none\n", "none"),
+        ("sampling: {top_p: 0.8}\n", "none"),  # it would be biased, and nobody asked for it
+    ],
+)
+def test_a_generator_with_numbers_of_its_own_is_corrected_for_unless_the_run_says_otherwise(
+    load: Load, make_distribution: Callable[..., Path], keys: str, correction: str
+) -> None:
+    make_distribution("grpox-other", OTHER_ENGINE)
+    assert load("", f"generator: other\n{keys}").config.correction.name == correction
+    assert load().config.correction.name == "none"
 
 
 @pytest.mark.parametrize(

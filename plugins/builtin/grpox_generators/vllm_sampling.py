@@ -1,0 +1,89 @@
+"""The settings of `sampling` in vLLM's names, torch-free: what a request of any vLLM generator asks for.
+
+https://docs.vllm.ai/en/latest/api/vllm/sampling_params.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from grpox.config import SamplingConfig
+from grpox.errors import Problem, nearest
+
+ALLOWED = (
+    "allowed_token_ids",
+    "bad_words",
+    "frequency_penalty",
+    "logit_bias",
+    "presence_penalty",
+    "repetition_detection",
+    "structured_outputs",
+    "thinking_token_budget",
+)
+"""Keys of `sampling.generation_kwargs` that go to vLLM's SamplingParams as they are."""
+
+OWNED = {
+    "max_tokens": "sampling.max_completion_length",
+    "min_tokens": "sampling.min_completion_length",
+    "temperature": "sampling.temperature",
+    "top_p": "sampling.top_p",
+    "top_k": "sampling.top_k",
+    "min_p": "sampling.min_p",
+    "repetition_penalty": "sampling.repetition_penalty",
+    "stop": "sampling.stop",
+    "stop_token_ids": "sampling.stop_token_ids",
+    "n": "train.num_generations",
+    "seed": "train.seed",
+    "ignore_eos": "",
+    "logprobs": "",
+    "prompt_logprobs": "",
+    "detokenize": "",
+    "output_kind": "",
+    "include_stop_str_in_output": "",
+    "skip_special_tokens": "",
+}
+"""Set by grpox: the key of the run file to use in its place, or none."""
+
+
+def unknown_kwargs(sampling: SamplingConfig) -> list[Problem]:
+    """One problem for each key of `sampling.generation_kwargs` that does not go to vLLM."""
+    return [_refusal(name) for name in sampling.generation_kwargs if name not in ALLOWED]
+
+
+def request_params(sampling: SamplingConfig, end_ids: Sequence[int], n: int, seed: int) -> dict[str, Any]:
+    """The arguments of SamplingParams for `n` completions of one prompt.
+
+    Args:
+        end_ids: every token that ends a completion, EOS among them.
+        seed: of this request; vLLM adds to it the number of the completion.
+    """
+    return {
+        "n": n,
+        "seed": seed,
+        "max_tokens": sampling.max_completion_length,
+        "min_tokens": sampling.min_completion_length,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "min_p": sampling.min_p,
+        "repetition_penalty": sampling.repetition_penalty,
+        # All the ends are told here, so vLLM need not know which of them the checkpoint calls EOS.
+        "stop_token_ids": list(end_ids),
+        "ignore_eos": True,
+        "stop": list(sampling.stop),
+        # Texts are only looked at for what ends a completion.
+        "detokenize": bool(sampling.stop),
+        "skip_special_tokens": False,
+        "logprobs": 0,  # that of the sampled token alone
+        **sampling.generation_kwargs,
+    }
+
+
+def _refusal(name: str) -> Problem:
+    key = f"sampling.generation_kwargs.{name}"
+    if name in OWNED:
+        return Problem("grpox sets this itself", key, nearest=OWNED[name])
+    near = nearest(name, (*ALLOWED, *OWNED))
+    what = "vLLM's SamplingParams takes no such key from a run file"
+    return Problem(what, key, allowed=", ".join(ALLOWED), nearest=OWNED.get(near) or near)

@@ -1,0 +1,141 @@
+"""The real vLLM in the training process: weights in sync, log-probabilities, seeds, ends, a run that learns."""
+
+import json
+import random
+from importlib import resources, util
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from grpox.config import SamplingConfig
+from grpox.contracts import GeneratorContext, Prompt
+from grpox.errors import RunFailed
+from grpox.logprobs import completion_logprobs
+from grpox.models import architecture_of
+from grpox.rollout import collate
+from grpox.world import start_world
+from grpox_generators.configs import VllmColocateConfig
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(util.find_spec("vllm") is None, reason="vLLM is not installed (make vllm)"),
+]
+MODEL = str(resources.files("grpox.recipes") / "quickstart" / "model")
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def policy():
+    return AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32)
+
+
+@pytest.fixture(scope="module")
+def generator(policy):
+    from grpox_generators.vllm_colocate import VllmColocateGenerator
+
+    start_world()
+    tokenizer = AutoTokenizer.from_pretrained(MODEL)
+    made = VllmColocateGenerator(VllmColocateConfig(kv_cache_gib=0.25))
+    ends = (tokenizer.eos_token_id,)
+    build = architecture_of(policy)
+    made.start(GeneratorContext(Path(MODEL), build, tokenizer, ends, CPU, 0, 1, 0, policy))
+    synced(made, policy, 0)
+    yield made
+    made.close()
+
+
+def synced(generator, policy, version):
+    generator.sync(((name, p.detach().clone()) for name, p in policy.named_parameters()), version)
+
+
+def prompts(generator, *texts, count=8):
+    tokenizer = generator.context.tokenizer
+    return [Prompt(g, tuple(tokenizer(text)["input_ids"]), count) for g, text in enumerate(texts)]
+
+
+def sample(generator, seed=5, **settings):
+    sampling = SamplingConfig(**{"max_completion_length": 5, "temperature": 1.3, **settings})
+    return list(generator.generate(prompts(generator, "37+48=", "1+1=", "99+9="), sampling, seed))
+
+
+def text(generator, rollout):
+    return generator.context.tokenizer.decode(rollout.completion_ids, skip_special_tokens=True)
+
+
+def test_log_probabilities_are_the_policys_after_every_sync(generator, policy):
+    draw = torch.Generator().manual_seed(0)
+    for version in range(1, 6):
+        with torch.no_grad():
+            for parameter in policy.parameters():
+                parameter += 0.01 * torch.randn(parameter.shape, generator=draw)
+        synced(generator, policy, version)
+        rollouts = sample(generator)
+        assert {rollout.policy_version for rollout in rollouts} == {version}
+        batch = collate(rollouts, [0.0] * len(rollouts), 0, CPU)
+        logprobs, _ = completion_logprobs(policy, batch, 1.3)
+        mask = batch.token_mask
+        torch.testing.assert_close(logprobs[mask], batch.sampler_logprobs[mask], atol=1e-5, rtol=0)
+
+
+def test_a_seed_repeats_its_draws_whatever_else_is_asked_for(generator):
+    assert sample(generator) == sample(generator)
+    assert sample(generator, seed=6) != sample(generator)
+    sampling = SamplingConfig(max_completion_length=5, temperature=1.3)
+    alone = list(generator.generate(prompts(generator, "37+48="), sampling, 5))
+    assert [r.completion_ids for r in alone] == [r.completion_ids for r in sample(generator)[:8]]
+
+
+def test_the_trainers_random_numbers_are_left_alone(generator):
+    before = torch.random.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
+    sample(generator)
+    after = torch.random.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
+    assert torch.equal(before[0], after[0])
+    assert before[1:] == after[1:]
+
+
+def test_what_ends_a_completion(generator):
+    eos = generator.context.tokenizer.eos_token_id
+    for rollout in sample(generator, max_completion_length=3):
+        ended = rollout.completion_ids[-1] == eos
+        assert rollout.finish_reason == ("stop" if ended else "length")
+        assert ended or len(rollout.completion_ids) == 3
+    for rollout in sample(generator, min_completion_length=4):
+        assert len(rollout.completion_ids) == 5
+    for rollout in sample(generator, stop=["5"]):
+        assert "5" not in text(generator, rollout)[:-1]
+
+
+def test_structured_outputs_keep_to_their_pattern(generator):
+    pattern = {"structured_outputs": {"regex": "[0-9]{2}"}}
+    rollouts = sample(generator, temperature=3.0, generation_kwargs=pattern)
+    assert all(text(generator, r).isdecimal() and len(text(generator, r)) == 2 for r in rollouts)
+
+
+def test_a_context_that_is_too_short_is_told(generator):
+    with pytest.raises(RunFailed, match="more than the 64 positions"):
+        sample(generator, max_completion_length=60)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_run_learns_with_nothing_but_the_generator_changed(grpox, folder, ranks):
+    done = grpox(
+        "train",
+        "quickstart",
+        "generator=vllm-colocate",
+        "train.max_steps=25",
+        f"train.per_device_train_batch_size={256 // ranks}",
+        "evaluation=null",
+        "tracking={}",
+        f"output_dir=runs/vllm-{ranks}",
+        ranks=ranks,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    lines = (folder / "runs" / f"vllm-{ranks}" / "metrics.jsonl").read_text().splitlines()
+    steps = [json.loads(line)["metrics"] for line in lines]
+    assert steps[-1]["reward"] > steps[0]["reward"] + 0.2
+    # The correction is on by itself, and has nothing to do.
+    assert all(step["sampling/difference_max"] < 1e-4 for step in steps)
+    assert "correction:\n  name: token-truncate" in (folder / f"runs/vllm-{ranks}/config.yaml").read_text()
