@@ -130,8 +130,9 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3, help="runs of each side, one seed each (default: 3)")
     parser.add_argument("--out", type=Path, help="also write the JSON object here")
     arguments = parser.parse_args()
-    if arguments.steps <= arguments.warmup:
-        parser.error("--steps must be more than --warmup")
+    if Path(arguments.model).is_dir():
+        parser.error("--model is a recipe or a run file; give a model's folder as --model-path")
+    warmup = min(arguments.warmup, arguments.steps - 1)
 
     overrides = [f"train.max_steps={arguments.steps}", "evaluation=null", "tracking={}"]
     overrides += ["logging.completions_every=0", "logging.save_completions_every=0"]
@@ -152,7 +153,7 @@ def main() -> None:
         "steps": arguments.steps,
         "repeats": arguments.repeats,
         "samples_per_step": batch,
-        **compare(runs, arguments.warmup, batch),
+        **compare(runs, warmup, batch),
         **surroundings(LIBRARIES),
     }
     show(result)

@@ -20,14 +20,12 @@ def reward_metrics(
         scored = column[~column.isnan()]
         if len(scored):
             metrics[f"rewards/{label}/mean"] = float(scored.mean())
-            metrics[f"rewards/{label}/std"] = float(scored.std(correction=0))
+            metrics[f"rewards/{label}/std"] = _std(scored)
         metrics[f"rewards/{label}/abstained"] = 1 - len(scored) / len(column)
     if bool((~totals.isnan()).any()):
         metrics["reward"] = float(totals.nanmean())
+        metrics["reward_std"] = _std(totals[~totals.isnan()])
     groups = [group[~group.isnan()] for group in totals.reshape(-1, num_generations)]
-    deviations = [float(group.std()) for group in groups if len(group) > 1]
-    if deviations:
-        metrics["reward_std"] = mean(deviations)
     metrics["frac_reward_zero_std"] = mean([float(_is_flat(group)) for group in groups])
     return metrics
 
@@ -42,6 +40,11 @@ def error_metrics(rewards: Sequence[NamedReward], failed: Sequence[Sequence[bool
         for place, reward in enumerate(rewards)
         if reward.on_error == "abstain"
     }
+
+
+def _std(values: torch.Tensor) -> float:
+    """Over n - 1, as TRL has it; 0 for a single value."""
+    return float(values.std()) if len(values) > 1 else 0.0
 
 
 def _is_flat(group: torch.Tensor) -> bool:

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from grpox.batch_metrics import error_metrics, length_metrics, reward_metrics
+from grpox.component_call import call
 from grpox.config import SamplingConfig
 from grpox.contracts import AdvantageScaler, Generator, Prompt, Rollout, ScoredRollout, TrainerState
 from grpox.data.prompts import PromptSet
@@ -190,7 +191,7 @@ class Collector:
         rewards = reward_matrix(rows)
         weights = torch.tensor([reward.weight for reward in self.sampler.rewards])
         group_ids = torch.tensor([row.rollout.group_id for row in rows])
-        advantages = self.scaler.scale(rewards, weights, group_ids)
+        advantages = self._advantages(rewards, weights, group_ids)
         totals = weighted_sum(rewards, weights).float()
         labels = [reward.label for reward in self.sampler.rewards]
         metrics = {
@@ -205,6 +206,19 @@ class Collector:
                 f"({', '.join(labels)}) abstained for all of them: the batch teaches nothing",
             )
         return GenerationBatch(indices, rows, rewards, totals, advantages, metrics, logged)
+
+    def _advantages(
+        self, rewards: torch.Tensor, weights: torch.Tensor, group_ids: torch.Tensor
+    ) -> torch.Tensor:
+        """f32[N] by the run's scaler; anything else than N finite numbers would be trained on in silence."""
+        made = call("advantage", self.scaler.scale, rewards, weights, group_ids)
+        name, count = type(self.scaler).__name__, len(rewards)
+        if not isinstance(made, torch.Tensor) or made.shape != (count,):
+            shape = tuple(made.shape) if isinstance(made, torch.Tensor) else type(made).__name__
+            raise RunFailed(f"advantage '{name}' returned {shape}; one number per completion is ({count},)")
+        if not bool(made.isfinite().all()):
+            raise RunFailed(f"advantage '{name}' returned {made[~made.isfinite()][0]} for a completion")
+        return made
 
     def scored(self, batch: GenerationBatch) -> list[ScoredRollout]:
         """The batch as observers see it, with texts."""

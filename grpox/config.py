@@ -210,6 +210,12 @@ class TrainConfig(Section):
     seed: int = Field(0, ge=0, le=2**32 - 1)
     """Seeds the shuffle, sampling and every library."""
 
+    @model_validator(mode="after")
+    def _has_a_reference(self) -> Self:
+        if self.sync_ref_model and self.beta == 0:
+            raise ValueError("sync_ref_model needs beta > 0: with beta 0 there is no reference")
+        return self
+
 
 class DeepSpeedConfig(Section):
     stage: Literal[3] = 3

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import traceback
-from pathlib import Path
-
 import torch
 from torch import Tensor
 
+from grpox.component_call import call
 from grpox.contracts import LossInputs, LossOutput, PolicyLoss
-from grpox.errors import GrpoxError, RunFailed
+from grpox.errors import RunFailed
 
 RESERVED = frozenset({"loss", "grad_norm", "learning_rate", "entropy", "kl", "kl_old", "ratio"})
 """Metrics of the core's own, which a diagnostic may not overwrite; nor may it begin with ``sampling/``."""
@@ -23,15 +21,7 @@ def per_token_loss(policy_loss: PolicyLoss, inputs: LossInputs) -> LossOutput:
             the log-probabilities can flow through.
     """
     name = type(policy_loss).__name__
-    try:
-        output = policy_loss.per_token(inputs)
-    except GrpoxError:
-        raise
-    except Exception as error:
-        # The first frame is the call above; the second is the loss itself.
-        frames = traceback.extract_tb(error.__traceback__)[1:2]
-        where = "".join(f" ({Path(frame.filename).name}:{frame.lineno})" for frame in frames)
-        raise RunFailed(f"loss '{name}' raised {type(error).__name__}: {error}{where}") from error
+    output = call("loss", policy_loss.per_token, inputs)
     if not isinstance(output, LossOutput):
         raise RunFailed(f"loss '{name}' returned a {type(output).__name__}; per_token returns a LossOutput")
     _check_tensor(name, "its loss", output.loss, inputs)

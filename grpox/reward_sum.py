@@ -25,4 +25,6 @@ def weighted_sum(rewards: Tensor, weights: Tensor) -> Tensor:
     total = torch.zeros(len(rewards), dtype=torch.float64, device=rewards.device)
     for term in terms.unbind(dim=1):
         total = total + term
+    # Terms that cancel but for rounding add up to 0: an advantage would divide that rounding by itself.
+    total = torch.where(total.abs() > ROUNDING * terms.abs().sum(dim=1), total, 0.0)
     return total.masked_fill(~scored.any(dim=1), torch.nan)

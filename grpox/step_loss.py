@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from grpox.component_call import call
 from grpox.contracts import Correction, PolicyLoss
 from grpox.errors import RunFailed
 from grpox.objective import ObjectiveInputs, objective
@@ -96,10 +97,14 @@ class StepLoss:
         """A missing sampler log-probability counts as equal to pi_old, and masked positions as 0."""
         old = torch.where(mask, old, torch.zeros_like(old))
         known = old if sampler is None else torch.where(sampler.isnan() | ~mask, old, sampler)
-        weights, keep = self.correction.correct(old, known, mask)
+        name = type(self.correction).__name__
+        made = call("correction", self.correction.correct, old, known, mask)
+        if not (isinstance(made, tuple) and len(made) == 2 and all(isinstance(part, Tensor) for part in made)):
+            raise RunFailed(f"correction '{name}' returned {type(made).__name__}, not (weights, keep)")
+        weights, keep = made
         if weights.shape != mask.shape or keep.shape != mask.shape or keep.dtype != torch.bool:
             raise RunFailed(
-                f"correction '{type(self.correction).__name__}' returned weights {tuple(weights.shape)} and "
+                f"correction '{name}' returned weights {tuple(weights.shape)} and "
                 f"keep {tuple(keep.shape)} of {keep.dtype}; both are [B, T] {tuple(mask.shape)}, keep is bool"
             )
         return Corrected(old, known, weights.detach(), keep)

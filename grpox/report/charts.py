@@ -28,7 +28,7 @@ _BEFORE_REWARDS = (
 _AFTER_REWARDS = (
     Chart("Groups without signal", "share with equal rewards", {"share": "frac_reward_zero_std"}),
     Chart("Loss", "of the step", {"loss": "loss"}),
-    Chart("KL to the reference", "k3 estimate, nats per token", {"kl": "kl"}),
+    Chart("KL to the reference", "estimated as train.kl says, nats per token", {"kl": "kl"}),
     Chart("KL to pi_old", "k3 estimate, nats per token", {"kl": "kl_old"}),
     Chart("Entropy", "nats per token", {"entropy": "entropy"}),
     Chart(

@@ -7,6 +7,9 @@ from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any, SupportsFloat
 
+FLOAT32_MAX = 3.4028234663852886e38
+"""Beyond it a score would be infinite where rewards become advantages."""
+
 
 class BadScores(Exception):
     """What a reward function returned is not one value per completion."""
@@ -41,10 +44,12 @@ def checked_scores(returned: Any, count: int) -> CheckedScores:
     checked = CheckedScores([None] * count)
     for index, score in enumerate(listed):
         number = finite_number(score)
+        if number is not None and abs(number) > FLOAT32_MAX:
+            number = None
         checked.values[index] = number
         if number is None and score is not None:
             hint = " (None abstains)" if isinstance(score, SupportsFloat) else ""
-            what = f"returned {_described(score)} for completion {index}; a score is a finite number or None"
+            what = f"returned {_described(score)} for completion {index}; a score is a finite float32 or None"
             checked.refused[index] = what + hint
     return checked
 

@@ -59,13 +59,14 @@ class RewardModel:
         sequences, cut = zip(*(self._token_ids(*pair) for pair in pairs), strict=True)
         if log_metric is not None:
             log_metric("reward_model/cut", sum(cut) / len(cut))
-        order = sorted(range(len(sequences)), key=lambda place: len(sequences[place]))
-        scores = [0.0] * len(sequences)
-        for start in range(0, len(order), self.config.batch_size):
-            places = order[start : start + self.config.batch_size]
-            for place, score in zip(places, self._scores([sequences[p] for p in places]), strict=True):
-                scores[place] = score
-        return scores
+        # Each text once: in another batch it would score otherwise by a rounding, which is no difference.
+        texts = [tuple(ids) for ids in sequences]
+        distinct = sorted(set(texts), key=lambda ids: (len(ids), ids))
+        scores: dict[tuple[int, ...], float] = {}
+        for start in range(0, len(distinct), self.config.batch_size):
+            batch = distinct[start : start + self.config.batch_size]
+            scores |= zip(batch, self._scores(batch), strict=True)
+        return [scores[ids] for ids in texts]
 
     def _token_ids(self, prompt: Text, completion: Text) -> tuple[list[int], bool]:
         """The tokens the model reads, and whether their left end was cut."""
