@@ -115,17 +115,17 @@ class EvaluationConfig(Section):
 
 class SamplingConfig(Section):
     max_completion_length: int = Field(256, ge=1)
-    """Tokens a completion may have at most, EOS included."""
+    """Tokens a completion may have at most, EOS included; 256 as in TRL."""
     min_completion_length: int = Field(0, ge=0)
     """Tokens before which a completion cannot end by EOS."""
     temperature: float = Field(1.0, gt=0)
-    """Divides the logits in generation and in training alike."""
+    """Divides the logits in generation and in training alike; 1 samples from the policy itself."""
     top_p: float = Field(1.0, gt=0, le=1)
-    """Nucleus sampling; 1 keeps every token."""
+    """Nucleus sampling (arXiv 1904.09751); 1 keeps every token, as GRPO assumes."""
     top_k: int = Field(0, ge=0)
     """Keep the k most likely tokens; 0 keeps all."""
     min_p: float = Field(0.0, ge=0, le=1)
-    """Keep tokens at least this likely relative to the likeliest; 0 keeps all."""
+    """Keep tokens at least this likely relative to the likeliest (arXiv 2407.01082); 0 keeps all."""
     repetition_penalty: float = Field(1.0, gt=0)
     """Divides the logits of tokens that have occurred (CTRL, arXiv 1909.05858); 1 does nothing."""
     stop: list[str] = Field(default_factory=list)
@@ -151,7 +151,7 @@ class TrainConfig(Section):
     num_train_epochs: float = Field(1.0, gt=0)
     """Passes over the prompts when `max_steps` is -1."""
     per_device_train_batch_size: int = Field(8, ge=1)
-    """Completions in one micro-batch on one rank."""
+    """Completions in one micro-batch on one rank; 8 as in TRL."""
     gradient_accumulation_steps: int = Field(1, ge=1)
     """Micro-batches of one optimizer step."""
     steps_per_generation: int | None = Field(None, ge=1)
@@ -159,29 +159,31 @@ class TrainConfig(Section):
     generation_batch_size: int | None = Field(None, ge=1)
     """Completions of one generation batch over all ranks, in place of steps_per_generation."""
     num_generations: int = Field(8, ge=2)
-    """Completions sampled for each prompt (G)."""
+    """Completions sampled for each prompt, at least 2: G of the GRPO paper (arXiv 2402.03300), which has 64;
+    8 as in TRL."""
     num_iterations: int = Field(1, ge=1)
-    """Passes over each generation batch (mu in the GRPO paper)."""
+    """Passes over each generation batch: mu of the GRPO paper, which has 1."""
     learning_rate: float = Field(1e-6, gt=0)
-    """Peak learning rate."""
+    """Peak learning rate; 1e-6 as in the GRPO paper and TRL."""
     optim: Literal["adamw_torch", "adamw_torch_fused"] = "adamw_torch"
     """PyTorch's AdamW, or its fused kernel."""
     weight_decay: float = Field(0.0, ge=0)
-    """Decoupled decay of the weights; biases and normalisation layers have none, as in transformers."""
+    """Decoupled decay of the weights (arXiv 1711.05101); biases and normalisation layers have none, and the
+    default is 0, as in transformers."""
     adam_beta1: float = Field(0.9, ge=0, lt=1)
-    """Decay of AdamW's mean of gradients."""
+    """Decay of AdamW's mean of gradients; PyTorch's default."""
     adam_beta2: float = Field(0.999, ge=0, lt=1)
-    """Decay of AdamW's mean of squared gradients."""
+    """Decay of AdamW's mean of squared gradients; PyTorch's default."""
     adam_epsilon: float = Field(1e-8, gt=0)
-    """Added to the root of the latter."""
+    """Added to the root of the latter; PyTorch's default."""
     max_grad_norm: float = Field(1.0, ge=0)
-    """Gradient clipping by global norm; 0 turns it off."""
+    """Gradient clipping by global norm; 0 turns it off, 1 as in transformers."""
     lr_scheduler_type: str = "linear"
     """One of transformers' schedules."""
     lr_scheduler_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Arguments of the schedule: ``{min_lr_rate: 0.1}`` for cosine_with_min_lr."""
     warmup_steps: int = Field(0, ge=0)
-    """Optimizer steps over which the learning rate rises from 0."""
+    """Optimizer steps over which the learning rate rises from 0; none by default, as in transformers."""
     warmup_ratio: float = Field(0.0, ge=0, lt=1)
     """The same as a part of all steps, where warmup_steps is 0."""
     optimizer: ComponentRef | None = None
@@ -189,7 +191,8 @@ class TrainConfig(Section):
     scheduler: ComponentRef | None = None
     """A scheduler plugin, in place of lr_scheduler_type."""
     beta: float = Field(0.0, ge=0)
-    """Weight of the KL penalty to the reference model; 0 loads no reference model."""
+    """Weight of the KL penalty to the reference model: 0.04 in the GRPO paper; 0, as in TRL and DAPO, loads
+    no reference model."""
     kl: Literal["k1", "k2", "k3", "unbiased"] = "k3"
     """Estimator of that KL, with rho = log ref - log pi: -rho, rho^2/2, exp(rho) - rho - 1 (Schulman 2020), or
     the last times the ratio pi/pi_old, whose gradient is unbiased off-policy (arXiv 2512.02556)."""

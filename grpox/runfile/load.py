@@ -35,6 +35,7 @@ from grpox.runfile.recipe_files import recipe_path
 from grpox.runfile.sampling_bias import NEUTRAL, changed_distribution
 from grpox.runfile.slots import selected, tracking_problems
 from grpox.runfile.streaming import stream_problems
+from grpox.runfile.trl_names import TRL_NAMES
 from grpox.runfile.yaml_lines import read_yaml
 from grpox.sampling import BatchPlan, PromptSampler
 
@@ -206,12 +207,12 @@ def _schema_problems(error: ValidationError) -> list[Problem]:
 
 
 def _right_section(name: str) -> str:
-    """``train.learning_rate`` for `learning_rate`; empty when no section has such a key."""
+    """``train.learning_rate`` for `learning_rate`, ``loss`` for TRL's `loss_type`; empty when there is none."""
     for section, field in RunConfig.model_fields.items():
         for model in (field.annotation, *get_args(field.annotation)):
             if isinstance(model, type) and issubclass(model, Section) and name in model.model_fields:
                 return f"{section}.{name}"
-    return ""
+    return TRL_NAMES.get(name, "")
 
 
 def _bind(

@@ -158,3 +158,11 @@ def test_bfloat16_is_the_dtype_of_the_weights(saved):
     reward = RewardModel(RewardModelConfig(model=saved(llama()), dtype="bfloat16"))
     assert reward._model.dtype == torch.bfloat16
     assert isinstance(reward(prompts=["a"], completions=["b"])[0], float)
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 3, 8])
+def test_equal_texts_score_equally_to_the_last_bit_whatever_batch_they_fall_into(saved, batch_size):
+    reward = RewardModel(RewardModelConfig(model=saved(llama()), batch_size=batch_size))
+    texts = ["ab", "abcab", "ab", "a", "ab", "abc", "ab"]
+    scores = reward(prompts=["c"] * 7, completions=texts)
+    assert len({score for score, text in zip(scores, texts, strict=True) if text == "ab"}) == 1

@@ -252,3 +252,30 @@ def test_an_evaluation_counts_errors_over_its_batches_and_keeps_its_own_names(ca
     assert metrics["judge/accuracy"] == 7.0
     assert metrics["rewards/judge/errors"] == 1
     assert "reward 'judge' logs 'accuracy', a metric of the trainer's" in capsys.readouterr().err
+
+
+def test_standard_deviations_are_over_n_minus_1_of_the_whole_batch():
+    metrics = collector(Scripted(), NamedReward("equals", equals)).collect(0, [2, 0], STATE).metrics
+    # One right of six: sum of squares 5/6, over 5.
+    assert metrics["rewards/equals/std"] == pytest.approx((1 / 6) ** 0.5)
+    assert metrics["reward_std"] == pytest.approx((1 / 6) ** 0.5)
+
+
+@pytest.mark.parametrize(
+    ("scale", "told"),
+    [
+        (lambda rewards, *_: 1 / 0, r"raised ZeroDivisionError: division by zero \(test_collect.py:\d+\)"),
+        (lambda rewards, *_: rewards, r"returned \(6, 1\); one number per completion is \(6,\)"),
+        (lambda rewards, *_: [0.0] * 6, "returned list"),
+        (lambda rewards, *_: rewards[:, 0] / 0, "returned nan for a completion"),
+    ],
+)
+def test_an_advantage_that_is_none_is_named(scale, told):
+    class Mine:
+        def scale(self, *arguments):
+            return scale(*arguments)
+
+    made = collector(Scripted(), NamedReward("equals", equals))
+    made.scaler = Mine()
+    with pytest.raises(RunFailed, match=f"advantage 'Mine' {told}"):
+        made.collect(0, [2, 0], STATE)

@@ -101,6 +101,7 @@ def test_numbers_of_numpy_and_torch_are_numbers(returned):
         ([1.0], "1 scores for 2 completions"),
         ([1.0, math.nan], "nan (float) for completion 1"),
         ([math.inf, 1.0], "inf (float) for completion 0"),
+        ([1.0, 1e300], "1e+300 (float) for completion 1"),
         ([1.0, "1"], "'1' (str) for completion 1"),
         (0.5, "0.5 (float), not a list of 2 numbers"),
         (None, "None, not a list"),

@@ -437,6 +437,27 @@ def test_what_from_pretrained_must_not_be_given_is_told_at_once(refuse: Refuse) 
     assert problem.what == "cannot be given here: use model.dtype"
 
 
+def test_a_reference_that_follows_needs_one(refuse: Refuse, load: Load) -> None:
+    (problem,) = refuse("num_generations: 4", "num_generations: 4\n  sync_ref_model: true")
+    assert "sync_ref_model needs beta > 0" in problem.what
+    assert load("num_generations: 4", "num_generations: 4\n  sync_ref_model: true\n  beta: 0.1")
+
+
+@pytest.mark.parametrize(
+    ("name", "ours"),
+    [
+        ("ref_model_mixup_alpha", "train.ref_sync_alpha"),
+        ("scale_rewards", "advantage"),
+        ("loss_type", "loss"),
+        ("epsilon_high", "loss.clip_high"),
+        ("bf16", "model.dtype"),
+    ],
+)
+def test_a_name_of_trl_is_answered_by_ours(refuse: Refuse, name: str, ours: str) -> None:
+    (problem,) = refuse("num_generations: 4", f"num_generations: 4\n  {name}: 1")
+    assert (problem.key, problem.nearest) == (f"train.{name}", ours)
+
+
 def test_a_correction_is_refused_with_sampling_that_drops_tokens(refuse: Refuse, load: Load) -> None:
     (problem,) = refuse("", "correction: token-truncate\nsampling: {top_p: 0.8, min_p: 0.1}\n")
     assert told(problem) == ("run.yaml:12", "correction", "")

@@ -39,7 +39,7 @@ class RegexConfig(BaseModel):
     full: bool = False
     """The whole completion must match, not just a part of it."""
     ignore_case: bool = False
-    """re.IGNORECASE"""
+    """Match without regard to case (re.IGNORECASE)."""
     multiline: bool = False
     """re.MULTILINE: ^ and $ match at every line."""
     dotall: bool = False

@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from grpox.reward_sum import weighted_sum
+from grpox_advantages.configs import GroupConfig
+from grpox_advantages.scalers import Group
 
 NAN = math.nan
 
@@ -39,3 +41,10 @@ def test_rows_with_equal_rewards_have_sums_equal_to_the_bit() -> None:
 def test_the_sum_is_taken_in_float64() -> None:
     # In float32 2^24 + 1 is 2^24.
     assert weighted_sum(torch.tensor([[2.0**24, 1.0]]), torch.ones(2)).tolist() == [2.0**24 + 1]
+
+
+def test_terms_that_cancel_but_for_rounding_add_up_to_0() -> None:
+    rewards, weights = torch.tensor([[3.0, 1.0], [0.0, 0.0]]), torch.tensor([0.1, -0.3])
+    assert weighted_sum(rewards, weights).tolist() == [0, 0]
+    scaled = Group(GroupConfig(eps=0)).scale(rewards, weights, torch.tensor([0, 0]))
+    assert scaled.tolist() == [0, 0]
