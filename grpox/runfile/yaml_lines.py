@@ -61,6 +61,10 @@ def join(key: str, part: str | int) -> str:
     return f"{key}.{part}" if key else part
 
 
+DEEPEST = 100
+"""Lists and mappings within one another; a run file needs five or six."""
+
+
 def read_yaml(text: str, source: str) -> Document:
     """Parse one YAML document.
 
@@ -89,7 +93,13 @@ def read_yaml(text: str, source: str) -> Document:
 def _parsed(text: str) -> yaml.Node | None:
     """The document's root, or None where there is nothing but comments."""
     loader = _Loader(text)
+    depth = 0
     try:
+        # Events come without recursion: however high the recursion limit is, this tells in time.
+        for event in yaml.parse(text, _Loader):
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > DEEPEST:
+                raise RecursionError
         node: yaml.Node | None = loader.get_single_node()
     finally:
         loader.dispose()

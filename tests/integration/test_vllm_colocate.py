@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from grpox.config import SamplingConfig
 from grpox.contracts import GeneratorContext, Prompt
-from grpox.errors import RunFailed
+from grpox.errors import ConfigError, RunFailed
 from grpox.logprobs import completion_logprobs
 from grpox.models import architecture_of
 from grpox.rollout import collate
@@ -110,8 +110,15 @@ def test_what_ends_a_completion(generator):
 
 def test_structured_outputs_keep_to_their_pattern(generator):
     pattern = {"structured_outputs": {"regex": "[0-9]{2}"}}
-    rollouts = sample(generator, temperature=3.0, generation_kwargs=pattern)
+    rollouts = sample(generator, temperature=2.0, generation_kwargs=pattern)
     assert all(text(generator, r).isdecimal() and len(text(generator, r)) == 2 for r in rollouts)
+
+
+def test_settings_that_vllm_does_not_take_are_told(generator):
+    with pytest.raises(ConfigError, match="vLLM does not take these settings"):
+        sample(generator, generation_kwargs={"presence_penalty": 7.0})
+    (problem,) = VllmColocateConfig().check_sampling(SamplingConfig(temperature=3.0))
+    assert (problem.key, problem.allowed) == ("sampling.temperature", "at most 2")
 
 
 def test_a_context_that_is_too_short_is_told(generator):

@@ -88,7 +88,7 @@ class VllmColocateConfig(BaseModel):
 
     def check_sampling(self, sampling: SamplingConfig) -> list[Problem]:
         """What of `sampling` vLLM cannot honour."""
-        return vllm_sampling.unknown_kwargs(sampling)
+        return vllm_sampling.refused(sampling)
 
 
 ENGINE_OWNED = {

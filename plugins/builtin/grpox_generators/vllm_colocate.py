@@ -75,12 +75,18 @@ class VllmColocateGenerator:
             return
         end_ids = self._end_ids(sampling)
         self._check_length(prompts, sampling.max_completion_length)
-        params = [
-            SamplingParams(
-                **_typed(request_params(sampling, end_ids, prompt.num_samples, _seed(seed, prompt.group_id)))
-            )
-            for prompt in prompts
-        ]
+        try:
+            params = [
+                SamplingParams(
+                    **_typed(
+                        request_params(sampling, end_ids, prompt.num_samples, _seed(seed, prompt.group_id))
+                    )
+                )
+                for prompt in prompts
+            ]
+        except (TypeError, ValueError) as error:
+            what = f"vLLM does not take these settings: {' '.join(str(error).split())}"
+            raise ConfigError(Problem(what, "sampling", given=str(sampling.generation_kwargs))) from error
         requests = [{"prompt_token_ids": list(prompt.token_ids)} for prompt in prompts]
         with _own_random_numbers():
             outputs = self._engine.generate(requests, params, use_tqdm=False)

@@ -23,6 +23,9 @@ ALLOWED = (
 )
 """Keys of `sampling.generation_kwargs` that go to vLLM's SamplingParams as they are."""
 
+HOTTEST = 2.0
+"""The highest temperature that vLLM takes."""
+
 OWNED = {
     "max_tokens": "sampling.max_completion_length",
     "min_tokens": "sampling.min_completion_length",
@@ -46,9 +49,14 @@ OWNED = {
 """Set by grpox: the key of the run file to use in its place, or none."""
 
 
-def unknown_kwargs(sampling: SamplingConfig) -> list[Problem]:
-    """One problem for each key of `sampling.generation_kwargs` that does not go to vLLM."""
-    return [_refusal(name) for name in sampling.generation_kwargs if name not in ALLOWED]
+def refused(sampling: SamplingConfig) -> list[Problem]:
+    """One problem for each setting that vLLM does not take."""
+    problems = [_refusal(name) for name in sampling.generation_kwargs if name not in ALLOWED]
+    if sampling.temperature > HOTTEST:
+        given, allowed = f"{sampling.temperature:g}", f"at most {HOTTEST:g}"
+        what = "hotter than vLLM samples"
+        problems.append(Problem(what, "sampling.temperature", given=given, allowed=allowed))
+    return problems
 
 
 def request_params(sampling: SamplingConfig, end_ids: Sequence[int], n: int, seed: int) -> dict[str, Any]:
