@@ -70,11 +70,13 @@ class VllmColocateGenerator:
     def generate(self, prompts: Sequence[Prompt], sampling: SamplingConfig, seed: int) -> Iterable[Rollout]:
         """Sample every prompt's group; a temperature of 0 decodes greedily."""
         from vllm import SamplingParams
+        from vllm.exceptions import VLLMValidationError
 
         if not prompts:
             return
         end_ids = self._end_ids(sampling)
         self._check_length(prompts, sampling.max_completion_length)
+        requests = [{"prompt_token_ids": list(prompt.token_ids)} for prompt in prompts]
         try:
             params = [
                 SamplingParams(
@@ -84,12 +86,11 @@ class VllmColocateGenerator:
                 )
                 for prompt in prompts
             ]
-        except (TypeError, ValueError) as error:
+            with _own_random_numbers():
+                outputs = self._engine.generate(requests, params, use_tqdm=False)
+        except VLLMValidationError as error:
             what = f"vLLM does not take these settings: {' '.join(str(error).split())}"
             raise ConfigError(Problem(what, "sampling", given=str(sampling.generation_kwargs))) from error
-        requests = [{"prompt_token_ids": list(prompt.token_ids)} for prompt in prompts]
-        with _own_random_numbers():
-            outputs = self._engine.generate(requests, params, use_tqdm=False)
         for prompt, output in zip(prompts, outputs, strict=True):
             for completion in sorted(output.outputs, key=lambda completion: completion.index):
                 yield self._rollout(prompt, completion)
