@@ -20,6 +20,7 @@ from grpox.contracts import GeneratorContext, Prompt, Rollout, WeightStream
 from grpox.errors import ConfigError, Problem, RunFailed
 from grpox_generators.configs import HfConfig
 from grpox_generators.continuous import complete
+from grpox_generators.limits import check_length, end_ids
 from grpox_generators.padding import PaddedPrompts, cut, pad_prompts
 from grpox_generators.sampling import (
     Distribution,
@@ -69,17 +70,19 @@ class HfGenerator:
     @torch.no_grad()
     def generate(self, prompts: Sequence[Prompt], sampling: SamplingConfig, seed: int) -> Iterable[Rollout]:
         """Sample every prompt's group; a temperature of 0 decodes greedily."""
-        end_ids = self._end_ids(sampling)
-        self._check_length(prompts, sampling.max_completion_length)
+        vocabulary = self.model.config.get_text_config().vocab_size
+        ends = end_ids(sampling, self.context.stop_token_ids, vocabulary)
+        limit = getattr(self.model.config, "max_position_embeddings", None)
+        check_length(prompts, sampling, limit, "the model")
         devices = [self.context.device] if self.context.device.type == "cuda" else []
         own = nullcontext() if self.config.gather_weights else generating(self.model)
         with torch.random.fork_rng(devices=devices), own:
             torch.manual_seed(seed)
             if self.config.continuous_batching:
-                yield from self._generate_continuously(prompts, sampling, end_ids, seed)
+                yield from self._generate_continuously(prompts, sampling, ends, seed)
                 return
             for batch in self._batches(prompts):
-                yield from self._generate_batch(batch, sampling, end_ids)
+                yield from self._generate_batch(batch, sampling, ends)
 
     def sleep(self) -> None:
         """The copy stays: moving it away and back would cost more than it frees on the sizes hf is for."""
@@ -186,25 +189,6 @@ class HfGenerator:
             self.model, prompts, config, self.config.batch_size, seed
         ):
             yield self._rollout(prompt, sample, token_ids, logprobs, end_ids, None)
-
-    def _check_length(self, prompts: Sequence[Prompt], max_completion_length: int) -> None:
-        limit = getattr(self.model.config, "max_position_embeddings", None)
-        longest = max((len(prompt.token_ids) for prompt in prompts), default=0)
-        if limit is not None and longest + max_completion_length > limit:
-            raise RunFailed(
-                f"a prompt of {longest} tokens and sampling.max_completion_length "
-                f"{max_completion_length} are more than the model's {limit} positions"
-            )
-
-    def _end_ids(self, sampling: SamplingConfig) -> tuple[int, ...]:
-        """The tokens that end a completion."""
-        size = self.model.config.get_text_config().vocab_size
-        outside = [token for token in sampling.stop_token_ids if not 0 <= token < size]
-        if outside:
-            what = "no token of the model's vocabulary"
-            given, allowed = ", ".join(map(str, outside)), f"0 to {size - 1}"
-            raise ConfigError(Problem(what, "sampling.stop_token_ids", given=given, allowed=allowed))
-        return tuple(dict.fromkeys((*self.context.stop_token_ids, *sampling.stop_token_ids)))
 
     def _generation_config(self, sampling: SamplingConfig, end_ids: Sequence[int]) -> GenerationConfig:
         # Temperature and the rest are applied by our own processors, so that the last of them, the recorder,

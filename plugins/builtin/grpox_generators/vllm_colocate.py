@@ -19,6 +19,7 @@ from grpox.config import SamplingConfig
 from grpox.contracts import GeneratorContext, Prompt, Rollout, WeightStream
 from grpox.errors import ConfigError, Problem, RunFailed
 from grpox_generators.configs import VllmColocateConfig
+from grpox_generators.limits import check_length, end_ids
 from grpox_generators.vllm_sampling import request_params
 
 ENVIRONMENT = {
@@ -74,15 +75,15 @@ class VllmColocateGenerator:
 
         if not prompts:
             return
-        end_ids = self._end_ids(sampling)
-        self._check_length(prompts, sampling.max_completion_length)
+        ends = end_ids(sampling, self.context.stop_token_ids, self._vocabulary)
+        # vLLM would cut a completion off at its context without a word.
+        limit = self._engine.llm_engine.model_config.max_model_len
+        check_length(prompts, sampling, limit, "vLLM's engine (generator.max_model_len)")
         requests = [{"prompt_token_ids": list(prompt.token_ids)} for prompt in prompts]
         try:
             params = [
                 SamplingParams(
-                    **_typed(
-                        request_params(sampling, end_ids, prompt.num_samples, _seed(seed, prompt.group_id))
-                    )
+                    **_typed(request_params(sampling, ends, prompt.num_samples, _seed(seed, prompt.group_id)))
                 )
                 for prompt in prompts
             ]
@@ -145,24 +146,6 @@ class VllmColocateGenerator:
             yield name, tensor
             if self._tied and name.endswith("embed_tokens.weight"):
                 yield "lm_head.weight", tensor
-
-    def _end_ids(self, sampling: SamplingConfig) -> tuple[int, ...]:
-        outside = [token for token in sampling.stop_token_ids if not 0 <= token < self._vocabulary]
-        if outside:
-            what = "no token of the model's vocabulary"
-            given, allowed = ", ".join(map(str, outside)), f"0 to {self._vocabulary - 1}"
-            raise ConfigError(Problem(what, "sampling.stop_token_ids", given=given, allowed=allowed))
-        return tuple(dict.fromkeys((*self.context.stop_token_ids, *sampling.stop_token_ids)))
-
-    def _check_length(self, prompts: Sequence[Prompt], max_completion_length: int) -> None:
-        """vLLM would cut a completion off at its context without a word."""
-        limit = self._engine.llm_engine.model_config.max_model_len
-        longest = max(len(prompt.token_ids) for prompt in prompts)
-        if longest + max_completion_length > limit:
-            raise RunFailed(
-                f"a prompt of {longest} tokens and sampling.max_completion_length {max_completion_length} are "
-                f"more than the {limit} positions of vLLM's engine (generator.max_model_len)"
-            )
 
     def _rollout(self, prompt: Prompt, completion: Any) -> Rollout:
         token_ids = tuple(completion.token_ids)
