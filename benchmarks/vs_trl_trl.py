@@ -1,6 +1,6 @@
 """TRL's side of vs_trl.py: the run file's model, prompts, rewards and settings through GRPOTrainer.
 
-Usage: vs_trl_trl.py OUT.json RUN [a.b=c ...]
+Usage: vs_trl_trl.py OUT.json RUN [a.b=c ...] [trl.NAME=VALUE ...]; the latter are arguments of GRPOConfig
 """
 
 from __future__ import annotations
@@ -16,8 +16,11 @@ from typing import Any
 from datasets import load_dataset
 from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
+from varied_run import is_varied, lengths_of
 
 from grpox.runfile.load import ResolvedRun, load_run
+from grpox.runfile.yaml_lines import read_yaml
+from grpox.step_report import _peak_memory_gib
 
 LOSSES = ("grpo", "dr_grpo", "dapo", "bnpo")
 
@@ -68,51 +71,66 @@ class StepTimes(TrainerCallback):
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         if "reward" in logs:
             self.figures["rewards"].append(logs["reward"])
+            self.figures["mean_length"].append(logs["completions/mean_length"])
+            self.figures["uninformative"].append(logs["frac_reward_zero_std"])
 
 
-def settings(run: ResolvedRun) -> GRPOConfig:
-    """The run's settings in TRL's names; what the two do not share must be at its neutral value."""
+def settings(run: ResolvedRun, own: dict[str, Any]) -> GRPOConfig:
+    """The run's settings in TRL's names; what the two do not share must be at its neutral value.
+
+    Args:
+        own: arguments of GRPOConfig that are told for TRL alone.
+    """
     config, train, sampling = run.config, run.config.train, run.config.sampling
     loss: Any = run.components["loss"].config
     assert config.loss.name in LOSSES, config.loss
-    assert (config.advantage.name, config.correction.name) == ("group", "none")
+    assert config.advantage.name == "group", config.advantage
     assert (sampling.top_p, sampling.top_k, sampling.min_p, train.beta) == (1.0, 0, 0.0, 0.0)
-    return GRPOConfig(
-        output_dir=config.output_dir,
-        model_init_kwargs={"dtype": config.model.dtype},
-        max_steps=train.max_steps,
-        per_device_train_batch_size=train.per_device_train_batch_size,
-        gradient_accumulation_steps=train.gradient_accumulation_steps,
-        steps_per_generation=run.plan.steps_per_generation,
-        num_generations=train.num_generations,
-        num_iterations=train.num_iterations,
-        learning_rate=train.learning_rate,
-        weight_decay=train.weight_decay,
-        adam_beta1=train.adam_beta1,
-        adam_beta2=train.adam_beta2,
-        adam_epsilon=train.adam_epsilon,
-        max_grad_norm=train.max_grad_norm,
-        lr_scheduler_type=train.lr_scheduler_type,
-        warmup_steps=train.warmup_steps,
-        max_completion_length=sampling.max_completion_length,
-        temperature=sampling.temperature,
-        loss_type=config.loss.name,
-        epsilon=loss.clip_low,
-        epsilon_high=loss.upper,
-        beta=0.0,
-        disable_dropout=True,
-        gradient_checkpointing=False,
-        bf16=config.model.dtype == "bfloat16",
-        seed=train.seed,
-        logging_steps=1,
-        save_strategy="no",
-        report_to="none",
-        disable_tqdm=True,
-    )
+    arguments: dict[str, Any] = {
+        "output_dir": config.output_dir,
+        "model_init_kwargs": {"dtype": config.model.dtype},
+        "max_steps": train.max_steps,
+        "per_device_train_batch_size": train.per_device_train_batch_size,
+        "gradient_accumulation_steps": train.gradient_accumulation_steps,
+        "steps_per_generation": run.plan.steps_per_generation,
+        "num_generations": train.num_generations,
+        "num_iterations": train.num_iterations,
+        "learning_rate": train.learning_rate,
+        "weight_decay": train.weight_decay,
+        "adam_beta1": train.adam_beta1,
+        "adam_beta2": train.adam_beta2,
+        "adam_epsilon": train.adam_epsilon,
+        "max_grad_norm": train.max_grad_norm,
+        "lr_scheduler_type": train.lr_scheduler_type,
+        "warmup_steps": train.warmup_steps,
+        "max_completion_length": sampling.max_completion_length,
+        "temperature": sampling.temperature,
+        "loss_type": config.loss.name,
+        "epsilon": loss.clip_low,
+        "epsilon_high": loss.upper,
+        "beta": 0.0,
+        "disable_dropout": True,
+        "gradient_checkpointing": False,
+        "bf16": config.model.dtype == "bfloat16",
+        "seed": train.seed,
+        "shuffle_dataset": train.shuffle_dataset,
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "report_to": "none",
+        "disable_tqdm": True,
+    }
+    return GRPOConfig(**arguments | own)
 
 
 def main(out: str, source: str, overrides: list[str]) -> None:
-    run = load_run(source, overrides)
+    own = dict(given.removeprefix("trl.").split("=", 1) for given in overrides if given.startswith("trl."))
+    run = load_run(source, [given for given in overrides if not given.startswith("trl.")])
+    arguments = settings(run, {name: read_yaml(value, name).data for name, value in own.items()})
+    if is_varied(run):
+        from forced_lengths import force_in_transformers, force_in_vllm
+
+        force = force_in_vllm if arguments.use_vllm else force_in_transformers
+        force(lengths_of(run))
     assert run.config.data.path is not None
     rewards = [run.build(key) for key in run.components if key.startswith("rewards[")]
     for label, reward in zip(run.config.reward_labels, rewards, strict=True):
@@ -122,12 +140,13 @@ def main(out: str, source: str, overrides: list[str]) -> None:
     times.trainer = Timed(
         model=run.config.model.path,
         reward_funcs=rewards,
-        args=settings(run),
+        args=arguments,
         train_dataset=load_dataset("json", data_files=run.config.data.path, split="train"),
         callbacks=[times],
     )
     times.trainer.train()
-    Path(out).write_text(json.dumps({**times.figures, "samples": [run.plan.train_batch_size]}))
+    totals = {"samples": [run.plan.train_batch_size], "peak_gib": [_peak_memory_gib()]}
+    Path(out).write_text(json.dumps({**times.figures, **totals}))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from grpox.cli import main
+from grpox.cli import script
 
-main()
+script()

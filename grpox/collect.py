@@ -7,39 +7,34 @@ rollouts in row order (row = group * G + sample), so that the order of completio
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
+from functools import cached_property, partial
 
 import numpy as np
 import torch
 
+from grpox.agreement import gathered
+from grpox.arrivals import ArrivingGroups, check_rollouts
 from grpox.batch_metrics import error_metrics, length_metrics, reward_metrics
 from grpox.component_call import call
 from grpox.config import SamplingConfig
 from grpox.contracts import AdvantageScaler, Generator, Prompt, Rollout, ScoredRollout, TrainerState
 from grpox.data.prompts import PromptSet
+from grpox.early_scoring import EarlyScoring, need_main_thread
 from grpox.engine import Engine
 from grpox.errors import RunFailed
 from grpox.metrics import PhaseTimes
 from grpox.reward_sum import weighted_sum
-from grpox.rewards import NamedReward, score
+from grpox.rewards import NamedReward
 from grpox.rewards.log import mean_logged
+from grpox.scored_rows import ScoredRow, ScoredRows, Unscored, score_rows, unscored
 from grpox.tell_once import TellOnce
 from grpox.world import World
 
-
-@dataclass(frozen=True)
-class ScoredRow:
-    """One completion with its reward from each function, as it travels between ranks."""
-
-    rollout: Rollout
-    rewards: tuple[float | None, ...]
-    failed: tuple[bool, ...]
-    """Which functions abstained because they failed."""
-    extra: dict[str, Any]
-    """What the functions told of it through `log_extra`."""
+STREAMING = "streaming"
+"""What a generator provides that yields each rollout as its completion ends, while others go on."""
 
 
 @dataclass(frozen=True)
@@ -67,26 +62,50 @@ class GenerationBatch:
 
 
 class Sampler:
-    """Samples from the current policy and scores, on all ranks: for training and for evaluation."""
+    """Samples from the current policy and scores, on all ranks: for training and for evaluation.
+
+    Args:
+        streaming: whether the generator provides `STREAMING`. Groups are then scored while others are
+            generated, in calls of one or more whole groups; otherwise all groups of a rank in one call, when
+            the last completion has ended.
+        times: knows of every phase; default: one of its own.
+    """
 
     def __init__(
-        self, engine: Engine, generator: Generator, rewards: Sequence[NamedReward], world: World, seed: int
+        self,
+        engine: Engine,
+        generator: Generator,
+        rewards: Sequence[NamedReward],
+        world: World,
+        seed: int,
+        streaming: bool = False,
+        times: PhaseTimes | None = None,
     ) -> None:
         self.engine = engine
         self.generator = generator
         self.rewards = rewards
         self.world = world
         self.seed = seed
-        self.times = PhaseTimes()
+        self.streaming = streaming
+        self.times = times or PhaseTimes()
         self.warn = TellOnce()
         self.synced_version: int | None = None
 
     def sync(self) -> None:
         """Bring the generator to the current weights, if it is not there yet; a collective."""
         if self.synced_version != self.engine.steps:
-            with self.times.phase("sync"):
-                self.generator.sync(self.engine.weights(), self.engine.steps)
+            gathered(self.world, self.times, self._bring_weights)
             self.synced_version = self.engine.steps
+
+    def _bring_weights(self) -> None:
+        weights = self.engine.weights()
+        with self.times.phase("sync"):
+            try:
+                self.generator.sync(weights, self.engine.steps)
+            except Exception:
+                for _ in weights:  # the other ranks are still gathering them
+                    pass
+                raise
 
     def sample(
         self,
@@ -111,59 +130,71 @@ class Sampler:
         mine = range(self.world.rank, len(indices), self.world.size)
         requests = [Prompt(group, prompts.token_ids(indices[group]), num_samples) for group in mine]
         seed = int(np.random.SeedSequence([self.seed, *stream, self.world.rank]).generate_state(1)[0])
-        with self.times.phase("generate"):
-            self.generator.wake()
-            rollouts = list(self.generator.generate(requests, sampling, seed))
-            self.generator.sleep()
+        as_given = partial(unscored, prompts, indices)
+        work = partial(self._sample_mine, requests, sampling, seed, as_given, state)
+        return self._merged(gathered(self.world, self.times, work))
+
+    def _sample_mine(
+        self,
+        requests: Sequence[Prompt],
+        sampling: SamplingConfig,
+        seed: int,
+        as_given: Callable[[Sequence[Rollout]], Unscored],
+        state: TrainerState,
+    ) -> ScoredRows:
+        """This rank's groups, sampled and scored."""
+        early = self._early_scoring(requests, as_given, state)
+        with early or nullcontext():
+            with self.times.phase("generate"):
+                rollouts = self._generate(requests, sampling, seed, early)
+                check_rollouts(rollouts, requests, self.engine.steps)
+            with self.times.phase("reward"):
+                scored = early.result() if early else None
+                if scored is None:
+                    scored = score_rows(self.rewards, as_given(rollouts), state) if rollouts else ScoredRows()
+        return scored
+
+    def _early_scoring(
+        self,
+        requests: Sequence[Prompt],
+        as_given: Callable[[Sequence[Rollout]], Unscored],
+        state: TrainerState,
+    ) -> EarlyScoring | None:
+        """None where all is scored at the end."""
+        # A call for each single completion would cost more than it hides: an evaluation is scored at the end.
+        single = all(request.num_samples == 1 for request in requests)
+        if not self.streaming or single or need_main_thread(self.rewards):
+            return None
+        return EarlyScoring(self.rewards, ArrivingGroups(requests, self.engine.steps), as_given, state)
+
+    def _generate(
+        self, requests: Sequence[Prompt], sampling: SamplingConfig, seed: int, early: EarlyScoring | None
+    ) -> list[Rollout]:
+        """This rank's rollouts in row order; `early` is told of each as it arrives."""
+        rollouts = []
+        self.generator.wake()
+        arriving = self.generator.generate(requests, sampling, seed)
+        with ExitStack() as stack:
+            if hasattr(arriving, "close"):  # a failure while it is suspended ends its requests here and now
+                stack.callback(arriving.close)
+            for rollout in arriving:
+                if early is not None:
+                    early.arrived(rollout)
+                rollouts.append(rollout)
+        self.generator.sleep()
         rollouts.sort(key=lambda rollout: (rollout.group_id, rollout.sample))
-        self._check(rollouts, requests)
-        with self.times.phase("reward"):
-            rows, logged, warnings = self._score(prompts, indices, rollouts, state)
-        with self.times.phase("gather"):
-            rows = self.world.gather(rows)
-            told = self.world.gather([(logged, warnings)])
-        rows.sort(key=lambda row: (row.rollout.group_id, row.rollout.sample))
-        if self.world.is_main:
-            for _, of_rank in told:
-                self.warn.all(of_rank)
-        return rows, mean_logged(log for log, _ in told)
+        return rollouts
 
-    def _check(self, rollouts: Sequence[Rollout], requests: Sequence[Prompt]) -> None:
-        """Refuse what would train the wrong thing: missing or doubled samples, or those of other weights."""
-        expected = [(prompt.group_id, sample) for prompt in requests for sample in range(prompt.num_samples)]
-        if [(rollout.group_id, rollout.sample) for rollout in rollouts] != expected:
-            raise RunFailed(
-                f"the generator returned {len(rollouts)} rollouts that are not the {len(expected)} asked for"
-            )
-        for rollout in rollouts:
-            if rollout.policy_version != self.engine.steps:
-                raise RunFailed(
-                    f"the generator returned a rollout of policy version {rollout.policy_version}, "
-                    f"the policy is at version {self.engine.steps}"
-                )
-
-    def _score(
-        self, prompts: PromptSet, indices: Sequence[int], rollouts: Sequence[Rollout], state: TrainerState
-    ) -> tuple[list[ScoredRow], dict[str, dict[str, float]], dict[str, str]]:
-        if not rollouts:
-            return [], {}, {}
-        prompt_of_each, columns = prompts.rows([indices[rollout.group_id] for rollout in rollouts])
-        completion_ids = [list(rollout.completion_ids) for rollout in rollouts]
-        table = score(
-            self.rewards,
-            prompts=prompt_of_each,
-            completions=prompts.completions(completion_ids),
-            completion_ids=completion_ids,
-            columns=columns,
-            trainer_state=state,
+    def _merged(self, parts: Sequence[ScoredRows]) -> tuple[list[ScoredRow], dict[str, dict[str, float]]]:
+        """The rows of all ranks in row order, and what the reward functions logged; their warnings are told."""
+        rows = sorted(
+            (row for part in parts for row in part.rows),
+            key=lambda row: (row.rollout.group_id, row.rollout.sample),
         )
-        rows = []
-        for place, rollout in enumerate(rollouts):
-            values = tuple(of_function[place] for of_function in table.values)
-            failed = tuple(of_function[place] for of_function in table.failed)
-            extra = {name: column[place] for name, column in table.extra_columns.items()}
-            rows.append(ScoredRow(rollout, values, failed, extra))
-        return rows, table.metrics, table.warnings
+        if self.world.is_main:
+            for part in parts:
+                self.warn.all(part.warnings)
+        return rows, mean_logged(part.logged for part in parts)
 
 
 class Collector:

@@ -15,7 +15,7 @@ from grpox.config import ComponentRef
 from grpox.contracts import Reduction
 from grpox.errors import ConfigError, Problem
 from grpox.plugins import Offer, described
-from grpox.problems import problems_of
+from grpox.problems import problems_of, truths_for_numbers
 
 
 @dataclass(frozen=True)
@@ -140,6 +140,8 @@ def check_params(
         if unknown:
             raise ConfigError(unknown)
         return None
+    if truths := truths_for_numbers(params, model, key):
+        raise ConfigError(truths)
     try:
         return model.model_validate(dict(params), extra="forbid")
     except ValidationError as error:

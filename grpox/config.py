@@ -62,6 +62,11 @@ class RewardRef(ComponentRef):
     end the run, or abstain for those completions, which is counted in ``rewards/<name>/errors``."""
     timeout: float = Field(600.0, gt=0, allow_inf_nan=False)
     """Seconds that one call may take; beyond, `on_error` decides."""
+    isolation: Literal["process", "thread"] | None = None
+    """Where it is called: in a process of its own, which can be killed, or in a thread of the trainer.
+    Default: a process for one named by `path` or of a plugin, a thread for built-ins and Python objects."""
+    memory: float = Field(16.0, gt=0, allow_inf_nan=False)
+    """GiB that its own process may hold, with those it starts; beyond, it is killed and `on_error` decides."""
 
 
 class ModelConfig(Section):
@@ -154,6 +159,21 @@ class TrainConfig(Section):
     """Completions in one micro-batch on one rank; 8 as in TRL."""
     gradient_accumulation_steps: int = Field(1, ge=1)
     """Micro-batches of one optimizer step."""
+    max_tokens_per_micro_batch: int | None = Field(None, ge=1)
+    """Positions that go through the model at once on one rank, padding included, in place of the completions of
+    per_device_train_batch_size: a step's sequences are sorted by length and cut anew. Changes no gradient."""
+    prefix_sharing: bool = True
+    """Compute a prompt once for several of its completions, where the model's attention allows it (sdpa, all
+    layers full) and `chunked_logprobs` is on. Changes no gradient."""
+    chunked_logprobs: bool = True
+    """Compute log-probabilities from hidden states, a few tokens at a time, and never all logits, where the
+    model's head is a linear layer. Changes no gradient."""
+    skip_zero_advantage: bool = True
+    """No backward pass for completions whose advantage is 0, where the loss says that they teach nothing and
+    beta is 0. Changes no gradient."""
+    old_logprobs: Literal["policy", "generator"] = "policy"
+    """Whose log-probabilities the ratio is taken to: the policy's before this generation batch's updates, or
+    what the generator reported, which saves the forward passes that later steps need for the former."""
     steps_per_generation: int | None = Field(None, ge=1)
     """Micro-batches made from one generation batch; default: gradient_accumulation_steps."""
     generation_batch_size: int | None = Field(None, ge=1)
@@ -204,6 +224,11 @@ class TrainConfig(Section):
     """Optimizer steps between two such updates; 512 in TR-DPO."""
     mask_truncated_completions: bool = False
     """Leave completions that ran into max_completion_length out of the loss (DAPO, arXiv 2503.14476)."""
+    on_nonfinite: Literal["stop", "skip"] = "stop"
+    """What a loss or gradient that is NaN or infinite does, before it touches a weight: end the run, or skip
+    the step. The batch is kept for `grpox replay` either way."""
+    max_skips_in_a_row: int = Field(5, ge=1)
+    """Steps skipped one after the other that end the run all the same."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass to save memory."""
     gradient_checkpointing_kwargs: dict[str, Any] = Field(default_factory=dict)
@@ -245,11 +270,31 @@ class HubConfig(Section):
     """Branch to push to; default: the repository's main branch."""
 
 
+class CheckpointConfig(Section):
+    every: int = Field(100, ge=0)
+    """Optimizer steps between checkpoints; 0: none but the one that an interrupted run leaves."""
+    keep: int = Field(2, ge=1)
+    """How many of the newest are kept."""
+    best: str | None = None
+    """Metric of the step whose best checkpoint is kept besides: ``reward``, ``evaluation/accuracy``."""
+    best_is: Literal["highest", "lowest"] = "highest"
+    """Which value of that metric is the best."""
+    background: bool = False
+    """Let a thread write while training goes on: costs memory for a copy of weights and optimizer states."""
+
+
 class LoggingConfig(Section):
     completions_every: int = Field(10, ge=0)
     """Optimizer steps between samples of completions shown in the terminal; 0: never."""
     save_completions_every: int = Field(1, ge=0)
     """Generation batches between completions written as parquet; 0: never."""
+
+
+class WatchdogConfig(Section):
+    tell_after: float = Field(300.0, gt=0)
+    """Seconds in one phase after which a rank says where it is and writes its threads' stacks to stalls/."""
+    end_after: float = Field(1800.0, gt=0)
+    """Seconds in one phase after which the run ends as failed; also what one rank waits for the others."""
 
 
 class PluginsConfig(Section):
@@ -284,8 +329,12 @@ class RunConfig(Section):
     """The engine, ZeRO-3."""
     evaluation: EvaluationConfig | None = None
     """Held-out prompts; default: nothing is evaluated."""
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    """What an interrupted run goes on from."""
     logging: LoggingConfig = LoggingConfig()
     """Completions in the terminal and on disk."""
+    watchdog: WatchdogConfig = WatchdogConfig()
+    """What happens when a rank stalls."""
     hub: HubConfig | None = None
     """Push the trained model to the hub; default: it stays in output_dir."""
     tracking: dict[str, dict[str, Any]] = {"mlflow": {}}

@@ -2,6 +2,8 @@
 
 Shapes: `B` sequences of a micro-batch, `T` completion positions, `N` completions of a generation batch over
 all ranks, `K` reward functions, `G` completions per prompt. Torch is imported for type checkers only.
+
+All of it is plugin API, provisional until grpox's first release: docs/plugin-api.md says how a name is changed.
 """
 
 from __future__ import annotations
@@ -207,14 +209,16 @@ class GeneratorContext:
 
 WeightStream = Iterator[tuple[str, "Tensor"]]
 """(name, full tensor) pairs gathered bucket by bucket: a collective, to be exhausted on every rank or begun on
-none."""
+none. The tensors may be the policy's own memory: read them, and copy what is kept after `sync`."""
 
 
 class Generator(Protocol):
     """Samples completions from the current policy. One lives in every process.
 
     Optional: its config model may have a method ``check_sampling(sampling: SamplingConfig) -> list[Problem]``.
-    It is called while the run file is checked, and tells which settings of `sampling` it cannot honour.
+    It is called while the run file is checked, and tells which settings of `sampling` it cannot honour. The
+    generator itself may have a method ``preflight(model: PreTrainedConfig) -> None``. It is called in the main
+    process before the model is loaded, and raises for what the run would fail without.
     """
 
     def start(self, context: GeneratorContext) -> None: ...
@@ -273,3 +277,10 @@ class RunContext:
     git_commit: str | None
     source: str
     """The run file or recipe, as the user named it."""
+    resumed_at: int | None = None
+    """Optimizer steps done when the run went on from a checkpoint, 0 where it was begun and had none yet; None
+    for one that starts."""
+    metrics_bytes: int = 0
+    """How long metrics.jsonl was then."""
+    generations_before: int = 0
+    """Generation batches collected until then."""

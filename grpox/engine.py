@@ -7,20 +7,19 @@ multiplied by the number of ranks it will average over. The gradient is then the
 
 from __future__ import annotations
 
-import os
+import math
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
-
-if not torch.cuda.is_available():
-    os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else DeepSpeed warns that it found none, on import
-
-import deepspeed
 
 from grpox.config import RunConfig
 from grpox.deepspeed_config import deepspeed_config, reference_config
-from grpox.errors import ConfigError, Problem
+from grpox.errors import ConfigError, Problem, RunFailed
+from grpox.forward_ways import forget, prepare
+from grpox.quiet_deepspeed import deepspeed
 from grpox.weight_sync import stream_weights
 from grpox.world import World
 
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from grpox.contracts import OptimizerFactory, SchedulerFactory, WeightStream
+    from grpox.quiet_deepspeed import CheckpointEngine
 
 
 class Engine:
@@ -41,12 +41,18 @@ class Engine:
         total_steps: int,
         optimizer: OptimizerFactory,
         scheduler: SchedulerFactory,
+        files: CheckpointEngine | None = None,
     ) -> None:
+        """
+        Args:
+            files: how the files of checkpoints are written and read; default: by DeepSpeed itself.
+        """
         self.world = world
         self.steps = 0
-        """Optimizer steps taken: the version of the weights."""
+        """Steps so far, those that were skipped included: the version of the weights."""
         _skip_op_compilation(world)
         disable_dropout(model)
+        self.ways = prepare(model, config.train)
         if config.train.gradient_checkpointing:
             _enable_checkpointing(model, config)
         model.train()
@@ -58,6 +64,10 @@ class Engine:
             lr_scheduler=scheduler.build(torch_optimizer, total_steps),
             config=deepspeed_config(config, world.size),
         )
+        if files is not None:
+            self._deepspeed.checkpoint_engine = files
+            # It would put scripts beside the weights: a checkpoint holds no code.
+            self._deepspeed._copy_recovery_script = lambda folder: None
 
     @property
     def module(self) -> PreTrainedModel:
@@ -81,26 +91,71 @@ class Engine:
         self._deepspeed.backward(loss * self.world.size, scale_wrt_gas=False)
 
     def step(self) -> float:
-        """Clip, update, advance the schedule; returns the gradient's norm before clipping."""
+        """Clip, update, advance the schedule; returns the gradient's norm before clipping.
+
+        A gradient that is not finite is not applied, and the norm is then infinite: weights, optimizer states
+        and schedule are what they were, on all ranks. Only `steps` counts the step.
+        """
         self._deepspeed.step()
         self.steps += 1
         return float(self._deepspeed.get_global_grad_norm())
+
+    def discard(self) -> None:
+        """End a step in the same way whose gradient is not to be applied, whatever it is; a collective."""
+        optimizer = self._deepspeed.optimizer
+        # DeepSpeed knows best where it has gathered what: it is made to see a gradient that is not finite.
+        optimizer._get_norm_groups = lambda: [math.inf]
+        try:
+            self.step()
+        finally:
+            del optimizer._get_norm_groups
+
+    def finite(self) -> bool:
+        """Whether every weight is; a collective. Those on nvme are not read for it."""
+        # A sum and not isfinite(): that would need a mask as long as the weights.
+        sums = [flat.detach().sum() for flat in self._optimizer.fp32_partitioned_groups_flat]
+        total = torch.stack([each.to(self.world.device, torch.float64) for each in sums]).sum()
+        return math.isfinite(float(self.world.reduce(total, dist.ReduceOp.SUM)))
 
     def weights(self) -> WeightStream:
         """The current weights, whole; a collective."""
         return stream_weights(self.module)
 
+    def save(self, folder: Path, name: str) -> None:
+        """Write weights, optimizer and schedule to `folder`/`name`, one file or more a rank; a collective.
+
+        What cannot be written is told by the `files` that this engine was made with.
+        """
+        self._deepspeed.save_checkpoint(str(folder), tag=name, save_latest=False)
+
+    def load(self, folder: Path, name: str, steps: int) -> None:
+        """Read what `save` wrote after `steps` optimizer steps; a collective."""
+        loaded, _ = self._deepspeed.load_checkpoint(str(folder), tag=name)
+        if loaded is None:
+            raise RunFailed(f"DeepSpeed finds no checkpoint in {folder / name}")
+        self.steps = steps
+
+    def load_of_other_ranks(self, folder: Path, name: str, steps: int) -> None:
+        """The same, of another number of ranks; a collective. `folder` needs room for it twice more."""
+        from grpox.checkpoint.universal import converted, load_universal
+
+        with converted(folder / name, self.world) as universal:
+            load_universal(self._deepspeed, universal)
+        self.steps = steps
+
     def close(self) -> None:
-        """Take DeepSpeed's hooks off the module; the engine is of no use afterwards."""
+        """Take all hooks off the module; the engine is of no use afterwards."""
         self._deepspeed.destroy()
+        forget(self.module)
 
 
 class FrozenEngine:
     """A model for forward passes only, its weights sharded by ZeRO-3: the reference policy."""
 
-    def __init__(self, model: nn.Module, config: RunConfig, world: World) -> None:
+    def __init__(self, model: PreTrainedModel, config: RunConfig, world: World) -> None:
         _skip_op_compilation(world)
         model.eval().requires_grad_(False)
+        self.ways = prepare(model, config.train)
         settings = reference_config(config, world.size)
         self._deepspeed, *_ = _initialize(config, model=model, config=settings)
 

@@ -13,6 +13,30 @@ class GrpoxError(Exception):
     exit_code = 1
 
 
+WHAT = 700
+"""Characters of `Problem.what` that are shown."""
+ALLOWED = 1000
+"""Characters of `Problem.allowed` that are shown: some lists of names are long."""
+
+
+def plain(text: str, longest: int = 300) -> str:
+    """`text` cut in its middle to at most `longest` characters, with escapes for those that show nothing.
+
+    What a user gives may hold colours for the terminal, ends of lines or a change of the writing direction:
+    a message that repeats it must still read as what it is.
+    """
+    shown = "".join(
+        character if character.isprintable() else character.encode("unicode_escape").decode("ascii")
+        for character in _cut(text, longest)
+    )
+    return _cut(shown, longest)
+
+
+def _cut(text: str, longest: int) -> str:
+    end = longest // 4
+    return text if len(text) <= longest else f"{text[: longest - end - 3]}...{text[-end:]}"
+
+
 @dataclass(frozen=True)
 class Problem:
     """One thing wrong with what the user gave."""
@@ -29,8 +53,13 @@ class Problem:
     """The nearest valid name, when the given one looks like a slip."""
 
     def __str__(self) -> str:
-        head = ": ".join(part for part in (self.where, self.key, self.what) if part)
-        rows = (("given", self.given), ("allowed", self.allowed), ("did you mean", self.nearest))
+        parts = (plain(self.where), plain(self.key), plain(self.what, WHAT))
+        head = ": ".join(part for part in parts if part)
+        rows = (
+            ("given", plain(self.given)),
+            ("allowed", plain(self.allowed, ALLOWED)),
+            ("did you mean", plain(self.nearest)),
+        )
         return "\n".join([head, *(f"    {label:<13} {text}" for label, text in rows if text)])
 
 

@@ -6,11 +6,12 @@ import math
 from collections.abc import Sequence
 
 from grpox.batch_metrics import error_metrics, length_metrics, mean
-from grpox.collect import Sampler, ScoredRow
+from grpox.collect import Sampler
 from grpox.config import EvaluationConfig, SamplingConfig
 from grpox.contracts import TrainerState
 from grpox.data.prompts import PromptSet
 from grpox.rewards.log import Logged, mean_logged, with_logged
+from grpox.scored_rows import ScoredRow
 
 
 class Evaluator:

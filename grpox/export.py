@@ -6,9 +6,13 @@ import shutil
 import time
 from pathlib import Path
 
+from safetensors import SafetensorError
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
+from grpox.checkpoint.folders import checkpoints_in
 from grpox.engine import Engine
+from grpox.errors import RunFailed
+from grpox.whole_file import unwritten
 from grpox.world import World
 
 
@@ -19,22 +23,44 @@ def save_model(
     folder: Path,
     world: World,
 ) -> None:
-    """Gather the weights bucket by bucket and write them on rank 0, whole or not at all; a collective."""
+    """Gather the weights bucket by bucket and write them on rank 0, whole or not at all; a collective.
+
+    Raises:
+        RunFailed: they cannot be written, on every rank. What stood in their place is still there.
+    """
     state = {}
     for name, tensor in engine.weights():
         if world.is_main:
             state[name] = tensor.cpu()
+    size, failure = sum(tensor.nbytes for tensor in state.values()), ""
     if world.is_main:
         unfinished = folder.with_name(folder.name + ".unfinished")
-        shutil.rmtree(unfinished, ignore_errors=True)
-        engine.module.save_pretrained(unfinished, state_dict=state)
-        tokenizer.save_pretrained(unfinished)
-        if generation_config is not None:
-            generation_config.save_pretrained(unfinished)
-        if folder.exists():
-            # It may hold an earlier model, the base of this run or anything else of the user's: keep it.
-            aside = folder.parent / "earlier" / f"{folder.name}-{time.time_ns()}"
-            aside.parent.mkdir(exist_ok=True)
-            folder.rename(aside)
-        unfinished.rename(folder)
-    world.barrier()
+        try:
+            shutil.rmtree(unfinished, ignore_errors=True)
+            engine.module.save_pretrained(unfinished, state_dict=state)
+            tokenizer.save_pretrained(unfinished)
+            if generation_config is not None:
+                generation_config.save_pretrained(unfinished)
+            _put_in_place(unfinished, folder)
+        except (OSError, SafetensorError) as error:
+            shutil.rmtree(unfinished, ignore_errors=True)
+            failure = f"the model is not saved: {unwritten(error, folder, size)}\n    {_rest(folder)}"
+    if any(failures := world.gather([failure])):
+        raise RunFailed("".join(failures))
+
+
+def _put_in_place(unfinished: Path, folder: Path) -> None:
+    if folder.exists():
+        # It may hold an earlier model, the base of this run or anything else of the user's: keep it.
+        aside = folder.parent / "earlier" / f"{folder.name}-{time.time_ns()}"
+        aside.parent.mkdir(exist_ok=True)
+        folder.rename(aside)
+    unfinished.rename(folder)
+
+
+def _rest(folder: Path) -> str:
+    """What is left of the run whose model was to be `folder`."""
+    checkpoints = checkpoints_in(folder.parent)
+    if not checkpoints:
+        return "there is no checkpoint to go on from (checkpoint.every says when one is saved)"
+    return f"make room, then go on from {checkpoints[0]}: grpox train --resume {folder.parent}"

@@ -21,7 +21,15 @@ if TYPE_CHECKING:
     from grpox.contracts import RunContext, ScoredRollout
 
 API_VERSION = 1
-"""Version of the plugin API. It changes when a contract or hook changes incompatibly."""
+"""Version of the plugin API. It is raised when what a plugin was written for changes or will go.
+
+The API is provisional until grpox's first release: see docs/plugin-api.md, also for how a name is changed.
+"""
+
+OLDEST_API = 1
+"""The oldest version whose plugins still work. It is raised when what was deprecated goes."""
+
+SUPPORTED_API = range(OLDEST_API, API_VERSION + 1)
 
 ENTRY_POINT_GROUP = "grpox"
 

@@ -22,6 +22,12 @@ def local_rank() -> int:
     return _number("LOCAL_RANK", default=0, least=0)
 
 
+def on_one_machine() -> bool:
+    """Whether torchrun or the deepspeed launcher says so, or there is but one process."""
+    here = os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_SIZE") or "1"
+    return here == str(world_size())
+
+
 def _number(name: str, default: int, least: int) -> int:
     given = os.environ.get(name, str(default))
     if not given.isdecimal() or int(given) < least:

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from grpox.forward_ways import PLAIN, ForwardWays, rows_logprobs
+from grpox.layout import lay_out
 from grpox.rollout import RolloutBatch
 
 POSITIONS_PER_CHUNK = 4096
@@ -15,15 +17,31 @@ POSITIONS_PER_CHUNK = 4096
 
 
 def completion_logprobs(
-    model: Callable[..., Any], batch: RolloutBatch, temperature: float
+    model: Callable[..., Any], batch: RolloutBatch, temperature: float, ways: ForwardWays = PLAIN
 ) -> tuple[Tensor, Tensor]:
     """Run `model` on a micro-batch.
+
+    Args:
+        ways: those that `model` was prepared for.
 
     Returns:
         logprobs f32[B, T] of the completion tokens under the sampling distribution, with gradient unless
         under `torch.no_grad`; entropy f32[B, T] of that distribution, without gradient. Padded positions
         hold finite numbers that mean nothing.
     """
+    if ways == PLAIN:
+        return _of_all_logits(model, batch, temperature)
+    layout = lay_out(batch, ways.shared_width)
+    logprobs, entropies = rows_logprobs(model, layout, temperature)
+    places = batch.token_mask.flatten().nonzero().squeeze(1)
+    whole = logprobs.new_zeros(batch.token_mask.numel())
+    return (
+        whole.index_copy(0, places, logprobs).view_as(batch.token_mask),
+        whole.index_copy(0, places, entropies).view_as(batch.token_mask),
+    )
+
+
+def _of_all_logits(model: Callable[..., Any], batch: RolloutBatch, temperature: float) -> tuple[Tensor, Tensor]:
     length = batch.token_mask.shape[1]
     output = model(
         input_ids=batch.input_ids,

@@ -2,12 +2,15 @@
 
 Measured before any cap or mask: mean, least and largest exp(d), mean and largest |d|, k3 of the two, and the
 effective sample size (sum R)^2 / (n * sum R^2) of the correction's own R; then what the correction did with it.
-Healthy: mean ratio in [0.5, 2], effective sample size at least 0.3.
+Healthy: mean ratio in [0.5, 2], effective sample size at least 0.3, the levels of verl's guide on rollout
+correction (https://verl.readthedocs.io/en/latest/algo/rollout_corr.html); no log-probability missing.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -15,6 +18,49 @@ from torch import Tensor
 from grpox.contracts import Correction
 from grpox.metrics import TokenMetrics
 from grpox.rollout import RolloutBatch
+
+LOGPROBS = "logprobs"
+"""What a generator provides that reports the log-probability of each token it samples."""
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """The range in which a metric is healthy, and what to do outside of it."""
+
+    metric: str
+    low: float
+    high: float
+    healthy: str
+    advice: str
+
+
+ALARMS = (
+    Alarm(
+        "sampling/ratio_mean",
+        0.5,
+        2.0,
+        "0.5 to 2",
+        "The generator samples from another distribution than the policy's, which no correction mends: compare "
+        "what it computes in with model.dtype, and look for settings of 'sampling' that forbid tokens",
+    ),
+    Alarm(
+        "sampling/effective_sample_size",
+        0.3,
+        math.inf,
+        "at least 0.3",
+        "Few tokens carry most of the weight: compare what the generator computes in with model.dtype; "
+        "'correction: token-mask' drops the tokens that are furthest off",
+    ),
+)
+MISSING = Alarm(
+    "sampling/missing_logprobs",
+    0.0,
+    0.0,
+    "0",
+    "The generator says that it provides log-probabilities, and left some out or gave NaN: these tokens are "
+    "trained uncorrected, and NaN means that its weights or its precision are wrong",
+)
+"""Only of a generator that provides `LOGPROBS`."""
 
 _PREFIX = "sampling/"
 _EXPONENT = 300.0
@@ -94,4 +140,20 @@ def mismatch_metrics(reduced: dict[str, tuple[float, float, float]]) -> dict[str
             metrics[f"sampling/{name}_{statistic}"] = value
     return metrics | {
         f"sampling/{name}": mean[name] for name in ("kl", "truncated", "masked", "missing_logprobs")
+    }
+
+
+def mismatch_warnings(metrics: Mapping[str, float], step: int, *, promised: bool) -> dict[str, str]:
+    """Metric -> warning, for each that is outside its healthy range after `step`.
+
+    Args:
+        metrics: those of the step, as `mismatch_metrics` named them; none where the step had no tokens.
+        promised: whether the generator provides `LOGPROBS`. One that does not leaves all of them out.
+    """
+    watched = (*ALARMS, MISSING) if promised else ALARMS
+    return {
+        alarm.metric: f"{alarm.metric} is {value:.3g} at step {step}; healthy is {alarm.healthy}. "
+        f"{alarm.advice} (docs/corrections.md)"
+        for alarm in watched
+        if (value := metrics.get(alarm.metric)) is not None and not alarm.low <= value <= alarm.high
     }

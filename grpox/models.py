@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
+from rich.console import Console
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -15,11 +20,17 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.utils import GENERATION_CONFIG_NAME
 
+from grpox import launch
 from grpox.config import ModelConfig
-from grpox.errors import ConfigError, Problem
+from grpox.errors import ConfigError, Problem, plain
 from grpox.model_source import model_location
 
+SIZES = ("num_hidden_layers", "num_attention_heads", "hidden_size", "vocab_size")
+"""Of a model's configuration: what transformers takes even where it is less than 1."""
+NO_CODE = {"trust_remote_code": False}
+"""Unless the run file says otherwise; left out, transformers would ask whoever sits at the terminal."""
 TOLD = 3
 """Weights that a message names."""
 
@@ -33,17 +44,21 @@ def load_model(config: ModelConfig) -> PreTrainedModel:
     """
     path = model_location(config)
     try:
-        model, info = AutoModelForCausalLM.from_pretrained(
-            path,
-            dtype=getattr(torch, config.dtype),
-            output_loading_info=True,
-            # Else they raise without a name; they are refused below.
-            ignore_mismatched_sizes=True,
-            **config.init,
-        )
+        if (Path(path) / GENERATION_CONFIG_NAME).is_file():
+            GenerationConfig.from_pretrained(path)  # the model would do without one that cannot be read
+        with _without_load_report():
+            model, info = AutoModelForCausalLM.from_pretrained(
+                path,
+                dtype=getattr(torch, config.dtype),
+                output_loading_info=True,
+                # Else they raise without a name; they are refused below.
+                ignore_mismatched_sizes=True,
+                **NO_CODE | config.init,
+            )
     except Exception as error:
         raise _unloadable("model", config, error) from error
     _check_weights(info, config.path)
+    _check_stop_tokens(model, config.path)
     return model
 
 
@@ -55,9 +70,15 @@ def load_config(config: ModelConfig) -> PreTrainedConfig:
     """
     path = model_location(config)
     try:
-        return AutoConfig.from_pretrained(path, **config.init)
+        loaded: PreTrainedConfig = AutoConfig.from_pretrained(path, **NO_CODE | config.init)
     except Exception as error:
         raise _unloadable("configuration", config, error) from error
+    for name in SIZES:
+        size = getattr(loaded.get_text_config(), name, None)
+        if isinstance(size, int) and size < 1:
+            what = f"its config.json has {name} {size}"
+            raise ConfigError(Problem(what, "model.path", given=config.path, allowed="1 or more"))
+    return loaded
 
 
 def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
@@ -67,7 +88,7 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
         ConfigError: the folder holds no tokenizer that transformers can load.
     """
     shared = ("revision", "trust_remote_code", "token", "cache_dir", "subfolder", "local_files_only")
-    init = {name: config.init[name] for name in shared if name in config.init}
+    init = NO_CODE | {name: config.init[name] for name in shared if name in config.init}
     path = model_location(config)
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, **init)
@@ -82,15 +103,16 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
 
 
 def architecture_of(model: PreTrainedModel) -> Callable[[], PreTrainedModel]:
-    """A builder of plain, unpartitioned models like `model`, with random weights."""
+    """A builder of plain, unpartitioned models like `model`, with random weights and a config of their own."""
     config, dtype = model.config, model.dtype
     # Code that came with the checkpoint was trusted when `model` was loaded.
-    remote = {"trust_remote_code": True} if type(model).__module__.startswith("transformers_modules") else {}
+    trusted = type(model).__module__.startswith("transformers_modules")
 
     def build() -> PreTrainedModel:
         # Initialisation cannot be left out: it also fills the buffers and ties the embeddings.
         with torch.random.fork_rng(devices=[]):
-            return AutoModelForCausalLM.from_config(config, dtype=dtype, **remote)
+            own = copy.deepcopy(config)
+            return AutoModelForCausalLM.from_config(own, dtype=dtype, trust_remote_code=trusted)
 
     return build
 
@@ -103,6 +125,49 @@ def stop_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -
     return tuple(dict.fromkeys(i for i in (tokenizer.eos_token_id, *listed) if i is not None))
 
 
+def vocabulary_of(model: PreTrainedConfig) -> int | None:
+    """How many tokens a model knows, where its configuration says so."""
+    size = getattr(model.get_text_config(), "vocab_size", None)
+    return size if isinstance(size, int) else None
+
+
+def check_special_tokens(tokenizer: PreTrainedTokenizerBase, model: PreTrainedConfig, path: str) -> None:
+    """Refuse a tokenizer that pads or ends with a token beyond the model's embeddings.
+
+    Raises:
+        ConfigError: such a token was added to the tokenizer, and the model was not resized.
+    """
+    vocabulary = vocabulary_of(model)
+    if vocabulary is None:
+        return
+    problems = [
+        Problem(
+            f"its tokenizer's {name} token {token!r} is one that the model does not know",
+            key="model.path",
+            given=f"{path}, token {number}",
+            allowed=f"tokens below {vocabulary}, the model's vocabulary",
+        )
+        for name, token, number in (
+            ("padding", tokenizer.pad_token, tokenizer.pad_token_id),
+            ("EOS", tokenizer.eos_token, tokenizer.eos_token_id),
+        )
+        if number is not None and number >= vocabulary
+    ]
+    if problems:
+        raise ConfigError(problems)
+
+
+def _check_stop_tokens(model: PreTrainedModel, path: str) -> None:
+    """Refuse EOS tokens of the generation config that are no tokens of the model."""
+    vocabulary = vocabulary_of(model.config)
+    ids: Any = getattr(model.generation_config, "eos_token_id", None)
+    for token in ids if isinstance(ids, list) else [] if ids is None else [ids]:
+        if not isinstance(token, int) or (vocabulary is not None and not 0 <= token < vocabulary):
+            what = f"{GENERATION_CONFIG_NAME} has an eos_token_id that is no token of the model"
+            allowed = "integers from 0" + (f" to {vocabulary - 1}" if vocabulary is not None else "")
+            raise ConfigError(Problem(what, "model.path", given=f"{path}, token {token!r}", allowed=allowed))
+
+
 def _check_weights(info: dict[str, Any], path: str) -> None:
     """Refuse a checkpoint that does not fill the model; tied weights that are stored once are no gap."""
     problems = []
@@ -113,6 +178,25 @@ def _check_weights(info: dict[str, Any], path: str) -> None:
         problems.append(f"weights of another shape, {len(shapes)} in all: {_some(shapes)}")
     if problems:
         raise ConfigError([Problem(what, key="model.path", given=path) for what in problems])
+    if (unused := sorted(info["unexpected_keys"])) and launch.rank() == 0:
+        what = f"weights that its config.json does not use, {len(unused)} in all: {_some(unused)}"
+        text = f"warning: {path} holds {what}"
+        Console(stderr=True).print(plain(text), style="yellow", markup=False, highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def _without_load_report() -> Iterator[None]:
+    """Hold back transformers' coloured table of weights that do not fit: it is told in our own words."""
+    logger = logging.getLogger("transformers.modeling_utils")
+
+    def is_other(record: logging.LogRecord) -> bool:
+        return "LOAD REPORT" not in record.getMessage()
+
+    logger.addFilter(is_other)
+    try:
+        yield
+    finally:
+        logger.removeFilter(is_other)
 
 
 def _some(names: list[str]) -> str:
@@ -122,6 +206,9 @@ def _some(names: list[str]) -> str:
 def _unloadable(what: str, config: ModelConfig, error: Exception) -> ConfigError:
     reason = " ".join(str(error).split()) or "no reason given"
     told = f"its {what} cannot be loaded: {type(error).__name__}: {reason}"
+    if "trust_remote_code" in reason:
+        what = f"its {what} comes with code of its own, which is not run unless the run file says so"
+        return ConfigError(Problem(what, "model.init.trust_remote_code", given=config.path))
     attention = config.init.get("attn_implementation")
     if attention is not None and "ttention" in told:
         return ConfigError(Problem(told, key="model.init.attn_implementation", given=str(attention)))

@@ -38,6 +38,7 @@ class ObjectiveOutput:
 
     loss: Tensor  # scalar
     diagnostics: Mapping[str, Tensor]  # name -> f32[B, T], without gradient, 0 where masked
+    policy_loss: Tensor  # f32[B, T], what the plugin returned, without gradient, 0 where masked
 
 
 def objective(
@@ -71,6 +72,7 @@ def objective(
         ),
     )
     per_token = _neutral(output.loss, mask)
+    policy_loss_per_token = per_token.detach()
     if correction is not None and not folds_correction:
         per_token = per_token * correction
 
@@ -82,7 +84,7 @@ def objective(
         divergence = KL_ESTIMATORS[kl](reference, logprobs, old)
         diagnostics["kl"] = divergence.detach()
         per_token = per_token + beta * divergence
-    return ObjectiveOutput((per_token * inputs.token_weights).sum(), diagnostics)
+    return ObjectiveOutput((per_token * inputs.token_weights).sum(), diagnostics, policy_loss_per_token)
 
 
 def _neutral(values: Tensor, mask: Tensor) -> Tensor:

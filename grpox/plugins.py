@@ -3,24 +3,30 @@
 pluggy's own loader keeps the first of two same-named entry points, lets one broken plugin abort the rest and
 does not notice misspelt hooks. Here each plugin is loaded, checked and asked by itself, so that what is wrong
 with one is a record of that one, with its provenance, and concerns nobody who did not select it.
+
+What a plugin answered is remembered (`grpox.plugin_cache`): it is imported only when it is new, changed or
+selected, or observes the run.
 """
 
 from __future__ import annotations
 
-import inspect
 import os
-import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from importlib import metadata
-from typing import Any, Literal
+from typing import Literal
 
 import pluggy
 
-from grpox import hookspecs
+from grpox.api_version import api_note, api_problem
 from grpox.errors import nearest
-from grpox.hookspecs import API_VERSION, ENTRY_POINT_GROUP, KINDS, ComponentSpec
+from grpox.hookspecs import ENTRY_POINT_GROUP, ComponentSpec
+from grpox.plugin_answer import Answer, Loaded, described, load, new_manager
+from grpox.plugin_cache import PluginCache
+from grpox.plugin_fingerprint import facts
 from grpox.requirements import canonical_name, none_met
+
+__all__ = ["DISABLE_VARIABLE", "Offer", "PluginRecord", "PluginSet", "described", "discover"]
 
 DISABLE_VARIABLE = "GRPOX_DISABLE_PLUGINS"
 """Environment variable with the distributions, separated by commas, whose plugins are not loaded."""
@@ -29,13 +35,9 @@ PluginStatus = Literal["ok", "broken", "disabled"]
 OfferStatus = Literal["ok", "incompatible", "unavailable"]
 
 
-class InvalidPlugin(Exception):
-    """A plugin breaks a rule of the plugin API; its author must mend it."""
-
-
 @dataclass(frozen=True)
 class PluginRecord:
-    """One entry point: where it comes from, and whether it loaded."""
+    """One entry point: where it comes from, and whether it loads."""
 
     entry_point: str
     module: str
@@ -44,8 +46,12 @@ class PluginRecord:
     version: str
     status: PluginStatus = "ok"
     reason: str = ""
-    """Why it is not ok, in one line: for a broken plugin the exception's type and message."""
+    """Why it is not ok, in one line: for a broken plugin the exception's type and message. Of one that is ok,
+    what it uses that is deprecated."""
     error: BaseException | None = None
+    """Of a broken plugin, once it was loaded in this process: see `PluginSet.load`."""
+    observes: tuple[str, ...] = ()
+    """Lifecycle hooks that the module implements itself, for every run."""
 
     def __str__(self) -> str:
         return f"plugin '{self.entry_point}' of {self.distribution} {self.version}"
@@ -53,7 +59,7 @@ class PluginRecord:
 
 @dataclass(frozen=True)
 class Offer:
-    """One component that a loaded plugin offers, and whether it can be used here."""
+    """One component that a plugin offers, and whether it can be used here."""
 
     kind: str
     spec: ComponentSpec
@@ -61,6 +67,9 @@ class Offer:
     version: str
     status: OfferStatus = "ok"
     reason: str = ""
+    """Why it cannot be used; of one that can, what its author should change."""
+    module: str = ""
+    """Of the plugin that offers it, as in its record."""
 
     @property
     def qualified_name(self) -> str:
@@ -68,41 +77,131 @@ class Offer:
         return f"{self.distribution}:{self.spec.name}"
 
 
-def _manager() -> pluggy.PluginManager:
-    manager = pluggy.PluginManager("grpox")
-    manager.add_hookspecs(hookspecs)
-    return manager
-
-
 @dataclass
 class PluginSet:
-    """All that discovery found. `manager` holds the plugins that loaded, for their lifecycle hooks."""
+    """All that discovery found, and the means to load what was not loaded for it."""
 
     records: list[PluginRecord] = field(default_factory=list)
     offers: list[Offer] = field(default_factory=list)
-    manager: pluggy.PluginManager = field(default_factory=_manager)
+    loaded: pluggy.PluginManager = field(default_factory=new_manager)
+    """Holds the plugins with lifecycle hooks, of those that were loaded so far."""
     warnings: list[str] = field(default_factory=list)
     """What to tell a user who asked for something that discovery could not do, a line each."""
+    remembered: dict[tuple[str, str], metadata.EntryPoint] = field(default_factory=dict)
+    """(distribution, module) -> plugin that was not loaded, because the cache knew its answer."""
+    cache: PluginCache | None = None
+
+    @property
+    def manager(self) -> pluggy.PluginManager:
+        """Holds every plugin with lifecycle hooks, for a run; those not yet loaded are loaded now."""
+        self.load(record for record in self.records if record.observes)
+        return self.loaded
+
+    def load(self, records: Iterable[PluginRecord]) -> bool:
+        """Load those of `records` of which only the cache has spoken, so that they speak for themselves.
+
+        The set's records and offers then say what the plugins say now, with the original error of one that
+        is broken.
+
+        Returns:
+            Whether any was loaded: what was found in the set before may have changed.
+        """
+        asked = False
+        for record in list(records):
+            entry_point = self.remembered.pop((record.distribution, record.module), None)
+            if entry_point is not None:
+                asked = True
+                self.offers = [offer for offer in self.offers if not _is_of(offer, record)]
+                plain = PluginRecord(*_origin(record))
+                self.records[self.records.index(record)] = self._load(entry_point, plain)
+        if asked and self.cache is not None:
+            self.cache.save()
+        return asked
+
+    def load_selected(self, offers: Iterable[Offer], distribution: str = "") -> bool:
+        """Load the plugins of `offers`; where there are none, the broken ones, which may hold what was meant.
+
+        Args:
+            offers: those of a name that somebody selects.
+            distribution: the only one that is meant; empty for any.
+
+        Returns:
+            Whether `offers` may have changed.
+        """
+        modules = {(offer.distribution, offer.module) for offer in offers}
+        if modules:
+            return self.load(r for r in self.records if (r.distribution, r.module) in modules)
+        name = canonical_name(distribution)
+        return self.load(
+            record
+            for record in self.records
+            if record.status == "broken" and name in ("", canonical_name(record.distribution))
+        )
+
+    def _add(self, entry_point: metadata.EntryPoint, record: PluginRecord) -> None:
+        """Take a plugin into the set: what the cache says of it, or what it says itself."""
+        answer = self.cache.get(entry_point) if self.cache else None
+        if answer is None:
+            self.records.append(self._load(entry_point, record))
+        else:
+            self.remembered[record.distribution, record.module] = entry_point
+            self.records.append(self._take(record, answer))
+
+    def _load(self, entry_point: metadata.EntryPoint, record: PluginRecord) -> PluginRecord:
+        found = load(entry_point)
+        if found.answer.observes:
+            found = self._registered(found, f"{record.distribution}:{record.entry_point}")
+        if self.cache is not None:
+            self.cache.put(entry_point, found.answer)
+        return replace(self._take(record, found.answer), error=found.error)
+
+    def _registered(self, found: Loaded, name: str) -> Loaded:
+        try:
+            # Two distributions may ship one module: both offer its components, its observers are called once.
+            if not self.loaded.is_registered(found.plugin):
+                self.loaded.register(found.plugin, name)
+        except Exception as error:  # noqa: BLE001 - one distribution may use a name twice, for two modules
+            return Loaded(Answer(failure=described(error)), error=error)
+        return found
+
+    def _take(self, record: PluginRecord, answer: Answer) -> PluginRecord:
+        if answer.failure:
+            return replace(record, status="broken", reason=answer.failure)
+        for kind, spec in answer.components:
+            status, reason = _usable(spec)
+            offer = Offer(kind, spec, record.distribution, record.version, status, reason, record.module)
+            self.offers.append(offer)
+        return replace(record, observes=answer.observes, reason="; ".join(answer.notes))
 
 
-def discover(disable: Iterable[str] = ()) -> PluginSet:
-    """Load every installed plugin, in the order in which `sys.path` lists their distributions.
+def discover(disable: Iterable[str] = (), fresh: bool = False) -> PluginSet:
+    """Find every installed plugin, in the order in which `sys.path` lists their distributions.
+
+    A plugin that is new or has changed is imported and asked; of the others the last answer is known.
 
     Args:
         disable: distributions not to load, besides those of `GRPOX_DISABLE_PLUGINS`; their modules are not
             even imported. One that is not installed is a warning and no error: a run file may switch off what
-        only some of the machines that it runs on have.
+            only some of the machines that it runs on have.
+        fresh: ask every plugin, whatever is known.
 
     Returns:
-        One record for each entry point, and the offers of those that loaded. No plugin can make this raise.
+        One record for each entry point, and the offers of those that are not broken. No plugin can make this
+        raise.
     """
     named = os.environ.get(DISABLE_VARIABLE, "").split(",")
     given = {name.strip(): DISABLE_VARIABLE for name in named if name.strip()}
     given |= dict.fromkeys(disable, "the plugins.disable list")
     disabled = {canonical_name(name): by for name, by in given.items()}
-    plugins = PluginSet()
+    cache = PluginCache(fresh)
+    plugins = PluginSet(cache=cache)
     for entry_point, record in _entry_points():
-        plugins.records.append(_admit(plugins, entry_point, record, disabled))
+        by = disabled.get(canonical_name(record.distribution))
+        if by is None:
+            plugins._add(entry_point, record)
+        else:
+            plugins.records.append(replace(record, status="disabled", reason=f"by {by}"))
+    cache.save()
     plugins.warnings += _not_found(given, {record.distribution for record in plugins.records})
     return plugins
 
@@ -125,104 +224,26 @@ def _entry_points() -> Iterator[tuple[metadata.EntryPoint, PluginRecord]]:
     """
     seen = set()
     for entry_point in metadata.entry_points(group=ENTRY_POINT_GROUP):
-        distribution = entry_point.dist
-        # A folder without METADATA has neither name nor version, whatever the type stubs say.
-        name = (distribution.name if distribution else None) or "(unnamed distribution)"
-        version = (distribution.version if distribution else None) or "(no version)"
+        # A folder without METADATA has neither name nor version.
+        found = facts(entry_point.dist) if entry_point.dist else None
+        name = (found.name if found else "") or "(unnamed distribution)"
+        version = (found.version if found else "") or "(no version)"
         identity = (canonical_name(name), entry_point.value)
         if identity not in seen:
             seen.add(identity)
             yield entry_point, PluginRecord(entry_point.name, entry_point.value, name, version)
 
 
-def _admit(
-    plugins: PluginSet, entry_point: metadata.EntryPoint, record: PluginRecord, disabled: Mapping[str, str]
-) -> PluginRecord:
-    """Load one plugin into `plugins` and return its record; a plugin is taken whole or not at all."""
-    by = disabled.get(canonical_name(record.distribution))
-    if by is not None:
-        return replace(record, status="disabled", reason=f"by {by}")
-    try:
-        plugin = entry_point.load()
-        alone = _checked(plugin)
-        offers = list(_offers(alone, record))
-        # Two distributions may ship one module: both offer its components, its observers are called once.
-        if not plugins.manager.is_registered(plugin):
-            plugins.manager.register(plugin, name=f"{record.distribution}:{record.entry_point}")
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a plugin raises is its own affair
-        return replace(record, status="broken", reason=described(error), error=error)
-    plugins.offers.extend(offers)
-    return record
+def _origin(record: PluginRecord) -> tuple[str, str, str, str]:
+    return record.entry_point, record.module, record.distribution, record.version
 
 
-def described(error: BaseException) -> str:
-    """An exception in one line: its type, message and notes."""
-    message = " ".join(str(error).split())
-    notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
-    return type(error).__name__ + (f": {message}" if message else "") + notes
-
-
-def _checked(plugin: Any) -> pluggy.PluginManager:
-    """A manager that holds this plugin alone, all of whose hooks exist and are marked as implementations."""
-    manager = _manager()
-    known = [name for name in vars(manager.hook) if name.startswith("grpox_")]
-    for name in dir(plugin):
-        function = getattr(plugin, name, None)
-        if not name.startswith("grpox_") or not inspect.isroutine(function):
-            continue
-        if manager.parse_hookimpl_opts(plugin, name) is None:
-            advice = "mark it with @grpox.hookimpl" if name in known else _did_you_mean(name, known)
-            raise InvalidPlugin(f"function {name} is not a hook implementation; {advice}")
-    manager.register(plugin)
-    for caller in manager.get_hookcallers(plugin) or ():
-        required = any(not implementation.optionalhook for implementation in caller.get_hookimpls())
-        if not caller.has_spec() and required:
-            raise InvalidPlugin(f"there is no hook {caller.name}; {_did_you_mean(caller.name, known)}")
-    return manager
-
-
-def _did_you_mean(name: str, known: list[str]) -> str:
-    near = nearest(name, known)
-    return f"did you mean {near}?" if near else f"the hooks are {', '.join(known)}"
-
-
-def _offers(alone: pluggy.PluginManager, record: PluginRecord) -> Iterator[Offer]:
-    """Ask each discovery hook of one plugin by itself: pluggy's multicall would mix the answers of all."""
-    for kind, hook in KINDS.items():
-        taken = set()
-        for implementation in getattr(alone.hook, hook).get_hookimpls():
-            try:
-                specs = list(implementation.function())
-            except Exception as error:
-                error.add_note(f"in {hook}")
-                raise
-            for spec in specs:
-                _check(spec, hook)
-                if spec.name in taken:
-                    raise InvalidPlugin(f"{hook} offers '{spec.name}' twice")
-                taken.add(spec.name)
-                status, reason = _usable(spec)
-                yield Offer(kind, spec, record.distribution, record.version, status, reason)
-
-
-def _check(spec: object, hook: str) -> None:
-    if not isinstance(spec, ComponentSpec):
-        raise InvalidPlugin(f"{hook} offers a {type(spec).__name__}, not a ComponentSpec")
-    if not re.fullmatch(r"[^\s:/]+", spec.name):
-        raise InvalidPlugin(f"{hook} offers {spec.name!r}: a name has neither space, ':' nor '/'")
-    for label, reference in (("target", spec.target), ("config", spec.config or "no:config")):
-        if not re.fullmatch(r"[\w.]+:[\w.]+", reference):
-            given = f"{hook}: the {label} of '{spec.name}' is {reference!r}"
-            raise InvalidPlugin(f"{given}, not 'package.module:Name'")
-    for label in ("needs", "provides", "requires"):
-        names = getattr(spec, label)
-        if isinstance(names, str) or not all(isinstance(name, str) for name in names):
-            raise InvalidPlugin(f"{hook}: {label} of '{spec.name}' is not a tuple of strings, ('a', 'b')")
+def _is_of(offer: Offer, record: PluginRecord) -> bool:
+    return (offer.distribution, offer.module) == (record.distribution, record.module)
 
 
 def _usable(spec: ComponentSpec) -> tuple[OfferStatus, str]:
-    if spec.api != API_VERSION:
-        remedy = "upgrade grpox" if spec.api > API_VERSION else "upgrade the plugin"
-        return "incompatible", f"written for plugin API {spec.api}, this grpox has {API_VERSION}: {remedy}"
+    if problem := api_problem(spec.api):
+        return "incompatible", problem
     reasons = [reason for asked in spec.requires if (reason := none_met(asked, spec.install))]
-    return ("unavailable", "; ".join(reasons)) if reasons else ("ok", "")
+    return ("unavailable", "; ".join(reasons)) if reasons else ("ok", api_note(spec.api))

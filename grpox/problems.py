@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import reduce
 from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
@@ -16,6 +16,10 @@ from grpox.runfile.yaml_lines import join
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
+
+
+MOST = 200
+"""Problems that are worded: nobody reads more, and the nearest name of each takes its time."""
 
 
 def problems_of(
@@ -34,10 +38,40 @@ def problems_of(
         place = _locate(model, detail["loc"], detail["type"])
         dotted = reduce(join, place.path, key)
         # The members of a union each report the same key; the first one stands for all.
-        if dotted not in problems:
+        if dotted not in problems and len(problems) < MOST:
             beside = also if place.model is model else ()
             problems[dotted] = _problem(detail, place, dotted, beside)
     return list(problems.values())
+
+
+def truths_for_numbers(data: object, model: type[BaseModel], key: str = "") -> list[Problem]:
+    """Where `data` for `model` has true or false for a number: pydantic would take them for 1 and 0.
+
+    Args:
+        data: as in a run file; what is no mapping is left to pydantic.
+        key: dotted key of the data; empty at the top of the file.
+    """
+    if not isinstance(data, Mapping):
+        return []
+    return [
+        problem
+        for name, field in fields_by_key(model).items()
+        if name in data
+        for problem in _truths(data[name], field.annotation, field, join(key, name))
+    ]
+
+
+def _truths(value: object, annotation: Any, field: FieldInfo, key: str) -> Iterator[Problem]:
+    members = _members(annotation)
+    if isinstance(value, bool) and {int, float} & set(members) and not {bool, Any} & set(members):
+        what = "should be a number, not true or false"
+        yield Problem(what, key, given=written(value), allowed=allowed_values(field))
+    for member in members:
+        if isinstance(member, type) and issubclass(member, BaseModel):
+            yield from truths_for_numbers(value, member, key)
+        elif isinstance(value, list) and get_origin(member) is list:
+            for index, part in enumerate(value):
+                yield from _truths(part, get_args(member)[0], field, join(key, index))
 
 
 class _Place(NamedTuple):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import pkgutil
+import warnings
 from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
@@ -21,6 +22,7 @@ from grpox.component import (
     reduction_problem,
 )
 from grpox.config import ComponentRef
+from grpox.deprecated import PluginDeprecation
 from grpox.errors import ConfigError, GrpoxError, Problem, nearest
 from grpox.plugins import Offer, PluginRecord, PluginSet, described
 from grpox.requirements import canonical_name
@@ -35,17 +37,16 @@ class Registry:
     def find(self, kind: str, name: str) -> Offer:
         """The one offer of `kind` called `name`, where ``dist:name`` asks for that of a distribution.
 
+        What it uses that is deprecated is added to the warnings of the plugin set.
+
         Raises:
             ConfigError: no plugin offers it, several do, or the one that does cannot be used here.
         """
         distribution, _, bare = name.rpartition(":")
-        offers = [
-            offer
-            for offer in self.plugins.offers
-            if offer.kind == kind
-            and offer.spec.name == bare
-            and (not distribution or canonical_name(distribution) == canonical_name(offer.distribution))
-        ]
+        offers = self._called(kind, bare, distribution)
+        # What is remembered of a plugin will do to list it; one that is selected speaks for itself.
+        if self.plugins.load_selected(offers, distribution):
+            offers = self._called(kind, bare, distribution)
         if not offers:
             raise self._unknown(kind, name)
         if len(offers) > 1:
@@ -56,7 +57,29 @@ class Registry:
             raise ConfigError(Problem(f"{told} offer a {kind} '{bare}'", given=name, allowed=allowed))
         if offers[0].status != "ok":
             raise ConfigError(Problem(f"{_origin(offers[0])} cannot be used: {offers[0].reason}", given=name))
+        self._tell_deprecations(offers[0])
         return offers[0]
+
+    def _tell_deprecations(self, offer: Offer) -> None:
+        """Tell the user, once, what a usable component still uses of an older plugin API; it works on."""
+        if offer.reason:
+            # Of hooks, which the plugin as a whole has, the warning came when it was loaded.
+            warnings.warn(PluginDeprecation(f"{_origin(offer)} is {offer.reason}"), stacklevel=3)
+        plugin = [
+            r for r in self.plugins.records if (r.distribution, r.module) == (offer.distribution, offer.module)
+        ]
+        notes = [f"{_origin(offer)} is {offer.reason}"] if offer.reason else []
+        notes += [f"{record}: {record.reason}" for record in plugin if record.status == "ok" and record.reason]
+        self.plugins.warnings += [note for note in notes if note not in self.plugins.warnings]
+
+    def _called(self, kind: str, name: str, distribution: str) -> list[Offer]:
+        return [
+            offer
+            for offer in self.plugins.offers
+            if offer.kind == kind
+            and offer.spec.name == name
+            and (not distribution or canonical_name(distribution) == canonical_name(offer.distribution))
+        ]
 
     def config_model(self, offer: Offer) -> type[BaseModel] | None:
         """The component's config class, imported; None when it has no parameters.
@@ -141,7 +164,7 @@ class Registry:
     def _lacking(self, bound: BoundComponent, need: str, provided: set[str]) -> Problem:
         offers = [offer for offer in self.plugins.offers if need in offer.spec.provides]
         would = ", ".join(
-            f"{offer.kind} '{offer.spec.name}'" + (f" ({offer.reason})" if offer.reason else "")
+            f"{offer.kind} '{offer.spec.name}'" + (f" ({offer.reason})" if offer.status != "ok" else "")
             for offer in offers
         )
         remedy = f"{would} would" if would else "no installed component does"

@@ -7,7 +7,7 @@ import logging
 import random
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,31 +16,58 @@ import torch
 from datasets import Dataset, IterableDataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from grpox.collect import Collector, Sampler
+from grpox.agreement import on_every_rank
+from grpox.checkpoint.fingerprints import fingerprints
+from grpox.checkpoint.resume import Checkpoint, check_changes, newest_good
+from grpox.checkpoint.saver import CheckpointSaver
+from grpox.checkpoint.shards import ShardFiles
+from grpox.collect import STREAMING, Collector, Sampler
 from grpox.config import RunConfig
 from grpox.contracts import Generator, GeneratorContext, RunContext
 from grpox.data.prompts import PromptSet
 from grpox.deepspeed_config import check_deepspeed
 from grpox.engine import Engine, FrozenEngine
-from grpox.errors import ConfigError
+from grpox.errors import ConfigError, RunFailed
 from grpox.evaluation import Evaluator
 from grpox.export import save_model
+from grpox.faults.dump import FaultDumps
+from grpox.faults.policy import NonFinitePolicy
+from grpox.forward_ways import not_taken
 from grpox.given.model import make_whole
 from grpox.given.objects import given_objects
 from grpox.hub import check_hub, push_model
+from grpox.lock.file import LockFile
+from grpox.lock.model import Lock
+from grpox.lock.of_run import lock_of
+from grpox.lock.ranks import check_ranks
+from grpox.lost_rank import lost_ranks_told
+from grpox.metrics import PhaseTimes
+from grpox.mismatch import LOGPROBS
 from grpox.models import architecture_of, stop_token_ids
 from grpox.observing.display import TerminalDisplay
 from grpox.observing.observers import Observers
 from grpox.observing.provenance import git_commit, versions
-from grpox.observing.record import LocalRecord
+from grpox.observing.record import LocalRecord, began, finished
 from grpox.optimizers import AdamW, NamedSchedule
+from grpox.private_files import keep_files_from_others
 from grpox.report.observer import RunReport
 from grpox.rewards import NamedReward, column_problems
-from grpox.run_inputs import open_model, open_prompts, open_reference, open_schedule, open_tokenizer
+from grpox.rewards.isolation import reward_functions
+from grpox.run_inputs import (
+    model_config,
+    open_model,
+    open_prompts,
+    open_reference,
+    open_schedule,
+    open_tokenizer,
+)
 from grpox.runfile.load import ResolvedRun, load_run, resolve_config
 from grpox.sampling import Schedule
+from grpox.tell_once import TellOnce
 from grpox.trainer import Trainer
 from grpox.update import PolicyUpdate
+from grpox.watchdog import GRACE, Watchdog
+from grpox.whole_file import unwritten, write_whole
 from grpox.world import World, start_world
 
 RewardArgument = Callable[..., Any] | str | Mapping[str, Any]
@@ -56,6 +83,7 @@ def train(
     dataset: Dataset | IterableDataset | Sequence[Mapping[str, Any]] | str | Path | None = None,
     eval_dataset: Dataset | Sequence[Mapping[str, Any]] | str | Path | None = None,
     rewards: RewardArgument | Sequence[RewardArgument] | None = None,
+    resume: bool = False,
 ) -> dict[str, Any]:
     """Train as `grpox train` does, from Python. Arguments but the first two stand in for keys of the config.
 
@@ -70,6 +98,7 @@ def train(
         eval_dataset: in place of `evaluation.path`.
         rewards: in place of the config's: functions, names of components, or mappings as in a run file, where
             ``{"function": f, "weight": 0.5}`` gives a function a weight.
+        resume: go on from the newest good checkpoint in output_dir; without one the run starts over.
 
     Returns:
         what ``summary.json`` holds: accuracy before and after, steps, seconds.
@@ -80,42 +109,75 @@ def train(
     """
     given = given_objects(model, tokenizer, dataset, eval_dataset, rewards)
     if isinstance(config, str | Path):
-        return train_run(load_run(config, overrides, given=given))
+        return train_run(load_run(config, overrides, given=given), resume)
     if overrides:
         raise TypeError("overrides go with a run file or recipe; change the mapping or RunConfig itself")
-    return train_run(resolve_config({} if config is None else config, Path.cwd(), "python", given=given))
+    run = resolve_config({} if config is None else config, Path.cwd(), "python", given=given)
+    return train_run(run, resume)
 
 
-def train_run(run: ResolvedRun) -> dict[str, Any]:
-    """Train a resolved run to its end; a collective of all ranks. Returns what ``summary.json`` holds."""
-    config = run.config
+def train_run(run: ResolvedRun, resume: bool = False, allow_changes: bool = False) -> dict[str, Any]:
+    """Train a resolved run to its end; a collective of all ranks. Returns what ``summary.json`` holds.
+
+    Args:
+        resume: go on from the newest good checkpoint in the run's folder; without one the run starts over.
+        allow_changes: even where config, data or plugins are not what the checkpoint was made with.
+    """
     _quieten()
-    world = start_world()
+    keep_files_from_others()
+    # Longer than any rank may stall, so that the one that does tells it before the others give up.
+    world = start_world(run.config.watchdog.end_after + 2 * GRACE)
+    with reward_functions(run) as functions:
+        return _train_run(run, world, functions, resume, allow_changes)
+
+
+def _train_run(
+    run: ResolvedRun, world: World, functions: Sequence[Any], resume: bool, allow_changes: bool
+) -> dict[str, Any]:
+    config = run.config
+    lock = lock_of(run)
+    check_ranks(world, lock, config.model_dump(mode="json"))
     check_deepspeed(config)
     if config.hub is not None and world.is_main:
         check_hub(config.hub)
     _seed(config.train.seed)
     tokenizer = open_tokenizer(run)
     prompts, held_out = open_prompts(run, tokenizer)
-    rewards = _rewards(run, prompts)
+    rewards = _rewards(run, functions, prompts)
     schedule = open_schedule(run, prompts, world.size)
-    context = _context(run, world, schedule)
-    observers = _observers(run, world)
-    try:
+    if resume and (done := finished(config, schedule.total_steps)):
         if world.is_main:
-            observers.run_started(context)
-        parts = _Parts(run, world, schedule, tokenizer, prompts, held_out, context, observers, rewards)
-        summary = _train_and_save(parts)
-    except BaseException as error:
-        if world.is_main:
-            observers.run_failed(context, error)
-        raise
-    if world.is_main:
-        observers.run_finished(context, summary)
-        if config.hub is not None:
-            # Last, so that a push that fails takes nothing with it.
-            address = push_model(Path(summary["model"]), config, config.hub, summary)
-            print(f"pushed to {address}", flush=True)
+            print(f"{config.output_dir}: the run is complete, {schedule.total_steps} steps", flush=True)
+        return done
+    generator: Generator = run.build("generator")
+    if world.is_main and hasattr(generator, "preflight"):
+        generator.preflight(model_config(run))
+    data = fingerprints(config)
+    checkpoint = newest_good(Path(config.output_dir), world) if resume else None
+    if checkpoint is not None:
+        check_changes(checkpoint, config, lock, data, world, allow_changes)
+    context = _context(run, world, schedule, resume, checkpoint)
+    parts = _Parts(
+        run,
+        world,
+        schedule,
+        tokenizer,
+        prompts,
+        held_out,
+        context,
+        _observers(run, world, lock),
+        rewards,
+        generator,
+        lock,
+        data,
+    )
+    stacks = context.output_dir / "stalls"
+    with Watchdog(config.watchdog, parts.times, stacks, world.rank):
+        summary = _train_observed(parts, checkpoint)
+    if world.is_main and config.hub is not None:
+        # Last, so that a push that fails takes nothing with it.
+        address = push_model(Path(summary["model"]), config, config.hub, summary)
+        print(f"pushed to {address}", flush=True)
     return summary
 
 
@@ -132,19 +194,43 @@ class _Parts:
     context: RunContext
     observers: Observers
     rewards: list[NamedReward]
+    generator: Generator
+    lock: Lock
+    data: Mapping[str, str]
+    times: PhaseTimes = field(default_factory=PhaseTimes)
 
 
-def _train_and_save(parts: _Parts) -> dict[str, Any]:
-    config, world = parts.run.config, parts.world
-    model = open_model(parts.run)
+def _train_observed(parts: _Parts, checkpoint: Checkpoint | None) -> dict[str, Any]:
+    """Train and save; the observers on rank 0 are told how it began and how it ended."""
+    observers = parts.observers
+    try:
+        if parts.world.is_main:
+            observers.run_started(parts.context)
+        with lost_ranks_told(parts.world, parts.times):
+            summary = _train_and_save(parts, checkpoint)
+    except BaseException as error:
+        if parts.world.is_main:
+            observers.run_failed(parts.context, error)
+        raise
+    if parts.world.is_main:
+        observers.run_finished(parts.context, summary)
+    return summary
+
+
+def _train_and_save(parts: _Parts, checkpoint: Checkpoint | None) -> dict[str, Any]:
+    config, world, times = parts.run.config, parts.world, parts.times
+    model = _open_model(parts)
     home = model.device
     generation_config = model.generation_config
-    generator: Generator = parts.run.build("generator")
+    generator = parts.generator
     build_model = architecture_of(model)
     stops = stop_token_ids(model, parts.tokenizer)
-    reference = FrozenEngine(open_reference(parts.run, model), config, world) if config.train.beta > 0 else None
-    engine = _engine(parts, model)
-    generator.start(
+    files = ShardFiles(config.checkpoint.background)
+    with times.phase("shard"):
+        reference = _reference(parts, model)
+        engine = _engine(parts, model, files)
+    _start_generator(
+        parts,
         GeneratorContext(
             model_path=Path(config.model.path),
             build_model=build_model,
@@ -155,48 +241,103 @@ def _train_and_save(parts: _Parts) -> dict[str, Any]:
             world_size=world.size,
             seed=config.train.seed,
             policy=engine.module,
-        )
+        ),
     )
     try:
-        summary: dict[str, Any] = _trainer(parts, engine, reference, generator).run()
+        trainer = _trainer(parts, engine, reference, generator, files)
+        if checkpoint is not None:
+            with times.phase("restore"):
+                checkpoint.restore(trainer)
+        times.take()  # none of this is the first step's
+        summary: dict[str, Any] = trainer.run()
     finally:
-        generator.close()
+        with times.phase("close"):
+            generator.close()
     folder = parts.context.output_dir / "model"
-    save_model(engine, parts.tokenizer, generation_config, folder, world)
+    with times.phase("save"):
+        save_model(engine, parts.tokenizer, generation_config, folder, world)
     if parts.run.given.model is not None:
         make_whole(model, engine, home)
     summary |= {"model": str(folder), "output_dir": str(parts.context.output_dir), "source": parts.run.source}
     if world.is_main:
-        text = json.dumps(summary, indent=2) + "\n"
-        (parts.context.output_dir / "summary.json").write_text(text, encoding="utf-8")
+        _write_summary(parts.context.output_dir / "summary.json", summary)
         parts.observers.checkpoint_saved(parts.context, engine.steps, folder)
     return summary
 
 
-def _trainer(parts: _Parts, engine: Engine, reference: FrozenEngine | None, generator: Generator) -> Trainer:
+def _write_summary(path: Path, summary: Mapping[str, Any]) -> None:
+    try:
+        write_whole(path, json.dumps(summary, indent=2) + "\n")
+    except OSError as error:
+        raise RunFailed(unwritten(error, path)) from error
+
+
+def _open_model(parts: _Parts) -> PreTrainedModel:
+    def load() -> PreTrainedModel:
+        with parts.times.phase("load"):
+            return open_model(parts.run)
+
+    return on_every_rank(parts.world, parts.times, load)
+
+
+def _reference(parts: _Parts, model: PreTrainedModel) -> FrozenEngine | None:
+    if parts.run.config.train.beta == 0:
+        return None
+    return FrozenEngine(open_reference(parts.run, model), parts.run.config, parts.world)
+
+
+def _start_generator(parts: _Parts, context: GeneratorContext) -> None:
+    def start() -> None:
+        with parts.times.phase("start generator"):
+            parts.generator.start(context)
+
+    on_every_rank(parts.world, parts.times, start)
+
+
+def _trainer(
+    parts: _Parts, engine: Engine, reference: FrozenEngine | None, generator: Generator, files: ShardFiles
+) -> Trainer:
     run, config, world = parts.run, parts.run.config, parts.world
-    sampler = Sampler(engine, generator, parts.rewards, world, config.train.seed)
+    streaming = STREAMING in run.components["generator"].provides
+    sampler = Sampler(engine, generator, parts.rewards, world, config.train.seed, streaming, parts.times)
     collector = Collector(
         sampler, parts.prompts, run.build("advantage"), config.sampling, config.train.num_generations
     )
     loss, correction = run.build("loss"), run.build("correction")
+    dumps = FaultDumps(engine, config, parts.tokenizer, world)
+    nonfinite = NonFinitePolicy(config.train, world, dumps, sampler.warn)
     return Trainer(
         context=parts.context,
         world=world,
         schedule=parts.schedule,
         collector=collector,
-        policy=PolicyUpdate(engine, reference, loss, correction, config, world),
+        policy=PolicyUpdate(engine, reference, loss, correction, config, world, nonfinite),
         evaluator=_evaluator(parts, sampler),
         observers=parts.observers,
         pad_token_id=parts.tokenizer.pad_token_id,
+        checkpoints=CheckpointSaver(
+            config.checkpoint,
+            parts.context,
+            world,
+            parts.lock,
+            parts.observers,
+            files,
+            parts.data,
+            sampler.warn,
+        ),
+        logprobs_promised=LOGPROBS in run.components["generator"].provides,
     )
 
 
-def _engine(parts: _Parts, model: PreTrainedModel) -> Engine:
+def _engine(parts: _Parts, model: PreTrainedModel, files: ShardFiles) -> Engine:
     run, train = parts.run, parts.run.config.train
     optimizer = run.build("train.optimizer") if train.optimizer else AdamW(train)
     scheduler = run.build("train.scheduler") if train.scheduler else NamedSchedule(train)
-    return Engine(model, run.config, parts.world, parts.schedule.total_steps, optimizer, scheduler)
+    engine = Engine(model, run.config, parts.world, parts.schedule.total_steps, optimizer, scheduler, files)
+    told = not_taken(model, train, engine.ways)
+    if told and parts.world.is_main:
+        TellOnce()("ways", f"{told} (docs/speed.md)")
+    return engine
 
 
 def _evaluator(parts: _Parts, sampler: Sampler) -> Evaluator | None:
@@ -206,10 +347,10 @@ def _evaluator(parts: _Parts, sampler: Sampler) -> Evaluator | None:
     return Evaluator(sampler, parts.held_out, config.evaluation, config.sampling)
 
 
-def _rewards(run: ResolvedRun, prompts: PromptSet) -> list[NamedReward]:
+def _rewards(run: ResolvedRun, functions: Sequence[Any], prompts: PromptSet) -> list[NamedReward]:
     rewards = [
-        NamedReward(label, run.build(f"rewards[{place}]"), ref.weight, ref.on_error, ref.timeout)
-        for place, (label, ref) in enumerate(zip(run.config.reward_labels, run.config.rewards, strict=True))
+        NamedReward(label, function, ref.weight, ref.on_error, ref.timeout)
+        for label, function, ref in zip(run.config.reward_labels, functions, run.config.rewards, strict=True)
     ]
     problems = column_problems(rewards, prompts.column_names)
     if problems:
@@ -217,17 +358,22 @@ def _rewards(run: ResolvedRun, prompts: PromptSet) -> list[NamedReward]:
     return rewards
 
 
-def _observers(run: ResolvedRun, world: World) -> Observers:
+def _observers(run: ResolvedRun, world: World, lock: Lock) -> Observers:
     selected: list[tuple[str, object]] = []
     if world.is_main:
-        selected = [("record", LocalRecord()), ("terminal", TerminalDisplay())]
+        # Before the record, and so told after it, when the folder is there; both before the trackers.
+        selected = [("plugin lock", LockFile(lock)), ("record", LocalRecord()), ("terminal", TerminalDisplay())]
         selected += [(name, run.build(f"tracking.{name}")) for name in run.config.tracking]
         # The latest is told first: the report is there when the trackers end, which may upload it.
         selected.append(("run report", RunReport()))
     return Observers(run.registry.plugins.manager, selected)
 
 
-def _context(run: ResolvedRun, world: World, schedule: Schedule) -> RunContext:
+def _context(
+    run: ResolvedRun, world: World, schedule: Schedule, resume: bool, checkpoint: Checkpoint | None
+) -> RunContext:
+    progress = checkpoint.progress if checkpoint else None
+    done = progress.step if progress else 0 if resume and began(run.config) else None
     return RunContext(
         config=run.config,
         output_dir=Path(run.config.output_dir),
@@ -236,6 +382,9 @@ def _context(run: ResolvedRun, world: World, schedule: Schedule) -> RunContext:
         versions=versions(run.distributions),
         git_commit=git_commit(),
         source=run.source,
+        resumed_at=done,
+        metrics_bytes=progress.metrics_bytes if progress else 0,
+        generations_before=schedule.generations_until(progress.step) if progress else 0,
     )
 
 
@@ -246,10 +395,16 @@ def _seed(seed: int) -> None:
     torch.manual_seed(seed)
 
 
+def _is_no_overflow(record: logging.LogRecord) -> bool:
+    """The run tells itself of a step that was not taken, and where it was not finite."""
+    return "OVERFLOW!" not in record.getMessage()
+
+
 def _quieten() -> None:
     """Libraries' own chatter and bars would bury the run's; warnings stay."""
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+    logging.getLogger("DeepSpeed").addFilter(_is_no_overflow)
     warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")

@@ -13,12 +13,17 @@ from grpox.data.prompt_length import PromptLimit
 from grpox.data.prompts import PromptSet
 from grpox.data.row_stream import RowStream
 from grpox.errors import ConfigError, Problem
-from grpox.models import load_config, load_model, load_tokenizer
+from grpox.models import check_special_tokens, load_config, load_model, load_tokenizer, vocabulary_of
 from grpox.runfile.streaming import stream_problems
 from grpox.sampling import BatchPlan, PromptSampler, Schedule, StreamSampler
 
 if TYPE_CHECKING:
     from grpox.runfile.load import ResolvedRun
+
+
+def model_config(run: ResolvedRun) -> PreTrainedConfig:
+    """The architecture of the model to train; no weights are loaded."""
+    return load_config(run.config.model) if run.given.model is None else run.given.model.config
 
 
 def open_model(run: ResolvedRun) -> PreTrainedModel:
@@ -46,19 +51,23 @@ def open_prompts(run: ResolvedRun, tokenizer: PreTrainedTokenizerBase) -> tuple[
     """The prompts to train on, and those held out where the run has an evaluation; all of them checked.
 
     Raises:
-        ConfigError: data cannot be opened, or holds what is no prompt or is too long; see `PromptSet`.
+        ConfigError: data cannot be opened, or holds what is no prompt or is too long; see `PromptSet`. Or the
+            tokenizer's special tokens are not the model's.
         RunFailed: the first row of a stream cannot be read.
     """
     config = run.config
-    limit = PromptLimit.of_run(config.data, config.sampling, _model_config(run))
+    model = model_config(run)
+    check_special_tokens(tokenizer, model, config.model.path)
+    limit, vocabulary = PromptLimit.of_run(config.data, config.sampling, model), vocabulary_of(model)
     column, template = config.data.prompt_column, config.model.chat_template_kwargs
-    prompts = PromptSet(_training_rows(run), column, tokenizer, template, limit)
+    prompts = PromptSet(_training_rows(run), column, tokenizer, template, limit, vocabulary=vocabulary)
     if config.evaluation is None:
         return prompts, None
     held_out = run.given.eval_dataset
     if held_out is None:
         held_out = open_data(config.evaluation.path, key="evaluation.path")
-    return prompts, PromptSet(held_out, column, tokenizer, template, limit, "the evaluation data")
+    what = "the evaluation data"
+    return prompts, PromptSet(held_out, column, tokenizer, template, limit, what, vocabulary)
 
 
 def open_schedule(run: ResolvedRun, prompts: PromptSet, world_size: int) -> Schedule:
@@ -77,10 +86,6 @@ def open_schedule(run: ResolvedRun, prompts: PromptSet, world_size: int) -> Sche
         size = plan.prompts_per_generation
         sampler = PromptSampler(len(prompts), size, train.shuffle_dataset, train.seed)
     return Schedule(plan, sampler, train.max_steps, train.num_train_epochs)
-
-
-def _model_config(run: ResolvedRun) -> PreTrainedConfig:
-    return load_config(run.config.model) if run.given.model is None else run.given.model.config
 
 
 def _training_rows(run: ResolvedRun) -> datasets.Dataset | RowStream:

@@ -301,6 +301,12 @@ class Schedule:
         first = generation * self.plan.micro_batches_per_generation
         return (self._micro_batch(first + part) for part in range(self.plan.steps_per_generation))
 
+    def generations_until(self, steps: int) -> int:
+        """Generation batches that the first `steps` steps train on."""
+        if steps == 0:
+            return 0
+        return self._micro_batch(steps * self.plan.gradient_accumulation_steps - 1).generation + 1
+
     def first_generation_after(self, step: StepPlan) -> int:
         """The earliest generation batch that a later step trains on."""
         return self._micro_batch(step.step * self.plan.gradient_accumulation_steps).generation

@@ -6,14 +6,15 @@ and the trainer asks for it before every step, evaluation and save.
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
 _received: list[int] = []
-_held_back: list[int] = []
-"""Holds one entry while the first signal is to wait."""
+_held_back: list[str] = []
+"""Holds one entry while the first signal is to wait: what to say when it comes."""
 
 
 class Terminated(KeyboardInterrupt):
@@ -35,6 +36,11 @@ def let_signals_kill() -> None:
             signal.signal(number, signal.SIG_DFL)
 
 
+def signalled() -> bool:
+    """Whether a signal has come."""
+    return bool(_received)
+
+
 def raise_if_signalled() -> None:
     """Raise what the last signal raised, in case that was swallowed."""
     if _received:
@@ -42,13 +48,16 @@ def raise_if_signalled() -> None:
 
 
 @contextmanager
-def first_signal_waits() -> Iterator[None]:
+def first_signal_waits(told: str = "") -> Iterator[None]:
     """Within this block a first signal is only remembered; a second one is raised at once.
 
     For what must not be left half done, such as telling a tracker how the run ended.
+
+    Args:
+        told: what to say on standard error when the signal comes.
     """
     if not _received:
-        _held_back.append(0)
+        _held_back.append(told)
     try:
         yield
     finally:
@@ -64,6 +73,9 @@ def _handle(number: int, _frame: FrameType | None) -> None:
     _received.append(number)
     if not _held_back or len(_received) > 1:
         raise _exception(number)
+    if _held_back[0]:
+        # Not by print: the signal may have come while that was at work.
+        os.write(2, f"\n{signal.Signals(number).name}: {_held_back[0]}\n".encode())
 
 
 def _exception(number: int) -> KeyboardInterrupt:

@@ -53,6 +53,7 @@ class MicroBatchLoss:
     loss: Tensor  # scalar
     diagnostics: Mapping[str, Tensor]  # name -> f32[B, T], without gradient, 0 where masked
     corrected: Corrected
+    policy_loss: Tensor  # f32[B, T], what the plugin returned, without gradient, 0 where masked
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ class StepLoss:
         """
         mask = inputs.token_mask
         old = inputs.logprobs.detach() if inputs.old_logprobs is None else inputs.old_logprobs
-        corrected = self._correct(old, inputs.sampler_logprobs, mask)
+        made = corrected(self.correction, old, inputs.sampler_logprobs, mask)
         output = objective(
             self.policy_loss,
             ObjectiveInputs(
@@ -86,25 +87,37 @@ class StepLoss:
                 old_logprobs=inputs.old_logprobs,
                 reference_logprobs=inputs.reference_logprobs if self.beta > 0 else None,
                 entropy=inputs.entropy,
-                correction=corrected.factor,
+                correction=made.factor,
             ),
             self.beta,
             self.kl,
         )
-        return MicroBatchLoss(output.loss, output.diagnostics, corrected)
+        return MicroBatchLoss(output.loss, output.diagnostics, made, output.policy_loss)
 
-    def _correct(self, old: Tensor, sampler: Tensor | None, mask: Tensor) -> Corrected:
-        """A missing sampler log-probability counts as equal to pi_old, and masked positions as 0."""
-        old = torch.where(mask, old, torch.zeros_like(old))
-        known = old if sampler is None else torch.where(sampler.isnan() | ~mask, old, sampler)
-        name = type(self.correction).__name__
-        made = call("correction", self.correction.correct, old, known, mask)
-        if not (isinstance(made, tuple) and len(made) == 2 and all(isinstance(part, Tensor) for part in made)):
-            raise RunFailed(f"correction '{name}' returned {type(made).__name__}, not (weights, keep)")
-        weights, keep = made
-        if weights.shape != mask.shape or keep.shape != mask.shape or keep.dtype != torch.bool:
-            raise RunFailed(
-                f"correction '{name}' returned weights {tuple(weights.shape)} and "
-                f"keep {tuple(keep.shape)} of {keep.dtype}; both are [B, T] {tuple(mask.shape)}, keep is bool"
-            )
-        return Corrected(old, known, weights.detach(), keep)
+
+def corrected(correction: Correction, old: Tensor, sampler: Tensor | None, mask: Tensor) -> Corrected:
+    """What `correction` makes of a micro-batch.
+
+    A missing sampler log-probability counts as equal to pi_old, and masked positions as 0.
+
+    Args:
+        old: f32[B, T], without gradient.
+        sampler: f32[B, T], NaN where unknown; None: all are unknown.
+        mask: bool[B, T].
+
+    Raises:
+        RunFailed: the correction raised, or returned what is none.
+    """
+    old = torch.where(mask, old, torch.zeros_like(old))
+    known = old if sampler is None else torch.where(sampler.isnan() | ~mask, old, sampler)
+    name = type(correction).__name__
+    made = call("correction", correction.correct, old, known, mask)
+    if not (isinstance(made, tuple) and len(made) == 2 and all(isinstance(part, Tensor) for part in made)):
+        raise RunFailed(f"correction '{name}' returned {type(made).__name__}, not (weights, keep)")
+    weights, keep = made
+    if weights.shape != mask.shape or keep.shape != mask.shape or keep.dtype != torch.bool:
+        raise RunFailed(
+            f"correction '{name}' returned weights {tuple(weights.shape)} and "
+            f"keep {tuple(keep.shape)} of {keep.dtype}; both are [B, T] {tuple(mask.shape)}, keep is bool"
+        )
+    return Corrected(old, known, weights.detach(), keep)

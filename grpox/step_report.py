@@ -10,7 +10,7 @@ import torch
 
 from grpox.batch_metrics import mean_metrics
 from grpox.collect import GenerationBatch
-from grpox.update import Slice
+from grpox.slices import Slice
 
 
 def step_metrics(
@@ -29,14 +29,12 @@ def step_metrics(
         times: seconds of each phase on this rank, ``time/<phase>``.
         step_time: seconds of the whole step on this rank.
     """
-    masks = [s.batch.attention_mask for s in slices]
-    tokens, positions = sum(int(mask.sum()) for mask in masks), sum(mask.numel() for mask in masks)
+    tokens = sum(int(s.batch.attention_mask.sum()) for s in slices)
     metrics = {
         **update,
         **mean_metrics([batch.metrics for batch in new]),
         **times,
         "step_time": step_time,
-        "padding_fraction": 1 - tokens / positions,
         "tokens_per_second/trained": tokens / times["time/update"],
         "memory/peak_gib": _peak_memory_gib(),
     }

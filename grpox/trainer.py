@@ -9,18 +9,26 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
+from torch import Tensor
+
+from grpox.checkpoint.saver import CheckpointSaver
 from grpox.collect import Collector, GenerationBatch
 from grpox.contracts import RunContext, TrainerState
+from grpox.errors import RunFailed
 from grpox.evaluation import Evaluator
 from grpox.metrics import PhaseTimes
+from grpox.mismatch import mismatch_warnings
 from grpox.observing.observers import Observers
 from grpox.rewards.log import mean_logged, with_logged
-from grpox.rollout import collate
+from grpox.rollout import RolloutBatch, collate
 from grpox.sampling import MicroBatch, Schedule, StepPlan
-from grpox.signals import raise_if_signalled
+from grpox.signals import Terminated, first_signal_waits, raise_if_signalled, signalled
+from grpox.slices import Slice
 from grpox.step_report import step_metrics
-from grpox.update import PolicyUpdate, Slice
+from grpox.update import PolicyUpdate
 from grpox.world import World
+
+GOING_ON = "ending after this step, with a checkpoint; once more to end at once"
 
 
 @dataclass
@@ -35,34 +43,63 @@ class Trainer:
     evaluator: Evaluator | None
     observers: Observers
     pad_token_id: int
+    checkpoints: CheckpointSaver
+    logprobs_promised: bool = False
+    """Whether the generator says that it reports every token's log-probability."""
     slices: dict[tuple[int, int], Slice] = field(default_factory=dict)
     """This rank's slices of the generation batches in use, by generation and first row."""
     num_tokens: int = 0
+    before: dict[str, float] = field(default_factory=dict)
+    """What the evaluation before the first step gave."""
+    latest: dict[str, float] = field(default_factory=dict)
+    """Metrics of the last step, those of its evaluation below ``evaluation/``; on rank 0."""
+    seconds_before: float = 0.0
+    """Of training before the checkpoint that the run went on from."""
+    started: float = field(default_factory=time.perf_counter)
 
     def run(self) -> dict[str, float]:
         """Train to the end; returns the accuracy before and after (if there is an evaluation) and the time."""
-        before = self.evaluate(0)
-        start = time.perf_counter()
-        for plan in self.schedule.steps():
-            self.train_step(plan)
-            if self.evaluation_due(plan.step):
-                self.evaluate(plan.step)
-        train_seconds = time.perf_counter() - start
+        done = self.policy.engine.steps
+        if done == 0:
+            self.before = self.evaluate(0)
+        raise_if_signalled()
+        self.started = time.perf_counter()
+        with first_signal_waits(GOING_ON if self.world.is_main else ""):
+            for plan in self.schedule.steps(done):
+                self.train_step(plan)
+                if self.evaluation_due(plan.step):
+                    self.evaluate(plan.step)
+                self.checkpoints.after_step(self, plan.step)
+                self.stop_if_signalled(plan.step)
+        train_seconds = self.seconds()
         after = self.evaluate(self.schedule.total_steps)
+        self.checkpoints.finish()
         raise_if_signalled()  # before the model is saved
         summary: dict[str, float] = {"train_seconds": train_seconds, "steps": self.schedule.total_steps}
+        if self.policy.nonfinite.skipped:
+            summary["skipped_steps"] = self.policy.nonfinite.skipped
         if self.evaluator:
-            summary |= {"accuracy_before": before["accuracy"], "accuracy_after": after["accuracy"]}
+            summary |= {"accuracy_before": self.before["accuracy"], "accuracy_after": after["accuracy"]}
         return summary
+
+    def seconds(self) -> float:
+        """Of training so far, what was before a resumed checkpoint included."""
+        return self.seconds_before + time.perf_counter() - self.started
+
+    def stop_if_signalled(self, step: int) -> None:
+        """Between two steps: if any rank was told to end, save a checkpoint and end on all; a collective."""
+        if any(self.world.gather([signalled()])):
+            self.checkpoints.save(self, step, wait=True)
+            raise_if_signalled()
+            raise Terminated  # the signal came to another rank alone
 
     def train_step(self, plan: StepPlan) -> None:
         """One optimizer step: sample what it needs and is not there yet, then update the policy."""
-        raise_if_signalled()
         start = time.perf_counter()
         new = [self.collect(generation, plan.step) for generation in self.missing(plan)]
         slices = [self.slices[_place(micro_batch)] for micro_batch in plan.micro_batches]
         with self.times.phase("update"):
-            self.policy.score_old(s for s in self.slices.values() if s not in slices)
+            self.policy.score_old([s for s in self.slices.values() if s not in slices])
             update = self.policy.step(slices)
         self.forget_used(plan)
         metrics = step_metrics(update, new, slices, self.times.take(), time.perf_counter() - start)
@@ -92,7 +129,9 @@ class Trainer:
                 self.world.device,
                 mask_truncated=self.context.config.train.mask_truncated_completions,
             )
-            self.slices[_place(micro_batch)] = Slice(tensors)
+            of_generator = self.context.config.train.old_logprobs == "generator"
+            old = _reported(tensors, generation) if of_generator else None
+            self.slices[_place(micro_batch)] = Slice(tensors, old)
         if self.world.is_main:
             self.observers.rollouts_scored(self.context, step, self.collector.scored(batch))
         return batch
@@ -111,10 +150,11 @@ class Trainer:
         """Evaluate the weights after `step` optimizer steps; empty when the run has no evaluation."""
         if self.evaluator is None:
             return {}
-        raise_if_signalled()
         metrics = self.evaluator.evaluate(self.state(step))
         self.times.take()  # an evaluation's time is no part of the next step's
         if self.world.is_main:
+            named = {f"evaluation/{name.removeprefix('evaluation/')}": metrics[name] for name in metrics}
+            self.latest = self.latest | named
             self.observers.evaluated(self.context, step, metrics)
         return metrics
 
@@ -129,6 +169,9 @@ class Trainer:
                 metrics | extra | {"observers/failures": failures}, mean_logged(batch.logged for batch in new)
             )
             self.collector.sampler.warn.all({what: what for what in renamed})
+            alarms = mismatch_warnings(metrics, plan.step, promised=self.logprobs_promised)
+            self.collector.sampler.warn.all(alarms)
+            self.latest = metrics
             self.observers.step_finished(self.context, plan.step, metrics)
 
     def state(self, steps_done: int) -> TrainerState:
@@ -136,6 +179,21 @@ class Trainer:
         generations = steps_done / float(self.schedule.plan.optimizer_steps_per_generation)
         epoch = generations / self.schedule.sampler.generations_per_epoch
         return TrainerState(global_step=steps_done, max_steps=self.schedule.total_steps, epoch=epoch)
+
+
+def _reported(batch: RolloutBatch, generation: int) -> Tensor:
+    """What the generator reported, f32[B, T], as pi_old.
+
+    Raises:
+        RunFailed: for some token it reported nothing.
+    """
+    missing = int((batch.sampler_logprobs.isnan() & batch.token_mask).sum())
+    if missing:
+        raise RunFailed(
+            f"train.old_logprobs: generator, but it reported no log-probability for {missing} of "
+            f"{int(batch.token_mask.sum())} tokens of a micro-batch of generation batch {generation}"
+        )
+    return batch.sampler_logprobs.nan_to_num()
 
 
 def _place(micro_batch: MicroBatch) -> tuple[int, int]:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -14,25 +13,17 @@ from grpox.config import RunConfig
 from grpox.contracts import Correction, PolicyLoss
 from grpox.engine import Engine, FrozenEngine
 from grpox.errors import RunFailed
+from grpox.faults.policy import NonFinitePolicy
+from grpox.forward_pass import ForwardPass, forward_pass, terms_of
 from grpox.logprobs import completion_logprobs
 from grpox.metrics import TokenMetrics
 from grpox.mismatch import add_mismatch, mismatch_metrics
+from grpox.passes import Arrangement, Passes
 from grpox.reduction import StepTotals, count_step
 from grpox.reference_sync import ReferenceSync
-from grpox.rollout import RolloutBatch
-from grpox.step_loss import MicroBatchInputs, StepLoss
+from grpox.slices import Slice
+from grpox.step_loss import StepLoss
 from grpox.world import World
-
-
-@dataclass(eq=False)
-class Slice:
-    """This rank's rows of one micro-batch, with log-probabilities kept for the later passes over it."""
-
-    batch: RolloutBatch
-    old_logprobs: Tensor | None = None
-    """f32[B, T] under the policy that began this generation batch's updates; None while no update was made."""
-    reference_logprobs: Tensor | None = None
-    """f32[B, T] under the reference; None while not needed."""
 
 
 class PolicyUpdate:
@@ -46,7 +37,12 @@ class PolicyUpdate:
         correction: Correction,
         config: RunConfig,
         world: World,
+        nonfinite: NonFinitePolicy | None = None,
     ) -> None:
+        """
+        Args:
+            nonfinite: what becomes of a step that is not finite; default: as the config says, keeping no batch.
+        """
         self.engine = engine
         self.reference = reference
         self.step_loss = StepLoss(policy_loss, correction, config.train.beta, config.train.kl)
@@ -54,80 +50,107 @@ class PolicyUpdate:
         self.temperature = config.sampling.temperature
         self.max_completion_length = config.sampling.max_completion_length
         self.world = world
+        self.nonfinite = nonfinite or NonFinitePolicy(config.train, world)
+        self.arrangement = Arrangement.of(config.train, policy_loss, engine.ways)
 
-    def score_old(self, slices: Iterable[Slice]) -> None:
+    def score_old(self, slices: Sequence[Slice]) -> None:
         """Fix pi_old of slices that only later steps train on, before this step moves the policy.
 
         The slices of this step need no forward of their own for it: `step` keeps what it computes anyway.
         """
-        for slice_ in slices:
-            if slice_.old_logprobs is None:
-                slice_.old_logprobs = self._logprobs(self.engine, slice_.batch)
+        unknown = [slice_ for slice_ in slices if slice_.old_logprobs is None]
+        if not unknown:
+            return
+        passes = self.arrangement.passes(unknown, self.world, teach=False)
+        for each in passes.passes:
+            each.slice.old_logprobs = self._logprobs(self.engine, each.slice)
+        passes.keep()
 
     def step(self, slices: Sequence[Slice]) -> dict[str, float]:
         """Take one optimizer step on this rank's micro-batches; a collective.
 
+        Where the loss or the gradient is not finite the step is not taken: weights, optimizer states and
+        learning-rate schedule stay as they are, on all ranks.
+
         Returns:
-            metrics over the micro-batches of all ranks.
+            metrics over the micro-batches of all ranks; of a step that was not taken the finite ones.
 
         Raises:
-            RunFailed: the loss is not finite (the weights are then still good), or the gradient's norm.
+            RunFailed: the step was not taken, and the run should end; or the weights are not finite after it.
         """
         totals = count_step((s.batch.token_mask for s in slices), self.world, self.max_completion_length)
+        passes = self.arrangement.passes(slices, self.world)
         metrics = TokenMetrics()
-        loss = torch.zeros((), dtype=torch.float64, device=self.world.device)
-        for place, slice_ in enumerate(slices, start=1):
-            self.engine.begin_micro_batch(last=place == len(slices))
-            micro_loss = self._micro_batch(slice_, totals, metrics)
-            self.engine.backward(micro_loss)
-            loss += micro_loss.detach()
+        loss, terms = self._gradient(passes, totals, metrics)
         total_loss = float(self.world.reduce(loss, dist.ReduceOp.SUM))
-        if not math.isfinite(total_loss):
-            raise RunFailed(f"the loss of step {self.engine.steps + 1} is {total_loss}")
-        learning_rate = self.engine.learning_rate
-        grad_norm = self.engine.step()
-        if not math.isfinite(grad_norm):
-            raise RunFailed(f"the gradient norm of step {self.engine.steps} is {grad_norm}")
+        measured = {"loss": total_loss, "learning_rate": self.engine.learning_rate}
+        measured["grad_norm"] = grad_norm = self._step(total_loss)
+        measured |= _named(metrics.reduce(self.world)) | {"padding_fraction": passes.padding_fraction}
+        if math.isfinite(grad_norm):
+            passes.keep()
+            self.nonfinite.taken()
+        else:
+            what = f"the loss is {total_loss}"
+            what = "the gradient is not finite" if math.isfinite(total_loss) else what
+            self.nonfinite.not_taken(self.engine.steps, what, slices, _spread(passes, terms))
+            measured = {name: value for name, value in measured.items() if math.isfinite(value)}
         if self.reference_sync is not None and self.reference is not None:
             self.reference_sync.after_step(self.engine, self.reference)
-        return {
-            "loss": total_loss,
-            "grad_norm": grad_norm,
-            "learning_rate": learning_rate,
-            **_named(metrics.reduce(self.world)),
-        }
+        return measured | self.nonfinite.metrics()
 
-    def _micro_batch(self, slice_: Slice, totals: StepTotals, metrics: TokenMetrics) -> Tensor:
-        """Forward of one micro-batch: its share of the step's loss."""
+    def _gradient(
+        self, passes: Passes, totals: StepTotals, metrics: TokenMetrics
+    ) -> tuple[Tensor, list[Mapping[str, Tensor]]]:
+        """Accumulate the step's gradient; this rank's part of the loss, f64, and the terms of each pass."""
+        loss = torch.zeros((), dtype=torch.float64, device=self.world.device)
+        terms = []
+        for place, each in enumerate(passes.passes, start=1):
+            if each.teaches:
+                self.engine.begin_micro_batch(last=place == len(passes.passes))
+            with torch.set_grad_enabled(each.teaches):
+                passed = self._forward(each.slice, totals, metrics)
+            if each.teaches:
+                self.engine.backward(passed.output.loss)
+            loss += passed.output.loss.detach()
+            terms.append(terms_of(each.slice, passed))
+        return loss, terms
+
+    def _step(self, loss: float) -> float:
+        """Take the step if `loss` is finite; returns the gradient's norm, infinite if it was not taken."""
+        if math.isfinite(loss):
+            grad_norm = self.engine.step()
+            if not self.engine.finite():
+                raise RunFailed(
+                    f"the optimizer made weights that are not finite in step {self.engine.steps}, of a "
+                    f"gradient of norm {grad_norm:.4g}; they are not saved. Is train.learning_rate too large?"
+                )
+            return grad_norm
+        self.engine.discard()
+        return math.inf
+
+    def _forward(self, slice_: Slice, totals: StepTotals, metrics: TokenMetrics) -> ForwardPass:
+        """Forward of one micro-batch, measured."""
         batch = slice_.batch
         if self.reference is not None and slice_.reference_logprobs is None:
-            slice_.reference_logprobs = self._logprobs(self.reference, batch)
-        logprobs, entropy = completion_logprobs(self.engine, batch, self.temperature)
-        updated = slice_.old_logprobs is not None
-        if slice_.old_logprobs is None:
-            slice_.old_logprobs = logprobs.detach()
-        output = self.step_loss.micro_batch(
-            MicroBatchInputs(
-                logprobs=logprobs,
-                token_mask=batch.token_mask,
-                advantages=batch.advantages,
-                old_logprobs=slice_.old_logprobs if updated else None,
-                sampler_logprobs=batch.sampler_logprobs,
-                reference_logprobs=slice_.reference_logprobs,
-                entropy=entropy,
-            ),
-            totals,
-        )
-        made = output.corrected
+            slice_.reference_logprobs = self._logprobs(self.reference, slice_)
+        passed = forward_pass(self.engine, slice_, self.step_loss, totals, self.temperature, self.engine.ways)
+        made = passed.output.corrected
         add_mismatch(metrics, self.step_loss.correction, made.old, made.sampler, made.weights, made.keep, batch)
-        metrics.add("entropy", entropy, batch.token_mask)
-        for name, values in output.diagnostics.items():
+        metrics.add("entropy", passed.entropy, batch.token_mask)
+        for name, values in passed.output.diagnostics.items():
             metrics.add_micro_batch(name, values, batch.token_mask)
-        return output.loss
+        return passed
 
     @torch.no_grad()
-    def _logprobs(self, model: Engine | FrozenEngine, batch: RolloutBatch) -> Tensor:
-        return completion_logprobs(model, batch, self.temperature)[0]
+    def _logprobs(self, model: Engine | FrozenEngine, slice_: Slice) -> Tensor:
+        return completion_logprobs(model, slice_.batch, self.temperature, model.ways)[0]
+
+
+def _spread(passes: Passes, terms: Sequence[Mapping[str, Tensor]]) -> list[dict[str, Tensor]]:
+    """The terms of each slice of the step, out of those of its passes."""
+    names = dict.fromkeys(name for each in terms for name in each)
+    spread = {name: passes.spread([each.get(name) for each in terms]) for name in names}
+    return [{name: spread[name][place] for name in names} for place in range(len(passes.slices))]
 
 
 def _named(reduced: dict[str, tuple[float, float, float]]) -> dict[str, float]:

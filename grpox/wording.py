@@ -15,3 +15,11 @@ def duration(seconds: float) -> str:
     if hours:
         return f"{hours} h {minutes:02d} min"
     return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
+
+
+def amount(num_bytes: float) -> str:
+    """Bytes as people read them: ``512 B``, ``3.1 MiB``."""
+    unit, *larger = ("B", "KiB", "MiB", "GiB", "TiB")
+    while larger and num_bytes >= 1024:
+        num_bytes, unit, *larger = num_bytes / 1024, *larger
+    return f"{num_bytes:.0f} B" if unit == "B" else f"{num_bytes:.1f} {unit}"

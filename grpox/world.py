@@ -14,10 +14,9 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
 from grpox import launch
+from grpox.loopback import keep_to_loopback, loopback_store
 
 Item = TypeVar("Item")
-
-TIMEOUT = timedelta(minutes=30)
 
 
 @dataclass(frozen=True)
@@ -51,12 +50,15 @@ class World:
             dist.barrier()
 
 
-def start_world() -> World:
+def start_world(timeout: float = 1800.0) -> World:
     """Join (or form) the process group: gloo on CPU, nccl on CUDA.
 
     Under torchrun or the deepspeed launcher the environment tells rank and size; without one this process is
     a world of its own, which opens no port. DeepSpeed finds the group already made and joins it: left to
     itself it would pass a device id, with which weight sync was seen to hang.
+
+    Args:
+        timeout: seconds that a collective waits for the other ranks.
     """
     rank, size, local_rank = launch.rank(), launch.world_size(), launch.local_rank()
     # DeepSpeed insists on finding this variable, even without a launcher.
@@ -66,7 +68,9 @@ def start_world() -> World:
         torch.cuda.set_device(device)
     if not dist.is_initialized():
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-        store = HashStore() if size == 1 else None
-        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
+        limit = timedelta(seconds=timeout)
+        keep_to_loopback()
+        store = HashStore() if size == 1 else loopback_store(rank, size, limit)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
         atexit.register(dist.destroy_process_group)
     return World(rank=rank, size=size, device=device)

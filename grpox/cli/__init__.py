@@ -6,11 +6,21 @@ import sys
 
 from grpox.signals import exit_code, let_signals_kill
 
-__all__ = ["main"]
+__all__ = ["main", "script"]
+
+
+def script() -> None:
+    """The console script: `main` in a process that ends with it."""
+    try:
+        main()
+    except SystemExit as end:
+        from grpox.cli.leaving import leave
+
+        leave(end.code if isinstance(end.code, int) else 0)
 
 
 def main() -> None:
-    """The console script: see `grpox.cli.errors` for exit codes."""
+    """Run the command line and raise SystemExit: see `grpox.cli.errors` for exit codes."""
     try:
         from grpox.cli.app import app
         from grpox.cli.errors import flush_output, run_command

@@ -10,9 +10,13 @@ from typer.core import TyperGroup
 
 from grpox import __version__
 from grpox.cli import doctor as cli_doctor
+from grpox.cli import export as cli_export
 from grpox.cli import plugins as cli_plugins
 from grpox.cli import recipes as cli_recipes
+from grpox.cli import replay as cli_replay
 from grpox.cli import report as cli_report
+from grpox.cli import serve as cli_serve
+from grpox.cli import sync as cli_sync
 from grpox.cli.errors import TRACEBACK, PastTyper
 from grpox.cli.plugins import NARROW
 
@@ -76,8 +80,19 @@ def root(
 
 @app.command()
 def train(
-    run: Run,
+    context: typer.Context,
+    run: Annotated[
+        str | None,
+        typer.Argument(metavar="RUN", help="A run file, or the name of a recipe.", show_default=False),
+    ] = None,
     overrides: Overrides = None,
+    resume: Annotated[
+        str | None,
+        typer.Option("--resume", metavar="DIR", help="Go on with the run in DIR; auto: in RUN's output_dir."),
+    ] = None,
+    allow_changes: Annotated[
+        bool, typer.Option("--allow-changes", help="Resume even with another config, data or plugins.")
+    ] = False,
     traceback: Traceback = False,
 ) -> None:
     """Train: check the run file, then sample, score and update until it is done.
@@ -87,13 +102,23 @@ def train(
       grpox train quickstart
       grpox train run.yaml train.max_steps=10 output_dir=runs/try
       grpox train run.yaml loss=dr_grpo rewards.0.weight=2
+      grpox train --resume runs/try          go on where it stopped
+      grpox train run.yaml --resume auto     or begin, where there is nothing yet
       torchrun --nproc-per-node 8 -m grpox train run.yaml
     """
+    if resume is not None:
+        from grpox.cli.resume import run_to_resume
+
+        run, overrides = run_to_resume(run, overrides or (), resume)
+    if run is None:
+        raise typer.BadParameter(
+            "name a run file or recipe, or a run's folder by --resume", context, param_hint="RUN"
+        )
     resolved = _load(run, overrides)
     # Only now, because it imports torch: a mistake in the run file is told at once.
     from grpox.run import train_run
 
-    train_run(resolved)
+    train_run(resolved, resume is not None, allow_changes)
 
 
 @app.command()
@@ -141,8 +166,12 @@ def plan(
     console.print(plan_report(train, resolved.plan, resolved.num_prompts, generations, console))
 
 
+app.command("export")(cli_export.export)
 app.command("report")(cli_report.report)
+app.command("replay")(cli_replay.replay)
+app.command("sync")(cli_sync.sync)
 app.command("doctor")(cli_doctor.doctor)
+app.command("serve")(cli_serve.serve)
 
 
 @app.command()

@@ -9,9 +9,13 @@ import typer
 from grpox.plugins import PluginSet, discover
 
 
-def discovered() -> PluginSet:
-    """The installed plugins, their warnings told."""
-    plugins = discover()
+def discovered(fresh: bool = False) -> PluginSet:
+    """The installed plugins, their warnings told.
+
+    Args:
+        fresh: ask every plugin, whatever is remembered of it.
+    """
+    plugins = discover(fresh=fresh)
     tell_warnings(plugins)
     return plugins
 

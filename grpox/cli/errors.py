@@ -12,12 +12,18 @@ from collections.abc import Callable
 
 import typer
 
-from grpox.errors import ConfigError, GrpoxError
+from grpox.errors import ConfigError, GrpoxError, plain
+from grpox.private_files import keep_files_from_others
+from grpox.redact import redact
 from grpox.signals import exit_code, install_handlers
 
 OUTPUT_CLOSED = 128 + signal.SIGPIPE
 TRACEBACK = "--traceback"
 SECONDS_FOR_RANK_0 = 5.0
+MOST_TOLD = 50
+"""Problems that are told at a time."""
+LONGEST = 1500
+"""Characters of an error of some library that are shown."""
 
 
 class PastTyper(Exception):
@@ -39,6 +45,7 @@ def run_command(command: Callable[[list[str]], object], arguments: list[str]) ->
             returns or raises SystemExit.
     """
     with_traceback = TRACEBACK in arguments
+    keep_files_from_others()
     install_handlers()
     try:
         command([argument for argument in arguments if argument != TRACEBACK])
@@ -87,15 +94,18 @@ def _tell(error: BaseException, with_traceback: bool) -> int:
     given = os.environ.get("RANK", "0")
     rank = int(given) if given.isdecimal() else 0
     if isinstance(error, ConfigError):
-        # Every rank finds the same problems, and one tells them.
-        for problem in error.problems if rank == 0 else ():
-            _print(str(problem))
+        # Every rank finds the same problems, and rank 0 tells them; one that still lives then found its own,
+        # such as a plugin that this machine lacks.
         if rank != 0:
             _wait_for_rank_0()
+        for problem in error.problems[:MOST_TOLD]:
+            _print(str(problem), rank)
+        if error.problems[MOST_TOLD:]:
+            _print(f"and at least {len(error.problems) - MOST_TOLD} more", rank)
     elif isinstance(error, GrpoxError):
         _print(str(error), rank)
     else:
-        message = " ".join(str(error).split())
+        message = plain(" ".join(str(error).split()), LONGEST)
         hint = "" if with_traceback else f"\n    use {TRACEBACK} to see where"
         _print(f"{type(error).__name__}: {message}{hint}" if message else type(error).__name__ + hint, rank)
     return error.exit_code if isinstance(error, GrpoxError) else 1
@@ -109,4 +119,4 @@ def _wait_for_rank_0() -> None:
 
 def _print(text: str, rank: int = 0) -> None:
     typer.secho("error:", fg=typer.colors.RED, bold=True, err=True, nl=False)
-    typer.echo(f" {f'[rank {rank}] ' if rank else ''}{text}", err=True)
+    typer.echo(f" {f'[rank {rank}] ' if rank else ''}{redact(text)}", err=True)

@@ -22,13 +22,9 @@ def select(plugins: PluginSet, name: str) -> list[Offer]:
     """
     kind, _, rest = name.rpartition("/")
     distribution, _, bare = rest.rpartition(":")
-    found = [
-        offer
-        for offer in plugins.offers
-        if offer.spec.name == bare
-        and kind in ("", offer.kind)
-        and (not distribution or canonical_name(distribution) == canonical_name(offer.distribution))
-    ]
+    found = _found(plugins, kind, distribution, bare)
+    if plugins.load_selected(found, distribution):
+        found = _found(plugins, kind, distribution, bare)
     if found:
         return found
     known = {spelling for offer in plugins.offers for spelling in _spellings(offer)}
@@ -39,6 +35,16 @@ def select(plugins: PluginSet, name: str) -> list[Offer]:
     raise ConfigError(
         [Problem("no such component", given=name, nearest=nearest(name, sorted(known))), *suspicions]
     )
+
+
+def _found(plugins: PluginSet, kind: str, distribution: str, name: str) -> list[Offer]:
+    return [
+        offer
+        for offer in plugins.offers
+        if offer.spec.name == name
+        and kind in ("", offer.kind)
+        and (not distribution or canonical_name(distribution) == canonical_name(offer.distribution))
+    ]
 
 
 def _spellings(offer: Offer) -> tuple[str, ...]:
@@ -70,12 +76,15 @@ def _facts(offer: Offer) -> Table:
     facts = {
         "summary": spec.summary,
         "status": "" if offer.status == "ok" else f"{offer.status}: {offer.reason}",
-        "formula": spec.formula,
-        "source": spec.source,
-        "needs": ", ".join(spec.needs),
-        "provides": ", ".join(spec.provides),
+        "deprecated": offer.reason if offer.status == "ok" else "",
+        "formula": spec.formula or "none given",
+        "source": spec.source or "none given",
+        "needs": ", ".join(spec.needs) or "nothing",
+        "provides": ", ".join(spec.provides) or "nothing",
         "requires": ", ".join(spec.requires),
         "target": spec.target,
+        "config": spec.config,
+        "plugin API": str(spec.api),
     }
     table = Table.grid(padding=(0, 2))
     table.add_column()

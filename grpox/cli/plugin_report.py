@@ -15,11 +15,12 @@ from grpox.plugins import Offer, PluginRecord, PluginSet
 
 if TYPE_CHECKING:
     from rich.table import Table
+    from rich.text import Text
 
 PLUGIN_KIND = "plugin"
 """Kind of the rows that are no component: plugins that did not load, and those that observe every run."""
 
-_STYLES = {"ok": "green", "disabled": "dim", "unavailable": "yellow", "conflict": "red"}
+STYLES = {"ok": "green", "disabled": "dim", "unavailable": "yellow", "conflict": "red"}
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,7 @@ class Row:
     version: str
     status: str
     reason: str
+    """Why it is not ok; of one that is, what it uses that is deprecated."""
     summary: str
 
 
@@ -50,32 +52,37 @@ def rows(plugins: PluginSet, kind: str | None = None) -> list[Row]:
         near = nearest(kind, kinds)
         raise ConfigError(Problem("no such kind", "--kind", given=kind, allowed=", ".join(kinds), nearest=near))
     holders = Counter((offer.kind, offer.spec.name) for offer in plugins.offers)
-    components = [_component_row(offer, holders[offer.kind, offer.spec.name] > 1) for offer in plugins.offers]
+    spellings = Counter((offer.kind, offer.qualified_name) for offer in plugins.offers)
+    components = [
+        _component_row(
+            offer, holders[offer.kind, offer.spec.name] > 1, spellings[offer.kind, offer.qualified_name] > 1
+        )
+        for offer in plugins.offers
+    ]
     order = list(KINDS)
     components.sort(key=lambda row: (order.index(row.kind), row.name, row.distribution))
-    others = [row for record in plugins.records if (row := _plugin_row(plugins, record)) is not None]
+    others = [row for record in plugins.records if (row := _plugin_row(record)) is not None]
     return [row for row in [*components, *others] if kind in (None, row.kind)]
 
 
-def _component_row(offer: Offer, held_twice: bool) -> Row:
+def _component_row(offer: Offer, held_twice: bool, spelt_alike: bool) -> Row:
     status, reason = str(offer.status), offer.reason
     if held_twice:
         said = f"another plugin offers this name too: say {offer.qualified_name}"
+        if spelt_alike:
+            said = "its distribution offers this name twice: one has to be renamed"
         status, reason = "conflict", f"{said}; {reason}" if reason else said
     spec = offer.spec
     return Row(offer.kind, spec.name, offer.distribution, offer.version, status, reason, spec.summary)
 
 
-def _plugin_row(plugins: PluginSet, record: PluginRecord) -> Row | None:
-    """A row for a plugin that did not load, or whose lifecycle hooks act without being selected."""
+def _plugin_row(record: PluginRecord) -> Row | None:
+    """A row for a plugin that did not load, uses what is deprecated, or acts without being selected."""
     summary = ""
     if record.status == "ok":
-        plugin = plugins.manager.get_plugin(f"{record.distribution}:{record.entry_point}")
-        callers = plugins.manager.get_hookcallers(plugin) or () if plugin is not None else ()
-        hooks = [caller.name for caller in callers if caller.name not in KINDS.values()]
-        if not hooks:
+        if not (record.observes or record.reason):
             return None
-        summary = f"observes every run: {', '.join(sorted(hooks))}"
+        summary = f"observes every run: {', '.join(record.observes)}" if record.observes else ""
     return Row(
         PLUGIN_KIND,
         record.entry_point,
@@ -93,7 +100,7 @@ def as_json(listed: Iterable[Row]) -> str:
 
 
 def as_table(listed: Iterable[Row], narrow: bool = False) -> Table:
-    """The list for a terminal; a row that is not ok gives its reason in place of its summary.
+    """The list for a terminal; a row that is not ok gives its reason in place of its summary, others after it.
 
     Args:
         narrow: write all but the kind below one another, for a terminal too narrow for five columns.
@@ -108,7 +115,15 @@ def as_table(listed: Iterable[Row], narrow: bool = False) -> Table:
         table.add_column(heading, overflow="fold")
     for row in listed:
         name, origin = Text(row.name), Text(f"{row.distribution} {row.version}")
-        status, told = Text(row.status, _STYLES.get(row.status, "red")), Text(row.reason or row.summary)
+        status, told = Text(row.status, STYLES.get(row.status, "red")), _told(row)
         stacked = Text("\n").join([Text("  ").join([name, origin, status]), *([told] if told else [])])
         table.add_row(row.kind, *([stacked] if narrow else [name, origin, status, told]))
     return table
+
+
+def _told(row: Row) -> Text:
+    from rich.text import Text
+
+    if row.status != "ok" or not row.reason:
+        return Text(row.reason or row.summary)
+    return Text("\n").join([*([Text(row.summary)] if row.summary else []), Text(row.reason, "yellow")])

@@ -1,31 +1,49 @@
-"""The commands ``grpox plugins list`` and ``grpox plugins show``; importing them imports nothing heavy."""
+"""The commands of ``grpox plugins``; importing them imports nothing heavy."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-HELP = """What is installed: components, their parameters, plugins that did not load.
+from grpox.cli.plugin_new import new_plugin
+
+if TYPE_CHECKING:
+    from grpox.plugins import PluginSet
+
+HELP = """What is installed: components, their parameters, plugins that did not load; and checks of them.
 
 \b
 Examples:
   grpox plugins list --kind loss
+  grpox plugins list --why
   grpox plugins show dapo
+  grpox plugins new mine --kind loss
+  grpox plugins check mine
+  grpox plugins diff runs/a runs/b
 """
 NARROW = 100
 """Columns of a terminal below which cells of a table are written below one another."""
 
 app = typer.Typer(no_args_is_help=True, help=HELP)
+app.command("new")(new_plugin)
 
 
 @app.command("list")
 def list_components(
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Ask every plugin again, whatever is remembered.")
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print a JSON list, for programs.")] = False,
     kind: Annotated[
         str | None,
         typer.Option(metavar="KIND", help="Only this kind, such as loss or reward.", show_default="all"),
     ] = None,
+    why: Annotated[
+        bool,
+        typer.Option("--why", help="Explain conflicts, blocks and failures, and what to do about each."),
+    ] = False,
 ) -> None:
     """List every component that is installed, and every plugin that did not load.
 
@@ -33,12 +51,18 @@ def list_components(
     Examples:
       grpox plugins list
       grpox plugins list --kind reward
+      grpox plugins list --why                what keeps each row from being ok
       grpox plugins list --json
+      grpox plugins list --fresh              after changing what a plugin reads
     """
     from grpox.cli.discovery import discovered
     from grpox.cli.plugin_report import as_json, as_table, rows
 
-    listed = rows(discovered(), kind)
+    plugins = discovered(fresh)
+    if why:
+        _explain(plugins, kind, json)
+        return
+    listed = rows(plugins, kind)
     if json:
         typer.echo(as_json(listed))
         return
@@ -46,6 +70,22 @@ def list_components(
 
     console = Console()
     console.print(as_table(listed, narrow=console.width < NARROW))
+    if failed := sum(row.status != "ok" for row in listed):
+        console.print(f"grpox plugins list --why explains the {failed} not ok", style="dim", highlight=False)
+
+
+def _explain(plugins: PluginSet, kind: str | None, json: bool) -> None:
+    from grpox.cli.plugin_report import rows
+    from grpox.cli.plugin_why import as_json, as_text, explain, load_broken
+
+    load_broken(plugins)
+    explained = [(row, explain(plugins, row)) for row in rows(plugins, kind)]
+    if json:
+        typer.echo(as_json(explained))
+        return
+    from rich.console import Console
+
+    Console().print(as_text(explained))
 
 
 @app.command("show")
@@ -68,3 +108,86 @@ def show_component(
     plugins, console = discovered(), Console()
     for offer in select(plugins, name):
         console.print(details(plugins, offer, narrow=console.width < NARROW))
+
+
+@app.command("check")
+def check_component(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="NAME, KIND/NAME, DIST:NAME or KIND/DIST:NAME.")],
+    params: Annotated[
+        list[str] | None, typer.Argument(metavar="[key=value ...]", help="Parameters, as in a run file.")
+    ] = None,
+) -> None:
+    """Check that a component holds to its contract, on CPU and in seconds. Exit code 1 where it does not.
+
+    \b
+    Examples:
+      grpox plugins check dapo
+      grpox plugins check dapo clip_high=0.28    with parameters
+      grpox plugins check my-plugin:dapo         where several plugins offer one
+    """
+    from rich.console import Console
+
+    from grpox.cli.discovery import discovered
+    from grpox.cli.plugin_check import check
+    from grpox.cli.plugin_details import select
+    from grpox.deprecated import collected
+    from grpox.runfile.overrides import apply_overrides
+
+    given: dict[str, Any] = {}
+    apply_overrides(given, params or [])
+    console = Console()
+    with collected() as deprecations:
+        results = [check(console, offer, given) for offer in select(discovered(), name)]
+    for told in deprecations:
+        console.print("deprecated:", told, style="yellow", markup=False, highlight=False)
+    if not all(results):
+        raise typer.Exit(1)
+
+
+@app.command("lock")
+def print_lock(
+    run: Annotated[
+        str, typer.Argument(metavar="RUN", help="A run file, a recipe, the folder of a run, or a lock file.")
+    ],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE ...]", help="Changes to the run, as for train.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", metavar="FILE", help="Write it there instead of printing it.")
+    ] = None,
+    world_size: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="P", help="Ranks to check for.", show_default="this launch's"),
+    ] = None,
+) -> None:
+    """Print the plugin lock that a run has, or would have: versions, commits and source hashes. Runs nothing.
+
+    \b
+    Examples:
+      grpox plugins lock run.yaml
+      grpox plugins lock quickstart loss=grpo --output before.json
+      grpox plugins lock runs/quickstart
+    """
+    from grpox.cli.plugin_lock import tell_lock
+
+    tell_lock(run, overrides or (), world_size, output)
+
+
+@app.command("diff")
+def diff_locks(
+    run_a: Annotated[Path, typer.Argument(metavar="RUN_A", help="The folder of a run, or a lock file.")],
+    run_b: Annotated[Path, typer.Argument(metavar="RUN_B", help="Another.")],
+) -> None:
+    """Show what separates the code and config of two runs. Exit code 1 where something does, 0 where nothing.
+
+    \b
+    Examples:
+      grpox plugins diff runs/first runs/second
+      grpox plugins diff before.json runs/first
+    """
+    from rich.console import Console
+
+    from grpox.cli.plugin_lock import tell_differences
+
+    if tell_differences(run_a, run_b, Console()):
+        raise typer.Exit(1)

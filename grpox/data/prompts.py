@@ -35,10 +35,11 @@ class PromptSet:
         chat_template_kwargs: passed to the chat template.
         limit: how long a prompt may be.
         data: what messages call the data.
+        vocabulary: how many tokens the model knows; None: any token will do.
 
     Raises:
         ConfigError: the data has no row, no such column, or a row without a prompt or with one that is too
-            long; or it needs a chat template that the tokenizer lacks.
+            long or has tokens the model lacks; or it needs a chat template that the tokenizer lacks.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class PromptSet:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         limit: PromptLimit | None = None,
         data: str = "the data",
+        vocabulary: int | None = None,
     ) -> None:
         self._rows = rows
         self.stream = rows if isinstance(rows, RowStream) else None
@@ -58,6 +60,7 @@ class PromptSet:
         self._chat_template_kwargs = dict(chat_template_kwargs or {})
         self._limit = limit or PromptLimit(None)
         self._data = data
+        self._vocabulary = vocabulary
         self._ids, self._ends = array("i"), array("q", [0])
         if not isinstance(rows, RowStream) and len(rows) == 0:
             raise ConfigError(Problem(f"{data} holds no row", key="data"))
@@ -65,7 +68,8 @@ class PromptSet:
         self.conversational = not isinstance(rows[0][prompt_column], str)
         if problem := self._no_prompt(0, self.prompt(0)):
             raise ConfigError(problem)
-        if self.conversational and not getattr(tokenizer, "chat_template", None):
+        template = self._chat_template_kwargs.get("chat_template") or getattr(tokenizer, "chat_template", None)
+        if self.conversational and not template:
             what = "the prompts are messages, but the model's tokenizer has no chat template"
             allowed = "plain strings, or a model with a chat template"
             raise ConfigError(Problem(what, key="data.prompt_column", allowed=allowed))
@@ -128,7 +132,7 @@ class PromptSet:
             problem = self._no_prompt(index, self._rows[index].get(self._prompt_column))
             if problem is None:
                 (ids,) = self._tokenised([self.text(index)])
-                problem = self._bad_length(index, len(ids))
+                problem = self._bad_length(index, len(ids)) or self._unknown_token(index, ids)
             if problem is not None:
                 raise RunFailed(str(problem))
 
@@ -143,6 +147,8 @@ class PromptSet:
             for index, ids in enumerate(self._tokenised(texts), start):
                 if not ids:
                     raise ConfigError(self._empty(index))
+                if problem := self._unknown_token(index, ids):
+                    raise ConfigError(problem)
                 if self._limit.exceeded(len(ids)) and not self._limit.cut:
                     long.append((index, len(ids)))
                 self._keep(index, self._limit.shortened(ids))
@@ -179,6 +185,13 @@ class PromptSet:
         if self._limit.exceeded(length) and not self._limit.cut:
             return self._limit.problem(self._place(index), length)
         return None
+
+    def _unknown_token(self, index: int, ids: Sequence[int]) -> Problem | None:
+        if self._vocabulary is None or max(ids) < self._vocabulary:
+            return None
+        what = f"the tokenizer makes of {self._place(index)} a token that the model does not know"
+        allowed = f"tokens below {self._vocabulary}, the model's vocabulary"
+        return Problem(what, key="model.path", given=f"token {max(ids)}", allowed=allowed)
 
     def _empty(self, index: int) -> Problem:
         what = f"the prompt of {self._place(index)} has no tokens: there is nothing to complete"

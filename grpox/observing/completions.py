@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from grpox.whole_file import whole_file
+
 if TYPE_CHECKING:
     import pyarrow
 
@@ -23,7 +25,7 @@ class CompletionFiles:
     def __init__(self, run: RunContext) -> None:
         self._folder = run.output_dir / "completions"
         self._every = run.config.logging.save_completions_every
-        self._batches = 0
+        self._batches = run.generations_before
         self._files: Counter[int] = Counter()
 
     def next(self, step: int) -> Path | None:
@@ -70,10 +72,8 @@ def write_completions(path: Path, step: int, rollouts: Sequence[ScoredRollout]) 
     extras = dict.fromkeys(name for scored in rollouts for name in scored.extra)
     for name in extras:
         columns[f"extra/{name}"] = _extra_column([scored.extra.get(name) for scored in rollouts])
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_suffix(".unfinished")
-    parquet.write_table(pyarrow.table(columns), unfinished)
-    unfinished.replace(path)
+    with whole_file(path) as unfinished:
+        parquet.write_table(pyarrow.table(columns), unfinished)
 
 
 def _extra_column(values: list[Any]) -> pyarrow.Array:

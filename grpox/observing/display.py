@@ -43,13 +43,17 @@ class TerminalDisplay:
         self._last_sample: int | None = None
         self._first_step: tuple[int, float] | None = None
         self._last_step = 0
+        self._skipped = 0.0
         self._accuracies: dict[int, float] = {}
 
     @hookimpl
     def grpox_run_started(self, run: RunContext) -> None:
         self._started = time.monotonic()
+        self._last_step = run.resumed_at or 0
         size = f"{counted(run.total_steps, 'step')} on {counted(run.world_size, 'rank')}"
         self._line(f"{escaped(run.source)}: {size}, into {escaped(str(run.output_dir))}")
+        if run.resumed_at:
+            self._line(f"going on after step {run.resumed_at}")
         if self._console.is_terminal:
             self._progress = Progress(
                 TextColumn("step"),
@@ -72,6 +76,7 @@ class TerminalDisplay:
     @hookimpl
     def grpox_step_finished(self, run: RunContext, step: int, metrics: Mapping[str, float]) -> None:
         self._last_step = step
+        self._skipped = metrics.get("skipped_steps", 0)
         told = "  ".join(form.format(metrics[name]) for name, form in SHOWN if name in metrics)
         left = self._seconds_left(step, run.total_steps)
         if left is not None:
@@ -105,6 +110,8 @@ class TerminalDisplay:
             when = "before training" if step == 0 else f"after step {step}"
             table.add_row(f"accuracy {when}", f"{self._accuracies[step]:.4f}")
         table.add_row("steps", str(self._last_step))
+        if self._skipped:
+            table.add_row("skipped", f"{self._skipped:.0f}, not finite")
         table.add_row("time", duration(time.monotonic() - self._started))
         table.add_row("folder", Text(escaped(str(run.output_dir)), overflow="fold"))
         self._console.print(table)

@@ -11,6 +11,7 @@ import pluggy
 from rich.console import Console
 
 from grpox.errors import ConfigError, Problem, RunFailed
+from grpox.redact import redact
 from grpox.signals import first_signal_waits, raise_if_signalled
 
 if TYPE_CHECKING:
@@ -145,4 +146,5 @@ def _told(error: BaseException) -> str:
     if isinstance(error, SystemExit) and isinstance(error.__context__, BrokenPipeError):
         # What rich makes of it.
         error = error.__context__
-    return str(error) if isinstance(error, RunFailed | ConfigError) else f"{type(error).__name__}: {error}"
+    told = str(error) if isinstance(error, RunFailed | ConfigError) else f"{type(error).__name__}: {error}"
+    return redact(told)

@@ -10,12 +10,18 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from grpox.errors import RunFailed
 from grpox.hookspecs import hookimpl
 from grpox.observing.completions import CompletionFiles, write_completions
+from grpox.observing.earlier import tell_size
+from grpox.observing.metrics_file import MetricsFile
+from grpox.redact import redact, redacted
+from grpox.whole_file import unwritten, write_whole
+from grpox.wording import counted
 
 if TYPE_CHECKING:
     from grpox.config import RunConfig
@@ -27,9 +33,14 @@ RECORD = (
     "failure.json",
     "summary.json",
     "versions.json",
+    "plugins.lock.json",
+    "mlflow.json",
     "config.yaml",
     "completions",
     "report.html",
+    "stalls",
+    "checkpoints",
+    "faults",
 )
 """What a run leaves in its folder, beside the model; first what was written when it ended."""
 
@@ -44,24 +55,40 @@ class LocalRecord:
     ``{"step": 3, "time": ..., "evaluation": {...}}`` for an evaluation. JSON knows no such numbers, so they
     are the strings ``"nan"``, ``"inf"`` and ``"-inf"``, which Python's `float` reads back. The record of an
     earlier run in the same folder, its model included, is moved to ``earlier/``.
+
+    On a full disk a line waits in memory until there is room again, and completions are left out. Either
+    raises RunFailed, which `Observers` tells once and counts.
     """
+
+    def __init__(self) -> None:
+        self._metrics: MetricsFile | None = None
 
     @hookimpl(tryfirst=True)
     def grpox_run_started(self, run: RunContext) -> None:
         self._files = CompletionFiles(run)
-        self._metrics = run.output_dir / "metrics.jsonl"
-        run.output_dir.mkdir(parents=True, exist_ok=True)
-        _set_aside(run.output_dir)
-        (run.output_dir / "config.yaml").write_text(config_text(run.config), encoding="utf-8")
+        self._metrics = MetricsFile(run.output_dir / "metrics.jsonl")
         versions = {"versions": dict(run.versions), "git_commit": run.git_commit, "source": run.source}
         text = json.dumps(versions, indent=2, ensure_ascii=False) + "\n"
-        (run.output_dir / "versions.json").write_text(text, encoding="utf-8")
+        try:
+            run.output_dir.mkdir(parents=True, exist_ok=True)
+            if run.resumed_at is None:
+                _set_aside(run.output_dir)
+            else:
+                _go_back(run, run.resumed_at)
+            write_whole(run.output_dir / "config.yaml", config_text(run.config))
+            write_whole(run.output_dir / "versions.json", text)
+        except OSError as error:
+            raise RunFailed(unwritten(error, Path(error.filename or run.output_dir))) from error
 
     @hookimpl(tryfirst=True)
     def grpox_rollouts_scored(self, step: int, rollouts: Sequence[ScoredRollout]) -> None:
         path = self._files.next(step)
-        if path is not None:
+        if path is None:
+            return
+        try:
             write_completions(path, step, rollouts)
+        except OSError as error:
+            raise RunFailed(f"completions are left out: {unwritten(error, path)}") from error
 
     @hookimpl(tryfirst=True)
     def grpox_step_finished(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -75,20 +102,60 @@ class LocalRecord:
     def grpox_run_failed(self, run: RunContext, error: BaseException) -> None:
         # An interruption has no message.
         told = f"{type(error).__name__}: {error}".removesuffix(": ")
-        text = json.dumps({"error": told}, ensure_ascii=False) + "\n"
-        (run.output_dir / "failure.json").write_text(text, encoding="utf-8")
+        path = run.output_dir / "failure.json"
+        try:
+            write_whole(path, json.dumps({"error": redact(told)}, ensure_ascii=False) + "\n")
+        except OSError as full:
+            raise RunFailed(unwritten(full, path)) from full
+        finally:
+            self._complete()
+
+    @hookimpl(tryfirst=True)
+    def grpox_run_finished(self) -> None:
+        self._complete()
 
     def _append(self, step: int, kind: str, metrics: Mapping[str, float]) -> None:
         values = {name: _strict(value) for name, value in metrics.items()}
         line = json.dumps({"step": step, "time": time.time(), kind: values}, allow_nan=False)
-        with self._metrics.open("a", encoding="utf-8") as file:
-            file.write(line + "\n")
+        assert self._metrics is not None  # the run has started
+        try:
+            self._metrics.append(line)
+        except OSError as error:
+            told = unwritten(error, self._metrics.path)
+            raise RunFailed(f"{told}\n    what it lacks waits in memory until there is room again") from error
+
+    def _complete(self) -> None:
+        """The last attempt to write the metrics that wait."""
+        if self._metrics is None:
+            return
+        try:
+            self._metrics.catch_up()
+        except OSError as error:
+            lines = counted(self._metrics.waiting, "line")
+            raise RunFailed(f"{lines} not written: {unwritten(error, self._metrics.path)}") from error
 
 
 def config_text(config: RunConfig) -> str:
-    """The resolved config as YAML that `RunConfig` reads back to the same config."""
-    dumped = config.model_dump(mode="json")
+    """The resolved config as YAML that `RunConfig` reads back to the same config, but for secrets."""
+    dumped = redacted(config.model_dump(mode="json"))
     return yaml.safe_dump(dumped, sort_keys=False, allow_unicode=True, width=110)
+
+
+def began(config: RunConfig) -> bool:
+    """Whether the run's folder holds the record of a run of this very config."""
+    try:
+        return (Path(config.output_dir) / "config.yaml").read_text(encoding="utf-8") == config_text(config)
+    except OSError:
+        return False
+
+
+def finished(config: RunConfig, steps: int) -> dict[str, Any] | None:
+    """The summary of the run of this very config in its folder, if it has taken so many steps; else None."""
+    try:
+        summary = json.loads((Path(config.output_dir) / "summary.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return summary if began(config) and summary.get("steps") == steps else None
 
 
 def _strict(value: float) -> float | str:
@@ -106,6 +173,40 @@ def _set_aside(folder: Path) -> None:
         there.append("model")
     for name in there:
         (folder / name).replace(aside / name)
+    tell_size(folder / "earlier")
+
+
+def _go_back(run: RunContext, step: int) -> None:
+    """Make the record what it was when the checkpoint after `step` was saved.
+
+    What was recorded since then is done again. The lines of metrics are kept in ``metrics.undone.jsonl``.
+    """
+    folder, metrics = run.output_dir, run.output_dir / "metrics.jsonl"
+    if metrics.exists():
+        with metrics.open("r+b") as file:
+            file.seek(run.metrics_bytes)
+            since = file.readlines()
+            late = [line for line in since if _of_before(line, step, run.total_steps)]
+            with (folder / "metrics.undone.jsonl").open("ab") as undone:
+                undone.writelines(line for line in since if line not in late)
+            file.seek(run.metrics_bytes)
+            file.writelines(late)
+            file.truncate()
+    for path in (folder / "completions").glob("step_*.parquet"):
+        if int(path.stem.split("_")[1]) > step:
+            path.unlink()
+    for name in ("failure.json", "summary.json"):
+        (folder / name).unlink(missing_ok=True)
+
+
+def _of_before(line: bytes, step: int, total_steps: int) -> bool:
+    """Whether a line is of what was before the checkpoint after `step`: it had waited for room on the disk."""
+    try:
+        told = json.loads(line)
+    except ValueError:
+        return False
+    # Only the evaluation after the last step is made after that step's checkpoint.
+    return 0 < told["step"] <= step and ("metrics" in told or told["step"] < total_steps)
 
 
 def _new_folder(parent: Path, seconds: float) -> Path:

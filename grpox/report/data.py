@@ -74,14 +74,15 @@ def read_record(folder: Path) -> RunRecord:
     """
     _check_folder(folder)
     steps, evaluations = _read_metrics(folder / METRICS)
-    config_text = _read_text(folder / "config.yaml")
+    path = folder / "config.yaml"
+    config_text = _read_text(path)
     versions = _read_json(folder / "versions.json")
     return RunRecord(
         folder=folder,
         steps=steps,
         evaluations=evaluations,
         config_text=config_text,
-        config=(read_yaml(config_text, str(folder / "config.yaml")).data if config_text else None) or {},
+        config=_mapping(read_yaml(config_text, str(path)).data, path) if config_text else {},
         versions=versions.get("versions", {}),
         git_commit=versions.get("git_commit"),
         source=versions.get("source") or folder.name,
@@ -134,12 +135,21 @@ def _read_metrics(path: Path) -> tuple[list[Recorded], list[Recorded]]:
 
 
 def _read_text(path: Path) -> str:
-    return path.read_text(encoding="utf-8") if path.is_file() else ""
+    try:
+        return path.read_text(encoding="utf-8") if path.is_file() else ""
+    except UnicodeDecodeError as error:
+        raise ConfigError(Problem(f"is not UTF-8 text: {error}", where=str(path))) from error
+
+
+def _mapping(value: Any, path: Path) -> Mapping[str, Any]:
+    if not isinstance(value, dict | None):
+        raise ConfigError(Problem("holds no mapping", where=str(path)))
+    return value or {}
 
 
 def _read_json(path: Path) -> Mapping[str, Any]:
     text = _read_text(path)
     try:
-        return json.loads(text) if text else {}
+        return _mapping(json.loads(text) if text else {}, path)
     except ValueError as error:
         raise ConfigError(Problem(f"is no JSON: {error}", where=str(path))) from error

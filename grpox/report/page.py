@@ -28,6 +28,7 @@ from grpox.report.samples import (
     PROMPT_CHARACTERS,
     read_samples,
 )
+from grpox.whole_file import write_whole
 from grpox.wording import duration
 
 REPORT = "report.html"
@@ -47,10 +48,7 @@ def write_report(folder: Path, output: Path | None = None) -> Path:
     """
     text = render(read_record(folder))
     path = output or folder / REPORT
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f"{path.name}.unfinished")
-    unfinished.write_text(text, encoding="utf-8")
-    unfinished.replace(path)
+    write_whole(path, text)
     return path
 
 

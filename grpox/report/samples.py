@@ -84,7 +84,9 @@ def _read_batch(step: int, part: int, path: Path) -> SampledBatch:
     from pyarrow import parquet
 
     try:
-        rows: list[dict[str, Any]] = parquet.read_table(path).to_pylist()
+        # Without threads, which cannot be started where a run has ended for want of memory.
+        table = parquet.read_table(path, use_threads=False, pre_buffer=False)
+        rows: list[dict[str, Any]] = table.to_pylist()
     except (OSError, pyarrow.ArrowException) as error:
         raise ConfigError(Problem(f"cannot be read as parquet: {error}", where=str(path))) from error
     ranked = sorted(rows, key=lambda row: (math.isnan(row["reward"]), -row["reward"]))

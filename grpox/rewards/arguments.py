@@ -14,11 +14,16 @@ _BY_KEYWORD = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWOR
 
 def accepted(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Those of `arguments` that `function` takes: all of them with ``**kwargs``, else those it names."""
+    names = taken(function)
+    return {name: value for name, value in arguments.items() if names is None or name in names}
+
+
+def taken(function: Callable[..., Any]) -> frozenset[str] | None:
+    """The names of the arguments that `function` takes; None if it takes any."""
     parameters = _parameters(function)
     if parameters is None or any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters):
-        return dict(arguments)
-    names = {p.name for p in parameters if p.kind in _BY_KEYWORD}
-    return {name: value for name, value in arguments.items() if name in names}
+        return None
+    return frozenset(p.name for p in parameters if p.kind in _BY_KEYWORD)
 
 
 def missing_columns(function: Callable[..., Any], columns: Iterable[str]) -> list[str]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import inspect
-import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -17,6 +16,7 @@ from typing import Any
 
 from grpox.rewards.arguments import accepted
 from grpox.rewards.background_loop import BackgroundCall
+from grpox.rewards.cuda_device import current_device, use_device
 from grpox.rewards.log import CallLog
 from grpox.rewards.places import hanging_at, raised_at
 from grpox.rewards.scores import BadScores, CheckedScores, checked_scores
@@ -46,7 +46,7 @@ class RewardCall:
         self._ended = threading.Event()
         self._abandoned = False
         self._awaited: BackgroundCall[_Awaited] | None = None
-        self._device = _current_device()
+        self._device = current_device()
         context = contextvars.copy_context()
         self._thread = threading.Thread(target=lambda: context.run(self.run), name="grpox-reward", daemon=True)
         self._started = time.perf_counter()
@@ -82,7 +82,7 @@ class RewardCall:
     def run(self) -> None:
         """Call the function in the current thread, wait for it and check what it returned."""
         try:
-            _use_device(self._device)
+            use_device(self._device)
             returned = self.function(**accepted(self.function, self._arguments))
             if inspect.isawaitable(returned):
                 returned = self._await(returned)
@@ -134,7 +134,7 @@ _Awaited = tuple[Any, BaseException | None]
 
 async def _awaited(returned: Awaitable[Any], device: int | None) -> _Awaited:
     """The value or the exception; asyncio would let SystemExit out of the loop."""
-    _use_device(device)
+    use_device(device)
     try:
         return await returned, None
     except (Exception, SystemExit, KeyboardInterrupt, asyncio.CancelledError) as error:  # noqa: BLE001 - told
@@ -143,14 +143,3 @@ async def _awaited(returned: Awaitable[Any], device: int | None) -> _Awaited:
 
 def _placed(at: str) -> str:
     return f" ({at})" if at else ""
-
-
-def _current_device() -> int | None:
-    torch = sys.modules.get("torch")  # where nobody has imported it, nobody has chosen a device
-    return torch.cuda.current_device() if torch is not None and torch.cuda.is_available() else None
-
-
-def _use_device(index: int | None) -> None:
-    """CUDA's current device belongs to a thread: a new one would begin with that of rank 0."""
-    if index is not None:
-        sys.modules["torch"].cuda.set_device(index)

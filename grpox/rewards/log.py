@@ -65,15 +65,24 @@ def extra_columns(logs: Mapping[str, CallLog]) -> dict[str, list[Any]]:
 
 def mean_logged(logs: Iterable[Logged]) -> dict[str, dict[str, float]]:
     """The mean of each metric over the ranks or batches that have it, label by label, in a fixed order."""
-    found: dict[str, dict[str, list[float]]] = {}
-    for log in logs:
+    return weighed_mean_logged((log, 1) for log in logs)
+
+
+def weighed_mean_logged(logs: Iterable[tuple[Logged, int]]) -> dict[str, dict[str, float]]:
+    """As `mean_logged`, of logs with their weights: those that lack a metric do not count in it."""
+    found: dict[str, dict[str, list[tuple[float, int]]]] = {}
+    for log, weight in logs:
         for name, by_label in log.items():
             for label, value in by_label.items():
-                found.setdefault(name, {}).setdefault(label, []).append(value)
+                found.setdefault(name, {}).setdefault(label, []).append((value, weight))
     return {
-        name: {label: sum(values) / len(values) for label, values in by_label.items()}
+        name: {label: _weighed_mean(values) for label, values in by_label.items()}
         for name, by_label in sorted(found.items())
     }
+
+
+def _weighed_mean(values: Sequence[tuple[float, int]]) -> float:
+    return sum(value * weight for value, weight in values) / sum(weight for _, weight in values)
 
 
 def with_logged(own: Mapping[str, float], logged: Logged) -> tuple[dict[str, float], list[str]]:

@@ -6,6 +6,9 @@ from dataclasses import dataclass, field
 
 from grpox.rewards.call import RewardCall
 from grpox.rewards.log import CallLog
+from grpox.rewards.process_call import ProcessCall
+
+AnyCall = RewardCall | ProcessCall
 
 
 @dataclass(frozen=True)
@@ -25,7 +28,7 @@ class Outcome:
     seconds: float = 0.0
 
 
-def outcome_of(call: RewardCall, count: int) -> Outcome:
+def outcome_of(call: AnyCall, count: int) -> Outcome:
     """What became of a call that has ended or was abandoned."""
     if call.failure or call.scores is None:
         return whole_call_failed(call.failure, count, call.error, call.seconds)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 import traceback
 from collections.abc import Callable, Iterable
@@ -21,6 +22,14 @@ def hanging_at(thread: int | None, function: Callable[..., Any]) -> str:
     """The line of the user's function that the thread of this id is at, or where the function begins."""
     frame = sys._current_frames().get(thread or 0)
     return (_first_of_user(traceback.extract_stack(frame)) if frame else "") or defined_at(function)
+
+
+def dumped_at(stack: str) -> str:
+    """The line of the user's function in what `faulthandler` wrote; empty where it tells none."""
+    found = re.findall(r'^  File "(.+)", line (\d+) in (.+)$', stack, re.MULTILINE)
+    frames = [traceback.FrameSummary(file, int(line), name) for file, line, name in reversed(found)]
+    awaits = any(Path(frame.filename).name == "background_loop.py" for frame in frames)
+    return "" if awaits else _first_of_user(frames)
 
 
 def defined_at(function: Callable[..., Any]) -> str:

@@ -8,10 +8,10 @@ from typing import Any
 
 from grpox.contracts import Text
 from grpox.errors import Problem, RunFailed, nearest
-from grpox.rewards.arguments import missing_columns
 from grpox.rewards.log import extra_columns, logged_metrics
 from grpox.rewards.named import NamedReward
 from grpox.rewards.outcome import Outcome
+from grpox.rewards.stop import StopSign
 from grpox.rewards.together import call_together
 
 
@@ -40,6 +40,7 @@ def score(
     completion_ids: Sequence[Sequence[int]],
     columns: Mapping[str, list[Any]],
     trainer_state: Any = None,
+    stop: StopSign | None = None,
 ) -> RewardTable:
     """Scores N completions with every reward function; an empty batch calls none.
 
@@ -50,11 +51,13 @@ def score(
         prompts, completions: as in the dataset: strings, or lists of role/content messages.
         completion_ids: token ids of each completion.
         columns: the other dataset columns, repeated to N values each.
+        stop: what another thread may give to stop the calls; what is returned after that means nothing.
 
     Raises:
         RunFailed: a function lacks a column; or one with the policy ``fail`` raised (`__cause__` is its
             exception), took longer than its timeout, or returned anything but N finite numbers or None. No
             score is ever made up.
+        Stopped: `stop` was given before all functions were called.
     """
     count = len(completions)
     if count == 0:
@@ -69,7 +72,7 @@ def score(
         "completion_ids": completion_ids,
         "trainer_state": trainer_state,
     }
-    outcomes = call_together(rewards, arguments, count)
+    outcomes = call_together(rewards, arguments, count, stop)
     _end_on_failure(rewards, outcomes)
     by_label = {reward.label: outcome for reward, outcome in zip(rewards, outcomes, strict=True)}
     logs = {label: outcome.log for label, outcome in by_label.items()}
@@ -120,7 +123,7 @@ def column_problems(rewards: Sequence[NamedReward], columns: Sequence[str]) -> l
             nearest=nearest(name, columns),
         )
         for reward in rewards
-        for name in missing_columns(reward.function, columns)
+        for name in reward.missing_columns(columns)
     ]
 
 

@@ -2,31 +2,38 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from grpox.rewards.call import RewardCall
 from grpox.rewards.named import NamedReward
-from grpox.rewards.outcome import Outcome, outcome_of, whole_call_failed
+from grpox.rewards.outcome import AnyCall, Outcome, outcome_of, whole_call_failed
+from grpox.rewards.stop import StopSign
 
 
-def call_together(rewards: Sequence[NamedReward], arguments: Mapping[str, Any], count: int) -> list[Outcome]:
+def call_together(
+    rewards: Sequence[NamedReward], arguments: Mapping[str, Any], count: int, stop: StopSign | None = None
+) -> list[Outcome]:
     """One outcome per reward, in order, whichever ends first.
 
-    Each function runs in a thread of its own; what is awaitable runs in one event loop that all share. A
-    function that sets a signal handler is called again in this thread, if it is the main one, and from then
-    on always: handlers can be set in no other. Its timeout cannot be kept there.
+    Each function runs in its process, or in a thread of its own, where what is awaitable shares one event
+    loop. A function in a thread that sets a signal handler is called again in this thread, if it is the main
+    one, and from then on always: handlers can be set in no other. Its timeout cannot be kept there.
 
     Args:
         arguments: what the functions may take, besides `log_metric` and `log_extra`.
         count: completions, at least one.
+        stop: another thread may give it; outcomes of calls that were going on then mean nothing.
+
+    Raises:
+        Stopped: `stop` was given before all calls had started.
     """
-    calls: dict[int, RewardCall] = {}
+    calls: dict[int, AnyCall] = {}
     try:
         for place, reward in enumerate(rewards):
             if not _hangs(reward):
-                calls[place] = RewardCall(reward.function, arguments, count)
+                calls[place] = reward.call(arguments, count)
+                if stop is not None:
+                    stop.cover(calls[place])
                 if not reward.in_main_thread:
                     calls[place].start()
         for place, call in calls.items():
@@ -35,7 +42,7 @@ def call_together(rewards: Sequence[NamedReward], arguments: Mapping[str, Any], 
         for place, call in calls.items():
             if not rewards[place].in_main_thread:
                 calls[place] = _finished(rewards[place], call, arguments, count)
-    except BaseException:  # an interrupt: what was started is stopped as far as it can be
+    except BaseException:  # an interrupt or stop: what was started is stopped as far as it can be
         for call in calls.values():
             call.abandon()
         raise
@@ -51,14 +58,15 @@ def _hangs(reward: NamedReward) -> bool:
     return reward.hanging is not None
 
 
-def _finished(reward: NamedReward, call: RewardCall, arguments: Mapping[str, Any], count: int) -> RewardCall:
+def _finished(reward: NamedReward, call: AnyCall, arguments: Mapping[str, Any], count: int) -> AnyCall:
     """The call once it has ended or run out of time, made again where it must be in the main thread."""
     if not call.wait(reward.timeout):
         reward.hanging = call
-    elif call.needs_main_thread() and threading.current_thread() is threading.main_thread():
-        reward.in_main_thread = True
-        call = RewardCall(reward.function, arguments, count)
-        call.run()
+    elif call.needs_main_thread():
+        reward.needs_main_thread = True
+        if reward.in_main_thread:
+            call = reward.call(arguments, count)
+            call.run()
     return call
 
 

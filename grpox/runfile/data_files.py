@@ -120,6 +120,8 @@ def _parquet(path: Path) -> DataFile:
         parquet = pyarrow.parquet.ParquetFile(path)
     except pyarrow.ArrowInvalid as error:
         raise UnreadableData(f"is not a parquet file: {' '.join(str(error).split())}") from error
+    except (pyarrow.ArrowException, OSError) as error:
+        raise UnreadableData(f"cannot be read: {' '.join(str(error).split())}") from error
     with parquet:
         if not parquet.metadata.num_rows:
             raise UnreadableData("holds no record")

@@ -141,7 +141,10 @@ def _data_problems(key: str, given: str, prompt_column: str) -> tuple[list[Probl
     if reason := unreachable(path):
         return [Problem(f"cannot be opened: {reason}", key=key, given=given)], None
     if not path.is_file():
-        what = "is a folder; data is a file" if path.is_dir() else "no such file"
+        if path.is_dir():
+            what = "is a folder; data is a file"
+        else:
+            what = "is no regular file" if path.exists() else "no such file"
         return [Problem(what, key=key, given=given, nearest=sibling(path, _is_readable))], None
     if path.suffix not in LOADERS:
         return [

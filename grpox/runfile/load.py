@@ -20,7 +20,7 @@ from grpox.config import ComponentRef, RunConfig, Section
 from grpox.errors import ConfigError, Problem, nearest
 from grpox.given.objects import Given
 from grpox.plugins import discover
-from grpox.problems import problems_of
+from grpox.problems import problems_of, truths_for_numbers
 from grpox.registry import Registry
 from grpox.required import missing_plugins
 from grpox.runfile.deepspeed_settings import deepspeed_problems
@@ -28,6 +28,7 @@ from grpox.runfile.hub_names import hub_problems
 from grpox.runfile.input_paths import check_inputs, resolve_paths
 from grpox.runfile.lr_schedules import schedule_problems
 from grpox.runfile.model_options import checkpointing_problems, model_problems
+from grpox.runfile.old_logprobs import old_logprobs_problems
 from grpox.runfile.origins import Origin
 from grpox.runfile.overrides import apply_overrides
 from grpox.runfile.parameter_paths import resolve_parameters
@@ -36,7 +37,7 @@ from grpox.runfile.sampling_bias import NEUTRAL, changed_distribution
 from grpox.runfile.slots import selected, tracking_problems
 from grpox.runfile.streaming import stream_problems
 from grpox.runfile.trl_names import TRL_NAMES
-from grpox.runfile.yaml_lines import read_yaml
+from grpox.runfile.yaml_lines import LONGEST, read_yaml
 from grpox.sampling import BatchPlan, PromptSampler
 
 OTHER_NUMERICS = "other-numerics"
@@ -123,7 +124,8 @@ def resolve_config(
 
 def _text(path: Path, source: str) -> str:
     try:
-        return path.read_text(encoding="utf-8-sig")
+        with path.open(encoding="utf-8-sig") as file:
+            return file.read(LONGEST + 1)  # read_yaml refuses what is longer, however long that is
     except UnicodeDecodeError as error:
         raise ConfigError(Problem(f"not UTF-8 text: {error}", where=source)) from error
     except OSError as error:
@@ -139,10 +141,13 @@ def _resolve(
 ) -> ResolvedRun:
     data = copy.deepcopy(given.merged(data))
     origin = origin.with_arguments(given.keys)
+    truths = truths_for_numbers(data, RunConfig)
     try:
         config = RunConfig.model_validate(data if isinstance(data, RunConfig) else _empty_sections(data))
     except ValidationError as error:
-        raise ConfigError(origin.place(_schema_problems(error))) from error
+        raise ConfigError(origin.place([*truths, *_schema_problems(error)])) from error
+    if truths:
+        raise ConfigError(origin.place(truths))
     if unnamed := tracking_problems(config):
         raise ConfigError(origin.place(unnamed))
     resolve_paths(config, origin.base)
@@ -152,6 +157,7 @@ def _resolve(
     problems += resolve_parameters(config, components, origin.base)
     problems += missing_plugins(registry.plugins, config.plugins.required)
     problems += _unknown_names(config)
+    problems += old_logprobs_problems(config, components)
     found, num_prompts = check_inputs(config, given.inputs)
     problems += found + stream_problems(config, given.streamed)
     if given.dataset is not None:
@@ -173,6 +179,8 @@ def _default_correction(config: RunConfig, registry: Registry) -> None:
     """
     if "correction" in config.model_fields_set or config.generator.name is None:
         return
+    if config.train.old_logprobs == "generator":
+        return  # the ratio itself is to the generator's probabilities
     try:
         offer = registry.find("generator", config.generator.name)
     except ConfigError:

@@ -8,7 +8,7 @@ from typing import Any
 
 from grpox.errors import ConfigError, Problem
 from grpox.runfile.slots import default_name, is_slot
-from grpox.runfile.yaml_lines import join, read_yaml
+from grpox.runfile.yaml_lines import DEEPEST, join, read_yaml
 
 COMMAND_LINE = "command line"
 """The `where` of a problem with an override."""
@@ -45,6 +45,8 @@ def _apply(data: dict[str, Any], override: str) -> str:
     if not equals or not path:
         what = "an override has the form key=value" if path else "an override needs a key before '='"
         raise ConfigError(_problem(what, given=override, allowed="for example train.max_steps=10"))
+    if len(path) > DEEPEST:
+        raise ConfigError(_problem("lists or mappings are nested too deeply", given=override))
     key = ""
     for part in path:
         key = join(key, part)

@@ -1,13 +1,16 @@
-"""The bundled recipes, which `grpox train` knows by name: run files, each with a folder of its inputs."""
+"""The bundled recipes, which `grpox train` knows by name: run files beside the folders of their inputs."""
 
 from __future__ import annotations
 
+import filecmp
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 from grpox.errors import ConfigError, Problem, nearest
+from grpox.runfile.yaml_lines import read_yaml
 
 
 def recipe_names() -> list[str]:
@@ -49,7 +52,9 @@ def recipe_path(run: str | Path) -> Path:
 
 
 def copy_recipe(name: str, destination: Path, force: bool = False) -> list[Path]:
-    """Copy a recipe's run file, and the folder of its inputs beside it, into the folder `destination`.
+    """Copy a recipe's run file, and the folders of inputs that it names, into the folder `destination`.
+
+    Recipes share such folders: one that an earlier copy left there, unchanged, is nothing to lose.
 
     Returns:
         The copies.
@@ -62,10 +67,11 @@ def copy_recipe(name: str, destination: Path, force: bool = False) -> list[Path]
     if name not in names:
         near = nearest(name, names)
         raise ConfigError(Problem("no such recipe", given=name, allowed=", ".join(names), nearest=near))
-    sources = [path for path in (_folder() / f"{name}.yaml", _folder() / name) if path.exists()]
+    sources = [_folder() / f"{name}.yaml", *_input_folders(name)]
     copies = [destination / source.name for source in sources]
     try:
-        _refuse_overwriting([] if force else copies)
+        if not force:
+            _refuse_overwriting(sources, copies)
         destination.mkdir(parents=True, exist_ok=True)
         for source, copy in zip(sources, copies, strict=True):
             _copy(source, copy)
@@ -85,14 +91,36 @@ def _copy(source: Path, copy: Path) -> None:
         shutil.copyfile(source, copy)
 
 
-def _refuse_overwriting(copies: Sequence[Path]) -> None:
+def _refuse_overwriting(sources: Sequence[Path], copies: Sequence[Path]) -> None:
     problems = [
         Problem("exists already", given=str(copy), allowed="another destination, or --force to overwrite it")
-        for copy in copies
-        if copy.exists()
+        for source, copy in zip(sources, copies, strict=True)
+        if copy.exists() and not (source.is_dir() and copy.is_dir() and _agree(source, copy))
     ]
     if problems:
         raise ConfigError(problems)
+
+
+def _agree(source: Path, copy: Path) -> bool:
+    """Whether every file of `source` that is also in `copy` is the same there."""
+    files = [path.relative_to(source) for path in source.rglob("*") if path.is_file()]
+    there = [str(path) for path in files if (copy / path).exists()]
+    return filecmp.cmpfiles(source, copy, there, shallow=False)[0] == there
+
+
+def _input_folders(name: str) -> list[Path]:
+    """The bundled folders in which paths of the recipe's run file begin, each of them once."""
+    data = read_yaml((_folder() / f"{name}.yaml").read_text(encoding="utf-8"), name).data
+    names = dict.fromkeys(text.partition("/")[0] for text in _texts(data) if "/" in text)
+    return [_folder() / first for first in names if (_folder() / first).is_dir()]
+
+
+def _texts(data: Any) -> Iterator[str]:
+    if isinstance(data, str):
+        yield data
+    elif isinstance(data, dict | list):
+        for value in data.values() if isinstance(data, dict) else data:
+            yield from _texts(value)
 
 
 def _run_files(path: Path) -> list[Path]:

@@ -1,4 +1,8 @@
-"""One JSON schema of the run file over all that is installed, for editors to complete and check YAML by."""
+"""One JSON schema of the run file over all that is installed, for editors to complete and check YAML by.
+
+Each component says which distribution adds it: in its description, which editors show, and for programs under
+the key ``x-grpox-distribution``.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,8 @@ from typing import Any
 from pydantic import BaseModel
 
 from grpox.config import ComponentRef, RewardRef, RunConfig
-from grpox.plugins import Offer
+from grpox.errors import ConfigError
+from grpox.plugins import Offer, PluginSet, described
 from grpox.registry import Registry
 from grpox.runfile.lr_schedules import LR_SCHEDULER_TYPES
 from grpox.runfile.slots import SLOTS
@@ -24,10 +29,14 @@ def run_schema(registry: Registry) -> Schema:
     """The schema of `RunConfig` in which each component slot lists the components that are installed.
 
     A slot takes a bare name, a mapping of `name` and that component's own parameters, or a mapping of `path`
-    and parameters that only the object itself can check. Components that cannot be used are left out.
+    and parameters that only the object itself can check. A component that lacks requirements here is there, and
+    says so: the run may be for another machine. Plugins that are disabled, broken or of another plugin API are
+    left out, and told in ``$comment``.
     """
     schema: Schema = {"$schema": _DIALECT, **RunConfig.model_json_schema()}
     schema["title"] = "grpox run file"
+    if left_out := "; ".join(_left_out(registry.plugins)):
+        schema["$comment"] = f"Not covered: {left_out}"
     definitions = schema["$defs"]
     kinds = {kind: f"{kind}.any" for kind in (*SLOTS.values(), "reward")}
     for kind, name in kinds.items():
@@ -42,6 +51,13 @@ def run_schema(registry: Registry) -> Schema:
     for unused in (ComponentRef, RewardRef):
         definitions.pop(unused.__name__, None)
     return schema
+
+
+def _left_out(plugins: PluginSet) -> Iterable[str]:
+    yield from (f"{r} is {r.status}: {r.reason}" for r in plugins.records if r.status != "ok")
+    for offer in plugins.offers:
+        if offer.status == "incompatible":
+            yield f"{offer.kind} '{offer.spec.name}' of {_distribution(offer)} is {offer.reason}"
 
 
 def _section(schema: Schema, name: str) -> Schema:
@@ -60,18 +76,21 @@ def _pointing_to(definition: str, old: Schema) -> Schema:
 
 def _slot(registry: Registry, kind: str, definitions: Schema) -> Schema:
     extra = _reward_keys() if kind == "reward" else {}
-    bare: list[str] = []
+    bare: dict[str, str] = {}
     choices: list[Schema] = []
-    for names, offer in _usable(registry, kind):
+    for names, offer in _listed(registry, kind):
         component = _parameters(registry, offer, definitions)
-        component["properties"] = {"name": {"enum": names}, **extra, **component["properties"]}
+        said: str = component["description"]
         if not component["required"]:
-            bare += names
+            bare |= dict.fromkeys(names, said)
+        named = {"enum": names, "description": said}  # what an editor shows for the name itself
+        component["properties"] = {"name": named, **extra, **component["properties"]}
         component["required"] = ["name", *component["required"]]
         definition = f"{kind}.{names[-1]}"
         definitions[definition] = component
         choices.append({"$ref": _ref(definition)})
-    shorthand = [{"enum": bare}] if bare else []
+    # enumDescriptions is what VS Code and the YAML language server show beside each of the names.
+    shorthand = [{"enum": list(bare), "enumDescriptions": list(bare.values())}] if bare else []
     return {"oneOf": [*shorthand, *choices, {**_by_path(extra), "not": {"required": ["name"]}}]}
 
 
@@ -85,27 +104,41 @@ def _reward_keys() -> Schema:
     return {name: properties[name] for name in properties if name not in ComponentRef.model_fields}
 
 
-def _usable(registry: Registry, kind: str) -> Iterable[tuple[list[str], Offer]]:
-    """Each usable offer of `kind` and the names that select it: a name that several share needs its dist."""
+def _listed(registry: Registry, kind: str) -> Iterable[tuple[list[str], Offer]]:
+    """Each offer of `kind` and the names that select it: a name that several share needs its dist."""
     offers = [offer for offer in registry.plugins.offers if offer.kind == kind]
     count = Counter(offer.spec.name for offer in offers)
     for offer in offers:
-        if offer.status == "ok":
+        if offer.status != "incompatible":
             bare = [offer.spec.name] if count[offer.spec.name] == 1 else []
             yield [*bare, offer.qualified_name], offer
 
 
 def _parameters(registry: Registry, offer: Offer, definitions: Schema) -> Schema:
     """What a component takes beside its name; models nested in its config go to `definitions`."""
-    model = registry.config_model(offer)
-    schema = _own_schema(model, offer, definitions) if model else {}
+    try:
+        model = registry.config_model(offer)
+        schema, unknown = _own_schema(model, offer, definitions) if model else {}, ""
+    except ConfigError as error:
+        schema, unknown = {}, f"Parameters unknown: {error}"
+    except Exception as error:  # noqa: BLE001 - a field's type may have no schema; one plugin's is its own affair
+        schema, unknown = {}, f"Parameters unknown: {described(error)}"
+    summary = offer.spec.summary or schema.get("description", "")
+    lacks = f"Not usable here: {offer.reason}." if offer.status == "unavailable" else ""
     return {
         "type": "object",
-        "description": offer.spec.summary or schema.get("description", ""),
+        "description": "\n\n".join(
+            part for part in (summary, f"From {_distribution(offer)}.", lacks, unknown) if part
+        ),
+        "x-grpox-distribution": _distribution(offer),
         "properties": schema.get("properties", {}),
         "required": schema.get("required", []),
-        "additionalProperties": False,
+        "additionalProperties": bool(unknown),
     }
+
+
+def _distribution(offer: Offer) -> str:
+    return f"{offer.distribution} {offer.version}"
 
 
 def _own_schema(model: type[BaseModel], offer: Offer, definitions: Schema) -> Schema:
@@ -120,7 +153,7 @@ def _own_schema(model: type[BaseModel], offer: Offer, definitions: Schema) -> Sc
 def _describe_observers(tracking: Schema, registry: Registry, definitions: Schema) -> None:
     tracking["properties"] = {
         name: _parameters(registry, offer, definitions)
-        for names, offer in _usable(registry, "observer")
+        for names, offer in _listed(registry, "observer")
         for name in names
     }
     tracking["additionalProperties"] = _by_path({})

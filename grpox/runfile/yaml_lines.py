@@ -6,6 +6,7 @@ Scalars follow the YAML 1.2 core schema rather than PyYAML's YAML 1.1: ``1e-6`` 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -13,8 +14,14 @@ from typing import Any
 
 import yaml
 
-from grpox.errors import ConfigError, Problem
+from grpox.errors import ConfigError, Problem, plain
 
+LONGEST = 2**16
+"""Characters of a document; a run file has a few thousand, and parsing takes a second for this many."""
+MOST_VALUES = 20_000
+"""Values of a document whose aliases are written out: a few lines can stand for billions."""
+DEEPEST = 100
+"""Lists and mappings within one another; a run file needs five or six."""
 MOST_DIGITS = 4000
 """Digits of an integer; Python itself reads a few more."""
 _TAG = "tag:yaml.org,2002:"
@@ -26,6 +33,23 @@ class _Loader(yaml.SafeLoader):
     """PyYAML's safe loader with YAML 1.2's implicit types."""
 
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012 - PyYAML's own
+    depth = 0
+
+    def fetch_flow_collection_start(self, TokenClass: Any) -> None:
+        # The scanner alone would take a second to get through thousands of them.
+        if self.flow_level > DEEPEST:
+            raise RecursionError
+        super().fetch_flow_collection_start(TokenClass)
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        # However high the recursion limit is, this tells in time.
+        if self.depth > DEEPEST:
+            raise RecursionError
+        self.depth += 1
+        try:
+            return super().compose_node(parent, index)
+        finally:
+            self.depth -= 1
 
 
 _FORMS: dict[str, re.Pattern[str]] = {}
@@ -61,10 +85,6 @@ def join(key: str, part: str | int) -> str:
     return f"{key}.{part}" if key else part
 
 
-DEEPEST = 100
-"""Lists and mappings within one another; a run file needs five or six."""
-
-
 def read_yaml(text: str, source: str) -> Document:
     """Parse one YAML document.
 
@@ -72,9 +92,11 @@ def read_yaml(text: str, source: str) -> Document:
         source: what problems name, for example ``run.yaml``.
 
     Raises:
-        ConfigError: not YAML, a key given twice, a key that is not text, or a tag that makes an object. Those
-            which leave the document readable are told all together.
+        ConfigError: not YAML, longer than `LONGEST`, a key given twice, a key that is not text, no number, or
+            a tag that makes an object. Those which leave the document readable are told all together.
     """
+    if len(text) > LONGEST:
+        raise ConfigError(Problem(f"is too long: at most {LONGEST} characters are read", where=source))
     reader = _Reader(source)
     try:
         node = _parsed(text)
@@ -85,6 +107,9 @@ def read_yaml(text: str, source: str) -> Document:
         raise ConfigError(_not_yaml(error, source)) from error
     except RecursionError as error:
         raise ConfigError(Problem("lists or mappings are nested too deeply", where=source)) from error
+    except _TooMany as error:
+        what = f"its aliases (*name) stand for too much: at most {MOST_VALUES} values are read"
+        raise ConfigError(Problem(what, where=source)) from error
     if reader.problems:
         raise ConfigError(reader.problems)
     return Document(data, reader.lines)
@@ -93,13 +118,7 @@ def read_yaml(text: str, source: str) -> Document:
 def _parsed(text: str) -> yaml.Node | None:
     """The document's root, or None where there is nothing but comments."""
     loader = _Loader(text)
-    depth = 0
     try:
-        # Events come without recursion: however high the recursion limit is, this tells in time.
-        for event in yaml.parse(text, _Loader):
-            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-            if depth > DEEPEST:
-                raise RecursionError
         node: yaml.Node | None = loader.get_single_node()
     finally:
         loader.dispose()
@@ -120,6 +139,10 @@ def _not_yaml(error: yaml.MarkedYAMLError, source: str) -> Problem:
     return Problem(f"not valid YAML: {what}", where=where)
 
 
+class _TooMany(Exception):
+    """The document has more values than a run can mean."""
+
+
 class _Reader:
     """Turns nodes into data, keeping the lines of keys and collecting problems."""
 
@@ -127,9 +150,13 @@ class _Reader:
         self.source = source
         self.lines: dict[str, int] = {}
         self.problems: list[Problem] = []
+        self.values = 0
 
     def value(self, node: yaml.Node, key: str, above: tuple[yaml.Node, ...]) -> Any:
         """The data of `node`, which stands under `key` within the nodes `above`."""
+        self.values += 1
+        if self.values > MOST_VALUES:
+            raise _TooMany
         if node in above:
             self._refuse(node, key, "an alias to something that contains it")
             return None
@@ -197,13 +224,23 @@ class _Reader:
             case "int":
                 return int(text, 0) if text[:2] in ("0o", "0x") else int(text)
             case "float":
-                return float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
+                return self._float(node, key)
             case "str" if unusable := _UNUSABLE.search(text):
                 self._refuse(node, key, f"the character U+{ord(unusable.group()):04X} cannot be used")
             case "str":
                 return text
             case _:
                 self._refuse(node, key, f"the tag {node.tag.replace(_TAG, '!!')} is not supported")
+        return None
+
+    def _float(self, node: yaml.ScalarNode, key: str) -> float | None:
+        number = float(node.value.lower().replace(".inf", "inf").replace(".nan", "nan"))
+        if math.isnan(number):
+            self._refuse(node, key, f"{node.value} is not a number")
+        elif math.isinf(number) and "inf" not in node.value.lower():
+            self._refuse(node, key, f"{plain(node.value, 50)} is too large a number")
+        else:
+            return number
         return None
 
     def _refuse(self, node: yaml.Node, key: str, what: str) -> None:

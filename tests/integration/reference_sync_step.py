@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 
 import torch
+from torch import nn
 from zero3_step import config_for, reference_for
 
 from grpox.engine import Engine
@@ -27,16 +28,20 @@ def main(out: str, threshold: int) -> None:
     reference = reference_for(config, world)
     assert reference is not None
     engine = Engine(load_model(config.model), config, world, 10, AdamW(train), NamedSchedule(train))
-    snapshots = [dict(stream_weights(reference.module))]
+    snapshots = [snapshot(reference.module)]
     ids = torch.tensor([[3, 4, 5, 6]])
     sync = ReferenceSync(train)
     for _ in range(2):
         engine.steps += 1  # the weights of the policy may as well stay as they are
         sync.after_step(engine, reference)
-        snapshots.append(dict(stream_weights(reference.module)))
+        snapshots.append(snapshot(reference.module))
     logits = reference(input_ids=ids).logits
     result = {"policy": dict(engine.weights()), "reference": snapshots, "logits": logits}
     torch.save(result, f"{out}.{world.rank}")
+
+
+def snapshot(module: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: weight.clone() for name, weight in stream_weights(module)}
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import copy
 import importlib.resources
+import math
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,8 @@ from grpox.errors import ConfigError, RunFailed
 from grpox.logprobs import completion_logprobs
 from grpox.models import architecture_of
 from grpox.rollout import collate
+from grpox_generators import stretches
+from grpox_generators.attention import GROUPED
 from grpox_generators.configs import HfConfig
 from grpox_generators.hf import HfGenerator
 
@@ -130,6 +133,11 @@ def test_a_seed_repeats_and_leaves_the_global_random_state(generator, tokenizer)
     assert sample(6) != first
 
 
+def test_only_the_copy_that_generates_has_attention_of_its_own(generator, policy):
+    assert generator.model.config._attn_implementation == GROUPED
+    assert policy.config._attn_implementation == "sdpa"
+
+
 def test_batches_cut_whole_groups(policy, tokenizer):
     generator = started(policy, tokenizer, batch_size=10)
     rollouts = list(generator.generate(prompts(tokenizer), SAMPLING, seed=0))
@@ -220,9 +228,9 @@ def test_the_minimum_of_tokens_comes_before_the_ending_one(generator, tokenizer)
 
 def test_a_stop_text_over_two_tokens_ends_a_completion(generator, tokenizer):
     """85 is the answer to 37+48; where it is written, the completion ends with it, and nowhere else."""
-    free = list(generator.generate(prompts(tokenizer, samples=64), unsure(temperature=1.5), seed=0))
+    free = list(generator.generate(prompts(tokenizer, samples=128), unsure(temperature=1.5), seed=0))
     sampling = unsure(temperature=1.5, stop=["85", "never"])
-    rollouts = list(generator.generate(prompts(tokenizer, samples=64), sampling, seed=0))
+    rollouts = list(generator.generate(prompts(tokenizer, samples=128), sampling, seed=0))
     texts = [tokenizer.decode(r.completion_ids) for r in rollouts]
     assert sum(text == "85" for text in texts) > 10
     for before, after, text in zip(free, rollouts, texts, strict=True):
@@ -276,6 +284,54 @@ def test_a_prompt_of_one_token_is_sampled_like_any_other(generator, policy, toke
     for rollout in generator.generate([one], unsure(), seed=0):
         expected = expected_logprobs(policy, rollout, unsure(), lambda logits, ids: logits)
         assert rollout.sampler_logprobs == pytest.approx(expected, abs=2e-5)
+
+
+def computed_rows(generator, given, sampling):
+    """Rollouts, and the rows of each forward but the prefill."""
+    rows = []
+    hook = generator.model.get_decoder().register_forward_pre_hook(
+        lambda _, __, inputs: rows.append(len(inputs["input_ids"])), with_kwargs=True
+    )
+    rollouts = list(generator.generate(given, sampling, seed=7))
+    hook.remove()
+    return rollouts, rows[1:]
+
+
+LEAVING = {
+    "plain": {},
+    "greedy": {"temperature": 0.0},
+    "penalised": {"repetition_penalty": 1.3},
+    "stopped": {"stop": ["8", "12"], "min_completion_length": 2},
+    "without ngrams": {"generation_kwargs": {"no_repeat_ngram_size": 2}},
+}
+
+
+@pytest.mark.parametrize("settings", LEAVING.values(), ids=LEAVING)
+def test_rows_that_have_ended_leave_and_change_nothing(generator, tokenizer, monkeypatch, settings):
+    sampling = unsure(max_completion_length=24).model_copy(update=settings)
+    given = prompts(tokenizer, samples=16)
+    rollouts, rows = computed_rows(generator, given, sampling)
+    monkeypatch.setattr(stretches, "CUT_COST", math.inf)
+    whole, all_rows = computed_rows(generator, given, sampling)
+    assert set(all_rows) == {48}
+    assert len(rows) == len(all_rows)
+    assert rows == sorted(rows, reverse=True)
+    lengths = [len(rollout.completion_ids) for rollout in whole]
+    assert sum(rows) < 0.5 * (sum(lengths) + sum(all_rows))
+    for one, other in zip(rollouts, whole, strict=True):
+        assert one.completion_ids == other.completion_ids
+        assert one.finish_reason == other.finish_reason
+        assert one.sampler_logprobs == pytest.approx(other.sampler_logprobs, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    "kept", [{"encoder_repetition_penalty": 1.3}, {"encoder_no_repeat_ngram_size": 2}], ids=str
+)
+def test_no_row_leaves_a_processor_that_remembers_it(generator, tokenizer, kept):
+    sampling = unsure(max_completion_length=24, generation_kwargs=kept)
+    rollouts, rows = computed_rows(generator, prompts(tokenizer, samples=16), sampling)
+    assert set(rows) == {48}
+    assert len({len(rollout.completion_ids) for rollout in rollouts}) > 3
 
 
 def test_a_static_cache_gives_what_a_dynamic_one_gives(generator, policy, tokenizer):

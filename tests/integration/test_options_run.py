@@ -45,3 +45,15 @@ def test_a_reference_that_is_replaced_after_every_step_is_the_policy(grpox, fold
     stays = train(grpox, folder, "stays", *sync)
     assert abs(stays[0]["kl"]) < 1e-9
     assert all(step["kl"] > 1e-6 for step in stays[1:])
+
+
+def test_the_ratio_is_to_what_the_generator_reported_if_the_run_says_so(grpox, folder):
+    """Two steps of each generation batch; hf's probabilities are the trainer's but for roundings."""
+    two = ("train.max_steps=4", "train.steps_per_generation=2", "train.per_device_train_batch_size=64")
+    policy = train(grpox, folder, "of-policy", *two)
+    generator = train(grpox, folder, "of-generator", *two, "train.old_logprobs=generator")
+    assert [step["sampling/difference_max"] for step in generator] == [0, 0, 0, 0]
+    assert policy[0]["sampling/difference_max"] > 0
+    for one, other in zip(policy, generator, strict=True):
+        assert other["loss"] == pytest.approx(one["loss"], abs=1e-4)
+        assert other["ratio/mean"] == pytest.approx(one["ratio/mean"], abs=1e-4)

@@ -40,7 +40,9 @@ def test_only_the_first_step_on_fresh_rollouts_is_on_policy(metrics):
     on_policy = [step for step, m in metrics.items() if m["kl_old"] == 0]
     assert on_policy == [1, 5]
     for step in (2, 3, 4):
-        assert metrics[step]["ratio/min"] < 1 < metrics[step]["ratio/max"]
+        low, high = metrics[step]["ratio/min"], metrics[step]["ratio/max"]
+        assert low < high  # of micro-batch means, which may all be on one side of 1
+        assert 1 not in (low, high)
 
 
 def test_old_logprobs_are_those_of_the_policy_that_sampled(metrics):

@@ -2,12 +2,15 @@
 
 import json
 import random
+import subprocess
+import sys
 from importlib import resources, util
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from sampling_parity import SETTINGS, largest_difference
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from grpox.config import SamplingConfig
@@ -108,6 +111,14 @@ def test_what_ends_a_completion(generator):
         assert "5" not in text(generator, rollout)[:-1]
 
 
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_log_probabilities_are_those_of_the_distribution_that_was_asked_for(generator, policy, settings):
+    rollouts = sample(generator, **settings)
+    sampling = SamplingConfig(**{"max_completion_length": 5, "temperature": 1.3, **settings})
+    ends = (generator.context.tokenizer.eos_token_id,)
+    assert largest_difference(policy, rollouts, sampling, ends) < 1e-4
+
+
 def test_structured_outputs_keep_to_their_pattern(generator):
     pattern = {"structured_outputs": {"regex": "[0-9]{2}"}}
     rollouts = sample(generator, temperature=2.0, generation_kwargs=pattern)
@@ -126,23 +137,32 @@ def test_a_context_that_is_too_short_is_told(generator):
         sample(generator, max_completion_length=60)
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_a_run_learns_with_nothing_but_the_generator_changed(grpox, folder, ranks):
+@pytest.mark.parametrize(("ranks", "share"), [(1, 1), (2, 1), (2, 2)])
+def test_a_run_learns_with_nothing_but_the_generator_changed(grpox, folder, ranks, share):
     done = grpox(
         "train",
         "quickstart",
         "generator=vllm-colocate",
+        f"generator.tensor_parallel_size={share}",
         "train.max_steps=25",
         f"train.per_device_train_batch_size={256 // ranks}",
         "evaluation=null",
         "tracking={}",
-        f"output_dir=runs/vllm-{ranks}",
+        f"output_dir=runs/vllm-{ranks}-{share}",
         ranks=ranks,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    lines = (folder / "runs" / f"vllm-{ranks}" / "metrics.jsonl").read_text().splitlines()
+    output = folder / "runs" / f"vllm-{ranks}-{share}"
+    lines = (output / "metrics.jsonl").read_text().splitlines()
     steps = [json.loads(line)["metrics"] for line in lines]
     assert steps[-1]["reward"] > steps[0]["reward"] + 0.2
     # The correction is on by itself, and has nothing to do.
     assert all(step["sampling/difference_max"] < 1e-4 for step in steps)
-    assert "correction:\n  name: token-truncate" in (folder / f"runs/vllm-{ranks}/config.yaml").read_text()
+    assert "correction:\n  name: token-truncate" in (output / "config.yaml").read_text()
+
+
+def test_it_conforms():
+    command = ["-m", "grpox", "plugins", "check", "vllm-colocate", "kv_cache_gib=0.1"]
+    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "8 passed" in done.stdout

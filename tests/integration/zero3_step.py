@@ -22,7 +22,8 @@ from grpox.plugins import discover
 from grpox.registry import Registry
 from grpox.rollout import collate
 from grpox.sampling import BatchPlan, PromptSampler, Schedule
-from grpox.update import PolicyUpdate, Slice
+from grpox.slices import Slice
+from grpox.update import PolicyUpdate
 from grpox.world import World, start_world
 
 ROWS = 24

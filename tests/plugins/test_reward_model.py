@@ -1,6 +1,7 @@
 """reward_model against transformers' own forward of one text at a time, on tiny models made here."""
 
 import threading
+import time
 
 import pytest
 import torch
@@ -15,6 +16,8 @@ from transformers import (
 )
 
 from grpox.errors import ConfigError
+from grpox.testing import RewardConformance
+from grpox.testing.runner import outcomes
 from grpox_rewards.configs import RewardModelConfig
 from grpox_rewards.reward_model import RewardModel
 
@@ -137,6 +140,21 @@ def test_scores_are_the_same_in_a_thread_and_carry_no_dropout(saved):
     assert found == [reward(**arguments)]
 
 
+def test_two_threads_at_once_score_as_one(saved):
+    reward = RewardModel(RewardModelConfig(model=saved(llama())))
+    arguments = {"prompts": PROMPTS, "completions": COMPLETIONS}
+    expected = reward(**arguments)
+    delays = iter([0.3, 0.6])  # the second call begins within the first, and ends after it
+    reward._model.register_forward_pre_hook(lambda *_: time.sleep(next(delays)))
+    found = []
+    threads = [threading.Thread(target=lambda: found.append(reward(**arguments))) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [expected, expected]
+
+
 def test_a_model_with_several_outputs_is_refused(saved):
     with pytest.raises(ConfigError, match="a reward model has one output, this one has 2"):
         RewardModel(RewardModelConfig(model=saved(llama(num_labels=2))))
@@ -166,3 +184,9 @@ def test_equal_texts_score_equally_to_the_last_bit_whatever_batch_they_fall_into
     texts = ["ab", "abcab", "ab", "a", "ab", "abc", "ab"]
     scores = reward(prompts=["c"] * 7, completions=texts)
     assert len({score for score, text in zip(scores, texts, strict=True) if text == "ab"}) == 1
+
+
+def test_it_conforms(saved):
+    component = {"name": "reward_model", "model": saved(llama())}
+    suite = type("Suite", (RewardConformance,), {"component": component})
+    assert {outcome.check: outcome.what for outcome in outcomes(suite()) if outcome.status == "failed"} == {}

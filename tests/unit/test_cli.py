@@ -25,15 +25,40 @@ from grpox.signals import Terminated
 SURFACE = {
     "": ["--help", "--traceback", "--version"],
     "doctor": ["--help", "--json"],
+    "export": ["--help", "checkpoint", "out_dir"],
     "plan": ["--generations", "--help", "--world-size", "overrides", "run"],
+    "plugins check": ["--help", "name", "params"],
+    "plugins diff": ["--help", "run_a", "run_b"],
+    "plugins list": ["--fresh", "--help", "--json", "--kind", "--why"],
+    "plugins lock": ["--help", "--output", "--world-size", "overrides", "run"],
+    "plugins new": ["--folder", "--force", "--help", "--kind", "name"],
+    "plugins show": ["--help", "name"],
     "recipes copy": ["--force", "--help", "folder", "name"],
     "recipes list": ["--help"],
+    "replay": ["--help", "dump", "overrides"],
     "report": ["--help", "--output", "run_dir"],
+    "serve": [
+        "--dtype",
+        "--gpu-memory-utilization",
+        "--help",
+        "--host",
+        "--kv-cache-gib",
+        "--max-model-len",
+        "--port",
+        "--tensor-parallel-size",
+        "--token-file",
+        "--verbose",
+        "--weights",
+        "--weights-dir",
+        "model",
+        "vllm_args",
+    ],
     "schema": ["--help"],
-    "train": ["--help", "--traceback", "overrides", "run"],
+    "sync": ["--help", "--tracking-uri", "run_dir"],
+    "train": ["--allow-changes", "--help", "--resume", "--traceback", "overrides", "run"],
     "validate": ["--help", "--world-size", "overrides", "run"],
 }
-"""Every command but those of plugins, with its arguments and options; scripts depend on these."""
+"""Every command with its arguments and options; scripts depend on these."""
 
 
 def grpox(*arguments: str, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -75,8 +100,7 @@ def test_commands_and_their_options_do_not_change_unnoticed() -> None:
         if not hasattr(command, "commands") or not name:
             found[name] = sorted([*own, "--help"])
         for child, subcommand in getattr(command, "commands", {}).items():
-            if child != "plugins":
-                found |= walk(subcommand, f"{name} {child}".strip())
+            found |= walk(subcommand, f"{name} {child}".strip())
         return found
 
     assert walk(typer.main.get_command(cli.app), "") == SURFACE
@@ -89,7 +113,11 @@ def test_every_command_has_help(command: list[str]) -> None:
     assert "Usage:" in result.output
 
 
-@pytest.mark.parametrize("command", ["train", "validate", "plan", "recipes copy", "report", "doctor"])
+PLUGIN_COMMANDS = [name for name in SURFACE if name.startswith("plugins ")]
+RUN_COMMANDS = ["train", "validate", "plan", "recipes copy", "export", "replay", "report", "doctor", "sync"]
+
+
+@pytest.mark.parametrize("command", [*RUN_COMMANDS, *PLUGIN_COMMANDS])
 def test_help_teaches_by_examples(command: str) -> None:
     assert f"grpox {command} " in CliRunner().invoke(cli.app, [*command.split(), "--help"]).output
 
@@ -190,9 +218,13 @@ def test_a_bad_run_file_is_told_without_a_traceback_and_exits_2(tmp_path: Path) 
     assert "Traceback" not in done.stderr
 
 
-def test_only_the_first_rank_tells_config_errors(tmp_path: Path) -> None:
+def test_another_rank_tells_config_errors_when_the_first_had_time_to_and_did_not(tmp_path: Path) -> None:
+    """A launcher ends all ranks when one has ended: who still lives has found what rank 0 did not."""
+    begin = time.monotonic()
     done = grpox("train", "nothing.yaml", cwd=tmp_path, RANK="1", WORLD_SIZE="2")
-    assert (done.returncode, done.stderr) == (2, "")
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: [rank 1] no such run file")
+    assert time.monotonic() - begin > cli_errors.SECONDS_FOR_RANK_0
 
 
 def test_the_deepspeed_launcher_may_pass_the_local_rank() -> None:

@@ -1,5 +1,6 @@
 """Saving a model: the folder appears whole, and what stood in its place is kept."""
 
+import resource
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -7,6 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, LlamaConfig, LlamaForCausalLM
 
+from grpox.errors import RunFailed
 from grpox.export import save_model
 from grpox.world import World
 
@@ -67,6 +69,25 @@ def test_what_an_interrupted_save_left_is_no_part_of_the_next(model, tmp_path):
 
 
 def test_other_ranks_write_nothing(model, tmp_path, monkeypatch):
-    monkeypatch.setattr("torch.distributed.barrier", lambda: None)
+    monkeypatch.setattr("torch.distributed.all_gather_object", lambda parts, mine: None)
     save(model, tmp_path / "model", World(rank=1, size=2, device=torch.device("cpu")))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_model_that_does_not_fit_leaves_the_one_before(model, tmp_path):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "mine.txt").write_text("kept")
+    (tmp_path / "checkpoints" / "step-00000007").mkdir(parents=True)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    try:
+        with pytest.raises(RunFailed) as failed:
+            save(model, tmp_path / "model")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    told = str(failed.value)
+    assert f"{tmp_path / 'model'} cannot be written: File too large" in told
+    assert "free, about" in told
+    assert "step-00000007" in told
+    assert (tmp_path / "model" / "mine.txt").read_text() == "kept"
+    assert {path.name for path in tmp_path.iterdir()} == {"model", "checkpoints"}

@@ -8,11 +8,24 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from grpox.config import SamplingConfig
 from grpox.errors import ConfigError
-from grpox_generators.sampling import Distribution, SampledLogprobs
+from grpox_generators.generation_kwargs import LOGITS as LOGITS_NAMES
+from grpox_generators.sampling import Distribution, keeps_rows
 
 PAD = 0
 EOS = 1
 LOGITS = [2.0, -2.0, 1.0, -1.0, 4.0, 0.5]
+LOGITS_KWARGS = {
+    "sequence_bias": [[[5], 1.5]],
+    "encoder_repetition_penalty": 2.0,
+    "no_repeat_ngram_size": 2,
+    "encoder_no_repeat_ngram_size": 2,
+    "bad_words_ids": [[2, 4]],
+    "forced_eos_token_id": EOS,
+    "exponential_decay_length_penalty": [1, 1.5],
+    "suppress_tokens": [2],
+    "begin_suppress_tokens": [2],
+    "watermarking_config": {"greenlist_ratio": 0.5, "bias": 2.0},
+}
 
 
 @pytest.fixture(scope="module")
@@ -106,11 +119,39 @@ def test_what_transformers_refuses_is_told(model):
         scores(model, [2], [], generation_kwargs={"bad_words_ids": 3})
 
 
-def test_the_recorder_reads_each_token_from_the_scores_it_was_drawn_from():
-    """Two rows of two tokens: log softmax of [0, log 3] is [log 1/4, log 3/4], of equal scores log 1/2."""
-    recorder = SampledLogprobs(prompt_length=1)
-    sequences = torch.tensor([[0, 1, 0], [0, 0, 1]])
-    recorder(sequences[:, :1], torch.tensor([[0.0, math.log(3)], [0.0, math.log(3)]]))
-    recorder(sequences[:, :2], torch.zeros(2, 2))
-    expected = torch.tensor([[3 / 4, 1 / 2], [1 / 4, 1 / 2]]).log()
-    torch.testing.assert_close(recorder.finish(sequences), expected)
+@pytest.mark.parametrize("kept", [[1, 2], [0, 2], [2]], ids=str)
+def test_rows_that_stay_are_processed_as_before(model, kept):
+    """Prompts of 2, 4 and 4 tokens, of which the first is padded: each row gets what it gets alone."""
+    rows = [[PAD, PAD, PAD, 2], [4, 5, 4, 5], [3, 3, 2, 2]]
+    prompts = torch.tensor(rows)
+    distribution = Distribution(
+        model, SamplingConfig(repetition_penalty=2.0), (EOS,), prompts, torch.tensor([2, 4, 4])
+    )
+    distribution.keep(torch.tensor([row in kept for row in range(3)]))
+    after = distribution(prompts[kept], torch.tensor([LOGITS] * len(kept))).tolist()
+    unpadded = [rows[0][2:], *rows[1:]]
+    assert after == [scores(model, unpadded[row], [], repetition_penalty=2.0) for row in kept]
+
+
+@pytest.mark.parametrize("name", LOGITS_KWARGS)
+def test_what_remembers_rows_is_known(model, name):
+    """transformers' own processor, asked for two rows of three: only what remembers rows minds."""
+    sampling = SamplingConfig(generation_kwargs={name: LOGITS_KWARGS[name]})
+    prompts = torch.tensor([[2, 3, 2], [4, 5, 4], [3, 2, 3]])
+    lengths = torch.tensor([3, 3, 3])
+
+    def after(kept):
+        distribution = Distribution(model, sampling, (EOS,), prompts, lengths)
+        distribution(prompts, torch.tensor([LOGITS] * 3))
+        longer = torch.cat([prompts, prompts[:, :1]], dim=1)[kept]
+        try:
+            return distribution(longer, torch.tensor([LOGITS] * len(kept))).tolist()
+        except (RuntimeError, ArithmeticError):
+            return None
+
+    whole = after([0, 1, 2])
+    assert (after([1, 2]) != whole[1:]) <= keeps_rows(sampling)
+
+
+def test_every_key_about_tokens_is_tried():
+    assert set(LOGITS_KWARGS) == set(LOGITS_NAMES)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -11,8 +13,11 @@ from torch import Tensor
 
 from grpox.contracts import Correction, Rollout
 from grpox.metrics import TokenMetrics
-from grpox.mismatch import add_mismatch, mismatch_metrics
+from grpox.mismatch import add_mismatch, mismatch_metrics, mismatch_warnings
 from grpox.rollout import collate
+from grpox.sampling import StepPlan
+from grpox.tell_once import TellOnce
+from grpox.trainer import Trainer
 from grpox.world import World
 from grpox_corrections.configs import (
     GeometricMaskConfig,
@@ -188,3 +193,59 @@ def test_rounding_is_not_truncation(name: str) -> None:
 
 def test_a_step_without_tokens_has_no_metrics() -> None:
     assert measured(NONE, [[]]) == {}
+
+
+@pytest.mark.parametrize(
+    ("correction", "ratios", "alarms"),
+    [
+        ("none", [[0.51, 0.51]], []),
+        ("none", [[1.99, 1.99]], []),
+        ("none", [[0.49, 0.49]], ["ratio_mean"]),
+        ("none", [[2.02, 2.02]], ["ratio_mean"]),
+        # Nine of 0.05 and one of 9.5: the mean is healthy, (0.45 + 9.5)^2 / (10 * 90.27) = 0.11.
+        ("none", [[0.05] * 9 + [9.5]], ["effective_sample_size"]),
+        # The ratios of single tokens are healthy; those of completions 1.9^8 = 170 and 1.
+        ("sequence-mask", [[1.9] * 8, *([[1.0]] * 30)], ["effective_sample_size"]),
+        ("token-mask", [[1.9] * 8, *([[1.0]] * 30)], []),
+        ("token-truncate", [[1.0, math.nan]], ["missing_logprobs"]),
+    ],
+)
+def test_what_is_unhealthy_is_told(correction: str, ratios: Rows, alarms: list[str]) -> None:
+    metrics = {f"sampling/{name}": value for name, value in measured(ALL[correction], ratios).items()}
+    told = mismatch_warnings(metrics, 7, promised=True)
+    assert list(told) == [f"sampling/{name}" for name in alarms]
+    for name, text in told.items():
+        assert text.startswith(f"{name} is {metrics[name]:.3g} at step 7; healthy is ")
+
+
+def test_a_generator_that_promises_no_log_probabilities_may_leave_them_out() -> None:
+    metrics = {"sampling/missing_logprobs": 1.0, "sampling/ratio_mean": 1.0}
+    assert mismatch_warnings(metrics, 1, promised=False) == {}
+    assert list(mismatch_warnings(metrics, 1, promised=True)) == ["sampling/missing_logprobs"]
+
+
+def test_each_alarm_is_told_once_and_only_by_the_main_process(capsys: pytest.CaptureFixture[str]) -> None:
+    for main, times in ((False, 0), (True, 1)):
+        trainer = reporting_trainer(main)
+        for step in (3, 4):
+            trainer.report(
+                StepPlan(step, ()), [], {"sampling/ratio_mean": 2.5, "sampling/missing_logprobs": 0.1}
+            )
+        told = capsys.readouterr().err
+        assert told.count("warning: sampling/ratio_mean is 2.5 at step 3; healthy is 0.5 to 2.") == times
+        assert told.count("warning: sampling/missing_logprobs is 0.1 at step 3; healthy is 0.") == times
+        assert told.count("warning") == 2 * times
+
+
+def reporting_trainer(main: bool) -> Trainer:
+    parts: dict[str, Any] = {
+        "schedule": SimpleNamespace(
+            plan=SimpleNamespace(optimizer_steps_per_generation=1),
+            sampler=SimpleNamespace(generations_per_epoch=1),
+            total_steps=9,
+        ),
+        "collector": SimpleNamespace(sampler=SimpleNamespace(warn=TellOnce())),
+        "observers": SimpleNamespace(failures={}, step_finished=lambda *told: None),
+        **dict.fromkeys(("context", "policy", "evaluator", "checkpoints")),
+    }
+    return Trainer(world=World(0 if main else 1, 2, CPU), pad_token_id=0, logprobs_promised=True, **parts)

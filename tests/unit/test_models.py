@@ -43,6 +43,11 @@ def refused(config: ModelConfig) -> Problem:
     return problem
 
 
+def told_beside_the_bar(capfd: pytest.CaptureFixture[str]) -> list[str]:
+    """The lines on standard error that are not of transformers' progress bar."""
+    return [line for line in capfd.readouterr().err.splitlines() if line and "Loading weights" not in line]
+
+
 # -- Weights ---------------------------------------------------------------------------------------------
 
 
@@ -80,6 +85,22 @@ def test_only_the_first_few_of_many_are_named(changed: Callable[..., ModelConfig
 def test_a_weight_of_another_shape_is_named_with_both(changed: Callable[..., ModelConfig]) -> None:
     problem = refused(changed(lambda weights: weights.update({UP: torch.zeros(3, 128)})))
     assert problem.what == f"weights of another shape, 1 in all: {UP} is [3, 128], not [512, 128]"
+
+
+def test_weights_that_nothing_uses_are_told_in_one_line(
+    changed: Callable[..., ModelConfig], capfd: pytest.CaptureFixture[str]
+) -> None:
+    load_model(changed(lambda weights: weights.update({"model.layers.9.extra": torch.ones(2)})))
+    [line] = told_beside_the_bar(capfd)
+    assert line.endswith("weights that its config.json does not use, 1 in all: model.layers.9.extra")
+    assert line.isprintable()
+
+
+def test_weights_that_do_not_fit_are_told_by_the_error_alone(
+    changed: Callable[..., ModelConfig], capfd: pytest.CaptureFixture[str]
+) -> None:
+    refused(changed(lambda weights: weights.update({UP: torch.ones(2, 2)})))
+    assert told_beside_the_bar(capfd) == []
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import subprocess
+import sys
 
 import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
 from grpox.cli.plugin_details import details, select
-from grpox.cli.plugin_report import as_json, as_table, rows
+from grpox.cli.plugin_report import Row, as_json, as_table, rows
+from grpox.cli.plugin_why import Why, explain, load_broken
 from grpox.cli.plugins import app
 from grpox.errors import ConfigError
 from grpox.plugins import PluginSet, discover
@@ -130,8 +135,55 @@ def test_show_gives_parameters_with_type_default_and_doc(plugins):
     assert "Largest weight, [bold]whatever[/bold] the ratio." in cap
     assert "required" in next(line for line in lines if line.split()[:1] == ["level"])
     assert "[]" in next(line for line in lines if line.split()[:1] == ["seeds"])
-    for fact in ("-min(w, cap) A", "A paper, eq. 8", "entropy", "nothing-such>=1", "grpox_foo:Loss"):
-        assert any(fact in line for line in lines)
+    facts = {line.split()[0]: " ".join(line.split()[1:]) for line in lines if line.split()}
+    assert facts["formula"] == "-min(w, cap) A"
+    assert facts["source"] == "A paper, eq. 8"
+    assert facts["needs"] == "entropy"
+    assert facts["provides"] == "nothing"
+    assert facts["requires"] == "nothing-such>=1"
+    assert (facts["target"], facts["config"]) == ("grpox_foo:Loss", "grpox_foo:Config")
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        (
+            "loss/dapo",
+            {
+                "formula": "-min(w~ A, clip(w, 1-clip_low, 1+clip_high) A), w~ = min(w, delta)",
+                "source": "DAPO, arXiv 2503.14476, eq. 8",
+                "needs": "nothing",
+                "provides": "nothing",
+                "clip_low": "number > 0 and <= 1 0.2",
+            },
+        ),
+        (
+            "generator/vllm-server",
+            {
+                "formula": "none given",
+                "source": "https://docs.vllm.ai",
+                "provides": "logprobs, other-numerics, streaming",
+                "retries": "integer >= 0 3",
+            },
+        ),
+        (
+            "reward/math",
+            {
+                "formula": "1[expression(text) = expression(answer)]",
+                "source": "https://github.com/huggingface/Math-Verify",
+                "config": "grpox_rewards.configs:MathConfig",
+                "column": "text answer",
+                "timeout_seconds": "number > 0 5.0",
+            },
+        ),
+    ],
+)
+def test_show_tells_all_of_a_built_in_loss_generator_and_reward(name, told):
+    found = discover()
+    (offer,) = select(found, name)
+    lines = [" ".join(line.split()) for line in printed(details(found, offer)).splitlines()]
+    missing = [f"{label} {text}" for label, text in told.items()]
+    assert [start for start in missing if not any(line.startswith(start) for line in lines)] == []
 
 
 def test_show_survives_a_config_that_cannot_be_imported(plugins):
@@ -172,3 +224,232 @@ def test_the_commands_print_what_is_installed(make_distribution):
     shown = CliRunner().invoke(app, ["show", "grpox-other:same"])
     assert shown.exit_code == 0
     assert "grpox_other:Loss" in shown.stdout
+
+
+# -- list --why --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def whys(plugins) -> dict[tuple[str, str, str], Why]:
+    return all_whys(plugins)
+
+
+def all_whys(plugins: PluginSet) -> dict[tuple[str, str, str], Why]:
+    load_broken(plugins)
+    return {(row.kind, row.name, row.distribution): explain(plugins, row) for row in rows(plugins)}
+
+
+def only(plugins: PluginSet, distribution: str) -> tuple[Row, Why]:
+    """The one row of a distribution, explained."""
+    load_broken(plugins)
+    (row,) = (row for row in rows(plugins) if row.distribution == distribution)
+    return row, explain(plugins, row)
+
+
+def test_every_row_that_is_not_ok_is_explained_with_what_to_do_and_no_other(plugins, whys):
+    for row in rows(plugins):
+        why = whys[row.kind, row.name, row.distribution]
+        assert bool(why.why) == bool(why.remedy) == (row.status != "ok"), row
+
+
+def test_a_conflict_names_both_distributions_and_how_to_select_one(whys):
+    why = whys["loss", "same", "grpox-other"]
+    assert re.fullmatch(
+        r"(grpox-\w+) 1.0 and (grpox-\w+) 1.0 offer a loss 'same', and grpox does not choose between them\.",
+        why.why,
+    )
+    assert {"grpox-foo", "grpox-other"} <= set(why.why.split())
+    assert why.remedy == (
+        "To use this one, write its whole name in the run file: grpox-other:same\n"
+        "Or switch the other off, and 'same' alone will do: GRPOX_DISABLE_PLUGINS=grpox-foo"
+    )
+
+
+def test_nobody_is_advised_to_switch_the_built_in_plugins_off(make_distribution):
+    make_distribution("grpox-other", OTHER.replace('"same"', '"dapo"'))
+    remedies = [explain(discover(), row).remedy for row in rows(discover(), "loss") if row.name == "dapo"]
+    assert len(remedies) == 2
+    assert not any(remedy.endswith("=grpox") for remedy in remedies)
+
+
+def test_what_a_conflict_advises_resolves_it(plugins, monkeypatch):
+    whole = re.search(r"run file: (\S+)", explain(plugins, rows(plugins, "loss")[1]).remedy)
+    assert [offer.qualified_name for offer in select(plugins, whole[1])] == [whole[1]]
+    switch = re.search(r"GRPOX_DISABLE_PLUGINS=(\S+)", explain(plugins, rows(plugins, "loss")[1]).remedy)
+    monkeypatch.setenv("GRPOX_DISABLE_PLUGINS", switch[1])
+    (same,) = select(discover(), "loss/same")
+    assert same.qualified_name == whole[1]
+
+
+def test_a_name_that_one_distribution_offers_twice_is_for_its_author_to_mend(make_distribution):
+    folder = make_distribution("grpox-twice", OTHER, entry_points={"a": "grpox_twice", "b": "grpox_twice_b"})
+    (folder / "grpox_twice_b.py").write_text(OTHER)
+    plugins = discover()
+    row = next(row for row in rows(plugins, "loss") if row.distribution == "grpox-twice")
+    why = explain(plugins, row)
+    assert "offers a loss 'same' more than once, in grpox_twice and grpox_twice_b" in why.why
+    assert "author has to rename" in why.remedy
+    assert "grpox-twice:same" not in row.reason + why.remedy
+
+
+def test_what_a_component_requires_comes_with_the_command(whys):
+    why = whys["loss", "capped", "grpox-foo"]
+    assert "nothing-such>=1: not installed" in why.why
+    assert why.remedy == "pip install 'nothing-such>=1'"
+
+
+@pytest.mark.parametrize(
+    ("extra", "remedy"),
+    [
+        ("requires=('a-b>=1 | c-d>=1', 'e-f', 'pluggy')", "pip install 'a-b>=1'\npip install 'e-f'"),
+        ("requires=('a-b>=1', 'e-f'), install='make all'", "make all"),
+        (
+            "requires=('what is this',)",
+            "Its author has to mend requires=['what is this']: packaging.python.org says how they are written.",
+        ),
+    ],
+)
+def test_the_commands_are_those_that_lack_and_a_mistake_is_the_authors(make_distribution, extra, remedy):
+    spec = f"ComponentSpec('x', 'a:B', {extra})"
+    source = f"from grpox import ComponentSpec, hookimpl\n@hookimpl\ndef grpox_losses():\n    return [{spec}]\n"
+    make_distribution("grpox-lacking", source)
+    assert only(discover(), "grpox-lacking")[1].remedy == remedy
+
+
+def test_another_api_version_says_which_way_to_move(whys):
+    why = whys["correction", "capped", "grpox-foo"]
+    assert why.why == "It is written for plugin API 99, this grpox has 1: upgrade grpox."
+    assert why.remedy == (
+        "pip install --upgrade grpox\nOr, for this grpox, an older one: pip install 'grpox-foo<1.0'"
+    )
+
+
+def test_a_plugin_of_an_older_api_is_to_be_upgraded(make_distribution):
+    make_distribution("grpox-aged", OTHER.replace('grpox_other:Loss"', 'grpox_other:Loss", api=0'))
+    row, why = only(discover(), "grpox-aged")
+    assert row.status == "incompatible"
+    assert why.remedy.startswith("pip install --upgrade grpox-aged\nIf it is yours: ")
+
+
+@pytest.mark.parametrize(
+    ("value", "command"),
+    [
+        ("Grpox_Off", "unset GRPOX_DISABLE_PLUGINS"),
+        ("zzz, grpox-off", "export GRPOX_DISABLE_PLUGINS=zzz"),
+    ],
+)
+def test_a_plugin_that_the_environment_disables_says_how_to_undo_that(
+    make_distribution, monkeypatch, value, command
+):
+    make_distribution("grpox-off", "")
+    monkeypatch.setenv("GRPOX_DISABLE_PLUGINS", value)
+    row, why = only(discover(), "grpox-off")
+    assert row.status == "disabled"
+    assert why == Why(f"It is switched off: GRPOX_DISABLE_PLUGINS is '{value}' in this environment.", command)
+
+
+def test_a_plugin_that_a_run_file_disables_says_so(whys):
+    why = whys["plugin", "plugin", "grpox-off"]
+    assert "plugins.disable list" in why.why
+    assert why.remedy == "Take grpox-off out of `plugins: {disable: [...]}` in the run file."
+
+
+HOOK = "from grpox import ComponentSpec, hookimpl\n@hookimpl\ndef {}\n    return {}\n"
+
+
+@pytest.mark.parametrize(
+    ("source", "what", "place", "remedy"),
+    [
+        ("1\nraise ValueError('no')", "ValueError: no", ":2", 'python -c "import grpox_broken"'),
+        ("def f():\n    import json\n    json.loads('[')\nf()", "JSONDecodeError", ":3 in f", "mend it there"),
+        ("x = (", "SyntaxError", ":1", "mend it there"),
+        (
+            "import absent_library",
+            "ModuleNotFoundError",
+            ":1",
+            "Install what holds the module 'absent_library'",
+        ),
+        ("import grpox_broken.inner", "ModuleNotFoundError", ":1", "mend it there"),
+        (HOOK.format("grpox_losses():", "1 / 0"), "ZeroDivisionError", ":4 in grpox_losses", "mend it there"),
+        (
+            HOOK.format("grpox_lossess():", "[]"),
+            "did you mean grpox_losses?",
+            ":2 in grpox_lossess",
+            "docs/plugin-api",
+        ),
+        (
+            HOOK.format("grpox_step_finished(stepp):", "1"),
+            "stepp",
+            ":2 in grpox_step_finished",
+            "docs/plugin-api",
+        ),
+    ],
+)
+def test_a_broken_plugin_is_told_with_error_and_line_also_when_only_remembered(
+    make_distribution, source, what, place, remedy
+):
+    folder = make_distribution("grpox-broken", source)
+    for _ in range(2):
+        row, why = only(discover(), "grpox-broken")
+        assert row.status == "broken"
+        assert what in why.why
+        assert why.why.endswith(f"at {folder / 'grpox_broken.py'}{place}")
+        assert remedy in why.remedy
+        assert "GRPOX_DISABLE_PLUGINS=grpox-broken silences it" in why.remedy
+
+
+def why_command(*arguments: str, **environment: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "grpox", "plugins", "list", "--why", *arguments],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environment},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout
+
+
+def test_the_command_explains_in_80_columns_and_counts_the_rest(make_distribution):
+    make_distribution("grpox-other", OTHER)
+    make_distribution("grpox-foo", SOURCE)
+    make_distribution("grpox-bad", "raise ValueError('[bold]no[/bold]')")
+    lines = [line.rstrip() for line in why_command(COLUMNS="80").splitlines()]
+    assert max(map(len, lines)) <= 80
+    assert "same  loss, grpox-other 1.0  conflict" in lines
+    assert "  why  ValueError: [bold]no[/bold]" in lines
+    assert not any(line.startswith("dapo  loss") for line in lines)
+    assert re.fullmatch(r"\d+ other rows are ok", lines[-1])
+
+
+def test_json_with_why_has_every_row_with_two_more_keys(make_distribution):
+    make_distribution("grpox-other", OTHER)
+    make_distribution("grpox-foo", SOURCE)
+    listed = json.loads(why_command("--json", "--kind", "loss"))
+    assert list(listed[0])[-2:] == ["why", "remedy"]
+    said = {(row["name"], row["distribution"]): row for row in listed}
+    assert "grpox-other:same" in said["same", "grpox-other"]["remedy"]
+    assert (said["grpo", "grpox"]["status"], said["grpo", "grpox"]["why"]) == ("ok", "")
+
+
+def test_the_plain_list_points_to_the_explanations_and_imports_nothing_broken_for_it(make_distribution):
+    folder = make_distribution("grpox-bad", "open(__file__ + '.imports', 'a').write('x')\nraise ValueError")
+    for _ in range(2):
+        listed = CliRunner().invoke(app, ["list", "--kind", "plugin"], env={"COLUMNS": "120"})
+    assert "grpox plugins list --why explains the 1 not ok" in listed.stdout
+    assert (folder / "grpox_bad.py.imports").read_text() == "x"
+
+
+def test_a_warm_list_imports_neither_plugins_nor_what_reads_run_files(make_distribution):
+    """typer itself imports pydantic to read options; what of grpox does is not needed to list."""
+    make_distribution("grpox-foo", SOURCE)
+    code = (
+        "import sys; from grpox.cli.plugins import app\n"
+        "app(['list'], standalone_mode=False)\n"
+        "print({'torch', 'grpox.config', 'grpox_foo'} & set(sys.modules), file=sys.stderr)"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    for _ in range(2):
+        done = subprocess.run(
+            [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+        )
+    assert done.stderr == "set()\n"

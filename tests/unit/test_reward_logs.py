@@ -97,6 +97,7 @@ def test_a_steps_report_keeps_the_trainers_loss_and_tells_the_functions_beside_i
         evaluator=None,
         observers=SimpleNamespace(failures={}, step_finished=lambda run, step, metrics: told.append(metrics)),
         pad_token_id=0,
+        checkpoints=None,
     )
     logged = {"loss": {"f": 42.0}, "epoch": {"f": 7.0}, "seen": {"f": 1.0, "g": 2.0}}
     for step in (1, 2):

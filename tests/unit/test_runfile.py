@@ -661,3 +661,31 @@ def test_data_too_small_for_one_generation_batch(refuse: Refuse) -> None:
 def test_problems_with_components_files_and_batches_are_told_together(refuse: Refuse) -> None:
     problems = refuse("", "", "loss=dappo", "data.path=none.jsonl", "train.num_generations=3")
     assert {problem.key for problem in problems} == {"loss", "data.path", "train.num_generations"}
+
+
+def test_a_ratio_to_the_generators_probabilities_is_not_corrected_by_default(
+    load: Load, make_distribution: Callable[..., Path]
+) -> None:
+    make_distribution("grpox-other", OTHER_ENGINE)
+    ratio = ("num_generations: 4", "num_generations: 4\n  old_logprobs: generator")
+    assert load(*ratio, "generator=other").config.correction.name == "none"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key"),
+    [
+        (["correction=token-truncate"], "correction"),
+        (["sampling.top_p=0.8"], "train.old_logprobs"),
+        (["generator=silent"], "train.old_logprobs"),
+    ],
+)
+def test_a_ratio_to_the_generators_probabilities_needs_them_unchanged(
+    refuse: Refuse, make_distribution: Callable[..., Path], overrides: list[str], key: str
+) -> None:
+    silent = OTHER_ENGINE.replace(
+        '"other", "grpox_other:Other", provides=("logprobs", "other-numerics")', '"silent", "x:Y"'
+    )
+    make_distribution("grpox-silent", silent)
+    ratio = ("num_generations: 4", "num_generations: 4\n  old_logprobs: generator")
+    (problem,) = refuse(*ratio, *overrides)
+    assert problem.key == key

@@ -28,6 +28,21 @@ def grpox_losses():
     yield ComponentSpec("future", "grpox_steep:Loss", api=99)
 """
 
+ODD = """
+from collections.abc import Callable
+from pydantic import BaseModel
+from grpox import ComponentSpec, hookimpl
+
+class Calls(BaseModel):
+    how: Callable[[int], int]
+
+@hookimpl
+def grpox_losses():
+    yield ComponentSpec("lacking", "grpox_odd:Loss", requires=("nothing-such>=1",), summary="Lacks.")
+    yield ComponentSpec("lost", "grpox_odd:Loss", config="no_such_module:Config")
+    yield ComponentSpec("calls", "grpox_odd:Loss", config="grpox_odd:Calls")
+"""
+
 
 @pytest.fixture
 def schema() -> dict[str, Any]:
@@ -123,3 +138,84 @@ def test_every_key_and_parameter_says_what_it_is(schema: dict[str, Any]) -> None
         if key not in ("name", "path") and not field.get("description")
     ]
     assert undescribed == []
+
+
+# -- Who adds what ---------------------------------------------------------------------------------------
+
+
+def test_each_component_names_its_distribution_for_people_and_for_programs(make_distribution: Any) -> None:
+    make_distribution("grpox-steep", PLUGIN, version="0.7")
+    schema = run_schema(Registry(discover()))
+    loss = schema["properties"]["loss"]
+    steep = named(schema, loss, "steep")
+    assert steep["x-grpox-distribution"] == "grpox-steep 0.7"
+    assert steep["description"] == "Steep.\n\nFrom grpox-steep 0.7."
+    assert steep["properties"]["name"]["description"] == steep["description"]
+    assert named(schema, loss, "grpo")["x-grpox-distribution"].startswith("grpox ")
+    # Two that share a name are told apart.
+    assert named(schema, loss, "grpox-steep:dapo")["x-grpox-distribution"] == "grpox-steep 0.7"
+    assert named(schema, loss, "grpox:dapo")["x-grpox-distribution"].startswith("grpox 0")
+
+
+def test_every_installed_component_is_there_with_the_distribution_that_adds_it(schema: dict[str, Any]) -> None:
+    told = {
+        (name.partition(".")[0], names[-1], definition["x-grpox-distribution"])
+        for name, definition in schema["$defs"].items()
+        if (names := definition.get("properties", {}).get("name", {}).get("enum"))
+    }
+    observers = schema["properties"]["tracking"]["properties"]
+    told |= {
+        ("observer", name, definition["x-grpox-distribution"])
+        for name, definition in observers.items()
+        if ":" in name
+    }
+    installed = {
+        (offer.kind, offer.qualified_name, f"{offer.distribution} {offer.version}")
+        for offer in discover().offers
+    }
+    assert told == installed
+
+
+def test_a_bare_name_is_described_too(make_distribution: Any) -> None:
+    make_distribution("grpox-steep", PLUGIN.replace("steepness: float", "steepness: float = 1"), version="0.7")
+    schema = run_schema(Registry(discover()))
+    (bare,) = [choice for choice in choices(schema, schema["properties"]["loss"]) if "enum" in choice]
+    described = dict(zip(bare["enum"], bare["enumDescriptions"], strict=True))
+    assert described["steep"] == "Steep.\n\nFrom grpox-steep 0.7."
+    assert "From grpox 0" in described["grpo"]
+
+
+def test_a_component_that_cannot_run_here_is_there_and_says_so(make_distribution: Any) -> None:
+    make_distribution("grpox-odd", ODD)
+    schema = run_schema(Registry(discover()))
+    lacking = named(schema, schema["properties"]["loss"], "lacking")
+    assert "Not usable here: needs nothing-such>=1: not installed" in lacking["description"]
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("lost", "ModuleNotFoundError: No module named 'no_such_module'"),
+        ("calls", "PydanticInvalidForJsonSchema"),
+    ],
+)
+def test_a_config_that_cannot_be_described_is_left_open_and_spoils_no_other(
+    make_distribution: Any, name: str, why: str
+) -> None:
+    make_distribution("grpox-odd", ODD)
+    schema = run_schema(Registry(discover()))
+    component = named(schema, schema["properties"]["loss"], name)
+    assert "Parameters unknown: " in component["description"]
+    assert why in component["description"]
+    assert component["additionalProperties"] is True
+    assert named(schema, schema["properties"]["loss"], "dapo")["additionalProperties"] is False
+
+
+def test_what_is_left_out_is_told_with_its_reason(make_distribution: Any) -> None:
+    make_distribution("grpox-steep", PLUGIN)
+    make_distribution("grpox-bad", "raise ValueError('no')")
+    make_distribution("grpox-off", "")
+    comment = run_schema(Registry(discover(disable=["grpox-off"])))["$comment"]
+    assert "plugin 'plugin' of grpox-bad 1.0 is broken: ValueError: no" in comment
+    assert "plugin 'plugin' of grpox-off 1.0 is disabled: by the plugins.disable list" in comment
+    assert "loss 'future' of grpox-steep 1.0 is written for plugin API 99" in comment

@@ -83,3 +83,12 @@ def test_a_long_text_is_seen_whole(byte_tokens):
 
 def test_without_texts_nothing_ends(pieces):
     assert ends(pieces, [], [[A, B], [X, X]]) == [None, None]
+
+
+def test_rows_that_stay_keep_their_place(pieces):
+    """Row 0 has ended and leaves; row 2 ends after it has moved up."""
+    criterion = StopTexts(["ab"], pieces, 3, 1, 0)
+    assert criterion(torch.tensor([[X, A, B], [X, A, X], [X, X, A]]), None).tolist() == [True, False, False]
+    criterion.keep(torch.tensor([False, True, True]))
+    assert criterion(torch.tensor([[X, A, X, X], [X, X, A, B]]), None).tolist() == [False, True]
+    assert criterion.ends == [2, None, 3]

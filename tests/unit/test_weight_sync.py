@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import weakref
+
+import pytest
 import torch
 from torch import nn
 
-from grpox.weight_sync import _buckets
+from grpox import weight_sync
+from grpox.weight_sync import _buckets, _lasting, stream_weights
 
 
 def parameters(*sizes: int) -> list[tuple[str, nn.Parameter]]:
@@ -32,3 +36,27 @@ def test_parameters_on_nvme_are_gathered_one_by_one() -> None:
     for _, weight in weights:
         weight.nvme_swapper = object()  # type: ignore[attr-defined]
     assert names(weights, 1000) == [["p0"], ["p1"], ["p2"]]
+
+
+def test_nothing_of_a_bucket_is_left_when_the_next_is_gathered(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = nn.ParameterList([nn.Parameter(torch.ones(2)) for _ in range(4)])
+    given: list[weakref.ref[torch.Tensor]] = []
+    left: list[int] = []
+
+    def gathered(parameter: nn.Parameter) -> torch.Tensor:
+        left.append(sum(tensor() is not None for tensor in given))
+        return _lasting(parameter)
+
+    monkeypatch.setattr(weight_sync, "_lasting", gathered)
+    for _, tensor in stream_weights(module, bucket_bytes=16):
+        given.append(weakref.ref(tensor))
+        del tensor
+    assert left == [0, 0, 0, 0]
+    assert len(given) == 4
+
+
+def test_what_is_gathered_is_not_copied_but_out_of_a_buffer_that_is_used_again() -> None:
+    whole = nn.Parameter(torch.ones(4))
+    assert _lasting(whole).data_ptr() == whole.data_ptr()
+    whole.nvme_swapper = object()  # type: ignore[attr-defined]
+    assert _lasting(whole).data_ptr() != whole.data_ptr()

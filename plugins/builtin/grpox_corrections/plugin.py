@@ -25,6 +25,7 @@ def grpox_corrections() -> tuple[ComponentSpec, ...]:
             config="grpox_corrections.configs:TokenTruncateConfig",
             summary="Truncated importance sampling (TIS): each token weighted, up to a cap",
             needs=("logprobs",),
+            provides=("token-weights",),
             formula="R = min(exp(d), cap), d = log pi_old - log mu",
             source=YAO,
         ),

@@ -67,6 +67,11 @@ class VllmColocateConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
 
+    dtype: Literal["float32", "bfloat16", "float16"] | None = None
+    """What the engine computes in; default: model.dtype. Another one makes a mismatch for the correction."""
+    tensor_parallel_size: int = Field(1, ge=1)
+    """Ranks that hold one engine together, each a part of every weight; it divides the number of ranks. 1 as in
+    TRL."""
     gpu_memory_utilization: float = Field(0.3, gt=0, le=1)
     """Part of the GPU's memory that the engine may take, weights and cache; 0.3 as in TRL. Unused on CPU."""
     kv_cache_gib: float | None = Field(None, gt=0)
@@ -93,7 +98,7 @@ class VllmColocateConfig(BaseModel):
 
 ENGINE_OWNED = {
     "model": "model.path",
-    "dtype": "model.dtype",
+    "dtype": "generator.dtype",
     "seed": "train.seed",
     "load_format": "",
     "tokenizer": "",
@@ -103,7 +108,8 @@ ENGINE_OWNED = {
     "max_model_len": "generator.max_model_len",
     "gpu_memory_utilization": "generator.gpu_memory_utilization",
     "kv_cache_memory_bytes": "generator.kv_cache_gib",
-    "tensor_parallel_size": "",
+    "tensor_parallel_size": "generator.tensor_parallel_size",
+    "distributed_executor_backend": "",
     "pipeline_parallel_size": "",
     "data_parallel_size": "",
 }

@@ -13,24 +13,27 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
+from transformers import GenerationConfig
 
 from grpox.config import SamplingConfig
 from grpox.contracts import GeneratorContext, Prompt, Rollout, WeightStream
 from grpox.errors import ConfigError, Problem, RunFailed
+from grpox_generators.attention import group_heads
 from grpox_generators.configs import HfConfig
 from grpox_generators.continuous import complete
+from grpox_generators.draw import Draw, NoProbabilities
 from grpox_generators.limits import check_length, end_ids
 from grpox_generators.padding import PaddedPrompts, cut, pad_prompts
 from grpox_generators.sampling import (
     Distribution,
-    SampledLogprobs,
     distribution_config,
+    keeps_rows,
     refused_kwargs,
     runtime_kwargs,
 )
 from grpox_generators.sharded import Idle, generating, most_of_all_ranks
 from grpox_generators.stopping import StopTexts
+from grpox_generators.stretches import Batch
 
 
 class HfGenerator:
@@ -57,6 +60,8 @@ class HfGenerator:
         self.model = context.build_model().to(context.device).eval().requires_grad_(False)
         # Defaults shipped with a checkpoint (a temperature, say) must not leak into sampling.
         self.model.generation_config = GenerationConfig()
+        if not self.config.continuous_batching:
+            group_heads(self.model)
         self._weights = dict(self.model.named_parameters())
 
     @torch.no_grad()
@@ -106,20 +111,15 @@ class HfGenerator:
         pad = self.context.tokenizer.pad_token_id
         padded = pad_prompts(prompts or [Prompt(-1, (pad,), 1)], pad, self.context.device)
         rows = padded.group_rows
-        input_ids = padded.input_ids[rows]
-        columns = input_ids.shape[1]
-        distribution = Distribution(self.model, sampling, end_ids, input_ids, padded.lengths[rows])
-        recorder = SampledLogprobs(columns)
+        count, columns = len(rows), padded.input_ids.shape[1]
+        prepared = padded.input_ids[rows], padded.lengths[rows]
+        distribution = Distribution(self.model, sampling, end_ids, *prepared)
+        greedy, length = sampling.temperature == 0, sampling.max_completion_length
+        draw = Draw(count, length, greedy, self.context.device)
         minimum = sampling.min_completion_length
-        stops = StopTexts(sampling.stop, self.context.tokenizer, len(rows), columns, minimum)
-        sequences = self._run(
-            padded,
-            sampling,
-            end_ids,
-            LogitsProcessorList([distribution, recorder]),
-            stops if prompts else Idle(),
-        )
-        completions, logprobs = sequences[:, columns:].tolist(), recorder.finish(sequences).tolist()
+        stops = StopTexts(sampling.stop, self.context.tokenizer, count, columns, minimum)
+        sequences = self._run(padded, sampling, end_ids, [distribution, draw], stops if prompts else Idle())
+        completions, logprobs = sequences[:, columns:].tolist(), draw.logprobs.tolist()
         found = iter(zip(completions, logprobs, stops.ends, strict=True))
         for prompt in prompts:
             for sample, (token_ids, row_logprobs, end) in enumerate(islice(found, prompt.num_samples)):
@@ -130,25 +130,17 @@ class HfGenerator:
         padded: PaddedPrompts,
         sampling: SamplingConfig,
         end_ids: Sequence[int],
-        processors: LogitsProcessorList,
+        processors: list[Distribution | Draw],
         stop: StopTexts | Idle,
     ) -> Tensor:
         """Sequences i64[N, P + T]."""
-        rows = padded.group_rows
         shared = self.config.cache_implementation == "dynamic"
+        settings = self._generation_config(sampling, end_ids)
+        batch = Batch(padded, self._prefill(padded) if shared else None, settings, processors, stop)
         try:
-            sequences: Tensor = self.model.generate(
-                input_ids=padded.input_ids[rows],
-                attention_mask=padded.attention_mask[rows],
-                past_key_values=self._prefill(padded) if shared else None,
-                logits_processor=processors,
-                stopping_criteria=StoppingCriteriaList([stop]),
-                generation_config=self._generation_config(sampling, end_ids),
-                synced_gpus=self.in_step,
-            )
-        except RuntimeError as error:
-            if "probability tensor" not in str(error):
-                raise
+            leave = shared and not self.in_step and not keeps_rows(sampling)
+            return batch.run(self.model, leave, self.in_step)
+        except NoProbabilities as error:
             raise self._no_probabilities(sampling) from error
         except ImportError as error:
             what = f"a library that it needs is missing: {error}"
@@ -158,7 +150,6 @@ class HfGenerator:
             if not sampling.generation_kwargs:
                 raise
             raise refused_kwargs(sampling, error) from error
-        return sequences
 
     def _no_probabilities(self, sampling: SamplingConfig) -> RunFailed:
         reason = "an update broke it (a smaller train.learning_rate may help)"
@@ -177,7 +168,7 @@ class HfGenerator:
             logits_to_keep=1,
         )
         cache = output.past_key_values
-        cache.batch_select_indices(padded.group_rows)
+        cache.reorder_cache(padded.group_rows)
         return cache
 
     def _generate_continuously(
@@ -191,16 +182,13 @@ class HfGenerator:
             yield self._rollout(prompt, sample, token_ids, logprobs, end_ids, None)
 
     def _generation_config(self, sampling: SamplingConfig, end_ids: Sequence[int]) -> GenerationConfig:
-        # Temperature and the rest are applied by our own processors, so that the last of them, the recorder,
-        # sees the very distribution that is sampled from.
-        sampled = sampling.temperature > 0
-        neutral = {"temperature": 1.0, "top_k": 0, "top_p": 1.0} if sampled else {}
+        # Temperature and the rest are applied by our own processors, of which the last draws the token and
+        # raises its score above all others.
         kept = self.config.cache_implementation
         settings = {"disable_compile": not self.config.gather_weights, **runtime_kwargs(sampling)}
         return GenerationConfig(
-            **neutral,
             **settings,
-            do_sample=sampled,
+            do_sample=False,
             max_new_tokens=sampling.max_completion_length,
             eos_token_id=list(end_ids),
             pad_token_id=self.context.tokenizer.pad_token_id,

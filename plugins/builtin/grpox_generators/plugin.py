@@ -28,4 +28,12 @@ def grpox_generators() -> Iterable[ComponentSpec]:
             install="make vllm",
             source="https://docs.vllm.ai",
         ),
+        ComponentSpec(
+            name="vllm-server",
+            target="grpox_generators.vllm_server:VllmServerGenerator",
+            config="grpox_generators.server_config:VllmServerConfig",
+            summary="vLLM in servers of its own (grpox serve); completions are scored as they come",
+            provides=("logprobs", "other-numerics", "streaming"),
+            source="https://docs.vllm.ai",
+        ),
     )

@@ -1,4 +1,4 @@
-"""The sampling distribution as logits processors, and a recorder of the sampled tokens' log-probabilities."""
+"""The sampling distribution as logits processors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
 from grpox.config import SamplingConfig
 from grpox.errors import ConfigError, Problem
-from grpox_generators.generation_kwargs import LOGITS, RUNTIME, WARPERS
+from grpox_generators.generation_kwargs import LOGITS, OF_ROWS, RUNTIME, WARPERS
 
 
 def distribution_config(sampling: SamplingConfig, end_ids: Sequence[int]) -> GenerationConfig:
@@ -63,26 +63,37 @@ class Distribution(LogitsProcessor):  # type: ignore[misc]
         self, model: Any, sampling: SamplingConfig, end_ids: Sequence[int], prompts: Tensor, lengths: Tensor
     ) -> None:
         columns = prompts.shape[1]
-        distinct = sorted(set(lengths.tolist()))
-        if len(distinct) == 1 or not looks_back(sampling):
-            parts = [(slice(None), distinct[0] if len(distinct) == 1 else columns)]
-        else:
-            parts = [((lengths == length).nonzero().squeeze(1), length) for length in distinct]
-        self._parts: list[tuple[Any, int, LogitsProcessorList]] = []
-        for rows, length in parts:
+        self._lengths = lengths if looks_back(sampling) else torch.full_like(lengths, columns)
+        self._parts: dict[int, tuple[int, LogitsProcessorList]] = {}
+        for length in set(self._lengths.tolist()):
             start = columns - length
-            made = _processors(model, sampling, end_ids, prompts[rows, start:])
-            self._parts.append((rows, start, made))
+            made = _processors(model, sampling, end_ids, prompts[self._lengths == length, start:])
+            self._parts[length] = (start, made)
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        for rows, start, processors in self._parts:
+        for length, (start, processors) in self._parts.items():
+            if len(self._parts) == 1:
+                changed: Tensor = processors(input_ids[:, start:], scores)
+                return changed
+            rows = self._lengths == length
             scores[rows] = processors(input_ids[rows, start:], scores[rows])
         return scores
+
+    def keep(self, kept: Tensor) -> None:
+        """Go on with the rows bool[B] of those of the last call; not for what `keeps_rows` names."""
+        self._lengths = self._lengths[kept]
+        left = set(self._lengths.tolist())
+        self._parts = {length: part for length, part in self._parts.items() if length in left}
 
 
 def looks_back(sampling: SamplingConfig) -> bool:
     """Whether a processor may look at the tokens so far."""
     return sampling.repetition_penalty != 1 or any(name in LOGITS for name in sampling.generation_kwargs)
+
+
+def keeps_rows(sampling: SamplingConfig) -> bool:
+    """Whether a processor remembers something of each row, and so must see all of them in every call."""
+    return any(name in OF_ROWS for name in sampling.generation_kwargs)
 
 
 def _processors(
@@ -94,7 +105,7 @@ def _processors(
     config._eos_token_tensor = torch.tensor(list(end_ids), device=prompts.device) if end_ids else None
     try:
         # Its own, because generate() applies temperature and what follows after any processor it is given: the
-        # recorder has to come last.
+        # draw has to come last.
         return model._get_logits_processor(
             config, input_ids_seq_length=prompts.shape[1], encoder_input_ids=prompts, device=prompts.device
         )
@@ -106,36 +117,3 @@ def runtime_kwargs(sampling: SamplingConfig) -> Mapping[str, Any]:
     """The `generation_kwargs` that are no part of the distribution."""
     names = ("cache_config", "max_cache_len", "disable_compile")
     return {name: sampling.generation_kwargs[name] for name in names if name in sampling.generation_kwargs}
-
-
-class SampledLogprobs(LogitsProcessor):  # type: ignore[misc]
-    """Records log-probabilities of sampled tokens; must be the last processor.
-
-    A processor sees the logits before the token is drawn. So each call keeps them, and reads from those of
-    the call before the token that was drawn since: one [B, V] tensor is alive, not one per position.
-
-    Args:
-        prompt_length: columns of the prompt in the sequences that generate returns.
-    """
-
-    def __init__(self, prompt_length: int) -> None:
-        self.prompt_length = prompt_length
-        self._logprobs: list[Tensor] = []
-        self._last: Tensor | None = None
-
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        self._read(input_ids)
-        self._last = scores
-        return scores
-
-    def finish(self, sequences: Tensor) -> Tensor:
-        """Log-probabilities f32[B, T] of the completions in sequences i64[B, prompt_length + T]."""
-        self._read(sequences[:, : self.prompt_length + len(self._logprobs) + 1])
-        return torch.stack(self._logprobs, dim=1)
-
-    def _read(self, input_ids: Tensor) -> None:
-        if self._last is None:
-            return
-        chosen = self._last.gather(-1, input_ids[:, -1:]).squeeze(-1)
-        self._logprobs.append(chosen - torch.logsumexp(self._last, dim=-1))
-        self._last = None

@@ -42,3 +42,6 @@ class Idle(StoppingCriteria):  # type: ignore[misc]
 
     def __call__(self, input_ids: Tensor, scores: Any, **_: Any) -> Tensor:
         return torch.ones(len(input_ids), dtype=torch.bool, device=input_ids.device)
+
+    def keep(self, kept: Tensor) -> None:
+        """Never called: where ranks go in step, no row leaves."""

@@ -38,6 +38,7 @@ class StopTexts(StoppingCriteria):  # type: ignore[misc]
         self.min_length = min_length
         self.ends: list[int | None] = [None] * rows
         """Tokens of each completion up to and including the one that completed a text; None: none did."""
+        self._running = list(range(rows))
         # A token holds at least a byte. Four more, so that the first character of the text is whole.
         self._window = max((len(text.encode()) for text in texts), default=0) + 4
         self._may_complete: dict[int, bool] = {}
@@ -46,10 +47,14 @@ class StopTexts(StoppingCriteria):  # type: ignore[misc]
         length = input_ids.shape[1] - self.prompt_length
         if self.texts and length > self.min_length:
             tails = input_ids[:, -min(length, self._window) :].tolist()
-            for row, tail in enumerate(tails):
+            for row, tail in zip(self._running, tails, strict=True):
                 if self.ends[row] is None and self._candidate(tail[-1]) and self.completes(tail):
                     self.ends[row] = length
-        return torch.tensor([end is not None for end in self.ends], device=input_ids.device)
+        return torch.tensor([self.ends[row] is not None for row in self._running], device=input_ids.device)
+
+    def keep(self, kept: Tensor) -> None:
+        """Go on with the rows bool[B] of those of the last call."""
+        self._running = [row for row, stays in zip(self._running, kept.tolist(), strict=True) if stays]
 
     def completes(self, token_ids: list[int]) -> bool:
         """Whether the last of `token_ids` completes a stop text."""

@@ -1,6 +1,7 @@
-"""Sampling with vLLM in the training process: one engine on each rank, sharing the rank's device.
+"""Sampling with vLLM in the training process: an engine on each rank, or on a group of them, on their devices.
 
 The engine starts without weights (`load_format: dummy`): the first sync brings the policy's, as do later ones.
+On CUDA it sleeps while the policy is updated, and forgets its weights: they are brought anew when it wakes.
 """
 
 from __future__ import annotations
@@ -15,12 +16,16 @@ from typing import Any
 import numpy as np
 import torch
 
+from grpox import launch
 from grpox.config import SamplingConfig
 from grpox.contracts import GeneratorContext, Prompt, Rollout, WeightStream
 from grpox.errors import ConfigError, Problem, RunFailed
+from grpox.weight_sync import stream_weights
 from grpox_generators.configs import VllmColocateConfig
 from grpox_generators.limits import check_length, end_ids
-from grpox_generators.vllm_sampling import request_params
+from grpox_generators.tensor_parallel import ask_together, check_size, engine_arguments
+from grpox_generators.vllm_sampling import request_params, request_seed
+from grpox_vllm_serving.tied import as_loaded, head_is_embedding
 
 ENVIRONMENT = {
     # The engine's core in this process: there its weights can be set without copying them to another.
@@ -38,8 +43,12 @@ class VllmColocateGenerator:
     """One request per prompt for its whole group, so that the prompt is computed once."""
 
     def __init__(self, config: VllmColocateConfig) -> None:
+        # Here and not in `start`, which comes after the model is loaded.
+        check_size(config.tensor_parallel_size, launch.world_size())
         self.config = config
         self.version = 0
+        self._asleep: set[str] = set()
+        """What of the engine is asleep: weights, kv_cache."""
 
     def start(self, context: GeneratorContext) -> None:
         """Start the engine; after DeepSpeed, since vLLM would otherwise make a process group of its own."""
@@ -55,13 +64,14 @@ class VllmColocateGenerator:
             context.policy.config.save_pretrained(folder)
             context.tokenizer.save_pretrained(folder)
             self._engine = self._start_engine(folder)
+        [self._head_is_embedding] = self._engine.apply_model(head_is_embedding)
 
     def sync(self, weights: WeightStream, version: int) -> None:
         """Take the weights bucket by bucket, as they are gathered."""
-        if self._sleeps:
-            self._engine.wake_up(tags=["weights"])
+        self._wake("weights")
         with _own_random_numbers():
-            self._engine.collective_rpc("reload_weights", kwargs={"weights_iterator": self._named(weights)})
+            named = as_loaded(weights, self._tied, self._head_is_embedding)
+            self._engine.collective_rpc("reload_weights", kwargs={"weights_iterator": named})
         for _ in weights:  # a collective: whatever the engine left must be gathered on every rank
             pass
         if not self._engine.reset_prefix_cache():
@@ -70,48 +80,63 @@ class VllmColocateGenerator:
 
     def generate(self, prompts: Sequence[Prompt], sampling: SamplingConfig, seed: int) -> Iterable[Rollout]:
         """Sample every prompt's group; a temperature of 0 decodes greedily."""
-        from vllm import SamplingParams
-        from vllm.exceptions import VLLMValidationError
-
-        if not prompts:
+        asked, mine = ask_together([(prompt, request_seed(seed, prompt.group_id)) for prompt in prompts])
+        if not asked:
             return
-        ends = end_ids(sampling, self.context.stop_token_ids, self._vocabulary)
         # vLLM would cut a completion off at its context without a word.
         limit = self._engine.llm_engine.model_config.max_model_len
-        check_length(prompts, sampling, limit, "vLLM's engine (generator.max_model_len)")
-        requests = [{"prompt_token_ids": list(prompt.token_ids)} for prompt in prompts]
-        try:
-            params = [
-                SamplingParams(
-                    **_typed(request_params(sampling, ends, prompt.num_samples, _seed(seed, prompt.group_id)))
-                )
-                for prompt in prompts
-            ]
-            with _own_random_numbers():
-                outputs = self._engine.generate(requests, params, use_tqdm=False)
-        except VLLMValidationError as error:
-            what = f"vLLM does not take these settings: {' '.join(str(error).split())}"
-            raise ConfigError(Problem(what, "sampling", given=str(sampling.generation_kwargs))) from error
+        theirs = [prompt for prompt, _ in asked]
+        check_length(theirs, sampling, limit, "vLLM's engine (generator.max_model_len)")
+        outputs = self._outputs(asked, sampling)[mine]
         for prompt, output in zip(prompts, outputs, strict=True):
             for completion in sorted(output.outputs, key=lambda completion: completion.index):
                 yield self._rollout(prompt, completion)
 
     def sleep(self) -> None:
-        """On CUDA give weights and cache back to the update; the next sync brings the weights anew."""
+        """On CUDA give the memory of weights and cache back to the update."""
         if self._sleeps:
             self._engine.sleep(level=2)
+            self._asleep = {"weights", "kv_cache"}
 
     def wake(self) -> None:
-        """On CUDA take memory again: for the cache now, for the weights at the sync before."""
-        if self._sleeps:
-            self._engine.wake_up(tags=["kv_cache"])
+        """On CUDA take the memory again, and the weights where no sync has brought them: a collective."""
+        if "weights" in self._asleep:
+            self.sync(stream_weights(self.context.policy), self.version)
+        self._wake("kv_cache")
 
     def close(self) -> None:
         """Free what the engine holds, but not as it would itself: that destroys the run's process group."""
+        from vllm.distributed.parallel_state import destroy_model_parallel
+
         client = self._engine.llm_engine.engine_core
         client._finalizer.detach()
         client.engine_core.model_executor.shutdown()
+        destroy_model_parallel()
         del self._engine
+
+    def _wake(self, what: str) -> None:
+        if what in self._asleep:
+            self._engine.wake_up(tags=[what])
+            self._asleep.remove(what)
+
+    def _outputs(self, asked: Sequence[tuple[Prompt, int]], sampling: SamplingConfig) -> list[Any]:
+        """vLLM's answer to each prompt with its seed."""
+        from vllm import SamplingParams
+        from vllm.exceptions import VLLMValidationError
+
+        ends = end_ids(sampling, self.context.stop_token_ids, self._vocabulary)
+        requests = [{"prompt_token_ids": list(prompt.token_ids)} for prompt, _ in asked]
+        try:
+            params = [
+                SamplingParams(**_typed(request_params(sampling, ends, prompt.num_samples, seed)))
+                for prompt, seed in asked
+            ]
+            with _own_random_numbers():
+                outputs: list[Any] = self._engine.generate(requests, params, use_tqdm=False)
+        except VLLMValidationError as error:
+            what = f"vLLM does not take these settings: {' '.join(str(error).split())}"
+            raise ConfigError(Problem(what, "sampling", given=str(sampling.generation_kwargs))) from error
+        return outputs
 
     def _start_engine(self, folder: str) -> Any:
         from vllm import LLM
@@ -119,8 +144,9 @@ class VllmColocateGenerator:
         own: dict[str, Any] = {
             "model": folder,
             "load_format": "dummy",
-            "dtype": str(self.context.policy.dtype).removeprefix("torch."),
-            "seed": self.context.seed + self.context.rank,
+            "dtype": self.config.dtype or str(self.context.policy.dtype).removeprefix("torch."),
+            "seed": self.context.seed + self.context.rank // self.config.tensor_parallel_size,
+            **engine_arguments(self.config.tensor_parallel_size, self.context.world_size),
             "generation_config": "vllm",
             "logprobs_mode": "processed_logprobs",
             "enable_prefix_caching": True,
@@ -139,13 +165,6 @@ class VllmColocateGenerator:
         except (TypeError, ValueError) as error:
             what = f"vLLM does not start: {type(error).__name__}: {' '.join(str(error).split())[:500]}"
             raise ConfigError(Problem(what, "generator.engine", given=str(self.config.engine))) from error
-
-    def _named(self, weights: WeightStream) -> Iterator[tuple[str, torch.Tensor]]:
-        """Tied embeddings under both names: the CPU build keeps a packed head of its own."""
-        for name, tensor in weights:
-            yield name, tensor
-            if self._tied and name.endswith("embed_tokens.weight"):
-                yield "lm_head.weight", tensor
 
     def _rollout(self, prompt: Prompt, completion: Any) -> Rollout:
         token_ids = tuple(completion.token_ids)
@@ -168,11 +187,6 @@ def _typed(params: dict[str, Any]) -> dict[str, Any]:
 
         params["structured_outputs"] = StructuredOutputsParams(**params["structured_outputs"])
     return params
-
-
-def _seed(seed: int, group_id: int) -> int:
-    """A seed of its own for each request, whatever else the batch holds."""
-    return int(np.random.SeedSequence([seed, group_id]).generate_state(1)[0])
 
 
 @contextmanager

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from grpox.config import SamplingConfig
 from grpox.errors import Problem, nearest
 
@@ -86,6 +88,11 @@ def request_params(sampling: SamplingConfig, end_ids: Sequence[int], n: int, see
         "logprobs": 0,  # that of the sampled token alone
         **sampling.generation_kwargs,
     }
+
+
+def request_seed(seed: int, group_id: int) -> int:
+    """A seed of its own for each request, whatever else the batch holds."""
+    return int(np.random.SeedSequence([seed, group_id]).generate_state(1)[0])
 
 
 def _refusal(name: str) -> Problem:

@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import os
+import shlex
 import socket
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import urlsplit
 
-from grpox.errors import RunFailed
+from grpox.redact import redact
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 PROBE_SECONDS = 5
+"""How long the start of a run waits for an answer."""
 _SQLITE = "sqlite:///"
 _DATABASE_PORTS = {"postgresql": 5432, "mysql": 3306, "mssql": 1433}
-_QUICK = {
-    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
-    "MLFLOW_HTTP_REQUEST_TIMEOUT": str(PROBE_SECONDS),
-}
+_TOLD_LENGTH = 500
+_PASSING = {"INTERNAL_ERROR", "TEMPORARILY_UNAVAILABLE", "REQUEST_LIMIT_EXCEEDED"}
 
 
 def resolved_uri(configured: str | None) -> str:
@@ -39,10 +39,18 @@ def sqlite_path(uri: str) -> Path | None:
 
 
 @contextmanager
-def quick_requests() -> Iterator[None]:
-    """Within it MLflow tries an HTTP request once, for 5 s, where it would try for four minutes."""
-    before = {name: os.environ.get(name) for name in _QUICK}
-    os.environ.update(_QUICK)
+def quick_requests(seconds: int = PROBE_SECONDS) -> Iterator[None]:
+    """Within it MLflow tries an HTTP request once, for so many seconds, where it would try for minutes.
+
+    And it does not print where a run is each time that its end is written.
+    """
+    quick = {
+        "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
+        "MLFLOW_HTTP_REQUEST_TIMEOUT": str(seconds),
+        "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+    }
+    before = {name: os.environ.get(name) for name in quick}
+    os.environ.update(quick)
     try:
         yield
     finally:
@@ -57,31 +65,45 @@ def open_store(uri: str, experiment: str) -> tuple[MlflowClient, str]:
     """A client of the store and the id of `experiment`, created where it is missing.
 
     Raises:
-        RunFailed: the store cannot be used; told within some 10 s.
+        Exception: the store cannot be used now; `is_passing` tells whether it may be later.
     """
-    try:
-        _probe(uri)
-        # Imported here because it takes two seconds, which a store that is not there need not cost.
-        from mlflow import MlflowClient
+    _probe(uri)
+    # Imported here because it takes two seconds, which a database that is not there need not cost.
+    from mlflow import MlflowClient
 
-        client = MlflowClient(tracking_uri=uri)
-        with quick_requests():
-            return client, _experiment_id(client, uri, experiment)
-    except Exception as error:
-        raise RunFailed(
-            f"MLflow cannot use the tracking store {without_password(uri)}: {error}\n"
-            "    start it (mlflow server --host 127.0.0.1 --port 5000), give another one in\n"
-            "    tracking.mlflow.tracking_uri or MLFLOW_TRACKING_URI (sqlite:///mlflow.db needs no server),\n"
-            "    or train without MLflow: tracking={}"
-        ) from error
+    client = MlflowClient(tracking_uri=uri)
+    return client, _experiment_id(client, uri, experiment)
 
 
-def without_password(uri: str) -> str:
-    parts = urlsplit(uri)
-    if parts.password is None:
-        return uri
-    host = parts.netloc.rpartition("@")[2]
-    return urlunsplit(parts._replace(netloc=f"{parts.username}:***@{host}"))
+def is_passing(error: Exception) -> bool:
+    """Whether an error may pass by itself: no answer, a server in trouble, a locked database."""
+    from mlflow.exceptions import MlflowException
+
+    if isinstance(error, MlflowException):
+        return error.error_code in _PASSING
+    if isinstance(error, sqlite3.OperationalError):
+        return "locked" in str(error)
+    return isinstance(error, ConnectionError | TimeoutError | socket.gaierror)
+
+
+def told(error: Exception) -> str:
+    """What went wrong, in one line without secrets: of what the libraries made of it, where it began."""
+    root: BaseException = error
+    while (cause := root.__cause__ or root.__context__) is not None:
+        root = cause
+    text = redact(" ".join(str(root if isinstance(root, OSError) else error).split())) or type(root).__name__
+    return text if len(text) <= _TOLD_LENGTH else f"{text[:_TOLD_LENGTH]} ..."
+
+
+def place_of(uri: str, experiment_id: str, run_id: str) -> str:
+    """The run's page on a server, or the command that shows the store, as a shell takes it."""
+    shown = redact(uri)
+    if shown.startswith(("http://", "https://")):
+        return f"{shown.rstrip('/')}/#/experiments/{experiment_id}/runs/{run_id}"
+    path = sqlite_path(uri)
+    if path is not None and path.is_relative_to(Path.cwd()):
+        shown = f"sqlite:///{path.relative_to(Path.cwd())}"
+    return shown if shown.startswith("databricks") else f"mlflow ui --backend-store-uri {shlex.quote(shown)}"
 
 
 def _probe(uri: str) -> None:

@@ -1,113 +1,159 @@
-"""Follows a run into MLflow; what takes time is written by a background thread.
+"""Follows a run into MLflow. What the run records lies in its folder; a background thread ships it from there.
 
-Opening the store takes 2 s (5 s for a new SQLite file) and holds the interpreter's lock for nearly all of it,
-so that doing it beside the model's loading would gain nothing: it is done at once, and a store that cannot be
-used ends the run before it begins. Afterwards a step only queues its writes.
+So no hook does more than wake that thread, and a server that is away costs neither time nor values. The store
+is opened when the run starts, because that takes 2 s (5 s for a new SQLite file) of the interpreter's lock, and
+because a mistake in its address should be told before the model loads. One that does not answer is awaited.
 """
 
 from __future__ import annotations
 
 import getpass
-import shlex
 import time
+import uuid
 from collections.abc import Mapping
-from functools import partial
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from grpox.errors import RunFailed
 from grpox.hookspecs import hookimpl
-from grpox.observing.completions import CompletionFiles
-from grpox.observing.record import config_text
+from grpox.lock.file import LOCK_FILE, read_lock
+from grpox.redact import redact, redacted
+from grpox.wording import counted
+from grpox_mlflow.ending import CHECKPOINT, ERROR, TAG_LENGTH
+from grpox_mlflow.followed import FollowedRun
+from grpox_mlflow.held import hold
 from grpox_mlflow.naming import Names, flattened, shortened
-from grpox_mlflow.store import open_store, quick_requests, resolved_uri, sqlite_path, without_password
+from grpox_mlflow.shipment import Shipment
+from grpox_mlflow.store import is_passing, place_of, quick_requests, resolved_uri, told
 from grpox_mlflow.writer import Writer
 
 if TYPE_CHECKING:
     from grpox.contracts import RunContext
     from grpox_mlflow.configs import MlflowConfig
 
-CLOSE_SECONDS = 60.0
+CLOSE_SECONDS = 20.0
 """How long the end of a run waits for what is not written yet."""
-_PARAMS_PER_BATCH = 100
-_METRICS_PER_BATCH = 1000
-_TAG_LENGTH = 5000
+REQUEST_SECONDS = 30
+"""How long the background thread waits for an answer."""
 
 
 class MlflowTracker:
     """Parameters, metrics, completions, checkpoints and the final status of a run, in MLflow.
 
-    Every write names its run: nothing depends on, or changes, MLflow's own idea of the active run. An error
-    of the background writer is raised by the next hook call.
+    Every write names its run: nothing depends on, or changes, MLflow's own idea of the active run. That the
+    store does not take what it is sent is told by the next hook call, once each time it begins. It is no
+    failure of the observer, which would be counted: an outage changes no metric of the run.
+
+    Args:
+        console: where to tell things; default: standard output, and standard error for warnings.
     """
 
     def __init__(self, config: MlflowConfig, console: Console | None = None) -> None:
         self._config = config
         self._console = console or Console()
+        self._warnings = console or Console(stderr=True)
         self._writer: Writer | None = None
-        self._metric_names = Names()
+        self._held = ExitStack()
 
     @hookimpl
     def grpox_run_started(self, run: RunContext) -> None:
-        """Raises RunFailed when the store cannot be used."""
-        from mlflow.entities import Param
-
+        """Raises RunFailed when the store can never be used."""
         self._uri = resolved_uri(self._config.tracking_uri)
-        self._client, self._experiment_id = open_store(self._uri, self._config.experiment)
-        self._files = CompletionFiles(run)
-        self._report = run.output_dir / "report.html"
-        names = Names()
-        params = [Param(names[key], shortened(value)) for key, value in _params(run)]
+        # Absolute: the process may change folders.
+        self._folder = run.output_dir.absolute()
+        self._folder.mkdir(parents=True, exist_ok=True)
+        held = hold(self._folder)
+        if held is None:
+            raise RunFailed(f"another process writes {self._folder} to MLflow: wait until it has ended")
+        self._held.enter_context(held)
+        followed = self._followed(run)
+        followed.write(self._folder)
+        self._shipment = Shipment(self._folder, followed, self._uri, live=True)
         with quick_requests():
-            created = self._client.create_run(
-                self._experiment_id, tags=self._tags(run), run_name=self._config.run_name
-            )
-            self._run_id: str = created.info.run_id
-            # From here on the run exists, and its end must be written whatever happens.
-            self._writer = Writer(_is_passing)
-            for start in range(0, len(params), _PARAMS_PER_BATCH):
-                self._client.log_batch(self._run_id, params=params[start : start + _PARAMS_PER_BATCH])
-        self._submit(partial(self._client.log_text, self._run_id, config_text(run.config), "config.yaml"))
+            self._open()
+        # The thread tries again by itself.
+        self._held.enter_context(quick_requests(REQUEST_SECONDS))
+        self._writer = Writer(self._shipment.ship)
+        self._writer.wake()
 
     @hookimpl
-    def grpox_rollouts_scored(self, step: int) -> None:
-        # Asked even when nothing is uploaded: it counts generation batches.
-        path = self._files.next(step)
-        if path is not None and self._config.log_completions:
-            self._submit(partial(self._client.log_artifact, self._run_id, str(path), "completions"))
+    def grpox_rollouts_scored(self) -> None:
+        self._wake()
 
     @hookimpl
-    def grpox_step_finished(self, step: int, metrics: Mapping[str, float]) -> None:
-        self._log(step, metrics)
+    def grpox_step_finished(self) -> None:
+        self._wake()
 
     @hookimpl
-    def grpox_evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
-        self._log(step, {f"evaluation/{name.removeprefix('evaluation/')}": metrics[name] for name in metrics})
+    def grpox_evaluated(self) -> None:
+        self._wake()
 
     @hookimpl
     def grpox_checkpoint_saved(self, path: Path) -> None:
-        self._submit(partial(self._client.set_tag, self._run_id, "grpox.checkpoint", str(path)[:_TAG_LENGTH]))
+        if self._writer is not None:
+            self._shipment.more_tags = {CHECKPOINT: str(path)[:TAG_LENGTH]}
+        self._wake()
 
     @hookimpl
     def grpox_run_failed(self, error: BaseException) -> None:
         if self._writer is None:
+            self._held.close()
             return
         killed = not isinstance(error, Exception)  # Ctrl-C, SIGTERM, SystemExit
-        told = f"{type(error).__name__}: {error}"[:_TAG_LENGTH]
-        self._submit(partial(self._client.set_tag, self._run_id, "grpox.error", told), check=False)
-        self._submit_report()
+        text = f"{type(error).__name__}: {error}".removesuffix(": ")[:TAG_LENGTH]
+        self._shipment.more_tags = {**self._shipment.more_tags, ERROR: text}
         self._close(self._writer, "KILLED" if killed else "FAILED")
 
     @hookimpl
-    def grpox_run_finished(self, run: RunContext) -> None:
-        if self._writer is None:
-            return
-        summary = str(run.output_dir / "summary.json")
-        self._submit(partial(self._client.log_artifact, self._run_id, summary), check=False)
-        self._submit_report()
-        self._close(self._writer, "FINISHED")
+    def grpox_run_finished(self) -> None:
+        if self._writer is not None:
+            self._close(self._writer, "FINISHED")
+
+    def _followed(self, run: RunContext) -> FollowedRun:
+        """The MLflow run that a run which resumes had, with what has changed as tags; else a new one."""
+        names = Names()
+        new = FollowedRun(
+            tracking_uri=redact(self._uri),
+            experiment=self._config.experiment,
+            key=uuid.uuid4().hex,
+            start_time=time.time_ns() // 1_000_000,
+            run_name=self._config.run_name,
+            log_completions=self._config.log_completions,
+            params={names[key]: shortened(value) for key, value in _params(run)},
+            tags=self._tags(run),
+        )
+        before = FollowedRun.read(self._folder) if run.resumed_at is not None else None
+        if before is None or before.tracking_uri != new.tracking_uri:
+            return new
+        changed = _changes(before.params, new.params, run.resumed_at or 0)
+        kept = {key: value for key, value in before.tags.items() if key.startswith(_CHANGED)}
+        return replace(before, log_completions=new.log_completions, tags={**kept, **new.tags, **changed})
+
+    def _open(self) -> None:
+        try:
+            self._shipment.open()
+        except Exception as error:
+            if not is_passing(error):
+                self._held.close()
+                raise RunFailed(
+                    f"MLflow cannot use the tracking store {redact(self._uri)}: {told(error)}\n"
+                    "    start it (mlflow server --host 127.0.0.1 --port 5000), give another one in\n"
+                    "    tracking.mlflow.tracking_uri or MLFLOW_TRACKING_URI (sqlite:///mlflow.db needs no\n"
+                    "    server), or train without MLflow: tracking={}"
+                ) from error
+            self._warn(error)
+
+    def _warn(self, error: Exception) -> None:
+        text = (
+            f"warning: MLflow at {redact(self._uri)} does not take what the run records: {told(error)}\n"
+            "    the run goes on and keeps it; it is written when MLflow answers, or afterwards by\n"
+            f"    grpox sync {self._folder}"
+        )
+        self._warnings.print(text, style="yellow", markup=False, highlight=False, soft_wrap=True)
 
     def _tags(self, run: RunContext) -> dict[str, str]:
         from mlflow.utils import mlflow_tags
@@ -116,86 +162,70 @@ class MlflowTracker:
         tags = {names[f"version.{name}"]: version for name, version in run.versions.items()}
         tags |= {
             "grpox.version": run.versions.get("grpox", "unknown"),
-            "grpox.output_dir": str(run.output_dir.absolute()),
+            "grpox.output_dir": str(self._folder),
             mlflow_tags.MLFLOW_SOURCE_NAME: run.source,
             mlflow_tags.MLFLOW_SOURCE_TYPE: "LOCAL",
             mlflow_tags.MLFLOW_USER: _user(),
         }
+        if (self._folder / LOCK_FILE).exists():
+            lock = read_lock(self._folder)
+            tags["grpox.lock"] = lock.digest[:12]
+            tags |= {names[f"plugin.{name}"]: held.version for name, held in lock.distributions.items()}
         if run.git_commit is not None:
             tags |= {"grpox.git.commit": run.git_commit, mlflow_tags.MLFLOW_GIT_COMMIT: run.git_commit}
-        return {key: value[:_TAG_LENGTH] for key, value in (tags | self._config.tags).items()}
+        shown: dict[str, str] = redacted(tags | self._config.tags)
+        return {key: value[:TAG_LENGTH] for key, value in shown.items()}
 
-    def _log(self, step: int, metrics: Mapping[str, float]) -> None:
-        from mlflow.entities import Metric
-
-        now = time.time_ns() // 1_000_000
-        logged = [Metric(self._metric_names[name], float(metrics[name]), now, step) for name in metrics]
-        for start in range(0, len(logged), _METRICS_PER_BATCH):
-            batch = logged[start : start + _METRICS_PER_BATCH]
-            self._submit(partial(self._client.log_batch, self._run_id, metrics=batch))
-
-    def _submit(self, write: Any, check: bool = True) -> None:
+    def _wake(self) -> None:
         if self._writer is None:
             raise RunFailed("the MLflow run was never started, or has ended")
-        self._writer.submit(write)
-        if check:
-            self._raise_error(self._writer)
-
-    def _submit_report(self) -> None:
-        # The report shows completions; a run that failed early has none.
-        if self._config.log_completions and self._report.exists():
-            self._submit(partial(self._client.log_artifact, self._run_id, str(self._report)), check=False)
-
-    def _raise_error(self, writer: Writer) -> None:
-        error = writer.take_error()
+        self._writer.wake()
+        error = self._writer.take_error()
         if error is not None:
-            raise RunFailed(
-                f"MLflow at {without_password(self._uri)}: {error}\n"
-                f"    {writer.waiting} writes wait, {writer.lost} were given up; the run's folder has it all"
-            ) from error
+            self._warn(error)
 
     def _close(self, writer: Writer, status: str) -> None:
-        """Write what waits and the final status, and tell where the run is; raises what went wrong."""
+        """Write what waits and the final status, and tell where the run is; raises if there was no time."""
         self._writer = None
-        last = partial(self._client.set_terminated, self._run_id, status)
-        with quick_requests():
-            in_time = writer.close(CLOSE_SECONDS, last, self._tell_progress)
-        self._tell(f"MLflow run {self._run_id} ({status}): {self._place()}")
-        self._raise_error(writer)
+        self._shipment.ending = (status, time.time_ns() // 1_000_000)
+        in_time = writer.close(CLOSE_SECONDS, self._tell_progress)
+        self._held.close()
         if not in_time:
+            left = counted(self._shipment.recorded.lines_left(), "step")
+            error = writer.take_error()
             raise RunFailed(
-                f"MLflow did not take {writer.lost} writes in {CLOSE_SECONDS:.0f} s, status included"
+                f"MLflow at {redact(self._uri)} lacks {left} and how the run ended"
+                f"{f': {told(error)}' if error else ''}\n    nothing is lost: grpox sync {self._folder}"
             )
+        followed = self._shipment.followed
+        place = place_of(self._uri, followed.experiment_id or "", followed.run_id or "")
+        self._tell(f"MLflow run {followed.run_id} ({status}): {place}")
 
-    def _place(self) -> str:
-        """The run's page on a server, or the command that shows the store, as a shell takes it."""
-        uri = without_password(self._uri)
-        if uri.startswith(("http://", "https://")):
-            return f"{uri.rstrip('/')}/#/experiments/{self._experiment_id}/runs/{self._run_id}"
-        path = sqlite_path(self._uri)
-        if path is not None and path.is_relative_to(Path.cwd()):
-            uri = f"sqlite:///{path.relative_to(Path.cwd())}"
-        return uri if uri.startswith("databricks") else f"mlflow ui --backend-store-uri {shlex.quote(uri)}"
-
-    def _tell_progress(self, waiting: int) -> None:
-        self._tell(f"MLflow: {waiting} writes to go (waiting at most {CLOSE_SECONDS:.0f} s)")
+    def _tell_progress(self) -> None:
+        left = counted(self._shipment.recorded.lines_left(), "step")
+        self._tell(f"MLflow: {left} to go (waiting at most {CLOSE_SECONDS:.0f} s)")
 
     def _tell(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
+_CHANGED = "changed."
+
+
+def _changes(before: Mapping[str, str], now: Mapping[str, str], step: int) -> dict[str, str]:
+    """As tags, what a run was resumed with that it did not start with: MLflow's parameters never change."""
+    names = Names()
+    return {
+        names[_CHANGED + key]: f"{before.get(key)} -> {now.get(key)} after step {step}"[:TAG_LENGTH]
+        for key in (*before, *(now.keys() - before.keys()))
+        if before.get(key) != now.get(key)
+    }
+
+
 def _params(run: RunContext) -> list[tuple[str, str]]:
-    dumped = run.config.model_dump(mode="json")
+    dumped = redacted(run.config.model_dump(mode="json"))
     run_itself = {"world_size": run.world_size, "total_steps": run.total_steps}
     return list(flattened({**dumped, "run": run_itself}))
-
-
-def _is_passing(error: Exception) -> bool:
-    """Whether a write may succeed later: no answer, a server in trouble, a locked database."""
-    from mlflow.exceptions import MlflowException
-
-    passing = {"INTERNAL_ERROR", "TEMPORARILY_UNAVAILABLE", "REQUEST_LIMIT_EXCEEDED"}
-    return isinstance(error, MlflowException) and error.error_code in passing
 
 
 def _user() -> str:

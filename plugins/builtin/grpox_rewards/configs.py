@@ -148,6 +148,26 @@ class RewardModelConfig(BaseModel):
     """Passed to the tokenizer's chat template for conversational data."""
 
 
+class CodeConfig(BaseModel):
+    """The parameters of code."""
+
+    model_config = STRICT
+
+    column: str = "tests"
+    """Dataset column with the tests: Python statements as a string or a list of them, or a list of mappings of
+    ``input`` and ``output``. A row where it is null or empty abstains."""
+    partial: bool = False
+    """Score the part of the tests that pass; else 1 if all do and 0 if not."""
+    timeout_seconds: float = Field(5.0, gt=0)
+    """Time for a completion with its statements, or for each of its inputs; what takes longer fails."""
+    memory_mib: int = Field(512, ge=64)
+    """Address space of the code, and of the tests."""
+    processes: int | None = Field(None, ge=1)
+    """Completions judged at a time on each rank; default: the rank's part of the CPU cores."""
+    confinement: Literal["warn", "require"] = "warn"
+    """Where the kernel denies a part of the confinement: tell it once, or refuse the run."""
+
+
 class MathConfig(BaseModel):
     """The parameters of math."""
 

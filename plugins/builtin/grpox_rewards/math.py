@@ -53,9 +53,10 @@ class Math:
             for completion, answer in zip(completions, answers, strict=True)
         ]
         if log_metric is not None:
-            log_metric("math/timeouts", verdicts.count(Verdict.TIMEOUT))
-            log_metric("math/crashes", verdicts.count(Verdict.CRASH))
-            log_metric("math/unreadable_answers", verdicts.count(Verdict.UNREADABLE))
+            # Shares, because the metrics of several calls are averaged.
+            log_metric("math/timeouts", verdicts.count(Verdict.TIMEOUT) / len(verdicts))
+            log_metric("math/crashes", verdicts.count(Verdict.CRASH) / len(verdicts))
+            log_metric("math/unreadable_answers", verdicts.count(Verdict.UNREADABLE) / len(verdicts))
         return [SCORES[verdict] for verdict in verdicts]
 
 

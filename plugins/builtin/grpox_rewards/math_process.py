@@ -8,6 +8,7 @@ import select
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import weakref
 from enum import Enum
@@ -39,6 +40,8 @@ class MathProcess:
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
         self._finalizer: weakref.finalize[..., MathProcess] | None = None
+        # A call that took too long goes on in its thread while the next one asks: replies would be mixed up.
+        self._lock = threading.Lock()
 
     def judge(self, answer: str, completion: str, timeout_seconds: float) -> Verdict:
         """Whether `completion` ends in an expression equal to `answer`.
@@ -46,14 +49,15 @@ class MathProcess:
         Raises:
             RuntimeError: the process cannot be started.
         """
-        if self._process is None or self._process.poll() is not None:
-            self.close()
-            self._process = _start()
-            self._finalizer = weakref.finalize(self, _end, self._process)
-        verdict = _ask(self._process, answer, completion, timeout_seconds)
-        if verdict in (Verdict.TIMEOUT, Verdict.CRASH):
-            self.close()
-        return verdict
+        with self._lock:
+            if self._process is None or self._process.poll() is not None:
+                self.close()
+                self._process = _start()
+                self._finalizer = weakref.finalize(self, _end, self._process)
+            verdict = _ask(self._process, answer, completion, timeout_seconds)
+            if verdict in (Verdict.TIMEOUT, Verdict.CRASH):
+                self.close()
+            return verdict
 
     def close(self) -> None:
         """Ends the process; the next `judge` starts another."""

@@ -1,4 +1,6 @@
-"""Offers the built-in rewards: exact, regex, format, length, soft_overlong, math and reward_model."""
+"""Offers the built-in rewards: exact, regex, format, length, soft_overlong, math, code and
+reward_model.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from grpox import ComponentSpec, hookimpl
 
 @hookimpl
 def grpox_rewards() -> tuple[ComponentSpec, ...]:
-    """Seven rewards; those that read text read that of the completion's last message."""
+    """Eight rewards; those that read text read that of the completion's last message."""
     return (
         ComponentSpec(
             name="exact",
@@ -56,6 +58,14 @@ def grpox_rewards() -> tuple[ComponentSpec, ...]:
             summary="1 if the completion's final expression equals the answer column, judged by math-verify",
             formula="1[expression(text) = expression(answer)]",
             source="https://github.com/huggingface/Math-Verify",
+        ),
+        ComponentSpec(
+            name="code",
+            target="grpox_rewards.code:Code",
+            config="grpox_rewards.configs:CodeConfig",
+            summary="1 if the completion's Python code passes the tests of the column, run confined, else 0",
+            formula="1[all tests pass], or tests passed / tests",
+            source="grpox; unit tests as a reward as in CodeRL, arXiv 2207.01780",
         ),
         ComponentSpec(
             name="reward_model",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -40,6 +41,8 @@ class RewardModel:
         self._tokenizer.truncation_side = "left"  # the end of the completion is what the score is read from
         self._device = _current_device()
         self._model = (_model(config) if model is None else model).to(self._device).eval()
+        # The model's padding token and the tokenizer's truncation are set for each call, for all threads.
+        self._one_at_a_time = threading.Lock()
         self._max_length = config.max_length or _positions(self._model, self._tokenizer)
 
     def __call__(
@@ -55,10 +58,15 @@ class RewardModel:
         Raises:
             ValueError: the data is conversational and the tokenizer has no chat template.
         """
-        pairs = zip(prompts, completions, strict=True)
-        sequences, cut = zip(*(self._token_ids(*pair) for pair in pairs), strict=True)
+        with self._one_at_a_time:
+            scores, cut = self._scored(list(zip(prompts, completions, strict=True)))
         if log_metric is not None:
-            log_metric("reward_model/cut", sum(cut) / len(cut))
+            log_metric("reward_model/cut", cut)
+        return scores
+
+    def _scored(self, pairs: Sequence[tuple[Text, Text]]) -> tuple[list[float], float]:
+        """One score per pair, and the part of them that was cut."""
+        sequences, cut = zip(*(self._token_ids(*pair) for pair in pairs), strict=True)
         # Each text once: in another batch it would score otherwise by a rounding, which is no difference.
         texts = [tuple(ids) for ids in sequences]
         distinct = sorted(set(texts), key=lambda ids: (len(ids), ids))
@@ -66,7 +74,7 @@ class RewardModel:
         for start in range(0, len(distinct), self.config.batch_size):
             batch = distinct[start : start + self.config.batch_size]
             scores |= zip(batch, self._scores(batch), strict=True)
-        return [scores[ids] for ids in texts]
+        return [scores[ids] for ids in texts], sum(cut) / len(cut)
 
     def _token_ids(self, prompt: Text, completion: Text) -> tuple[list[int], bool]:
         """The tokens the model reads, and whether their left end was cut."""
@@ -135,7 +143,7 @@ def _model(config: RewardModelConfig) -> PreTrainedModel:
 
 def _loaded(config: RewardModelConfig, what: str, load: Callable[..., Any], **arguments: Any) -> Any:
     try:
-        return load(config.model, **arguments)
+        return load(config.model, trust_remote_code=False, **arguments)
     except Exception as error:
         reason = (str(error).strip().splitlines() or ["no reason given"])[0]
         told = f"its {what} cannot be loaded: {type(error).__name__}: {reason}"

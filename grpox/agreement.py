@@ -1,0 +1,84 @@
+"""Work that each rank does by itself: where it fails on one, it fails on all, at the end of the phase.
+
+A rank that raised and left would keep the others waiting for it in their next collective.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from grpox.errors import GrpoxError, RunFailed
+from grpox.metrics import WAITING, PhaseTimes
+from grpox.world import World
+
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True)
+class Failure:
+    """How a rank's work failed, as it travels between ranks."""
+
+    rank: int
+    phase: str
+    told: str
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} failed in phase '{self.phase}': {self.told}"
+
+
+def gathered(world: World, times: PhaseTimes, work: Callable[[], Item]) -> list[Item]:
+    """The result of `work` on every rank, in rank order; a collective after the work.
+
+    Args:
+        work: needs no other rank, or goes on with the collectives that it began even where it fails.
+        times: knows the phase in which it failed.
+
+    Raises:
+        RunFailed: the work failed on other ranks only.
+        Exception: on a rank where it failed, what it raised.
+    """
+    if world.size == 1:
+        return [work()]
+    part, error = _tried(world, times, work)
+    return [each for each in _exchanged(world, times, part, error) if not isinstance(each, Failure)]
+
+
+def on_every_rank(world: World, times: PhaseTimes, work: Callable[[], Item]) -> Item:
+    """This rank's own result of `work`, which need not be one that can be sent; else as `gathered`."""
+    if world.size == 1:
+        return work()
+    part, error = _tried(world, times, work)
+    _exchanged(world, times, part if isinstance(part, Failure) else None, error)
+    assert not isinstance(part, Failure)
+    return part
+
+
+def _tried(
+    world: World, times: PhaseTimes, work: Callable[[], Item]
+) -> tuple[Item | Failure, Exception | None]:
+    try:
+        return work(), None
+    except Exception as error:  # noqa: BLE001 - raised again when the others know
+        return Failure(world.rank, times.failed, told(error)), error
+
+
+def _exchanged(
+    world: World, times: PhaseTimes, part: Item | Failure, error: Exception | None
+) -> list[Item | Failure]:
+    with times.phase(WAITING):
+        parts = world.gather([part])
+    if error is not None:
+        raise error
+    failures = [each for each in parts if isinstance(each, Failure)]
+    if failures:
+        raise RunFailed("\n".join(map(str, failures)))
+    return parts
+
+
+def told(error: BaseException) -> str:
+    """What an exception says, in a line or more; those that are not written for the user with their type."""
+    if isinstance(error, GrpoxError):
+        return str(error)
+    return f"{type(error).__name__}: {' '.join(str(error).split())}".removesuffix(": ")

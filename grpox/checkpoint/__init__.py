@@ -1,0 +1,1 @@
+"""Checkpoints: everything that a run needs to go on as if nothing had happened."""

@@ -1,0 +1,127 @@
+"""A checkpoint's weights as a plain Hugging Face folder, without a process group or DeepSpeed's engine."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import torch
+from pydantic import ValidationError
+from transformers import PreTrainedModel
+from transformers.utils import logging
+
+from grpox.checkpoint.folders import FOLDER, checkpoints_in
+from grpox.checkpoint.manifest import MANIFEST, faults, read_manifest
+from grpox.checkpoint.progress import PROGRESS, Progress
+from grpox.checkpoint.resume import newest_good
+from grpox.checkpoint.weights import whole_weights
+from grpox.config import ModelConfig
+from grpox.errors import ConfigError, Problem
+from grpox.models import load_model, load_tokenizer
+from grpox.world import World
+
+ALONE = World(0, 1, torch.device("cpu"))
+
+
+def export_checkpoint(source: Path, out: Path) -> Path:
+    """Write a checkpoint's model, tokenizer and configs to `out`, whole or not at all; returns the checkpoint.
+
+    Args:
+        source: a checkpoint, or a run's folder: its newest good checkpoint.
+
+    Raises:
+        ConfigError: there is no good checkpoint, `out` is not empty, or the run's model is gone, from which all
+            but the weights is.
+    """
+    logging.disable_progress_bar()
+    _check_empty(out)
+    checkpoint, progress = _checkpoint(source)
+    config = _model_config(checkpoint, progress)
+    model, tokenizer = load_model(config), load_tokenizer(config)
+    _fill(model, checkpoint)
+    unfinished = out.with_name(f"{out.name}.unfinished")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        model.save_pretrained(unfinished)
+        tokenizer.save_pretrained(unfinished)
+        unfinished.rename(out)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+    return checkpoint
+
+
+def _check_empty(out: Path) -> None:
+    if out.is_dir():
+        what = "is not empty" if any(out.iterdir()) else ""
+    else:
+        what = "is a file" if out.exists() else ""
+    if what:
+        raise ConfigError(Problem(what, "OUT_DIR", given=str(out), allowed="a new or empty folder"))
+
+
+def _checkpoint(source: Path) -> tuple[Path, Progress]:
+    if (source / MANIFEST).exists() or (source / PROGRESS).exists():
+        return source, _good(source)
+    if found := newest_good(source, ALONE):
+        return found.folder, found.progress
+    if not source.is_dir():
+        what = "no such folder"
+    elif checkpoints_in(source):
+        what = "holds no good checkpoint"
+    else:
+        what = f"is neither a checkpoint nor a run with {FOLDER}"
+    raise ConfigError(Problem(what, "CHECKPOINT", given=str(source), allowed=_near(source)))
+
+
+def _good(checkpoint: Path) -> Progress:
+    try:
+        damage = faults(checkpoint, read_manifest(checkpoint))
+        if not damage:
+            return Progress.read(checkpoint)
+    except ValueError as error:
+        damage = [str(error)]
+    raise ConfigError(Problem(f"is damaged: {'; '.join(damage[:3])}", "CHECKPOINT", given=str(checkpoint)))
+
+
+def _near(source: Path) -> str:
+    allowed = "a run's folder, or one of its checkpoints"
+    runs = sorted(str(found.parent) for found in source.parent.glob(f"*/{FOLDER}") if found.is_dir())
+    return f"{allowed}, such as {', '.join(runs[:5])}" if runs else allowed
+
+
+def _model_config(checkpoint: Path, progress: Progress) -> ModelConfig:
+    held = progress.config["model"]
+    try:
+        config = ModelConfig.model_validate(held)
+    except ValidationError as error:
+        raise ConfigError(Problem(f"{checkpoint} names no model", given=str(held))) from error
+    path = Path(config.path)
+    if path.is_absolute() and not path.is_dir():
+        what = "the run's model is gone, which holds the architecture and the tokenizer"
+        raise ConfigError(Problem(what, "model.path", given=config.path))
+    return config
+
+
+@torch.no_grad()
+def _fill(model: PreTrainedModel, checkpoint: Path) -> None:
+    """Put the weights of a checkpoint in the place of those that `model` was loaded with.
+
+    Raises:
+        ConfigError: they are another model's.
+    """
+    places = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers())
+    missing = {name for name, _ in model.named_parameters()}
+    for name, weight in whole_weights(checkpoint):
+        place = places.get(name)
+        if place is None or place.shape != weight.shape:
+            raise _other_model(model, checkpoint, name)
+        place.copy_(weight)
+        missing.discard(name)
+    if missing:
+        raise _other_model(model, checkpoint, min(missing))
+
+
+def _other_model(model: PreTrainedModel, checkpoint: Path, name: str) -> ConfigError:
+    what = f"is not the model that {checkpoint} is of: they differ in {name}"
+    return ConfigError(Problem(what, "model.path", given=model.name_or_path))

@@ -1,0 +1,48 @@
+"""The random numbers of every library of a process: saved, and put back."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import torch
+
+
+def random_state() -> dict[str, Any]:
+    """The state of Python's, numpy's and torch's generators, in plain values and tensors."""
+    version, numbers, gauss = random.getstate()
+    name, keys, *rest = np.random.get_state(legacy=True)
+    return {
+        "python": (version, list(numbers), gauss),
+        "numpy": (str(name), torch.from_numpy(np.asarray(keys, dtype=np.int64)), *map(_plain, rest)),
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+    }
+
+
+def fresh_random_state(*seeds: int) -> dict[str, Any]:
+    """What a process has that has drawn no numbers yet: of a rank that joins a run at some step."""
+    before = random_state()
+    first, second, third = np.random.SeedSequence(seeds).generate_state(3)
+    random.seed(int(first))
+    np.random.seed(int(second))
+    torch.manual_seed(int(third))
+    fresh = random_state()
+    set_random_state(before)
+    return fresh
+
+
+def set_random_state(state: dict[str, Any]) -> None:
+    """Put back what `random_state` gave."""
+    version, numbers, gauss = state["python"]
+    random.setstate((version, tuple(numbers), gauss))
+    name, keys, *rest = state["numpy"]
+    np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))
+    torch.set_rng_state(state["torch"])
+    if state["cuda"]:
+        torch.cuda.set_rng_state_all(state["cuda"])
+
+
+def _plain(value: Any) -> float | int:
+    return float(value) if isinstance(value, float) else int(value)

@@ -1,0 +1,191 @@
+"""Saves checkpoints: every part under a name that is no checkpoint's, then hashed, then renamed."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from grpox.checkpoint.folders import (
+    checkpoints_in,
+    clear_unfinished,
+    folder_of,
+    publish,
+    rank_file,
+    step_of,
+    unfinished_of,
+)
+from grpox.checkpoint.manifest import facts_of, files_of, write_manifest
+from grpox.checkpoint.progress import Progress
+from grpox.checkpoint.rank_state import rank_state
+from grpox.checkpoint.reference import write_reference
+from grpox.checkpoint.shards import ShardFiles
+from grpox.config import CheckpointConfig
+from grpox.contracts import RunContext
+from grpox.lock.model import Lock
+from grpox.observing.observers import Observers
+from grpox.redact import redacted
+from grpox.tell_once import TellOnce
+from grpox.whole_file import unwritten
+from grpox.world import World
+
+if TYPE_CHECKING:
+    from grpox.trainer import Trainer
+
+ENGINE = "engine"
+"""Folder of DeepSpeed's files."""
+
+
+@dataclass
+class CheckpointSaver:
+    """Saves a checkpoint when one is due. All its methods are collectives.
+
+    A checkpoint that cannot be written is a warning: the run goes on, and the last good one stays.
+    """
+
+    config: CheckpointConfig
+    context: RunContext
+    world: World
+    lock: Lock
+    observers: Observers
+    shards: ShardFiles
+    data: Mapping[str, str]
+    """Fingerprints of what the run reads, as it began."""
+    warn: TellOnce = field(default_factory=TellOnce)
+    _pending: int | None = None
+    """The step whose checkpoint a thread is writing."""
+    _saved: int = -1
+    """The step of the checkpoint last saved or begun."""
+
+    def after_step(self, trainer: Trainer, step: int) -> None:
+        """Save if it is time to, and complete what the thread has written."""
+        if self._pending is not None and self._all_written():
+            self._complete()
+        if self.config.every and step % self.config.every == 0:
+            self.save(trainer, step)
+
+    def save(self, trainer: Trainer, step: int, wait: bool = False) -> None:
+        """Save the checkpoint after `step` steps, unless it is there.
+
+        Args:
+            wait: be complete when this returns, even where a thread writes.
+        """
+        self.finish()
+        if step != self._saved:
+            self._begin(trainer, step)
+        if wait or not self.config.background:
+            self.finish()
+
+    def finish(self) -> None:
+        """Complete a checkpoint that a thread is writing."""
+        if self._pending is not None:
+            self._complete()
+
+    def _begin(self, trainer: Trainer, step: int) -> None:
+        folder = unfinished_of(self.context.output_dir, step)
+        failure = ""
+        if self.world.is_main:
+            try:
+                clear_unfinished(self.context.output_dir)
+                folder.mkdir(parents=True)
+                self._progress(trainer, step).write(folder)
+            except OSError as error:
+                failure = _told(error)
+        self._saved = step
+        if self._any(failure):
+            return
+        with trainer.times.phase("checkpoint"):
+            trainer.policy.engine.save(folder, ENGINE)
+            self.shards.submit(rank_state(trainer), rank_file(folder, self.world.rank))
+            write_reference(trainer.policy, folder, self.shards, self.world)
+        self._pending = step
+
+    def _progress(self, trainer: Trainer, step: int) -> Progress:
+        record = self.context.output_dir / "metrics.jsonl"
+        return Progress(
+            step=step,
+            world_size=self.world.size,
+            num_tokens=trainer.num_tokens,
+            seconds=trainer.seconds(),
+            skipped_steps=trainer.policy.nonfinite.skipped,
+            skipped_in_a_row=trainer.policy.nonfinite.in_a_row,
+            evaluation_before=trainer.before,
+            metrics=trainer.latest,
+            metrics_bytes=record.stat().st_size if record.exists() else 0,
+            config=redacted(self.context.config.model_dump(mode="json")),
+            data=dict(self.data),
+            lock=self.lock,
+        )
+
+    def _all_written(self) -> bool:
+        return all(self.world.gather([self.shards.done]))
+
+    def _complete(self) -> None:
+        """Wait for what is written, and give the checkpoint its name."""
+        step, self._pending = self._pending, None
+        assert step is not None
+        unfinished = unfinished_of(self.context.output_dir, step)
+        folder = folder_of(self.context.output_dir, step)
+        if self._any("; ".join(_told(error) for error in self.shards.finished())):
+            return
+        written = {
+            path.relative_to(unfinished).as_posix(): facts for path, facts in self.shards.written.items()
+        }
+        files, failure = dict(self.world.gather(list(written.items()))), ""
+        if self.world.is_main:
+            try:
+                # Few and small ones: those that are not written by way of the shards.
+                files |= facts_of(unfinished, [name for name in files_of(unfinished) if name not in files])
+            except OSError as error:
+                failure = _told(error)
+        if self._any(failure):
+            return
+        if self.world.is_main:
+            try:
+                write_manifest(unfinished, files)
+                publish(unfinished, folder)
+                self._prune(step)
+                self.observers.checkpoint_saved(self.context, step, folder)
+            except OSError as error:
+                failure = _told(error)
+        self._any(failure)
+
+    def _any(self, failure: str) -> bool:
+        """Whether any rank failed, which is told; what it began is removed."""
+        failures = [told for told in self.world.gather([failure]) if told]
+        if failures and self.world.is_main:
+            self.warn(
+                "checkpoint",
+                f"the checkpoint after step {self._saved} could not be saved: {'; '.join(failures)}\n"
+                "    the run goes on; checkpoints that were there are still there",
+            )
+            shutil.rmtree(unfinished_of(self.context.output_dir, self._saved), ignore_errors=True)
+        return bool(failures)
+
+    def _prune(self, step: int) -> None:
+        """Remove all but the newest, and the best.
+
+        Those after `step` are not counted: the run went back behind them, perhaps because they are damaged.
+        """
+        found = [folder for folder in checkpoints_in(self.context.output_dir) if step_of(folder) <= step]
+        best = self._best(found)
+        for folder in found[self.config.keep :]:
+            if folder != best:
+                shutil.rmtree(folder)
+
+    def _best(self, found: list[Path]) -> Path | None:
+        metric = self.config.best
+        if metric is None:
+            return None
+        values = {}
+        for folder in found:
+            value = Progress.read(folder).metrics.get(metric)
+            if value is not None and value == value:  # NaN is never the best
+                values[folder] = value if self.config.best_is == "highest" else -value
+        return max(values, key=lambda folder: values[folder], default=None)
+
+
+def _told(error: OSError) -> str:
+    return unwritten(error, Path(error.filename)) if error.filename else error.strerror or str(error)

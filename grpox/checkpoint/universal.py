@@ -1,0 +1,100 @@
+"""A checkpoint of another number of ranks, through DeepSpeed's universal checkpoint: each parameter in a file.
+
+What DeepSpeed 0.19 does wrong as it loads one is made good here: it gives every group of parameters the
+settings of the first (weight decay to biases and norms), and all of them one counter of steps, which each of
+them then advances.
+"""
+
+from __future__ import annotations
+
+import io
+import shutil
+from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from grpox.checkpoint.shards import only_weights
+from grpox.errors import RunFailed
+from grpox.world import World
+
+_OPTIMIZER = Path("zero") / "optimizer_state.pt"
+"""Where it keeps what belongs to no single parameter."""
+
+
+@contextmanager
+def converted(engine_folder: Path, world: World) -> Iterator[Path]:
+    """DeepSpeed's folder of a checkpoint as a universal checkpoint, which is removed afterwards; a collective.
+
+    Rank 0 converts it, beside the checkpoint: for a while about twice its size is needed there.
+
+    Raises:
+        RunFailed: it cannot be converted.
+    """
+    checkpoint = engine_folder.parent
+    # A name that `clear_unfinished` removes too, if the run is killed meanwhile.
+    folder = checkpoint.with_name(f".{checkpoint.name}.universal.unfinished")
+    failure = _convert(engine_folder, folder) if world.is_main else ""
+    try:
+        told = [each for each in world.gather([failure]) if each]
+        if told:
+            raise RunFailed(f"{checkpoint} cannot be taken to another number of ranks: {told[0]}")
+        yield folder / engine_folder.name
+    finally:
+        world.barrier()
+        if world.is_main:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def load_universal(engine: Any, folder: Path) -> None:
+    """Make a DeepSpeed engine what `folder`, a universal checkpoint, says; a collective."""
+    engine._config.load_universal_checkpoint = True
+    try:
+        with only_weights():
+            loaded, _ = engine.load_checkpoint(str(folder.parent), tag=folder.name)
+            saved = torch.load(folder / _OPTIMIZER, map_location="cpu", weights_only=True)
+    finally:
+        engine._config.load_universal_checkpoint = False
+    if loaded is None:
+        raise RunFailed(f"DeepSpeed finds no checkpoint in {folder}")
+    _mend(engine.optimizer, saved["param_groups"])
+
+
+def _mend(sharded: Any, saved: list[dict[str, Any]]) -> None:
+    """Give each group its own settings, and each shard its own counter, where PyTorch's AdamW wants it."""
+    optimizer = sharded.optimizer
+    for group, settings in zip(optimizer.param_groups, saved, strict=True):
+        group.update({name: value for name, value in settings.items() if name != "params"})
+    for place, shard in enumerate(sharded.fp32_partitioned_groups_flat):
+        group, state = optimizer.param_groups[sharded.sub_group_to_group_id[place]], optimizer.state[shard]
+        on_device = group.get("fused") or group.get("capturable")
+        if torch.is_tensor(state["step"]):
+            state["step"] = state["step"].to(shard.device if on_device else "cpu", copy=True)
+
+
+def _convert(source: Path, folder: Path) -> str:
+    """Why it failed, or nothing."""
+    from deepspeed.checkpoint import ds_to_universal
+
+    shutil.rmtree(folder, ignore_errors=True)
+    arguments = Namespace(
+        input_folder=str(source),
+        output_folder=str(folder / source.name),
+        # In this process, where nothing but weights is read.
+        num_extract_workers=1,
+        num_merge_workers=1,
+        keep_temp_folder=False,
+        strict=True,
+        inject_missing_state=False,
+    )
+    try:
+        with only_weights(), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+            ds_to_universal.main(arguments)
+    except KeyError as error:
+        return f"DeepSpeed converts the state of Adam alone, and the optimizer has no {error}"
+    except Exception as error:  # noqa: BLE001 - whatever it is, the other ranks wait to hear of it
+        return f"{type(error).__name__}: {error}"
+    return ""

@@ -1,0 +1,72 @@
+"""What ``grpox plugins check`` does: runs the conformance suite of a component and draws what came out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from grpox.errors import ConfigError, Problem
+from grpox.plugins import Offer
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import Any
+
+    from rich.console import Console
+    from rich.table import Table
+
+    from grpox.testing.conformance import Conformance
+    from grpox.testing.runner import Outcome
+
+MARKS = {"passed": "[green]passed[/]", "failed": "[red]FAILED[/]", "skipped": "[yellow]skipped[/]"}
+
+
+def suite_of(offer: Offer, params: Mapping[str, Any]) -> Conformance:
+    """The suite of an offer's kind, over that offer with these parameters.
+
+    Raises:
+        ConfigError: there is no suite for this kind.
+    """
+    from grpox.testing.suites import SUITES
+
+    if offer.kind not in SUITES:
+        what = f"there is no conformance suite for a {offer.kind}"
+        raise ConfigError(Problem(what, given=offer.spec.name, allowed=", ".join(SUITES)))
+    mention = {"name": offer.qualified_name, **params}
+    return type("Suite", (SUITES[offer.kind],), {"component": mention})()  # type: ignore[no-any-return]
+
+
+def check(console: Console, offer: Offer, params: Mapping[str, Any]) -> bool:
+    """Run the checks, tell each as it ends, and whether all passed."""
+    from grpox.testing.runner import outcomes
+
+    suite = suite_of(offer, params)
+    assert suite.bound  # parameters that do not fit are an error of the command, not a failed check
+    console.print(f"[bold]{offer.spec.name}[/]  {offer.kind}, {offer.distribution} {offer.version}")
+    done = []
+    for outcome in outcomes(suite):
+        console.print(drawn(outcome))
+        done.append(outcome)
+    console.print(summary(done), highlight=False)
+    return all(outcome.status != "failed" for outcome in done)
+
+
+def drawn(outcome: Outcome) -> Table:
+    """One outcome: its mark and title, and below it what is to be told."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table.grid(padding=(0, 1))
+    table.add_column(width=8, justify="right")
+    table.add_column(overflow="fold")
+    table.add_row(MARKS[outcome.status], Text(outcome.title))
+    for text in (outcome.what, outcome.example, outcome.advice):
+        if text:
+            table.add_row("", Text(text, style="" if outcome.status == "failed" else "dim"))
+    return table
+
+
+def summary(outcomes: Sequence[Outcome]) -> str:
+    """Counts and time in a line."""
+    counts = {status: sum(o.status == status for o in outcomes) for status in MARKS}
+    told = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
+    return f"{told} in {sum(outcome.seconds for outcome in outcomes):.1f} s"

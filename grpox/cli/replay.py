@@ -1,0 +1,133 @@
+"""`grpox replay`: shows again what was not finite in a step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from grpox.faults.found import Found
+    from grpox.faults.replay import Replay, Replayed
+
+AROUND = 6
+"""Tokens of a completion shown on either side of one."""
+TOLD = 8
+"""Places, and parameters, that are listed."""
+
+
+def replay(
+    dump: Annotated[
+        Path, typer.Argument(metavar="DUMP", help="What the run kept: OUTPUT_DIR/faults/step-00000012.")
+    ],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="KEY=VALUE", help="Changes to try: loss, correction, train.beta, train.kl, ..."),
+    ] = None,
+) -> None:
+    """Compute a step again whose loss or gradient was not finite, and show where it begins.
+
+    A run keeps the batch of such a step, with the weights before it. This
+    command runs forward, loss and backward again, in one process. It shows
+    each micro-batch, and the first token of each term of the loss that is
+    not finite, with the text around it.
+
+    The exit code is 0 if the fault shows again and 1 if it does not: with
+    changes, they mend it; without, look at the hardware, or at what several
+    ranks do in another way than one.
+
+    \b
+    Examples:
+      grpox replay runs/mine/faults/step-00000012
+      grpox replay runs/mine/faults/step-00000012 train.kl=k2
+      grpox replay runs/mine/faults/step-00000012 loss=cispo
+    """
+    from rich.console import Console
+
+    from grpox.faults.read import open_dump
+    from grpox.faults.replay import replay as compute
+
+    opened = open_dump(dump)
+    console = Console()
+
+    def say(text: str) -> None:
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    say(f"in the run: {opened.fault.what} in step {opened.fault.step}")
+    for each in opened.fault.found[:TOLD]:
+        say(f"    {each}")
+    made = compute(opened, overrides or ())
+    console.print(_micro_batches(made))
+    if made.found:
+        console.print(_places(made))
+    if parameters := next((each.parameters for each in made.micro_batches if each.parameters), ()):
+        more = f" and {len(parameters) - TOLD} more" if len(parameters) > TOLD else ""
+        say(f"gradients that are not finite: {', '.join(parameters[:TOLD])}{more}")
+    result = f"loss {made.loss:.6g}, gradient norm {made.grad_norm:.6g}"
+    if made.finite:
+        say(f"{'mended' if overrides else 'does not show again'}: {result}")
+        raise typer.Exit(1)
+    say(f"shows again: {result}")
+
+
+def _micro_batches(made: Replay) -> Table:
+    from rich.table import Table
+
+    table = Table(title="micro-batches", title_justify="left")
+    for name in ("rank", "micro-batch", "rows", "tokens", "loss", "gradient norm", "finite"):
+        table.add_column(name, justify="right")
+    for each in made.micro_batches:
+        mask = each.slice_.batch.token_mask
+        table.add_row(
+            str(each.rank),
+            str(each.place),
+            str(mask.shape[0]),
+            str(int(mask.sum())),
+            f"{each.loss:.6g}",
+            f"{each.grad_norm:.6g}",
+            "yes" if each.finite else "NO",
+        )
+    return table
+
+
+def _places(made: Replay) -> Table:
+    """Every number of the first tokens that have one that is not finite, and the text around them."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title="first tokens that are not finite, by term", title_justify="left", show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for found in made.found[:TOLD]:
+        where = (found.rank, found.micro_batch)
+        micro_batch = next(each for each in made.micro_batches if (each.rank, each.place) == where)
+        table.add_row(f"{found.term} {found.value}", found.where, style="bold")
+        for name, value in _numbers(micro_batch, found):
+            table.add_row(f"  {name}", value)
+        table.add_row("  text", Text(_text(made, micro_batch, found)), end_section=True)
+    return table
+
+
+def _numbers(micro_batch: Replayed, found: Found) -> Iterator[tuple[str, str]]:
+    terms = {name: float(values[found.row, found.token]) for name, values in micro_batch.terms.items()}
+    difference = terms["log-probability"] - terms["old log-probability"]
+    terms["ratio"] = math.exp(difference) if difference < 700 else math.inf
+    for name, value in terms.items():
+        yield name, f"{value:.6g}"
+
+
+def _text(made: Replay, micro_batch: Replayed, found: Found) -> str:
+    """The completion around a token, which stands between marks."""
+    batch = micro_batch.slice_.batch
+    length = int(batch.attention_mask[found.row, -batch.token_mask.shape[1] :].sum())
+    ids = batch.completion_ids[found.row, :length].tolist()
+    begin, end = max(found.token - AROUND, 0), found.token + 1 + AROUND
+    parts = (ids[begin : found.token], ids[found.token : found.token + 1], ids[found.token + 1 : end])
+    before, token, after = (made.tokenizer.decode(part) for part in parts)
+    cut = ("... " if begin else ""), (" ..." if end < length else "")
+    return f"{cut[0]}{before} >>>{token}<<< {after}{cut[1]}"

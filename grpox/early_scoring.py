@@ -1,0 +1,127 @@
+"""Scores whole groups in the background while other completions are still being generated.
+
+One thread calls the reward functions, so that no function runs beside itself. Each call is given all whole
+groups that wait at that moment, so that after the last completion one call at most follows the one going on.
+Which groups a call holds depends on timing; a group is never split, and those of a call are in order of id.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import threading
+from collections.abc import Callable, Sequence
+from queue import SimpleQueue
+from types import TracebackType
+from typing import Self
+
+from grpox.arrivals import ArrivingGroups
+from grpox.contracts import Rollout, TrainerState
+from grpox.rewards import NamedReward
+from grpox.rewards.cuda_device import current_device, use_device
+from grpox.rewards.stop import Stopped, StopSign
+from grpox.scored_rows import ScoredRows, Unscored, as_one_call, joined, score_rows
+
+
+class EarlyScoring:
+    """Scores the groups of one rank's batch, each once its last rollout has arrived.
+
+    To be used in a `with` block: whatever ends that by an exception, an interrupt above all, abandons the calls
+    that go on. The thread is a daemon, so a function that hangs does not keep the process alive.
+
+    Args:
+        groups: those that were asked for.
+        unscored: a group's rollouts as reward functions see them; called in the thread of `arrived`, because
+            neither tokenizer nor data may be used by two threads at once.
+    """
+
+    def __init__(
+        self,
+        rewards: Sequence[NamedReward],
+        groups: ArrivingGroups,
+        unscored: Callable[[Sequence[Rollout]], Unscored],
+        state: TrainerState,
+    ) -> None:
+        self._rewards = rewards
+        self._groups = groups
+        self._unscored = unscored
+        self._state = state
+        self._whole: SimpleQueue[Unscored | None] = SimpleQueue()
+        self._scored: list[ScoredRows] = []  # of each call
+        self._error: BaseException | None = None
+        self._stop = StopSign()
+        self._ended = threading.Event()
+        self._device = current_device()
+        inside = contextvars.copy_context().run
+        self._thread = threading.Thread(
+            target=inside, args=(self._run,), name="grpox-early-scoring", daemon=True
+        )
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._whole.put(None)
+        if error is not None:
+            self._stop.give()
+
+    def arrived(self, rollout: Rollout) -> None:
+        """Take a rollout as the generator yields it.
+
+        Raises:
+            RunFailed: it is none of those asked for, or scoring an earlier group failed.
+        """
+        if self._error is not None:
+            raise self._error
+        group = self._groups.add(rollout)
+        if group is not None:
+            self._whole.put(self._unscored(group))
+
+    def result(self) -> ScoredRows | None:
+        """All groups in their order, once the last is scored.
+
+        None if a function turned out to need the main thread: then the batch is to be scored there.
+
+        Raises:
+            RunFailed: as `grpox.rewards.score`.
+        """
+        self._whole.put(None)
+        # Not join: where an interrupt ends it, Python 3.11 holds the thread for ended.
+        self._ended.wait()
+        if self._error is not None:
+            raise self._error
+        if need_main_thread(self._rewards):
+            return None
+        return joined(self._scored)
+
+    def _run(self) -> None:
+        try:
+            use_device(self._device)
+            while groups := self._waiting():
+                self._scored.append(score_rows(self._rewards, as_one_call(groups), self._state, self._stop))
+                if need_main_thread(self._rewards):
+                    break
+        except Stopped:
+            return
+        except BaseException as error:  # noqa: BLE001 - raised by `arrived` or `result`
+            if not need_main_thread(self._rewards):  # else the whole batch is scored again there
+                self._error = error
+        finally:
+            self._ended.set()
+
+    def _waiting(self) -> list[Unscored]:
+        """All whole groups there are, once there is one; none when no more will come."""
+        groups: list[Unscored] = []
+        while (group := self._whole.get()) is not None:
+            groups.append(group)
+            if self._whole.empty():
+                return groups
+        self._whole.put(None)  # the end is still there for the next look
+        return groups
+
+
+def need_main_thread(rewards: Sequence[NamedReward]) -> bool:
+    """Whether a function is known to set a signal handler, which no background thread may."""
+    return any(reward.needs_main_thread for reward in rewards)

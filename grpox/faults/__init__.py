@@ -1,0 +1,1 @@
+"""Numbers that are not finite: what the run does about them, the batch kept, and seen again."""

@@ -1,0 +1,150 @@
+"""Keeps the batch of a step that was not taken, so that it can be seen again: ``faults/step-00000012``."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+from transformers import PreTrainedTokenizerBase
+
+from grpox.checkpoint.folders import publish
+from grpox.checkpoint.manifest import facts_of, files_of, sync, write_manifest
+from grpox.checkpoint.rank_state import slice_state, write_state
+from grpox.config import RunConfig
+from grpox.faults.found import Found
+from grpox.redact import redacted
+from grpox.world import World
+
+if TYPE_CHECKING:
+    from grpox.engine import Engine
+    from grpox.slices import Slice
+
+FOLDER = "faults"
+FAULT = "fault.json"
+MODEL = "model"
+KEPT = 3
+"""Dumps of a run; each holds the weights. The first ones tell most: what follows is often their consequence."""
+
+
+class Fault(BaseModel):
+    """What a dump says of the step."""
+
+    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
+
+    step: int
+    what: str
+    """One line: what was not finite."""
+    world_size: int
+    found: list[Found]
+    """On all ranks, causes first."""
+    config: dict[str, object]
+    """The run's."""
+
+    @classmethod
+    def read(cls, folder: Path) -> Fault:
+        """
+        Raises:
+            ValueError: it is missing, or is none.
+        """
+        try:
+            return cls.model_validate_json((folder / FAULT).read_text(encoding="utf-8"))
+        except (OSError, ValidationError, ValueError) as error:
+            raise ValueError(f"{FAULT} cannot be read: {type(error).__name__}") from error
+
+
+def rank_file(folder: Path, rank: int) -> Path:
+    """Where a rank keeps its micro-batches."""
+    return folder / f"rank-{rank:05d}.pt"
+
+
+class FaultDumps:
+    """Writes the dumps of a run. Whatever goes wrong with that is told and hurts nothing."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        config: RunConfig,
+        tokenizer: PreTrainedTokenizerBase,
+        world: World,
+    ) -> None:
+        self.engine = engine
+        self.config = config
+        self.tokenizer = tokenizer
+        self.world = world
+
+    def dump(self, step: int, what: str, found: Sequence[Found], slices: Sequence[Slice]) -> str:
+        """Keep the batch and the weights, which must be those before the step; a collective.
+
+        Returns:
+            a line that tells where they are, or why they are nowhere; on every rank.
+        """
+        parent = Path(self.config.output_dir) / FOLDER
+        folder, unfinished = parent / f"step-{step:08d}", parent / f".step-{step:08d}.unfinished"
+        if self.world.gather([_are_enough(folder)] if self.world.is_main else [])[0]:
+            return f"its batch is not kept: {parent} holds {KEPT} already"
+        fault = Fault(
+            step=step,
+            what=what,
+            world_size=self.world.size,
+            found=list(found),
+            config=redacted(self.config.model_dump(mode="json")),
+        )
+        failure = (
+            self._all(lambda: _begin(unfinished, fault), main=True)
+            or self._all(lambda: _write_slices(slices, rank_file(unfinished, self.world.rank)))
+            or self._weights(unfinished / MODEL)
+            or self._all(lambda: _complete(unfinished, folder), main=True)
+        )
+        if not failure:
+            return f"its batch is kept: grpox replay {folder}"
+        if self.world.is_main:
+            shutil.rmtree(unfinished, ignore_errors=True)
+        return f"its batch could not be kept in {folder}: {failure}"
+
+    def _weights(self, folder: Path) -> str:
+        state = {}
+        for name, tensor in self.engine.weights():
+            if self.world.is_main:
+                state[name] = tensor.cpu()
+
+        def write() -> None:
+            self.engine.module.save_pretrained(folder, state_dict=state)
+            self.tokenizer.save_pretrained(folder)
+
+        return self._all(write, main=True)
+
+    def _all(self, write: Callable[[], None], main: bool = False) -> str:
+        """Have every rank write, or rank 0 alone; what went wrong on the first that failed, on every rank."""
+        failure = ""
+        if self.world.is_main or not main:
+            try:
+                write()
+            except Exception as error:  # noqa: BLE001 - libraries have their own for a full disk
+                told = str(getattr(error, "strerror", None) or error)
+                failure = " ".join(told.split()) or type(error).__name__
+        return next((told for told in self.world.gather([failure]) if told), "")
+
+
+def _are_enough(folder: Path) -> bool:
+    others = [path for path in folder.parent.glob("step-*") if path != folder]
+    return len(others) >= KEPT
+
+
+def _begin(unfinished: Path, fault: Fault) -> None:
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.mkdir(parents=True)
+    path = unfinished / FAULT
+    path.write_text(fault.model_dump_json(indent=1) + "\n", encoding="utf-8")
+    sync(path)
+
+
+def _write_slices(slices: Sequence[Slice], path: Path) -> None:
+    write_state({"slices": [slice_state(slice_) for slice_ in slices]}, path)
+
+
+def _complete(unfinished: Path, folder: Path) -> None:
+    write_manifest(unfinished, facts_of(unfinished, files_of(unfinished)))
+    publish(unfinished, folder)

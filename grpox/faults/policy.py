@@ -1,0 +1,85 @@
+"""What becomes of a step whose loss or gradient is not finite: the run ends, or goes on without it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from grpox.config import TrainConfig
+from grpox.errors import RunFailed
+from grpox.faults.found import Found, find, in_order
+from grpox.tell_once import TellOnce
+from grpox.wording import counted
+from grpox.world import World
+
+if TYPE_CHECKING:
+    from grpox.faults.dump import FaultDumps
+    from grpox.slices import Slice
+
+TOLD = 4
+"""Terms that a message names."""
+
+
+@dataclass
+class NonFinitePolicy:
+    """Counts the steps that were not taken, keeps their batches, and ends the run where it should."""
+
+    config: TrainConfig
+    world: World
+    dumps: FaultDumps | None = None
+    """Keeps the batches; None: none are kept."""
+    warn: TellOnce = field(default_factory=TellOnce)
+    skipped: int = 0
+    """Steps of the run that were skipped."""
+    in_a_row: int = 0
+    """Of these, the last ones without a step between them that was taken."""
+
+    def taken(self) -> None:
+        """A step was taken."""
+        self.in_a_row = 0
+
+    def metrics(self) -> dict[str, float]:
+        """How many steps were skipped so far, in a run that may skip any."""
+        return {"skipped_steps": float(self.skipped)} if self.config.on_nonfinite == "skip" else {}
+
+    def not_taken(
+        self, step: int, what: str, slices: Sequence[Slice], terms: Sequence[Mapping[str, Tensor]]
+    ) -> None:
+        """A step was not taken; a collective.
+
+        Args:
+            step: its number.
+            what: one line: what was not finite.
+            slices: this rank's micro-batches, as they were before the step.
+            terms: of each what its loss was made of; see `grpox.forward_pass.terms_of`.
+
+        Raises:
+            RunFailed: the run should end.
+        """
+        masks = [slice_.batch.token_mask for slice_ in slices]
+        mine = find(zip(terms, masks, strict=True), self.world.rank)
+        found = in_order(self.world.gather(mine))
+        self.skipped += 1
+        self.in_a_row += 1
+        told = f"{what} in step {step}{_where(found)}"
+        if self.dumps is not None:
+            told += f"\n    {self.dumps.dump(step, what, found, slices)}"
+        if self.config.on_nonfinite == "stop":
+            hint = "train.on_nonfinite=skip goes on without such steps"
+            raise RunFailed(f"{told}\n    no weight was changed; {hint} (docs/numerical-faults.md)")
+        if self.in_a_row >= self.config.max_skips_in_a_row:
+            row = f"{counted(self.in_a_row, 'step')} in a row"
+            raise RunFailed(f"{told}\n    the run ends: {row} were not taken (train.max_skips_in_a_row)")
+        if self.world.is_main:
+            self.warn(f"skipped {step}", f"{told}\n    the step is skipped, as train.on_nonfinite says")
+
+
+def _where(found: Sequence[Found]) -> str:
+    """The first number of each term, the causes first."""
+    if not found:
+        return ": the loss and its derivatives are finite, the backward pass of the model is not"
+    first = list({each.term: each for each in reversed(found)}.values())[::-1]
+    return ": " + "; ".join(str(each) for each in first[:TOLD])

@@ -1,0 +1,178 @@
+"""A step that was not taken, computed again in one process: which of its numbers are not finite."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import ValidationError
+from torch import Tensor, nn
+from transformers import PreTrainedTokenizerBase
+from transformers.utils.logging import disable_progress_bar
+
+from grpox.config import RunConfig
+from grpox.engine import disable_dropout
+from grpox.errors import ConfigError, Problem
+from grpox.faults.found import Found, find, in_order
+from grpox.faults.read import Dump
+from grpox.forward_pass import forward_pass, terms_of
+from grpox.models import load_model, load_tokenizer
+from grpox.plugins import discover
+from grpox.problems import problems_of
+from grpox.reduction import StepTotals, count_masks
+from grpox.registry import Registry
+from grpox.runfile.input_paths import resolve_paths
+from grpox.runfile.overrides import COMMAND_LINE, apply_overrides
+from grpox.slices import Slice
+from grpox.step_loss import StepLoss
+
+REPLAYED = ("loss", "correction", "train.beta", "train.kl", "sampling.temperature", "model.dtype", "model.init")
+"""Keys that change what a replay computes."""
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """A micro-batch, computed again."""
+
+    rank: int
+    place: int
+    """Among the micro-batches of its rank, from 0."""
+    slice_: Slice
+    loss: float
+    """Its share of the step's loss."""
+    grad_norm: float
+    terms: Mapping[str, Tensor]
+    """What its loss is made of: name -> f32[B, T]."""
+    parameters: Sequence[str]
+    """Parameters whose gradient is not finite, in the order of the model."""
+
+    @property
+    def finite(self) -> bool:
+        return math.isfinite(self.loss) and math.isfinite(self.grad_norm)
+
+
+@dataclass(frozen=True)
+class Replay:
+    """A step, computed again."""
+
+    micro_batches: Sequence[Replayed]
+    found: Sequence[Found]
+    """Causes first, over all ranks."""
+    grad_norm: float
+    """Of the whole step."""
+    tokenizer: PreTrainedTokenizerBase
+
+    @property
+    def loss(self) -> float:
+        return sum(each.loss for each in self.micro_batches)
+
+    @property
+    def finite(self) -> bool:
+        return math.isfinite(self.loss) and math.isfinite(self.grad_norm)
+
+
+def replay(dump: Dump, overrides: Sequence[str] = ()) -> Replay:
+    """Compute the step of a dump again, with the run's loss and correction or others.
+
+    Args:
+        overrides: ``loss.clip_high=0.2``: changes of the run's config, of keys among `REPLAYED`.
+
+    Raises:
+        ConfigError: an override is wrong, or a component is missing here.
+    """
+    config = _config(dump, overrides)
+    registry = Registry(discover(config.plugins.disable))
+    loss = registry.build(registry.parse("loss", config.loss, "loss"))
+    correction = registry.build(registry.parse("correction", config.correction, "correction"))
+    step_loss = StepLoss(loss, correction, config.train.beta, config.train.kl)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    ranks = dump.slices(device)
+    _check_reference(config, ranks)
+    disable_progress_bar()
+    model = load_model(config.model).to(device)
+    disable_dropout(model)
+    model.train()
+    totals = StepTotals(
+        *count_masks(each.batch.token_mask for slices in ranks for each in slices),
+        config.sampling.max_completion_length,
+    )
+    whole = [torch.zeros_like(parameter) for parameter in model.parameters()]
+    made = []
+    for rank, slices in enumerate(ranks):
+        for place, slice_ in enumerate(slices):
+            replayed = _micro_batch(model, rank, place, slice_, step_loss, totals, config.sampling.temperature)
+            made.append(replayed)
+            for total, parameter in zip(whole, model.parameters(), strict=True):
+                total += 0 if parameter.grad is None else parameter.grad
+    return Replay(made, _found(made), _norm(whole), load_tokenizer(config.model))
+
+
+def _config(dump: Dump, overrides: Sequence[str]) -> RunConfig:
+    data: dict[str, Any] = copy.deepcopy(dict(dump.fault.config))
+    # Code that came with a model is trusted when the user says so here, not because a file does.
+    attention = {k: v for k, v in data["model"]["init"].items() if k == "attn_implementation"}
+    data["model"] |= {"path": str(dump.model.absolute()), "init": attention}
+    keys = apply_overrides(data, overrides)
+    allowed = ", ".join(REPLAYED)
+    problems = [
+        Problem("changes nothing of a replay", key, COMMAND_LINE, allowed=allowed)
+        for key in keys
+        if not any(f"{key}.".startswith(f"{each}.") for each in REPLAYED)
+    ]
+    if problems:
+        raise ConfigError(problems)
+    try:
+        config = RunConfig.model_validate(data)
+    except ValidationError as error:
+        raise ConfigError(problems_of(error, RunConfig, "")) from error
+    resolve_paths(config, lambda key: Path.cwd())
+    return config
+
+
+def _check_reference(config: RunConfig, ranks: Sequence[Sequence[Slice]]) -> None:
+    kept = all(slice_.reference_logprobs is not None for slices in ranks for slice_ in slices)
+    if config.train.beta > 0 and not kept:
+        what = "the run had no reference, so that the dump holds none of its log-probabilities"
+        raise ConfigError(Problem(what, "train.beta", COMMAND_LINE, given=str(config.train.beta), allowed="0"))
+
+
+def _micro_batch(
+    model: nn.Module,
+    rank: int,
+    place: int,
+    slice_: Slice,
+    step_loss: StepLoss,
+    totals: StepTotals,
+    temperature: float,
+) -> Replayed:
+    """Forward and backward; the gradient is left in the parameters."""
+    model.zero_grad(set_to_none=True)
+    passed = forward_pass(model, slice_, step_loss, totals, temperature)
+    passed.output.loss.backward()  # type: ignore[no-untyped-call]
+    gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    return Replayed(
+        rank,
+        place,
+        slice_,
+        float(passed.output.loss.detach()),
+        _norm(gradients.values()),
+        terms_of(slice_, passed),
+        [name for name, gradient in gradients.items() if not bool(gradient.isfinite().all())],
+    )
+
+
+def _norm(gradients: Iterable[Tensor]) -> float:
+    return math.sqrt(sum(float(gradient.double().square().sum()) for gradient in gradients))
+
+
+def _found(made: Sequence[Replayed]) -> list[Found]:
+    found = []
+    for rank in sorted({each.rank for each in made}):
+        of_rank = [each for each in made if each.rank == rank]
+        found += find([(each.terms, each.slice_.batch.token_mask) for each in of_rank], rank)
+    return in_order(found)

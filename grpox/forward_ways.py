@@ -1,0 +1,178 @@
+"""How a model's forward pass gives log-probabilities: by all its logits, or in the ways that save work.
+
+The ways rest on what most causal language models have in common: a body, a linear head on its last hidden
+state, and attention that a mask can restrict. A model that computes something else with them keeps its own
+forward, which is found out by trying both on two short sequences.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from grpox.contracts import Rollout
+from grpox.head import LogitTransform, Wanted, chosen_logprobs
+from grpox.layout import Layout
+from grpox.rollout import RolloutBatch, collate
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from grpox.config import TrainConfig
+
+FAR = 1e-3
+"""How far the log-probabilities of two ways may differ, as a part of their spread over tokens."""
+ROUNDINGS = 16
+"""The same in roundings, where the model's precision is so low that these are more."""
+
+
+@dataclass(frozen=True)
+class ForwardWays:
+    """What saves work in a model's forward pass."""
+
+    chunked: bool = False
+    """The head is asked for chosen log-probabilities in place of all logits."""
+    shared_width: int = 0
+    """The hidden size, where sequences can share their prompt in a row; 0: they cannot."""
+
+
+PLAIN = ForwardWays()
+
+
+def prepare(model: PreTrainedModel, train: TrainConfig) -> ForwardWays:
+    """Teach a whole model the ways that it can go and that the run allows, before it is sharded.
+
+    Returns:
+        those for which `model` gives the log-probabilities of its own forward pass.
+    """
+    if not train.chunked_logprobs or not _add_scoring(model):
+        return PLAIN
+    chunked = ForwardWays(chunked=True)
+    shared = replace(chunked, shared_width=_hidden_size(model)) if _attends_as_masked(model) else chunked
+    for ways in (shared, chunked) if train.prefix_sharing else (chunked,):
+        if _agrees(model, ways):
+            return ways
+    forget(model)
+    return PLAIN
+
+
+def not_taken(model: PreTrainedModel, train: TrainConfig, ways: ForwardWays) -> str | None:
+    """What the run allows and `model` was not prepared for, for the user."""
+    if not train.chunked_logprobs or ways.shared_width or (ways.chunked and not train.prefix_sharing):
+        return None
+    name = type(model).__name__
+    if ways.chunked:
+        return f"{name} computes a prompt anew for each completion: it cannot use train.prefix_sharing"
+    return f"{name} computes all logits: it can use neither train.chunked_logprobs nor train.prefix_sharing"
+
+
+def forget(model: PreTrainedModel) -> None:
+    """Take back what `prepare` taught the model."""
+    for module in (model, model.get_output_embeddings()):
+        if module is not None:
+            vars(module).pop("forward", None)
+
+
+def rows_logprobs(model: Any, layout: Layout, temperature: float) -> tuple[Tensor, Tensor]:
+    """Log-probabilities [N] of the layout's targets, with gradient, and entropies [N]; for a prepared model."""
+    made: tuple[Tensor, Tensor] = model(
+        input_ids=layout.input_ids,
+        position_ids=layout.position_ids,
+        attention_mask=layout.sees,
+        scored=(layout.sources, layout.targets, temperature),
+    )
+    return made
+
+
+def _add_scoring(model: PreTrainedModel) -> bool:
+    """Let the model's forward take `scored`: (sources i64[N], targets i64[N], temperature); whether it can."""
+    head, body = model.get_output_embeddings(), model.base_model
+    if type(head) is not nn.Linear or body is model:
+        return False
+    transform = _transform(model)
+    whole, linear = model.forward, head.forward
+
+    # The signature stays that of the model, which transformers' generate reads.
+    @functools.wraps(whole)
+    def forward(*args: Any, scored: tuple[Tensor, Tensor, float] | None = None, **inputs: Any) -> Any:
+        if scored is None:
+            return whole(*args, **inputs)
+        sources, targets, temperature = scored
+        hidden = body(**inputs, use_cache=False).last_hidden_state
+        rows = hidden.flatten(0, 1).index_select(0, sources)
+        return head(rows, wanted=Wanted(targets, temperature, transform))
+
+    # Within the head's own forward ZeRO-3 has gathered its weight, and gathers it for the backward pass.
+    @functools.wraps(linear)
+    def head_forward(input: Tensor, wanted: Wanted | None = None) -> Any:
+        return linear(input) if wanted is None else chosen_logprobs(input, head.weight, head.bias, wanted)
+
+    model.forward, head.forward = forward, head_forward  # type: ignore[method-assign]
+    return True
+
+
+def _transform(model: PreTrainedModel) -> LogitTransform:
+    """What the configurations of known architectures say of their logits; whether it is all, a trial shows."""
+    config = model.config.get_text_config()
+    scale = float(getattr(config, "logit_scale", None) or 1.0)
+    scale /= float(getattr(config, "logits_scaling", None) or 1.0)
+    return LogitTransform(scale, getattr(config, "final_logit_softcapping", None))
+
+
+def _hidden_size(model: PreTrainedModel) -> int:
+    return int(model.config.get_text_config().hidden_size)
+
+
+def _attends_as_masked(model: PreTrainedModel) -> bool:
+    """Whether a mask [R, 1, L, L] says all of which position sees which, at every length."""
+    config = model.config.get_text_config()
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    # Where not all layers are windowed, layer_types says which.
+    windowed = getattr(config, "sliding_window", None) is not None and not getattr(config, "layer_types", None)
+    return (
+        model.config._attn_implementation == "sdpa"
+        and kinds == {"full_attention"}
+        and not windowed
+        and isinstance(getattr(config, "hidden_size", None), int)
+    )
+
+
+@torch.no_grad()
+def _agrees(model: PreTrainedModel, ways: ForwardWays) -> bool:
+    """Whether the model goes these ways to the log-probabilities and entropies of its own forward pass."""
+    from grpox.logprobs import completion_logprobs
+
+    batch = _trial(model)
+    training = model.training
+    model.eval()
+    try:
+        expected = completion_logprobs(model, batch, 0.7)
+        found = completion_logprobs(model, batch, 0.7, ways)
+    except Exception:  # noqa: BLE001 - whatever a model's code makes of inputs that it was not written for
+        return False
+    finally:
+        model.train(training)
+    mask = batch.token_mask
+    far = max(FAR, ROUNDINGS * torch.finfo(model.dtype).eps) * float(expected[0][mask].std())
+    # A model of NaN agrees with nothing, and a run tells it better.
+    return math.isfinite(far) and all(
+        torch.allclose(one[mask], other[mask], rtol=0, atol=far)
+        for one, other in zip(expected, found, strict=True)
+    )
+
+
+def _trial(model: PreTrainedModel) -> RolloutBatch:
+    """Two sequences of one prompt, and one of another."""
+    vocabulary = int(model.config.get_text_config().vocab_size)
+    tokens = [(7919 * (place + 1)) % vocabulary for place in range(20)]
+    parts = [(tokens[:5], tokens[5:9]), (tokens[:5], tokens[9:12]), (tokens[12:15], tokens[15:20])]
+    rollouts = [
+        Rollout(number, 0, tuple(prompt), tuple(completion), "stop", 0)
+        for number, (prompt, completion) in enumerate(parts)
+    ]
+    return collate(rollouts, [0.0] * len(rollouts), 0, next(model.parameters()).device)

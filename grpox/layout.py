@@ -1,0 +1,152 @@
+"""How the sequences of a micro-batch lie in the rows of a forward pass.
+
+Completions of one prompt can lie in one row behind a single copy of it, each seeing the prompt and itself
+alone. That saves the repeated prompts and costs attention between completions, computed only to be masked: a
+row grows while the first is worth more than the second.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from grpox.rollout import RolloutBatch
+
+PAIRS_PER_TOKEN = 2
+"""Times the hidden size: pairs of positions whose attention costs what one token costs elsewhere in a layer. By
+operations it would be 6; attention gets less out of a machine than large products do."""
+
+
+@dataclass(frozen=True)
+class TokenSequence:
+    """A prompt and its completion, without padding."""
+
+    prompt: tuple[int, ...]
+    completion: tuple[int, ...]
+
+    def __len__(self) -> int:
+        return len(self.prompt) + len(self.completion)
+
+
+@dataclass(frozen=True)
+class Row:
+    """Sequences that share a prompt, by their number, and the positions that the row takes."""
+
+    members: tuple[int, ...]
+    length: int
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The rows of a micro-batch as the model reads them, R rows of L positions, padded on the right.
+
+    Padding needs no mask, as no position sees what comes after it.
+    """
+
+    input_ids: Tensor  # i64[R, L]
+    position_ids: Tensor  # i64[R, L], counted from the row's prompt in each of its sequences
+    sees: Tensor | None  # bool[R, 1, L, L]: query sees key; None: every position sees all before it
+    sources: Tensor  # i64[N]: of each token in the mask, the position that predicts it, of R * L
+    targets: Tensor  # i64[N]: the tokens themselves
+
+
+def sequences_of(batch: RolloutBatch) -> list[TokenSequence]:
+    """The sequences of a micro-batch, B of them."""
+    prompt_columns = batch.input_ids.shape[1] - batch.token_mask.shape[1]
+    ids = batch.input_ids.tolist()
+    prompts = batch.attention_mask[:, :prompt_columns].sum(dim=1).tolist()
+    completions = batch.attention_mask[:, prompt_columns:].sum(dim=1).tolist()
+    return [
+        TokenSequence(
+            tuple(row[prompt_columns - prompt : prompt_columns]),
+            tuple(row[prompt_columns : prompt_columns + completion]),
+        )
+        for row, prompt, completion in zip(ids, prompts, completions, strict=True)
+    ]
+
+
+def rows_of(
+    sequences: Sequence[TokenSequence],
+    shared_width: int,
+    most: int | None = None,
+    longest: int | None = None,
+) -> list[Row]:
+    """The rows that `sequences` lie in, longest first.
+
+    Args:
+        shared_width: the hidden size of a model in which sequences can share their prompt; 0: none share.
+        most: sequences in a row; default: as many as pay.
+        longest: positions in a row that several sequences share.
+    """
+    groups = defaultdict(list)
+    for number, sequence in enumerate(sequences):
+        groups[sequence.prompt if shared_width else number].append(number)
+    rows = []
+    for numbers in groups.values():
+        members: list[int] = []
+        length = 0
+        for number in sorted(numbers, key=lambda number: -len(sequences[number])):
+            sequence = sequences[number]
+            longer = length + len(sequence.completion)
+            saved = len(sequence.prompt) * shared_width * PAIRS_PER_TOKEN
+            pays = longer**2 - length**2 - len(sequence) ** 2 < saved
+            fits = (most is None or len(members) < most) and (longest is None or longer <= longest)
+            if members and pays and fits:
+                members, length = [*members, number], longer
+            else:
+                rows += [Row(tuple(members), length)] if members else []
+                members, length = [number], len(sequence)
+        rows.append(Row(tuple(members), length))
+    return sorted(rows, key=lambda row: -row.length)
+
+
+def lay_out(batch: RolloutBatch, shared_width: int, pad_token_id: int = 0) -> Layout:
+    """Lay a micro-batch out in rows, on its own device.
+
+    Args:
+        shared_width: see `rows_of`.
+        pad_token_id: any token of the vocabulary; what is computed for it is used nowhere.
+    """
+    sequences = sequences_of(batch)
+    rows = rows_of(sequences, shared_width)
+    length = max(row.length for row in rows)
+    input_ids = torch.full((len(rows), length), pad_token_id)
+    position_ids = torch.arange(length).repeat(len(rows), 1)
+    segments = torch.zeros((len(rows), length), dtype=torch.long)  # 0: prompt, 1 ..: completions, 0: padding
+    predictors = torch.zeros(batch.token_mask.shape, dtype=torch.long)
+    for number, row in enumerate(rows):
+        prompt = sequences[row.members[0]].prompt
+        input_ids[number, : len(prompt)] = torch.tensor(prompt)
+        begin = len(prompt)
+        for segment, member in enumerate(row.members, start=1):
+            completion = sequences[member].completion
+            end = begin + len(completion)
+            input_ids[number, begin:end] = torch.tensor(completion)
+            position_ids[number, begin:end] = torch.arange(len(prompt), len(prompt) + len(completion))
+            segments[number, begin:end] = segment
+            places = number * length + torch.arange(begin - 1, end - 1)
+            predictors[member, : len(completion)] = places
+            if completion:  # the first token is predicted by the end of the prompt, wherever the rest lies
+                predictors[member, 0] = number * length + len(prompt) - 1
+            begin = end
+    shares = any(len(row.members) > 1 for row in rows)
+    device = batch.input_ids.device
+    return Layout(
+        input_ids=input_ids.to(device),
+        position_ids=position_ids.to(device),
+        sees=_sees(segments.to(device)) if shares else None,
+        sources=predictors.to(device)[batch.token_mask],
+        targets=batch.completion_ids[batch.token_mask],
+    )
+
+
+def _sees(segments: Tensor) -> Tensor:
+    """bool[R, 1, L, L] from segments i64[R, L]: what came before, in the same segment or in the prompt."""
+    length = segments.shape[1]
+    before = torch.ones(length, length, dtype=torch.bool, device=segments.device).tril()
+    query, key = segments.unsqueeze(2), segments.unsqueeze(1)
+    return (before & ((key == query) | (key == 0))).unsqueeze(1)

@@ -1,0 +1,171 @@
+"""What a plugin says when its module is imported and its hooks are called: its components, or why it is broken.
+
+Each plugin is asked in a manager that holds it alone, so that what is wrong with one concerns no other.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Any
+
+import pluggy
+
+from grpox import hookspecs
+from grpox.deprecated import PluginDeprecation, PluginManager
+from grpox.errors import nearest
+from grpox.hookspecs import KINDS, ComponentSpec
+
+Component = tuple[str, ComponentSpec]
+"""(kind, what is offered)"""
+
+
+class InvalidPlugin(Exception):
+    """A plugin breaks a rule of the plugin API; its author must mend it.
+
+    Args:
+        what: which rule, and what the plugin does.
+        function: the function of the plugin that does it, where it is one.
+    """
+
+    def __init__(self, what: str, function: object = None) -> None:
+        super().__init__(what)
+        self.function = function
+
+
+@dataclass(frozen=True)
+class Answer:
+    """All that grpox wants to know of a plugin, in strings."""
+
+    components: tuple[Component, ...] = ()
+    observes: tuple[str, ...] = ()
+    """Lifecycle hooks that the module implements itself, so that it must be imported for every run."""
+    failure: str = ""
+    """Why the plugin is broken, in one line: the exception's type and message; empty where it is not."""
+    notes: tuple[str, ...] = ()
+    """What it uses that is deprecated, a sentence each, for its author."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A plugin that was imported, or the error that kept it from being one."""
+
+    answer: Answer
+    plugin: Any = None
+    error: BaseException | None = None
+
+
+def load(entry_point: metadata.EntryPoint) -> Loaded:
+    """Import a plugin, check its hooks and ask for its components; it is taken whole or not at all.
+
+    No plugin can make this raise, but for what ends the process: KeyboardInterrupt and its like.
+    """
+    try:
+        plugin = entry_point.load()
+        alone = _checked(plugin)
+        callers = alone.get_hookcallers(plugin) or ()
+        observes = sorted(caller.name for caller in callers if _discovers(caller) is None)
+        return Loaded(Answer(tuple(_components(alone)), tuple(observes), notes=tuple(alone.notes)), plugin)
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a plugin raises is its own affair
+        return Loaded(Answer(failure=described(error)), error=error)
+
+
+def described(error: BaseException) -> str:
+    """An exception in one line: its type, message and notes."""
+    message = " ".join(str(error).split())
+    notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
+    return type(error).__name__ + (f": {message}" if message else "") + notes
+
+
+def new_manager() -> PluginManager:
+    """A manager that knows grpox's hooks and holds no plugin."""
+    manager = PluginManager()
+    manager.add_hookspecs(hookspecs)
+    return manager
+
+
+def check_component(spec: object, hook: str) -> None:
+    """Whether an answer of a discovery hook is a component that a run file could name.
+
+    Raises:
+        InvalidPlugin: it is not.
+    """
+    if not isinstance(spec, ComponentSpec):
+        raise InvalidPlugin(f"{hook} offers a {type(spec).__name__}, not a ComponentSpec")
+    if not re.fullmatch(r"[^\s:/]+", spec.name):
+        raise InvalidPlugin(f"{hook} offers {spec.name!r}: a name has neither space, ':' nor '/'")
+    for label, reference in (("target", spec.target), ("config", spec.config or "no:config")):
+        if not re.fullmatch(r"[\w.]+:[\w.]+", reference):
+            given = f"{hook}: the {label} of '{spec.name}' is {reference!r}"
+            raise InvalidPlugin(f"{given}, not 'package.module:Name'")
+    for label in ("needs", "provides", "requires"):
+        names = getattr(spec, label)
+        if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+            raise InvalidPlugin(f"{hook}: {label} of '{spec.name}' is not a tuple of strings, ('a', 'b')")
+
+
+def _checked(plugin: Any) -> PluginManager:
+    """A manager that holds this plugin alone, all of whose hooks exist and are marked as implementations."""
+    manager = new_manager()
+    known = [name for name in vars(manager.hook) if name.startswith("grpox_")]
+    for name in dir(plugin):
+        function = getattr(plugin, name, None)
+        if not name.startswith("grpox_") or not inspect.isroutine(function):
+            continue
+        if manager.parse_hookimpl_opts(plugin, name) is None:
+            advice = "mark it with @grpox.hookimpl" if name in known else _did_you_mean(name, known)
+            raise InvalidPlugin(f"function {name} is not a hook implementation; {advice}", function)
+    try:
+        manager.register(plugin)
+    except pluggy.PluginValidationError as error:
+        # pluggy says only in its message which hook it is about.
+        hook = re.search(r"hook '(\w+)'", str(error))
+        raise InvalidPlugin(str(error), getattr(plugin, hook[1], None) if hook else None) from error
+    for caller in manager.get_hookcallers(plugin) or ():
+        required = [each.function for each in caller.get_hookimpls() if not each.optionalhook]
+        if not caller.has_spec() and required:
+            what = f"there is no hook {caller.name}; {_did_you_mean(caller.name, known)}"
+            raise InvalidPlugin(what, required[0])
+    return manager
+
+
+def _did_you_mean(name: str, known: list[str]) -> str:
+    near = nearest(name, known)
+    return f"did you mean {near}?" if near else f"the hooks are {', '.join(known)}"
+
+
+def _components(alone: pluggy.PluginManager) -> Iterator[Component]:
+    """Ask each discovery hook of one plugin by itself: pluggy's multicall would mix the answers of all."""
+    for kind, hook in KINDS.items():
+        taken = set()
+        for implementation in _implementations(alone, hook):
+            try:
+                specs = list(implementation.function())
+            except Exception as error:
+                error.add_note(f"in {hook}")
+                raise
+            for spec in specs:
+                check_component(spec, hook)
+                if spec.name in taken:
+                    raise InvalidPlugin(f"{hook} offers '{spec.name}' twice", implementation.function)
+                taken.add(spec.name)
+                yield kind, spec
+
+
+def _implementations(alone: pluggy.PluginManager, hook: str) -> list[Any]:
+    """Those of a discovery hook; of its old name only where there are none, for a plugin may have both."""
+    current: list[Any] = getattr(alone.hook, hook).get_hookimpls()
+    if current:
+        return current
+    callers = [caller for caller in vars(alone.hook).values() if isinstance(caller, pluggy.HookCaller)]
+    return [impl for each in callers if _discovers(each) == hook for impl in each.get_hookimpls()]
+
+
+def _discovers(caller: pluggy.HookCaller) -> str | None:
+    """The discovery hook that this is, or was renamed to; None for a lifecycle hook."""
+    deprecation = caller.spec.warn_on_impl if caller.spec else None
+    successor = deprecation.successor if isinstance(deprecation, PluginDeprecation) else ""
+    return next((name for name in (caller.name, successor) if name in KINDS.values()), None)

@@ -1,0 +1,92 @@
+"""Where a run's reward function is called: in a thread of the trainer, or in a process of its own."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Literal
+
+from grpox.component import BoundComponent
+from grpox.config import RewardRef
+from grpox.errors import ConfigError, Problem
+from grpox.requirements import canonical_name
+from grpox.rewards.cuda_device import current_device
+from grpox.rewards.messages import Blueprint
+from grpox.rewards.process import RewardProcess
+
+if TYPE_CHECKING:
+    from grpox.runfile.load import ResolvedRun
+
+Isolation = Literal["process", "thread"]
+
+
+def isolation_of(bound: BoundComponent, ref: RewardRef, given: bool) -> Isolation:
+    """As the run file or else the function's own attribute `isolation` says.
+
+    By default a function named by path, and one of a plugin that is not grpox's own, gets a process.
+
+    Args:
+        given: whether it is an object given in Python.
+
+    Raises:
+        ConfigError: a process is asked for, and cannot be.
+    """
+    own = bound.offer is not None and canonical_name(bound.offer.distribution) == "grpox"
+    declared = None if given or own else getattr(bound.load(), "isolation", None)
+    if ref.isolation == "process":
+        why = "is an object given in Python, which no other process has" if given else ""
+        if declared == "thread":
+            why = "says of itself that it needs the trainer's process (its attribute isolation is 'thread')"
+        if why:
+            what = f"reward '{bound.label}' {why}"
+            raise ConfigError(Problem(what, f"{bound.key}.isolation", given="process", allowed="thread"))
+    default: Isolation = "thread" if given or own or declared == "thread" else "process"
+    return ref.isolation or default
+
+
+def started(bound: BoundComponent, ref: RewardRef) -> RewardProcess:
+    """The process of a function, which begins to build it; see `RewardProcess.ready`.
+
+    Raises:
+        ConfigError: its parameters cannot be sent there.
+    """
+    offer = bound.offer
+    target = offer.spec.target if offer is not None else ref.path
+    try:
+        config = pickle.dumps(bound.config)
+    except Exception as error:
+        what = f"{bound}: its parameters cannot be pickled, as a process of its own needs: {error}"
+        raise ConfigError(Problem(what, bound.key, allowed="isolation: thread")) from error
+    blueprint = Blueprint(
+        label=bound.label,
+        key=bound.key,
+        target=str(target),
+        from_file=offer is None,
+        config=config,
+        import_path=tuple(sys.path),
+        device=current_device(),
+    )
+    return RewardProcess(blueprint, ref.timeout, ref.memory)
+
+
+@contextmanager
+def reward_functions(run: ResolvedRun) -> Iterator[list[Any]]:
+    """The reward functions of a run, in order; their processes build side by side and end with the block.
+
+    Raises:
+        ConfigError: one cannot be built, or not where the run file says.
+    """
+    functions: list[Any] = []
+    try:
+        for place, ref in enumerate(run.config.rewards):
+            bound = run.components[f"rewards[{place}]"]
+            objects = {*run.given.functions, *run.given.reward_models}
+            apart = isolation_of(bound, ref, bound.key in objects) == "process"
+            functions.append(started(bound, ref) if apart else run.build(bound.key))
+        yield functions
+    finally:
+        for function in functions:
+            if isinstance(function, RewardProcess):
+                function.close()

@@ -1,0 +1,70 @@
+"""What the trainer and the process of a reward function tell each other, pickled."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from grpox.errors import Problem
+
+
+@dataclass(frozen=True)
+class Blueprint:
+    """What the process needs to build the function as the run would: the first thing it is sent."""
+
+    label: str
+    key: str
+    """Where the run file names it, for example ``rewards[0]``."""
+    target: str
+    """``package.module:name``, or ``/path/to/file.py:name``."""
+    from_file: bool
+    config: bytes
+    """The checked parameters, pickled by themselves: their class is known once `target` has been loaded."""
+    import_path: tuple[str, ...]
+    """The trainer's `sys.path`."""
+    device: int | None
+    """The trainer's CUDA device, where it has one."""
+
+
+@dataclass(frozen=True)
+class Ready:
+    """The answer to a blueprint."""
+
+    problems: tuple[Problem, ...] = ()
+    """Why the function could not be built; empty where it was."""
+    needs: tuple[str, ...] = ()
+    """Arguments that it cannot do without."""
+    takes: frozenset[str] | None = None
+    """Arguments that it takes; None if it takes any."""
+    begins: str = ""
+    """Where it is defined: ``rewards.py:12``."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """One call."""
+
+    arguments: Mapping[str, Any]
+    count: int
+    """Completions."""
+    seed: int
+    """What the random generators of Python, numpy and torch are seeded with before the call."""
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What became of a call."""
+
+    values: list[float | None] | None = None
+    """[N]; None where the whole call failed."""
+    refused: dict[int, str] = field(default_factory=dict)
+    """Index of a completion -> why its value is no score."""
+    metrics: dict[str, list[float]] = field(default_factory=dict)
+    """From `log_metric`."""
+    columns: dict[str, list[Any]] = field(default_factory=dict)
+    """From `log_extra`."""
+    failure: str = ""
+    """What went wrong with the whole call."""
+    trace: str = ""
+    """The traceback of what the function raised, as text."""

@@ -1,0 +1,242 @@
+"""The process of a reward function, as the trainer sees it: started, asked, watched and killed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from multiprocessing.connection import Connection
+from typing import Any
+
+import psutil
+
+from grpox.errors import ConfigError, Problem
+from grpox.rewards.messages import Blueprint, Ready, Reply, Request
+from grpox.rewards.places import dumped_at
+from grpox.wording import amount
+
+START_SECONDS = 600.0
+"""The function's module may load a model as it is imported."""
+LOOK_SECONDS = 0.1
+"""Between two looks at the memory of a process that works."""
+MOST_BYTES = 1 << 30
+"""Of a reply: beyond, its memory would become the trainer's."""
+WHERE = signal.SIGUSR2
+
+
+class ProcessFailed(Exception):
+    """The process did not answer: what went wrong, as a message goes on after the reward's name."""
+
+
+class RewardProcess:
+    """Holds one process, which is started with this and again after each one that ended.
+
+    Args:
+        timeout: seconds that one call may take.
+        memory: GiB that the process and those it starts may hold at a time.
+    """
+
+    def __init__(self, blueprint: Blueprint, timeout: float, memory: float) -> None:
+        self.blueprint = blueprint
+        self.timeout = timeout
+        self.memory = memory
+        self._lock = threading.Lock()
+        self._closed = False
+        self._ready: Ready | None = None
+        self._running: _Running | None = _Running(blueprint, timeout, memory)
+
+    @property
+    def ready(self) -> Ready:
+        """What the process told of the function.
+
+        Raises:
+            ConfigError: it could not build the function.
+        """
+        if self._ready is None:
+            try:
+                self._ready = self._started().wait_ready()
+            except ProcessFailed as error:
+                what = f"reward '{self.blueprint.label}' {error}, as the function was built"
+                raise ConfigError(Problem(what, self.blueprint.key)) from error
+        if self._ready.problems:
+            raise ConfigError(list(self._ready.problems))
+        return self._ready
+
+    @property
+    def reads_columns(self) -> tuple[str, ...]:
+        """The columns that the function cannot do without."""
+        return self.ready.needs
+
+    def ask(self, request: Request) -> Reply:
+        """Have the function called.
+
+        Raises:
+            ProcessFailed: the process ended, took longer than the timeout or more than the memory; it is gone.
+        """
+        # What nobody takes is not sent.
+        takes = self.ready.takes
+        arguments = {n: v for n, v in request.arguments.items() if takes is None or n in takes}
+        running = self._started()
+        try:
+            running.wait_ready()
+            return running.ask(Request(arguments, request.count, request.seed))
+        except ProcessFailed:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """Kill the process and what it has started; the next call starts another."""
+        with self._lock:
+            running, self._running = self._running, None
+        if running is not None:
+            running.kill()
+
+    def close(self) -> None:
+        """Kill the process for good."""
+        self._closed = True
+        self.stop()
+
+    def _started(self) -> _Running:
+        with self._lock:
+            if self._closed:
+                raise ProcessFailed("is not called any more")
+            if self._running is None:
+                self._running = _Running(self.blueprint, self.timeout, self.memory)
+            return self._running
+
+
+class _Running:
+    """One process, from its start to its end."""
+
+    def __init__(self, blueprint: Blueprint, timeout: float, memory: float) -> None:
+        self.timeout = timeout
+        self.memory = memory
+        self._ready: Ready | None = None
+        self._stacks = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
+        near, far = socket.socketpair()
+        # A message is written and read in parts: a process that stops in the middle of one is not waited for.
+        limit = struct.pack("ll", int(timeout) + 1, 0)
+        near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+        near.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+        lifeline, self._lifeline = os.pipe()
+        given = (far.fileno(), lifeline, self._stacks.fileno())
+        # The folder of the run may hold a file named as a module: it comes after the trainer's own path.
+        command = [sys.executable, "-P", "-m", "grpox.rewards.worker", *map(str, given)]
+        try:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, pass_fds=given, start_new_session=True
+            )
+        finally:
+            far.close()
+            os.close(lifeline)
+        self._connection = Connection(near.detach())
+        with contextlib.suppress(OSError):  # it has ended: told by `wait_ready`
+            self._connection.send(blueprint)
+
+    def wait_ready(self) -> Ready:
+        """What it says once it has built the function."""
+        if self._ready is None:
+            self._ready = self._receive(START_SECONDS, "its process took longer than {:g} s to start")
+        return self._ready
+
+    def ask(self, request: Request) -> Reply:
+        """Its answer to a request."""
+        os.ftruncate(self._stacks.fileno(), 0)
+        os.lseek(self._stacks.fileno(), 0, os.SEEK_SET)
+        begun = time.monotonic()
+        try:
+            self._connection.send(request)
+        except (OSError, ValueError) as error:
+            raise ProcessFailed(self._end("cannot be sent its arguments")) from error
+        except (pickle.PicklingError, TypeError, AttributeError) as error:
+            what = f"cannot be sent its arguments, which cannot be pickled ({error}): say isolation: thread"
+            raise ProcessFailed(what) from error
+        left = begun + self.timeout - time.monotonic()
+        reply: Reply = self._receive(left, f"took longer than its timeout of {self.timeout:g} s")
+        return reply
+
+    def _receive(self, seconds: float, too_long: str) -> Any:
+        deadline = time.monotonic() + seconds
+        try:
+            while not self._connection.poll(min(LOOK_SECONDS, max(0.0, deadline - time.monotonic()))):
+                if self._died():
+                    break
+                if time.monotonic() >= deadline:
+                    raise ProcessFailed(too_long.format(seconds) + self._placed(ask=True))
+                self._check_memory()
+            else:
+                return pickle.loads(self._connection.recv_bytes(MOST_BYTES))
+        except (EOFError, ConnectionResetError):
+            pass
+        except OSError as error:
+            raise ProcessFailed(f"sent back more than {amount(MOST_BYTES)}, or stopped in its midst") from error
+        except (pickle.UnpicklingError, AttributeError, ImportError) as error:
+            raise ProcessFailed(f"sent back what the trainer cannot read: {error}") from error
+        raise ProcessFailed(self._end("closed its connection to the trainer"))
+
+    def _check_memory(self) -> None:
+        limit = int(self.memory * 2**30)
+        # What processes share counts in each by `rss`, and in parts by `pss`, which costs more to find out.
+        if self._held("rss") > limit and (held := self._held("pss")) > limit:
+            limited = f"its limit (memory) is {self.memory:g} GiB"
+            raise ProcessFailed(f"held {amount(held)} of memory; {limited}{self._placed(ask=True)}")
+
+    def _held(self, what: str) -> int:
+        held = 0
+        with contextlib.suppress(psutil.Error):
+            whole = psutil.Process(self._process.pid)
+            for process in (whole, *whole.children(recursive=True)):
+                with contextlib.suppress(psutil.Error):
+                    full = what == "pss"
+                    info = process.memory_full_info() if full else process.memory_info()
+                    held += getattr(info, what)
+        return held
+
+    def _died(self) -> bool:
+        # Not reaped, so that its number stays that of its group until the group is killed.
+        how = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        return self._process.returncode is not None or os.waitid(os.P_PID, self._process.pid, how) is not None
+
+    def _end(self, alive: str) -> str:
+        """How it ended, in words, or `alive` if it did not."""
+        deadline = time.monotonic() + 2.0
+        while not self._died():
+            if time.monotonic() > deadline:
+                return f"{alive}{self._placed(ask=True)}"
+            time.sleep(0.01)
+        self.kill()
+        code = self._process.returncode
+        if code >= 0:
+            return f"ended its process with exit code {code}{self._placed()}"
+        name = signal.Signals(-code).name
+        by = ", as the kernel does where memory runs out" if -code == signal.SIGKILL else ""
+        return f"lost its process to signal {-code} ({name}{by}){self._placed()}"
+
+    def _placed(self, ask: bool = False) -> str:
+        """`` (rewards.py:12)``, of the line it is at if it is asked, else of where it crashed, or begins."""
+        if ask:
+            os.kill(self._process.pid, WHERE)
+            deadline = time.monotonic() + 1.0
+            while not os.fstat(self._stacks.fileno()).st_size and time.monotonic() < deadline:
+                time.sleep(0.01)
+            time.sleep(0.02)  # the rest of it
+        told = os.pread(self._stacks.fileno(), 1 << 20, 0).decode("utf-8", "replace")
+        at = dumped_at(told) or (self._ready.begins if self._ready else "")
+        return f" ({at})" if at else ""
+
+    def kill(self) -> None:
+        """End it and all that it has started and that has not left its process group."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        with contextlib.suppress(OSError):
+            os.close(self._lifeline)
+        self._connection.close()

@@ -1,0 +1,141 @@
+"""The program in which a reward function runs apart from the trainer: ``python -m grpox.rewards.worker``.
+
+It builds the function from a `Blueprint`, then answers each `Request` with a `Reply`, until the trainer ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import fcntl
+import os
+import pickle
+import pkgutil
+import random
+import signal
+import sys
+import traceback
+from multiprocessing.connection import Connection
+from typing import Any
+
+from grpox.component import BoundComponent
+from grpox.errors import ConfigError, Problem
+from grpox.loading import load_object
+from grpox.plugins import PluginSet, described
+from grpox.registry import Registry
+from grpox.rewards.arguments import missing_columns, taken
+from grpox.rewards.call import RewardCall
+from grpox.rewards.messages import Blueprint, Ready, Reply, Request
+from grpox.rewards.places import defined_at
+
+WHERE = signal.SIGUSR2
+"""Asks for the stack of the main thread."""
+
+
+def main() -> None:
+    """Build, then answer. The arguments are file descriptors: of the connection, of a pipe, of a file."""
+    connection, lifeline, stacks = map(int, sys.argv[1:])
+    _die_with_the_trainer(lifeline)
+    _prefer_for_oom_kill()
+    faulthandler.enable(stacks, all_threads=False)
+    faulthandler.register(WHERE, stacks, all_threads=False)
+    _serve(Connection(connection))
+
+
+def _serve(trainer: Connection) -> None:
+    own = os.getpid()
+    try:
+        function, ready = _built(trainer.recv())
+        trainer.send(ready)
+        while function is not None:
+            reply = _reply(function, trainer.recv())
+            if os.getpid() != own:  # the function forked, and this is the child
+                os._exit(0)
+            _flush()
+            _send(trainer, reply)
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        return  # the trainer has ended, or has killed this process
+
+
+def _built(blueprint: Blueprint) -> tuple[Any, Ready]:
+    """The function, or None and why not."""
+    sys.path[:] = blueprint.import_path
+    try:
+        function = _build(blueprint)
+        _use_device(blueprint.device)
+    except ConfigError as error:
+        return None, Ready(tuple(error.problems))
+    except BaseException as error:  # noqa: BLE001 - whatever the user's module raises is told
+        what = f"reward '{blueprint.label}' cannot be built: {described(error)}"
+        return None, Ready((Problem(what, blueprint.key),))
+    needs = tuple(missing_columns(function, ()))
+    return function, Ready((), needs, taken(function), defined_at(function))
+
+
+def _build(blueprint: Blueprint) -> Any:
+    load = load_object if blueprint.from_file else pkgutil.resolve_name
+    target = load(blueprint.target)
+    config = pickle.loads(blueprint.config)
+    bound = BoundComponent("reward", blueprint.label, blueprint.key, lambda: target, config)
+    return Registry(PluginSet()).build(bound)
+
+
+def _reply(function: Any, request: Request) -> Reply:
+    _seed(request.seed)
+    call = RewardCall(function, request.arguments, request.count)
+    with contextlib.suppress(KeyboardInterrupt):  # the function's own, which the call has noted
+        call.run()
+    trace = "".join(traceback.format_exception(call.error)) if call.error else ""
+    if call.failure or call.scores is None:
+        return Reply(failure=call.failure, trace=trace)
+    return Reply(call.scores.values, call.scores.refused, call.log.metrics, call.log.columns)
+
+
+def _send(trainer: Connection, reply: Reply) -> None:
+    try:
+        message = pickle.dumps(reply)
+    except Exception as error:  # noqa: BLE001 - whatever a user's object raises
+        what = f"logged by log_extra what cannot be pickled ({described(error)}), as its own process needs"
+        message = pickle.dumps(Reply(failure=what))
+    trainer.send_bytes(message)
+
+
+def _seed(seed: int) -> None:
+    random.seed(seed)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(seed)
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(seed)
+
+
+def _use_device(index: int | None) -> None:
+    torch = sys.modules.get("torch")  # where the function has not imported it, it needs no device
+    if index is not None and torch is not None:
+        torch.cuda.set_device(index)
+
+
+def _die_with_the_trainer(lifeline: int) -> None:
+    """Have the kernel kill this process group once nobody holds the other end of the pipe `lifeline`.
+
+    Not PR_SET_PDEATHSIG, which acts when the thread that started this process ends. The kernel needs nothing of
+    this process, which may hang in C, and takes along what the function has started.
+    """
+    fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgrp())
+    fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
+
+
+def _prefer_for_oom_kill() -> None:
+    """Where memory runs out, let the kernel take this process, which can be started again."""
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
+        file.write("1000")
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):  # closed, or replaced, by the function
+            stream.flush()
+
+
+if __name__ == "__main__":
+    main()

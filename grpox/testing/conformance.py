@@ -1,0 +1,104 @@
+"""What all conformance suites share: a component, checks of it, and what they say of one that fails.
+
+A suite is a class whose ``test_*`` methods are the checks. Pytest runs those of a subclass whose name begins
+with Test; `grpox.testing.runner` runs them for ``grpox plugins check``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import Any, ClassVar
+
+from pydantic import ValidationError
+
+from grpox.component import BoundComponent
+from grpox.config import ComponentRef
+from grpox.errors import ConfigError
+from grpox.plugins import discover
+from grpox.problems import problems_of
+from grpox.registry import Registry
+
+Mention = str | Mapping[str, Any]
+"""A component as a run file has it: ``"dapo"``, or ``{"name": "dapo", "clip_high": 0.28}``."""
+
+
+class Violation(AssertionError):
+    """A component breaks its contract.
+
+    Args:
+        what: what it did, in one sentence.
+        example: the smallest input on which it does, a line each.
+        advice: what it means and what to do.
+    """
+
+    def __init__(self, what: str, example: str = "", advice: str = "") -> None:
+        super().__init__("\n".join(part for part in (what, example, advice) if part))
+        self.what, self.example, self.advice = what, example, advice
+
+
+@dataclass(frozen=True)
+class Check:
+    """One method of a suite."""
+
+    name: str
+    title: str
+    """The first line of its docstring."""
+    run: Callable[[], None]
+
+
+class Conformance:
+    """The base of the suites, one for each kind of component. A subclass names the component."""
+
+    kind: ClassVar[str]
+    component: ClassVar[Mention]
+
+    @cached_property
+    def notes(self) -> list[str]:
+        """What a check found worth telling of a component that passes."""
+        return []  # not in __init__: pytest collects no class that has one
+
+    @property
+    def bound(self) -> BoundComponent:
+        """The component with its parameters and what it declares.
+
+        Raises:
+            ConfigError: no such component, or the parameters do not fit.
+        """
+        return bind(self.kind, self.component)
+
+    def build(self) -> Any:
+        """The component, built anew."""
+        return registry().build(self.bound)
+
+    @classmethod
+    def teardown_class(cls) -> None:
+        """Free what the checks have started; pytest calls it too."""
+
+    def checks(self) -> Iterator[Check]:
+        """The suite's checks, in the order of their definition; the first is whether it runs at all."""
+        names = {name: None for base in reversed(type(self).__mro__) for name in vars(base)}
+        for name in names:
+            if name.startswith("test_"):
+                method = getattr(self, name)
+                yield Check(name, (method.__doc__ or name).strip().partition("\n")[0].rstrip("."), method)
+
+
+@cache
+def registry() -> Registry:
+    """All that is installed."""
+    return Registry(discover())
+
+
+def bind(kind: str, mention: Mention) -> BoundComponent:
+    """A component bound to its checked parameters.
+
+    Raises:
+        ConfigError: no such component, or the parameters do not fit.
+    """
+    try:
+        reference = ComponentRef.model_validate(dict(mention) if isinstance(mention, Mapping) else mention)
+    except ValidationError as error:
+        raise ConfigError(problems_of(error, ComponentRef, kind)) from error
+    return registry().parse(kind, reference, kind)

@@ -1,0 +1,80 @@
+"""A generator on a real model, the quickstart's, started as a run starts it on one rank."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from grpox.config import SamplingConfig
+from grpox.contracts import Generator, GeneratorContext, Prompt, Rollout
+from grpox.models import architecture_of, stop_token_ids
+from grpox.run_inputs import open_model, open_tokenizer
+from grpox.runfile.load import load_run
+from grpox.weight_sync import stream_weights
+
+TEXTS = ("12+7=", "5+5=", "48+37=")
+SEED = 3
+
+
+@dataclass(frozen=True)
+class Stage:
+    """The generator, the policy that it samples from, and prompts for it."""
+
+    generator: Generator
+    policy: PreTrainedModel
+    stop_token_ids: tuple[int, ...]
+    prompts: tuple[tuple[int, ...], ...]
+
+    def sync(self, version: int) -> None:
+        """Give the generator the policy's weights."""
+        self.generator.sync(stream_weights(self.policy), version)
+
+    def sample(self, sampling: SamplingConfig, seed: int = SEED, samples: int = 4) -> list[Rollout]:
+        """Rollouts of all prompts, in row order."""
+        given = [Prompt(group, ids, samples) for group, ids in enumerate(self.prompts)]
+        rollouts = list(self.generator.generate(given, sampling, seed))
+        return sorted(rollouts, key=lambda rollout: (rollout.group_id, rollout.sample))
+
+    @torch.no_grad()
+    def logits(self, rollout: Rollout) -> Tensor:
+        """The policy's logits for each completion token: f32[T, V]."""
+        ids = torch.tensor([[*rollout.prompt_ids, *rollout.completion_ids]])
+        logits: Tensor = self.policy(input_ids=ids).logits[0].float()
+        return logits[len(rollout.prompt_ids) - 1 : -1]
+
+    @torch.no_grad()
+    def change_policy(self) -> None:
+        """Other weights: an update as large as the weights' own spread would be a quarter of."""
+        random = torch.Generator().manual_seed(0)
+        for parameter in self.policy.parameters():
+            noise = torch.randn(parameter.shape, generator=random, dtype=torch.float32)
+            parameter.add_(0.25 * parameter.std(correction=0) * noise.to(parameter.dtype))
+
+
+def set_stage(generator: Any, texts: Sequence[str] = TEXTS) -> Stage:
+    """Start `generator` beside the quickstart's model; it has weights from the first sync on."""
+    run = load_run("quickstart", [])
+    tokenizer, model = open_tokenizer(run), open_model(run).eval()
+    stops = stop_token_ids(model, tokenizer)
+    context = GeneratorContext(
+        model_path=Path(run.config.model.path),
+        build_model=architecture_of(model),
+        tokenizer=tokenizer,
+        stop_token_ids=stops,
+        device=torch.device("cpu"),
+        rank=0,
+        world_size=1,
+        seed=0,
+        policy=model,
+    )
+    if hasattr(generator, "preflight"):
+        generator.preflight(model.config)
+    generator.start(context)
+    prompts = tuple(tuple(tokenizer(text, add_special_tokens=False).input_ids) for text in texts)
+    return Stage(generator, model, stops, prompts)

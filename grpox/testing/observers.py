@@ -1,0 +1,153 @@
+"""What every observer must hold to, told of runs as the trainer tells them.
+
+from grpox.testing import ObserverConformance
+
+class TestMine(ObserverConformance):
+    component = "mine"
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pluggy
+from rich.console import Console
+
+from grpox import hookspecs
+from grpox.contracts import Rollout, RunContext, ScoredRollout
+from grpox.observing.observers import Observers
+from grpox.observing.record import LocalRecord
+from grpox.runfile.load import load_run
+from grpox.testing.conformance import Conformance, Violation
+
+METRICS = {"reward": 0.5, "loss": -0.1, "grad_norm": 1.5, "time/generate": 0.2}
+ODD_METRICS = {"reward": float("nan"), "loss": float("inf"), "mine/with a space": -0.0, "kl": 1e-30}
+
+
+class ObserverConformance(Conformance):
+    """The checks of an observer. Each run is a short one, into a folder that is removed afterwards."""
+
+    kind = "observer"
+
+    def test_runs(self) -> None:
+        """Is told of a run from start to end, and raises nowhere."""
+        with _folder() as folder:
+            run, observers, told = _context(folder), *self._observers()
+            observers.run_started(run)
+            _middle(observers, run, dict(METRICS))
+            observers.checkpoint_saved(run, 2, folder)
+            _finish(observers, run, {"steps": 2, "reward": 0.5})
+            self._nothing_raised(observers, told)
+
+    def test_failed_runs(self) -> None:
+        """Is told of a run that fails, in the middle or before its first step."""
+        for error in (RuntimeError("out of memory"), KeyboardInterrupt()):
+            for middle in (True, False):
+                with _folder() as folder:
+                    run, observers, told = _context(folder), *self._observers()
+                    observers.run_started(run)
+                    if middle:
+                        _middle(observers, run, dict(METRICS))
+                    observers.run_failed(run, error)
+                    self._nothing_raised(observers, told)
+
+    def test_odd_numbers(self) -> None:
+        """Takes metrics that are not finite, names with spaces, and rewards that are None."""
+        with _folder() as folder:
+            run, observers, told = _context(folder), *self._observers()
+            observers.run_started(run)
+            _middle(observers, run, ODD_METRICS)
+            _finish(observers, run, {"steps": 2, "reward": None})
+            self._nothing_raised(observers, told)
+
+    def test_changes_nothing(self) -> None:
+        """Leaves the metrics as they are: whoever is told next reads them too."""
+        with _folder() as folder:
+            run, observers, _ = _context(folder), *self._observers()
+            observers.run_started(run)
+            metrics = copy.deepcopy(METRICS)
+            _middle(observers, run, metrics)
+            _finish(observers, run, {"steps": 2})
+            if metrics != METRICS:
+                advice = "copy the mapping before you change it"
+                raise Violation("it changes the metrics that it is told", str(metrics), advice)
+
+    def test_two_runs(self) -> None:
+        """One process may run twice: the second run is another one."""
+        for _ in range(2):
+            self.test_runs()
+            self.notes.clear()
+
+    def _observers(self) -> tuple[Observers, io.StringIO]:
+        manager = pluggy.PluginManager("grpox")
+        manager.add_hookspecs(hookspecs)
+        told = io.StringIO()
+        # Trackers upload what the run's own record has written.
+        selected = [("record", LocalRecord()), ("it", self.build())]
+        return Observers(manager, selected, Console(file=told, width=200)), told
+
+    def _nothing_raised(self, observers: Observers, told: io.StringIO) -> None:
+        if observers.failures:
+            advice = "in a run that is a warning, and what it should have recorded is lost"
+            raise Violation(
+                told.getvalue().partition("\n")[0].removeprefix("warning: observer 'it' "), advice=advice
+            )
+
+
+def _middle(observers: Observers, run: RunContext, metrics: dict[str, float]) -> None:
+    """Two steps and an evaluation."""
+    observers.evaluated(run, 0, {"eval/accuracy": 0.3})
+    for step in (1, 2):
+        observers.rollouts_scored(run, step, _rollouts())
+        observers.step_finished(run, step, metrics)
+    observers.evaluated(run, 2, {"eval/accuracy": metrics["reward"]})
+
+
+def _finish(observers: Observers, run: RunContext, summary: dict[str, object]) -> None:
+    """The summary is on disk before anybody is told."""
+    (run.output_dir / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
+    observers.run_finished(run, summary)
+
+
+def _rollouts() -> list[ScoredRollout]:
+    """One that was scored, and one on which every reward function abstained."""
+    scored = Rollout(0, 0, (5, 6), (7, 2), "stop", 0, (-0.1, -0.2))
+    unscored = Rollout(0, 1, (5, 6), (8,), "length", 0)
+    return [
+        ScoredRollout(scored, "2+3=", "5", {"exact": 1.0, "brief": None}, 1.0, 0.7, {"note": "right"}),
+        ScoredRollout(unscored, "2+3=", "\u4e2d", {"exact": None, "brief": None}, float("nan"), 0.0),
+    ]
+
+
+def _context(folder: Path) -> RunContext:
+    config = load_run("quickstart", [f"output_dir={folder}"]).config
+    return RunContext(
+        config=config,
+        output_dir=folder,
+        total_steps=2,
+        world_size=1,
+        versions={"grpox": "0"},
+        git_commit=None,
+        source="quickstart",
+    )
+
+
+@contextmanager
+def _folder() -> Iterator[Path]:
+    """A run folder of its own, and the current one: what is written beside it is removed as well."""
+    before = Path.cwd()
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
+        os.chdir(name)
+        try:
+            folder = Path(name) / "run"
+            folder.mkdir()
+            yield folder
+        finally:
+            os.chdir(before)

@@ -1,0 +1,149 @@
+"""What every reward function must hold to, called as a run calls it: by keyword, in a thread.
+
+from grpox.testing import RewardConformance
+
+class TestMine(RewardConformance):
+    component = "mine"
+    completions = ("<answer>42</answer>", "no answer")   # what tells good from bad
+    columns = {"answer": "42"}                            # of the dataset, the same in every row
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+from unittest import SkipTest
+
+from grpox.contracts import TrainerState
+from grpox.rewards.arguments import missing_columns
+from grpox.rewards.call import RewardCall
+from grpox.testing.conformance import Conformance, Violation
+
+TIMEOUT = 30.0
+"""Seconds that a call may take; a run's own default is longer."""
+UNKNOWN_COLUMN = "42"
+"""In every row of a column that the function asks for and the suite does not name."""
+ODD = ("", " ", "42", "The answer is 42.", "\\boxed{42}", "x" * 5000, "\u4e2d\u6587 \U0001f600 \u0000")
+"""Completions that a policy writes sooner or later."""
+
+
+class RewardConformance(Conformance):
+    """The checks of a reward function."""
+
+    kind = "reward"
+    completions: ClassVar[Sequence[str]] = ODD
+    columns: ClassVar[Mapping[str, Any]] = {}
+
+    def test_runs(self) -> None:
+        """Returns one finite number, or None to abstain, for each completion."""
+        scores = self._scores(self.build(), self.completions)
+        told = ", ".join("None" if score is None else f"{score:g}" for score in sorted(set(scores), key=repr))
+        self.notes.append(f"scores of {len(scores)} completions: {told}")
+        if all(score is None for score in scores):
+            self.notes.append("it abstained from all: name what it scores by in the suite's `columns`")
+
+    def test_odd_completions(self) -> None:
+        """Takes whatever a policy writes: nothing, one token for ever, other scripts."""
+        function = self.build()
+        for completion in ODD:
+            self._scores(function, [completion])
+
+    def test_pure(self) -> None:
+        """Leaves what it is given as it is."""
+        function = self.build()
+        arguments = self._arguments(function, self.completions)
+        kept = copy.deepcopy(arguments)
+        _called(function, arguments, len(self.completions))
+        for name, value in kept.items():
+            if arguments[name] != value:
+                advice = "the same lists go to the next reward function: copy before you change them"
+                raise Violation(f"it changes {name}", _shown(self.completions), advice)
+
+    def test_the_same_twice(self) -> None:
+        """Whether a completion gets the same score twice, and by itself, is reported."""
+        function = self.build()
+        first, second = (self._scores(function, self.completions) for _ in range(2))
+        if first != second:
+            self.notes.append(
+                "scores the same completions otherwise a second time: runs will not repeat exactly"
+            )
+            return
+        alone = [self._scores(function, [completion])[0] for completion in self.completions]
+        if alone != first:
+            self.notes.append(
+                "a score depends on the other completions of the call: which these are depends on timing"
+            )
+
+    def test_two_at_once(self) -> None:
+        """Two calls at the same time, in two threads, give what one gives."""
+        function = self.build()
+        expected = self._scores(function, self.completions)
+        if self._scores(function, self.completions) != expected:
+            raise SkipTest("it scores the same completions otherwise a second time")
+        count = len(self.completions)
+        calls = [RewardCall(function, self._arguments(function, self.completions), count) for _ in range(2)]
+        for call in calls:
+            call.start()
+        for call in calls:
+            call.wait(TIMEOUT)
+            if call.scores is None or call.scores.values != expected:
+                advice = "keep what belongs to a call in local variables, not on the object or the module"
+                told = f" ({call.failure})" if call.failure else ""
+                raise Violation(f"two calls at once give other scores{told}", _shown(self.completions), advice)
+
+    def test_conversations(self) -> None:
+        """Whether it takes conversations, lists of messages, is reported."""
+        function = self.build()
+        messages = [[{"role": "assistant", "content": completion}] for completion in self.completions]
+        call = _run(function, self._arguments(function, messages), len(messages))
+        taken = call.scores is not None
+        self.notes.append("takes conversations" if taken else f"does not take conversations: {call.failure}")
+
+    def test_time(self) -> None:
+        """How long it takes is reported."""
+        function = self.build()
+        self._scores(function, self.completions)
+        call = _run(function, self._arguments(function, self.completions), len(self.completions))
+        self.notes.append(f"{1000 * call.seconds / len(self.completions):.2g} ms a completion")
+
+    def _arguments(self, function: Callable[..., Any], completions: Sequence[Any]) -> dict[str, Any]:
+        columns = dict(self.columns)
+        columns |= dict.fromkeys(missing_columns(function, columns), UNKNOWN_COLUMN)
+        count = len(completions)
+        conversational = bool(completions) and not isinstance(completions[0], str)
+        prompt = [{"role": "user", "content": "What is 6 x 7?"}] if conversational else "What is 6 x 7?"
+        return {
+            "prompts": [copy.deepcopy(prompt) for _ in range(count)],
+            "completions": list(completions),
+            "completion_ids": [[1 + n % 7 for n in range(3)] for _ in range(count)],
+            "trainer_state": TrainerState(global_step=3, max_steps=10, epoch=0.5),
+            **{name: [copy.deepcopy(value) for _ in range(count)] for name, value in columns.items()},
+        }
+
+    def _scores(self, function: Callable[..., Any], completions: Sequence[str]) -> list[float | None]:
+        return _called(function, self._arguments(function, completions), len(completions))
+
+
+def _run(function: Callable[..., Any], arguments: Mapping[str, Any], count: int) -> RewardCall:
+    call = RewardCall(function, arguments, count)
+    call.start()
+    call.wait(TIMEOUT)
+    if call.needs_main_thread():  # a run then calls it there
+        call = RewardCall(function, arguments, count)
+        call.run()
+    return call
+
+
+def _called(function: Callable[..., Any], arguments: Mapping[str, Any], count: int) -> list[float | None]:
+    call, completions = _run(function, arguments, count), arguments["completions"]
+    if call.scores is None:
+        advice = "one number for each completion, or None to abstain"
+        raise Violation(f"it {call.failure}", _shown(completions), advice)
+    for place, why in call.scores.refused.items():
+        raise Violation(f"it {why}", _shown([completions[place]]))
+    return call.scores.values
+
+
+def _shown(completions: Sequence[Any]) -> str:
+    return "\n".join(f"completion {place}: {str(text)[:60]!r}" for place, text in enumerate(completions))

@@ -1,0 +1,63 @@
+"""Runs the checks of a suite one after the other, and says of each what came out."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+from unittest import SkipTest
+
+from grpox.errors import GrpoxError
+from grpox.testing.conformance import Check, Conformance, Violation
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one check."""
+
+    check: str
+    title: str
+    status: Literal["passed", "failed", "skipped"]
+    seconds: float
+    what: str = ""
+    """Why it failed or was skipped, or what is worth telling of one that passed."""
+    example: str = ""
+    advice: str = ""
+
+
+def outcomes(suite: Conformance) -> Iterator[Outcome]:
+    """One outcome for each check; where the first fails, the component does not run, and it is the only one."""
+    try:
+        for place, check in enumerate(suite.checks()):
+            outcome = _outcome(suite, check)
+            yield outcome
+            if place == 0 and outcome.status == "failed":
+                return
+    finally:
+        suite.teardown_class()
+
+
+def _outcome(suite: Conformance, check: Check) -> Outcome:
+    suite.notes.clear()
+    begin = time.perf_counter()
+
+    def outcome(status: Literal["passed", "failed", "skipped"], *told: str) -> Outcome:
+        return Outcome(check.name, check.title, status, time.perf_counter() - begin, *told)
+
+    try:
+        check.run()
+    except Violation as violation:
+        return outcome("failed", violation.what, violation.example, violation.advice)
+    except SkipTest as reason:
+        return outcome("skipped", str(reason))
+    except GrpoxError as error:
+        return outcome("failed", str(error))
+    except Exception as error:  # noqa: BLE001 - whatever a component raises is what is to be told
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        return outcome(
+            "failed", f"{type(error).__name__}: {error} ({Path(frame.filename).name}:{frame.lineno})"
+        )
+    return outcome("passed", "; ".join(suite.notes))

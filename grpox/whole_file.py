@@ -1,0 +1,66 @@
+"""Files that appear whole or not at all, and what is told of one that does not fit on its disk."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from grpox.wording import amount
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """Where to write what is to be `path`: it gets that name when the block ends.
+
+    Raises:
+        OSError: it cannot be written. What was there before stays, and nothing of the new one is left.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f"{path.name}.unfinished")
+    try:
+        yield unfinished
+        unfinished.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            unfinished.unlink(missing_ok=True)
+        raise
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write `text`.
+
+    Raises:
+        OSError: with the name of `path`, which an error of writing lacks by itself.
+    """
+    try:
+        with whole_file(path) as unfinished:
+            unfinished.write_text(text, encoding="utf-8")
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
+
+
+def unwritten(error: Exception, path: Path, needed: int | None = None) -> str:
+    """Why `path` could not be written, and how much room there is.
+
+    Args:
+        error: what the library that wrote it raised; some hide the system's reason in their own words.
+        needed: bytes, where known.
+    """
+    reason = getattr(error, "strerror", None) or str(error)
+    hidden = re.search(r"I/O error: (.*) \(os error \d+\)|Detail: \[errno \d+\] (.*)", reason)
+    if hidden:
+        reason = hidden[1] or hidden[2]
+    room = ""
+    with suppress(OSError):
+        room = f" ({amount(shutil.disk_usage(_existing(path)).free)} free"
+        room += f", about {amount(needed)} needed)" if needed is not None else ")"
+    return f"{path} cannot be written: {' '.join(reason.split())}{room}"
+
+
+def _existing(path: Path) -> Path:
+    """`path`, or the nearest folder above it that is there."""
+    return next(place for place in (path, *path.absolute().parents) if place.exists())

@@ -1,0 +1,191 @@
+"""One vLLM server as a run talks to it: what it is, completions as they end, and its routes for weights."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+import aiohttp
+
+from grpox.errors import ConfigError, Problem
+from grpox_generators.server_config import VllmServerConfig
+from grpox_vllm_serving.about import PATH as ABOUT
+
+GENERATE = "/inference/v1/generate"
+SHORT = 16
+"""Tokens up to which a group's completions come in one answer: pieces would cost more than they hide."""
+LONGEST_LOOK = 60.0
+"""Seconds in which a server that works says what it is, also between the steps of a large model."""
+REFUSED = (400, 422)
+"""Statuses of a request that no repetition mends."""
+LONGEST_LINE = 2**28
+"""Bytes of one event: a whole completion with its log-probabilities."""
+
+
+class ServerLost(Exception):
+    """The server does not answer, fails, or has other weights than it should."""
+
+
+class ServerUnfit(ServerLost):
+    """It is silent for too long, or has other weights: asking it again will not help."""
+
+
+@dataclass
+class Completion:
+    """One completion, as its pieces come in."""
+
+    index: int
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    finish_reason: str = ""
+    versions: tuple[str, ...] = ()
+    """The weights that made it, in the server's words; more than one if they changed under way."""
+
+
+class ServerClient:
+    """HTTP to one server. It belongs to the event loop in which it was made."""
+
+    def __init__(self, url: str, token: str, config: VllmServerConfig) -> None:
+        self.url = url
+        timeout = aiohttp.ClientTimeout(
+            total=None, sock_connect=config.connect_timeout, sock_read=config.read_timeout
+        )
+        # A long run of one host has more requests open than aiohttp's default of 100.
+        self._session = aiohttp.ClientSession(
+            timeout=timeout,
+            headers={"Authorization": f"Bearer {token}"},
+            connector=aiohttp.TCPConnector(limit=0),
+            read_bufsize=LONGEST_LINE,
+        )
+
+    async def about(self) -> dict[str, Any]:
+        """What the server says of itself, see `grpox_vllm_serving.about`."""
+        try:
+            async with asyncio.timeout(LONGEST_LOOK), self._answer("GET", ABOUT) as response:
+                told: dict[str, Any] = await response.json()
+        except TimeoutError as error:
+            raise ServerLost(f"{self.url} says nothing for {LONGEST_LOOK:g} s") from error
+        return told
+
+    async def post(self, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """The answer of one of vLLM's routes."""
+        async with self._answer("POST", path, body) as response:
+            told: dict[str, Any] = await response.json()
+        return told
+
+    async def complete(self, token_ids: list[int], params: Mapping[str, Any]) -> AsyncIterator[Completion]:
+        """The completions of one prompt, each when it has ended.
+
+        Args:
+            params: of vLLM's SamplingParams, as JSON has them.
+        """
+        stream = params["max_tokens"] > SHORT
+        # A piece at the first token and one at the end, none between: nobody reads along.
+        params = {**params, "stream_interval": 2**30}
+        body = {"token_ids": token_ids, "sampling_params": params, "stream": stream}
+        open_ones: dict[int, Completion] = {}
+        async with self._answer("POST", GENERATE, body) as response:
+            async for event in self._events(response) if stream else _whole(response):
+                for choice in event["choices"]:
+                    completion = open_ones.setdefault(choice["index"], Completion(choice["index"]))
+                    if _add(completion, choice):
+                        yield open_ones.pop(completion.index)
+        if open_ones:
+            raise ServerLost(f"{self.url} ended {len(open_ones)} completions in the middle")
+
+    async def close(self) -> None:
+        await self._session.close()
+
+    async def _events(self, response: aiohttp.ClientResponse) -> AsyncIterator[dict[str, Any]]:
+        async for line in response.content:
+            if line.startswith(b"data: {"):
+                event = json.loads(line[len(b"data: ") :])
+                if "error" in event:
+                    self._raise(event["error"])
+                yield event
+
+    def _raise(self, error: Mapping[str, Any]) -> NoReturn:
+        """Raise what vLLM tells in the middle of a stream, where it can change the status no more."""
+        if error.get("code") in REFUSED:
+            raise _refused(str(error["message"]))
+        raise ServerLost(f"{self.url} failed: {error}")
+
+    def _answer(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> _Answer:
+        return _Answer(self.url, path, self._session.request(method, self.url + path, json=body))
+
+
+class _Answer:
+    """A response with a status of success; everything else is told as what it means."""
+
+    def __init__(self, url: str, path: str, request: Any) -> None:
+        self._url, self._path, self._request = url, path, request
+
+    async def __aenter__(self) -> aiohttp.ClientResponse:
+        try:
+            response: aiohttp.ClientResponse = await self._request.__aenter__()
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise _lost(self._url, error) from error
+        try:
+            await self._check(response)
+        except BaseException as error:
+            await self._request.__aexit__(type(error), error, error.__traceback__)
+            raise
+        return response
+
+    async def __aexit__(self, *error: Any) -> None:
+        try:
+            await self._request.__aexit__(*error)
+        finally:
+            if isinstance(error[1], aiohttp.ClientError | TimeoutError | OSError | json.JSONDecodeError):
+                raise _lost(self._url, error[1]) from error[1]
+
+    async def _check(self, response: aiohttp.ClientResponse) -> None:
+        if response.status == 200:
+            return
+        text = " ".join((await response.text()).split())[:500]
+        if response.status == 401:
+            allowed = "the token that it was started with"
+            what = f"the server {self._url} refuses the token"
+            raise ConfigError(Problem(what, "generator.token_file", allowed=allowed))
+        if response.status == 404 and self._path == ABOUT:
+            what = f"{self._url} is no server that `grpox serve` started"
+            raise ConfigError(Problem(what, "generator.urls"))
+        if response.status in REFUSED and self._path == GENERATE:
+            raise _refused(_message(text))
+        raise ServerLost(f"{self._url} answers {response.status} to {self._path}: {text}")
+
+
+async def _whole(response: aiohttp.ClientResponse) -> AsyncIterator[dict[str, Any]]:
+    yield await response.json()
+
+
+def _add(completion: Completion, choice: Mapping[str, Any]) -> bool:
+    """Add what `choice` brings; whether that was the end."""
+    completion.token_ids += choice["token_ids"]
+    if choice["logprobs"] is not None:
+        completion.logprobs += [position["logprob"] for position in choice["logprobs"]["content"]]
+    if choice["finish_reason"] is None:
+        return False
+    completion.finish_reason = choice["finish_reason"]
+    completion.versions = tuple(span["version"] for span in choice["weight_versions"] or ())
+    return True
+
+
+def _refused(message: str) -> ConfigError:
+    return ConfigError(Problem(f"vLLM does not take these settings: {message}", "sampling"))
+
+
+def _lost(url: str, error: BaseException) -> ServerLost:
+    kind = ServerUnfit if isinstance(error, TimeoutError) else ServerLost
+    return kind(f"{url}: {' '.join(str(error).split()) or type(error).__name__}")
+
+
+def _message(text: str) -> str:
+    """The message in vLLM's JSON of an error, or the whole text."""
+    try:
+        return str(json.loads(text)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return text

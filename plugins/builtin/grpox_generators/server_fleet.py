@@ -1,0 +1,187 @@
+"""The servers of a run as one process sees them: which answer, what they are, and requests to them all."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from grpox.errors import ConfigError, Problem, RunFailed
+from grpox_generators.loop_thread import LoopThread
+from grpox_generators.server_client import ServerClient, ServerLost
+from grpox_generators.server_config import VllmServerConfig
+from grpox_vllm_serving.about import INSTANCE_FILE, PROTOCOL
+from grpox_vllm_serving.launch import FILE_BACKEND
+from grpox_vllm_serving.signature import differences
+from grpox_vllm_serving.token import read_token
+
+SECONDS_BETWEEN_LOOKS = 1.0
+
+
+class Fleet:
+    """HTTP clients of all configured servers; `abouts` holds those in use, by address."""
+
+    def __init__(self, config: VllmServerConfig, model: Mapping[str, Any], sends_weights: bool = True) -> None:
+        """`model` is the signature of the run's, see `grpox_vllm_serving.signature`."""
+        token = read_token(config.token_file, "generator.token_file")
+        self.config = config
+        self.loop = LoopThread()
+        self.clients: dict[str, ServerClient] = {}
+        self.abouts: dict[str, dict[str, Any]] = {}
+        self.lost: dict[str, str] = {}
+        """Why each of the others is not in use."""
+        self.last_loss = ""
+        """Why a server was given up last."""
+        self._given_up: dict[str, str] = {}
+        self._sends_weights = sends_weights
+        self._model = model
+        self._ours: dict[str, str] = {}
+        """Start of a server (its instance) -> the weights that this run sent it last."""
+        self.loop.run(self._open(token))
+
+    def find(self) -> bool:
+        """Put into use every server that answers; whether one did within `start_timeout`.
+
+        Raises:
+            ConfigError: a server is of another model or version, or refuses the token.
+            RunFailed: another run uses one.
+        """
+        deadline = time.monotonic() + self.config.start_timeout
+        told = False
+        while not self.look():
+            if time.monotonic() >= deadline:
+                return False
+            if not told:
+                tell(f"waiting for a server (grpox serve MODEL starts one): {'; '.join(self.lost.values())}")
+                told = True
+            time.sleep(SECONDS_BETWEEN_LOOKS)
+        return True
+
+    def look(self) -> dict[str, dict[str, Any]]:
+        """Ask every server what it is, once: those that answer and were not given up are then in use."""
+        before, used = set(self.lost), set(self.abouts)
+        answering, lost = self.loop.run(self._look())
+        self.abouts = {url: about for url, about in answering.items() if url not in self._given_up}
+        self.lost = self._given_up | lost
+        for url, about in self.abouts.items():
+            _check(url, about, self._model)
+            if self._sends_weights and about["transfer"] == FILE_BACKEND:
+                _check_folder(url, about)
+            self._check_owner(url, about)
+        for url in used & set(lost):
+            tell(f"lost a server: {lost[url]}")
+        for url in before & set(self.abouts):
+            tell(f"{url} answers")
+        return self.abouts
+
+    def readmit(self) -> None:
+        """Use servers that were given up again, if they answer: they are about to be sent weights."""
+        self._given_up.clear()
+
+    def folders(self) -> list[Path]:
+        """Where each server in use looks for weights."""
+        return [Path(about["weights_folder"]) for about in list(self.abouts.values())]
+
+    def sent(self, version: str) -> None:
+        """Remember that the servers in use have the weights `version` from this run."""
+        self._ours.update({about["instance"]: version for about in self.abouts.values()})
+
+    def post(self, path: str, body: Mapping[str, Any] | None = None) -> None:
+        """Ask all servers in use for the same; those that fail are in use no longer."""
+        self.loop.run(self.post_all(path, body))
+
+    async def post_all(self, path: str, body: Mapping[str, Any] | None = None) -> None:
+        """As `post`, within the loop."""
+        await self.post_each(path, dict.fromkeys(self.abouts, body))
+
+    async def post_each(self, path: str, bodies: Mapping[str, Mapping[str, Any] | None]) -> None:
+        """As `post`, with a body for each address."""
+        urls = list(bodies)
+        answers = await asyncio.gather(
+            *(self.clients[url].post(path, bodies[url]) for url in urls), return_exceptions=True
+        )
+        for url, answer in zip(urls, answers, strict=True):
+            if isinstance(answer, ServerLost):
+                self.give_up(url, str(answer))
+            elif isinstance(answer, BaseException):
+                raise answer
+            elif answer.get("success") is False:
+                self.give_up(url, f"{url} does not do {path}: {answer}")
+
+    def give_up(self, url: str, why: str) -> None:
+        """Use a server no longer, until `readmit`."""
+        if self.abouts.pop(url, None) is not None:
+            self.lost[url] = self._given_up[url] = self.last_loss = why
+            tell(f"lost a server: {why}")
+
+    def close(self) -> None:
+        """End the connections; the servers go on."""
+        for client in self.clients.values():
+            self.loop.run(client.close())
+        self.loop.close()
+
+    async def _open(self, token: str) -> None:
+        self.clients = {url: ServerClient(url, token, self.config) for url in self.config.urls}
+
+    async def _look(self) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
+        answers = await asyncio.gather(
+            *(client.about() for client in self.clients.values()), return_exceptions=True
+        )
+        abouts: dict[str, dict[str, Any]] = {}
+        lost: dict[str, str] = {}
+        for url, answer in zip(self.clients, answers, strict=True):
+            if isinstance(answer, ServerLost):
+                lost[url] = str(answer)
+            elif isinstance(answer, BaseException):
+                raise answer
+            else:
+                abouts[url] = answer
+        return abouts, lost
+
+    def _check_owner(self, url: str, about: Mapping[str, Any]) -> None:
+        ours, held = self._ours.get(about["instance"]), about["weight_version"]
+        if ours is not None and held != ours and held.partition("/")[0] != ours.partition("/")[0]:
+            raise RunFailed(
+                f"another run has sent weights ({held}) to the vLLM server {url} that this run uses: "
+                "a server serves one run at a time"
+            )
+
+    def none_answers(self) -> Problem:
+        """What to tell when `find` found none."""
+        what = f"no vLLM server answers: {'; '.join(self.lost.values())}"
+        port = urlsplit(self.config.urls[0]).port or 80
+        start = f"start one with `grpox serve MODEL --port {port}`, or name the address of one that runs"
+        return Problem(what, "generator.urls", given=", ".join(self.config.urls), allowed=start)
+
+
+def _check(url: str, about: Mapping[str, Any], signature: Mapping[str, Any]) -> None:
+    """Refuse a server that cannot sample for this run."""
+    if about["protocol"] != PROTOCOL:
+        what = f"the server {url} is of grpox {about['grpox']}, which speaks another protocol"
+        given, allowed = str(about["protocol"]), str(PROTOCOL)
+        raise ConfigError(Problem(what, "generator.urls", given=given, allowed=allowed))
+    if lines := differences(signature, about["signature"]):
+        what = f"the server {url} has another model than this run, {about['model']}: {', '.join(lines)}"
+        raise ConfigError(Problem(what, "generator.urls", allowed="grpox serve with the run's model.path"))
+
+
+def _check_folder(url: str, about: Mapping[str, Any]) -> None:
+    """Refuse a server whose folder for weights cannot be written to from here."""
+    folder = Path(about["weights_folder"])
+    try:
+        if (folder / INSTANCE_FILE).read_text(encoding="ascii") == about["instance"]:
+            return
+    except OSError:
+        pass
+    what = f"weights for {url} go through its folder {folder}, which is not to be seen here"
+    allowed = "grpox serve --weights-dir with a folder that both sides see, or --weights nccl with CUDA"
+    raise ConfigError(Problem(what, "generator.urls", allowed=allowed))
+
+
+def tell(text: str) -> None:
+    """Tell the user of a run what becomes of its servers."""
+    print(f"vllm-server: {text}", file=sys.stderr, flush=True)

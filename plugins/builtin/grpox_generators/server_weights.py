@@ -1,0 +1,221 @@
+"""Sends a policy's weights to vLLM servers: through files that both sides see, or by vLLM's nccl backend."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import secrets
+import shutil
+import socket
+from collections.abc import Coroutine, Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+
+from grpox.contracts import WeightStream
+from grpox.errors import RunFailed
+from grpox_generators.server_fleet import Fleet
+
+Bucket = dict[str, torch.Tensor]
+
+
+class FileSender:
+    """Bucket by bucket: the next is gathered and written while the servers load the one before."""
+
+    def __init__(self, fleet: Fleet, bucket_bytes: int) -> None:
+        self._fleet = fleet
+        self._bucket_bytes = bucket_bytes
+        self._written: list[Path] = []
+        # Two runs that use one server by mistake must not write into each other's files.
+        self._names = (f"{secrets.token_hex(4)}-{number:06d}.safetensors" for number in itertools.count())
+
+    def send(self, weights: WeightStream) -> None:
+        """Replace the weights of all servers in use; one that fails is given up by the fleet.
+
+        Raises:
+            RunFailed: the folder for weights cannot be written.
+        """
+        fleet = self._fleet
+        fleet.post("/start_weight_update")
+        loading: Future[None] | None = None
+        self._written.clear()
+        try:
+            for bucket in buckets(weights, self._bucket_bytes):
+                name = next(self._names)
+                self._write(bucket, name)
+                if loading is not None:
+                    loading.result()
+                loading = fleet.loop.start(self._load(name))
+            if loading is not None:
+                loading.result()
+        finally:
+            if loading is not None:
+                loading.cancel()  # after an interrupt; else it has ended
+            for file in self._written:
+                file.unlink(missing_ok=True)
+        fleet.post("/finish_weight_update", {"weight_version": None})
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _write(self, bucket: Bucket, name: str) -> None:
+        """Into every server's folder, once for each file system."""
+        first: Path | None = None
+        for url, about in list(self._fleet.abouts.items()):
+            folder = Path(about["weights_folder"])
+            self._written.append(folder / name)
+            try:
+                _save(bucket, folder / name, first)
+            except (OSError, SafetensorError) as error:
+                if folder.is_dir():
+                    raise RunFailed(
+                        f"weights cannot be written to {folder}: {error}\n"
+                        "    a smaller generator.bucket_mib needs less room there; grpox serve --weights-dir "
+                        "names another place"
+                    ) from error
+                self._fleet.give_up(url, f"{url} has ended: its folder for weights is gone")
+            else:
+                first = first or folder / name
+
+    async def _load(self, name: str) -> None:
+        await self._fleet.post_all("/update_weights", {"update_info": {"file": name}})
+        for folder in self._fleet.folders():
+            # A server that loaded it still has it mapped until its layers are complete.
+            (folder / name).unlink(missing_ok=True)
+
+
+class NcclSender:
+    """vLLM's own transfer between GPUs: this process is rank 0 of a group with all workers of all servers."""
+
+    def __init__(self, fleet: Fleet, policy: Any) -> None:
+        self._fleet = fleet
+        self._source = _StreamSource(policy)
+        self._engine: Any = None
+        self._group: tuple[str, ...] = ()
+
+    def send(self, weights: WeightStream) -> None:
+        """Replace the weights of all servers in use."""
+        group = tuple(about["instance"] for about in self._fleet.abouts.values())
+        if group != self._group:
+            self._join(group)
+        self._source.weights = weights
+        self._engine.send_weights()
+
+    def close(self) -> None:
+        """Leave the group."""
+        if self._engine is not None:
+            self._engine.shutdown()
+            self._engine = None
+
+    def _join(self, group: tuple[str, ...]) -> None:
+        from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
+        from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
+
+        if self._engine is not None:
+            self.close()
+            self._fleet.post("/shutdown_weight_transfer_engine")
+        with socket.socket() as probe:
+            probe.bind(("", 0))
+            port = probe.getsockname()[1]
+        workers = sum(about["world_size"] for about in self._fleet.abouts.values())
+        self._engine = WeightTransferTrainerFactory.trainer_init(
+            NCCLTrainerInitInfo(
+                master_address=_address_seen_by(next(iter(self._fleet.abouts))),
+                master_port=port,
+                world_size=1 + workers,
+                rank=0,
+            ),
+            client=_WeightRoutes(self._fleet),
+            source=self._source,
+        )
+        self._group = group
+
+
+class _WeightRoutes:
+    """What vLLM's trainer side asks of the servers, asked of all of them."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+
+    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
+        """Each server's workers follow those of the servers before it in the group."""
+        offset, bodies = init_info["rank_offset"], {}
+        for url, about in self._fleet.abouts.items():
+            bodies[url] = {"init_info": init_info | {"rank_offset": offset}}
+            offset += about["world_size"]
+        self._all(self._fleet.post_each("/init_weight_transfer_engine", bodies))
+
+    def start_weight_update(self) -> None:
+        self._all(self._fleet.post_all("/start_weight_update"))
+
+    def update_weights(self, update_info: Any) -> None:
+        self._all(self._fleet.post_all("/update_weights", {"update_info": update_info}))
+
+    def finish_weight_update(self, weight_version: str | None = None) -> None:
+        self._all(self._fleet.post_all("/finish_weight_update", {"weight_version": weight_version}))
+
+    def _all(self, work: Coroutine[Any, Any, None]) -> None:
+        """The group cannot go on without one of its members."""
+        members = list(self._fleet.abouts)
+        self._fleet.loop.run(work)
+        if list(self._fleet.abouts) != members:
+            raise RunFailed(f"a vLLM server was lost while it took weights by nccl: {self._fleet.lost}")
+
+
+class _StreamSource:
+    """The run's stream of weights as vLLM's trainer side reads it: names and shapes first, without a gather."""
+
+    def __init__(self, policy: Any) -> None:
+        self._policy = policy
+        self.weights: WeightStream = iter(())
+
+    def metadata(self) -> list[Any]:
+        from vllm.distributed.weight_transfer import ParamMeta
+
+        return [
+            # Under ZeRO-3 a parameter's own shape is that of its shard.
+            ParamMeta(name, parameter.dtype, tuple(getattr(parameter, "ds_shape", parameter.shape)))
+            for name, parameter in self._policy.named_parameters()
+        ]
+
+    def __iter__(self) -> WeightStream:
+        return self.weights
+
+
+def _save(bucket: Bucket, file: Path, same: Path | None) -> None:
+    """Write `bucket`; `same`, where given, is a file that holds it already, perhaps on the same file system."""
+    if same is None:
+        save_file(bucket, file)
+        return
+    try:
+        os.link(same, file)
+    except OSError:
+        shutil.copyfile(same, file)
+
+
+def buckets(weights: WeightStream, limit: int) -> Iterator[Bucket]:
+    """Parameters together up to `limit` bytes; a larger one by itself."""
+    bucket: Bucket = {}
+    size = 0
+    for name, tensor in weights:
+        if bucket and size + tensor.nbytes > limit:
+            yield bucket
+            bucket, size = {}, 0
+        bucket[name] = tensor.contiguous()
+        size += tensor.nbytes
+    if bucket:
+        yield bucket
+
+
+def _address_seen_by(url: str) -> str:
+    """This host's address on the way to a server; nothing is sent."""
+    parts = urlsplit(url)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((parts.hostname, parts.port or 80))
+        address: str = probe.getsockname()[0]
+    return address

@@ -1,0 +1,229 @@
+"""Sampling with vLLM servers, which `grpox serve` starts: on this host's other GPUs, or on other hosts.
+
+The main process sends the weights; every process asks the servers for its own share of the prompts.
+"""
+
+from __future__ import annotations
+
+import queue
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+
+from grpox.config import SamplingConfig
+from grpox.contracts import GeneratorContext, Prompt, Rollout, WeightStream
+from grpox.errors import ConfigError, Problem, RunFailed
+from grpox.weight_sync import stream_weights
+from grpox_generators.limits import check_length, end_ids
+from grpox_generators.server_client import Completion
+from grpox_generators.server_config import VllmServerConfig
+from grpox_generators.server_fleet import Fleet, tell
+from grpox_generators.server_pool import Member, Request, ServerPool
+from grpox_generators.server_weights import FileSender, NcclSender
+from grpox_generators.vllm_sampling import request_params, request_seed
+from grpox_vllm_serving.signature import signature
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+ROUNDS_WITHOUT_PROGRESS = 3
+"""Times in a row that all servers may be lost before a single completion is in."""
+
+
+class VllmServerGenerator:
+    """One request per prompt for its whole group; completions are handed on as they end.
+
+    A lost server's requests go to the others. When all are lost, the run waits for one to be started again,
+    sends it the weights and asks for what is missing. A sample drawn again is the same one, and counts once.
+    """
+
+    def __init__(self, config: VllmServerConfig) -> None:
+        self.config = config
+        self.version = 0
+        self._sender: FileSender | NcclSender | None = None
+
+    def preflight(self, model: PreTrainedConfig) -> None:
+        """Wait for a server, and see that those there are fit, before the model is loaded.
+
+        Raises:
+            ConfigError: none answers, or one is of another model or version or refuses the token.
+        """
+        with closing(Fleet(self.config, signature(model))) as fleet:
+            if not fleet.find():
+                raise ConfigError(fleet.none_answers())
+
+    def start(self, context: GeneratorContext) -> None:
+        self.context = context
+        policy = context.policy.config
+        self._vocabulary = policy.get_text_config().vocab_size
+        self._run = _same_on_all_ranks(secrets.token_hex(4), context)
+        with self._told_by_this_rank():
+            self._fleet = Fleet(self.config, signature(policy), sends_weights=context.rank == 0)
+        if context.rank == 0:
+            self._tell_dtypes(str(context.policy.dtype).removeprefix("torch."))
+
+    def sync(self, weights: WeightStream, version: int) -> None:
+        """Send the weights to every server that answers, those among them that were lost before."""
+        self.version = version
+        self._fleet.readmit()
+        if self.context.rank == 0:
+            self._send(weights)
+        for _ in weights:  # a collective, to be gone through on every rank
+            pass
+        _wait_for_all_ranks(self.context)
+
+    def generate(self, prompts: Sequence[Prompt], sampling: SamplingConfig, seed: int) -> Iterator[Rollout]:
+        """Sample every prompt's group; a temperature of 0 decodes greedily. A collective."""
+        with self._told_by_this_rank():
+            yield from self._generate(prompts, sampling, seed)
+
+    def _generate(self, prompts: Sequence[Prompt], sampling: SamplingConfig, seed: int) -> Iterator[Rollout]:
+        requests = self._requests(prompts, sampling, seed)
+        rounds = 0
+        while True:
+            in_before = sum(len(request.delivered) for request in requests)
+            yield from self._stream(requests)
+            rounds = 0 if sum(len(request.delivered) for request in requests) > in_before else rounds + 1
+            if not _any_rank(any(request.missing for request in requests), self.context):
+                return
+            if not _any_rank(rounds < ROUNDS_WITHOUT_PROGRESS, self.context):
+                raise RunFailed(f"the vLLM servers fail again and again: {self._fleet.last_loss}")
+            self.sync(stream_weights(self.context.policy), self.version)
+
+    def sleep(self) -> None:
+        """The servers have devices of their own."""
+
+    def wake(self) -> None:
+        """The servers have devices of their own."""
+
+    def close(self) -> None:
+        if self._sender is not None:
+            self._sender.close()
+        self._fleet.close()
+
+    @property
+    def _tag(self) -> str:
+        """The version as servers know it: with the run's name, since two runs count alike."""
+        return f"{self._run}/{self.version}"
+
+    def _send(self, weights: WeightStream) -> None:
+        fleet = self._fleet
+        if not fleet.find():
+            raise RunFailed(str(fleet.none_answers()))
+        sender = self._sender_for(fleet)
+        # Nothing is being sampled now, unless for a run that was killed: its completions are waited for.
+        fleet.post("/pause?mode=wait")
+        # The name comes last: whoever has it is ready.
+        fleet.post("/update_weight_version", {"new_version": f"{self._tag}/loading"})
+        fleet.post("/collective_rpc", {"method": "forget_weight_update"})
+        sender.send(weights)
+        fleet.post("/reset_prefix_cache")
+        fleet.post("/resume")
+        fleet.post("/update_weight_version", {"new_version": self._tag})
+        fleet.sent(self._tag)
+
+    def _tell_dtypes(self, ours: str) -> None:
+        """Another dtype is no mistake, but one cause of a mismatch."""
+        for url, about in self._fleet.look().items():
+            if about["dtype"] != ours:
+                tell(f"{url} samples in {about['dtype']} for a policy in {ours} (grpox serve --dtype {ours})")
+
+    @contextmanager
+    def _told_by_this_rank(self) -> Iterator[None]:
+        """A mistake in the run file is told by rank 0 alone; what another rank meets may be its own."""
+        try:
+            yield
+        except ConfigError as error:
+            if self.context.rank == 0:
+                raise
+            raise RunFailed(str(error)) from error
+
+    def _sender_for(self, fleet: Fleet) -> FileSender | NcclSender:
+        if self._sender is None:
+            transfers = {about["transfer"] for about in fleet.abouts.values()}
+            if len(transfers) > 1:
+                what = "some servers take weights by nccl and some through files"
+                raise ConfigError(
+                    Problem(what, "generator.urls", allowed="grpox serve --weights alike for all")
+                )
+            if transfers == {"nccl"}:
+                self._sender = NcclSender(fleet, self.context.policy)
+            else:
+                self._sender = FileSender(fleet, self.config.bucket_mib * 2**20)
+        return self._sender
+
+    def _requests(self, prompts: Sequence[Prompt], sampling: SamplingConfig, seed: int) -> list[Request]:
+        ends = end_ids(sampling, self.context.stop_token_ids, self._vocabulary)
+        limit = min((about["max_model_len"] for about in self._fleet.look().values()), default=None)
+        check_length(prompts, sampling, limit, "a vLLM server (grpox serve --max-model-len)")
+        return [
+            Request(
+                prompt,
+                request_params(sampling, ends, prompt.num_samples, request_seed(seed, prompt.group_id)),
+            )
+            for prompt in prompts
+        ]
+
+    def _stream(self, requests: Sequence[Request]) -> Iterator[Rollout]:
+        """Rollouts in order of completion, until all are in or no server is left."""
+        wanted = [request for request in requests if request.missing]
+        if not wanted:
+            return
+        fleet, inbox = self._fleet, queue.SimpleQueue[tuple[Request, Completion] | None]()
+        members = [
+            Member(fleet.clients[url], self._room(about))
+            for url, about in fleet.look().items()
+            if about["weight_version"] == self._tag
+        ]
+        pool = ServerPool(members, self._tag, self.config.retries)
+        work = fleet.loop.start(pool.run(wanted, lambda *item: inbox.put(item)))
+        work.add_done_callback(lambda _: inbox.put(None))
+        try:
+            while (item := inbox.get()) is not None:
+                yield self._rollout(*item)
+            work.result()
+        finally:
+            work.cancel()
+        for url, why in pool.lost.items():
+            fleet.give_up(url, why)
+
+    def _room(self, about: Mapping[str, Any]) -> int:
+        """Twice what the server samples at a time, shared with the other ranks."""
+        return max(1, 2 * int(about["max_num_seqs"]) // self.context.world_size)
+
+    def _rollout(self, request: Request, completion: Completion) -> Rollout:
+        return Rollout(
+            group_id=request.prompt.group_id,
+            sample=completion.index,
+            prompt_ids=request.prompt.token_ids,
+            completion_ids=tuple(completion.token_ids),
+            finish_reason="stop" if completion.finish_reason == "stop" else "length",
+            policy_version=self.version,
+            sampler_logprobs=tuple(completion.logprobs),
+        )
+
+
+def _any_rank(fact: bool, context: GeneratorContext) -> bool:
+    """Whether `fact` holds on any rank; a collective."""
+    if context.world_size == 1:
+        return fact
+    facts: list[Any] = [None] * context.world_size
+    dist.all_gather_object(facts, fact)
+    return any(facts)
+
+
+def _wait_for_all_ranks(context: GeneratorContext) -> None:
+    if context.world_size > 1:
+        dist.barrier()
+
+
+def _same_on_all_ranks(text: str, context: GeneratorContext) -> str:
+    """That of rank 0; a collective."""
+    if context.world_size == 1:
+        return text
+    texts = [text]
+    dist.broadcast_object_list(texts, src=0)
+    return texts[0]

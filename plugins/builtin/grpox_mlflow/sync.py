@@ -1,0 +1,104 @@
+"""Brings MLflow up to date with the folder of a run that is over; twice does the same as once."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from grpox.errors import ConfigError, Problem, RunFailed, nearest
+from grpox.redact import MASK, redact
+from grpox.wording import duration
+from grpox_mlflow.ending import ending
+from grpox_mlflow.followed import FILE, FollowedRun
+from grpox_mlflow.held import hold
+from grpox_mlflow.shipment import Progress, Shipment
+from grpox_mlflow.store import is_passing, place_of, quick_requests, resolved_uri, told
+
+WAIT_SECONDS = 20.0
+"""How long a server may not answer before we give up."""
+_PAUSE, _REQUEST = 2.0, 20
+
+
+@dataclass(frozen=True)
+class Synced:
+    """What was missing, and where it is now."""
+
+    values: int
+    files: int
+    status: str
+    place: str
+    """A page, or the command that shows it."""
+
+
+def sync(folder: Path, uri: str | None = None, progress: Progress | None = None) -> Synced:
+    """Write what MLflow lacks of a run: values, parameters, tags, files, and how the run ended.
+
+    Args:
+        uri: of the store; default: the one that the run was given.
+
+    Raises:
+        ConfigError: the folder holds no run that MLflow follows, or the run is still going on.
+        RunFailed: the store cannot be used.
+    """
+    followed = FollowedRun.read(folder)
+    if followed is None:
+        raise ConfigError(_not_followed(folder))
+    address = resolved_uri(uri) if uri is not None else _address(followed)
+    held = hold(folder)
+    if held is None:
+        what = "the run is still going on, and writes to MLflow by itself (or another sync does)"
+        raise ConfigError(Problem(what, given=str(folder), allowed="a run that has ended"))
+    with held, quick_requests(_REQUEST):
+        shipment = Shipment(folder, replace(followed, tracking_uri=redact(address)), address, live=False)
+        status, _ = shipment.ending = ending(folder)
+        _persist(shipment, progress)
+    done = shipment.followed
+    place = place_of(address, done.experiment_id or "", done.run_id or "")
+    return Synced(shipment.values, shipment.files, status, place)
+
+
+def _persist(shipment: Shipment, progress: Progress | None) -> None:
+    """Ship, and after an error that may pass go on where it came, as long as there is some progress."""
+    since, reached = time.monotonic(), (0, 0)
+    while True:
+        try:
+            shipment.ship(progress)
+            return
+        except Exception as error:
+            if (now := (shipment.recorded.position, shipment.files)) != reached:
+                since, reached = time.monotonic(), now
+            tried = time.monotonic() - since
+            if not is_passing(error) or tried + _PAUSE > WAIT_SECONDS:
+                raise RunFailed(
+                    f"MLflow at {shipment.followed.tracking_uri} cannot be written to: {told(error)}\n"
+                    f"    tried for {duration(tried)}; nothing is lost: start the server and sync again,\n"
+                    "    or name another one: --tracking-uri http://host:5000"
+                ) from error
+            time.sleep(_PAUSE)
+
+
+def _address(followed: FollowedRun) -> str:
+    """The run's store; with the password that its record lacks, from the environment."""
+    known = followed.tracking_uri
+    if MASK not in known:
+        return known
+    given = os.environ.get("MLFLOW_TRACKING_URI", "")
+    if redact(given) == known:
+        return given
+    what = f"the run's store is {known}, and its password is not kept"
+    raise ConfigError(Problem(what, key="MLFLOW_TRACKING_URI", allowed="that address with its password"))
+
+
+def _not_followed(folder: Path) -> Problem:
+    if not folder.is_dir():
+        what = "no such folder"
+    elif (folder / "config.yaml").exists():
+        what = "holds a run that MLflow does not follow: its tracking names no mlflow"
+    else:
+        what = "holds no run"
+    around = folder.parent if folder.parent.is_dir() else Path()
+    runs = sorted(str(found.parent) for found in around.glob(f"*/{FILE}"))
+    allowed = "a run's folder" + (f", such as {', '.join(runs[:5])}" if runs else "")
+    return Problem(what, given=str(folder), allowed=allowed, nearest=nearest(str(folder), runs))

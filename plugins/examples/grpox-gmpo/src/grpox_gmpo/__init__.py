@@ -1,0 +1,1 @@
+"""GMPO, a policy loss for grpox."""

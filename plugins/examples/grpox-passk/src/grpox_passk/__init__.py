@@ -1,0 +1,1 @@
+"""Pass@k training, an advantage for grpox."""

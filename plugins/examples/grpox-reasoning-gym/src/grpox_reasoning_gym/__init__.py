@@ -1,0 +1,1 @@
+"""reasoning-gym's tasks and scorers for grpox."""

@@ -1,0 +1,90 @@
+"""The scores, by hand and beside reasoning-gym's own."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from grpox.errors import ConfigError
+
+from grpox_reasoning_gym.catalogue import task_files
+from grpox_reasoning_gym.config import RewardConfig, SourceConfig
+from grpox_reasoning_gym.reward import ReasoningGymReward
+from grpox_reasoning_gym.rows import Row, rows
+
+ENTRY = {"question": "What is 5 + 7?", "answer": "12", "metadata": {}}
+SUM: Row = {"task": "chain_sum", "settings": "{}", "entry": json.dumps(ENTRY)}
+
+
+def scores(
+    completions: list[Any], row: Row = SUM, answer: str = "tags", **arguments: Any
+) -> list[float | None]:
+    reward = ReasoningGymReward(RewardConfig.model_validate({"answer": answer}))
+    columns = {name: [row[name]] * len(completions) for name in ("task", "settings", "entry")}
+    return reward(completions=completions, **columns, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("completion", "answer", "score"),
+    [
+        ("<answer>12</answer>", "tags", 1.0),
+        ("<answer>5</answer> no, <answer> +12.0 </answer>.", "tags", 1.0),  # the last one, as a number
+        ("<answer>12 of</answer>", "tags", 0.4),  # two letters of five
+        ("12", "tags", 0.0),
+        ("<answer>12", "tags", 0.0),
+        ("5 and 7 are\n 12 \n\n", "last-line", 1.0),
+        ("12\nI think", "last-line", 0.0),
+        ("", "last-line", 0.0),
+        (" 12\n", "whole", 1.0),
+        ("is 12", "whole", 0.4),
+        (" ", "whole", 0.0),
+    ],
+)
+def test_the_answer_is_found_where_the_config_says(completion: str, answer: str, score: float) -> None:
+    assert scores([completion], answer=answer) == [pytest.approx(score)]
+
+
+def test_conversations_are_read() -> None:
+    assert scores([[{"role": "assistant", "content": "<answer>12</answer>"}]]) == [1.0]
+
+
+@pytest.mark.parametrize(
+    "entry", [None, "42", "no JSON", '{"answer": "12"}', json.dumps([ENTRY])], ids=lambda entry: str(entry)[:9]
+)
+def test_rows_of_other_data_get_no_score(entry: str | None) -> None:
+    assert scores(["<answer>12</answer>"], SUM | {"entry": entry}) == [None]
+    assert scores(["<answer>12</answer>"], {"task": None, "settings": None, "entry": None}) == [None]
+
+
+def test_a_task_that_the_installed_reasoning_gym_does_not_have_is_told() -> None:
+    with pytest.raises(ConfigError, match="chain_summ"):
+        scores(["12"], SUM | {"task": "chain_summ"})
+
+
+def test_an_answer_on_which_the_scorer_fails_scores_nothing() -> None:
+    [row] = rows(SourceConfig(tasks="prime_factorization", size=1))
+    assert scores(["<answer>garbage</answer>"], row) == [0.0]
+
+
+def test_a_scorer_has_the_settings_of_its_row() -> None:
+    entry = {"question": "?", "answer": "0.333", "metadata": {}}
+    task = {"task": "decimal_arithmetic", "entry": json.dumps(entry)}
+    coarse, fine = (task | {"settings": json.dumps({"max_num_decimal_places": places})} for places in (3, 6))
+    assert scores(["<answer>0.3334</answer>"], coarse) == [1.0]
+    assert scores(["<answer>0.3334</answer>"], fine) == [0.0]
+
+
+def test_the_mean_of_each_task_is_logged() -> None:
+    logged: dict[str, float] = {}
+    scores(["<answer>12</answer>", "none"], log_metric=logged.__setitem__)
+    assert logged == {"reasoning-gym/chain_sum": 0.5}
+
+
+def test_the_own_answer_of_every_task_is_right() -> None:
+    tasks = sorted(task_files())
+    made = [row for row in rows(SourceConfig(tasks=tasks, size=len(tasks))) if row["answer"] is not None]
+    # A right answer is any that fits, in five tasks at most: then there is none to compare.
+    assert len(made) >= len(tasks) - 5
+    got = {row["task"]: scores([f"<answer>{row['answer']}</answer>"], row) for row in made}
+    assert {task: score for task, score in got.items() if score != [1.0]} == {}

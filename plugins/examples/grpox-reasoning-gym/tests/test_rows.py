@@ -1,0 +1,199 @@
+"""The rows of the source, and what its parameters refuse."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+from collections import Counter
+from typing import Any
+
+import pytest
+from grpox.errors import ConfigError
+from pydantic import ValidationError
+
+from grpox_reasoning_gym.catalogue import settings_of, task_files
+from grpox_reasoning_gym.config import SYSTEM_PROMPT, SourceConfig
+from grpox_reasoning_gym.entries import read, written
+from grpox_reasoning_gym.rows import rows, shares
+from grpox_reasoning_gym.source import ReasoningGymSource
+
+SUMS = {
+    "task": "basic_arithmetic",
+    "settings": {"min_terms": 2, "max_terms": 2, "operators": ["+"], "allow_parentheses": False},
+}
+
+
+def source(tasks: Any = "chain_sum", **parameters: Any) -> SourceConfig:
+    return SourceConfig(tasks=tasks, **{"size": 8} | parameters)
+
+
+def told(**parameters: Any) -> str:
+    with pytest.raises(ValidationError) as caught:
+        source(**parameters)
+    return "; ".join(error["msg"] for error in caught.value.errors())
+
+
+# -- The catalogue ---------------------------------------------------------------------------------------
+
+
+def test_the_catalogue_is_that_of_reasoning_gym() -> None:
+    import reasoning_gym  # noqa: F401 - fills the registry
+    from reasoning_gym.factory import DATASETS
+
+    # A composite is a mixture of others, which is what `tasks` is for.
+    registered = {
+        name: tuple(field.name for field in dataclasses.fields(config))
+        for name, (_, config) in DATASETS.items()
+        if name != "composite"
+    }
+    assert {name: settings_of(name) for name in task_files()} == registered
+
+
+def test_a_config_is_checked_without_importing_reasoning_gym() -> None:
+    code = (
+        "import sys; from grpox_reasoning_gym.config import SourceConfig\n"
+        "SourceConfig(tasks={'task': 'lcm', 'settings': {'max_value': 9}})\n"
+        "print('reasoning_gym' in sys.modules, 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False False\n"
+
+
+# -- Parameters ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "tasks", ["lcm", ["lcm"], {"task": "lcm"}, [{"task": "lcm", "weight": 1.0, "settings": {}}]]
+)
+def test_one_task_can_be_told_in_short(tasks: Any) -> None:
+    assert source(tasks) == source("lcm")
+
+
+def test_a_misspelt_task_is_told_the_nearest() -> None:
+    assert "did you mean 'chain_sum'?" in told(tasks="chan_sum")
+
+
+def test_a_misspelt_setting_is_told_the_nearest() -> None:
+    given = {"task": "chain_sum", "settings": {"min_term": 2}}
+    assert "chain_sum has no setting 'min_term'; did you mean 'min_terms'?" in told(tasks=given)
+
+
+def test_a_setting_unlike_any_is_told_those_there_are() -> None:
+    message = told(tasks={"task": "lcm", "settings": {"zzz": 2}})
+    assert message.endswith("it has min_numbers, max_numbers, min_value, max_value")
+
+
+@pytest.mark.parametrize("name", ["seed", "size"])
+def test_seed_and_size_belong_to_the_source(name: str) -> None:
+    assert f"{name} is a key of the source" in told(tasks={"task": "lcm", "settings": {name: 1}})
+
+
+@pytest.mark.parametrize("tasks", [[], {"task": "lcm", "weight": 0}, {"task": "lcm", "wieght": 1}, 3])
+def test_what_is_no_mixture_is_refused(tasks: Any) -> None:
+    assert told(tasks=tasks)
+
+
+def test_a_value_that_the_task_refuses_is_told_with_its_key() -> None:
+    with pytest.raises(ConfigError) as caught:
+        rows(source({"task": "chain_sum", "settings": {"min_terms": 9, "max_terms": 2}}))
+    [problem] = caught.value.problems
+    assert problem.key == "data.source.tasks.0.settings"
+    assert problem.what == "chain_sum refuses its settings: max_terms must be >= min_terms"
+
+
+def test_a_template_that_names_what_is_not_there_is_told_what_is() -> None:
+    with pytest.raises(ConfigError) as caught:
+        rows(source(template="{sum}"))
+    [problem] = caught.value.problems
+    assert problem.key == "data.source.template"
+    assert (
+        problem.allowed
+        == "difficulty, expression, num_digits, num_terms, question, source_dataset, source_index"
+    )
+
+
+def test_a_template_with_a_brace_too_many_is_refused() -> None:
+    assert told(template="{question")
+
+
+# -- Rows ------------------------------------------------------------------------------------------------
+
+
+def test_a_row_has_what_rewards_need() -> None:
+    row = rows(source(SUMS, size=1))[0]
+    assert list(row) == ["prompt", "answer", "task", "settings", "entry"]
+    entry = read(row["entry"])
+    first, second = entry["metadata"]["expression"].split(" + ")
+    assert int(row["answer"]) == int(first) + int(second)
+    assert row["prompt"] == [
+        {"role": "system", "content": SYSTEM_PROMPT},
+        {"role": "user", "content": f"Calculate {first} + {second}."},
+    ]
+    assert row["task"] == "basic_arithmetic"
+
+
+def test_a_question_can_be_put_otherwise() -> None:
+    row = rows(
+        source(SUMS, conversation=False, system_prompt=None, template="{expression}=", replace={" ": ""})
+    )[0]
+    assert row["prompt"] == read(row["entry"])["metadata"]["expression"].replace(" ", "") + "="
+
+
+def test_in_text_the_system_prompt_is_a_paragraph_before_the_question() -> None:
+    row = rows(source(conversation=False, system_prompt="Be brief."))[0]
+    assert row["prompt"].startswith("Be brief.\n\nState the final answer")
+
+
+def test_without_a_system_prompt_there_is_one_message() -> None:
+    assert [message["role"] for message in rows(source(system_prompt=None))[0]["prompt"]] == ["user"]
+
+
+def test_the_same_seed_gives_the_same_rows_and_its_neighbour_others() -> None:
+    first, again, other = (rows(source(SUMS, size=100, seed=seed)) for seed in (0, 0, 1))
+    assert first == again
+    # Of reasoning-gym's own seeds 0 and 1, 99 rows of 100 would be the same.
+    shared = {row["entry"].partition('"metadata"')[0] for row in first} & {
+        row["entry"].partition('"metadata"')[0] for row in other
+    }
+    assert len(shared) < 10
+
+
+def test_tasks_are_mixed_by_weight_in_any_order() -> None:
+    mixture = ["lcm", {"task": "gcd", "weight": 2}, {"task": "chain_sum", "weight": 0.5}]
+    tasks = [row["task"] for row in rows(source(mixture, size=70))]
+    assert Counter(tasks) == {"lcm": 20, "gcd": 40, "chain_sum": 10}
+    assert len(set(tasks[:10])) > 1
+
+
+@pytest.mark.parametrize(
+    ("size", "weights", "expected"),
+    [(10, [1, 1, 1], [3, 4, 3]), (1, [0.1, 0.9], [0, 1]), (7, [2], [7]), (4, [1e-9, 1.0], [0, 4])],
+)
+def test_shares_add_up(size: int, weights: list[float], expected: list[int]) -> None:
+    assert shares(size, weights) == expected
+
+
+def test_the_source_loads_a_dataset() -> None:
+    loaded = ReasoningGymSource(source(["lcm", "graph_color"])).load()
+    assert loaded.column_names == ["prompt", "answer", "task", "settings", "entry"]
+    assert len(loaded) == 8
+    answers = {row["task"]: row["answer"] for row in loaded}
+    assert answers["graph_color"] is None
+    assert answers["lcm"].isdigit()
+
+
+# -- Entries ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"a": (1, [2, (3,)]), "b": None},
+        {"colors": {1: "red", (2, 3): "blue"}},
+        [{"$tuple": 1, "x": ()}],
+        "\u4e2d\n",
+    ],
+)
+def test_an_entry_comes_back_as_it_was(entry: Any) -> None:
+    assert read(written(entry)) == entry

@@ -1,0 +1,95 @@
+"""The runs of the README: held-out rows, then a few real steps on the quickstart's model."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import grpox
+import pytest
+import yaml
+from grpox.runfile.recipe_files import copy_recipe
+
+from grpox_reasoning_gym.__main__ import main
+from grpox_reasoning_gym.config import SourceConfig
+from grpox_reasoning_gym.rows import rows
+
+README = Path(__file__).parents[1] / "README.md"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder with the README's run files."""
+    for name, text in re.findall(r"```yaml\n# (\S+)\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL):
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def lines(path: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_the_run_for_a_cpu_trains_and_is_evaluated(folder: Path) -> None:
+    copy_recipe("quickstart", folder)
+    assert main(["sums.yaml", "sums-heldout.jsonl", "--size", "50"]) == 0
+    summary = grpox.train("sums.yaml", ["train.max_steps=3", "tracking={}"])
+    assert summary["steps"] == 3
+    steps = [line["metrics"] for line in lines(folder / "runs" / "sums" / "metrics.jsonl") if "metrics" in line]
+    for metrics in steps:
+        # The base model is right where nothing carries.
+        assert 0.1 < metrics["reasoning-gym/basic_arithmetic"] < 0.9
+        assert metrics["reward"] == pytest.approx(metrics["reasoning-gym/basic_arithmetic"])
+        assert metrics["grad_norm"] > 0
+
+
+def test_held_out_rows_are_none_that_are_trained_on(folder: Path) -> None:
+    assert main(["gym.yaml", "heldout.jsonl", "--size", "30"]) == 0
+    config = SourceConfig(**_source(folder / "gym.yaml"))
+    trained = {json.dumps(row["prompt"]) for row in rows(config)}
+    held_out = lines(folder / "heldout.jsonl")
+    assert len(held_out) == 30
+    assert {row["task"] for row in held_out} == {"chain_sum", "letter_counting", "lcm"}
+    assert not {json.dumps(row["prompt"]) for row in held_out} & trained
+
+
+def test_tasks_with_too_few_prompts_are_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = (
+        "{name: reasoning-gym, size: 400, tasks: {task: chain_sum, settings: {max_terms: 2, max_digits: 1}}}"
+    )
+    (folder / "few.yaml").write_text(f"data: {{source: {source}}}")
+    assert main(["few.yaml", "out.jsonl"]) == 2
+    assert "prompts were found that training does not have" in capsys.readouterr().err
+    assert not (folder / "out.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments", "message"),
+    [
+        ("data: {path: train.jsonl}", [], "data.source: cannot be found"),
+        ("data: [", [], "data.source: cannot be found"),
+        ("data: {source: {name: sums}}", [], "is another source"),
+        ("data: {source: {name: reasoning-gym, tasks: lmc}}", [], "did you mean 'lcm'"),
+        ("data: {source: {name: reasoning-gym, tasks: lcm, sise: 3}}", [], "data.source.sise: unknown key"),
+        ("data: {source: {name: reasoning-gym, tasks: lcm}}", ["--seed", "0"], "is the seed of training"),
+        ("data: {source: {name: reasoning-gym, tasks: lcm}}", ["--size", "0"], "--size"),
+    ],
+)
+def test_a_wrong_request_is_told_in_a_line(
+    text: str, arguments: list[str], message: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "wrong.yaml").write_text(text)
+    assert main(["wrong.yaml", "out.jsonl", *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_run_file_that_is_not_there_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["/nowhere.yaml", "out.jsonl"]) == 2
+    assert "nowhere.yaml" in capsys.readouterr().err
+
+
+def _source(path: Path) -> dict[str, object]:
+    source = dict(yaml.safe_load(path.read_text())["data"]["source"])
+    del source["name"]
+    return source

@@ -1,0 +1,1 @@
+"""TensorBoard as an observer of grpox's runs."""

@@ -1,0 +1,126 @@
+"""Follows a run into TensorBoard's event files: metrics as scalars, config and completions as text.
+
+| tag | when | what |
+|---|---|---|
+| a metric's name | each step | the number of ``metrics.jsonl``, as float32 |
+| ``evaluation/<name>`` | each evaluation | likewise |
+| ``config``, ``versions`` | the start | text |
+| ``completions`` | every ``completions_every`` generation batches | text |
+| ``error`` | a run that fails | text |
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from grpox import hookimpl
+from grpox.observing.record import config_text
+
+from grpox_tensorboard.hyperparameters import hyperparameters
+from grpox_tensorboard.text import as_code, completion_text
+
+if TYPE_CHECKING:
+    from grpox.contracts import RunContext, ScoredRollout
+    from torch.utils.tensorboard import SummaryWriter
+
+    from grpox_tensorboard.config import TensorBoardConfig
+
+EVENTS = "events.out.tfevents.*"
+EARLIER = "earlier"
+
+
+class TensorBoard:
+    """Methods named after lifecycle hooks, called on rank 0; each names the arguments that it needs."""
+
+    def __init__(self, config: TensorBoardConfig) -> None:
+        self.config = config
+        self._writer: SummaryWriter | None = None
+
+    @hookimpl
+    def grpox_run_started(self, run: RunContext) -> None:
+        """Open the event file; a run ends here if that cannot be done."""
+        # Imported here as it takes a second, which `grpox validate` need not wait for.
+        from torch.utils.tensorboard import SummaryWriter
+
+        folder = run.output_dir / self.config.folder
+        _set_aside(folder)
+        self._batches = 0
+        self._step = 0
+        self._writer = SummaryWriter(str(folder), flush_secs=self.config.flush_seconds)
+        self._writer.add_text("config", as_code(config_text(run.config)), 0)
+        self._writer.add_text("versions", as_code(_lines(run.versions)), 0)
+        events: Any = self._writer.file_writer
+        for summary in hyperparameters(run.config.model_dump(mode="json")):
+            events.add_summary(summary)
+        self._writer.flush()
+
+    @hookimpl
+    def grpox_rollouts_scored(self, step: int, rollouts: Sequence[ScoredRollout]) -> None:
+        """Show some completions of the batch, as they come: those of its first prompts."""
+        shown = self._batches % self.config.completions_every == 0
+        self._batches += 1
+        if shown and self.config.completions:
+            text = "\n\n---\n\n".join(map(completion_text, rollouts[: self.config.completions]))
+            self._open().add_text("completions", text, step)
+
+    @hookimpl
+    def grpox_step_finished(self, step: int, metrics: Mapping[str, float]) -> None:
+        """A scalar for each metric."""
+        self._step = step
+        self._scalars(step, metrics)
+
+    @hookimpl
+    def grpox_evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
+        """The same for an evaluation, under ``evaluation/``."""
+        self._scalars(
+            step, {f"evaluation/{name.removeprefix('evaluation/')}": metrics[name] for name in metrics}
+        )
+
+    @hookimpl
+    def grpox_run_failed(self, error: BaseException) -> None:
+        """Keep what there is, and why there is no more."""
+        if self._writer is not None:
+            self._writer.add_text("error", as_code(f"{type(error).__name__}: {error}"), self._step)
+            self._close()
+
+    @hookimpl
+    def grpox_run_finished(self) -> None:
+        """All is on disk when the run ends."""
+        self._close()
+
+    def _scalars(self, step: int, metrics: Mapping[str, float]) -> None:
+        writer = self._open()
+        for name, value in metrics.items():
+            writer.add_scalar(name, value, step)
+
+    def _open(self) -> SummaryWriter:
+        if self._writer is None:
+            raise RuntimeError("the event file was never opened, or is closed")
+        return self._writer
+
+    def _close(self) -> None:
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.close()
+
+
+def _lines(versions: Mapping[str, str]) -> str:
+    return "".join(f"{name} {version}\n" for name, version in versions.items())
+
+
+def _set_aside(folder: Path) -> None:
+    """Move an earlier run's events into a folder of their own: TensorBoard would join both runs' curves."""
+    events = list(folder.glob(EVENTS))
+    if not events:
+        return
+    stamp = time.strftime("%Y-%m-%dT%H-%M-%S", time.localtime(events[0].stat().st_mtime))
+    aside, number = folder / EARLIER / stamp, 1
+    while aside.exists():
+        number += 1
+        aside = folder / EARLIER / f"{stamp}-{number}"
+    aside.mkdir(parents=True)
+    for path in events:
+        path.replace(aside / path.name)

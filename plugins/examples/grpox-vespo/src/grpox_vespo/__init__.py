@@ -1,0 +1,1 @@
+"""VESPO, a policy loss for grpox, and the correction that it folds into itself."""

@@ -1,0 +1,144 @@
+"""The numbers of loss and correction: worked by hand, and those of TRL."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from grpox.contracts import LossInputs, Reduction
+from grpox.errors import ConfigError
+
+from grpox_vespo.config import VespoCorrectionConfig, VespoLossConfig
+from grpox_vespo.correction import VespoCorrection
+from grpox_vespo.loss import VespoLoss
+
+NAN = float("nan")
+
+
+def inputs(log_ratios: list[float], weights: list[float], advantage: float, mask: list[int] | None = None):
+    """One sequence in float64, whose old log-probabilities are -1."""
+    log_ratio = torch.tensor([log_ratios], dtype=torch.float64)
+    old = torch.full_like(log_ratio, -1.0)
+    return LossInputs(
+        logprobs=(old + log_ratio).requires_grad_(),
+        old_logprobs=old,
+        advantages=torch.full_like(old, advantage),
+        token_mask=torch.ones_like(old).bool() if mask is None else torch.tensor([mask]).bool(),
+        correction_weights=torch.tensor([weights], dtype=torch.float64),
+    )
+
+
+def phi(given: LossInputs, **params: float) -> float:
+    """The factor of the sequence, from the gradient of its first unmasked token."""
+    VespoLoss(VespoLossConfig(**params)).per_token(given).loss.sum().backward()
+    place = given.token_mask[0].tolist().index(True)
+    return (given.logprobs.grad[0, place] / -given.advantages[0, place]).item()
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "factor"),
+    [
+        (1.0, 1.0, 1.0),
+        (1.0, -1.0, 1.0),
+        (2.0, 1.0, 4 * math.exp(-3)),  # 2^2 exp(3 (1 - 2))
+        (2.0, -1.0, 8 * math.exp(-2)),  # 2^3 exp(2 (1 - 2))
+        (0.5, 1.0, 0.25 * math.exp(1.5)),
+        (0.5, -1.0, 0.125 * math.exp(1)),
+    ],
+)
+def test_the_factor_is_a_gamma_kernel_of_the_weight(ratio, advantage, factor):
+    assert phi(inputs([math.log(ratio)], [1.0], advantage)) == pytest.approx(factor, rel=1e-12)
+
+
+def test_the_weight_is_the_product_of_all_ratios_and_corrections():
+    # 1.25 * 0.8 * 2 * 0.75 = 1.5, where the factor of a negative advantage is largest: k / lambda
+    given = inputs([math.log(1.25), math.log(0.8)], [2.0, 0.75], -1.0)
+    assert phi(given) == pytest.approx(1.5**3 * math.exp(-1), rel=1e-12)
+
+
+TRL = [  # log-ratios, R, advantage, factor with the defaults, factor with k 1.5 / 2.5 and lambda 2.0 / 0.5
+    ([0.3, -0.1, 0.2], [1.2, 0.9, 1.0], 1.5, 0.41495303323426524, 0.6023601328580827),
+    ([0.3, -0.1, 0.2], [1.2, 0.9, 1.0], -1.5, 1.2318803926411868, 2.4273916022395277),
+    ([-0.5, -0.4, 0.1], [0.8, 1.1, 2.0], 0.7, 1.1713661152706845, 1.0685822393113225),
+    ([-0.5, -0.4, 0.1], [0.8, 1.1, 2.0], -0.7, 0.751490638808177, 0.6174698943250474),
+    ([-2.0, -3.0, 0.0], [1.0, 1.0, 1.0], 1.0, 0.0008936343767490857, 0.004032067956767148),
+    # Out of every bound: log-ratios of 20 and -20 and 8, log R of ln 1e-8 and ln 3 and 0.
+    ([25.0, -30.0, 8.0], [0.0, 3.0, 1.0], -1.0, 5.283754331079461e-12, 1.2468683370468776e-10),
+]
+"""What `get_gamma_weights` of TRL 1.16 returns."""
+
+
+@pytest.mark.parametrize(("log_ratios", "weights", "advantage", "factor", "other"), TRL)
+def test_the_factor_is_trls(log_ratios, weights, advantage, factor, other):
+    assert phi(inputs(log_ratios, weights, advantage)) == pytest.approx(factor, rel=1e-9)
+    params = {"k_pos": 1.5, "lambda_pos": 2.0, "k_neg": 2.5, "lambda_neg": 0.5}
+    assert phi(inputs(log_ratios, weights, advantage), **params) == pytest.approx(other, rel=1e-9)
+
+
+def test_a_step_uses_the_correction_once_and_every_token_weighs_the_same(grpox_step_gradient):
+    micro_batch = {
+        "logprobs": torch.tensor([[-1.0, -2.0, -0.5], [-1.5, -1.0, 0.0]]),
+        "old_logprobs": torch.tensor([[-1.1, -2.0, -0.6], [-1.5, -1.2, 0.0]]),
+        "sampler_logprobs": torch.tensor([[-1.2, -1.9, NAN], [-1.4, -1.0, NAN]]),
+        "advantages": torch.tensor([2.0, -1.0]),
+        "token_mask": torch.tensor([[1, 1, 1], [1, 1, 0]]).bool(),
+    }
+    _, [gradient] = grpox_step_gradient("vespo", [micro_batch], correction="vespo", max_completion_length=3)
+    # pi / mu where mu is known, pi / pi_old where it is not: logs 0.2 - 0.1 + 0.1, and -0.1 + 0.0
+    first, second = math.exp(0.2), math.exp(-0.1)
+    up, down = first**2 * math.exp(3 * (1 - first)), second**3 * math.exp(2 * (1 - second))
+    assert gradient[0].tolist() == pytest.approx([-2 * up / 5] * 3, rel=1e-6)
+    assert gradient[1].tolist() == pytest.approx([down / 5, down / 5, 0], rel=1e-6)
+    assert VespoLoss.reduction is Reduction.TOKEN_MEAN
+
+
+def test_masked_tokens_are_in_no_weight():
+    # The core hands over 0 at masked positions, R included.
+    given = inputs([9.0, math.log(2)], [0.0, 1.0], 1.0, mask=[0, 1])
+    assert phi(given) == pytest.approx(4 * math.exp(-3))
+
+
+@pytest.mark.parametrize("advantage", [1.0, -1.0])
+def test_a_token_that_a_correction_drops_leaves_its_sequence_next_to_nothing(advantage):
+    assert phi(inputs([0.0, 0.0, 0.0], [1.0, 0.0, 1.0], advantage)) < 1e-14
+
+
+@pytest.mark.parametrize("log_ratio", [-1.0, 1.0])
+def test_a_long_sequence_that_is_far_off_fades_instead_of_overflowing(log_ratio):
+    given = inputs([log_ratio] * 5000, [1.0] * 5000, 1.0)
+    assert phi(given) < 1e-14
+    assert given.logprobs.grad.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("old", "sampler", "weight"),
+    [
+        (-1.0, -1.0, 1.0),
+        (-1.5, -1.0, math.exp(-0.5)),  # the generator found it likelier
+        (-1.0, -4.0, math.exp(3.0)),  # nothing is capped,
+        (-1.0, -90.0, math.exp(20.0)),  # up to what can be computed with
+        (-1.0, NAN, 1.0),  # not known
+    ],
+)
+def test_the_correction_is_the_whole_weight_of_each_token(old, sampler, weight):
+    correction = VespoCorrection(VespoCorrectionConfig())
+    weights, keep = correction.correct(torch.tensor([[old]]), torch.tensor([[sampler]]), torch.tensor([[True]]))
+    assert weights.item() == pytest.approx(weight, rel=1e-6)
+    assert keep.tolist() == [[True]]
+
+
+@pytest.mark.parametrize("params", [{"k_pos": -1.0}, {"lambda_neg": 0.0}, {"k_neg": 50.0}])
+def test_a_parameter_out_of_bounds_is_refused_by_name(grpox_component, params):
+    with pytest.raises(ConfigError, match=rf"loss\.{next(iter(params))}"):
+        grpox_component("loss", "vespo", **params)
+
+
+@pytest.mark.parametrize("k", [0.0, 10.0])
+@pytest.mark.parametrize("decay", [0.01, 20.0])
+def test_at_every_bound_of_the_parameters_the_factor_is_finite_in_float32(k, decay):
+    log_weight = torch.linspace(math.log(1e-8), 20, 2000).unsqueeze(1)
+    zeros = torch.zeros_like(log_weight)
+    given = LossInputs(log_weight, zeros, zeros + 1, (zeros + 1).bool(), correction_weights=zeros + 1)
+    loss = VespoLoss(VespoLossConfig(k_pos=k, lambda_pos=decay))
+    assert loss.expected_gradient(given).isfinite().all()

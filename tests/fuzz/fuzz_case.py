@@ -1,0 +1,159 @@
+"""A bad input: how to make it, the command that is given it, and what its error must name.
+
+Every case runs in a folder of its own beside ``shared/``, which holds a good model and good data.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import importlib.resources
+import io
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+QUICKSTART = Path(str(importlib.resources.files("grpox.recipes"))) / "quickstart"
+RUN: dict[str, Any] = {
+    "model": {"path": "../shared/model"},
+    "data": {"path": "../shared/train.jsonl"},
+    "rewards": [{"name": "exact", "column": "answer"}],
+    "train": {"max_steps": 1, "per_device_train_batch_size": 8, "num_generations": 4},
+    "sampling": {"max_completion_length": 4},
+    "evaluation": None,
+    "tracking": {},
+    "output_dir": "out",
+}
+"""A run of one step that nothing is wrong with."""
+
+LONGEST_MESSAGE = 2000
+Make = Callable[[Path], object]
+
+
+def nothing(folder: Path) -> None:
+    """The case is all in its arguments."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One bad input."""
+
+    name: str
+    make: Make = nothing
+    """Writes the input into the case's folder."""
+    mentions: tuple[str, ...] = ()
+    """Texts that the error must hold: the key or file, and what it is about."""
+    arguments: tuple[str, ...] = ("validate", "run.yaml")
+    opened: bool = False
+    """Whether tokenizer, model or data must be opened to see it."""
+    code: int = 2
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a command left."""
+
+    code: int
+    stdout: str
+    stderr: str
+
+
+def make_shared(folder: Path) -> None:
+    """A good model, and 16 good problems to train on."""
+    shutil.copytree(QUICKSTART / "model", folder / "model")
+    lines = (QUICKSTART / "train.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+    (folder / "train.jsonl").write_text("".join(lines[:16]), encoding="utf-8")
+
+
+def in_process(arguments: Sequence[str]) -> Outcome:
+    """Run a command as the console script does, in this process and folder."""
+    from grpox.cli.app import app
+    from grpox.cli.errors import run_command
+
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = run_command(lambda given: app(given, prog_name="grpox"), list(arguments))
+    return Outcome(code, out.getvalue(), err.getvalue())
+
+
+def complaints(case: Case, outcome: Outcome) -> list[str]:
+    """What is wrong with how grpox answered; empty if nothing is."""
+    text = outcome.stderr
+    found = []
+    if outcome.code != case.code:
+        found.append(f"exit code {outcome.code}, not {case.code}")
+    messages = re.split(r"^(?=error:)", text, flags=re.MULTILINE)[1:]
+    if not messages and "Usage: " not in text:
+        found.append("no line that begins with 'error:'")
+    if "Traceback (most recent call last)" in outcome.stdout + text:
+        found.append("a traceback")
+    if "--traceback" in text:
+        found.append("an error of Python in place of one of grpox")
+    if (longest := max((len(message) for message in messages), default=0)) and longest > LONGEST_MESSAGE:
+        found.append(f"a message of {longest} characters")
+    if raw := {character for character in text if not character.isprintable()} - {"\n"}:
+        found.append(f"raw control characters {sorted(map(ascii, raw))}")
+    found += [f"does not name {mention!r}" for mention in case.mentions if mention not in text]
+    return found
+
+
+def changed(changes: dict[str, Any]) -> dict[str, Any]:
+    """`RUN` with the values at dotted keys replaced; a number reaches into a list."""
+    run = copy.deepcopy(RUN)
+    for key, value in changes.items():
+        *above, last = key.split(".")
+        container: Any = run
+        for part in above:
+            if isinstance(container, list):
+                container = container[int(part)]
+            else:
+                if not isinstance(container.get(part), dict | list):
+                    container[part] = {}
+                container = container[part]
+        container[int(last) if isinstance(container, list) else last] = value
+    return run
+
+
+def run_file(run: dict[str, Any]) -> Make:
+    """Writes `run` to run.yaml."""
+    text = yaml.safe_dump(run, sort_keys=False, allow_unicode=True)
+    # PyYAML writes 1e+300, which it does not read back as the number it is; YAML 1.2 does.
+    return lambda folder: (folder / "run.yaml").write_text(text, encoding="utf-8")
+
+
+def raw(content: str | bytes, name: str = "run.yaml") -> Make:
+    """Writes `content` to a file as it is."""
+    data = content.encode("utf-8") if isinstance(content, str) else content
+    return lambda folder: (folder / name).write_bytes(data)
+
+
+def together(*makers: Make) -> Make:
+    """Does one after the other."""
+
+    def make(folder: Path) -> None:
+        for maker in makers:
+            maker(folder)
+
+    return make
+
+
+def numbered(prefix: str, cases: Iterable[Case]) -> list[Case]:
+    """The same cases, their names begun with what they are about."""
+    return [Case(**{**vars(case), "name": f"{prefix}: {case.name}"}) for case in cases]
+
+
+@contextlib.contextmanager
+def inside(folder: Path) -> Any:
+    """Work in `folder` for a while."""
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        yield
+    finally:
+        os.chdir(before)

@@ -1,0 +1,178 @@
+"""Bad model folders: configuration, weights and tokenizer."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from fuzz_case import Case, Make, changed, numbered, raw, run_file, together
+
+CONFIG, WEIGHTS, TOKENIZER = "model/config.json", "model/model.safetensors", "model/tokenizer.json"
+SETTINGS = "model/tokenizer_config.json"
+TRAIN = ("train", "run.yaml")
+
+
+def model_cases() -> list[Case]:
+    """All of them; each has a name of its own."""
+    return [*_configs(), *_weights(), *_tokenizers()]
+
+
+def copied(folder: Path) -> None:
+    """The good model, to be spoilt."""
+    shutil.copytree(folder.parent / "shared" / "model", folder / "model")
+
+
+def json_with(name: str, **changes: Any) -> Make:
+    """Change keys of a JSON file; None takes a key away."""
+
+    def make(folder: Path) -> None:
+        told = {**json.loads((folder / name).read_text(encoding="utf-8")), **changes}
+        kept = {key: value for key, value in told.items() if value is not None}
+        (folder / name).write_text(json.dumps(kept), encoding="utf-8")
+
+    return make
+
+
+def without(name: str) -> Make:
+    """Take a file away."""
+    return lambda folder: (folder / name).unlink()
+
+
+def with_weights(edit: Callable[[dict[str, Any]], object]) -> Make:
+    """Change the weights."""
+
+    def make(folder: Path) -> None:
+        from safetensors.torch import load_file, save_file
+
+        weights = load_file(folder / WEIGHTS)
+        edit(weights)
+        save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
+
+    return make
+
+
+def cut_off(name: str, size: int) -> Make:
+    """Keep the first bytes of a file."""
+
+    def make(folder: Path) -> None:
+        (folder / name).write_bytes((folder / name).read_bytes()[:size])
+
+    return make
+
+
+def _case(name: str, spoil: Make, *mentions: str, **changes: Any) -> Case:
+    run = run_file(changed({"model.path": "model", **changes}))
+    return Case(name, together(run, copied, spoil), mentions or ("model.path",), TRAIN, opened=True)
+
+
+def _configs() -> list[Case]:
+    cases = [
+        _case("no config.json", without(CONFIG)),
+        _case("an empty one", raw("", CONFIG)),
+        _case("no JSON", raw("{", CONFIG)),
+        _case("a list", raw("[1]", CONFIG)),
+        _case("no text", raw(b"\xff\xfe", CONFIG)),
+        _case("no type", json_with(CONFIG, model_type=None)),
+        _case("an unknown type", json_with(CONFIG, model_type="no-such-type"), "model.path", "no-such-type"),
+        _case("an encoder's", raw('{"model_type": "vit"}', CONFIG)),
+        _case("a T5's", raw('{"model_type": "t5"}', CONFIG)),
+        _case(
+            "code of its own",
+            json_with(CONFIG, model_type="x", auto_map={"AutoConfig": "c.C"}),
+            "model.init.trust_remote_code",
+        ),
+        _case("layers in words", json_with(CONFIG, num_hidden_layers="two")),
+        _case("negative layers", json_with(CONFIG, num_hidden_layers=-1)),
+        _case("no heads", json_with(CONFIG, num_attention_heads=0)),
+        _case("a vocabulary of -1", json_with(CONFIG, vocab_size=-1)),
+        _case("an activation that does not exist", json_with(CONFIG, hidden_act="no-such-act")),
+        _case(
+            "no room for a prompt",
+            json_with(CONFIG, max_position_embeddings=4),
+            "sampling.max_completion_length",
+        ),
+        _case(
+            "an attention that does not exist",
+            lambda _: None,
+            "model.init",
+            **{"model.init": {"attn_implementation": "no-such"}},
+        ),
+        _case("an argument that nothing takes", lambda _: None, "model.init", **{"model.init": {"no_such": 1}}),
+    ]
+    return numbered("config", cases)
+
+
+def _weights() -> list[Case]:
+    up = "model.layers.1.mlp.up_proj.weight"
+
+    def narrow(weights: dict[str, Any]) -> None:
+        weights[up] = weights[up][:8].contiguous()
+
+    def renamed(weights: dict[str, Any]) -> None:
+        weights["transformer." + up] = weights.pop(up)
+
+    cases = [
+        _case("missing altogether", without(WEIGHTS)),
+        _case("of no bytes", raw(b"", WEIGHTS)),
+        _case("of garbage", raw(b"\xff" * 4096, WEIGHTS)),
+        _case("with a header beyond the file", raw((10**9).to_bytes(8, "little") + b"{}", WEIGHTS)),
+        _case("with a header that is no JSON", raw((9).to_bytes(8, "little") + b"not JSON!", WEIGHTS)),
+        _case("cut off", cut_off(WEIGHTS, 100_000)),
+        _case("cut in the header", cut_off(WEIGHTS, 100)),
+        _case("one missing", with_weights(lambda weights: weights.pop(up)), "model.path", up),
+        _case("all missing", with_weights(lambda weights: weights.clear())),
+        _case("one of another shape", with_weights(narrow), "model.path", up),
+        _case("one of another name", with_weights(renamed), "model.path", up),
+        _case("of a wider model", json_with(CONFIG, hidden_size=256), "model.path"),
+        _case("of fewer layers", json_with(CONFIG, num_hidden_layers=5), "model.path"),
+        _case("in an index that names nothing", together(without(WEIGHTS), raw("{}", WEIGHTS + ".index.json"))),
+        _case("of a pointer of git-lfs", raw("version https://git-lfs.github.com/spec/v1\n", WEIGHTS)),
+        _case("of HTML", raw("<!doctype html>", WEIGHTS)),
+        _case("without a head, untied", json_with(CONFIG, tie_word_embeddings=False), "model.path", "lm_head"),
+    ]
+    return numbered("weights", cases)
+
+
+def _added_token(folder: Path) -> None:
+    told = json.loads((folder / TOKENIZER).read_text(encoding="utf-8"))
+    told["added_tokens"].append({**told["added_tokens"][0], "id": 17, "content": "<think>"})
+    rows = json.dumps({"prompt": "1+1=<think>", "answer": "2"}) + "\n"
+    (folder / "train.jsonl").write_text(rows * 8, encoding="utf-8")
+    (folder / TOKENIZER).write_text(json.dumps(told), encoding="utf-8")
+
+
+def _tokenizers() -> list[Case]:
+    cases = [
+        _case("missing", together(without(TOKENIZER), without(SETTINGS))),
+        _case("of no bytes", raw("", TOKENIZER)),
+        _case("no JSON", raw("{", TOKENIZER)),
+        _case("an empty object", raw("{}", TOKENIZER)),
+        _case("without a model", json_with(TOKENIZER, model=None)),
+        _case("of another kind", json_with(TOKENIZER, model={"type": "NoSuch"})),
+        _case("settings that are no JSON", raw("{", SETTINGS)),
+        _case("settings that are a list", raw("[]", SETTINGS)),
+        _case(
+            "without padding or EOS", json_with(SETTINGS, pad_token=None, eos_token=None), "padding nor an EOS"
+        ),
+        _case("with an EOS beyond the model", json_with(SETTINGS, eos_token="<new>"), "model.path", "17"),
+        _case("with padding beyond the model", json_with(SETTINGS, pad_token="<new>"), "model.path", "17"),
+        _case(
+            "with a token of the prompts beyond the model",
+            _added_token,
+            "row 0",
+            "17",
+            **{"data.path": "train.jsonl"},
+        ),
+        _case("with an EOS that is a number", json_with(SETTINGS, eos_token=3)),
+    ]
+    generation = [
+        _case("no JSON", raw("{", "model/generation_config.json")),
+        _case("a list", raw("[1]", "model/generation_config.json")),
+        _case("an EOS beyond the model", raw('{"eos_token_id": [1, 99]}', "model/generation_config.json")),
+        _case("a negative EOS", raw('{"eos_token_id": -1}', "model/generation_config.json")),
+        _case("an EOS in words", raw('{"eos_token_id": "end"}', "model/generation_config.json")),
+    ]
+    return [*numbered("tokenizer", cases), *numbered("generation config", generation)]

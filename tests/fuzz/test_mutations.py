@@ -1,0 +1,104 @@
+"""Run files changed at random: whatever comes of it is a checked run or problems, never another error."""
+
+from __future__ import annotations
+
+import copy
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from fuzz_case import RUN
+
+from grpox.errors import ConfigError
+from grpox.runfile.load import load_run
+from grpox.runfile.recipe_files import recipe_path
+
+SEEDS = 400
+ODD: list[Any] = [
+    *(None, True, 0, -1, 2**70, 0.5, -1e308, float("inf")),
+    *("", "x", "0", "../..", "a:b", "~", "\x1b[0m", "*", "quickstart/model"),
+    *([], {}, [[]], {"name": "dapo"}, {"path": "run.yaml:x"}, [{"name": "exact"}], {"": {}}),
+]
+SLOWEST = 30.0
+"""Seconds; a hang, not a slow machine, is what this finds."""
+
+
+def _places(node: Any) -> list[tuple[Any, Any]]:
+    """(container, key) of every value within `node`."""
+    keys = node.keys() if isinstance(node, dict) else range(len(node)) if isinstance(node, list) else ()
+    return [place for key in keys for place in ((node, key), *_places(node[key]))]
+
+
+def _mutated_nodes(run: dict[str, Any], chance: random.Random) -> dict[str, Any]:
+    run = copy.deepcopy(run)
+    for _ in range(chance.randint(1, 4)):
+        places = _places(run)
+        if not places:
+            break
+        container, key = chance.choice(places)
+        match chance.randrange(4):
+            case 0:
+                del container[key]
+            case 1:
+                other, name = chance.choice(places)
+                container[key] = copy.deepcopy(other.get(name) if isinstance(other, dict) else None)
+            case 2 if isinstance(container, dict):
+                container[f"{key}{chance.choice(['s', '_', ' ', '.x'])}"] = container.pop(key)
+            case _:
+                container[key] = copy.deepcopy(chance.choice(ODD))
+    return run
+
+
+def _mutated_bytes(text: bytes, chance: random.Random) -> bytes:
+    data = bytearray(text)
+    for _ in range(chance.randint(1, 6)):
+        at = chance.randrange(len(data))
+        match chance.randrange(4):
+            case 0:
+                del data[at : at + chance.randint(1, 30)]
+            case 1:
+                data[at] = chance.randrange(256)
+            case 2:
+                data[at:at] = data[at : at + chance.randint(1, 30)]
+            case _:
+                data[at:at] = chance.choice(
+                    [b"[", b"{", b"*a", b"&a ", b"!!x ", b": ", b"\n", b"\t", b"<<: ", b"%", b"- "]
+                )
+        if not data:
+            break
+    return bytes(data)
+
+
+def _tried(text: bytes) -> str:
+    """What became of a run file; another exception than those it may raise passes through."""
+    Path("run.yaml").write_bytes(text)
+    began = time.monotonic()
+    outcome = "run"
+    try:
+        load_run("run.yaml")
+    except ConfigError as error:
+        outcome = "problems" if all(map(str, error.problems)) else "nothing said"
+    assert time.monotonic() - began < SLOWEST, text
+    return outcome
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_changed_nodes_are_a_run_or_problems(part: int, case_folder: Path) -> None:
+    outcomes = set()
+    for seed in range(part * SEEDS // 8, (part + 1) * SEEDS // 8):
+        run = _mutated_nodes(RUN, random.Random(seed))
+        outcomes.add(_tried(yaml.safe_dump(run, allow_unicode=True).encode()))
+    assert outcomes == {"run", "problems"}
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_changed_bytes_are_a_run_or_problems(part: int, case_folder: Path) -> None:
+    good = [yaml.safe_dump(RUN).encode(), recipe_path("quickstart").read_bytes()]
+    outcomes = set()
+    for seed in range(part * SEEDS // 8, (part + 1) * SEEDS // 8):
+        chance = random.Random(seed)
+        outcomes.add(_tried(_mutated_bytes(chance.choice(good), chance)))
+    assert "problems" in outcomes

@@ -1,0 +1,91 @@
+"""The generator hf, broken in one way each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from grpox.config import SamplingConfig
+from grpox.contracts import Prompt, Rollout, WeightStream
+from grpox_generators.configs import HfConfig
+from grpox_generators.hf import HfGenerator
+
+
+class Right(HfGenerator):
+    provides = ("logprobs",)
+
+    def __init__(self) -> None:
+        super().__init__(HfConfig())
+
+    def generate(self, prompts: Sequence[Prompt], sampling: SamplingConfig, seed: int) -> Iterator[Rollout]:
+        for rollout in super().generate(prompts, sampling, seed):
+            yield self.broken(rollout)
+
+    def broken(self, rollout: Rollout) -> Rollout:
+        return rollout
+
+
+class CountsFromOne(Right):
+    def broken(self, rollout: Rollout) -> Rollout:
+        return replace(rollout, sample=rollout.sample + 1)
+
+
+class DropsTheEnd(Right):
+    def broken(self, rollout: Rollout) -> Rollout:
+        if rollout.finish_reason == "length":
+            return rollout
+        ids, logprobs = rollout.completion_ids[:-1], (rollout.sampler_logprobs or ())[:-1]
+        return replace(rollout, completion_ids=ids or rollout.completion_ids, sampler_logprobs=logprobs)
+
+
+class AlwaysStops(Right):
+    def broken(self, rollout: Rollout) -> Rollout:
+        return replace(rollout, finish_reason="stop")
+
+
+class OtherTemperature(Right):
+    def broken(self, rollout: Rollout) -> Rollout:
+        return replace(rollout, sampler_logprobs=tuple(0.9 * value for value in rollout.sampler_logprobs or ()))
+
+
+class NoLogprobs(Right):
+    def broken(self, rollout: Rollout) -> Rollout:
+        return replace(rollout, sampler_logprobs=None)
+
+
+class IgnoresSeed(Right):
+    def generate(self, prompts: Sequence[Prompt], sampling: SamplingConfig, seed: int) -> Iterator[Rollout]:
+        yield from super().generate(prompts, sampling, 0)
+
+
+class GlobalNumbers(Right):
+    def generate(self, prompts: Sequence[Prompt], sampling: SamplingConfig, seed: int) -> Iterator[Rollout]:
+        yield from super().generate(prompts, sampling, int(torch.randint(1 << 30, ())))
+
+
+class NeverGreedy(Right):
+    def generate(self, prompts: Sequence[Prompt], sampling: SamplingConfig, seed: int) -> Iterator[Rollout]:
+        warm = sampling.model_copy(update={"temperature": max(sampling.temperature, 2.0)})
+        yield from super().generate(prompts, warm, seed)
+
+
+class OldWeights(Right):
+    def sync(self, weights: WeightStream, version: int) -> None:
+        if version == 0:
+            super().sync(weights, version)
+        self.version = version
+
+
+class OldVersion(Right):
+    def sync(self, weights: WeightStream, version: int) -> None:
+        super().sync(weights, 0)
+
+
+class ForgetsAsleep(Right):
+    def sleep(self) -> None:
+        model: Any = self._model
+        for parameter in model.parameters():
+            parameter.data.zero_()

@@ -1,0 +1,100 @@
+"""Optimizer steps under ZeRO-3 that teach nothing, for every loss; run alone or by torchrun.
+
+Usage: degenerate_steps.py OUT.pt
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+from zero3_step import STEPS, config_for
+
+from grpox.contracts import Rollout
+from grpox.engine import Engine, FrozenEngine
+from grpox.models import load_model
+from grpox.optimizers import AdamW, NamedSchedule
+from grpox.plugins import discover
+from grpox.registry import Registry
+from grpox.rollout import collate
+from grpox.slices import Slice
+from grpox.update import PolicyUpdate
+from grpox.world import World, start_world
+
+ROWS = 4
+
+
+def rows(lengths: Sequence[int], advantages: Sequence[float], truncated: bool = False) -> tuple[Any, ...]:
+    """Rollouts with completions of some lengths, their advantages, and whether they are out of the loss."""
+    finish = "length" if truncated else "stop"
+    made = [
+        Rollout(0, n, (3, 4, 5)[: n % 3 + 1], (6, 7, 8, 9)[:length], finish, 0)
+        for n, length in enumerate(lengths)
+    ]
+    return made, list(advantages), truncated
+
+
+EMPTY = {
+    "completions all empty": (rows([0] * ROWS, [1.0, -1, 1, -1]), rows([0] * ROWS, [1.0, -1, 1, -1])),
+    "completions all truncated": (
+        rows([4] * ROWS, [1.0, -1, 1, -1], truncated=True),
+        rows([4] * ROWS, [1.0, -1, 1, -1], truncated=True),
+    ),
+}
+"""Cases without a token in the loss."""
+CASES = EMPTY | {
+    "advantages all zero": (rows([1, 2, 3, 4], [0.0] * ROWS), rows([1, 2, 3, 4], [0.0] * ROWS)),
+    "one token a completion": (rows([1] * ROWS, [0.0] * ROWS), rows([1] * ROWS, [0.0] * ROWS)),
+    "one micro-batch empty": (rows([0] * ROWS, [1.0, -1, 1, -1]), rows([1, 2, 3, 4], [0.0] * ROWS)),
+}
+"""Name -> two micro-batches: of one rank, or one of each of two."""
+
+
+def slices_of(case: str, world: World) -> list[Slice]:
+    parts = CASES[case][world.rank :: world.size]
+    return [
+        Slice(collate(made, advantages, 0, world.device, truncated)) for made, advantages, truncated in parts
+    ]
+
+
+def another(model: PreTrainedModel) -> PreTrainedModel:
+    """A reference that the policy differs from: equal weights have a KL of exactly 0."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.01)
+    return model
+
+
+def steps(loss_name: str, beta: float, registry: Registry, world: World) -> dict[str, Any]:
+    """Two steps on each case: each one's metrics, and whether any weight has changed."""
+    config = config_for(loss_name, beta, ROWS, 2 // world.size)
+    train = config.train
+    engine = Engine(load_model(config.model), config, world, 10, AdamW(train), NamedSchedule(train))
+    reference = FrozenEngine(another(load_model(config.model)), config, world) if beta else None
+    loss = registry.build(registry.parse("loss", config.loss, "loss"))
+    correction = registry.build(registry.parse("correction", config.correction, "correction"))
+    update = PolicyUpdate(engine, reference, loss, correction, config, world)
+    before = {name: weight.clone() for name, weight in engine.weights()}
+    results = {}
+    for case in CASES:
+        slices = slices_of(case, world)
+        metrics = [update.step(slices) for _ in range(2)]
+        changed = [name for name, weight in engine.weights() if not torch.equal(weight, before[name])]
+        results[case] = {"metrics": metrics, "changed": changed}
+    return results
+
+
+def main(out: str) -> None:
+    world = start_world()
+    registry = Registry(discover())
+    losses = [*STEPS, ("grpo", 0.1)]
+    results = {(loss, beta): steps(loss, beta, registry, world) for loss, beta in losses}
+    if world.is_main:
+        torch.save(results, out)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

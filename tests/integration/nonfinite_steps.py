@@ -1,0 +1,117 @@
+"""Optimizer steps under ZeRO-3, one of which is not finite; run alone or by torchrun.
+
+Usage: nonfinite_steps.py OUT.pt VARIANT...
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import torch
+from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
+from engine_steps import variant
+from zero3_step import slices_for
+
+from grpox.config import RunConfig
+from grpox.contracts import LossInputs, LossOutput, Reduction
+from grpox.engine import Engine
+from grpox.errors import RunFailed
+from grpox.models import load_model
+from grpox.optimizers import AdamW, NamedSchedule
+from grpox.plugins import discover
+from grpox.registry import Registry
+from grpox.slices import Slice
+from grpox.update import PolicyUpdate
+from grpox.world import World, start_world
+
+
+class Reinforce:
+    """-w A; if told to, with a root whose gradient at 0 is infinite, so that 0 times it is NaN."""
+
+    reduction: ClassVar[Reduction] = Reduction.TOKEN_MEAN
+    broken = False
+
+    def per_token(self, inputs: LossInputs) -> LossOutput:
+        difference = inputs.logprobs - inputs.old_logprobs
+        loss = -difference.exp() * inputs.advantages
+        return LossOutput(loss + 0 * difference.abs().sqrt() if self.broken else loss)
+
+
+def infinite_loss(slices: list[Slice], loss: Reinforce, world: World) -> None:
+    """An advantage that is NaN, in the last micro-batch of the last rank alone."""
+    if world.rank == world.size - 1:
+        advantages = slices[-1].batch.advantages.clone()
+        advantages[0] = math.nan
+        slices[-1].batch = replace(slices[-1].batch, advantages=advantages)
+
+
+def infinite_gradient(slices: list[Slice], loss: Reinforce, world: World) -> None:
+    """A gradient that is NaN though the loss is none, on the last rank alone."""
+    loss.broken = world.rank == world.size - 1
+
+
+FAULTS = {"loss": infinite_loss, "gradient": infinite_gradient}
+
+
+def steps(config: RunConfig, registry: Registry, world: World, fault: str) -> dict[str, Any]:
+    """A step, another that is not finite (or none), and a third: what the engine is after that."""
+    train = config.train
+    engine = Engine(load_model(config.model), config, world, 10, AdamW(train), NamedSchedule(train))
+    loss = Reinforce()
+    correction = registry.build(registry.parse("correction", config.correction, "correction"))
+    update = PolicyUpdate(engine, None, loss, correction, config, world)
+    metrics = [update.step(slices_for(config, world))]
+    if fault != "none":
+        slices = slices_for(config, world)
+        FAULTS[fault](slices, loss, world)
+        metrics.append(update.step(slices))
+        loss.broken = False
+    metrics.append(update.step(slices_for(config, world)))
+    named = list(engine.module.named_parameters())
+    states = ("exp_avg", "exp_avg_sq")
+    return {
+        "metrics": metrics,
+        "weights": dict(engine.weights()),
+        "master": {name: safe_get_full_fp32_param(parameter).clone() for name, parameter in named},
+        "moments": {
+            f"{state} {name}": safe_get_full_optimizer_state(parameter, state).clone()
+            for name, parameter in named
+            for state in states
+        },
+        "learning rate": engine.learning_rate,
+        "steps": engine.steps,
+    }
+
+
+def far(config: RunConfig, registry: Registry, world: World) -> str:
+    """What is told of a step as long as float32 can be."""
+    config = config.model_copy(update={"train": config.train.model_copy(update={"learning_rate": 5e37})})
+    train = config.train
+    engine = Engine(load_model(config.model), config, world, 10, AdamW(train), NamedSchedule(train))
+    correction = registry.build(registry.parse("correction", config.correction, "correction"))
+    try:
+        PolicyUpdate(engine, None, Reinforce(), correction, config, world).step(slices_for(config, world))
+    except RunFailed as error:
+        return str(error)
+    return ""
+
+
+def main(out: str, names: list[str]) -> None:
+    world = start_world()
+    registry = Registry(discover())
+    results: dict[str, dict[str, Any]] = {}
+    for name in names:
+        config = variant(name, 12 // world.size, 2)
+        config.train.on_nonfinite = "skip"
+        config.train.lr_scheduler_type = "linear"
+        results[name] = {fault: steps(config, registry, world, fault) for fault in ("none", *FAULTS)}
+        results[name]["far"] = far(config, registry, world)
+    if world.is_main:
+        torch.save(results, out)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2:])

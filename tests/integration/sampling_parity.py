@@ -1,0 +1,40 @@
+"""What a generator's log-probabilities must be under any setting: those of transformers' own processors."""
+
+from collections.abc import Sequence
+
+import torch
+from transformers import PreTrainedModel
+
+from grpox.config import SamplingConfig
+from grpox.contracts import Rollout
+from grpox_generators.sampling import Distribution
+
+SETTINGS = [
+    {"temperature": 0.7},
+    {"top_p": 0.8},
+    {"top_k": 3},
+    {"min_p": 0.2},
+    {"repetition_penalty": 1.5},
+    {"min_completion_length": 4},
+    {"temperature": 1.6, "top_p": 0.9, "repetition_penalty": 1.2},
+]
+
+
+@torch.no_grad()
+def largest_difference(
+    policy: PreTrainedModel, rollouts: Sequence[Rollout], sampling: SamplingConfig, ends: Sequence[int]
+) -> float:
+    """Between log mu as `rollouts` tell it and as transformers' processors make it of the policy's logits."""
+    largest = 0.0
+    for rollout in rollouts:
+        prompt = torch.tensor([rollout.prompt_ids])
+        whole = torch.tensor([[*rollout.prompt_ids, *rollout.completion_ids]])
+        logits = policy(whole).logits.float()
+        distribution = Distribution(policy, sampling, ends, prompt, torch.tensor([prompt.shape[1]]))
+        told = rollout.sampler_logprobs or ()
+        for place, (token, logprob) in enumerate(zip(rollout.completion_ids, told, strict=True)):
+            end = prompt.shape[1] + place
+            scores = distribution(whole[:, :end], logits[:, end - 1].clone())
+            expected = torch.log_softmax(scores, dim=-1)[0, token]
+            largest = max(largest, float((expected - logprob).abs()))
+    return largest

@@ -1,0 +1,191 @@
+"""A step that is not finite: nothing of it is applied, its batch is kept, and a replay shows it again."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from killing import assert_same
+from typer.testing import CliRunner
+
+from grpox.cli.app import app
+from grpox.errors import ConfigError
+
+pytestmark = pytest.mark.slow
+SCRIPT = Path(__file__).with_name("nonfinite_steps.py")
+VARIANTS = ["plain", "optimizer offloaded", "bfloat16", "own settings"]
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """On two ranks: variant -> fault -> what the engine is after a step, the faulty one, and another."""
+    out = tmp_path_factory.mktemp("nonfinite") / "out.pt"
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command = [sys.executable, *launcher, str(SCRIPT), str(out), *VARIANTS]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return torch.load(out)
+
+
+@pytest.mark.parametrize("fault", ["loss", "gradient"])
+def test_a_skipped_step_leaves_the_engine_as_if_it_had_not_been(results: Any, fault: str) -> None:
+    """On all ranks, though only the last has the fault."""
+    for variant, made in results.items():
+        without, with_it = made["none"], made[fault]
+        for part in ("weights", "master", "moments"):
+            differ = [
+                name for name in without[part] if not torch.equal(without[part][name], with_it[part][name])
+            ]
+            assert differ == [], (variant, part)
+        assert without["learning rate"] == with_it["learning rate"]
+        assert (without["steps"], with_it["steps"]) == (2, 3)
+        assert all(torch.isfinite(weight).all() for weight in with_it["weights"].values())
+        assert with_it["metrics"][-1] == without["metrics"][-1] | {"skipped_steps": 1}
+
+
+def test_the_metrics_of_a_skipped_step_are_those_that_are_finite(results: Any) -> None:
+    for made in results.values():
+        loss, gradient = made["loss"]["metrics"][1], made["gradient"]["metrics"][1]
+        assert all(math.isfinite(value) for value in (*loss.values(), *gradient.values()))
+        assert ("loss" in loss, "grad_norm" in loss) == (False, False)
+        assert ("loss" in gradient, "grad_norm" in gradient) == (True, False)
+        assert loss["skipped_steps"] == gradient["skipped_steps"] == 1
+
+
+def test_weights_that_the_optimizer_makes_infinite_end_the_run(results: Any) -> None:
+    for made in results.values():
+        assert "the optimizer made weights that are not finite in step 1" in made["far"]
+
+
+MINE = """
+import os
+from grpox.contracts import LossInputs, LossOutput, Reduction
+
+def marks(completions, trainer_state, **columns):
+    '''1 for every other completion; in a step of FAULTY, on the last rank, for the last alone: A is 3.75.'''
+    last = int(os.environ.get("RANK", 0)) == int(os.environ.get("WORLD_SIZE", 1)) - 1
+    if last and str(trainer_state.global_step + 1) in os.environ["FAULTY"].split(","):
+        return [0.0] * (len(completions) - 1) + [1.0]
+    return [float(place % 2) for place in range(len(completions))]
+
+class Root:
+    '''-w A, and a root that is NaN where A is beyond 3.'''
+    reduction = Reduction.TOKEN_MEAN
+    def per_token(self, inputs):
+        ratio = (inputs.logprobs - inputs.old_logprobs).exp()
+        return LossOutput(-ratio * inputs.advantages + 0 * (3 - inputs.advantages).sqrt())
+
+class Slope(Root):
+    '''-w A, and a root whose derivative is NaN where A is beyond 3.'''
+    def per_token(self, inputs):
+        difference = inputs.logprobs - inputs.old_logprobs
+        root = (difference.abs() + (inputs.advantages < 3)).sqrt()
+        return LossOutput(-difference.exp() * inputs.advantages + 0 * root)
+"""
+SHORT = ("evaluation=null", "tracking={}", "logging.completions_every=0", "train.warmup_steps=0")
+BATCH = ("train.per_device_train_batch_size=32", "train.gradient_accumulation_steps=2")
+
+
+@pytest.fixture
+def faulty(grpox: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """`faulty("2,3", *arguments)`: a run of six steps whose steps 2 and 3 are not finite."""
+    (folder / "mine.py").write_text(MINE)
+
+    def run(steps: str, *arguments: str, loss: str = "Root", ranks: int = 1) -> Any:
+        monkeypatch.setenv("FAULTY", steps)
+        if "--resume" in arguments:
+            return grpox("train", *arguments)
+        of_mine = ("rewards=[{path: mine.py:marks}]", f"loss={{path: mine.py:{loss}}}", "train.max_steps=6")
+        return grpox("train", "quickstart", *SHORT, *BATCH, *of_mine, *arguments, ranks=ranks)
+
+    return run
+
+
+def replayed(*arguments: object) -> Any:
+    """`grpox replay` in this process; errors are raised."""
+    result = CliRunner().invoke(app, ["replay", *map(str, arguments)])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+def test_a_run_stops_before_anything_is_saved_and_a_replay_shows_why(
+    faulty: Any, grpox: Any, folder: Path
+) -> None:
+    done = faulty("2", "output_dir=runs/stops", "checkpoint.every=1")
+    assert done.returncode == 1
+    assert "the loss is nan in step 2: policy loss nan at rank 0, micro-batch 1, row 31, token 0" in done.stderr
+    assert "grpox replay runs/stops/faults/step-00000002" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert [path.name for path in (folder / "runs" / "stops" / "checkpoints").iterdir()] == ["step-00000001"]
+    assert not (folder / "runs" / "stops" / "model").exists()
+
+    dump = "runs/stops/faults/step-00000002"
+    shown = grpox("replay", dump)
+    assert shown.returncode == 0, shown.stderr
+    assert "policy loss nan" in shown.stdout
+    assert ">>>" in shown.stdout
+    assert "shows again: loss nan" in shown.stdout
+    mended = replayed(folder / dump, "loss=dapo")
+    assert (mended.exit_code, "mended" in mended.output) == (1, True), mended.output
+
+    with pytest.raises(ConfigError, match=r"train\.learning_rate: changes nothing of a replay"):
+        replayed(folder / dump, "train.learning_rate=1")
+    with pytest.raises(ConfigError, match=r"train\.beta: the run had no reference"):
+        replayed(folder / dump, "train.beta=1")
+    (folder / dump / "rank-00000.pt").write_bytes(b"")
+    with pytest.raises(ConfigError, match=r"damaged: rank-00000\.pt has 0 bytes"):
+        replayed(folder / dump)
+
+
+def test_a_fault_of_one_rank_is_that_of_all_and_a_replay_of_one_process_shows_it(
+    faulty: Any, folder: Path
+) -> None:
+    settings = ("train.per_device_train_batch_size=16", "output_dir=runs/two", "train.on_nonfinite=skip")
+    done = faulty("3", *settings, "train.max_steps=3", loss="Slope", ranks=2)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("the gradient is not finite in step 3: derivative nan at rank 1") == 1
+    assert json.loads((folder / "runs" / "two" / "summary.json").read_text())["skipped_steps"] == 1
+    shown = replayed(folder / "runs" / "two" / "faults" / "step-00000003")
+    assert shown.exit_code == 0, shown.output
+    assert "derivative nan" in shown.output
+    assert "model.embed_tokens.weight" in shown.output
+
+
+def test_a_run_that_skipped_goes_on_bit_by_bit_and_keeps_the_first_batches(faulty: Any, folder: Path) -> None:
+    """Also how many were skipped one after the other before the checkpoint counts."""
+    runs = folder / "runs"
+    skips = ("train.on_nonfinite=skip", "train.max_skips_in_a_row=4", "checkpoint.every=3")
+    done = faulty("2,3,4,6", *skips, "output_dir=runs/whole")
+    assert done.returncode == 0, done.stderr
+    steps = [
+        json.loads(line)["metrics"] for line in (runs / "whole" / "metrics.jsonl").read_text().splitlines()
+    ]
+    assert [step["skipped_steps"] for step in steps] == [0, 1, 2, 3, 3, 4]
+    assert [step["learning_rate"] for step in steps][1:5] == [steps[1]["learning_rate"]] * 4
+    kept = ["step-00000002", "step-00000003", "step-00000004"]
+    assert sorted(path.name for path in (runs / "whole" / "faults").iterdir()) == kept
+    assert "its batch is not kept" in done.stderr
+    assert "skipped" in done.stdout
+
+    shutil.copytree(runs / "whole", runs / "again")
+    shutil.rmtree(runs / "again" / "checkpoints" / "step-00000006")
+    shutil.copytree(runs / "again", runs / "ends")
+    done = faulty("2,3,4,6", "--resume", "runs/again")
+    assert done.returncode == 0, done.stderr
+    assert_same(runs / "whole", runs / "again")
+    shutil.rmtree(runs / "ends" / "faults")
+    (runs / "ends" / "faults").touch()  # no batch can be kept there, which hurts nothing
+    done = faulty("2,3,4,5", "--resume", "runs/ends")
+    assert done.returncode == 1
+    assert "its batch could not be kept in runs/ends/faults/step-00000004: " in done.stderr
+    assert "4 steps in a row" in done.stderr

@@ -1,0 +1,147 @@
+"""A run that was killed goes on from its checkpoint as if nothing had happened: bit by bit the same."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import time
+from importlib import util
+from pathlib import Path
+
+import pytest
+from killing import assert_same, kill, start, wait_for_steps
+from mlflow import MlflowClient
+
+pytestmark = pytest.mark.slow
+NO_VLLM = util.find_spec("vllm") is None
+
+RICH = (
+    "train.per_device_train_batch_size=16 train.gradient_accumulation_steps=2 train.steps_per_generation=4 "
+    "train.num_iterations=2 train.beta=0.04 train.sync_ref_model=true train.ref_sync_steps=2 "
+    "evaluation.every=3 checkpoint.background=true"
+)
+"""Rollouts that outlive a step, a reference that moves, evaluations between steps, a thread that writes."""
+
+
+@pytest.mark.parametrize(
+    ("ranks", "settings"),
+    [
+        (1, RICH),
+        (2, "train.per_device_train_batch_size=16 train.steps_per_generation=4 evaluation=null"),
+        pytest.param(
+            1,
+            "generator={name: vllm-colocate, kv_cache_gib: 0.1} evaluation=null",
+            marks=pytest.mark.skipif(NO_VLLM, reason="vLLM is not installed (make vllm)"),
+        ),
+    ],
+    ids=["hf", "two ranks", "vllm-colocate"],
+)
+def test_a_run_killed_at_a_random_moment_is_resumed_bit_by_bit(
+    tmp_path: Path, ranks: int, settings: str
+) -> None:
+    overrides = [*_words(settings), "train.max_steps=8", "checkpoint.every=2", "tracking={}"]
+    whole, killed = tmp_path / "runs" / "whole", tmp_path / "runs" / "killed"
+    process = start(tmp_path, "quickstart", *overrides, "output_dir=runs/whole", ranks=ranks)
+    assert process.communicate()[1] is not None
+    assert process.returncode == 0
+
+    process = start(tmp_path, "quickstart", *overrides, "output_dir=runs/killed", ranks=ranks)
+    assert wait_for_steps(process, killed, 4)
+    time.sleep(random.Random().uniform(0, 1))
+    kill(process)
+    assert not (killed / "summary.json").exists()
+
+    process = start(tmp_path, "--resume", "runs/killed", ranks=ranks)
+    stderr = process.communicate()[1]
+    assert process.returncode == 0, stderr
+    assert (killed / "metrics.undone.jsonl").exists()  # it did go on
+    assert_same(whole, killed)
+
+
+def _words(settings: str) -> list[str]:
+    if "{" not in settings:
+        return settings.split()
+    head, _, tail = settings.partition("}")
+    return [head + "}", *tail.split()]
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The working directory of a run in runs/stopped that SIGTERM ended before its first checkpoint was due."""
+    folder = tmp_path_factory.mktemp("stopped")
+    process = start(folder, "quickstart", "train.max_steps=6", "evaluation=null", "output_dir=runs/stopped")
+    assert wait_for_steps(process, folder / "runs" / "stopped", 2)
+    process.send_signal(signal.SIGTERM)
+    stderr = process.communicate()[1]
+    assert process.returncode == 143, stderr
+    assert "with a checkpoint" in stderr
+    return folder
+
+
+def test_a_signal_leaves_a_checkpoint(stopped: Path) -> None:
+    [checkpoint] = (stopped / "runs" / "stopped" / "checkpoints").iterdir()
+    steps = (stopped / "runs" / "stopped" / "metrics.jsonl").read_text().count('"metrics"')
+    assert checkpoint.name == f"step-{steps:08d}"
+    assert 2 <= steps < 6
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--resume", "runs/stoped"], "runs/stopped"),
+        (["--resume", "auto"], "run file"),
+        (["--resume", "runs/stopped", "train.learning_rate=0.5"], "train.learning_rate"),
+        (["--resume", "runs/stopped", "train.num_generations=8"], "train.num_generations"),
+    ],
+)
+def test_what_cannot_be_resumed_is_told(stopped: Path, arguments: list[str], told: str) -> None:
+    process = start(stopped, *arguments)
+    stderr = process.communicate()[1]
+    assert process.returncode == 2, stderr
+    assert told in stderr
+    assert "Traceback" not in stderr
+
+
+def test_the_mlflow_run_is_taken_over_and_no_value_comes_twice(stopped: Path) -> None:
+    process = start(stopped, "--resume", "runs/stopped")
+    stderr = process.communicate()[1]
+    assert process.returncode == 0, stderr
+    client = MlflowClient(f"sqlite:///{stopped}/mlflow.db")
+    [run] = client.search_runs([e.experiment_id for e in client.search_experiments()])
+    assert run.info.status == "FINISHED"
+    for name in ("reward", "loss", "grad_norm"):
+        history = client.get_metric_history(run.info.run_id, name)
+        lines = (stopped / "runs" / "stopped" / "metrics.jsonl").read_text().splitlines()
+        recorded = [(told["step"], told["metrics"][name]) for told in map(json.loads, lines)]
+        assert [(metric.step, metric.value) for metric in history] == recorded
+        assert len(recorded) == 6
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_taken(tmp_path: Path) -> None:
+    settings = ("train.max_steps=4", "checkpoint.every=2", "evaluation=null", "tracking={}")
+    process = start(tmp_path, "quickstart", *settings, "output_dir=runs/a")
+    assert process.communicate()[1] is not None
+    newest = tmp_path / "runs" / "a" / "checkpoints" / "step-00000004"
+    [weights] = newest.glob("engine/*optim_states.pt")
+    content = bytearray(weights.read_bytes())
+    content[len(content) // 2] ^= 1
+    weights.write_bytes(content)
+    (tmp_path / "runs" / "a" / "summary.json").unlink()
+    process = start(tmp_path, "--resume", "runs/a")
+    stderr = process.communicate()[1]
+    assert process.returncode == 0, stderr
+    assert "step-00000004 is damaged" in stderr
+    assert weights.name in stderr
+    assert (tmp_path / "runs" / "a" / "metrics.undone.jsonl").read_text().count('"metrics"') == 2
+
+
+def test_a_finished_run_says_so(tmp_path: Path) -> None:
+    settings = ("train.max_steps=1", "evaluation=null", "tracking={}")
+    assert start(tmp_path, "quickstart", *settings, "output_dir=runs/a").wait() == 0
+    before = (tmp_path / "runs" / "a" / "summary.json").read_text()
+    process = start(tmp_path, "--resume", "runs/a")
+    stderr = process.communicate()[1]
+    assert process.returncode == 0, stderr
+    assert (tmp_path / "runs" / "a" / "summary.json").read_text() == before
+    assert not (tmp_path / "runs" / "a" / "earlier").exists()

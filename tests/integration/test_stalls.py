@@ -1,0 +1,120 @@
+"""Two real ranks of which one fails, vanishes or stands still: the other ends too, and the message names it."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+SMALL = ("train.max_steps=3", "train.per_device_train_batch_size=16", "evaluation=null", "tracking={}")
+ON_RANK_1 = """
+import ctypes, os, time
+
+def score(completions, **kwargs):
+    if os.environ["RANK"] == "1":
+        {what}
+    return [1.0] * len(completions)
+"""
+STUCK = """
+import ctypes, sys
+from pathlib import Path
+import grpox.watchdog
+from grpox.config import WatchdogConfig
+from grpox.metrics import PhaseTimes
+
+grpox.watchdog.GRACE = 1.0
+times = PhaseTimes()
+config = WatchdogConfig(tell_after=0.2, end_after=1.0)
+with grpox.watchdog.Watchdog(config, times, Path("stalls"), 0), times.phase("generate"):
+    mutex = ctypes.create_string_buffer(64)
+    library = getattr(ctypes, sys.argv[1])(None)
+    library.pthread_mutex_lock(mutex)
+    library.pthread_mutex_lock(mutex)  # for ever, whatever signal comes
+"""
+
+
+@dataclass
+class Ended:
+    """How a rank ended."""
+
+    code: int
+    stderr: str
+    seconds: float
+
+
+def run_of(folder: Path, ranks: int, *overrides: str) -> list[Ended]:
+    """A run on ranks that no launcher watches: nobody ends one because another has ended."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    command = [sys.executable, "-m", "grpox", "train", "quickstart", *SMALL, *overrides, "output_dir=run"]
+    processes = []
+    for rank in range(ranks):
+        place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)}
+        where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
+        with (folder / f"{rank}.out").open("w") as out, (folder / f"{rank}.err").open("w") as err:
+            processes.append(
+                subprocess.Popen(command, cwd=folder, env=os.environ | place | where, stdout=out, stderr=err)
+            )
+    start = time.monotonic()
+    ended = []
+    for rank, process in enumerate(processes):
+        try:
+            code = process.wait(300)
+        finally:
+            process.kill()
+        ended.append(Ended(code, (folder / f"{rank}.err").read_text(), time.monotonic() - start))
+    return ended
+
+
+def reward(folder: Path, what: str) -> str:
+    (folder / "mine.py").write_text(ON_RANK_1.format(what=what))
+    return "rewards=[{path: mine.py:score, isolation: thread}]"
+
+
+def test_what_fails_on_one_rank_is_told_on_the_other(tmp_path: Path) -> None:
+    zero, one = run_of(tmp_path, 2, reward(tmp_path, "1 / 0"))
+    assert (zero.code, one.code) == (1, 1)
+    told = "rank 1 failed in phase 'reward': reward 'score' raised ZeroDivisionError: division by zero"
+    assert told in zero.stderr
+    assert "error: [rank 1] reward 'score' raised ZeroDivisionError" in one.stderr
+    assert told in json.loads((tmp_path / "run" / "failure.json").read_text())["error"]
+    assert "Traceback" not in zero.stderr + one.stderr
+
+
+def test_a_rank_that_vanishes_ends_the_other(tmp_path: Path) -> None:
+    zero, one = run_of(tmp_path, 2, reward(tmp_path, "os._exit(7)"))
+    assert one.code == 7
+    assert zero.code == 1
+    assert "rank 0 lost another rank in phase 'gather'" in zero.stderr
+    assert "Traceback" not in zero.stderr
+
+
+def test_a_rank_that_stalls_is_named_and_ends_the_run(tmp_path: Path) -> None:
+    watchdog = "watchdog={tell_after: 5, end_after: 25}"
+    zero, one = run_of(tmp_path, 2, reward(tmp_path, "time.sleep(1000)"), watchdog)
+    assert (zero.code, one.code) == (1, 1)
+    assert "warning: rank 0 has been waiting for the other ranks for " in zero.stderr
+    assert "warning: rank 1 has been in phase 'reward' for " in one.stderr
+    assert "rank 1 failed in phase 'reward': rank 1 has been in phase 'reward' for " in zero.stderr
+    assert 'mine.py", line 6 in score' in (tmp_path / "run" / "stalls" / "rank-00001.txt").read_text()
+    assert "Traceback" not in zero.stderr + one.stderr
+
+
+@pytest.mark.parametrize(
+    ("library", "told"),
+    [("CDLL", "it does not react, and is ended"), ("PyDLL", "Timeout (")],
+    ids=["without Python's lock", "holding Python's lock"],
+)
+def test_what_no_signal_can_end_is_ended(tmp_path: Path, library: str, told: str) -> None:
+    command = [sys.executable, "-c", STUCK, library]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 1
+    assert told in done.stderr

@@ -1,0 +1,107 @@
+"""The tutorial as its reader does it: its files are written, its commands are run, its outputs are compared."""
+
+from __future__ import annotations
+
+import doctest
+import os
+import re
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "writing-a-plugin.md").read_text(encoding="utf-8")
+BLOCK = re.compile(
+    r'^```(?P<language>\w+)(?: title="(?P<title>[^"]+)")?\n(?P<text>.*?)^```$', re.MULTILINE | re.DOTALL
+)
+STATUS = "echo $?"
+"""The command behind one that may fail."""
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    """That of a new environment in which grpox and pytest are commands, and pip asks no index."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "venv")], check=True)
+    commands = tmp_path / "venv" / "bin"
+    site = next((tmp_path / "venv").glob("lib/*/site-packages"))
+    (site / "ours.pth").write_text(f"import site; site.addsitedir({sysconfig.get_paths()['purelib']!r})\n")
+    for name in ("grpox", "pip", "pytest"):
+        command = commands / name
+        command.write_text(f'#!/bin/sh\nexec {commands}/python -m {name} "$@"\n')
+        command.chmod(0o755)
+    return os.environ | {
+        "PATH": f"{commands}{os.pathsep}{os.environ['PATH']}",
+        "COLUMNS": "80",
+        "OMP_NUM_THREADS": "1",
+        "GRPOX_CACHE_DIR": str(tmp_path / "cache"),
+        "PIP_NO_INDEX": "1",
+        "PIP_NO_DEPS": "1",
+        "PIP_NO_BUILD_ISOLATION": "0",  # which switches the isolation off
+        "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+    }
+
+
+def included(text: str) -> str:
+    """A block with the files that it includes."""
+    return re.sub(r'^--8<-- "(.+)"$', lambda at: (ROOT / at[1]).read_text().rstrip(), text, flags=re.MULTILINE)
+
+
+def commands(block: str) -> Iterator[tuple[str, str]]:
+    """(command, the output that is shown) of a console block."""
+    for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
+        command, _, shown = part.partition("\n")
+        yield command, shown
+
+
+@pytest.mark.slow
+def test_the_tutorial_does_what_it_shows(environment: dict[str, str], tmp_path: Path) -> None:
+    folder, status, done = tmp_path / "work", 0, 0
+    folder.mkdir()
+    for block in BLOCK.finditer(PAGE):
+        if block["title"]:
+            path = folder / block["title"]
+            assert path.parent.is_dir(), f"{path} is written before its package is made"
+            path.write_text(included(block["text"]))
+        elif block["language"] == "console":
+            listed = list(commands(block["text"]))
+            for index, (command, shown) in enumerate(listed):
+                ran = run(command, status, folder, environment)
+                status = ran.returncode
+                may_fail = index + 1 < len(listed) and listed[index + 1][0] == STATUS
+                assert status == 0 or may_fail, f"$ {command}\n{ran.stdout}{ran.stderr}"
+                assert_shown(command, shown, ran.stdout)
+                done += 1
+    assert done > 10
+    assert (folder / "runs" / "quickstart" / "report.html").exists()
+
+
+def run(command: str, last: int, folder: Path, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    """A command, in a shell in which the last one ended with a given status."""
+    return subprocess.run(
+        ["bash", "-c", f"(exit {last}); {command}"],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+
+
+def assert_shown(command: str, shown: str, output: str) -> None:
+    """What the page shows is what is printed, where ``...`` stands for anything. It may show nothing at all."""
+    flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+    same = not shown.strip() or doctest.OutputChecker().check_output(shown, output, flags)
+    assert same, f"$ {command}\nthe page shows\n{shown}\nand it prints\n{output}"
+
+
+def test_the_tutorial_makes_the_example_distribution() -> None:
+    """All of it that differs from what `grpox plugins new` writes, the README aside."""
+    shown = {block["title"].removeprefix("grpox-gmpo/") for block in BLOCK.finditer(PAGE) if block["title"]}
+    example = ROOT / "plugins" / "examples" / "grpox-gmpo"
+    written = {p.relative_to(example).as_posix() for p in example.rglob("*.py") if p.name != "__init__.py"}
+    assert shown == {path for path in written if not path.startswith("build/")} | {"pyproject.toml"}

@@ -1,0 +1,208 @@
+"""The real vLLM beside the trainer: where the two agree, and what a run does and tells where they do not."""
+
+import json
+import os
+import subprocess
+import sys
+from importlib import util
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from grpox.config import SamplingConfig
+from grpox.contracts import GeneratorContext, Prompt
+from grpox.logprobs import completion_logprobs
+from grpox.models import architecture_of
+from grpox.rollout import collate
+from grpox.world import start_world
+from grpox_generators.configs import VllmColocateConfig
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(util.find_spec("vllm") is None, reason="vLLM is not installed (make vllm)"),
+]
+
+GENERATORS = '''
+from dataclasses import replace
+from math import nan
+
+import torch
+
+from grpox_generators.configs import VllmColocateConfig
+from grpox_generators.vllm_colocate import VllmColocateGenerator
+
+
+class Off(VllmColocateGenerator):
+    Config = VllmColocateConfig
+    provides = ("logprobs",)
+
+
+class Perturbed(Off):
+    """Its weights carry noise of 0.7 of their standard deviation."""
+
+    def sync(self, weights, version):
+        draw = torch.Generator().manual_seed(0)
+
+        def noisy(weight):
+            return weight + 0.7 * weight.std() * torch.randn(weight.shape, generator=draw)
+
+        super().sync(((name, noisy(weight)) for name, weight in weights), version)
+
+
+class Rounded(Off):
+    """Its weights are rounded to bfloat16, and computed with in float32."""
+
+    def sync(self, weights, version):
+        super().sync(((name, weight.bfloat16().float()) for name, weight in weights), version)
+
+
+class Misreporting(Off):
+    """Its first log-probability is missing, and the others are 2 too large."""
+
+    def generate(self, *request):
+        for rollout in super().generate(*request):
+            _, *rest = rollout.sampler_logprobs
+            yield replace(rollout, sampler_logprobs=(nan, *(logprob + 2 for logprob in rest)))
+'''
+CLASSES = ("Perturbed", "Rounded", "Misreporting")
+SCRIPT = """
+import sys
+
+import grpox
+
+for name, generator, correction in {runs!r}:
+    print("RUN", name, file=sys.stderr, flush=True)
+    grpox.train("quickstart", [
+        "generator={{" + generator + ", kv_cache_gib: 0.25}}", "correction=" + correction, "train.max_steps=4",
+        "evaluation=null", "tracking={{}}", "output_dir=runs/" + name,
+    ])
+"""
+RUNS = [
+    ("same", "name: vllm-colocate", "token-truncate"),
+    ("bfloat16", "name: vllm-colocate, dtype: bfloat16", "token-truncate"),
+    ("rounded", "path: off.py:Rounded", "token-truncate"),
+    ("perturbed-truncate", "path: off.py:Perturbed", "token-truncate"),
+    ("perturbed-mask", "path: off.py:Perturbed", "token-mask"),
+    ("perturbed-sequences", "path: off.py:Perturbed", "sequence-mask"),
+    ("misreporting", "path: off.py:Misreporting", "token-truncate"),
+]
+
+
+@pytest.fixture(scope="module")
+def told(folder):
+    """What each of RUNS printed on standard error; one process trains them one after the other."""
+    (folder / "off.py").write_text(GENERATORS)
+    (folder / "script.py").write_text(SCRIPT.format(runs=RUNS))
+    done = subprocess.run(
+        [sys.executable, "script.py"],
+        cwd=folder,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    parts = [part.partition("\n") for part in done.stderr.split("RUN ")[1:]]
+    return {name: text for name, _, text in parts}
+
+
+@pytest.fixture(scope="module")
+def metrics(told, folder):
+    """name of the run -> name of the metric -> its values in the 4 steps."""
+    found = {}
+    for name in told:
+        lines = (folder / "runs" / name / "metrics.jsonl").read_text().splitlines()
+        steps = [json.loads(line)["metrics"] for line in lines]
+        found[name] = {metric: [step[metric] for step in steps] for metric in steps[0]}
+    return found
+
+
+def test_the_gradient_stays_finite_however_far_the_generator_is_off(metrics):
+    assert sorted(metrics) == sorted(name for name, *_ in RUNS)
+    for name, of_run in metrics.items():
+        norms = torch.tensor(of_run["grad_norm"])
+        assert bool(norms.isfinite().all()), name
+        assert len(norms) == 4
+        assert norms.max() > 0, name
+
+
+def test_the_difference_tells_how_far_the_generator_is_off(metrics):
+    largest = {name: of_run["sampling/difference_max"] for name, of_run in metrics.items()}
+    assert max(largest["same"]) < 1e-4
+    assert min(largest["rounded"]) > 1e-3
+    assert min(largest["bfloat16"]) > 1e-3
+    for name in ("perturbed-truncate", "perturbed-mask", "perturbed-sequences"):
+        assert min(largest[name]) > 1
+
+
+def test_corrections_do_what_they_are_for(metrics):
+    for name in ("same", "rounded", "bfloat16"):
+        assert metrics[name]["sampling/truncated"] == metrics[name]["sampling/masked"] == [0.0] * 4
+    assert min(metrics["perturbed-truncate"]["sampling/truncated"]) > 0
+    assert min(metrics["perturbed-mask"]["sampling/masked"]) > 0.1
+    # A completion of a perturbed engine is far likelier to it than to the policy: few weigh more than 3.
+    assert max(metrics["perturbed-sequences"]["sampling/masked"]) > 0
+    assert max(metrics["perturbed-sequences"]["sampling/raw_ratio_max"]) > 3
+
+
+def test_only_what_is_unhealthy_is_told_and_once(told, metrics):
+    for name, text in told.items():
+        alarms = [line for line in text.splitlines() if line.startswith("warning: sampling/")]
+        seen = [line.split()[1].removeprefix("sampling/") for line in alarms]
+        if name == "misreporting":
+            assert sorted(seen) == ["missing_logprobs", "ratio_mean"]
+        elif name.startswith("perturbed"):
+            assert seen.count("effective_sample_size") == 1
+            shares = metrics[name]["sampling/effective_sample_size"]
+            step = 1 + next(place for place, share in enumerate(shares) if share < 0.3)
+            assert f"effective_sample_size is {shares[step - 1]:.3g} at step {step};" in text
+        else:
+            assert seen == []
+
+
+@pytest.fixture(scope="module")
+def policy(smollm2):
+    return AutoModelForCausalLM.from_pretrained(smollm2, dtype=torch.float32)
+
+
+@pytest.fixture(scope="module")
+def generator(smollm2, policy):
+    from grpox_generators.vllm_colocate import VllmColocateGenerator
+
+    cpu = start_world().device
+    tokenizer = AutoTokenizer.from_pretrained(smollm2)
+    made = VllmColocateGenerator(VllmColocateConfig(max_model_len=256, kv_cache_gib=0.25))
+    ends, build = (tokenizer.eos_token_id,), architecture_of(policy)
+    made.start(GeneratorContext(Path(smollm2), build, tokenizer, ends, cpu, 0, 1, 0, policy))
+    yield made
+    made.close()
+
+
+def differences(policy, rollouts):
+    """abs(log pi - log mu) of each token."""
+    batch = collate(rollouts, [0.0] * len(rollouts), 0, torch.device("cpu"))
+    with torch.no_grad():
+        logprobs, _ = completion_logprobs(policy, batch, 1.0)
+    return (logprobs - batch.sampler_logprobs)[batch.token_mask].abs()
+
+
+def test_a_real_model_with_tied_embeddings_agrees_after_every_sync(generator, policy):
+    assert policy.config.tie_word_embeddings
+    questions = ("The capital of France is", "7 * 8 =", "Once upon a time")
+    ids = [tuple(generator.context.tokenizer(text)["input_ids"]) for text in questions]
+    prompts = [Prompt(group, token_ids, 4) for group, token_ids in enumerate(ids)]
+    draw = torch.Generator().manual_seed(0)
+    rollouts = []
+    for version in range(3):
+        if version:
+            with torch.no_grad():
+                for weight in policy.parameters():
+                    weight += 0.03 * weight.std() * torch.randn(weight.shape, generator=draw)
+            assert differences(policy, rollouts).max() > 0.05  # the sync to come has something to bring
+        generator.sync(((name, p.detach().clone()) for name, p in policy.named_parameters()), version)
+        rollouts = list(generator.generate(prompts, SamplingConfig(max_completion_length=24), 5 + version))
+        assert {rollout.policy_version for rollout in rollouts} == {version}
+        assert differences(policy, rollouts).max() < 2e-4

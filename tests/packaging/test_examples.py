@@ -1,0 +1,117 @@
+"""Every example distribution, installed from its wheel: listed, checked, tested and trained with."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from grpox.testing.suites import SUITES
+
+if TYPE_CHECKING:
+    from tests.packaging.conftest import Environment
+
+pytestmark = pytest.mark.slow
+
+FOLDERS = sorted(
+    path.parent.name for path in Path(__file__).parents[2].glob("plugins/examples/*/pyproject.toml")
+)
+COMPONENTS = {
+    ("advantage", "passk", "grpox-passk"),
+    ("correction", "vespo", "grpox-vespo"),
+    ("dataset", "reasoning-gym", "grpox-reasoning-gym"),
+    ("loss", "gmpo", "grpox-gmpo"),
+    ("loss", "luspo", "grpox-example-loss"),
+    ("loss", "vespo", "grpox-vespo"),
+    ("observer", "tensorboard", "grpox-tensorboard"),
+    ("reward", "reasoning-gym", "grpox-reasoning-gym"),
+}
+ALONE = {"GRPOX_DISABLE_PLUGINS": "grpox-third-party"}
+"""Without the plugin of the other tests, which observes every run."""
+STEPS = 3
+
+
+def test_every_example_is_listed_and_usable(environment: Environment, tmp_path: Path) -> None:
+    rows = json.loads(environment.grpox("plugins", "list", "--json", cwd=tmp_path))
+    of_examples = [row for row in rows if row["distribution"] in FOLDERS]
+    assert {(row["kind"], row["name"], row["distribution"]) for row in of_examples} == COMPONENTS
+    assert {distribution for _, _, distribution in COMPONENTS} == set(FOLDERS)
+    assert {row["status"] for row in of_examples} == {"ok"}
+
+
+def test_each_passes_its_own_tests(environment: Environment) -> None:
+    told = environment.python(
+        "-m",
+        "pytest",
+        "-v",
+        "--rootdir=.",
+        "-p",
+        "no:cacheprovider",
+        # At once, as importing torch takes longest; with importlib, as files of the same name would clash.
+        "--import-mode=importlib",
+        *FOLDERS,
+        cwd=environment.examples,
+        **ALONE,
+    )
+    for folder in FOLDERS:
+        assert f"{folder}/tests/" in told
+    assert re.fullmatch(r"=+ \d+ passed(, \d+ warnings?)? in .*=+", told.splitlines()[-1])
+
+
+def test_each_component_passes_the_check_of_its_kind(environment: Environment, tmp_path: Path) -> None:
+    names = [f"{kind}/{name}" for kind, name, _ in sorted(COMPONENTS) if kind in SUITES]
+    # One process for all: importing torch takes longer than the checks.
+    code = (
+        "import sys; from grpox.cli import main\n"
+        "for name in sys.argv[1:]:\n"
+        "    sys.argv = ['grpox', 'plugins', 'check', name]\n"
+        "    try: main()\n"
+        "    except SystemExit as end: print(name, 'ends with', end.code or 0)\n"
+    )
+    told = environment.python("-c", code, *names, cwd=tmp_path, **ALONE)
+    assert re.findall(r"^(\S+) ends with (\S+)$", told, re.MULTILINE) == [(name, "0") for name in names]
+    assert len(re.findall(r"^\d+ passed", told, re.MULTILINE)) == len(names)
+
+
+def test_a_run_uses_a_loss_an_advantage_and_an_observer_of_three_examples(
+    environment: Environment, tmp_path: Path
+) -> None:
+    _train(environment, tmp_path, "loss=gmpo", "advantage={name: passk, k: 4}", "tracking={tensorboard: {}}")
+    metrics = _metrics(tmp_path)
+    assert all(step["grad_norm"] > 0 for step in metrics)
+    code = (
+        "import json\n"
+        "from tensorboard.backend.event_processing.event_accumulator import EventAccumulator\n"
+        "read = EventAccumulator('runs/quickstart/tensorboard').Reload()\n"
+        "print(json.dumps([event.value for event in read.Scalars('reward')]))"
+    )
+    rewards = json.loads(environment.python("-c", code, cwd=tmp_path))
+    assert rewards == pytest.approx([step["reward"] for step in metrics])
+    versions = json.loads((tmp_path / "runs" / "quickstart" / "versions.json").read_text())["versions"]
+    assert {"grpox-gmpo", "grpox-passk", "grpox-tensorboard"} <= versions.keys()
+
+
+def test_a_run_uses_a_loss_that_brings_its_own_correction(environment: Environment, tmp_path: Path) -> None:
+    _train(environment, tmp_path, "loss=vespo", "correction=vespo", "tracking={}")
+    for step in _metrics(tmp_path):
+        assert step["grad_norm"] > 0
+        # On completions of the policy itself nothing is down-weighted.
+        assert step["vespo/phi_mean"] == pytest.approx(1, abs=1e-3)
+        assert math.isfinite(step["loss"])
+
+
+def _train(environment: Environment, folder: Path, *overrides: str) -> None:
+    given = [f"train.max_steps={STEPS}", "evaluation=null", *overrides]
+    environment.grpox("train", "quickstart", *given, cwd=folder, **ALONE)
+
+
+def _metrics(folder: Path) -> list[dict[str, Any]]:
+    """Each step's metrics, out of the run's record."""
+    lines = (folder / "runs" / "quickstart" / "metrics.jsonl").read_text().splitlines()
+    metrics = [record["metrics"] for record in map(json.loads, lines) if "metrics" in record]
+    assert len(metrics) == STEPS
+    return metrics

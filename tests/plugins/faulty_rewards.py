@@ -1,0 +1,172 @@
+"""Reward functions that go wrong in every way that is known; each is called in a process of its own."""
+
+import asyncio
+import ctypes
+import math
+import os
+import random
+import signal
+import sys
+import time
+from pathlib import Path
+
+from pydantic import BaseModel
+
+
+def lengths(completions, log_metric, log_extra, **_):
+    log_metric("mean", sum(map(len, completions)) / len(completions))
+    log_extra("text", [text.upper() for text in completions])
+    return [float(len(text)) if text else None for text in completions]
+
+
+async def later(completions, trainer_state, **_):
+    await asyncio.sleep(0)
+    return [float(trainer_state.global_step)] * len(completions)
+
+
+class Scaled:
+    class Config(BaseModel):
+        factor: float = 1.0
+
+    def __init__(self, config):
+        self.factor = config.factor
+
+    def __call__(self, answer, **_):
+        return [self.factor * value for value in answer]
+
+
+def draws(completions, **_):
+    return [random.random() for _ in completions]
+
+
+def raises(**_):
+    raise OSError("the judge is down")
+
+
+def hangs(**_):
+    while True:
+        time.sleep(1)
+
+
+async def hangs_awaited(**_):
+    await asyncio.sleep(1000)
+
+
+def hangs_in_c(**_):
+    ctypes.PyDLL(None).sleep(1000)  # PyDLL keeps the GIL
+
+
+def returns_none(**_):
+    return None
+
+
+def returns_nan(completions, **_):
+    return [math.nan, *[1.0] * (len(completions) - 1)]
+
+
+def returns_inf(completions, **_):
+    return [math.inf, *[1.0] * (len(completions) - 1)]
+
+
+def returns_too_few(**_):
+    return [1.0]
+
+
+def returns_text(completions, **_):
+    return ["1", *[1.0] * (len(completions) - 1)]
+
+
+def returns_too_many(**_):
+    return [0.0] * 10_000_000
+
+
+def takes_all_memory(**_):
+    held = []
+    for _ in range(64):
+        held.append(b"x" * (32 << 20))
+        time.sleep(0.02)
+    time.sleep(100)
+
+
+def takes_all_memory_in_children(**_):
+    for _ in range(4):
+        if os.fork() == 0:
+            held = b"x" * (160 << 20)
+            time.sleep(100)
+            os._exit(len(held) % 2)
+    time.sleep(100)
+
+
+def leaves(**_):
+    os._exit(0)
+
+
+def exits(**_):
+    sys.exit(0)
+
+
+def crashes(**_):
+    ctypes.string_at(0)
+
+
+def is_killed(**_):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def closes_everything(**_):
+    os.closerange(3, 1000)
+    time.sleep(100)
+
+
+def logs_what_cannot_be_sent(completions, log_extra, **_):
+    log_extra("functions", [lambda: 0 for _ in completions])
+    return [1.0] * len(completions)
+
+
+def leaves_a_child(completions, **_):
+    child = os.fork()
+    if child == 0:
+        time.sleep(1000)
+    Path(completions[0]).write_text(str(child))
+    return [1.0] * len(completions)
+
+
+def forks_and_forgets(completions, **_):
+    os.fork()
+    return [1.0] * len(completions)
+
+
+def prints_much(completions, **_):
+    for _ in range(100):
+        print("x" * (1 << 20))
+    return [1.0] * len(completions)
+
+
+def knows_its_process(completions, **_):
+    return [float(os.getpid())] * len(completions)
+
+
+def sets_an_alarm(completions, **_):
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    return [1.0] * len(completions)
+
+
+def asks_for_more(completions, gold, level=1, **_):
+    return [1.0] * len(completions)
+
+
+class CannotBeBuilt:
+    def __init__(self):
+        raise RuntimeError("no such judge")
+
+
+class LeavesAsItIsBuilt:
+    def __init__(self):
+        os._exit(3)
+
+
+def in_the_trainer(completions, **_):
+    return [float(os.getpid())] * len(completions)
+
+
+in_the_trainer.isolation = "thread"

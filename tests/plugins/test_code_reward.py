@@ -1,0 +1,286 @@
+"""The reward that runs code: what passes, and that no completion passes, harms or learns by other means."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from grpox.errors import ConfigError
+from grpox_rewards.code import Code, code_in
+from grpox_rewards.code_process import Judgement, Limits, run_program, run_tests
+from grpox_rewards.configs import CodeConfig
+
+LIMITS = Limits(20.0, 512 << 20)
+RIGHT = "def add(a, b):\n    return a + b\n"
+TESTS = ["assert add(2, 3) == 5", "assert add(-1, 1) == 0"]
+PAIRS = [{"input": "2 3\n", "output": "5\n"}, {"input": "-1 1", "output": "0"}]
+LACKING = run_tests("", [], LIMITS).lacking
+confined = pytest.mark.skipif(bool(LACKING), reason=f"this kernel cannot take away {', '.join(LACKING)}")
+
+
+def scores(*completions: str, tests: Any = TESTS, **config: Any) -> list[float | None]:
+    reward = Code(CodeConfig(timeout_seconds=20.0, **config))
+    return reward(completions=completions, tests=[tests] * len(completions))
+
+
+# -- What passes -----------------------------------------------------------------------------------------
+
+
+def test_all_tests_or_a_part_of_them_make_the_score() -> None:
+    half = "def add(a, b):\n    return abs(a) + b\n"
+    assert scores(RIGHT, half, "def add(a, b): return 7", "no code") == [1.0, 0.0, 0.0, 0.0]
+    assert scores(RIGHT, half, "def add(a, b): return 7", partial=True) == [1.0, 0.5, 0.0]
+
+
+def test_programs_are_compared_by_what_they_write() -> None:
+    program = "a, b = map(int, input().split())\nprint(a + b, ' ')\n"
+    assert scores(program, "print(5)", tests=PAIRS) == [1.0, 0.0]
+    assert scores(program, "print(5)", tests=PAIRS, partial=True) == [1.0, 0.5]
+    assert scores("print(5)\nraise SystemExit(1)", "print(5)\n1 / 0", tests=PAIRS[:1]) == [0.0, 0.0]
+
+
+def test_the_last_fenced_block_is_the_code_or_else_the_whole_text() -> None:
+    assert code_in("first\n```python\na\n```\nthen\n```\nb\nc\n```\nend") == "b\nc\n"
+    assert code_in("a = 1") == "a = 1"
+    assert scores(f"Here it is:\n```python\n{RIGHT}```\nIt adds.") == [1.0]
+
+
+def test_a_row_without_tests_abstains_and_one_of_another_form_is_refused() -> None:
+    reward = Code(CodeConfig())
+    assert reward(completions=[RIGHT] * 3, tests=[None, [], ""]) == [None] * 3
+    with pytest.raises(TypeError, match="list of mappings with input and output, not 7"):
+        reward(completions=[RIGHT], tests=[7])
+
+
+def test_tests_use_what_the_code_defines_as_if_it_were_theirs() -> None:
+    code = (
+        "import collections\n"
+        "class Stack:\n"
+        "    def __init__(self): self.held = []\n"
+        "    def push(self, x): self.held.append(x); return self\n"
+        "    def top(self): return self.held[-1]\n"
+        "def sort(values): values.sort()\n"
+        "def evens(n): return (x for x in range(n) if x % 2 == 0)\n"
+        "def count(text):\n"
+        "    found = collections.defaultdict(int)\n"
+        "    for c in text: found[c] += 1\n"
+        "    return found\n"
+        "def root(x):\n"
+        "    if x < 0: raise ValueError('negative')\n"
+        "    return x ** 0.5\n"
+        "LIMIT = 3\n"
+    )
+    tests = [
+        "stack = Stack()\nassert stack.push(1).push(2).top() == 2\nassert stack.held == [1, 2]",
+        "values = [3, 1, 2]\nsort(values)\nassert values == [1, 2, 3]",
+        "assert list(evens(5)) == [0, 2, 4]",
+        "assert count('abca') == {'a': 2, 'b': 1, 'c': 1}",
+        "try:\n    root(-1)\n    assert False\nexcept ValueError as why:\n    assert str(why) == 'negative'",
+        "import math\nassert math.isclose(root(2), 1.41421356, rel_tol=1e-6)",
+        "def check(candidate):\n    assert candidate(9) == 3.0\ncheck(root)",
+        "assert LIMIT == 3",
+    ]
+    assert run_tests(code, tests, LIMITS).passed == [True] * len(tests)
+
+
+# -- What does not pass ----------------------------------------------------------------------------------
+
+CHEATS = {
+    "leaves before the tests": "import os\nos._exit(0)",
+    "leaves when it is called": "import os\ndef add(a, b): os._exit(0)",
+    "sys.exit": "import sys\nsys.exit(0)",
+    "sys.exit when it is called": "import sys\ndef add(a, b): sys.exit(0)",
+    "prints the verdict": "print('{\"passed\": [true, true]}')\nprint('2 passed')",
+    "writes the verdict everywhere": (
+        "import os\n"
+        "for fd in range(64):\n"
+        '    try: os.write(fd, b\'{"passed": [true, true], "late": false, "lacking": []}\')\n'
+        "    except OSError: pass\n"
+        "def add(a, b): return None"
+    ),
+    "equals everything": (
+        "class Any:\n"
+        "    def __eq__(self, other): return True\n"
+        "    def __ne__(self, other): return False\n"
+        "    def __hash__(self): return 0\n"
+        "    def __bool__(self): return True\n"
+        "def add(a, b): return Any()"
+    ),
+    "an int that equals everything": (
+        "class Any(int):\n    def __eq__(self, other): return True\ndef add(a, b): return Any(7)"
+    ),
+    "patches builtins": (
+        "import builtins\n"
+        "builtins.AssertionError = type('Quiet', (Exception,), {})\n"
+        "builtins.exec = builtins.compile = lambda *a, **k: None\n"
+        "__builtins__ = {}\n"
+        "def add(a, b): return None"
+    ),
+    "patches what judges": (
+        "import sys\n"
+        "judge = sys.modules['__main__']\n"
+        "judge._passes = judge._tested = lambda *a: True\n"
+        "def add(a, b): return None"
+    ),
+    "looks for the tests in memory": (
+        "import gc, re\n"
+        "found = [x for o in gc.get_objects() if isinstance(o, (list, dict, tuple))\n"
+        "         for x in (o.values() if isinstance(o, dict) else o) if isinstance(x, (str, bytes))]\n"
+        "def add(a, b):\n"
+        "    for x in map(str, found):\n"
+        "        m = re.search(r'assert add\\(%d, %d\\) == (-?\\d+)$' % (a, b), x)\n"
+        "        if m: return int(m[1])"
+    ),
+    "reads what the judge is told": (
+        "import os\n"
+        "try: told = open('/proc/%d/fd/0' % os.getppid()).read()\n"
+        "except OSError: told = ''\n"
+        "def add(a, b): return 5 if '5' in told else None"
+    ),
+    "floods the judge": (
+        "import os\nfor fd in range(3, 64):\n    try: os.write(fd, b'\\xff' * 100000)\n    except OSError: pass"
+    ),
+    "sends the judge a pickle that would run code": (
+        "import pickle, os\n"
+        "class Evil:\n    def __reduce__(self): return os.system, ('true',)\n"
+        "import sys\n"
+        "frame = sys._getframe()\n"
+        "while frame and 'end' not in frame.f_locals: frame = frame.f_back\n"
+        "data = pickle.dumps(Evil())\n"
+        "frame.f_locals['end'].sendall(len(data).to_bytes(4, 'little') + data)\n"
+    ),
+    "kills the judge": "import os\ntry: os.kill(os.getppid(), 9)\nexcept OSError: pass",
+}
+
+
+@pytest.mark.parametrize("name", CHEATS)
+def test_no_completion_passes_by_other_means(name: str) -> None:
+    made = run_tests(CHEATS[name], TESTS, LIMITS)
+    assert made.passed == [False, False]
+
+
+def test_a_test_that_compares_is_not_decided_by_a_redefined_builtin() -> None:
+    code = "def abs(x): return 0\ndef near(a, b): return True\nclass math: isclose = near\ndef f(x): return 9"
+    tests = ["assert abs(f(1) - 1) < 0.1", "import math\nassert math.isclose(f(1), 1)"]
+    assert run_tests(code, tests, LIMITS).passed == [False, False]
+
+
+def test_an_object_of_its_own_is_neither_true_nor_false() -> None:
+    code = "class Yes: pass\ndef even(n): return Yes()"
+    assert run_tests(code, ["assert even(4)", "assert not even(3)"], LIMITS).passed == [False, False]
+
+
+# -- What it cannot reach --------------------------------------------------------------------------------
+
+PROBE = """
+import json, os, socket, subprocess, sys, threading
+told = {}
+def tried(name, does):
+    try: told[name] = repr(does())[:200]
+    except BaseException as error: told[name] = type(error).__name__
+tried("environment", lambda: dict(os.environ))
+tried("arguments", lambda: sys.argv)
+tried("socket", socket.socket)
+tried("connect", lambda: socket.create_connection(("127.0.0.1", 9), 1))
+tried("fork", os.fork)
+tried("spawn", lambda: subprocess.run(["true"]))
+tried("thread", lambda: threading.Thread(target=print).start())
+tried("kill", lambda: os.kill(%(trainer)d, 0))
+tried("kill all", lambda: os.kill(-1, 0))
+tried("its environment", lambda: open("/proc/%(trainer)d/environ").read())
+tried("its memory", lambda: open("/proc/%(trainer)d/mem", "rb"))
+tried("read", lambda: open(%(secret)r).read())
+tried("list", lambda: os.listdir(%(folder)r))
+tried("write", lambda: open(%(secret)r, "a"))
+tried("remove", lambda: os.remove(%(secret)r))
+tried("chmod", lambda: os.chmod(%(secret)r, 0o777))
+tried("own file", lambda: (open("own", "w").write("mine"), open("own").read()))
+tried("large file", lambda: open("large", "wb").write(b"x" * (32 << 20)))
+tried("imports", lambda: [__import__(m).__name__ for m in ("math", "re", "json", "heapq", "decimal", "random")])
+print(json.dumps(told))
+"""
+REFUSED = {
+    *("socket", "connect", "fork", "spawn", "kill", "kill all", "its environment", "its memory"),
+    *("read", "list", "write", "remove", "chmod"),
+}
+
+
+@confined
+def test_code_reaches_no_network_process_environment_or_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    (tmp_path / "secret").write_text("hf_secret")
+    places = {"trainer": os.getpid(), "secret": str(tmp_path / "secret"), "folder": str(tmp_path)}
+    told = json.loads(run_program(PROBE % places, "", LIMITS).output or "")
+    assert {name: told[name] for name in REFUSED} == dict.fromkeys(REFUSED, "PermissionError")
+    assert told["thread"] == "RuntimeError"
+    assert told["environment"] == "{}"
+    assert told["large file"] == "OSError"
+    assert told["own file"] == "(4, 'mine')"
+    assert told["imports"] == "['math', 're', 'json', 'heapq', 'decimal', 'random']"
+    assert "hf_secret" not in json.dumps(told)
+    assert (tmp_path / "secret").read_text() == "hf_secret"
+
+
+HOSTILE = {
+    "an endless loop": "while True: pass",
+    "an endless loop when it is called": "def add(a, b):\n    while True: pass",
+    "sleep": "import time\ntime.sleep(1000)",
+    "a loop in C": "import re\nre.match(r'(a+)+$', 'a' * 60 + 'b')",
+    "a fork bomb": ("import os\nwhile True:\n    try: os.fork()\n    except BaseException: pass"),
+    "closes its channel": "import os\nos.closerange(0, 64)\nwhile True: pass",
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_what_does_not_end_is_killed_with_all_it_started(name: str) -> None:
+    before = {p.pid for p in psutil.Process().children(recursive=True)}
+    begun = time.monotonic()
+    made = run_tests(HOSTILE[name], TESTS, Limits(1.0, 256 << 20))
+    assert time.monotonic() - begun < 30
+    assert made.passed == [False, False]
+    assert made.late or name == "closes its channel"  # whose tests end at once
+    assert {p.pid for p in psutil.Process().children(recursive=True)} <= before
+
+
+def test_memory_is_limited_in_the_code_and_in_what_it_sends() -> None:
+    begun = time.monotonic()
+    assert scores("held = [0] * 10**9", memory_mib=128) == [0.0]
+    assert scores("def add(a, b): return [0] * 10**7", memory_mib=128) == [0.0]
+    assert time.monotonic() - begun < 60
+
+
+def test_a_gigabyte_of_output_is_cut() -> None:
+    code = "import sys\nwhile True: sys.stdout.write('x' * 1000000)"
+    assert run_program(code, "", LIMITS) == Judgement([], None, False, LACKING)
+    assert run_tests(f"print('x' * 10**8)\n{RIGHT}", TESTS, LIMITS).passed == [True, True]
+
+
+def test_an_early_pass_is_kept_when_a_later_test_runs_out_of_time() -> None:
+    code = "def add(a, b):\n    while a < 0: pass\n    return a + b"
+    made = run_tests(code, TESTS, Limits(2.0, 256 << 20))
+    assert made == Judgement([True, False], None, True, LACKING)
+
+
+def test_its_folder_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert run_program("open('left', 'w').write('x')\nprint(1)", "", LIMITS).output == "1\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_where_the_kernel_denies_a_part_it_is_told_or_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lacking = Judgement([], lacking=("network",))
+    monkeypatch.setattr("grpox_rewards.code.run_tests", lambda *_: lacking)
+    Code(CodeConfig())
+    assert "does not let reward 'code' take from the code the network" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match="the network, other processes and signals"):
+        Code(CodeConfig(confinement="require"))

@@ -1,0 +1,249 @@
+"""A reward function in its own process: what goes wrong there is told, counted, and harms no run."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import faulty_rewards
+import psutil
+import pytest
+
+from grpox.contracts import TrainerState
+from grpox.errors import ConfigError, RunFailed
+from grpox.rewards import NamedReward, RewardTable, score
+from grpox.rewards.messages import Blueprint
+from grpox.rewards.process import RewardProcess
+
+FILE = Path(__file__).with_name("faulty_rewards.py")
+COMPLETIONS = ["one", "", "three", "four"]
+WHOLE = [None] * 4
+
+
+def process(name: str, config: Any = None, timeout: float = 60.0, memory: float = 16.0) -> RewardProcess:
+    plan = Blueprint(name, "rewards[0]", f"{FILE}:{name}", True, pickle.dumps(config), tuple(sys.path), None)
+    return RewardProcess(plan, timeout, memory)
+
+
+@pytest.fixture
+def started() -> Iterator[Any]:
+    made: list[RewardProcess] = []
+
+    def start(name: str, **options: Any) -> RewardProcess:
+        made.append(process(name, **options))
+        return made[-1]
+
+    yield start
+    for one in made:
+        one.close()
+
+
+def scored(reward: NamedReward, completions: list[str] = COMPLETIONS, step: int = 3) -> RewardTable:
+    ids = [[7] * len(text) for text in completions]
+    state = TrainerState(step, 10, 0.5)
+    columns = {"answer": [1.0, 2.0, 3.0, 4.0]}
+    return score([reward], ["p"] * len(completions), completions, ids, columns, state)
+
+
+def gone(pid: int) -> bool:
+    deadline = time.monotonic() + 20
+    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+@pytest.mark.parametrize("name", ["lengths", "later", "raises", "returns_nan", "returns_too_few", "exits"])
+def test_a_call_gives_the_same_in_a_process_as_in_a_thread(started: Any, name: str) -> None:
+    tables = [
+        scored(NamedReward(name, function, on_error="abstain"))
+        for function in (getattr(faulty_rewards, name), started(name))
+    ]
+    here, there = ({**vars(table), "seconds": None} for table in tables)
+    assert repr(here) == repr(there)
+
+
+def test_a_class_is_built_there_with_its_parameters(started: Any) -> None:
+    # In a run the parent has loaded the file; the config's class is found under its own module there and here.
+    from grpox.loading import load_object
+
+    config = load_object(f"{FILE}:Scaled").Config(factor=0.5)
+    assert scored(NamedReward("scaled", started("Scaled", config=config))).values == [[0.5, 1.0, 1.5, 2.0]]
+
+
+def test_a_process_serves_every_call_and_has_a_main_thread(started: Any) -> None:
+    reward = NamedReward("pid", started("knows_its_process"))
+    first, second = scored(reward).values, scored(reward).values
+    assert first == second
+    assert first[0][0] != os.getpid()
+    assert scored(NamedReward("alarm", started("sets_an_alarm"))).values == [[1.0] * 4]
+
+
+def test_what_is_drawn_depends_on_the_completions_and_the_step_alone(started: Any) -> None:
+    one, other = (NamedReward("draws", started("draws")) for _ in range(2))
+    first = scored(one).values
+    assert scored(one).values == first  # a second call: as after a resume, nothing is carried on
+    assert scored(other).values == first
+    assert scored(one, step=4).values != first
+    assert scored(one, ["one", "two", "three", "four"]).values != first
+
+
+AT = r" \(faulty_rewards\.py:\d+\)$"
+WHOLE_CALL = {
+    "raises": r"raised OSError: the judge is down" + AT,
+    "hangs": r"took longer than its timeout of 1 s" + AT,
+    "hangs_awaited": r"took longer than its timeout of 1 s" + AT,
+    "hangs_in_c": r"took longer than its timeout of 1 s" + AT,
+    "returns_none": r"returned None, not a list of 4 numbers$",
+    "returns_too_few": r"returned 1 scores for 4 completions$",
+    "returns_too_many": r"returned 10000000 scores for 4 completions$",
+    "takes_all_memory": r"held \d+\.\d MiB of memory; its limit \(memory\) is 0\.4 GiB" + AT,
+    "takes_all_memory_in_children": r"held \d+\.\d MiB of memory; its limit \(memory\) is 0\.4 GiB" + AT,
+    "leaves": r"ended its process with exit code 0" + AT,
+    "exits": r"raised SystemExit: 0" + AT,
+    "crashes": r"lost its process to signal 11 \(SIGSEGV\)" + AT,
+    "is_killed": r"lost its process to signal 9 \(SIGKILL, as the kernel does where memory runs out\)" + AT,
+    "closes_everything": r"closed its connection to the trainer" + AT,
+    "logs_what_cannot_be_sent": r"logged by log_extra what cannot be pickled",
+}
+ONE_COMPLETION = {
+    "returns_nan": r"returned nan \(float\) for completion 0",
+    "returns_inf": r"returned inf \(float\) for completion 0",
+    "returns_text": r"returned '1' \(str\) for completion 0",
+}
+FAULTS = WHOLE_CALL | ONE_COMPLETION
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_every_fault_is_told_by_name_and_place_and_ends_the_run_or_is_counted(started: Any, name: str) -> None:
+    slow, hungry = name.startswith("hangs"), name.startswith("takes")
+    function = started(name, timeout=1.0 if slow else 60.0, memory=0.4 if hungry else 16.0)
+
+    with pytest.raises(RunFailed) as caught:
+        scored(NamedReward("judge", function))
+    first = str(caught.value).splitlines()[0]
+    assert first.startswith("reward 'judge' ")
+    assert re.search(FAULTS[name], first), first
+
+    # The same function goes on to be called, in a new process where it lost the first one.
+    table = scored(NamedReward("judge", function, on_error="abstain"))
+    whole = name in WHOLE_CALL
+    assert table.values == ([WHOLE] if whole else [[None, 1.0, 1.0, 1.0]])
+    assert table.failed == ([[True] * 4] if whole else [[True, False, False, False]])
+    assert re.search(FAULTS[name], table.warnings["failure of judge"].splitlines()[0])
+
+
+def test_the_line_at_which_it_hangs_or_crashes_is_that_of_the_users_file(started: Any) -> None:
+    lines = FILE.read_text().splitlines()
+    for name, text in (("hangs", "time.sleep(1)"), ("hangs_in_c", "PyDLL"), ("crashes", "string_at")):
+        table = scored(NamedReward("judge", started(name, timeout=1.0), on_error="abstain"))
+        line = int(re.findall(r"faulty_rewards\.py:(\d+)", table.warnings["failure of judge"])[0])
+        assert text in lines[line - 1] or "while True" in lines[line - 1]
+
+
+def test_the_traceback_of_what_it_raised_comes_along(started: Any) -> None:
+    with pytest.raises(RunFailed) as caught:
+        scored(NamedReward("judge", started("raises")))
+    assert 'raise OSError("the judge is down")' in str(caught.value.__cause__)
+
+
+def test_a_child_that_it_leaves_behind_ends_with_its_process(started: Any, tmp_path: Path) -> None:
+    function = started("leaves_a_child")
+    table = scored(NamedReward("judge", function), [str(tmp_path / "pid")])
+    assert table.values == [[1.0]]
+    child = int((tmp_path / "pid").read_text())
+    assert psutil.Process(child).status() != psutil.STATUS_ZOMBIE
+    function.close()
+    assert gone(child)
+
+
+def test_a_fork_that_returns_from_the_function_as_well_answers_once(started: Any) -> None:
+    reward = NamedReward("judge", started("forks_and_forgets"))
+    assert [scored(reward).values for _ in range(3)] == [[[1.0] * 4]] * 3
+
+
+def test_what_it_prints_goes_where_the_run_prints(started: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    assert scored(NamedReward("judge", started("prints_much"))).values == [[1.0] * 4]
+    assert len(capfd.readouterr().out) == 100 * ((1 << 20) + 1)
+
+
+def test_a_process_outlives_the_thread_that_started_it() -> None:
+    made: list[RewardProcess] = []
+    starting = threading.Thread(target=lambda: made.append(process("knows_its_process")))
+    starting.start()
+    starting.join()
+    reward = NamedReward("pid", made[0])
+    first = scored(reward).values
+    time.sleep(0.2)
+    assert scored(reward).values == first
+    made[0].close()
+
+
+TRAINER = """
+import pickle, sys, time
+sys.path.insert(0, {folder!r})
+from test_reward_processes import process, scored
+from grpox.rewards import NamedReward
+started = process("leaves_a_child")
+scored(NamedReward("judge", started), [{child!r}])
+print(started._running._process.pid, flush=True)
+started.blueprint = None
+hanging = process("hangs_in_c")
+print(hanging._running._process.pid, flush=True)
+scored(NamedReward("judge", hanging))
+"""
+
+
+def test_all_processes_end_when_the_trainer_is_killed_even_those_that_hang_in_c(tmp_path: Path) -> None:
+    script = TRAINER.format(folder=str(FILE.parent), child=str(tmp_path / "child"))
+    trainer = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    assert trainer.stdout is not None
+    pids = [int(trainer.stdout.readline()) for _ in range(2)]
+    pids.append(int((tmp_path / "child").read_text()))
+    time.sleep(1)
+    assert all(psutil.pid_exists(pid) for pid in pids)
+    trainer.send_signal(signal.SIGKILL)
+    trainer.wait()
+    assert [gone(pid) for pid in pids] == [True] * 3
+
+
+def test_the_kernel_takes_it_before_the_trainer_where_memory_runs_out(started: Any) -> None:
+    pid = int(scored(NamedReward("pid", started("knows_its_process"))).values[0][0] or 0)
+    assert Path(f"/proc/{pid}/oom_score_adj").read_text().strip() == "1000"
+
+
+def test_its_columns_are_known_before_the_first_call(started: Any) -> None:
+    assert started("asks_for_more").reads_columns == ("gold",)
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("CannotBeBuilt", "reward 'CannotBeBuilt' cannot be built: RuntimeError: no such judge"),
+        ("LeavesAsItIsBuilt", "ended its process with exit code 3, as the function was built"),
+    ],
+)
+def test_a_function_that_cannot_be_built_is_a_mistake_in_the_config(started: Any, name: str, told: str) -> None:
+    with pytest.raises(ConfigError, match=told) as caught:
+        _ = started(name).ready
+    assert caught.value.problems[0].key == "rewards[0]"
+
+
+def test_an_abandoned_call_ends_at_once(started: Any) -> None:
+    call = NamedReward("judge", started("hangs")).call({}, 1)
+    call.start()
+    time.sleep(0.5)
+    call.abandon()
+    begun = time.monotonic()
+    call.wait(60)
+    assert time.monotonic() - begun < 10

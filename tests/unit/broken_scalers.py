@@ -1,0 +1,111 @@
+"""Advantages and corrections that break their contract, each in one way."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+class Right:
+    """r - mean_g, 0 without a score."""
+
+    def scale(self, rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
+        total = (rewards.nan_to_num(nan=0.0) * weights).sum(1)
+        scored = ~rewards.isnan().all(1)
+        names, groups = torch.unique(group_ids, return_inverse=True)
+        counts = torch.zeros(len(names)).index_add(0, groups, scored.float())
+        sums = torch.zeros(len(names)).index_add(0, groups, torch.where(scored, total, torch.zeros_like(total)))
+        deviations = total - (sums / counts.clamp(min=1))[groups]
+        return torch.where(scored, deviations, torch.zeros_like(total))
+
+
+class OneNumber(Right):
+    def scale(self, rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
+        return super().scale(rewards, weights, group_ids).mean()
+
+
+class ScalesInPlace(Right):
+    def scale(self, rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
+        return super().scale(rewards.mul_(2), weights, group_ids)
+
+
+class PairsOfRows(Right):
+    def scale(self, rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
+        return super().scale(rewards, weights, torch.arange(len(rewards)) // 2)
+
+
+class NamesAsPlaces(Right):
+    def scale(self, rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
+        return super().scale(rewards, weights, group_ids) * (1 + group_ids)
+
+
+class DividesBySpread(Right):
+    def scale(self, rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
+        centred = super().scale(rewards, weights, group_ids)
+        squares = torch.zeros(int(group_ids.max()) + 1).index_add(0, group_ids, centred.square())
+        return centred / squares.sqrt()[group_ids]
+
+
+class IgnoresAbstentions(Right):
+    def scale(self, rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
+        return super().scale(rewards.nan_to_num(nan=0.0), weights, group_ids)
+
+
+class IgnoresWeights(Right):
+    def scale(self, rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
+        return super().scale(rewards, torch.ones_like(weights), group_ids)
+
+
+class RightCorrection:
+    """min(pi_old / mu, 2)"""
+
+    def correct(self, old: Tensor, sampler: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.exp((old - sampler).clamp(max=20)).clamp(max=2.0), mask
+
+
+class WeightsAlone(RightCorrection):
+    def correct(self, old: Tensor, sampler: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        return super().correct(old, sampler, mask)[0]  # type: ignore[return-value]
+
+
+class CarriesGradient(RightCorrection):
+    def __init__(self) -> None:
+        self.scale = torch.ones((), dtype=torch.float64, requires_grad=True)
+
+    def correct(self, old: Tensor, sampler: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        weights, keep = super().correct(old, sampler, mask)
+        return weights * self.scale, keep
+
+
+class ChangesSampler(RightCorrection):
+    def correct(self, old: Tensor, sampler: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        sampler.sub_(0.1)
+        return super().correct(old, sampler, mask)
+
+
+class NeverOne(RightCorrection):
+    def correct(self, old: Tensor, sampler: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        weights, keep = super().correct(old, sampler, mask)
+        return 0.9 * weights, keep
+
+
+class CountsPadding(RightCorrection):
+    def correct(self, old: Tensor, sampler: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.exp((old - sampler).mean(1, keepdim=True)).expand_as(old), mask
+
+
+class NormalisesOverRows(RightCorrection):
+    def correct(self, old: Tensor, sampler: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        weights, keep = super().correct(old, sampler, mask)
+        return weights / (weights * mask).sum().clamp(min=1e-9) * mask.sum(), keep
+
+
+class Overflows(RightCorrection):
+    def correct(self, old: Tensor, sampler: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.exp((old - sampler).sum(1, keepdim=True)).expand_as(old), mask
+
+
+class NeedsAToken(RightCorrection):
+    def correct(self, old: Tensor, sampler: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        assert (old - sampler)[mask].max() < 100
+        return super().correct(old, sampler, mask)

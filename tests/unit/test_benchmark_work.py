@@ -1,0 +1,111 @@
+"""What benchmarks are compared on is what they say, and their figures mean what they say."""
+
+import importlib.resources
+import os
+import subprocess
+import sys
+from pathlib import Path
+from statistics import mean
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, GenerationConfig, GenerationMixin
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+sys.path.append(str(BENCHMARKS))
+
+from forced_lengths import Lengths, force_in_transformers  # noqa: E402
+from update import check_norms, summary  # noqa: E402
+from work import is_informative, step_of, varied_lengths  # noqa: E402
+
+PROMPTS = [(3, 4, 5), (6, 7), (8, 9, 10, 11)]
+
+
+@pytest.mark.parametrize(("count", "longest"), [(32, 64), (8, 64), (256, 4), (64, 1024)])
+def test_the_mean_of_the_lengths_is_a_third_of_the_longest_which_occurs(count, longest):
+    lengths = varied_lengths(count, longest, seed=3)
+    assert len(lengths) == count
+    assert max(lengths) == longest
+    assert min(lengths) >= 1
+    # What rounding up to 1 and the one longest add.
+    assert mean(lengths) == pytest.approx(longest / 3, abs=0.02 * longest + 0.4)
+
+
+def test_another_seed_gives_the_same_lengths_in_another_order():
+    one, other = varied_lengths(32, 64, seed=0), varied_lengths(32, 64, seed=1)
+    assert one != other
+    assert sorted(one) == sorted(other)
+
+
+def test_three_of_any_five_groups_teach():
+    taught = [is_informative(group) for group in range(100)]
+    assert {sum(taught[start : start + 5]) for start in range(96)} == {3}
+
+
+def test_only_informative_groups_have_advantages_and_theirs_add_up_to_0():
+    step = step_of(PROMPTS, number=2, groups=5, samples=4, longest=9)
+    for group in range(5):
+        own = step.advantages[4 * group : 4 * group + 4]
+        assert sum(own) == 0
+        assert any(own) == is_informative(2 * 5 + group)
+        assert {r.group_id for r in step.rollouts[4 * group : 4 * group + 4]} == {group}
+    assert step.tokens == sum(len(r.prompt_ids + r.completion_ids) for r in step.rollouts)
+
+
+def test_the_rows_of_two_ranks_have_the_lengths_of_one_batch():
+    first, second = (Lengths(rows=4, longest=16, first_row=row, all_rows=8).take(8) for row in (0, 4))
+    assert sorted(first[:4] + second[:4]) == sorted(first[4:] + second[4:]) == sorted(varied_lengths(8, 16, 0))
+
+
+@pytest.fixture
+def model(monkeypatch):
+    monkeypatch.setattr(GenerationMixin, "generate", GenerationMixin.generate)  # given back afterwards
+    path = importlib.resources.files("grpox.recipes") / "quickstart" / "model"
+    return AutoModelForCausalLM.from_pretrained(os.fspath(path))
+
+
+def completions(model, input_ids, new_tokens):
+    config = GenerationConfig(do_sample=True, max_new_tokens=new_tokens, eos_token_id=[1], pad_token_id=0)
+    mask = torch.ones_like(input_ids)
+    return model.generate(input_ids=input_ids, attention_mask=mask, generation_config=config)
+
+
+def ends(sequences, columns):
+    """Tokens up to the first EOS of each row, that included."""
+    return [row[columns:].tolist().index(1) + 1 for row in sequences]
+
+
+def test_generate_ends_each_completion_at_its_length_and_no_sooner(model):
+    force_in_transformers(Lengths(rows=6, longest=12))
+    prompts = torch.tensor([[4, 13, 5, 14]] * 6)
+    for batch in range(2):
+        assert ends(completions(model, prompts, 12), 4) == varied_lengths(6, 12, seed=batch)
+
+
+def test_generate_that_goes_on_with_what_has_not_ended_keeps_the_lengths(model):
+    force_in_transformers(Lengths(rows=6, longest=12))
+    expected = varied_lengths(6, 12, seed=0)
+    begun = completions(model, torch.tensor([[4, 13, 5, 14]] * 6), 4)  # as many as one of them has
+    left = [row for row, length in enumerate(expected) if length > 4]
+    assert ends(completions(model, begun[left], 8), 4) == [expected[row] for row in left]
+
+
+def test_the_ratio_to_the_bare_loop_is_more_than_1_where_less_time_is_taken():
+    seconds = {"grpox": [1.0, 2.0, 4.0], "bare-zero3": [2.0, 3.0, 4.0]}
+    figures = summary([{"seconds": seconds, "tokens": [100, 100, 100], "parameters": 10**9}])
+    assert figures["grpox"]["to_bare_of_rounds"] == [2.0, 1.5, 1.0]
+    assert figures["grpox"]["to_bare"] == 1.5
+    assert figures["grpox"]["tokens_per_second"] == 50
+    assert figures["grpox"]["tflop_per_second"] == pytest.approx(0.3)
+
+
+def test_candidates_of_other_gradients_are_not_compared():
+    check_norms({"grpox": [1.0, 2.0], "bare-zero3": [1.0, 2.0001]})
+    with pytest.raises(SystemExit, match=r"round 2: .* bare-zero3 2\.01"):
+        check_norms({"grpox": [1.0, 2.0], "bare-zero3": [1.0, 2.01]})
+
+
+def test_the_standard_librarys_profile_is_found_beside_the_benchmark_of_this_name():
+    code = "import cProfile, profile; profile.Profile().run('1 + 1'); print(profile.__name__)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=BENCHMARKS, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

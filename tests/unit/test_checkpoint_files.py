@@ -1,0 +1,196 @@
+"""Manifest, folders and shards of checkpoints: what is damaged is named, what is unfinished is not found."""
+
+from __future__ import annotations
+
+import os
+import random
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from deepspeed.runtime.fp16.loss_scaler import LossScaler
+
+from grpox.checkpoint.folders import checkpoints_in, clear_unfinished, folder_of, publish, unfinished_of
+from grpox.checkpoint.manifest import MANIFEST, facts_of, faults, files_of, read_manifest, write_manifest
+from grpox.checkpoint.rng import random_state, set_random_state
+from grpox.checkpoint.shards import ShardFiles, only_weights
+
+
+@pytest.fixture
+def whole(tmp_path: Path) -> Path:
+    """A checkpoint of two files."""
+    folder = unfinished_of(tmp_path, 7)
+    (folder / "engine").mkdir(parents=True)
+    (folder / "engine" / "weights.pt").write_bytes(bytes(1000))
+    (folder / "run.json").write_text("{}")
+    write_manifest(folder, facts_of(folder, files_of(folder)))
+    publish(folder, folder_of(tmp_path, 7))
+    return folder_of(tmp_path, 7)
+
+
+def test_a_whole_checkpoint_has_no_faults(whole: Path) -> None:
+    assert sorted(read_manifest(whole)) == ["engine/weights.pt", "run.json"]
+    assert faults(whole, read_manifest(whole)) == []
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(bytes(999))
+
+
+def flip(path: Path) -> None:
+    path.write_bytes(bytes(500) + b"\1" + bytes(499))
+
+
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        (cut, "engine/weights.pt has 999 bytes, not 1000"),
+        (flip, "engine/weights.pt has another content than was written"),
+        (Path.unlink, "engine/weights.pt is missing"),
+    ],
+)
+def test_a_damaged_file_is_named(whole: Path, damage, told: str) -> None:
+    damage(whole / "engine" / "weights.pt")
+    assert faults(whole, read_manifest(whole)) == [told]
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"format": 1}', '{"format": 99, "files": {}}', "{"])
+def test_a_manifest_that_is_none_is_refused(whole: Path, text: str) -> None:
+    (whole / MANIFEST).write_text(text)
+    with pytest.raises(ValueError, match=r"manifest.json|layout"):
+        read_manifest(whole)
+
+
+def test_newest_first_and_nothing_unfinished(tmp_path: Path) -> None:
+    for step in (5, 100, 20):
+        folder_of(tmp_path, step).mkdir(parents=True)
+    unfinished_of(tmp_path, 200).mkdir()
+    (tmp_path / "checkpoints" / "mine").mkdir()
+    assert [folder.name for folder in checkpoints_in(tmp_path)] == [
+        "step-00000100",
+        "step-00000020",
+        "step-00000005",
+    ]
+    clear_unfinished(tmp_path)
+    assert not unfinished_of(tmp_path, 200).exists()
+    assert (tmp_path / "checkpoints" / "mine").exists()
+
+
+def draws() -> tuple[float, float, float, float]:
+    return random.random(), float(np.random.rand()), float(np.random.randn()), float(torch.rand(()))
+
+
+def test_random_numbers_go_on_where_they_were() -> None:
+    np.random.randn()  # of two that it makes, it keeps one
+    state = random_state()
+    first = draws()
+    assert draws() != first
+    set_random_state(state)
+    assert draws() == first
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_what_is_saved_is_what_was_there_when_it_was_submitted(tmp_path: Path, background: bool) -> None:
+    files = ShardFiles(background)
+    tensor = torch.arange(1000.0)
+    files.submit({"deep": [(1, {"tensor": tensor})], "text": "x"}, tmp_path / "state.pt")
+    tensor.zero_()
+    assert files.finished() == []
+    assert files.done
+    held = files.load(str(tmp_path / "state.pt"))
+    assert torch.equal(held["deep"][0][1]["tensor"], torch.arange(1000.0)) is True
+    assert held["text"] == "x"
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_a_file_that_cannot_be_written_is_told_once(tmp_path: Path, background: bool) -> None:
+    files = ShardFiles(background)
+    files.submit({"a": 1}, tmp_path / "nowhere" / "state.pt")
+    [failure] = files.finished()
+    assert isinstance(failure, OSError)
+    assert files.finished() == []
+
+
+@contextmanager
+def nearly_full() -> Iterator[None]:
+    """No file can grow beyond 100 kB; writing more raises what a full disk raises, but for the words.
+
+    Not a fixture: pytest reports a test before its fixtures are undone, and what it writes to may be a file
+    that is longer already.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_a_file_that_does_not_fit_is_told_with_reason_and_name(tmp_path: Path, background: bool) -> None:
+    files = ShardFiles(background)
+    with nearly_full():
+        files.submit({"weights": torch.zeros(10**6)}, tmp_path / "state.pt")
+        [failure] = files.finished()
+    assert (failure.strerror, failure.filename) == ("File too large", str(tmp_path / "state.pt"))
+
+
+class Evil:
+    def __init__(self, made: Path) -> None:
+        self.made = made
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return os.mkdir, (str(self.made),)
+
+
+def test_code_in_a_file_is_not_run(tmp_path: Path) -> None:
+    torch.save({"a": Evil(tmp_path / "made")}, tmp_path / "state.pt")
+    with pytest.raises(Exception, match=r"[Ww]eights.only"):
+        ShardFiles(False).load(str(tmp_path / "state.pt"))
+    assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_files_are_hashed_while_they_are_written(tmp_path: Path, background: bool) -> None:
+    files = ShardFiles(background)
+    for name in ("a.pt", "b.pt"):
+        files.submit({"weights": torch.randn(10**6), "name": name}, tmp_path / name)
+    assert files.finished() == []
+    found = {path.name: facts for path, facts in files.written.items()}
+    assert found == facts_of(tmp_path, ["a.pt", "b.pt"])
+
+
+def test_what_is_read_within_what_is_read_safely_takes_nothing_away(tmp_path: Path) -> None:
+    torch.save({"a": LossScaler(1)}, tmp_path / "scaler.pt")
+    torch.save({"a": Evil(tmp_path / "made")}, tmp_path / "evil.pt")
+    with only_weights():
+        ShardFiles(False).load(str(tmp_path / "scaler.pt"))
+        torch.load(tmp_path / "scaler.pt", weights_only=False)
+        with pytest.raises(Exception, match=r"[Ww]eights.only"):
+            torch.load(tmp_path / "evil.pt", weights_only=False)
+    assert not (tmp_path / "made").exists()
+    assert "TORCH_FORCE_WEIGHTS_ONLY_LOAD" not in os.environ
+
+
+def test_what_is_saved_a_second_time_takes_no_new_memory_and_is_as_it_is_then(tmp_path: Path) -> None:
+    files = ShardFiles(background=True)
+    tensors = {"a": torch.arange(1000.0), "b": torch.arange(500.0), "grows": torch.zeros(3)}
+    files.submit(tensors, tmp_path / "state.pt")
+    assert files.finished() == []
+    used = [copy.data_ptr() for copy in files._copies["state.pt"]]
+    tensors["a"] += 1
+    tensors["grows"] = torch.ones(4)
+    wanted = {name: tensor.clone() for name, tensor in tensors.items()}
+    (tmp_path / "next").mkdir()
+    files.submit(tensors, tmp_path / "next" / "state.pt")
+    tensors["b"].zero_()
+    assert files.finished() == []
+    held = files.load(str(tmp_path / "next" / "state.pt"))
+    assert all(torch.equal(held[name], tensor) for name, tensor in wanted.items())
+    assert [copy.data_ptr() for copy in files._copies["state.pt"]][:2] == used[:2]
+    first = files.load(str(tmp_path / "state.pt"))
+    assert torch.equal(first["a"], torch.arange(1000.0))

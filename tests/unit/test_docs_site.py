@@ -1,0 +1,267 @@
+"""The documentation as a site: it builds without a warning, and its generated pages hold what the code has."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from html import unescape
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urljoin, urlsplit
+
+import pytest
+import typer
+
+from grpox.cli.app import app
+from grpox.config import ComponentRef, RewardRef, RunConfig, Section
+from grpox.hookspecs import KINDS
+from grpox.plugin_answer import new_manager
+from grpox.plugins import Offer, discover
+from grpox.registry import Registry
+
+pytest.importorskip("mkdocs", reason="mkdocs comes with `make docs`")
+
+ROOT = Path(__file__).parents[2]
+PLUGINS = discover()
+BUILT_IN = [offer for offer in PLUGINS.offers if offer.distribution == "grpox"]
+BASE = "http://site/"
+
+
+def build(config: Path, site: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-f", str(config), "-d", str(site)]
+    environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300, check=False)
+
+
+class Html(HTMLParser):
+    """What the tests need to know of a page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.ids: set[str] = set()
+        self.links: list[str] = []
+        self.loads: list[str] = []
+        self.cells: list[list[str]] = []
+        self._cell = False
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = {name: value or "" for name, value in attrs}
+        self.ids.add(given.get("id", ""))
+        if tag == "a" and "href" in given:
+            self.links.append(given["href"])
+        elif tag in ("script", "img", "iframe") and "src" in given:
+            self.loads.append(given["src"])
+        elif tag == "link" and given.get("rel") not in ("canonical", "prev", "next"):
+            self.loads.append(given["href"])
+        if tag == "tr":
+            self.cells.append([])
+        self._cell = self._cell or tag in ("td", "th")
+        if tag in ("td", "th"):
+            self.cells[-1].append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        self._cell = self._cell and tag not in ("td", "th")
+
+    def handle_data(self, data: str) -> None:
+        if self._cell:
+            self.cells[-1][-1] += data
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The built site."""
+    folder = tmp_path_factory.mktemp("docs") / "site"
+    done = build(ROOT / "mkdocs.yml", folder)
+    assert done.returncode == 0, done.stderr
+    assert "WARNING" not in done.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pages(site: Path) -> dict[str, Html]:
+    """Address below the site's root -> page; the page of errors, whose links start elsewhere, left out."""
+    return {
+        path.relative_to(site).as_posix().removesuffix("index.html"): Html(path.read_text(encoding="utf-8"))
+        for path in site.rglob("*.html")
+        if path.name != "404.html"
+    }
+
+
+def text_between(page: str, start: str, end: str = r"<h[23]") -> str:
+    found = re.search(rf'id="{re.escape(start)}"(.*?)(?:{end}|</article>)', page, re.DOTALL)
+    assert found, start
+    return re.sub(r"<[^>]+>", "", found[1])
+
+
+def test_no_link_of_the_site_is_dead(site: Path, pages: dict[str, Html]) -> None:
+    dead = []
+    for address, page in pages.items():
+        for link in page.links:
+            target = urlsplit(urljoin(BASE + address, link))
+            if target.netloc != "site":
+                continue
+            path = unquote(target.path).lstrip("/")
+            if path in pages:
+                alive = unquote(target.fragment) in pages[path].ids | {""}
+            else:
+                alive = (site / path).is_file()
+            if not alive:
+                dead.append((address, link))
+    assert dead == []
+
+
+def test_a_page_loads_nothing_from_elsewhere(site: Path, pages: dict[str, Html]) -> None:
+    foreign = {load for page in pages.values() for load in page.loads if urlsplit(load).netloc}
+    sheets = "".join(path.read_text(encoding="utf-8") for path in site.rglob("*.css"))
+    assert foreign == set()
+    assert re.findall(r"url\(['\"]?(?:https?:)?//", sheets) == []
+    assert all('class="mermaid"' not in path.read_text() for path in site.rglob("*.html"))
+
+
+def test_every_page_of_the_docs_is_on_the_site(pages: dict[str, Html]) -> None:
+    names = {path.stem for path in (ROOT / "docs").glob("*.md")} - {"index"}
+    assert {f"{name}/" for name in names} <= pages.keys()
+    assert {"", "repository/plugins/", "repository/benchmarks/"} <= pages.keys()
+
+
+@pytest.mark.parametrize("offer", BUILT_IN, ids=lambda offer: f"{offer.kind}-{offer.spec.name}")
+def test_a_built_in_component_is_told_with_all_that_the_registry_knows(site: Path, offer: Offer) -> None:
+    page = (site / "built-ins" / "index.html").read_text(encoding="utf-8")
+    told = " ".join(unescape(text_between(page, f"{offer.kind}-{offer.spec.name}")).split())
+    spec = offer.spec
+    for fact in (
+        spec.summary,
+        spec.formula,
+        spec.source,
+        spec.target,
+        *spec.needs,
+        *spec.provides,
+        *spec.requires,
+    ):
+        assert " ".join(fact.split()) in told
+    model = Registry(PLUGINS).config_model(offer)
+    for name, field in (model.model_fields if model else {}).items():
+        assert name in told
+        assert field.description, name
+
+
+def test_papers_are_links(pages: dict[str, Html]) -> None:
+    papers = {
+        f"https://arxiv.org/abs/{n}" for o in BUILT_IN for n in re.findall(r"arXiv (\S+\d)", o.spec.source)
+    }
+    assert len(papers) > 8
+    assert papers <= set(pages["built-ins/"].links)
+
+
+def test_every_hook_is_in_the_reference(pages: dict[str, Html]) -> None:
+    hooks = [name for name in vars(new_manager().hook) if name.startswith("grpox_")]
+    assert set(KINDS.values()) < set(hooks)
+    assert [name for name in hooks if f"grpox.hookspecs.{name}" not in pages["hooks/"].ids] == []
+
+
+def test_every_contract_is_in_the_reference_with_its_shapes(site: Path, pages: dict[str, Html]) -> None:
+    source = (ROOT / "grpox" / "contracts.py").read_text(encoding="utf-8")
+    classes = re.findall(r"^class (\w+)", source, re.MULTILINE)
+    assert [name for name in classes if f"grpox.contracts.{name}" not in pages["contracts/"].ids] == []
+    page = (site / "contracts" / "index.html").read_text(encoding="utf-8")
+    assert "f32[B, T], the only one with gradient" in text_between(page, "grpox.contracts.LossInputs.logprobs")
+
+
+def test_every_suite_is_in_the_reference(pages: dict[str, Html]) -> None:
+    # Read and not imported, because that takes torch.
+    source = (ROOT / "grpox" / "testing" / "__init__.py").read_text(encoding="utf-8")
+    names = re.findall(r'^    "(\w+)",$', source, re.MULTILINE)
+    assert len(names) > 6
+    told = {
+        anchor.rpartition(".")[2] for anchor in pages["testing/"].ids if anchor.startswith("grpox.testing.")
+    }
+    assert names == [name for name in names if name in told]
+
+
+def config_keys() -> Iterator[tuple[str, type[Section]]]:
+    yield "the-file", RunConfig
+    for name, field in RunConfig.model_fields.items():
+        for member in (field.annotation, *getattr(field.annotation, "__args__", ())):
+            if isinstance(member, type) and issubclass(member, Section):
+                yield name, member
+
+
+@pytest.mark.parametrize(("anchor", "model"), [*config_keys()], ids=lambda part: str(part))
+def test_every_key_of_the_run_file_is_told_with_its_meaning(
+    site: Path, anchor: str, model: type[Section]
+) -> None:
+    page = (site / "configuration" / "index.html").read_text(encoding="utf-8")
+    section = re.search(rf'id="{anchor}".*?(?=<h2|</article>)', page, re.DOTALL)
+    assert section
+    rows = {row[0]: row for row in Html(section[0]).cells}
+    assert rows.keys() - {"key"} == model.model_fields.keys()
+    for name, field in model.model_fields.items():
+        _, kind, default, meaning = rows[name]
+        assert kind
+        assert default == "required" if field.is_required() else default
+        assert meaning == " ".join(re.sub(r"`+", "", field.description or "-").split())
+
+
+def test_a_rewards_own_keys_are_told(site: Path) -> None:
+    page = (site / "configuration" / "index.html").read_text(encoding="utf-8")
+    told = text_between(page, "rewards")
+    own = RewardRef.model_fields.keys() - ComponentRef.model_fields.keys()
+    assert own
+    assert [key for key in own if key not in told] == []
+
+
+def commands(command: Any, path: str) -> Iterator[tuple[str, Any]]:
+    yield path, command
+    for name, child in getattr(command, "commands", {}).items():
+        yield from commands(child, f"{path} {name}")
+
+
+def plain(told: str) -> str:
+    """A help text without what marks it up."""
+    return told.replace("\b", "").replace("`", "")
+
+
+@pytest.mark.parametrize(("path", "command"), [*commands(typer.main.get_command(app), "grpox")], ids=str)
+def test_every_command_is_told_with_its_help_and_options(site: Path, path: str, command: Any) -> None:
+    page = (site / "commands" / "index.html").read_text(encoding="utf-8")
+    told = unescape(text_between(page, path.replace(" ", "-")))
+    for line in plain(command.help).splitlines():
+        assert line.strip() in told
+    for parameter in command.params:
+        if not getattr(parameter, "hidden", False):
+            argument = parameter.param_type_name == "argument"
+            assert (parameter.metavar if argument else parameter.opts[-1]) in told
+            assert plain(parameter.help) in told
+
+
+def test_the_tutorial_shows_the_files_of_the_example(site: Path) -> None:
+    page = unescape(re.sub(r"<[^>]+>", "", (site / "writing-a-plugin" / "index.html").read_text()))
+    example = ROOT / "plugins" / "examples" / "grpox-gmpo"
+    assert (example / "src" / "grpox_gmpo" / "loss.py").read_text().rstrip() in page
+    assert "--8<--" not in page
+
+
+def test_a_bar_in_the_code_of_a_table_has_no_backslash(pages: dict[str, Html]) -> None:
+    cells = [cell for row in pages["run-file/"].cells for cell in row]
+    assert any("grpox plan run.yaml | head -1" in cell for cell in cells)
+    assert [cell for cell in cells if "\\|" in cell] == []
+
+
+@pytest.mark.slow
+def test_a_dead_link_fails_the_build(tmp_path: Path) -> None:
+    for name in ("grpox", "plugins", "benchmarks", "requirements"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    shutil.copytree(ROOT / "docs", tmp_path / "docs")
+    shutil.copy(ROOT / "mkdocs.yml", tmp_path)
+    with (tmp_path / "docs" / "index.md").open("a", encoding="utf-8") as page:
+        page.write("\n[a](gone.md) [b](install.md#gone) [c](../plugins/lost.md)\n")
+    done = build(tmp_path / "mkdocs.yml", tmp_path / "site")
+    assert done.returncode != 0
+    told = sorted(line for line in done.stderr.splitlines() if "WARNING" in line)
+    assert [re.findall(r"gone\.md|#gone|lost\.md", line)[0] for line in told] == ["gone.md", "#gone", "lost.md"]

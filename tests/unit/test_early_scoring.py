@@ -1,0 +1,572 @@
+"""Groups scored while others are generated: when, by whom, what comes of it, and what ends it."""
+
+import asyncio
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+from contextvars import ContextVar
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from grpox import early_scoring
+from grpox.collect import Sampler
+from grpox.config import SamplingConfig
+from grpox.contracts import Rollout, TrainerState
+from grpox.errors import RunFailed
+from grpox.rewards import NamedReward
+from grpox.rewards.call import RewardCall
+from grpox.rewards.stop import Stopped, StopSign
+from grpox.scored_rows import ScoredRow, ScoredRows, joined
+from grpox.world import World
+
+STATE = TrainerState(global_step=0, max_steps=1, epoch=0.0)
+WHO: ContextVar[str] = ContextVar("WHO", default="nobody")
+
+
+class Prompts:
+    """Prompt i is "p<i>"; a completion is read as its number of tokens."""
+
+    def token_ids(self, index):
+        return (index,)
+
+    def rows(self, indices):
+        return [f"p{index}" for index in indices], {"answer": [index % 2 + 1 for index in indices]}
+
+    def completions(self, token_ids):
+        return [str(len(ids)) for ids in token_ids]
+
+
+def rollout(group, sample, version=0):
+    return Rollout(group, sample, (group,), (7,) * (sample + 1), "stop", version)
+
+
+class Streaming:
+    """Yields what `script` yields; sample s has s + 1 tokens."""
+
+    def __init__(self, script):
+        self.script = script
+
+    def generate(self, prompts, sampling, seed):
+        return self.script(prompts)
+
+    def sync(self, weights, version): ...
+    def wake(self): ...
+    def sleep(self): ...
+
+
+def in_order(*places):
+    return lambda prompts: iter([rollout(*place) for place in places])
+
+
+def shuffled(seed):
+    def script(prompts):
+        places = [(p.group_id, sample) for p in prompts for sample in range(p.num_samples)]
+        random.Random(seed).shuffle(places)
+        return (rollout(*place) for place in places)
+
+    return script
+
+
+def sampler(script, *rewards, streaming=True):
+    engine = SimpleNamespace(steps=0, weights=lambda: iter(()))
+    named = [r if isinstance(r, NamedReward) else NamedReward(r.__name__, r) for r in rewards]
+    return Sampler(engine, Streaming(script), named, World(0, 1, torch.device("cpu")), 0, streaming)
+
+
+def sampled(made, groups=2, size=2):
+    return made.sample(Prompts(), range(groups), size, SamplingConfig(), (0, 0), STATE)
+
+
+class Gated:
+    """A reward that scores lengths; a call goes on until it is let through, and notes what it is given."""
+
+    def __init__(self):
+        self.calls = []
+        self.begun, self.free = threading.Semaphore(0), threading.Semaphore(0)
+
+    def __call__(self, prompts, completions, **_):
+        self.calls.append((list(prompts), [int(text) for text in completions]))
+        self.begun.release()
+        assert self.free.acquire(timeout=5)
+        return length(completions)
+
+    @property
+    def groups(self):
+        """The groups of each call, as many times as they have completions."""
+        return ["".join(prompt[1:] for prompt in prompts) for prompts, _ in self.calls]
+
+
+def gated(script):
+    """A sampler with a gated reward; `script(reward, prompts)` yields the rollouts and opens the gate."""
+    reward = Gated()
+    return reward, sampler(lambda prompts: script(reward, prompts), NamedReward("gated", reward))
+
+
+def one_call_per_group(order, begun):
+    """Whole groups of two, the next only once the call of the one before has begun."""
+
+    def script(prompts):
+        for group in order:
+            yield from (rollout(group, 0), rollout(group, 1))
+            assert begun.acquire(timeout=5)
+
+    return script
+
+
+def scores(rows):
+    return [row.rewards[0] for row in rows]
+
+
+def scorer():
+    """The thread that scores, while there is one."""
+    return next((t for t in threading.enumerate() if t.name == "grpox-early-scoring"), None)
+
+
+def wait_for_scorer():
+    if (thread := scorer()) is not None:
+        thread.join(5)
+
+
+def length(completions, **_):
+    return [float(text) for text in completions]
+
+
+def test_a_group_is_scored_before_the_last_completion_of_another_is_there():
+    begun, calls = threading.Event(), []
+
+    def reward(prompts, completions, **_):
+        calls.append((list(prompts), list(completions)))
+        begun.set()
+        return [float(text) for text in completions]
+
+    def script(prompts):
+        yield from (rollout(1, 1), rollout(0, 1))
+        assert not calls  # no group is whole
+        yield rollout(0, 0)
+        assert begun.wait(5)
+        yield rollout(1, 0)
+
+    rows, _ = sampled(sampler(script, reward))
+    assert calls == [(["p0", "p0"], ["1", "2"]), (["p1", "p1"], ["1", "2"])]
+    assert scores(rows) == [1, 2, 1, 2]
+
+
+def test_without_streaming_all_groups_are_scored_in_one_call_when_all_is_there():
+    calls = []
+
+    def reward(prompts, **_):
+        calls.append(list(prompts))
+        return [0.0] * len(prompts)
+
+    def script(prompts):
+        yield from (rollout(0, 0), rollout(0, 1), rollout(1, 0))
+        assert scorer() is None
+        yield rollout(1, 1)
+
+    sampled(sampler(script, reward, streaming=False))
+    assert calls == [["p0", "p0", "p1", "p1"]]
+
+
+# -- What a call is given ----------------------------------------------------------------------------------
+
+
+def test_groups_that_arrive_while_a_call_runs_are_scored_together_in_order_of_group():
+    def script(reward, prompts):
+        yield from (rollout(2, 0), rollout(2, 1))
+        assert reward.begun.acquire(timeout=5)
+        yield from (rollout(3, 1), rollout(0, 1), rollout(1, 0), rollout(1, 1), rollout(0, 0), rollout(3, 0))
+        assert len(reward.calls) == 1
+        reward.free.release(2)
+
+    reward, made = gated(script)
+    rows, _ = sampled(made, groups=4)
+    assert reward.calls == [(["p2"] * 2, [1, 2]), (["p0"] * 2 + ["p1"] * 2 + ["p3"] * 2, [1, 2, 1, 2, 1, 2])]
+    assert scores(rows) == [1, 2] * 4
+
+
+def test_a_group_that_is_not_whole_waits_for_a_later_call():
+    def script(reward, prompts):
+        yield from (rollout(1, 0), rollout(1, 1))
+        assert reward.begun.acquire(timeout=5)
+        yield from (rollout(0, 0), rollout(2, 0), rollout(2, 1), rollout(3, 1), rollout(3, 0))
+        reward.free.release()
+        assert reward.begun.acquire(timeout=5)
+        yield rollout(0, 1)
+        reward.free.release(2)
+
+    reward, made = gated(script)
+    rows, _ = sampled(made, groups=4)
+    assert reward.groups == ["11", "2233", "00"]
+    assert scores(rows) == [1, 2] * 4
+
+
+def test_a_call_of_several_groups_has_their_columns_and_tells_each_completion_its_own():
+    begun, free, seen = threading.Event(), threading.Event(), []
+
+    def reward(prompts, answer, completion_ids, log_extra, **_):
+        begun.set()
+        assert free.wait(5)
+        seen.append((answer, [len(ids) for ids in completion_ids]))
+        places = zip(prompts, completion_ids, strict=True)
+        log_extra("place", [f"{prompt}/{len(ids)}" for prompt, ids in places])
+        return [0.0] * len(prompts)
+
+    def script(prompts):
+        yield from (rollout(0, 1), rollout(0, 0))
+        assert begun.wait(5)
+        yield from (rollout(2, 1), rollout(2, 0), rollout(1, 1), rollout(1, 0))
+        free.set()
+
+    rows, _ = sampled(sampler(script, reward), groups=3)
+    assert seen == [([1, 1], [1, 2]), ([2, 2, 1, 1], [1, 2, 1, 2])]
+    assert [row.extra["place"] for row in rows] == ["p0/1", "p0/2", "p1/1", "p1/2", "p2/1", "p2/2"]
+
+
+def test_calls_are_joined_in_order_of_group_whichever_came_first():
+    def part(*groups):
+        rows = [ScoredRow(rollout(group, sample), (), (), {}) for group in groups for sample in range(2)]
+        return ScoredRows(rows, {}, {"first": f"group {groups[0]}", f"of {groups[0]}": "told"})
+
+    whole = joined([part(2), part(0, 3), part(1)])
+    assert [row.rollout for row in whole.rows] == [rollout(g, s) for g in range(4) for s in range(2)]
+    assert whole.warnings == {"first": "group 0", "of 0": "told", "of 1": "told", "of 2": "told"}
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_rows_and_metrics_are_those_of_one_call_whatever_the_order_of_completion(seed):
+    def right(completions, answer, log_metric, log_extra, **_):
+        log_extra("gold", answer)
+        log_metric("mean_gold", sum(answer) / len(answer))
+        return [float(int(text) == gold) for text, gold in zip(completions, answer, strict=True)]
+
+    async def partial(completions, **_):
+        await asyncio.sleep(0)
+        return [None if text == "1" else 0.5 for text in completions]
+
+    early = sampled(sampler(shuffled(seed), right, partial), groups=4, size=3)
+    late = sampled(sampler(shuffled(seed + 1), right, partial, streaming=False), groups=4, size=3)
+    assert early[0] == late[0]
+    assert [row.rewards for row in early[0][:3]] == [(1, None), (0, 0.5), (0, 0.5)]
+    assert early[1] == {"mean_gold": {"right": pytest.approx(1.5)}}
+    assert late[1] == {"mean_gold": {"right": 1.5}}
+
+
+def test_a_metric_is_the_mean_over_the_calls_that_log_it_weighed_by_their_completions():
+    begun, free = threading.Event(), threading.Event()
+
+    def reward(prompts, log_metric, **_):
+        begun.set()
+        assert free.wait(5)
+        first = len(prompts) == 2
+        log_metric("all", 1.0 if first else 5.0)
+        log_metric("first" if first else "second", 7.0)
+        if not first:
+            log_metric("second", 9.0)  # the call's own mean is 8
+        return [0.0] * len(prompts)
+
+    def script(prompts):
+        yield from (rollout(3, 0), rollout(3, 1))
+        assert begun.wait(5)
+        yield from (rollout(group, sample) for group in range(3) for sample in range(2))
+        free.set()
+
+    logged = sampled(sampler(script, reward), groups=4)[1]
+    assert logged["all"] == {"reward": 4.0}  # (2 * 1 + 6 * 5) / 8, where calls alike would make 3
+    assert logged["first"] == {"reward": 7.0}
+    assert logged["second"] == {"reward": 8.0}
+
+
+def test_no_function_runs_beside_itself():
+    begun, arrived, second = threading.Event(), threading.Event(), threading.Event()
+    beside = []
+
+    def reward(prompts, **_):
+        if prompts[0] == "p1":
+            second.set()
+        else:
+            begun.set()
+            assert arrived.wait(5)
+            beside.append(second.wait(0.1))
+        return [0.0] * len(prompts)
+
+    def script(prompts):
+        yield from (rollout(0, 0), rollout(0, 1))
+        assert begun.wait(5)
+        yield from (rollout(1, 0), rollout(1, 1))
+        arrived.set()
+
+    sampled(sampler(script, reward))
+    assert beside == [False]
+    assert second.is_set()
+
+
+def test_a_function_sees_the_trainers_context_and_what_reads_data_is_not_run_in_the_scoring_thread():
+    seen, readers = [], []
+
+    def reward(completions, **_):
+        seen.append(WHO.get())
+        return [0.0] * len(completions)
+
+    class Reading(Prompts):
+        def completions(self, token_ids):
+            readers.append(threading.current_thread())
+            return super().completions(token_ids)
+
+    token = WHO.set("trainer")
+    sampler(shuffled(0), reward).sample(Reading(), range(2), 2, SamplingConfig(), (0, 0), STATE)
+    WHO.reset(token)
+    assert set(seen) == {"trainer"}
+    assert readers == [threading.current_thread()] * 2
+
+
+def test_an_evaluation_of_single_completions_is_scored_in_one_call():
+    calls = []
+
+    def reward(prompts, **_):
+        calls.append(len(prompts))
+        return [0.0] * len(prompts)
+
+    sampled(sampler(shuffled(0), reward), groups=3, size=1)
+    assert calls == [3]
+
+
+def test_a_rank_without_prompts_scores_nothing():
+    assert sampled(sampler(in_order(), length), groups=0) == ([], {})
+
+
+# -- Failures ----------------------------------------------------------------------------------------------
+
+
+def breaks_on_p0(prompts, **_):
+    if prompts[0] == "p0":
+        raise ValueError("no")
+    return [1.0] * len(prompts)
+
+
+def test_a_failure_ends_the_run_at_the_next_rollout_and_closes_what_generates():
+    reached = []
+
+    def script(prompts):
+        try:
+            yield from (rollout(0, 0), rollout(0, 1))
+            wait_for_scorer()
+            yield rollout(1, 0)
+            reached.append("more")
+        finally:
+            reached.append("closed")
+
+    with pytest.raises(RunFailed, match="reward 'breaks_on_p0' raised ValueError: no") as caught:
+        sampled(sampler(script, breaks_on_p0))
+    assert isinstance(caught.value.__cause__, ValueError)
+    assert reached == ["closed"]
+
+
+def test_a_failure_of_the_last_group_ends_the_run_when_generation_is_over():
+    with pytest.raises(RunFailed, match="raised ValueError: no"):
+        sampled(sampler(in_order((1, 0), (1, 1), (0, 0), (0, 1)), breaks_on_p0))
+
+
+def test_what_is_no_failure_of_a_function_is_raised_as_it_is(monkeypatch):
+    def broken(*_):
+        raise OSError("disk")
+
+    monkeypatch.setattr(early_scoring, "score_rows", broken)
+    with pytest.raises(OSError, match="disk"):
+        sampled(sampler(shuffled(0), length))
+
+
+@pytest.mark.parametrize("order", [[0, 1, 2], [2, 1, 0]])
+def test_abstentions_are_counted_by_group_and_the_first_groups_failure_is_told(order, capsys):
+    begun = threading.Semaphore(0)
+
+    def breaks(prompts, **_):
+        begun.release()
+        if prompts[0] != "p1":
+            raise ValueError(f"no {prompts[0]}")
+        return [1.0] * len(prompts)
+
+    reward = NamedReward("breaks", breaks, on_error="abstain")
+    rows, _ = sampled(sampler(one_call_per_group(order, begun), reward), groups=3)
+    assert [row.failed for row in rows] == [(True,)] * 2 + [(False,)] * 2 + [(True,)] * 2
+    told = capsys.readouterr().err
+    assert told.count("warning") == 1
+    assert "raised ValueError: no p0" in told
+
+
+def test_a_function_that_fails_as_a_whole_abstains_for_all_groups_of_its_call():
+    begun, free = threading.Event(), threading.Event()
+
+    def breaks_on_p2(prompts, log_metric, **_):
+        begun.set()
+        assert free.wait(5)
+        log_metric("groups", float(len(prompts)))
+        if "p2" in prompts:
+            raise ValueError("no")
+        return [1.0] * len(prompts)
+
+    def script(prompts):
+        yield from (rollout(0, 0), rollout(0, 1))
+        assert begun.wait(5)
+        yield from (rollout(group, sample) for group in (1, 2) for sample in range(2))
+        free.set()
+
+    reward = NamedReward("breaks", breaks_on_p2, on_error="abstain")
+    rows, logged = sampled(sampler(script, reward), groups=3)
+    assert [row.failed[0] for row in rows] == [False] * 2 + [True] * 4
+    assert scores(rows) == [1.0] * 2 + [None] * 4
+    assert logged == {"groups": {"breaks": 2.0}}
+
+
+@pytest.mark.parametrize(
+    ("places", "told"),
+    [
+        ([(5, 0)], "that was not asked for: sample 0 of group 5"),
+        ([(0, 2)], "that was not asked for: sample 2 of group 0"),
+        ([(0, 1), (0, 1)], "twice: sample 1 of group 0"),
+        ([(0, 0), (0, 1), (0, 1)], "twice: sample 1 of group 0"),
+        ([(0, 0, 3)], "of policy version 3, the policy is at version 0"),
+        ([(0, 0), (0, 1), (1, 0)], "3 rollouts that are not the 4 asked for"),
+    ],
+)
+def test_rollouts_that_were_not_asked_for_are_refused(places, told):
+    with pytest.raises(RunFailed, match=told):
+        sampled(sampler(in_order(*places), length))
+    wait_for_scorer()
+    assert scorer() is None
+
+
+# -- The main thread ---------------------------------------------------------------------------------------
+
+
+def test_a_function_that_needs_the_main_thread_gets_whole_batches_there_from_then_on(capsys):
+    calls, others = [], []
+
+    def guarded(prompts, **_):
+        calls.append((threading.current_thread() is threading.main_thread(), len(prompts)))
+        before = signal.signal(signal.SIGALRM, lambda *_: None)
+        signal.signal(signal.SIGALRM, before)
+        return [float(prompt[1:]) for prompt in prompts]
+
+    def other(prompts, **_):
+        others.append(len(prompts))
+        return [2.0] * len(prompts)
+
+    def script(prompts):
+        yield from (rollout(0, 0), rollout(0, 1))
+        wait_for_scorer()
+        yield from (rollout(1, 0), rollout(1, 1))
+
+    made = sampler(script, guarded, other)
+    for _ in range(2):
+        rows, _ = sampled(made)
+        assert [row.rewards for row in rows] == [(0, 2), (0, 2), (1, 2), (1, 2)]
+    assert calls == [(False, 2), (True, 4), (True, 4)]
+    assert others == [2, 4, 4]
+    assert capsys.readouterr().err.count("reward 'guarded' sets a signal handler") == 1
+
+
+def test_a_function_that_may_abstain_loses_no_score_where_it_needs_the_main_thread(capsys):
+    calls = []
+
+    def guarded(prompts, **_):
+        calls.append(len(prompts))
+        signal.signal(signal.SIGALRM, signal.getsignal(signal.SIGALRM))
+        return [1.0] * len(prompts)
+
+    def script(prompts):
+        yield from (rollout(0, 0), rollout(0, 1))
+        wait_for_scorer()
+        yield from (rollout(1, 0), rollout(1, 1))
+
+    rows, _ = sampled(sampler(script, NamedReward("guarded", guarded, on_error="abstain")))
+    assert scores(rows) == [1] * 4
+    assert calls == [2, 4]
+    assert "failures are only counted" not in capsys.readouterr().err
+
+
+# -- Interrupts --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, ConnectionError])
+def test_what_ends_generation_stops_the_call_and_starts_no_other(error):
+    begun, cancelled, calls = threading.Event(), threading.Event(), []
+
+    async def endless(prompts, **_):
+        calls.append(prompts[0])
+        begun.set()
+        try:
+            await asyncio.sleep(60)
+        finally:
+            cancelled.set()
+
+    def script(prompts):
+        yield from (rollout(0, 0), rollout(0, 1))
+        assert begun.wait(5)
+        yield from (rollout(1, 0), rollout(1, 1))
+        raise error
+
+    with pytest.raises(error):
+        sampled(sampler(script, endless))
+    assert cancelled.is_set()
+    wait_for_scorer()
+    assert scorer() is None
+    assert calls == ["p0"]
+
+
+def test_once_the_sign_is_given_no_call_starts():
+    stop = StopSign()
+    stop.give()
+    with pytest.raises(Stopped):
+        stop.cover(RewardCall(length, {}, 1))
+
+
+INTERRUPTED = """
+import asyncio, sys, threading, time
+from grpox.arrivals import ArrivingGroups
+from grpox.contracts import Prompt, Rollout
+from grpox.early_scoring import EarlyScoring
+from grpox.rewards import NamedReward
+from grpox.scored_rows import Unscored
+
+async def endless(completions, **_):
+    try:
+        print("waiting", flush=True)
+        await asyncio.sleep(60)
+    finally:
+        print("stopped", flush=True)
+
+def hangs(completions, **_):
+    time.sleep(60)
+
+rewards = [NamedReward(f.__name__, f) for f in (hangs, endless)]
+groups = ArrivingGroups([Prompt(0, (1,), 1), Prompt(1, (1,), 1)], 0)
+try:
+    with EarlyScoring(rewards, groups, lambda rollouts: Unscored(rollouts, ["p"], ["c"], {}), None) as early:
+        for group in range(2):
+            early.arrived(Rollout(group, 0, (1,), (2,), "stop", 0))
+        if sys.argv[1] == "generating":
+            threading.Event().wait()
+        early.result()
+except KeyboardInterrupt:
+    sys.exit(130)
+"""
+
+
+@pytest.mark.parametrize("phase", ["generating", "scoring"])
+def test_an_interrupt_ends_the_process_though_a_function_hangs(phase):
+    process = subprocess.Popen(
+        [sys.executable, "-X", "dev", "-c", INTERRUPTED, phase],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONWARNINGS": "ignore::DeprecationWarning"},
+    )
+    assert process.stdout.readline() == "waiting\n"
+    process.send_signal(signal.SIGINT)
+    out, errors = process.communicate(timeout=20)
+    assert (process.returncode, out, errors) == (130, "stopped\n", "")

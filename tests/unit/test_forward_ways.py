@@ -1,0 +1,153 @@
+"""Architectures that give the same log-probabilities by other ways, and those that keep their own forward."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from grpox.config import TrainConfig
+from grpox.contracts import Rollout
+from grpox.forward_ways import PLAIN, ForwardWays, forget, not_taken, prepare
+from grpox.logprobs import completion_logprobs
+from grpox.rollout import collate
+
+SMALL = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 101,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+SHARED, CHUNKED = ForwardWays(chunked=True, shared_width=32), ForwardWays(chunked=True)
+TRAIN = TrainConfig()
+TEMPERATURE = 0.8
+
+
+def model_of(kind: str, dtype: torch.dtype = torch.float64, **settings: Any) -> PreTrainedModel:
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(kind, **SMALL | settings)
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    for parameter in model.parameters():
+        if parameter.dim() > 1:  # large enough that a wrong mask shows
+            torch.nn.init.normal_(parameter, std=0.2)
+    return model.eval()
+
+
+def batch() -> Any:
+    prompts = [(5, 6, 7), (5, 6, 7), (8, 9), (5, 6, 7), (8, 9)]
+    completions = [(11, 12, 13, 14), (15,), (16, 17, 18, 19, 20), (21, 22), (23,)]
+    rollouts = [
+        Rollout(n, 0, prompt, completion, "stop", 0)
+        for n, (prompt, completion) in enumerate(zip(prompts, completions, strict=True))
+    ]
+    return collate(rollouts, [0.0] * 5, 0, torch.device("cpu"))
+
+
+def gradient_of(model: PreTrainedModel) -> torch.Tensor:
+    return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+
+
+def far(one: torch.Tensor, other: torch.Tensor) -> float:
+    """Relative to the size of the whole: some layers of transformers compute in float32 whatever the model."""
+    return float((one - other).norm() / other.norm())
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "ways"),
+    [
+        ("llama", {}, SHARED),
+        ("llama", {"tie_word_embeddings": True}, SHARED),
+        ("qwen2", {}, SHARED),
+        ("qwen3", {"head_dim": 8}, SHARED),
+        ("gpt2", {"n_embd": 32, "n_layer": 2, "n_head": 4}, SHARED),
+        ("cohere", {"logit_scale": 0.25}, SHARED),
+        ("granite", {"logits_scaling": 4.0}, SHARED),
+        ("gemma2", {"head_dim": 8, "final_logit_softcapping": 2.0}, CHUNKED),  # half its layers are windowed
+        ("mistral", {"sliding_window": 2}, CHUNKED),
+    ],
+)
+def test_log_probabilities_entropies_and_gradients_are_those_of_the_models_own_forward(
+    kind: str, settings: dict[str, Any], ways: ForwardWays
+) -> None:
+    plain = model_of(kind, **settings)
+    model = copy.deepcopy(plain)
+    assert prepare(model, TRAIN) == ways
+    given = batch()
+    mask = given.token_mask
+    expected, expected_entropy = completion_logprobs(plain, given, TEMPERATURE)
+    found, entropy = completion_logprobs(model, given, TEMPERATURE, ways)
+    torch.testing.assert_close(found[mask], expected[mask], rtol=0, atol=1e-5)
+    torch.testing.assert_close(entropy[mask], expected_entropy[mask], rtol=0, atol=1e-5)
+    upstream = torch.randn(found.shape, dtype=torch.float64) * mask
+    (found * upstream).sum().backward()
+    (expected * upstream).sum().backward()
+    assert far(gradient_of(model), gradient_of(plain)) < 1e-6
+
+
+def test_a_head_that_does_more_than_its_configuration_says_keeps_its_forward() -> None:
+    model = model_of("llama")
+    own = model.forward
+    model.forward = lambda *args, **kwargs: _halved(own(*args, **kwargs))  # type: ignore[method-assign]
+    assert prepare(model, TRAIN) == PLAIN
+
+
+def _halved(output: Any) -> Any:
+    output.logits = output.logits / 2
+    return output
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "ways"), [("mixtral", {"num_local_experts": 4}, SHARED), ("mamba", {}, CHUNKED)]
+)
+def test_experts_share_rows_and_recurrent_layers_do_not(
+    kind: str, settings: dict[str, Any], ways: ForwardWays
+) -> None:
+    assert prepare(model_of(kind, torch.float32, **settings), TRAIN) == ways
+
+
+def test_weights_that_are_not_finite_change_nothing() -> None:
+    model = model_of("llama")
+    model.get_output_embeddings().weight.data[:] = torch.nan
+    assert prepare(model, TRAIN) == PLAIN
+    assert "forward" not in vars(model)
+
+
+def test_attention_that_cannot_be_masked_keeps_a_row_for_each_sequence() -> None:
+    model = model_of("llama", torch.float32)
+    model.set_attn_implementation("eager")
+    assert prepare(model, TRAIN) == CHUNKED
+
+
+@pytest.mark.parametrize(
+    ("settings", "ways"), [({"prefix_sharing": False}, CHUNKED), ({"chunked_logprobs": False}, PLAIN)]
+)
+def test_a_run_can_turn_each_off(settings: dict[str, Any], ways: ForwardWays) -> None:
+    assert prepare(model_of("llama"), TrainConfig(**settings)) == ways
+
+
+def test_a_prepared_model_still_generates_and_can_forget() -> None:
+    model = model_of("llama")
+    ids = torch.tensor([[5, 6, 7]])
+    before = model.generate(ids, max_new_tokens=5, do_sample=False)
+    prepare(model, TRAIN)
+    assert torch.equal(model.generate(ids, max_new_tokens=5, do_sample=False), before)
+    forget(model)
+    assert "forward" not in vars(model)
+    assert "forward" not in vars(model.get_output_embeddings())
+
+
+def test_what_a_run_asks_for_in_vain_is_told() -> None:
+    model = model_of("llama")
+    assert not_taken(model, TRAIN, SHARED) is None
+    assert not_taken(model, TrainConfig(prefix_sharing=False), CHUNKED) is None
+    assert not_taken(model, TrainConfig(chunked_logprobs=False), PLAIN) is None
+    assert "cannot use train.prefix_sharing" in str(not_taken(model, TRAIN, CHUNKED))
+    assert "neither train.chunked_logprobs" in str(not_taken(model, TRAIN, PLAIN))

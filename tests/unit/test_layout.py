@@ -1,0 +1,90 @@
+"""Sequences in shared rows: what each position sees, and where the predictions of its tokens lie."""
+
+from __future__ import annotations
+
+import torch
+
+from grpox.contracts import Rollout
+from grpox.layout import TokenSequence, lay_out, rows_of, sequences_of
+from grpox.rollout import RolloutBatch, collate
+
+CPU = torch.device("cpu")
+WIDTH = 1000
+"""Of a model in which sharing pays for all that is in this file."""
+
+
+def batch_of(*sequences: tuple[tuple[int, ...], tuple[int, ...]]) -> RolloutBatch:
+    rollouts = [
+        Rollout(n, 0, prompt, completion, "stop", 0) for n, (prompt, completion) in enumerate(sequences)
+    ]
+    return collate(rollouts, [0.0] * len(rollouts), 0, CPU)
+
+
+TWO_OF_ONE_PROMPT = batch_of(((7, 8), (1, 2)), ((7, 8), (3,)), ((9,), (4, 5)))
+
+
+def test_sequences_are_without_their_padding() -> None:
+    assert sequences_of(TWO_OF_ONE_PROMPT) == [
+        TokenSequence((7, 8), (1, 2)),
+        TokenSequence((7, 8), (3,)),
+        TokenSequence((9,), (4, 5)),
+    ]
+
+
+def test_completions_of_one_prompt_lie_behind_one_copy_of_it() -> None:
+    layout = lay_out(TWO_OF_ONE_PROMPT, WIDTH)
+    assert layout.input_ids.tolist() == [[7, 8, 1, 2, 3], [9, 4, 5, 0, 0]]
+    assert layout.position_ids[0].tolist() == [0, 1, 2, 3, 2]
+    assert layout.position_ids[1, :3].tolist() == [0, 1, 2]
+    assert layout.targets.tolist() == [1, 2, 3, 4, 5]
+    # Row 0: 1 and 3 are both predicted by the prompt's end at 1, 2 by 1 at 2. Row 1 begins at 5.
+    assert layout.sources.tolist() == [1, 2, 1, 5, 6]
+
+
+def test_a_completion_sees_its_prompt_and_itself() -> None:
+    sees = lay_out(TWO_OF_ONE_PROMPT, WIDTH).sees
+    assert sees is not None
+    assert sees[0, 0].int().tolist() == [
+        [1, 0, 0, 0, 0],
+        [1, 1, 0, 0, 0],
+        [1, 1, 1, 0, 0],
+        [1, 1, 1, 1, 0],
+        [1, 1, 0, 0, 1],
+    ]
+    assert sees[1, 0, :3, :3].int().tolist() == [[1, 0, 0], [1, 1, 0], [1, 1, 1]]
+    assert sees.any(dim=-1).all()  # attention over nothing would be NaN
+
+
+def test_without_sharing_each_sequence_has_a_row_and_no_mask_is_needed() -> None:
+    layout = lay_out(TWO_OF_ONE_PROMPT, 0)
+    assert layout.sees is None
+    assert layout.input_ids.tolist() == [[7, 8, 1, 2], [7, 8, 3, 0], [9, 4, 5, 0]]
+    assert layout.position_ids.tolist() == [[0, 1, 2, 3]] * 3
+    assert layout.sources.tolist() == [1, 2, 5, 8, 9]
+
+
+def test_only_tokens_in_the_mask_are_wanted() -> None:
+    batch = batch_of(((7, 8), (1, 2, 3)), ((9,), ()))
+    batch.token_mask[0, 1] = False  # a tool's token
+    layout = lay_out(batch, WIDTH)
+    assert layout.targets.tolist() == [1, 3]
+    assert layout.sources.tolist() == [1, 3]
+
+
+def test_a_row_ends_where_sharing_does_not_pay() -> None:
+    long = [TokenSequence((1,) * 4, (2,) * 300) for _ in range(2)]
+    # 4 tokens of the prompt saved, against 300 * 300 and more pairs of positions, in a hidden size of 64.
+    assert [row.members for row in rows_of(long, 64)] == [(0,), (1,)]
+    short = [TokenSequence((1,) * 40, (2,) * 5) for _ in range(2)]
+    assert [row.members for row in rows_of(short, 64)] == [(0, 1)]
+
+
+def test_a_row_ends_at_the_most_sequences_and_positions() -> None:
+    sequences = [TokenSequence((1,) * 10, (2,) * 2) for _ in range(4)]
+    assert [len(row.members) for row in rows_of(sequences, WIDTH, most=3)] == [3, 1]
+    assert [row.length for row in rows_of(sequences, WIDTH, longest=14)] == [14, 14]
+
+
+def test_rows_are_the_longest_first() -> None:
+    sequences = [TokenSequence((n,), (2,) * length) for n, length in enumerate((3, 9, 1, 5))]
+    assert [row.length for row in rows_of(sequences, WIDTH)] == [10, 6, 4, 2]

@@ -1,0 +1,429 @@
+"""The lock names the code of a run, and two of them tell what changed and how grave that is."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from grpox.cli.plugin_lock import tell_differences, tell_lock
+from grpox.config import RunConfig
+from grpox.contracts import RunContext
+from grpox.errors import ConfigError
+from grpox.given.objects import given_objects
+from grpox.lock.differences import Severity, compare, differences
+from grpox.lock.file import LOCK_FILE, LockFile, read_lock
+from grpox.lock.model import Lock, config_hash
+from grpox.lock.of_run import lock_of
+from grpox.lock.origin import origin_of
+from grpox.lock.ranks import across_ranks
+from grpox.lock.sources import recorded_files
+from grpox.observing.record import LocalRecord
+from grpox.runfile.load import load_run, resolve_config
+
+PLUGIN = """
+import sys
+from grpox import ComponentSpec, hookimpl
+
+@hookimpl
+def grpox_losses():
+    return [ComponentSpec("tiny", "grpox_tiny_loss:Tiny", provides=("smallness",))]
+"""
+OBSERVES = """
+from grpox import hookimpl
+
+@hookimpl
+def grpox_step_finished(step): ...
+"""
+MINE = """
+from grpox.contracts import Reduction
+
+class Mine:
+    reduction = Reduction.TOKEN_MEAN
+    needs = ("entropy",)
+    def per_token(self, inputs): ...
+"""
+
+
+def locked(*overrides: str) -> Lock:
+    return lock_of(load_run("quickstart", overrides))
+
+
+def run_git(folder: Path, *arguments: str) -> str:
+    identity = ("-c", "user.name=a", "-c", "user.email=a@b")
+    command = ["git", "-C", str(folder), *identity, *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+@pytest.fixture
+def tiny(make_distribution: Callable[..., Path]) -> Path:
+    """The folder of an installed distribution grpox-tiny 1.0, which offers the loss `tiny`."""
+    folder = make_distribution("grpox-tiny", PLUGIN)
+    (folder / "grpox_tiny_loss.py").write_text("raise ImportError('the lock must not import this')\n")
+    return folder
+
+
+def direct_url(folder: Path, content: dict[str, Any]) -> None:
+    (folder / "grpox_tiny-1.0.dist-info" / "direct_url.json").write_text(json.dumps(content))
+
+
+def test_the_lock_of_the_quickstart_names_every_component_and_where_it_comes_from() -> None:
+    lock = locked()
+    assert list(lock.components) == [
+        "generator", "advantage", "loss", "correction", "rewards[0]", "tracking.mlflow",
+    ]  # fmt: skip
+    loss = lock.components["loss"]
+    assert (loss.kind, loss.name, loss.given, loss.distribution) == ("loss", "dapo", "plugin", "grpox")
+    assert loss.target == "grpox_losses.dapo:Dapo"
+    assert lock.components["generator"].provides == ("logprobs",)
+    assert list(lock.distributions) == ["grpox"]
+    assert lock.distributions["grpox"].version == metadata.version("grpox")
+    assert lock.distributions["grpox"].files > 150
+    assert lock.versions["torch"] == metadata.version("torch")
+    assert lock.versions["python"] == ".".join(map(str, sys.version_info[:3]))
+
+
+def test_a_lock_reads_back_as_itself_and_has_the_same_digest_each_time() -> None:
+    lock = locked()
+    assert Lock.model_validate_json(lock.text()) == lock
+    assert locked().text() == lock.text()
+    assert json.loads(lock.text())["digest"] == lock.digest
+    assert locked("train.max_steps=3").digest != lock.digest
+
+
+def test_where_a_run_writes_does_not_change_its_config_hash() -> None:
+    assert locked("output_dir=runs/elsewhere").config == locked().config
+    assert locked("train.seed=1").config != locked().config
+    assert config_hash({"b": 1, "a": [1.0]}) == config_hash({"a": [1.0], "b": 1}) != config_hash({"a": [1.0]})
+
+
+def test_a_lock_imports_no_component(tiny: Path) -> None:
+    lock = locked("loss=tiny")
+    assert lock.components["loss"].provides == ("smallness",)
+    assert lock.distributions["grpox-tiny"].files == 2
+    assert "grpox_tiny_loss" not in sys.modules
+
+
+def test_making_a_lock_does_not_import_torch() -> None:
+    code = (
+        "import sys; from grpox.cli.plugin_lock import tell_lock; tell_lock('quickstart', [], None, None); "
+        "assert not {'torch', 'transformers', 'deepspeed', 'mlflow'} & set(sys.modules), 'heavy'"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["components"]["loss"]["name"] == "dapo"
+
+
+def test_a_changed_source_file_of_a_selected_plugin_is_drift(tiny: Path) -> None:
+    before = locked("loss=tiny")
+    assert compare(before, locked("loss=tiny")) == []
+    with (tiny / "grpox_tiny_loss.py").open("a") as file:
+        file.write("# changed\n")
+    (found,) = compare(before, locked("loss=tiny"))
+    assert (found.severity, found.what) == (Severity.DRIFT, "grpox-tiny sources")
+    (line,) = differences(before, locked("loss=tiny"), Severity.DRIFT)
+    assert line.startswith("drift: grpox-tiny sources: ")
+
+
+def test_a_changed_source_file_of_a_plugin_that_is_not_selected_is_nothing(tiny: Path) -> None:
+    before = locked()
+    (tiny / "grpox_tiny_loss.py").write_text("# changed\n")
+    assert locked() == before
+
+
+def test_another_version_is_drift_told_once(tiny: Path) -> None:
+    before = locked("loss=tiny")
+    metadata_file = tiny / "grpox_tiny-1.0.dist-info" / "METADATA"
+    metadata_file.write_text(metadata_file.read_text().replace("Version: 1.0", "Version: 1.1"))
+    (tiny / "grpox_tiny_loss.py").write_text("# another version has other sources\n")
+    assert differences(before, locked("loss=tiny")) == ["drift: grpox-tiny version: 1.0 -> 1.1"]
+
+
+def test_a_config_that_asks_for_something_else_is_no_drift(tiny: Path) -> None:
+    found = compare(locked(), locked("loss=tiny"))
+    assert {one.severity for one in found} == {Severity.CONFIG}
+    assert (found[0].what, found[0].old, found[0].new) == ("loss", "dapo (grpox)", "tiny (grpox-tiny)")
+    assert [one.what for one in compare(locked(), locked("train.seed=1"))] == ["resolved config"]
+
+
+def test_the_same_name_from_another_distribution_is_drift(
+    tiny: Path, make_distribution: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = locked("loss=tiny")
+    make_distribution("grpox-other", PLUGIN)
+    monkeypatch.setenv("GRPOX_DISABLE_PLUGINS", "grpox-tiny")
+    after = locked("loss=tiny")
+    assert differences(before, after) == ["drift: loss: tiny (grpox-tiny) -> tiny (grpox-other)"]
+
+
+def test_a_changed_capability_is_drift() -> None:
+    before = locked()
+    data = before.model_dump(mode="json")
+    data["components"]["generator"]["provides"] = []
+    assert differences(before, Lock.model_validate(data)) == ["drift: generator provides: logprobs -> -"]
+
+
+def test_another_torch_is_neither_drift_nor_config() -> None:
+    before = locked()
+    data = before.model_dump(mode="json")
+    data["versions"] |= {"torch": "1.0", "grpox": "9.9"}
+    here = metadata.version("torch")
+    # grpox is one of the distributions, which tell its version.
+    assert differences(before, Lock.model_validate(data)) == [f"environment: torch version: {here} -> 1.0"]
+
+
+def test_the_gravest_difference_is_told_first(tiny: Path) -> None:
+    before = locked("loss=tiny")
+    (tiny / "grpox_tiny_loss.py").write_text("# changed\n")
+    data = locked("loss=tiny", "train.seed=1").model_dump(mode="json")
+    data["versions"] |= {"torch": "1.0"}
+    order = [one.severity.value for one in compare(before, Lock.model_validate(data))]
+    assert order == ["drift", "environment", "config"]
+
+
+def test_a_component_given_by_path_is_locked_by_its_file(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(MINE)
+    override = f"loss={{path: '{file}:Mine'}}"
+    before = locked(override)
+    loss = before.components["loss"]
+    assert (loss.given, loss.target, loss.needs) == ("path", f"{file}:Mine", ("entropy",))
+    assert loss.distribution is None
+    file.write_text(MINE + "# changed\n")
+    (found,) = compare(before, locked(override))
+    assert (found.severity, found.what) == (Severity.DRIFT, "loss file")
+
+
+def test_the_same_file_in_another_folder_is_no_drift(tmp_path: Path) -> None:
+    locks = []
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "mine.py").write_text(MINE)
+        locks.append(locked(f"loss={{path: '{tmp_path}/{name}/mine.py:Mine'}}"))
+    assert [one.severity for one in compare(*locks)] == [Severity.CONFIG, Severity.ORIGIN]
+
+
+def is_short(completions: list[str], **columns: object) -> list[float]:
+    return [float(len(completion) < 3) for completion in completions]
+
+
+def test_an_object_given_in_python_is_told_as_such() -> None:
+    given = given_objects(None, None, None, None, [is_short])
+    config = load_run("quickstart", ["evaluation=null"]).config
+    run = resolve_config(config, Path.cwd(), "python", given=given)
+    reward = lock_of(run).components["rewards[0]"]
+    assert (reward.given, reward.target) == ("python", f"{__name__}:is_short")
+    assert reward.sha256 is None
+
+
+def test_a_plugin_that_observes_every_run_is_in_its_lock(make_distribution: Callable[..., Path]) -> None:
+    before = locked()
+    make_distribution("grpox-watch", OBSERVES)
+    after = locked()
+    assert after.components["plugin grpox-watch:plugin"].given == "unasked"
+    assert after.distributions["grpox-watch"].version == "1.0"
+    assert [one.severity for one in compare(before, after)] == [Severity.ENVIRONMENT]
+    assert after.selected() == before
+
+
+def test_an_installed_wheel_is_locked_by_the_files_of_its_record(tmp_path: Path) -> None:
+    wheel = tmp_path / "grpox_tiny-1.0-py3-none-any.whl"
+    info = "grpox_tiny-1.0.dist-info"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("grpox_tiny/__init__.py", PLUGIN)
+        archive.writestr("grpox_tiny/words.txt", "one two")
+        archive.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: grpox-tiny\nVersion: 1.0\n")
+        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(f"{info}/RECORD", "")
+    site = tmp_path / "site"
+    command = [sys.executable, "-m", "pip", "install", "--no-index", "--no-deps", "--target", str(site)]
+    subprocess.run([*command, str(wheel)], check=True, capture_output=True)
+    (distribution,) = metadata.distributions(path=[str(site)])
+    assert (site / "grpox_tiny" / "__pycache__").exists()
+    assert sorted(recorded_files(distribution)) == ["grpox_tiny/__init__.py", "grpox_tiny/words.txt"]
+    origin = origin_of(distribution)
+    assert (origin.editable, origin.commit) == (False, None)
+    assert origin.url == wheel.as_uri()
+
+
+def test_the_origin_of_an_install_from_git_is_its_commit(tiny: Path) -> None:
+    vcs = {"vcs": "git", "commit_id": "abc123"}
+    direct_url(tiny, {"url": "https://example.org/tiny.git", "vcs_info": vcs})
+    held = locked("loss=tiny").distributions["grpox-tiny"]
+    assert (held.origin, held.commit, held.editable) == ("https://example.org/tiny.git", "abc123", False)
+
+
+def test_an_editable_install_is_locked_by_the_commit_of_its_folder_and_whether_that_is_clean(
+    tiny: Path,
+) -> None:
+    direct_url(tiny, {"url": tiny.as_uri(), "dir_info": {"editable": True}})
+    held = locked("loss=tiny").distributions["grpox-tiny"]
+    assert (held.editable, held.commit, held.dirty) == (True, None, None)
+
+    run_git(tiny, "init", "--quiet")
+    run_git(tiny, "add", ".")
+    run_git(tiny, "commit", "--quiet", "--message", "first")
+    clean = locked("loss=tiny")
+    held = clean.distributions["grpox-tiny"]
+    assert (held.commit, held.dirty) == (run_git(tiny, "rev-parse", "HEAD"), False)
+
+    run_git(tiny, "commit", "--quiet", "--allow-empty", "--message", "second")
+    assert [(one.severity, one.what) for one in compare(clean, locked("loss=tiny"))] == [
+        (Severity.ORIGIN, "grpox-tiny commit")
+    ]
+    (tiny / "grpox_tiny_loss.py").write_text("# changed\n")
+    dirty = locked("loss=tiny")
+    assert dirty.distributions["grpox-tiny"].dirty is True
+    (line,) = differences(clean, dirty)
+    assert line.startswith("drift: grpox-tiny sources: ")
+    assert line.endswith(" with changes")
+
+
+def test_a_folder_that_an_enclosing_repository_does_not_hold_has_no_commit(tiny: Path) -> None:
+    around = tiny.parent
+    run_git(around, "init", "--quiet")
+    run_git(around, "commit", "--quiet", "--allow-empty", "--message", "first")
+    direct_url(tiny, {"url": tiny.as_uri(), "dir_info": {"editable": True}})
+    assert locked("loss=tiny").distributions["grpox-tiny"].commit is None
+
+
+def test_only_the_distributions_own_files_of_a_namespace_are_hashed(
+    make_distribution: Callable[..., Path],
+) -> None:
+    locks = []
+    for name in ("one", "two"):
+        folder = make_distribution(f"grpox-{name}", "", entry_points={"plugin": f"family.{name}.plugin"})
+        (folder / "family" / name).mkdir(parents=True)
+        (folder / "family" / name / "plugin.py").write_text(PLUGIN.replace('"tiny"', f'"{name}"'))
+        (folder / "family" / name / "__init__.py").write_text("")
+        locks.append(folder)
+    held = locked("loss=one").distributions["grpox-one"]
+    assert held.files == 2
+    (locks[1] / "family" / "two" / "__init__.py").write_text("# changed\n")
+    assert locked("loss=one").distributions["grpox-one"] == held
+
+
+# -- Files and commands ------------------------------------------------------------------------------------
+
+
+def test_the_lock_of_an_earlier_run_in_the_folder_is_set_aside(tmp_path: Path) -> None:
+    run = context(tmp_path)
+    first, second = locked(), locked("train.seed=1")
+    for lock in (first, second):
+        LocalRecord().grpox_run_started(run)
+        LockFile(lock).grpox_run_started(run)
+    assert read_lock(tmp_path) == second
+    (earlier,) = tmp_path.glob(f"earlier/*/{LOCK_FILE}")
+    assert read_lock(earlier) == first
+
+
+def context(folder: Path) -> RunContext:
+    data = {"model": {"path": "m"}, "data": {"path": "d.jsonl"}, "rewards": ["exact"]}
+    return RunContext(RunConfig.model_validate(data), folder, 10, 1, {}, None, "run.yaml")
+
+
+def drawn(old: Path, new: Path) -> tuple[bool, str]:
+    output = io.StringIO()
+    return tell_differences(old, new, Console(file=output, width=200)), output.getvalue()
+
+
+def test_lock_prints_what_it_would_write(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tell_lock("quickstart", ["train.seed=1"], None, None)
+    printed = capsys.readouterr().out
+    assert printed == locked("train.seed=1").text()
+    tell_lock("quickstart", ["train.seed=1"], None, tmp_path / "saved.json")
+    assert (tmp_path / "saved.json").read_text() == printed
+    capsys.readouterr()
+    tell_lock(str(tmp_path / "saved.json"), [], None, None)
+    assert capsys.readouterr().out == printed
+
+
+def test_changes_to_the_lock_of_a_run_that_was_made_are_refused(tmp_path: Path) -> None:
+    (tmp_path / LOCK_FILE).write_text(locked().text())
+    with pytest.raises(ConfigError, match="changes go with a run file or recipe"):
+        tell_lock(str(tmp_path), ["train.seed=1"], None, None)
+
+
+def test_diff_of_two_equal_locks_says_so(tmp_path: Path) -> None:
+    for name in ("a.json", "b.json"):
+        (tmp_path / name).write_text(locked().text())
+    differs, text = drawn(tmp_path / "a.json", tmp_path / "b.json")
+    assert not differs
+    assert text.startswith("no difference between ")
+
+
+def test_diff_of_two_runs_names_the_keys_of_the_config(tmp_path: Path) -> None:
+    for name, seed in (("a", 0), ("b", 7)):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / LOCK_FILE).write_text(locked(f"train.seed={seed}").text())
+        (folder / "config.yaml").write_text(f"train: {{seed: {seed}}}\noutput_dir: runs/{name}\n")
+    differs, text = drawn(tmp_path / "a", tmp_path / "b")
+    assert differs
+    (row,) = [line.split() for line in text.splitlines() if "config" in line]
+    assert row == ["config", "train.seed", "0", "7"]
+    assert "output_dir" not in text
+
+
+def test_a_folder_without_a_lock_is_answered_with_those_around_it(tmp_path: Path) -> None:
+    (tmp_path / "first").mkdir()
+    (tmp_path / "first" / LOCK_FILE).write_text(locked().text())
+    with pytest.raises(ConfigError) as caught:
+        read_lock(tmp_path / "frist")
+    (problem,) = caught.value.problems
+    assert problem.what == "no such run folder or lock file"
+    assert problem.nearest == str(tmp_path / "first")
+    (tmp_path / "broken.json").write_text("{}")
+    with pytest.raises(ConfigError, match="is no plugin lock"):
+        read_lock(tmp_path / "broken.json")
+
+
+# -- Across ranks ------------------------------------------------------------------------------------------
+
+
+def rank(lock: Lock, host: str) -> tuple[str, str]:
+    return lock.digest, host
+
+
+def test_the_ranks_of_a_machine_with_another_version_are_named_with_both_versions(tiny: Path) -> None:
+    mine = locked("loss=tiny")
+    data = mine.model_dump(mode="json")
+    data["distributions"]["grpox-tiny"]["version"] = "2.0"
+    theirs = Lock.model_validate(data)
+    told = [rank(mine, "a"), rank(theirs, "b"), rank(mine, "a"), rank(theirs, "c")]
+    problems, warnings = across_ranks(told, [(mine, {}), (theirs, {})])
+    (problem,) = problems
+    assert problem.what.startswith("ranks 1, 3 (b, c): grpox-tiny version is not that of rank 0 (a)")
+    assert (problem.given, problem.allowed) == ("2.0", "1.0")
+    assert warnings == []
+
+
+def test_another_torch_is_refused_and_a_vllm_that_only_one_rank_has_is_not() -> None:
+    mine = locked()
+    data = mine.model_dump(mode="json")
+    data["versions"] |= {"torch": "1.0", "vllm": "0.1"}
+    theirs = Lock.model_validate(data)
+    problems, _ = across_ranks([rank(mine, "a"), rank(theirs, "b")], [(mine, {}), (theirs, {})])
+    assert [(problem.given, problem.allowed) for problem in problems] == [("1.0", metadata.version("torch"))]
+
+
+def test_another_config_on_a_rank_is_a_warning_that_names_the_keys_but_not_the_paths() -> None:
+    mine, theirs = locked(), locked("train.seed=1")
+    left = {"train": {"seed": 0}, "model": {"path": "/here/m"}, "rewards": [{"weight": 1.0}]}
+    right = {"train": {"seed": 1}, "model": {"path": "/there/m"}, "rewards": [{"weight": 0.5}]}
+    problems, warnings = across_ranks([rank(mine, "a"), rank(theirs, "b")], [(mine, left), (theirs, right)])
+    assert problems == []
+    assert warnings == [
+        "warning: rank 1 (b): another config than that of rank 0 (a)\n"
+        "    train.seed: 1, not 0\n"
+        "    rewards[0].weight: 0.5, not 1.0"
+    ]

@@ -1,0 +1,38 @@
+"""Which errors of libraries mean that there is no memory left, and what the user is told of them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from grpox.errors import ConfigError, Problem, RunFailed
+from grpox.metrics import PhaseTimes
+from grpox.out_of_memory import memory_told
+
+VLLM = (
+    "Available memory on node 0 (21.18/23.54 GiB) on kv cache allocation is less than requested memory for kv"
+)
+
+
+def test_an_engine_without_room_for_its_cache_is_told_with_the_settings_of_its_share() -> None:
+    cause = ValueError(f"{VLLM} (5000.0 GiB). Decrease --kv-cache-memory-bytes")
+    with pytest.raises(RunFailed) as failure, PhaseTimes().phase("start generator"):
+        raise ConfigError(Problem(f"vLLM does not start: {cause}", "generator.engine")) from cause
+    told = str(failure.value)
+    assert "out of memory on rank 0 in phase 'start generator'" in told
+    assert "5000.0 GiB" in told
+    assert "generator.kv_cache_gib" in told
+
+
+def test_the_phase_that_ran_out_is_told_and_not_the_one_around_it() -> None:
+    times = PhaseTimes()
+    told = r"(?s)in phase 'update': 8\.0 TiB more were asked for.*train\.per_device_train_batch_size"
+    with pytest.raises(RunFailed, match=told), times.phase("report"), times.phase("update"):
+        torch.empty(2**43, dtype=torch.uint8)
+    assert times.failed == "update"
+
+
+def test_other_errors_stay_what_they_are() -> None:
+    other = ValueError("something else")
+    with pytest.raises(ValueError, match="something else"), memory_told("update"):
+        raise other

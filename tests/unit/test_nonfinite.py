@@ -1,0 +1,118 @@
+"""What is not finite is found, told, counted, and ends the run where it should."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from grpox.config import TrainConfig
+from grpox.contracts import Rollout
+from grpox.errors import ConfigError, RunFailed
+from grpox.faults.dump import FAULT
+from grpox.faults.found import Found, find, in_order
+from grpox.faults.policy import NonFinitePolicy
+from grpox.faults.read import open_dump
+from grpox.kl import k2, k3
+from grpox.rollout import collate
+from grpox.slices import Slice
+from grpox.world import World
+
+WORLD = World(0, 1, torch.device("cpu"))
+MASK = torch.tensor([[True, True, False], [True, True, True]])
+
+
+def values(**at: float) -> torch.Tensor:
+    """f32[2, 3] of ones, but for what is given as ``r1t2=inf``."""
+    made = torch.ones(2, 3)
+    for place, value in at.items():
+        made[int(place[1]), int(place[3])] = value
+    return made
+
+
+def test_the_first_token_of_each_term_is_found_with_how_many_there_are() -> None:
+    terms = {"policy loss": values(r1t0=math.nan, r1t2=math.inf), "log-probability": values(r1t2=-math.inf)}
+    assert find([({"policy loss": values()}, MASK), (terms, MASK)], rank=3) == [
+        Found("log-probability", "-inf", 3, 1, 1, 2, 1),
+        Found("policy loss", "nan", 3, 1, 1, 0, 2),
+    ]
+
+
+def test_what_the_mask_leaves_out_is_not_looked_at() -> None:
+    assert find([({"KL": values(r0t2=math.nan)}, MASK)], rank=0) == []
+
+
+def test_a_cause_comes_before_what_it_causes_whatever_rank_it_is_on() -> None:
+    consequence, cause = Found("policy loss", "nan", 0, 0, 0, 0, 1), Found("advantage", "nan", 1, 0, 0, 0, 1)
+    assert in_order([consequence, cause]) == [cause, consequence]
+
+
+def micro_batch() -> Slice:
+    rollout = Rollout(0, 0, (3, 4), (5, 6), "stop", 0)
+    return Slice(collate([rollout, rollout], [1.0, -1.0], 0, WORLD.device))
+
+
+def policy(**train: object) -> NonFinitePolicy:
+    return NonFinitePolicy(TrainConfig.model_validate(train), WORLD)
+
+
+def fail(policy: NonFinitePolicy, step: int) -> None:
+    terms = {"policy loss": torch.tensor([[1.0, math.nan], [1.0, 1.0]])}
+    policy.not_taken(step, "the loss is nan", [micro_batch()], [terms])
+
+
+def test_a_run_stops_unless_told_otherwise_and_says_where() -> None:
+    with pytest.raises(
+        RunFailed, match=r"the loss is nan in step 7: policy loss nan at rank 0, .* row 0, token 1"
+    ):
+        fail(policy(), 7)
+
+
+def test_so_many_skips_in_a_row_end_the_run_and_fewer_do_not() -> None:
+    skipping = policy(on_nonfinite="skip", max_skips_in_a_row=3)
+    fail(skipping, 1)
+    fail(skipping, 2)
+    skipping.taken()
+    fail(skipping, 4)
+    fail(skipping, 5)
+    assert skipping.metrics() == {"skipped_steps": 4}
+    with pytest.raises(RunFailed, match="3 steps in a row"):
+        fail(skipping, 6)
+
+
+def test_a_skip_is_told_each_time(capsys: pytest.CaptureFixture[str]) -> None:
+    skipping = policy(on_nonfinite="skip")
+    fail(skipping, 1)
+    fail(skipping, 2)
+    told = capsys.readouterr().err
+    assert "in step 1" in told
+    assert "in step 2" in told
+
+
+def test_runs_that_cannot_skip_have_no_metric_of_it() -> None:
+    assert policy().metrics() == {}
+
+
+def test_k3_overflows_beyond_88_nats_and_k2_does_not() -> None:
+    logprobs = torch.zeros(1, requires_grad=True)
+    assert bool(k3(torch.tensor([88.0]), logprobs, logprobs).isfinite())
+    assert bool(k3(torch.tensor([89.0]), logprobs, logprobs).isinf())
+    assert k2(torch.tensor([89.0]), logprobs, logprobs).item() == 89**2 / 2
+
+
+def test_a_folder_that_is_no_dump_names_one_that_is(tmp_path: Path) -> None:
+    dump = tmp_path / "faults" / "step-00000003"
+    dump.mkdir(parents=True)
+    (dump / FAULT).write_text("{}")
+    for folder, what in ((tmp_path, "holds no dump"), (tmp_path / "faults" / "step-3", "no such folder")):
+        with pytest.raises(ConfigError, match=what) as caught:
+            open_dump(folder)
+        assert str(dump) in str(caught.value)
+
+
+def test_a_dump_without_its_manifest_is_damaged(tmp_path: Path) -> None:
+    (tmp_path / FAULT).write_text("{}")
+    with pytest.raises(ConfigError, match=r"damaged: manifest\.json is missing"):
+        open_dump(tmp_path)

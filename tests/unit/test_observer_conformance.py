@@ -1,0 +1,41 @@
+"""The conformance suite of observers: each fault is found by the check meant for it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from grpox.testing import ObserverConformance
+from grpox.testing.runner import Outcome, outcomes
+
+BROKEN = Path(__file__).with_name("broken_observers.py")
+
+
+def failed(component: str | dict[str, str]) -> dict[str, Outcome]:
+    suite = type("Suite", (ObserverConformance,), {"component": component})
+    made = {outcome.check.removeprefix("test_"): outcome for outcome in outcomes(suite())}
+    return {check: outcome for check, outcome in made.items() if outcome.status == "failed"}
+
+
+def test_the_tracker_conforms() -> None:
+    assert failed("mlflow") == {}
+
+
+def test_what_is_right_passes() -> None:
+    assert failed({"path": f"{BROKEN}:Right"}) == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "check", "told"),
+    [
+        ("WantsMore", "runs", "no such server"),
+        ("DividesByRewards", "runs", "grpox_rollouts_scored: TypeError"),
+        ("FailsOnFailure", "failed_runs", "grpox_run_failed: IndexError"),
+        ("FormatsIntegers", "odd_numbers", "NaN"),
+        ("AddsMetrics", "changes_nothing", "changes the metrics"),
+    ],
+)
+def test_each_fault_is_found_by_the_check_meant_for_it(name: str, check: str, told: str) -> None:
+    assert re.search(told, failed({"path": f"{BROKEN}:{name}"})[check].what)

@@ -1,0 +1,226 @@
+"""Which checkpoint a run goes on from, which are kept, and what of a run must not have changed."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+
+from grpox.checkpoint.fingerprints import fingerprints
+from grpox.checkpoint.folders import checkpoints_in, folder_of
+from grpox.checkpoint.manifest import facts_of, files_of, write_manifest
+from grpox.checkpoint.progress import Progress
+from grpox.checkpoint.resume import Checkpoint, check_changes, newest_good
+from grpox.checkpoint.saver import CheckpointSaver
+from grpox.cli.resume import run_to_resume
+from grpox.config import CheckpointConfig
+from grpox.errors import ConfigError
+from grpox.lock.model import Lock
+from grpox.lock.of_run import lock_of
+from grpox.runfile.load import ResolvedRun, load_run
+from grpox.world import World
+
+ALONE = World(0, 1, torch.device("cpu"))
+
+
+@pytest.fixture(scope="module")
+def run() -> ResolvedRun:
+    return load_run("quickstart", ["evaluation=null"])
+
+
+def progress_of(run: ResolvedRun, step: int = 3, **metrics: float) -> Progress:
+    return Progress(
+        step=step,
+        world_size=1,
+        num_tokens=0,
+        seconds=0.0,
+        evaluation_before={},
+        metrics=metrics,
+        metrics_bytes=0,
+        config=run.config.model_dump(mode="json"),
+        data=fingerprints(run.config),
+        lock=lock_of(run),
+    )
+
+
+def save(output_dir: Path, progress: Progress) -> Path:
+    """A checkpoint without an engine."""
+    folder = folder_of(output_dir, progress.step)
+    folder.mkdir(parents=True)
+    progress.write(folder)
+    write_manifest(folder, facts_of(folder, files_of(folder)))
+    return folder
+
+
+def test_progress_is_read_back_as_it_was(run: ResolvedRun, tmp_path: Path) -> None:
+    progress = progress_of(run, 3, reward=0.5, odd=float("inf"))
+    progress.write(tmp_path)
+    assert Progress.read(tmp_path) == progress
+
+
+def test_the_newest_that_is_whole_is_taken_and_damaged_ones_are_named(run: ResolvedRun, tmp_path: Path) -> None:
+    for step in (2, 4, 6):
+        save(tmp_path, progress_of(run, step))
+    (folder_of(tmp_path, 6) / "run.json").write_text("{}")
+    (folder_of(tmp_path, 4) / "manifest.json").unlink()
+    console = Console(record=True, width=300)
+    found = newest_good(tmp_path, ALONE, console)
+    assert found is not None
+    assert found.progress.step == 2
+    told = console.export_text()
+    assert "step-00000006 is damaged" in told
+    assert "step-00000004 is damaged and passed over: manifest.json is missing" in told
+    assert newest_good(tmp_path / "nowhere", ALONE, console) is None
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        (["train.learning_rate=0.5"], "train.learning_rate"),
+        (["loss=cispo"], "loss"),
+        (["train.seed=7"], "train.seed"),
+        (["sampling.temperature=0.5"], "sampling.temperature"),
+        (["rewards.0.weight=2"], "rewards[0].weight"),
+    ],
+)
+def test_another_config_is_refused_unless_it_is_allowed(
+    run: ResolvedRun, tmp_path: Path, overrides: list[str], told: str
+) -> None:
+    checkpoint = Checkpoint(tmp_path, progress_of(run))
+    other = load_run("quickstart", ["evaluation=null", *overrides])
+    with pytest.raises(ConfigError) as caught:
+        check_changes(checkpoint, other.config, lock_of(other), {}, ALONE)
+    assert told in [problem.key for problem in caught.value.problems] or told in str(caught.value)
+    check_changes(checkpoint, other.config, lock_of(other), {}, ALONE, allow=True)
+
+
+@pytest.mark.parametrize(
+    "override", ["output_dir=elsewhere", "checkpoint.every=7", "logging.completions_every=0", "tracking={}"]
+)
+def test_what_changes_nothing_that_is_computed_may_change(
+    run: ResolvedRun, tmp_path: Path, override: str
+) -> None:
+    other = load_run("quickstart", ["evaluation=null", override])
+    check_changes(Checkpoint(tmp_path, progress_of(run)), other.config, lock_of(other), {}, ALONE)
+
+
+def refused(checkpoint: Checkpoint, run: ResolvedRun, lock: Lock, world: World = ALONE, **options: Any) -> str:
+    with pytest.raises(ConfigError) as caught:
+        check_changes(checkpoint, run.config, lock, fingerprints(run.config), world, **options)
+    return "\n".join(map(str, caught.value.problems))
+
+
+def test_other_code_is_refused(run: ResolvedRun, tmp_path: Path) -> None:
+    lock = lock_of(run)
+    distributions = {
+        name: held.model_copy(update={"version": "9.9"}) for name, held in lock.distributions.items()
+    }
+    changed = lock.model_copy(update={"distributions": distributions})
+    assert "grpox version" in refused(Checkpoint(tmp_path, progress_of(run)), run, changed)
+
+
+def test_other_data_is_refused(run: ResolvedRun, tmp_path: Path) -> None:
+    progress = progress_of(run)
+    other = progress.model_copy(update={"data": progress.data | {"data.path": "another"}})
+    assert "data.path" in refused(Checkpoint(tmp_path, other), run, lock_of(run))
+
+
+def test_other_batches_on_more_ranks_are_refused_with_the_sizes_that_fit(
+    run: ResolvedRun, tmp_path: Path
+) -> None:
+    two = dataclasses.replace(ALONE, size=2)
+    checkpoint = Checkpoint(tmp_path, progress_of(run))
+    told = refused(checkpoint, run, lock_of(run), two)
+    assert "2 ranks would make other batches than the 1 of the checkpoint" in told
+    assert "train.per_device_train_batch_size=128" in told
+    check_changes(checkpoint, run.config, lock_of(run), fingerprints(run.config), two, allow=True)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "overrides"),
+    [
+        (2, ["train.per_device_train_batch_size=128"]),
+        (4, ["train.per_device_train_batch_size=32", "train.gradient_accumulation_steps=2"]),
+        (1, ["train.per_device_train_batch_size=64", "train.gradient_accumulation_steps=4"]),
+        (2, ["train.per_device_train_batch_size=128", "train.generation_batch_size=256"]),
+    ],
+)
+def test_the_same_batches_may_be_split_in_another_way(
+    run: ResolvedRun, tmp_path: Path, ranks: int, overrides: list[str]
+) -> None:
+    other = load_run("quickstart", ["evaluation=null", *overrides], ranks)
+    world = dataclasses.replace(ALONE, size=ranks)
+    check_changes(Checkpoint(tmp_path, progress_of(run)), other.config, lock_of(other), {}, world)
+
+
+def test_states_on_nvme_are_not_taken_to_another_number_of_ranks(run: ResolvedRun, tmp_path: Path) -> None:
+    settings = ["deepspeed.offload_optimizer=nvme", f"deepspeed.nvme_path={tmp_path}"]
+    other = load_run("quickstart", ["evaluation=null", "train.per_device_train_batch_size=128", *settings])
+    two = dataclasses.replace(ALONE, size=2)
+    progress = progress_of(run).model_copy(update={"config": other.config.model_dump(mode="json")})
+    told = refused(Checkpoint(tmp_path, progress), other, lock_of(other), two, allow=True)
+    assert "with offload to nvme it stays so" in told
+
+
+@pytest.mark.parametrize(
+    ("settings", "kept"),
+    [
+        ({"keep": 2}, [5, 4]),
+        ({"keep": 1, "best": "reward"}, [5, 2]),
+        ({"keep": 1, "best": "reward", "best_is": "lowest"}, [5, 1]),
+        ({"keep": 1, "best": "unknown"}, [5]),
+        ({"keep": 9}, [5, 4, 3, 2, 1]),
+    ],
+)
+def test_the_newest_and_the_best_are_kept(
+    run: ResolvedRun, tmp_path: Path, settings: dict[str, Any], kept: list[int]
+) -> None:
+    for step, reward in enumerate((0.1, 0.9, float("nan"), 0.5, 0.4), start=1):
+        save(tmp_path, progress_of(run, step, reward=reward))
+    saver: Any = object.__new__(CheckpointSaver)
+    saver.config = CheckpointConfig(**settings)
+    saver.context = type("Context", (), {"output_dir": tmp_path})
+    save(tmp_path, progress_of(run, 9, reward=7.0))  # damaged, and so gone back behind
+    saver._prune(5)
+    assert folder_of(tmp_path, 9).exists()
+    shutil.rmtree(folder_of(tmp_path, 9))
+    assert [folder.name for folder in checkpoints_in(tmp_path)] == [f"step-{step:08d}" for step in kept]
+
+
+@pytest.fixture
+def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory, with a run in runs/mine."""
+    (tmp_path / "runs" / "mine").mkdir(parents=True)
+    (tmp_path / "runs" / "mine" / "config.yaml").write_text("")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.usefixtures("there")
+@pytest.mark.parametrize(
+    ("run_file", "overrides", "resume", "expected"),
+    [
+        (None, [], "runs/mine", ("runs/mine/config.yaml", ["output_dir=runs/mine"])),
+        ("a.b=1", ["c=2"], "runs/mine", ("runs/mine/config.yaml", ["a.b=1", "c=2", "output_dir=runs/mine"])),
+        ("run.yaml", ["c=2"], "runs/mine", ("run.yaml", ["c=2", "output_dir=runs/mine"])),
+        ("run.yaml", ["c=2"], "auto", ("run.yaml", ["c=2"])),
+    ],
+)
+def test_what_resume_goes_on_with(run_file: Any, overrides: Any, resume: str, expected: Any) -> None:
+    assert run_to_resume(run_file, overrides, resume) == expected
+
+
+@pytest.mark.usefixtures("there")
+@pytest.mark.parametrize(
+    ("run_file", "resume", "told"),
+    [(None, "auto", "run file"), (None, "runs/mien", "runs/mine"), (None, "runs", "holds no run")],
+)
+def test_what_resume_cannot_go_on_with_is_told(run_file: Any, resume: str, told: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        run_to_resume(run_file, [], resume)
+    assert told in "\n".join(map(str, caught.value.problems))

@@ -1,0 +1,83 @@
+"""The conformance suite of rewards: each fault is found by the check meant for it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grpox.testing import RewardConformance
+from grpox.testing.conformance import registry
+from grpox.testing.runner import Outcome, outcomes
+
+BROKEN = Path(__file__).with_name("broken_rewards.py")
+INSTALLED: dict[str, dict[str, Any]] = {
+    "exact": {"column": "answer"},
+    "math": {},
+    "code": {},
+    "regex": {"pattern": r"\d+"},
+    "format": {},
+    "length": {"target": 10},
+    "soft_overlong": {"max_length": 8, "buffer": 4},
+}
+"""All but reward_model, which needs a model: name -> parameters."""
+
+
+def checked(component: str | dict[str, Any], **own: Any) -> dict[str, Outcome]:
+    suite = type("Suite", (RewardConformance,), {"component": component, **own})
+    return {outcome.check.removeprefix("test_"): outcome for outcome in outcomes(suite())}
+
+
+def failed(name: str) -> dict[str, Outcome]:
+    made = checked({"path": f"{BROKEN}:{name}"})
+    return {check: outcome for check, outcome in made.items() if outcome.status == "failed"}
+
+
+def test_all_rewards_but_a_model_are_checked_here() -> None:
+    assert {o.spec.name for o in registry().plugins.offers if o.kind == "reward"} - set(INSTALLED) == {
+        "reward_model"
+    }
+
+
+@pytest.mark.parametrize("name", INSTALLED)
+def test_every_installed_one_conforms(name: str) -> None:
+    made = checked({"name": name, **INSTALLED[name]})
+    assert {check: outcome for check, outcome in made.items() if outcome.status == "failed"} == {}
+
+
+@pytest.mark.parametrize("name", ["right", "asks_for_an_answer"])
+def test_what_is_right_passes(name: str) -> None:
+    assert failed(name) == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "check", "told"),
+    [
+        ("one_number", "runs", "not a list"),
+        ("one_too_few", "runs", "6 scores for 7 completions"),
+        ("not_finite", "runs", "finite"),
+        ("needs_a_word", "runs", "IndexError"),
+        ("strips_in_place", "pure", "changes completions"),
+        ("KeepsState", "two_at_once", "two calls at once"),
+    ],
+)
+def test_each_fault_is_found_by_the_check_meant_for_it(name: str, check: str, told: str) -> None:
+    assert re.search(told, failed(name)[check].what)
+
+
+def test_odd_completions_are_tried_beside_those_of_the_author() -> None:
+    made = checked({"path": f"{BROKEN}:needs_a_word"}, completions=("two words",))
+    assert [check for check, outcome in made.items() if outcome.status == "failed"] == ["odd_completions"]
+    assert made["odd_completions"].example == "completion 0: ''"
+
+
+def test_that_it_scored_nothing_is_told() -> None:
+    assert "abstained from all" in checked({"path": f"{BROKEN}:of_other_data"})["runs"].what
+
+
+def test_what_does_not_repeat_or_depends_on_others_is_told_and_allowed() -> None:
+    assert "second time" in checked({"path": f"{BROKEN}:never_the_same"})["the_same_twice"].what
+    assert "other completions" in checked({"path": f"{BROKEN}:compares_with_others"})["the_same_twice"].what
+    assert failed("never_the_same") == {}

@@ -1,0 +1,143 @@
+"""`grpox serve`: what it starts vLLM with, and what it refuses before vLLM loads."""
+
+import json
+import os
+import socket
+from importlib import metadata
+
+import pytest
+from typer.testing import CliRunner
+
+from grpox.cli.app import app
+from grpox.errors import ConfigError
+from grpox_vllm_serving.launch import OWNED, ServerSettings, _folder, command, environment, refuse_owned
+
+TOKEN = "a-secret-0123456789"
+
+
+def settings(**changes):
+    return ServerSettings(**{"model": "m", "token": TOKEN} | changes)
+
+
+def value_of(line, option):
+    return line[line.index(option) + 1]
+
+
+def test_the_token_is_in_the_environment_and_not_on_the_command_line(tmp_path):
+    assert not any(TOKEN in argument for argument in command(settings()))
+    given = environment(settings(), tmp_path, tmp_path, "start")
+    assert [name for name, value in given.items() if TOKEN in value] == ["GRPOX_SERVER_TOKEN"]
+
+
+def test_it_listens_here_alone_unless_told_otherwise(tmp_path, monkeypatch):
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)  # a run in this process may have set it
+    assert value_of(command(settings()), "--host") == "127.0.0.1"
+    assert environment(settings(), tmp_path, tmp_path, "start")["GLOO_SOCKET_IFNAME"] == "lo"
+    assert "GLOO_SOCKET_IFNAME" not in environment(settings(host="0.0.0.0"), tmp_path, tmp_path, "start")
+
+
+def test_the_guard_is_outermost_and_pickle_is_off(tmp_path):
+    line = command(settings())
+    middleware = [line[place + 1] for place, argument in enumerate(line) if argument == "--middleware"]
+    assert middleware[-1] == "grpox_vllm_serving.guard.TokenGuard"
+    assert environment(settings(), tmp_path, tmp_path, "s")["VLLM_ALLOW_INSECURE_SERIALIZATION"] == "0"
+
+
+def test_what_a_user_set_in_the_environment_stays_but_not_what_guards_the_server(tmp_path, monkeypatch):
+    monkeypatch.setenv("VLLM_LOGGING_LEVEL", "DEBUG")
+    monkeypatch.setenv("VLLM_ALLOW_INSECURE_SERIALIZATION", "1")
+    given = environment(settings(), tmp_path, tmp_path, "s")
+    assert "VLLM_LOGGING_LEVEL" not in given
+    assert given["VLLM_ALLOW_INSECURE_SERIALIZATION"] == "0"
+
+
+def test_weights_travel_by_nccl_or_by_file():
+    assert json.loads(value_of(command(settings()), "--weight-transfer-config")) == {"backend": "grpox_file"}
+    assert json.loads(value_of(command(settings(nccl=True)), "--weight-transfer-config")) == {"backend": "nccl"}
+
+
+def test_sizes_are_passed_on():
+    line = command(settings(max_model_len=64, kv_cache_gib=0.5, extra=["--max-num-seqs", "3"]))
+    assert value_of(line, "--max-model-len") == "64"
+    assert value_of(line, "--kv-cache-memory-bytes") == str(2**29)
+    assert line[-2:] == ["--max-num-seqs", "3"]
+    assert "--gpu-memory-utilization" not in line
+    on_cuda = command(settings(cuda=True, gpu_memory_utilization=0.5))
+    assert value_of(on_cuda, "--gpu-memory-utilization") == "0.5"
+    assert "--kv-cache-memory-bytes" not in on_cuda
+    assert "--enforce-eager" not in on_cuda
+
+
+@pytest.mark.parametrize(
+    "argument", ["--api-key", "--middleware=mine.Mine", "--worker_extension_cls", "--host"]
+)
+def test_arguments_that_grpox_sets_are_refused(argument):
+    with pytest.raises(ConfigError) as caught:
+        refuse_owned(["--max-num-seqs", "3", argument])
+    (problem,) = caught.value.problems
+    assert problem.given == argument
+
+
+def test_every_owned_argument_that_names_another_names_a_real_one():
+    options = {option for command in app.registered_commands for option in _options(command.callback)}
+    for instead in OWNED.values():
+        assert not instead.startswith("--") or instead in options
+
+
+def _options(callback):
+    import inspect
+
+    return [f"--{name.replace('_', '-')}" for name in inspect.signature(callback).parameters]
+
+
+def refused(*arguments):
+    with pytest.raises(ConfigError) as caught:
+        CliRunner().invoke(app, ["serve", *arguments], catch_exceptions=False)
+    (problem,) = caught.value.problems
+    return problem
+
+
+@pytest.fixture
+def with_vllm(monkeypatch):
+    version = metadata.version
+    monkeypatch.setattr(metadata, "version", lambda name: "0.32.0" if name == "vllm" else version(name))
+
+
+def test_mistakes_are_told_before_vllm_loads(with_vllm, tmp_path):
+    assert refused("quickstart", "--dtype", "float16").allowed == "float32, bfloat16"
+    assert refused("quickstart", "--weights", "flie").nearest == "file"
+    assert refused(str(tmp_path)).what == "no config.json in this folder"
+    assert refused("./no-such-model").key == "MODEL"
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        problem = refused("quickstart", "--port", str(taken.getsockname()[1]))
+    assert "cannot listen there" in problem.what
+    assert refused("quickstart", "--weights-dir", str(tmp_path / "x")).key == "--weights-dir"
+
+
+def test_without_vllm_it_says_what_to_install(monkeypatch):
+    def version(name):
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", version)
+    assert "make vllm" in refused("quickstart").what
+
+
+def test_help_teaches(monkeypatch):
+    monkeypatch.setitem(os.environ, "COLUMNS", "120")
+    text = CliRunner().invoke(app, ["serve", "--help"]).output
+    assert "generator=vllm-server" in text
+    assert "GRPOX_SERVER_TOKEN" in text
+
+
+def test_folders_of_servers_that_were_killed_are_removed_and_those_of_living_ones_stay(tmp_path):
+    killed = tmp_path / "grpox-weights-killed"
+    killed.mkdir()
+    (killed / "bucket").touch()
+    with _folder("grpox-weights-", str(tmp_path)) as living:
+        assert not killed.exists()
+        with _folder("grpox-weights-", str(tmp_path)) as second:
+            assert living.is_dir()
+            assert second != living
+    assert [*tmp_path.iterdir()] == []

@@ -1,0 +1,295 @@
+"""One server over HTTP: pieces of completions put together, and what each failure means."""
+
+import asyncio
+import json
+
+import pytest
+import torch
+from aiohttp import web
+from safetensors import SafetensorError
+
+from grpox.errors import ConfigError, RunFailed
+from grpox_generators import server_client, server_weights
+from grpox_generators.server_client import ServerClient, ServerLost
+from grpox_generators.server_config import VllmServerConfig
+from grpox_generators.server_fleet import Fleet
+from grpox_generators.server_weights import FileSender
+from grpox_vllm_serving.about import PROTOCOL
+
+TOKEN = "0123456789abcdef"
+MODEL = {"model_type": "llama", "hidden_size": 8}
+
+
+def answered(handler, work, **settings):
+    """What `work(client)` returns, with a real server on a real port that answers by `handler`."""
+
+    async def run():
+        app = web.Application()
+        app.router.add_route("*", "/{path:.*}", handler)
+        runner = web.AppRunner(app, shutdown_timeout=0.1)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        client = ServerClient(site_url(site), TOKEN, VllmServerConfig(**settings))
+        try:
+            return await work(client)
+        finally:
+            await client.close()
+            await runner.cleanup()
+
+    return asyncio.run(run())
+
+
+def site_url(site):
+    return f"http://127.0.0.1:{site._server.sockets[0].getsockname()[1]}"
+
+
+def choice(index, tokens, reason=None, version="run/1"):
+    content = [{"token_id": token, "logprob": -token / 10} for token in tokens]
+    spans = [{"version": version, "start": 0, "end": 9}] if reason else None
+    whole = {"index": index, "token_ids": tokens, "finish_reason": reason, "weight_versions": spans}
+    return {"choices": [whole | {"logprobs": {"content": content}}]}
+
+
+def streaming(*events, cut=False):
+    async def handler(request):
+        assert request.headers["Authorization"] == f"Bearer {TOKEN}"
+        response = web.StreamResponse()
+        await response.prepare(request)
+        for event in events:
+            await response.write(f"data: {json.dumps(event)}\n\n".encode())
+        if cut:
+            request.transport.abort()
+            return response
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+    return handler
+
+
+async def completions(client):
+    return [completion async for completion in client.complete([1, 2], {"n": 2, "max_tokens": 17})]
+
+
+def test_pieces_become_completions_in_the_order_of_their_ends():
+    events = [choice(0, [1]), choice(1, [2]), choice(1, [3, 4], "stop"), choice(0, [5], "length")]
+    second, first = answered(streaming(*events), completions)
+    assert (second.index, second.token_ids, second.finish_reason) == (1, [2, 3, 4], "stop")
+    assert second.logprobs == [-0.2, -0.3, -0.4]
+    assert (first.index, first.token_ids, first.finish_reason) == (0, [1, 5], "length")
+    assert first.versions == ("run/1",)
+
+
+def test_a_long_completion_is_one_line():
+    (long,) = answered(streaming(choice(0, list(range(60000)), "length")), completions)
+    assert len(long.token_ids) == 60000
+
+
+def test_short_completions_come_in_one_answer():
+    async def handler(request):
+        asked = await request.json()
+        assert asked["stream"] is False
+        both = [choice(index, [index + 3], "stop")["choices"][0] for index in range(2)]
+        return web.json_response({"choices": both})
+
+    async def short(client):
+        return [done async for done in client.complete([1, 2], {"n": 2, "max_tokens": 16})]
+
+    assert [done.token_ids for done in answered(handler, short)] == [[3], [4]]
+
+
+@pytest.mark.parametrize("cut", [False, True])
+def test_a_stream_that_ends_in_the_middle_is_a_lost_server(cut):
+    with pytest.raises(ServerLost):
+        answered(streaming(choice(0, [1]), cut=cut), completions)
+
+
+def test_what_vllm_refuses_in_the_stream_is_the_users_mistake():
+    refusal = {"error": {"message": "top_p must be in (0, 1]", "code": 400}}
+    with pytest.raises(ConfigError, match="vLLM does not take these settings: top_p"):
+        answered(streaming(refusal), completions)
+    with pytest.raises(ServerLost, match="engine died"):
+        answered(streaming({"error": {"message": "engine died", "code": 500}}), completions)
+
+
+def status(code, body="{}"):
+    async def handler(request):
+        return web.Response(status=code, text=body)
+
+    return handler
+
+
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [(401, ConfigError), (400, ConfigError), (422, ConfigError), (500, ServerLost), (503, ServerLost)],
+)
+def test_what_a_status_means(code, error):
+    with pytest.raises(error):
+        answered(status(code), completions)
+
+
+def test_a_refusal_tells_vllms_own_words():
+    body = json.dumps({"error": {"message": "too hot"}})
+    with pytest.raises(ConfigError, match="too hot"):
+        answered(status(400, body), completions)
+
+
+def test_another_kind_of_server_is_told():
+    with pytest.raises(ConfigError, match="is no server that `grpox serve` started"):
+        answered(status(404), lambda client: client.about())
+    with pytest.raises(ServerLost):
+        answered(status(200, "<html>"), lambda client: client.about())
+
+
+def test_a_server_that_hangs_is_lost(monkeypatch):
+    async def handler(request):
+        await asyncio.sleep(30)
+
+    with pytest.raises(ServerLost):
+        answered(handler, completions, read_timeout=0.1)
+    monkeypatch.setattr(server_client, "LONGEST_LOOK", 0.1)
+    with pytest.raises(ServerLost, match="says nothing"):
+        answered(handler, lambda client: client.about())
+
+
+@pytest.fixture
+def fleet(monkeypatch):
+    """Makes a fleet, and closes it."""
+    made = []
+
+    def make(*abouts, **settings):
+        made.append(fleet_that_hears(monkeypatch, *abouts, **settings))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def fleet_that_hears(monkeypatch, *abouts, **settings):
+    """A fleet whose servers say of themselves what `abouts` hold, one at each look, the last for ever."""
+    monkeypatch.setenv("GRPOX_SERVER_TOKEN", TOKEN)
+    left = list(abouts)
+
+    async def about(self):
+        told = left.pop(0) if len(left) > 1 else left[0]
+        if isinstance(told, Exception):
+            raise told
+        return told
+
+    monkeypatch.setattr(ServerClient, "about", about)
+    return Fleet(VllmServerConfig(**{"start_timeout": 0.0} | settings), MODEL)
+
+
+def about(folder, **changes):
+    (folder / "instance").write_text("start-1")
+    told = {"protocol": PROTOCOL, "grpox": "0.1.0", "instance": "start-1", "model": "m", "signature": MODEL}
+    told |= {"transfer": "grpox_file", "weights_folder": str(folder), "weight_version": "default"}
+    return told | changes
+
+
+def test_a_server_of_another_protocol_or_model_is_refused_by_name(fleet, tmp_path):
+    with pytest.raises(ConfigError, match=r"of grpox 9\.9, which speaks another protocol"):
+        fleet(about(tmp_path, protocol=PROTOCOL + 1, grpox="9.9")).find()
+    with pytest.raises(ConfigError, match="another model than this run, m: hidden_size is 9 there and 8 here"):
+        fleet(about(tmp_path, signature=MODEL | {"hidden_size": 9})).find()
+
+
+def test_a_folder_that_only_the_server_sees_is_told(fleet, tmp_path):
+    with pytest.raises(ConfigError, match="--weights-dir"):
+        fleet(about(tmp_path, weights_folder=str(tmp_path / "elsewhere"))).find()
+    with pytest.raises(ConfigError, match="--weights-dir"):
+        fleet(about(tmp_path, instance="another-start")).find()
+
+
+def test_a_server_that_comes_up_later_is_waited_for(fleet, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr("grpox_generators.server_fleet.SECONDS_BETWEEN_LOOKS", 0.0)
+    late = fleet(ServerLost("u: refused"), ServerLost("u: refused"), about(tmp_path), start_timeout=5)
+    assert late.find()
+    told = capsys.readouterr().err
+    assert told.count("waiting for a server") == 1
+    assert "http://127.0.0.1:8000 answers" in told
+    never = fleet(ServerLost("u: refused"))
+    assert not never.find()
+    assert "u: refused" in never.none_answers().what
+
+
+def test_weights_of_another_run_are_noticed_and_a_restart_is_not_taken_for_one(fleet, tmp_path):
+    ours, theirs = about(tmp_path, weight_version="ours/3"), about(tmp_path, weight_version="theirs/1")
+    used = fleet(ours, theirs)
+    used.look()
+    used.sent("ours/3")
+    with pytest.raises(RunFailed, match=r"another run has sent weights \(theirs/1\)"):
+        used.look()
+    restarted = fleet(ours, about(tmp_path, instance="start-1", weight_version="default"))
+    restarted.look()
+    restarted._ours = {"an earlier start": "ours/3"}
+    assert restarted.look()
+
+
+def test_a_server_that_was_given_up_waits_for_the_next_weights(fleet, tmp_path, capsys):
+    used = fleet(about(tmp_path))
+    (url,) = used.look()
+    used.give_up(url, "u: broken")
+    assert not used.look()
+    assert used.lost == {url: "u: broken"}
+    used.readmit()
+    assert [*used.look()] == [url]
+    assert used.last_loss == "u: broken"
+
+
+def test_a_process_that_sends_no_weights_need_not_see_the_folder(monkeypatch, tmp_path):
+    hidden = about(tmp_path, weights_folder=str(tmp_path / "elsewhere"))
+    other_rank = fleet_that_hears(monkeypatch, hidden)
+    other_rank._sends_weights = False
+    assert other_rank.look()
+    other_rank.close()
+
+
+def weights():
+    yield "a", torch.ones(4)
+    yield "b", torch.ones(4)
+
+
+@pytest.fixture
+def posted(monkeypatch):
+    """Routes that were asked, each answered with success."""
+    paths = []
+
+    async def post(self, path, body=None):
+        paths.append(path)
+        return {}
+
+    monkeypatch.setattr(ServerClient, "post", post)
+    return paths
+
+
+def test_weights_go_through_the_folder_bucket_by_bucket_and_leave_nothing(fleet, tmp_path, posted):
+    used = fleet(about(tmp_path))
+    used.look()
+    FileSender(used, 16).send(weights())
+    assert posted == ["/start_weight_update", "/update_weights", "/update_weights", "/finish_weight_update"]
+    assert [file.name for file in tmp_path.iterdir()] == ["instance"]
+
+
+def test_a_folder_that_is_gone_is_a_lost_server(fleet, tmp_path, posted):
+    used = fleet(about(tmp_path))
+    used.look()
+    (tmp_path / "instance").unlink()
+    tmp_path.rmdir()
+    stream = weights()
+    FileSender(used, 16).send(stream)
+    assert [*stream] == []
+    assert "its folder for weights is gone" in used.last_loss
+    tmp_path.mkdir()
+
+
+def test_a_folder_without_room_is_told_with_what_helps(fleet, tmp_path, posted, monkeypatch):
+    def full(*_):
+        raise SafetensorError("No space left on device")
+
+    monkeypatch.setattr(server_weights, "save_file", full)
+    used = fleet(about(tmp_path))
+    used.look()
+    with pytest.raises(RunFailed, match=r"No space left(.|\n)*bucket_mib"):
+        FileSender(used, 16).send(weights())

@@ -1,0 +1,109 @@
+"""The token of vLLM servers: where it comes from, and whom the guard lets past."""
+
+import asyncio
+import stat
+
+import pytest
+
+from grpox.errors import ConfigError
+from grpox_vllm_serving.guard import TokenGuard
+from grpox_vllm_serving.token import VARIABLE, default_file, read_or_make_token, read_token
+
+TOKEN = "0123456789abcdef"
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+
+
+def private(path, text):
+    path.write_text(text)
+    path.chmod(0o600)
+    return str(path)
+
+
+def test_a_file_named_comes_before_the_environment_and_that_before_the_default(tmp_path, monkeypatch):
+    made = read_or_make_token(None)
+    assert read_token(None, "key") == made
+    monkeypatch.setenv(VARIABLE, TOKEN)
+    assert read_token(None, "key") == read_or_make_token(None) == TOKEN
+    assert read_token(private(tmp_path / "own", "another-token-0123\n"), "key") == "another-token-0123"
+
+
+def test_a_token_is_made_once_for_this_user_alone():
+    made = read_or_make_token(None)
+    assert len(made) >= 32
+    assert read_or_make_token(None) == made
+    assert stat.S_IMODE(default_file().stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize(
+    "text", ["", "short", "with a blank 0123456789", "0123456789abcdefé", "0123456789\x01abcdef"]
+)
+def test_what_is_no_token_is_told_without_showing_it(tmp_path, text):
+    with pytest.raises(ConfigError) as caught:
+        read_token(private(tmp_path / "own", text), "key")
+    assert "at least 16 printable ASCII characters" in str(caught.value)
+    assert not text or text not in str(caught.value)
+
+
+def test_a_missing_file_and_one_that_others_read_are_told(tmp_path):
+    with pytest.raises(ConfigError, match=r"generator\.token_file: no token"):
+        read_token(str(tmp_path / "missing"), "generator.token_file")
+    path = private(tmp_path / "own", TOKEN)
+    (tmp_path / "own").chmod(0o640)
+    with pytest.raises(ConfigError, match="chmod 600"):
+        read_token(path, "key")
+
+
+def ask(monkeypatch, path="/x", method="GET", kind="http", headers=()):
+    """What a guarded application answers: "passed", a status, or the code that closed a websocket."""
+    monkeypatch.setenv(VARIABLE, TOKEN)
+    sent = []
+
+    async def app(scope, receive, send):
+        sent.append("passed")
+
+    async def send(message):
+        sent.append(message.get("status") or message.get("code") or message["type"])
+
+    scope = {"type": kind, "path": path, "method": method, "headers": list(headers)}
+    asyncio.run(TokenGuard(app)(scope, None, send))
+    return sent[0]
+
+
+def bearer(text):
+    return (b"authorization", text.encode())
+
+
+def test_the_guard_lets_the_token_past(monkeypatch):
+    assert ask(monkeypatch, headers=[bearer(f"Bearer {TOKEN}")]) == "passed"
+    assert ask(monkeypatch, kind="websocket", headers=[bearer(f"Bearer {TOKEN}")]) == "passed"
+    assert ask(monkeypatch, kind="lifespan") == "passed"
+    assert ask(monkeypatch, path="/health") == "passed"
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [],
+        [bearer(TOKEN)],
+        [bearer(f"Bearer {TOKEN}x")],
+        [bearer(f"bearer {TOKEN}")],
+        [bearer("Bearer ")],
+        [bearer(f"Bearer {TOKEN}"), bearer("Bearer other")],
+    ],
+)
+def test_the_guard_stops_everything_else(monkeypatch, headers):
+    assert ask(monkeypatch, headers=headers) == 401
+    assert ask(monkeypatch, kind="websocket", headers=headers) == 1008
+
+
+@pytest.mark.parametrize(
+    "path", ["/health/", "//health", "/healthz", "/HEALTH", "/health/../collective_rpc", ""]
+)
+def test_nothing_but_health_is_open(monkeypatch, path):
+    assert ask(monkeypatch, path=path) == 401
+    assert ask(monkeypatch, path="/health", method="POST") == 401
