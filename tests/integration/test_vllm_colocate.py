@@ -137,8 +137,24 @@ def test_a_context_that_is_too_short_is_told(generator):
         sample(generator, max_completion_length=60)
 
 
+@pytest.fixture
+def killed_run():
+    """What vLLM's own names would leave of one, or of a run that goes on beside this."""
+    left = [Path(f"/dev/shm/-tp:0-[0-1]-cpushm_{rank}") for rank in range(2)]
+    for segment in left:
+        segment.write_bytes(b"")
+    yield
+    for segment in left:
+        segment.unlink()
+
+
+def shared_memory():
+    return {path.name for path in Path("/dev/shm").glob("*cpushm*")}
+
+
 @pytest.mark.parametrize(("ranks", "share"), [(1, 1), (2, 1), (2, 2)])
-def test_a_run_learns_with_nothing_but_the_generator_changed(grpox, folder, ranks, share):
+def test_a_run_learns_with_nothing_but_the_generator_changed(grpox, folder, ranks, share, killed_run):
+    before = shared_memory()
     done = grpox(
         "train",
         "quickstart",
@@ -156,6 +172,7 @@ def test_a_run_learns_with_nothing_but_the_generator_changed(grpox, folder, rank
     lines = (output / "metrics.jsonl").read_text().splitlines()
     steps = [json.loads(line)["metrics"] for line in lines]
     assert steps[-1]["reward"] > steps[0]["reward"] + 0.2
+    assert shared_memory() == before
     # The correction is on by itself, and has nothing to do.
     assert all(step["sampling/difference_max"] < 1e-4 for step in steps)
     assert "correction:\n  name: token-truncate" in (output / "config.yaml").read_text()

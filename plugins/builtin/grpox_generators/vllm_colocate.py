@@ -23,6 +23,7 @@ from grpox.errors import ConfigError, Problem, RunFailed
 from grpox.weight_sync import stream_weights
 from grpox_generators.configs import VllmColocateConfig
 from grpox_generators.limits import check_length, end_ids
+from grpox_generators.shared_memory import own_segments
 from grpox_generators.tensor_parallel import ask_together, check_size, engine_arguments
 from grpox_generators.vllm_sampling import request_params, request_seed
 from grpox_vllm_serving.tied import as_loaded, head_is_embedding
@@ -59,7 +60,7 @@ class VllmColocateGenerator:
         policy = context.policy.config.get_text_config()
         self._tied = bool(getattr(policy, "tie_word_embeddings", False))
         self._vocabulary = policy.vocab_size
-        with _own_random_numbers(), tempfile.TemporaryDirectory() as folder:
+        with _own_random_numbers(), own_segments(context), tempfile.TemporaryDirectory() as folder:
             # Without the weights: a hub id, a folder and an object given in Python all start alike.
             context.policy.config.save_pretrained(folder)
             context.tokenizer.save_pretrained(folder)

@@ -11,13 +11,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
-import torch.distributed as dist
-
 from grpox.config import SamplingConfig
 from grpox.contracts import GeneratorContext, Prompt, Rollout, WeightStream
 from grpox.errors import ConfigError, Problem, RunFailed
 from grpox.weight_sync import stream_weights
 from grpox_generators.limits import check_length, end_ids
+from grpox_generators.ranks import any_rank, same_on_all_ranks, wait_for_all_ranks
 from grpox_generators.server_client import Completion
 from grpox_generators.server_config import VllmServerConfig
 from grpox_generators.server_fleet import Fleet, tell
@@ -59,7 +58,7 @@ class VllmServerGenerator:
         self.context = context
         policy = context.policy.config
         self._vocabulary = policy.get_text_config().vocab_size
-        self._run = _same_on_all_ranks(secrets.token_hex(4), context)
+        self._run = same_on_all_ranks(secrets.token_hex(4), context)
         with self._told_by_this_rank():
             self._fleet = Fleet(self.config, signature(policy), sends_weights=context.rank == 0)
         if context.rank == 0:
@@ -73,7 +72,7 @@ class VllmServerGenerator:
             self._send(weights)
         for _ in weights:  # a collective, to be gone through on every rank
             pass
-        _wait_for_all_ranks(self.context)
+        wait_for_all_ranks(self.context)
 
     def generate(self, prompts: Sequence[Prompt], sampling: SamplingConfig, seed: int) -> Iterator[Rollout]:
         """Sample every prompt's group; a temperature of 0 decodes greedily. A collective."""
@@ -87,9 +86,9 @@ class VllmServerGenerator:
             in_before = sum(len(request.delivered) for request in requests)
             yield from self._stream(requests)
             rounds = 0 if sum(len(request.delivered) for request in requests) > in_before else rounds + 1
-            if not _any_rank(any(request.missing for request in requests), self.context):
+            if not any_rank(any(request.missing for request in requests), self.context):
                 return
-            if not _any_rank(rounds < ROUNDS_WITHOUT_PROGRESS, self.context):
+            if not any_rank(rounds < ROUNDS_WITHOUT_PROGRESS, self.context):
                 raise RunFailed(f"the vLLM servers fail again and again: {self._fleet.last_loss}")
             self.sync(stream_weights(self.context.policy), self.version)
 
@@ -204,26 +203,3 @@ class VllmServerGenerator:
             policy_version=self.version,
             sampler_logprobs=tuple(completion.logprobs),
         )
-
-
-def _any_rank(fact: bool, context: GeneratorContext) -> bool:
-    """Whether `fact` holds on any rank; a collective."""
-    if context.world_size == 1:
-        return fact
-    facts: list[Any] = [None] * context.world_size
-    dist.all_gather_object(facts, fact)
-    return any(facts)
-
-
-def _wait_for_all_ranks(context: GeneratorContext) -> None:
-    if context.world_size > 1:
-        dist.barrier()
-
-
-def _same_on_all_ranks(text: str, context: GeneratorContext) -> str:
-    """That of rank 0; a collective."""
-    if context.world_size == 1:
-        return text
-    texts = [text]
-    dist.broadcast_object_list(texts, src=0)
-    return texts[0]
