@@ -9,6 +9,7 @@ import argparse
 import json
 from pathlib import Path
 
+from outcome import add_out, tell
 from surroundings import surroundings
 
 LIBRARIES = ("grpox", "torch", "transformers", "deepspeed")
@@ -27,7 +28,7 @@ METRICS = (
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("run_dir", type=Path)
-    parser.add_argument("--out", type=Path, help="also write the JSON object here")
+    add_out(parser)
     arguments = parser.parse_args()
 
     records = [json.loads(line) for line in (arguments.run_dir / "metrics.jsonl").read_text().splitlines()]
@@ -49,9 +50,7 @@ def main() -> None:
         "evaluations": evaluations,
         **surroundings(LIBRARIES),
     }
-    if arguments.out:
-        arguments.out.write_text(json.dumps(result, indent=2) + "\n")
-    print(json.dumps(result))
+    tell(result, arguments.out)
 
 
 if __name__ == "__main__":

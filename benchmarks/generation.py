@@ -30,6 +30,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from outcome import add_out, tell
 from rich.console import Console
 from rich.table import Table
 from serving import serving
@@ -148,7 +149,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=8, help="at most, of each sample (default: 8)")
     parser.add_argument("--repeats", type=int, default=5, help="of all candidates (default: 5)")
     parser.add_argument("--candidates", default=",".join(CANDIDATES), help="(default: %(default)s)")
-    parser.add_argument("--out", type=Path, help="also write the JSON object here")
+    add_out(parser)
     arguments = parser.parse_args()
     names = list(dict.fromkeys(["bare", *arguments.candidates.split(",")]))
     if unknown := set(names) - set(CANDIDATES):
@@ -166,9 +167,7 @@ def main() -> None:
         **surroundings(LIBRARIES),
     }
     show(result)
-    if arguments.out:
-        arguments.out.write_text(json.dumps(result, indent=2) + "\n")
-    print(json.dumps(result))
+    tell(result, arguments.out)
 
 
 if __name__ == "__main__":

@@ -23,12 +23,11 @@ The last line is a JSON object with every figure.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
-from pathlib import Path
 from typing import Any
 
+from outcome import add_out, tell
 from ranks import run_ranks
 from rich.console import Console
 from rich.table import Table
@@ -106,7 +105,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=2, help="sequences of the update (default: 2)")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32", help="of the weights")
     parser.add_argument("--quick", action="store_true", help="vocabularies 32768 and 131072, length 128")
-    parser.add_argument("--out", type=Path, help="also write the JSON object here")
+    add_out(parser)
     arguments = parser.parse_args()
     if arguments.quick:
         arguments.vocabularies, arguments.lengths = [32768, 131072], [128]
@@ -127,9 +126,7 @@ def main() -> None:
         **surroundings(LIBRARIES),
     }
     show(result)
-    if arguments.out:
-        arguments.out.write_text(json.dumps(result, indent=2) + "\n")
-    print(json.dumps(result))
+    tell(result, arguments.out)
 
 
 if __name__ == "__main__":

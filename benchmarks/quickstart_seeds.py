@@ -18,6 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from outcome import add_out, tell
 from rich.console import Console
 from rich.table import Table
 from surroundings import surroundings
@@ -39,7 +40,7 @@ def train(seed: int, folder: Path) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--out", type=Path, help="also write the JSON object here")
+    add_out(parser)
     arguments = parser.parse_args()
 
     runs = []
@@ -57,9 +58,7 @@ def main() -> None:
         "command_seconds_median": statistics.median(run["command_seconds"] for run in runs),
         **surroundings(LIBRARIES),
     }
-    if arguments.out:
-        arguments.out.write_text(json.dumps(result, indent=2) + "\n")
-    print(json.dumps(result))
+    tell(result, arguments.out)
 
 
 if __name__ == "__main__":

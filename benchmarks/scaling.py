@@ -34,6 +34,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from outcome import add_out, tell
 from random_model import make_model
 from rich.console import Console
 from rich.table import Table
@@ -153,7 +154,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=8, help="of each run, after two of warm-up (default: 8)")
     parser.add_argument("--repeats", type=int, default=1, help="runs of each point (default: 1)")
     parser.add_argument("--quick", action="store_true", help="fewer points, three steps each")
-    parser.add_argument("--out", type=Path, help="also write the JSON object here")
+    add_out(parser)
     arguments = parser.parse_args()
     axes = QUICK if arguments.quick else POINTS
     arguments.steps = 3 if arguments.quick else arguments.steps
@@ -182,9 +183,7 @@ def main() -> None:
         **surroundings(LIBRARIES),
     }
     show(result, axes)
-    if arguments.out:
-        arguments.out.write_text(json.dumps(result, indent=2) + "\n")
-    print(json.dumps(result))
+    tell(result, arguments.out)
 
 
 if __name__ == "__main__":

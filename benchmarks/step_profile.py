@@ -22,6 +22,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from outcome import add_out, tell
 from rich.console import Console
 from rich.table import Table
 from surroundings import surroundings
@@ -150,7 +151,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=3, help="that count (default: 3), after one of warm-up")
     parser.add_argument("--picture", type=Path, default=Path("profile.svg"), help="(default: %(default)s)")
     parser.add_argument("--quick", action="store_true", help="one step that counts")
-    parser.add_argument("--out", type=Path, help="also write the JSON object here")
+    add_out(parser)
     return parser.parse_args()
 
 
@@ -181,6 +182,4 @@ def main() -> None:
     show(result)
     draw(result, arguments.picture)
     Console().print(f"picture: {arguments.picture}")
-    if arguments.out:
-        arguments.out.write_text(json.dumps(result, indent=2) + "\n")
-    print(json.dumps(result))
+    tell(result, arguments.out)

@@ -20,12 +20,12 @@ agree, or the benchmark fails. The last line is a JSON object with every figure.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 from pathlib import Path
 from typing import Any
 
+from outcome import add_out, tell
 from ranks import run_ranks
 from rich.console import Console
 from rich.table import Column, Table
@@ -94,7 +94,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=3, help="that count (default: 3; 5 have 60 %% exactly)")
     parser.add_argument("--candidates", help="comma-separated (default: all above)")
     parser.add_argument("--quick", action="store_true", help="the quickstart's model, completions of up to 32")
-    parser.add_argument("--out", type=Path, help="also write the JSON object here")
+    add_out(parser)
     arguments = parser.parse_args()
     if arguments.quick:
         arguments.model, arguments.longest = "quickstart", 32
@@ -141,9 +141,7 @@ def main() -> None:
         **surroundings(LIBRARIES),
     }
     show(result)
-    if arguments.out:
-        arguments.out.write_text(json.dumps(result, indent=2) + "\n")
-    print(json.dumps(result))
+    tell(result, arguments.out)
 
 
 if __name__ == "__main__":

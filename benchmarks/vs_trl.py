@@ -34,6 +34,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from outcome import add_out, tell
 from rich.console import Console
 from rich.table import Table
 from surroundings import surroundings
@@ -171,7 +172,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--warmup", type=int, default=1, help="first steps left out of the times (default: 1)")
     parser.add_argument("--repeats", type=int, help="runs of each side, a seed each (default: 3, of smollm2 1)")
     parser.add_argument("--quick", action="store_true", help="one repeat of two steps")
-    parser.add_argument("--out", type=Path, help="also write the JSON object here")
+    add_out(parser)
     arguments = parser.parse_args()
     if Path(arguments.model).is_dir():
         parser.error("--model is a recipe or a run file; give a model's folder as --model-path")
@@ -219,9 +220,7 @@ def main() -> None:
         **surroundings(LIBRARIES),
     }
     show(result)
-    if arguments.out:
-        arguments.out.write_text(json.dumps(result, indent=2) + "\n")
-    print(json.dumps(result))
+    tell(result, arguments.out)
 
 
 if __name__ == "__main__":

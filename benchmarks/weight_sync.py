@@ -11,13 +11,13 @@ watched in further syncs, which are not timed. The last line is a JSON object wi
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from outcome import add_out, tell
 from ranks import run_ranks
 from rich.console import Console
 from rich.table import Table
@@ -104,7 +104,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=1, help="processes of the trainer (default: 1)")
     parser.add_argument("--rounds", type=int, default=9, help="rounds that count (default: 9)")
     parser.add_argument("--bucket-mib", type=int, default=64, help="of the server generator (default: 64)")
-    parser.add_argument("--out", type=Path, help="also write the JSON object here")
+    add_out(parser)
     arguments = parser.parse_args()
     generators = arguments.generators.split(",")
     if unknown := set(generators) - set(GOALS):
@@ -121,9 +121,7 @@ def main() -> None:
         **surroundings(LIBRARIES),
     }
     show(result)
-    if arguments.out:
-        arguments.out.write_text(json.dumps(result, indent=2) + "\n")
-    print(json.dumps(result))
+    tell(result, arguments.out)
 
 
 if __name__ == "__main__":

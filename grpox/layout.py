@@ -114,34 +114,43 @@ def lay_out(batch: RolloutBatch, shared_width: int, pad_token_id: int = 0) -> La
     sequences = sequences_of(batch)
     rows = rows_of(sequences, shared_width)
     length = max(row.length for row in rows)
-    input_ids = torch.full((len(rows), length), pad_token_id)
-    position_ids = torch.arange(length).repeat(len(rows), 1)
-    segments = torch.zeros((len(rows), length), dtype=torch.long)  # 0: prompt, 1 ..: completions, 0: padding
-    predictors = torch.zeros(batch.token_mask.shape, dtype=torch.long)
+    ids: list[int] = []
+    positions: list[int] = []
+    segments: list[int] = []  # 0: prompt, 1 ..: completions, 0: padding
+    predictors: list[list[int]] = [[] for _ in sequences]
     for number, row in enumerate(rows):
+        begin = number * length
         prompt = sequences[row.members[0]].prompt
-        input_ids[number, : len(prompt)] = torch.tensor(prompt)
-        begin = len(prompt)
+        ids += prompt
+        positions += range(len(prompt))
+        segments += [0] * len(prompt)
         for segment, member in enumerate(row.members, start=1):
             completion = sequences[member].completion
-            end = begin + len(completion)
-            input_ids[number, begin:end] = torch.tensor(completion)
-            position_ids[number, begin:end] = torch.arange(len(prompt), len(prompt) + len(completion))
-            segments[number, begin:end] = segment
-            places = number * length + torch.arange(begin - 1, end - 1)
-            predictors[member, : len(completion)] = places
-            if completion:  # the first token is predicted by the end of the prompt, wherever the rest lies
-                predictors[member, 0] = number * length + len(prompt) - 1
-            begin = end
+            # The first token is predicted by the end of the prompt, wherever the rest lies.
+            predictors[member] = [begin + len(prompt) - 1, *range(len(ids), len(ids) + len(completion) - 1)]
+            ids += completion
+            positions += range(len(prompt), len(prompt) + len(completion))
+            segments += [segment] * len(completion)
+        padding = begin + length - len(ids)
+        ids += [pad_token_id] * padding
+        positions += range(row.length, length)
+        segments += [0] * padding
     shares = any(len(row.members) > 1 for row in rows)
+    columns = batch.token_mask.shape[1]
+    sources = [(each + [0] * columns)[:columns] for each in predictors]
     device = batch.input_ids.device
     return Layout(
-        input_ids=input_ids.to(device),
-        position_ids=position_ids.to(device),
-        sees=_sees(segments.to(device)) if shares else None,
-        sources=predictors.to(device)[batch.token_mask],
+        input_ids=_rows(ids, length, device),
+        position_ids=_rows(positions, length, device),
+        sees=_sees(_rows(segments, length, device)) if shares else None,
+        sources=torch.tensor(sources, device=device)[batch.token_mask],
         targets=batch.completion_ids[batch.token_mask],
     )
+
+
+def _rows(values: list[int], length: int, device: torch.device) -> Tensor:
+    """i64[R, length]; made of one list, as a tensor for each piece would take longer than the model's layer."""
+    return torch.tensor(values, device=device).view(-1, length)
 
 
 def _sees(segments: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -22,44 +22,59 @@ WAITING = "gather"
 class TokenMetrics:
     """Means and extremes of per-token values over one optimizer step, all ranks.
 
-    Every rank must add the same names, since their reduction is one collective.
+    Values that are measured together are added together, as one tensor. Every rank must add the same names, since
+    their reduction is one collective.
     """
 
     def __init__(self) -> None:
-        self._sums: dict[str, Tensor] = {}  # name -> f64[2]: sum, count
-        self._extremes: dict[str, Tensor] = {}  # name -> f64[2]: -min, max
+        self._sums: dict[tuple[str, ...], Tensor] = {}  # K names -> f64[K, 2]: sum, count
+        self._extremes: dict[tuple[str, ...], Tensor] = {}  # K names -> f64[K, 2]: -min, max
 
-    def add(self, name: str, values: Tensor, mask: Tensor) -> None:
-        """Add values [B, T] where mask bool[B, T]; extremes are those of single tokens."""
-        kept = values.detach().double()[mask]
-        self._accumulate(name, kept, kept)
+    def add(self, values: Mapping[str, Tensor], mask: Tensor) -> None:
+        """Add values [B, T] by name where mask bool[B, T]; extremes are those of single tokens."""
+        kept = _kept(values, mask)
+        self._accumulate(tuple(values), kept, kept)
 
-    def add_micro_batch(self, name: str, values: Tensor, mask: Tensor) -> None:
+    def add_micro_batch(self, values: Mapping[str, Tensor], mask: Tensor) -> None:
         """The same, with extremes over the micro-batches' means: what TRL calls low_min, high_max, ..."""
-        kept = values.detach().double()[mask]
-        self._accumulate(name, kept, kept.mean().reshape(1) if kept.numel() else kept)
+        kept = _kept(values, mask)
+        self._accumulate(tuple(values), kept, kept.mean(dim=1, keepdim=True) if kept.shape[1] else kept)
 
-    def _accumulate(self, name: str, values: Tensor, spread: Tensor) -> None:
-        sums = torch.stack((values.sum(), values.new_tensor(values.numel())))
-        self._sums[name] = self._sums.get(name, torch.zeros_like(sums)) + sums
-        unset = values.new_full((1,), -torch.inf)
-        extremes = torch.stack((torch.cat((-spread, unset)).max(), torch.cat((spread, unset)).max()))
-        self._extremes[name] = torch.maximum(self._extremes.get(name, extremes), extremes)
+    def _accumulate(self, names: tuple[str, ...], values: Tensor, spread: Tensor) -> None:
+        sums = torch.stack((values.sum(dim=1), values.new_full((len(names),), values.shape[1])), dim=1)
+        unset = values.new_full((len(names), 1), -torch.inf)
+        ends = [torch.cat((each, unset), dim=1).amax(dim=1) for each in (-spread, spread)]
+        extremes = torch.stack(ends, dim=1)
+        if names in self._sums:
+            sums = self._sums[names] + sums
+            extremes = torch.maximum(self._extremes[names], extremes)
+        self._sums[names], self._extremes[names] = sums, extremes
 
     def reduce(self, world: World) -> dict[str, tuple[float, float, float]]:
         """name -> (mean, min, max) over all ranks; names for which no token counted are left out."""
         if not self._sums:
             return {}
-        names = sorted(self._sums)
-        sums = world.reduce(torch.stack([self._sums[name] for name in names]), dist.ReduceOp.SUM).tolist()
-        extremes = world.reduce(
-            torch.stack([self._extremes[name] for name in names]), dist.ReduceOp.MAX
-        ).tolist()
+        together = sorted(self._sums)
+        names = [name for each in together for name in each]
+        sums = world.reduce(torch.cat([self._sums[each] for each in together]), dist.ReduceOp.SUM)
+        extremes = world.reduce(torch.cat([self._extremes[each] for each in together]), dist.ReduceOp.MAX)
+        totals: dict[str, tuple[float, float]] = {}
+        ends: dict[str, tuple[float, float]] = {}
+        for name, (total, count), (low, high) in zip(names, sums.tolist(), extremes.tolist(), strict=True):
+            # A name can be among several that were added together, where a loss does not always tell the same.
+            total_before, count_before = totals.get(name, (0.0, 0.0))
+            totals[name] = total_before + total, count_before + count
+            ends[name] = max(ends.get(name, (low, high))[0], low), max(ends.get(name, (low, high))[1], high)
         return {
-            name: (total / count, -low, high)
-            for name, (total, count), (low, high) in zip(names, sums, extremes, strict=True)
+            name: (total / count, -ends[name][0], ends[name][1])
+            for name, (total, count) in totals.items()
             if count
         }
+
+
+def _kept(values: Mapping[str, Tensor], mask: Tensor) -> Tensor:
+    """f64[K, N], the values [B, T] of each name at the N places in the mask."""
+    return torch.stack([each.detach().double() for each in values.values()])[:, mask]
 
 
 @dataclass

@@ -109,8 +109,7 @@ def add_mismatch(
     }
     if raw is not None:
         values["raw_ratio"] = raw
-    for name, value in values.items():
-        metrics.add(_PREFIX + name, value, mask)
+    metrics.add({_PREFIX + name: value for name, value in values.items()}, mask)
 
 
 def _raw(correction: Correction, old: Tensor, sampler: Tensor, mask: Tensor) -> Tensor | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -47,24 +48,22 @@ def collate(
     """
     prompt_length = max(len(rollout.prompt_ids) for rollout in rollouts)
     completion_length = max(max(len(rollout.completion_ids) for rollout in rollouts), 1)
-    size = (len(rollouts), prompt_length + completion_length)
-    input_ids = torch.full(size, pad_token_id, dtype=torch.long)
-    attention_mask = torch.zeros(size, dtype=torch.long)
-    token_mask = torch.zeros(len(rollouts), completion_length, dtype=torch.bool)
-    sampler_logprobs = torch.full((len(rollouts), completion_length), torch.nan)
-    for row, rollout in enumerate(rollouts):
+    ids, attended, counted, told = [], [], [], []
+    for rollout in rollouts:  # whole rows as lists: a tensor for each piece would take most of the time
         length = len(rollout.completion_ids)
-        begin, end = prompt_length - len(rollout.prompt_ids), prompt_length + length
-        input_ids[row, begin:end] = torch.tensor(rollout.prompt_ids + rollout.completion_ids)
-        attention_mask[row, begin:end] = 1
-        if not (mask_truncated and rollout.finish_reason == "length"):
-            token_mask[row, :length] = torch.tensor(rollout.model_mask or (True,) * length)
-        if rollout.sampler_logprobs is not None:
-            sampler_logprobs[row, :length] = torch.tensor(rollout.sampler_logprobs)
+        before, after = prompt_length - len(rollout.prompt_ids), completion_length - length
+        tokens = rollout.prompt_ids + rollout.completion_ids
+        ids.append([*[pad_token_id] * before, *tokens, *[pad_token_id] * after])
+        attended.append([0] * before + [1] * len(tokens) + [0] * after)
+        masked = mask_truncated and rollout.finish_reason == "length"
+        written = (False,) * length if masked else rollout.model_mask or (True,) * length
+        counted.append([*written, *[False] * after])
+        logprobs = rollout.sampler_logprobs
+        told.append([*((math.nan,) * length if logprobs is None else logprobs), *[math.nan] * after])
     return RolloutBatch(
-        input_ids=input_ids.to(device),
-        attention_mask=attention_mask.to(device),
-        token_mask=token_mask.to(device),
-        sampler_logprobs=sampler_logprobs.to(device),
+        input_ids=torch.tensor(ids, device=device),
+        attention_mask=torch.tensor(attended, device=device),
+        token_mask=torch.tensor(counted, dtype=torch.bool, device=device),
+        sampler_logprobs=torch.tensor(told, dtype=torch.float32, device=device),
         advantages=torch.tensor(advantages, dtype=torch.float32, device=device),
     )

@@ -136,9 +136,8 @@ class PolicyUpdate:
         passed = forward_pass(self.engine, slice_, self.step_loss, totals, self.temperature, self.engine.ways)
         made = passed.output.corrected
         add_mismatch(metrics, self.step_loss.correction, made.old, made.sampler, made.weights, made.keep, batch)
-        metrics.add("entropy", passed.entropy, batch.token_mask)
-        for name, values in passed.output.diagnostics.items():
-            metrics.add_micro_batch(name, values, batch.token_mask)
+        metrics.add({"entropy": passed.entropy}, batch.token_mask)
+        metrics.add_micro_batch(passed.output.diagnostics, batch.token_mask)
         return passed
 
     @torch.no_grad()

@@ -7,6 +7,9 @@ import time
 from collections.abc import Callable
 
 PAUSES = (1.0, 2.0, 4.0, 8.0, 15.0)
+INTERVAL = 1.0
+"""Seconds from the end of one writing to the next: writing each short step by itself takes a part of a core, and
+of the interpreter's lock, that the run would have."""
 
 
 class Writer:
@@ -64,6 +67,7 @@ class Writer:
                 if closing:
                     return
                 failures = 0
+                self._closing.wait(INTERVAL)
             except Exception as error:  # noqa: BLE001 - handed to the thread that wakes this one
                 if failures == 0:
                     self._error = error
