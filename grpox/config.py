@@ -174,6 +174,9 @@ class TrainConfig(Section):
     old_logprobs: Literal["policy", "generator"] = "policy"
     """Whose log-probabilities the ratio is taken to: the policy's before this generation batch's updates, or
     what the generator reported, which saves the forward passes that later steps need for the former."""
+    max_staleness: int = Field(0, ge=0, le=1)
+    """Generation batches by which the policy that samples may be older than the one that is updated; 1 samples
+    the next batch while the policy is updated on this one."""
     steps_per_generation: int | None = Field(None, ge=1)
     """Micro-batches made from one generation batch; default: gradient_accumulation_steps."""
     generation_batch_size: int | None = Field(None, ge=1)
@@ -185,8 +188,8 @@ class TrainConfig(Section):
     """Passes over each generation batch: mu of the GRPO paper, which has 1."""
     learning_rate: float = Field(1e-6, gt=0)
     """Peak learning rate; 1e-6 as in the GRPO paper and TRL."""
-    optim: Literal["adamw_torch", "adamw_torch_fused"] = "adamw_torch"
-    """PyTorch's AdamW, or its fused kernel."""
+    optim: Literal["adamw_torch", "adamw_torch_fused"] = "adamw_torch_fused"
+    """PyTorch's AdamW by its fused kernel, as in transformers; or without it."""
     weight_decay: float = Field(0.0, ge=0)
     """Decoupled decay of the weights (arXiv 1711.05101); biases and normalisation layers have none, and the
     default is 0, as in transformers."""
