@@ -32,7 +32,7 @@ PARTS: dict[str, tuple[Place, ...]] = {
         (TokenMetrics, "add"),
         (TokenMetrics, "add_micro_batch"),
         (TokenMetrics, "reduce"),
-        (grpox.update, "add_mismatch"),
+        (grpox.update, "token_mismatch"),
     ),
 }
 """Functions of each part; what a version of the core does not have is left out."""

@@ -22,8 +22,8 @@ WAITING = "gather"
 class TokenMetrics:
     """Means and extremes of per-token values over one optimizer step, all ranks.
 
-    Values that are measured together are added together, as one tensor. Every rank must add the same names, since
-    their reduction is one collective.
+    Values that are measured together are added together, as one tensor. Every rank must add the same names,
+    since their reduction is one collective.
     """
 
     def __init__(self) -> None:

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from grpox.contracts import Correction
-from grpox.metrics import TokenMetrics
 from grpox.rollout import RolloutBatch
 
 LOGPROBS = "logprobs"
@@ -48,7 +47,8 @@ ALARMS = (
         0.3,
         math.inf,
         "at least 0.3",
-        "Few tokens carry most of the weight: compare what the generator computes in with model.dtype; "
+        "Few tokens carry most of the weight: compare what the generator computes in with model.dtype; with "
+        "train.max_staleness, lower train.learning_rate or set it to 0; "
         "'correction: token-mask' drops the tokens that are furthest off",
     ),
 )
@@ -70,16 +70,15 @@ _ROUNDING = 1e-5
 
 
 @torch.no_grad()
-def add_mismatch(
-    metrics: TokenMetrics,
+def token_mismatch(
     correction: Correction,
     old: Tensor,
     sampler: Tensor,
     weights: Tensor,
     keep: Tensor,
     batch: RolloutBatch,
-) -> None:
-    """Add one micro-batch; positions outside the token mask are ignored.
+) -> dict[str, Tensor]:
+    """What is measured of each token of one micro-batch: name -> [B, T], without meaning outside its mask.
 
     Args:
         old: f32[B, T], log pi_old.
@@ -109,7 +108,7 @@ def add_mismatch(
     }
     if raw is not None:
         values["raw_ratio"] = raw
-    metrics.add({_PREFIX + name: value for name, value in values.items()}, mask)
+    return {_PREFIX + name: value for name, value in values.items()}
 
 
 def _raw(correction: Correction, old: Tensor, sampler: Tensor, mask: Tensor) -> Tensor | None:

@@ -25,6 +25,8 @@ class ScoredRow:
     """Which functions abstained because they failed."""
     extra: dict[str, Any]
     """What the functions told of it through `log_extra`."""
+    completion: str = ""
+    """Its text, as people read it."""
 
 
 @dataclass(frozen=True)
@@ -87,8 +89,13 @@ def score_rows(
         values = tuple(of_function[place] for of_function in table.values)
         failed = tuple(of_function[place] for of_function in table.failed)
         extra = {name: column[place] for name, column in table.extra_columns.items()}
-        rows.append(ScoredRow(rollout, values, failed, extra))
+        rows.append(ScoredRow(rollout, values, failed, extra, _as_read(given.completions[place])))
     return ScoredRows(rows, table.metrics, table.warnings)
+
+
+def _as_read(completion: Text) -> str:
+    """The text of a completion, which in a conversation is one message of the assistant."""
+    return completion if isinstance(completion, str) else str(completion[0]["content"])
 
 
 def joined(parts: Sequence[ScoredRows]) -> ScoredRows:

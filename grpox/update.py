@@ -17,7 +17,7 @@ from grpox.faults.policy import NonFinitePolicy
 from grpox.forward_pass import ForwardPass, forward_pass, terms_of
 from grpox.logprobs import completion_logprobs
 from grpox.metrics import TokenMetrics
-from grpox.mismatch import add_mismatch, mismatch_metrics
+from grpox.mismatch import mismatch_metrics, token_mismatch
 from grpox.passes import Arrangement, Passes
 from grpox.reduction import StepTotals, count_step
 from grpox.reference_sync import ReferenceSync
@@ -135,8 +135,9 @@ class PolicyUpdate:
             slice_.reference_logprobs = self._logprobs(self.reference, slice_)
         passed = forward_pass(self.engine, slice_, self.step_loss, totals, self.temperature, self.engine.ways)
         made = passed.output.corrected
-        add_mismatch(metrics, self.step_loss.correction, made.old, made.sampler, made.weights, made.keep, batch)
-        metrics.add({"entropy": passed.entropy}, batch.token_mask)
+        correction = self.step_loss.correction
+        measured = token_mismatch(correction, made.old, made.sampler, made.weights, made.keep, batch)
+        metrics.add({**measured, "entropy": passed.entropy}, batch.token_mask)
         metrics.add_micro_batch(passed.output.diagnostics, batch.token_mask)
         return passed
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from grpox.contracts import Correction, Rollout
 from grpox.metrics import TokenMetrics
-from grpox.mismatch import add_mismatch, mismatch_metrics, mismatch_warnings
+from grpox.mismatch import mismatch_metrics, mismatch_warnings, token_mismatch
 from grpox.rollout import collate
 from grpox.sampling import StepPlan
 from grpox.tell_once import TellOnce
@@ -56,7 +56,7 @@ def add(metrics: TokenMetrics, correction: Correction, ratios: Rows) -> None:
     old = torch.zeros_like(batch.sampler_logprobs)
     sampler = torch.where(batch.sampler_logprobs.isnan(), old, batch.sampler_logprobs)
     weights, keep = correction.correct(old, sampler, batch.token_mask)
-    add_mismatch(metrics, correction, old, sampler, weights, keep, batch)
+    metrics.add(token_mismatch(correction, old, sampler, weights, keep, batch), batch.token_mask)
 
 
 def measured(correction: Correction, *micro_batches: Rows) -> dict[str, float]:
@@ -155,7 +155,8 @@ def test_no_metric_is_infinite_or_nan(name: str, difference: float) -> None:
     old = torch.zeros(1, 2)
     weights, keep = ALL[name].correct(old, batch.sampler_logprobs, batch.token_mask)
     metrics = TokenMetrics()
-    add_mismatch(metrics, ALL[name], old, batch.sampler_logprobs, weights, keep, batch)
+    measured = token_mismatch(ALL[name], old, batch.sampler_logprobs, weights, keep, batch)
+    metrics.add(measured, batch.token_mask)
     found = mismatch_metrics(metrics.reduce(ALONE))
 
     assert [key for key, value in found.items() if not math.isfinite(value)] == []

@@ -1,4 +1,4 @@
-"""The shared memory through which vLLM's CPU build exchanges tensors between ranks, one run's apart from another's."""
+"""The shared memory in which vLLM's CPU build exchanges tensors between ranks, one run's apart from others'."""
 
 from __future__ import annotations
 

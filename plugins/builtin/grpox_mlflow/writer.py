@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 PAUSES = (1.0, 2.0, 4.0, 8.0, 15.0)
 INTERVAL = 1.0
-"""Seconds from the end of one writing to the next: writing each short step by itself takes a part of a core, and
-of the interpreter's lock, that the run would have."""
+"""Seconds from the end of one writing to the next: writing each short step by itself takes a part of a core,
+and of the interpreter's lock, that the run would have."""
 
 
 class Writer:
