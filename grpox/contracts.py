@@ -219,6 +219,13 @@ class Generator(Protocol):
     It is called while the run file is checked, and tells which settings of `sampling` it cannot honour. The
     generator itself may have a method ``preflight(model: PreTrainedConfig) -> None``. It is called in the main
     process before the model is loaded, and raises for what the run would fail without.
+
+    One that provides "ahead" has a method ``begin(prompts, sampling, seed) -> Iterable[Rollout]``, with the
+    arguments of `generate`. Sampling is under way when it returns, with the weights of now, and goes on while
+    the policy is updated: so it uses no collective, neither meanwhile nor when the rollouts are read. They are
+    read once, perhaps only after other calls of `generate`, `sleep`, `wake` and `sync`; a sync waits until they
+    are sampled, so that none is of the weights that it brings. Samples that could not be drawn may be left out:
+    `generate` is then asked for them. What else went wrong is raised when the rollouts are read.
     """
 
     def start(self, context: GeneratorContext) -> None: ...

@@ -301,7 +301,12 @@ def _trainer(
     streaming = STREAMING in run.components["generator"].provides
     sampler = Sampler(engine, generator, parts.rewards, world, config.train.seed, streaming, parts.times)
     collector = Collector(
-        sampler, parts.prompts, run.build("advantage"), config.sampling, config.train.num_generations
+        sampler,
+        parts.prompts,
+        run.build("advantage"),
+        config.sampling,
+        config.train.num_generations,
+        ahead=config.train.max_staleness > 0,
     )
     loss, correction = run.build("loss"), run.build("correction")
     dumps = FaultDumps(engine, config, parts.tokenizer, world)

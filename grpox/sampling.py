@@ -307,6 +307,11 @@ class Schedule:
             return 0
         return self._micro_batch(steps * self.plan.gradient_accumulation_steps - 1).generation + 1
 
+    @property
+    def total_generations(self) -> int:
+        """Generation batches of the run."""
+        return self.generations_until(self.total_steps)
+
     def first_generation_after(self, step: StepPlan) -> int:
         """The earliest generation batch that a later step trains on."""
         return self._micro_batch(step.step * self.plan.gradient_accumulation_steps).generation

@@ -2,6 +2,7 @@
 
 `Trainer.run` is the run, `Trainer.train_step` one optimizer step; each of their lines calls one named part.
 The generator takes the new weights when the next generation batch is collected, not before they are needed.
+With `train.max_staleness: 1` that batch is begun before the update instead, with the weights of then.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from grpox.ahead import Begun
 from grpox.checkpoint.saver import CheckpointSaver
 from grpox.collect import Collector, GenerationBatch
 from grpox.contracts import RunContext, TrainerState
@@ -48,6 +50,8 @@ class Trainer:
     """Whether the generator says that it reports every token's log-probability."""
     slices: dict[tuple[int, int], Slice] = field(default_factory=dict)
     """This rank's slices of the generation batches in use, by generation and first row."""
+    begun: dict[int, Begun] = field(default_factory=dict)
+    """Generation batches that are sampled while the policy is updated; none at max_staleness 0."""
     num_tokens: int = 0
     before: dict[str, float] = field(default_factory=dict)
     """What the evaluation before the first step gave."""
@@ -97,6 +101,7 @@ class Trainer:
         """One optimizer step: sample what it needs and is not there yet, then update the policy."""
         start = time.perf_counter()
         new = [self.collect(generation, plan.step) for generation in self.missing(plan)]
+        self.begin_next(plan)
         slices = [self.slices[_place(micro_batch)] for micro_batch in plan.micro_batches]
         with self.times.phase("update"):
             self.policy.score_old([s for s in self.slices.values() if s not in slices])
@@ -114,10 +119,19 @@ class Trainer:
         sampled = {generation for generation, _ in self.slices}
         return sorted({micro_batch.generation for micro_batch in plan.micro_batches} - sampled)
 
+    def begin_next(self, plan: StepPlan) -> None:
+        """Where samples may be old, begin the generation batch after those of the step, if there is one."""
+        following = self.schedule.generations_until(plan.step)
+        ahead = self.context.config.train.max_staleness > 0
+        if ahead and following not in self.begun and following < self.schedule.total_generations:
+            indices = self.schedule.sampler.prompts_for(following)
+            self.begun[following] = self.collector.begin(following, indices)
+
     def collect(self, generation: int, step: int) -> GenerationBatch:
         """Sample and score a generation batch, and cut it into this rank's slices."""
         indices = self.schedule.sampler.prompts_for(generation)
-        batch = self.collector.collect(generation, indices, self.state(step - 1))
+        begun = self.begun.pop(generation, None)
+        batch = self.collector.collect(generation, indices, self.state(step - 1), begun)
         for micro_batch in self.schedule.slices_of(generation):
             rows = micro_batch.rank_rows(self.world.rank)
             rollouts = batch.rollouts[rows.start : rows.stop]

@@ -1,16 +1,21 @@
-"""What a rank has besides the engine: slices of generation batches that are not used up, random numbers.
+"""What a rank has besides the engine: generation batches that are not used up or begun, random numbers.
 
 Plain values and tensors only, so that it can be read with ``weights_only=True``.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from grpox.agreement import on_every_rank
+from grpox.ahead import Begun
+from grpox.checkpoint.begun_state import begun_of, begun_state
 from grpox.checkpoint.dealt_anew import dealt_anew
 from grpox.checkpoint.folders import rank_file
 from grpox.checkpoint.manifest import sync
@@ -19,15 +24,21 @@ from grpox.checkpoint.rng import fresh_random_state, random_state, set_random_st
 from grpox.checkpoint.same_batches import plan_of, same_steps
 from grpox.rollout import RolloutBatch
 from grpox.slices import Slice
+from grpox.world import World
 
 if TYPE_CHECKING:
     from grpox.trainer import Trainer
 
 
 def rank_state(trainer: Trainer) -> dict[str, Any]:
-    """The state of this rank, between two steps."""
+    """The state of this rank, between two steps; a collective. What is being sampled is waited for."""
     slices = [(*place, slice_state(slice_)) for place, slice_ in trainer.slices.items()]
-    return {"slices": slices, "random": random_state()}
+    begun = on_every_rank(trainer.world, trainer.times, partial(_begun_states, trainer))
+    return {"slices": slices, "begun": begun, "random": random_state()}
+
+
+def _begun_states(trainer: Trainer) -> dict[int, dict[str, Any]]:
+    return {generation: begun_state(begun) for generation, begun in trainer.begun.items()}
 
 
 def restore_rank(trainer: Trainer, folder: Path, progress: Progress) -> None:
@@ -40,17 +51,20 @@ def restore_rank(trainer: Trainer, folder: Path, progress: Progress) -> None:
     rank, seed = trainer.world.rank, trainer.context.config.train.seed
     if saved == plan:
         state = read_state(rank_file(folder, rank))
-        slices = _slices(state)
+        slices, begun = _slices(state), _begun([state], trainer.world)
     else:
         states = [read_state(rank_file(folder, each)) for each in range(progress.world_size)]
         state = (
             states[rank] if rank < len(states) else {"random": fresh_random_state(seed, rank, progress.step)}
         )
-        held = [_slices(each) for each in states] if same_steps(saved, plan) else []
+        kept = states if same_steps(saved, plan) else []
+        held = [_slices(each) for each in kept]
         slices = dealt_anew(held, saved, trainer.schedule, rank, trainer.pad_token_id)
+        begun = _begun(kept, trainer.world)
     trainer.slices = {
         place: slice_of(slice_state(slice_), trainer.world.device) for place, slice_ in slices.items()
     }
+    trainer.begun = begun
     set_random_state(state["random"])
 
 
@@ -82,3 +96,13 @@ def slice_of(state: dict[str, Any], device: torch.device) -> Slice:
 def _slices(state: dict[str, Any]) -> dict[tuple[int, int], Slice]:
     read = torch.device("cpu")
     return {(generation, first): slice_of(held, read) for generation, first, held in state["slices"]}
+
+
+def _begun(states: Sequence[dict[str, Any]], world: World) -> dict[int, Begun]:
+    """This rank's part of what was begun on the ranks whose `states` these are."""
+    # Every rank has begun the same; a checkpoint of before there was such a thing has none.
+    generations = states[0].get("begun", {}) if states else {}
+    return {
+        generation: begun_of([state["begun"][generation] for state in states], world.rank, world.size)
+        for generation in generations
+    }

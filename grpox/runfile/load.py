@@ -35,6 +35,7 @@ from grpox.runfile.parameter_paths import resolve_parameters
 from grpox.runfile.recipe_files import recipe_path
 from grpox.runfile.sampling_bias import NEUTRAL, changed_distribution
 from grpox.runfile.slots import selected, tracking_problems
+from grpox.runfile.staleness import staleness_problems
 from grpox.runfile.streaming import stream_problems
 from grpox.runfile.trl_names import TRL_NAMES
 from grpox.runfile.yaml_lines import LONGEST, read_yaml
@@ -158,6 +159,7 @@ def _resolve(
     problems += missing_plugins(registry.plugins, config.plugins.required)
     problems += _unknown_names(config)
     problems += old_logprobs_problems(config, components)
+    problems += staleness_problems(config, components, registry.plugins.offers)
     found, num_prompts = check_inputs(config, given.inputs)
     problems += found + stream_problems(config, given.streamed)
     if given.dataset is not None:
@@ -173,7 +175,7 @@ def _resolve(
 
 
 def _default_correction(config: RunConfig, registry: Registry) -> None:
-    """Correct for a generator whose numbers are not the trainer's, where the run file does not say.
+    """Correct for a generator whose numbers or weights are not the trainer's, where the run file does not say.
 
     Not under settings that would bias the correction: those then leave it out, as they would have to.
     """
@@ -185,7 +187,8 @@ def _default_correction(config: RunConfig, registry: Registry) -> None:
         offer = registry.find("generator", config.generator.name)
     except ConfigError:
         return  # told when the generator is bound
-    if OTHER_NUMERICS in offer.spec.provides and not changed_distribution(config.sampling):
+    differs = OTHER_NUMERICS in offer.spec.provides or config.train.max_staleness > 0
+    if differs and not changed_distribution(config.sampling):
         config.correction = ComponentRef(name="token-truncate")
 
 

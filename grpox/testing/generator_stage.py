@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,9 +37,18 @@ class Stage:
 
     def sample(self, sampling: SamplingConfig, seed: int = SEED, samples: int = 4) -> list[Rollout]:
         """Rollouts of all prompts, in row order."""
-        given = [Prompt(group, ids, samples) for group, ids in enumerate(self.prompts)]
-        rollouts = list(self.generator.generate(given, sampling, seed))
-        return sorted(rollouts, key=lambda rollout: (rollout.group_id, rollout.sample))
+        return _in_row_order(self.generator.generate(self._requests(samples), sampling, seed))
+
+    def begin(
+        self, sampling: SamplingConfig, seed: int = SEED, samples: int = 4
+    ) -> Callable[[], list[Rollout]]:
+        """The same in the background, by a generator that provides "ahead"; returns what reads the rollouts."""
+        generator: Any = self.generator
+        begun: Iterable[Rollout] = generator.begin(self._requests(samples), sampling, seed)
+        return lambda: _in_row_order(begun)
+
+    def _requests(self, samples: int) -> list[Prompt]:
+        return [Prompt(group, ids, samples) for group, ids in enumerate(self.prompts)]
 
     @torch.no_grad()
     def logits(self, rollout: Rollout) -> Tensor:
@@ -78,3 +87,7 @@ def set_stage(generator: Any, texts: Sequence[str] = TEXTS) -> Stage:
     generator.start(context)
     prompts = tuple(tuple(tokenizer(text, add_special_tokens=False).input_ids) for text in texts)
     return Stage(generator, model, stops, prompts)
+
+
+def _in_row_order(rollouts: Iterable[Rollout]) -> list[Rollout]:
+    return sorted(rollouts, key=lambda rollout: (rollout.group_id, rollout.sample))

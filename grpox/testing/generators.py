@@ -110,6 +110,25 @@ class GeneratorConformance(Conformance):
         if "logprobs" in self.bound.provides:
             self._check_log_probabilities(stage)
 
+    def test_ahead(self) -> None:
+        """What it began before a sync is sampled with the weights of then, as it would have been drawn then."""
+        if "ahead" not in self.bound.provides:
+            raise SkipTest("it does not sample ahead")
+        stage = self._on_stage()
+        stage.sync(8)
+        wanted = stage.sample(SAMPLING)
+        read = stage.begin(SAMPLING)
+        stage.change_policy()
+        stage.sync(9)
+        rollouts = read()
+        if versions := {rollout.policy_version for rollout in rollouts} - {8}:
+            advice = "sync() waits for what was begun"
+            raise Violation(
+                f"begun after sync(weights, 8), rollouts are of version {sorted(versions)}", advice=advice
+            )
+        if _drawn(rollouts) != _drawn(wanted):
+            raise Violation("begin() draws other samples than generate() with the same weights and seed")
+
     @classmethod
     def teardown_class(cls) -> None:
         """Close the generator."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -89,3 +89,15 @@ class ForgetsAsleep(Right):
         model: Any = self._model
         for parameter in model.parameters():
             parameter.data.zero_()
+
+
+class Ahead(Right):
+    provides = ("logprobs", "ahead")
+
+    def begin(self, prompts: Sequence[Prompt], sampling: SamplingConfig, seed: int) -> Iterable[Rollout]:
+        return list(self.generate(prompts, sampling, seed))
+
+
+class BeginsWhenRead(Ahead):
+    def begin(self, prompts: Sequence[Prompt], sampling: SamplingConfig, seed: int) -> Iterable[Rollout]:
+        return self.generate(prompts, sampling, seed)

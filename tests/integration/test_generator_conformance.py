@@ -22,16 +22,16 @@ def failed(name: str) -> dict[str, Outcome]:
     return {check: outcome for check, outcome in made.items() if outcome.status == "failed"}
 
 
-def test_hf_conforms() -> None:
-    assert {outcome.status for outcome in checked("hf").values()} == {"passed"}
-
-
-def test_hf_without_a_copy_conforms() -> None:
-    assert {o.status for o in checked({"name": "hf", "gather_weights": False}).values()} == {"passed"}
+@pytest.mark.parametrize("component", ["hf", {"name": "hf", "gather_weights": False}])
+def test_hf_conforms(component: str | dict[str, object]) -> None:
+    made = checked(component)
+    assert made.pop("ahead").status == "skipped"
+    assert {outcome.status for outcome in made.values()} == {"passed"}
 
 
 def test_what_is_right_passes() -> None:
     assert failed("Right") == {}
+    assert {o.status for o in checked({"path": f"{BROKEN}:Ahead"}).values()} == {"passed"}
 
 
 @pytest.mark.parametrize(
@@ -48,6 +48,7 @@ def test_what_is_right_passes() -> None:
         ("OldWeights", "versions"),
         ("OldVersion", "versions"),
         ("ForgetsAsleep", "sleep_and_wake"),
+        ("BeginsWhenRead", "ahead"),
     ],
 )
 def test_each_fault_is_found_by_the_check_meant_for_it(name: str, check: str) -> None:

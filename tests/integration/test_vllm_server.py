@@ -170,7 +170,7 @@ def test_it_conforms(servers):
     command = ["-m", "grpox", "plugins", "check", "vllm-server", f"urls=[{servers[0].url}]"]
     done = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "8 passed" in done.stdout
+    assert "9 passed" in done.stdout
 
 
 def test_every_path_but_health_asks_for_the_token(servers):
@@ -347,6 +347,14 @@ def test_no_server_is_told_with_what_to_do(policy):
     assert problem.key == "generator.urls"
     assert "no vLLM server answers: http://127.0.0.1:9" in problem.what
     assert "grpox serve" in problem.allowed
+
+
+def test_a_server_that_is_being_started_does_not_hold_up_the_model(policy, capfd):
+    config = VllmServerConfig(urls=["http://127.0.0.1:9"], start_timeout=60)
+    VllmServerGenerator(config).preflight(policy.config)
+    assert (
+        "no server answers yet, and the model is loaded meanwhile: http://127.0.0.1:9" in capfd.readouterr().err
+    )
 
 
 def test_ctrl_c_ends_all_of_a_server():

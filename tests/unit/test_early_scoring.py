@@ -544,7 +544,7 @@ def hangs(completions, **_):
     time.sleep(60)
 
 rewards = [NamedReward(f.__name__, f) for f in (hangs, endless)]
-groups = ArrivingGroups([Prompt(0, (1,), 1), Prompt(1, (1,), 1)], 0)
+groups = ArrivingGroups([Prompt(0, (1,), 1), Prompt(1, (1,), 1)], range(1))
 try:
     with EarlyScoring(rewards, groups, lambda rollouts: Unscored(rollouts, ["p"], ["c"], {}), None) as early:
         for group in range(2):

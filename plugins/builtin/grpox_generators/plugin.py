@@ -33,7 +33,7 @@ def grpox_generators() -> Iterable[ComponentSpec]:
             target="grpox_generators.vllm_server:VllmServerGenerator",
             config="grpox_generators.server_config:VllmServerConfig",
             summary="vLLM in servers of its own (grpox serve); completions are scored as they come",
-            provides=("logprobs", "other-numerics", "streaming"),
+            provides=("logprobs", "other-numerics", "streaming", "ahead"),
             source="https://docs.vllm.ai",
         ),
     )

@@ -21,6 +21,9 @@ LONGEST_LOOK = 60.0
 """Seconds in which a server that works says what it is, also between the steps of a large model."""
 REFUSED = (400, 422)
 """Statuses of a request that no repetition mends."""
+IDLE = 2.0
+"""Seconds that an unused connection is kept. vLLM closes its end after 5: a request sent just then would seem
+to have met a server that is gone."""
 LONGEST_LINE = 2**28
 """Bytes of one event: a whole completion with its log-probabilities."""
 
@@ -57,7 +60,7 @@ class ServerClient:
         self._session = aiohttp.ClientSession(
             timeout=timeout,
             headers={"Authorization": f"Bearer {token}"},
-            connector=aiohttp.TCPConnector(limit=0),
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE),
             read_bufsize=LONGEST_LINE,
         )
 

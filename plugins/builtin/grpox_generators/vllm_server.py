@@ -5,7 +5,6 @@ The main process sends the weights; every process asks the servers for its own s
 
 from __future__ import annotations
 
-import queue
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -17,6 +16,7 @@ from grpox.errors import ConfigError, Problem, RunFailed
 from grpox.weight_sync import stream_weights
 from grpox_generators.limits import check_length, end_ids
 from grpox_generators.ranks import any_rank, same_on_all_ranks, wait_for_all_ranks
+from grpox_generators.server_asked import Asked
 from grpox_generators.server_client import Completion
 from grpox_generators.server_config import VllmServerConfig
 from grpox_generators.server_fleet import Fleet, tell
@@ -43,16 +43,24 @@ class VllmServerGenerator:
         self.config = config
         self.version = 0
         self._sender: FileSender | NcclSender | None = None
+        self._begun: list[Asked] = []
+        """What `begin` asked for since the last sync."""
 
     def preflight(self, model: PreTrainedConfig) -> None:
-        """Wait for a server, and see that those there are fit, before the model is loaded.
+        """See that the servers that answer are fit, before the model is loaded.
+
+        While none does, because they are being started, the model is loaded; `start` waits for one.
 
         Raises:
-            ConfigError: none answers, or one is of another model or version or refuses the token.
+            ConfigError: one is of another model or version or refuses the token; or none answers and none is to
+                be waited for.
         """
         with closing(Fleet(self.config, signature(model))) as fleet:
-            if not fleet.find():
+            if fleet.look():
+                return
+            if self.config.start_timeout == 0:
                 raise ConfigError(fleet.none_answers())
+            tell(f"no server answers yet, and the model is loaded meanwhile: {'; '.join(fleet.lost.values())}")
 
     def start(self, context: GeneratorContext) -> None:
         self.context = context
@@ -62,10 +70,17 @@ class VllmServerGenerator:
         with self._told_by_this_rank():
             self._fleet = Fleet(self.config, signature(policy), sends_weights=context.rank == 0)
         if context.rank == 0:
+            if not self._fleet.find():
+                raise ConfigError(self._fleet.none_answers())
             self._tell_dtypes(str(context.policy.dtype).removeprefix("torch."))
 
     def sync(self, weights: WeightStream, version: int) -> None:
-        """Send the weights to every server that answers, those among them that were lost before."""
+        """Send the weights to every server that answers, those among them that were lost before.
+
+        What was begun with the earlier ones is waited for.
+        """
+        if self._begun:
+            self._finish_begun()
         self.version = version
         self._fleet.readmit()
         if self.context.rank == 0:
@@ -78,6 +93,27 @@ class VllmServerGenerator:
         """Sample every prompt's group; a temperature of 0 decodes greedily. A collective."""
         with self._told_by_this_rank():
             yield from self._generate(prompts, sampling, seed)
+
+    def begin(self, prompts: Sequence[Prompt], sampling: SamplingConfig, seed: int) -> Iterator[Rollout]:
+        """As `generate`, but in the background and without collectives.
+
+        Where no server is left, samples are left out.
+        """
+        with self._told_by_this_rank():
+            asked = self._ask(self._requests(prompts, sampling, seed))
+        self._begun.append(asked)
+        return self._read_begun(asked)
+
+    def _read_begun(self, asked: Asked) -> Iterator[Rollout]:
+        with self._told_by_this_rank():
+            yield from self._read(asked)
+
+    def _finish_begun(self) -> None:
+        """Also what other ranks ask for: new weights are for none of it. A collective."""
+        for asked in self._begun:
+            asked.wait()
+        self._begun.clear()
+        wait_for_all_ranks(self.context)
 
     def _generate(self, prompts: Sequence[Prompt], sampling: SamplingConfig, seed: int) -> Iterator[Rollout]:
         requests = self._requests(prompts, sampling, seed)
@@ -99,6 +135,8 @@ class VllmServerGenerator:
         """The servers have devices of their own."""
 
     def close(self) -> None:
+        for asked in self._begun:
+            asked.cancel()
         if self._sender is not None:
             self._sender.close()
         self._fleet.close()
@@ -169,37 +207,35 @@ class VllmServerGenerator:
     def _stream(self, requests: Sequence[Request]) -> Iterator[Rollout]:
         """Rollouts in order of completion, until all are in or no server is left."""
         wanted = [request for request in requests if request.missing]
-        if not wanted:
-            return
-        fleet, inbox = self._fleet, queue.SimpleQueue[tuple[Request, Completion] | None]()
+        if wanted:
+            yield from self._read(self._ask(wanted))
+
+    def _ask(self, requests: Sequence[Request]) -> Asked:
+        """Ask the servers that have the weights of now."""
         members = [
-            Member(fleet.clients[url], self._room(about))
-            for url, about in fleet.look().items()
+            Member(self._fleet.clients[url], self._room(about))
+            for url, about in self._fleet.look().items()
             if about["weight_version"] == self._tag
         ]
         pool = ServerPool(members, self._tag, self.config.retries)
-        work = fleet.loop.start(pool.run(wanted, lambda *item: inbox.put(item)))
-        work.add_done_callback(lambda _: inbox.put(None))
-        try:
-            while (item := inbox.get()) is not None:
-                yield self._rollout(*item)
-            work.result()
-        finally:
-            work.cancel()
-        for url, why in pool.lost.items():
-            fleet.give_up(url, why)
+        return Asked(self._fleet, pool, requests, self.version)
+
+    def _read(self, asked: Asked) -> Iterator[Rollout]:
+        for request, completion in asked.arriving():
+            yield _rollout(request, completion, asked.version)
 
     def _room(self, about: Mapping[str, Any]) -> int:
         """Twice what the server samples at a time, shared with the other ranks."""
         return max(1, 2 * int(about["max_num_seqs"]) // self.context.world_size)
 
-    def _rollout(self, request: Request, completion: Completion) -> Rollout:
-        return Rollout(
-            group_id=request.prompt.group_id,
-            sample=completion.index,
-            prompt_ids=request.prompt.token_ids,
-            completion_ids=tuple(completion.token_ids),
-            finish_reason="stop" if completion.finish_reason == "stop" else "length",
-            policy_version=self.version,
-            sampler_logprobs=tuple(completion.logprobs),
-        )
+
+def _rollout(request: Request, completion: Completion, version: int) -> Rollout:
+    return Rollout(
+        group_id=request.prompt.group_id,
+        sample=completion.index,
+        prompt_ids=request.prompt.token_ids,
+        completion_ids=tuple(completion.token_ids),
+        finish_reason="stop" if completion.finish_reason == "stop" else "length",
+        policy_version=version,
+        sampler_logprobs=tuple(completion.logprobs),
+    )

@@ -1,0 +1,300 @@
+"""Sampling during the update, with a generator that notes what it is asked for and when."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from grpox.ahead import Begun
+from grpox.checkpoint.begun_state import begun_of, begun_state
+from grpox.checkpoint.rank_state import rank_state, read_state, write_state
+from grpox.collect import Collector, Sampler
+from grpox.config import SamplingConfig
+from grpox.contracts import Prompt, Rollout, TrainerState
+from grpox.errors import RunFailed
+from grpox.rewards import NamedReward
+from grpox.sampling import BatchPlan, PromptSampler, Schedule
+from grpox.trainer import Trainer
+from grpox.world import World
+from grpox_advantages.configs import GroupConfig
+from grpox_advantages.scalers import Group
+
+ALONE = World(0, 1, torch.device("cpu"))
+STATE = TrainerState(global_step=0, max_steps=1, epoch=0.0)
+
+
+class Prompts:
+    """As many as are asked for; number i is the token i + 1."""
+
+    def token_ids(self, index):
+        return (index + 1,)
+
+    def text(self, index):
+        return str(index)
+
+    def rows(self, indices):
+        return [str(index) for index in indices], {}
+
+    def completions(self, sequences):
+        return [" ".join(map(str, ids)) for ids in sequences]
+
+    completion_texts = completions
+
+
+class Ahead:
+    """Notes its calls. A rollout's tokens are those of its prompt, the weights' version and the seed."""
+
+    def __init__(self, lost=(), error=None):
+        self.lost, self.error = lost, error
+        self.version = None
+        self.calls = []
+
+    def sync(self, weights, version):
+        list(weights)
+        self.version = version
+        self.calls.append(f"sync {version}")
+
+    def generate(self, prompts, sampling, seed):
+        self.calls.append(f"generate with {self.version}")
+        return self.drawn(prompts, seed)
+
+    def begin(self, prompts, sampling, seed):
+        self.calls.append(f"begin with {self.version}")
+        drawn = [r for r in self.drawn(prompts, seed) if (r.group_id, r.sample) not in self.lost]
+
+        def arriving():
+            yield from drawn
+            if self.error:
+                raise self.error
+
+        return arriving()
+
+    def drawn(self, prompts, seed):
+        return [
+            Rollout(p.group_id, s, p.token_ids, (p.token_ids[0], s + 1, 1 + seed % 9), "stop", self.version)
+            for p in prompts
+            for s in range(p.num_samples)
+        ]
+
+    def wake(self): ...
+    def sleep(self): ...
+
+
+class Policy:
+    """An update that only counts."""
+
+    def __init__(self, engine, calls):
+        self.engine, self.calls = engine, calls
+        self.nonfinite = SimpleNamespace(skipped=0)
+
+    def score_old(self, slices): ...
+
+    def step(self, slices):
+        self.calls.append(f"update {self.engine.steps + 1}")
+        self.engine.steps += 1
+        return {}
+
+
+class Evaluation:
+    config = SimpleNamespace(every=2)
+
+    def __init__(self, sampler):
+        self.sampler = sampler
+
+    def evaluate(self, state):
+        self.sampler.sample(Prompts(), [0], 1, SamplingConfig(), (1, state.global_step), state)
+        return {"accuracy": 0.0}
+
+
+class Observed:
+    """What the observers were told of each step."""
+
+    def __init__(self):
+        self.failures, self.metrics, self.versions = {}, [], []
+
+    def rollouts_scored(self, context, step, scored):
+        self.versions.append({each.rollout.policy_version for each in scored})
+
+    def step_finished(self, context, step, metrics):
+        self.metrics.append(metrics)
+
+    def evaluated(self, context, step, metrics): ...
+
+
+def trainer(generator, steps, max_staleness=1, evaluate=False, per_generation=1, accumulation=1):
+    """Two prompts of two completions a micro-batch."""
+    engine = SimpleNamespace(steps=0, weights=lambda: iter(()))
+    rewards = [NamedReward("length", lambda completions, **_: [float(len(text)) for text in completions])]
+    sampler = Sampler(engine, generator, rewards, ALONE, seed=0, streaming=True)
+    scaler = Group(GroupConfig())
+    collector = Collector(sampler, Prompts(), scaler, SamplingConfig(), 2, ahead=max_staleness > 0)
+    plan = BatchPlan(1, 4, accumulation, per_generation, 2)
+    prompts = PromptSampler(100, plan.prompts_per_generation, True, 0)
+    train = SimpleNamespace(
+        max_staleness=max_staleness, old_logprobs="policy", mask_truncated_completions=False, seed=0
+    )
+    saved = SimpleNamespace(after_step=lambda *_: None, finish=lambda: None)
+    return Trainer(
+        context=SimpleNamespace(config=SimpleNamespace(train=train)),
+        world=ALONE,
+        schedule=Schedule(plan, prompts, max_steps=steps),
+        collector=collector,
+        policy=Policy(engine, generator.calls),
+        evaluator=Evaluation(sampler) if evaluate else None,
+        observers=Observed(),
+        pad_token_id=0,
+        checkpoints=saved,
+    )
+
+
+def test_the_next_batch_is_begun_before_each_update_and_none_after_the_last():
+    run = trainer(Ahead(), steps=3)
+    run.run()
+    assert run.policy.calls == [
+        *("sync 0", "generate with 0", "begin with 0", "update 1"),
+        *("sync 1", "begin with 1", "update 2"),
+        "update 3",
+    ]
+    assert run.observers.versions == [{0}, {0}, {1}]
+    assert [metrics["sampling/staleness"] for metrics in run.observers.metrics] == [0, 1, 1]
+    assert run.begun == {}
+
+
+def test_at_staleness_0_nothing_is_begun():
+    run = trainer(Ahead(), steps=2, max_staleness=0)
+    run.run()
+    assert run.policy.calls == [
+        *("sync 0", "generate with 0", "update 1"),
+        *("sync 1", "generate with 1", "update 2"),
+    ]
+    assert all("sampling/staleness" not in metrics for metrics in run.observers.metrics)
+
+
+def test_the_same_is_drawn_apart_from_the_weights():
+    def drawn(max_staleness):
+        run, made = trainer(Ahead(), 3, max_staleness), []
+        run.observers.rollouts_scored = lambda _, step, scored: made.append(
+            [(each.rollout.prompt_ids, each.rollout.completion_ids) for each in scored]
+        )
+        run.run()
+        return made
+
+    assert drawn(1) == drawn(0)
+
+
+def test_a_batch_of_several_steps_is_as_many_steps_old():
+    run = trainer(Ahead(), steps=4, per_generation=2)
+    run.run()
+    assert run.policy.calls == [
+        *("sync 0", "generate with 0", "begin with 0", "update 1", "update 2"),
+        *("update 3", "update 4"),
+    ]
+    assert run.observers.metrics[2]["sampling/staleness"] == 2
+
+
+def test_of_several_batches_of_a_step_the_first_is_begun():
+    run = trainer(Ahead(), steps=2, accumulation=2)
+    run.run()
+    assert run.policy.calls == [
+        *("sync 0", "generate with 0", "generate with 0", "begin with 0", "update 1"),
+        *("sync 1", "generate with 1", "update 2"),
+    ]
+    assert run.observers.metrics[1]["sampling/staleness"] == 0.5
+
+
+def test_an_evaluation_in_between_is_of_the_weights_of_then():
+    run = trainer(Ahead(), steps=3, evaluate=True)
+    run.run()
+    assert run.policy.calls == [
+        *("sync 0", "generate with 0", "generate with 0", "begin with 0", "update 1"),
+        *("sync 1", "begin with 1", "update 2", "sync 2", "generate with 2"),
+        *("update 3", "sync 3", "generate with 3"),
+    ]
+    assert run.observers.versions == [{0}, {0}, {1}]
+
+
+def test_what_failed_in_the_background_is_told():
+    with pytest.raises(RunFailed, match="no such token"):
+        trainer(Ahead(error=RunFailed("no such token")), steps=2).run()
+
+
+def test_what_was_left_out_is_drawn_by_the_weights_of_now():
+    run = trainer(Ahead(lost=[(0, 1)]), steps=2)
+    run.run()
+    calls = run.policy.calls
+    assert calls[calls.index("update 1") :] == ["update 1", "sync 1", "generate with 1", "update 2"]
+    assert run.observers.versions == [{0}, {0, 1}]
+    # One of four is new; its group's other sample stays as it was.
+    assert run.observers.metrics[1]["sampling/staleness"] == 0.75
+
+
+def test_a_generator_without_the_method_is_told():
+    class Without(Ahead):
+        @property
+        def begin(self):
+            raise AttributeError
+
+    with pytest.raises(RunFailed, match="no method 'begin'"):
+        trainer(Without(), steps=2).run()
+
+
+def test_a_rollout_of_weights_from_before_the_beginning_is_refused():
+    run = trainer(Ahead(), steps=3)
+    run.policy.engine.steps = 2
+    begun = Begun(1, [Rollout(0, 0, (1,), (1,), "stop", 0)])
+    message = "of policy version 0, the policy is at version 2 and sampling was begun at version 1"
+    with pytest.raises(RunFailed, match=message):
+        run.collector.collect(1, [0, 1], STATE, begun)
+
+
+def test_a_beginning_is_read_once_and_can_be_read_again():
+    asked = []
+
+    def arriving():
+        for sample in range(3):
+            asked.append(sample)
+            yield Rollout(0, sample, (1,), (2,), "stop", 0)
+
+    begun = Begun(0, arriving())
+    assert [rollout.sample for rollout in begun] == [rollout.sample for rollout in begun] == [0, 1, 2]
+    assert asked == [0, 1, 2]
+
+
+def rollouts(groups):
+    return [
+        Rollout(group, sample, (group, 7), (5,) * sample, "length", 3, (-0.1,) * sample, (True,) * sample)
+        for group in groups
+        for sample in range(2)
+    ]
+
+
+def test_a_checkpoint_holds_what_was_begun(tmp_path):
+    held = [*rollouts([0, 1]), Rollout(2, 0, (1,), (2,), "stop", 4)]
+    run = SimpleNamespace(
+        slices={}, begun={5: Begun(3, iter(held))}, world=ALONE, times=Sampler(None, None, [], ALONE, 0).times
+    )
+    write_state(rank_state(run), tmp_path / "rank.pt")
+    again = begun_of([read_state(tmp_path / "rank.pt")["begun"][5]], 0, 1)
+    assert again.version == 3
+    assert list(again) == held == list(run.begun[5])
+
+
+def test_what_was_begun_is_dealt_to_other_ranks_as_prompts_are():
+    states = [begun_state(Begun(3, rollouts(range(rank, 6, 2)))) for rank in range(2)]
+    for size in (1, 3):
+        for rank in range(size):
+            dealt = list(begun_of(states, rank, size))
+            order = sorted(dealt, key=lambda rollout: (rollout.group_id, rollout.sample))
+            assert order == rollouts(range(rank, 6, size))
+
+
+def test_prompts_of_what_was_begun_are_the_schedules():
+    run = trainer(Ahead(), steps=2)
+    asked = []
+    begin = run.collector.sampler.generator.begin
+    run.collector.sampler.generator.begin = lambda prompts, *more: (
+        asked.append(prompts) or begin(prompts, *more)
+    )
+    run.run()
+    indices = run.schedule.sampler.prompts_for(1)
+    assert asked == [[Prompt(group, (index + 1,), 2) for group, index in enumerate(indices)]]
