@@ -1,6 +1,6 @@
 """Peak memory of an update beyond parameters, gradients and optimizer states, against vocabulary and length.
 
-    python benchmarks/memory.py [--vocabularies 32768,65536,131072,262144] [--lengths 128,512] [--rows 2]
+    python benchmarks/memory.py [--vocabularies 32768,65536,131072,262144] [--lengths 512,1024] [--rows 2]
                                 [--dtype float32] [--out FILE.json]
     python benchmarks/memory.py --quick                   two vocabularies, one length
 
@@ -8,11 +8,11 @@ The model has a tiny body (2 layers, hidden size 64), so that the head decides. 
 own: after warm-up, by when all of that is there, it takes one optimizer step on --rows sequences, half of each
 the completion, and one on a single sequence of two tokens.
 
-What is told is the peak during forward and backward of the former minus that of the latter, in MiB: parameters,
-gradients, optimizer states and buffers grow with the vocabulary as well, but are the same in both, and so are
-subtracted by measurement. What is left are activations, logits and what is made of them. The optimizer's step,
-which has a peak of its own that no batch changes, is in the JSON object. On CUDA the peak is that of
-torch.cuda.max_memory_allocated, else that of resident memory (VmHWM, begun anew before the step).
+What is told is the peak of the former minus that of the latter, in MiB, in the forward or in the backward pass,
+whichever is more: parameters, gradients, optimizer states and buffers grow with the vocabulary as well, but are
+the same in both, and so are subtracted by measurement. What is left are activations, logits and what is made of
+them. The optimizer's step, which has a peak of its own that no batch changes, is in the JSON object. On CUDA the
+peak is that of torch.cuda.max_memory_allocated, else that of resident memory (VmHWM, begun anew before each phase).
 
     grpox    PolicyUpdate.step as a run takes it
     plain    log-softmax over the full logits, as the textbook has it, on the same engine
@@ -35,7 +35,8 @@ from surroundings import surroundings
 
 LIBRARIES = ("grpox", "torch", "transformers", "deepspeed")
 SIDES = ("grpox", "plain")
-VOCABULARIES, LENGTHS = "32768,65536,131072,262144", "128,512"
+VOCABULARIES, LENGTHS = "32768,65536,131072,262144", "512,1024"
+PHASES = ("forward", "backward")
 GOAL = 1.1
 """Largest over least peak of grpox at one length, whatever the vocabulary."""
 MIB = 2**20
@@ -52,7 +53,7 @@ def point(side: str, vocabulary: int, length: int, arguments: argparse.Namespace
     given |= {"rows": arguments.rows, "dtype": arguments.dtype}
     (found,) = run_ranks("memory_point.py", given, 1, os.environ | ALLOCATOR)
     whole, single = found["whole"], found["single"]
-    beyond = (whole["forward_backward"] - single["forward_backward"]) / MIB
+    beyond = max(whole[phase] - single[phase] for phase in PHASES) / MIB
     print(f"{side:6} vocabulary {vocabulary:7,}  length {length:5}  {beyond:9.1f} MiB", file=sys.stderr)
     return {
         "side": side,
@@ -60,8 +61,8 @@ def point(side: str, vocabulary: int, length: int, arguments: argparse.Namespace
         "length": length,
         "beyond_mib": beyond,
         "parameters_mib": found["parameters"] * (2 if arguments.dtype == "bfloat16" else 4) / MIB,
-        "forward_backward_mib": whole["forward_backward"] / MIB,
-        "of_a_single_sequence_mib": single["forward_backward"] / MIB,
+        "peaks_mib": {phase: whole[phase] / MIB for phase in PHASES},
+        "of_a_single_sequence_mib": {phase: single[phase] / MIB for phase in PHASES},
         "optimizer_step_mib": whole["optimizer_step"] / MIB,
         "held_before_mib": whole["held"] / MIB,
     }
@@ -104,11 +105,11 @@ def main() -> None:
     parser.add_argument("--lengths", default=LENGTHS, type=numbers, help="of a sequence (default: %(default)s)")
     parser.add_argument("--rows", type=int, default=2, help="sequences of the update (default: 2)")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32", help="of the weights")
-    parser.add_argument("--quick", action="store_true", help="vocabularies 32768 and 131072, length 128")
+    parser.add_argument("--quick", action="store_true", help="vocabularies 32768 and 131072, length 512")
     add_out(parser)
     arguments = parser.parse_args()
     if arguments.quick:
-        arguments.vocabularies, arguments.lengths = [32768, 131072], [128]
+        arguments.vocabularies, arguments.lengths = [32768, 131072], [512]
     os.environ.setdefault("OMP_NUM_THREADS", str(os.cpu_count()))
     points = [
         point(side, vocabulary, length, arguments)

@@ -124,22 +124,29 @@ def take_of(side: str, engine: Any, config: RunConfig, world: World) -> Callable
 
 
 def measured(take: Callable[[], None], engine: Any, peak: Peak) -> dict[str, int]:
-    """Peaks above what is held before: of forward and backward, and of the optimizer's step."""
+    """Peaks above what is held before: of forward, backward and the optimizer's step."""
     found: dict[str, int] = {}
-    step = engine.step
+    backward, step = engine.backward, engine.step
     before = peak.held()
 
-    def stepping() -> float:
-        found["forward_backward"] = peak.read() - before
+    def ended(phase: str) -> None:
+        found[phase] = peak.read() - before
         peak.reset()
+
+    def going_back(loss: torch.Tensor) -> None:
+        ended("forward")
+        backward(loss)
+
+    def stepping() -> float:
+        ended("backward")
         return float(step())
 
-    engine.step = stepping
+    engine.backward, engine.step = going_back, stepping
     peak.reset()
     try:
         take()
     finally:
-        engine.step = step
+        engine.backward, engine.step = backward, step
     return found | {"optimizer_step": peak.read() - before, "held": before}
 
 
