@@ -11,8 +11,9 @@ the completion, and one on a single sequence of two tokens.
 What is told is the peak of the former minus that of the latter, in MiB, in the forward or in the backward pass,
 whichever is more: parameters, gradients, optimizer states and buffers grow with the vocabulary as well, but are
 the same in both, and so are subtracted by measurement. What is left are activations, logits and what is made of
-them. The optimizer's step, which has a peak of its own that no batch changes, is in the JSON object. On CUDA the
-peak is that of torch.cuda.max_memory_allocated, else that of resident memory (VmHWM, begun anew before each phase).
+them. The optimizer's step, which has a peak of its own that no batch changes, is in the JSON object. On CUDA
+the peak is that of torch.cuda.max_memory_allocated, else that of resident memory (VmHWM, begun anew for each
+phase).
 
     grpox    PolicyUpdate.step as a run takes it
     plain    log-softmax over the full logits, as the textbook has it, on the same engine
