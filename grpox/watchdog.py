@@ -6,6 +6,7 @@ one they all wait for.
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import os
 import signal
@@ -69,8 +70,11 @@ class Watchdog:
     def _watch(self) -> None:
         every = min(1.0, self._config.tell_after / 5)
         while not self._ended.wait(every):
-            self._look(time.perf_counter())
-            self._arm()
+            # Where memory has run out, of which the run tells, there may be none for a look or for the thread that
+            # arming starts: the next look tries again.
+            with contextlib.suppress(MemoryError, RuntimeError):
+                self._look(time.perf_counter())
+                self._arm()
 
     def _arm(self) -> None:
         """Have the process ended if this thread does not come to do so again."""

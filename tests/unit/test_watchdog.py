@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import signal
 import threading
 import time
@@ -68,3 +69,20 @@ def test_stacks_that_cannot_be_written_are_told(tmp_path: Path, capfd: pytest.Ca
     with watched(tmp_path / "file", times, 0.2, 60), times.phase("reward"):
         time.sleep(1.0)
     assert "its stacks could not be written" in capfd.readouterr().err
+
+
+def test_it_goes_on_where_there_is_no_memory_for_arming(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*arguments: object, **more: object) -> None:
+        raise RuntimeError("unable to start watchdog thread")
+
+    times = PhaseTimes()
+    with watched(tmp_path, times, 0.2, 60):
+        monkeypatch.setattr(faulthandler, "dump_traceback_later", full)
+        time.sleep(0.3)
+        with times.phase("reward"):
+            time.sleep(1.0)
+    told = capfd.readouterr().err
+    assert "rank 3 has been in phase 'reward' for " in told
+    assert "Traceback" not in told
