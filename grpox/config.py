@@ -120,7 +120,7 @@ class EvaluationConfig(Section):
 
 class SamplingConfig(Section):
     max_completion_length: int = Field(256, ge=1)
-    """Tokens a completion may have at most, EOS included; 256 as in TRL."""
+    """Tokens a completion may have at most, EOS included. TRL 1.16 has 512."""
     min_completion_length: int = Field(0, ge=0)
     """Tokens before which a completion cannot end by EOS."""
     temperature: float = Field(1.0, gt=0)

@@ -70,8 +70,8 @@ class Watchdog:
     def _watch(self) -> None:
         every = min(1.0, self._config.tell_after / 5)
         while not self._ended.wait(every):
-            # Where memory has run out, of which the run tells, there may be none for a look or for the thread that
-            # arming starts: the next look tries again.
+            # Where memory has run out, of which the run tells, there may be none for a look or for the thread
+            # that arming starts: the next look tries again.
             with contextlib.suppress(MemoryError, RuntimeError):
                 self._look(time.perf_counter())
                 self._arm()
