@@ -1,50 +1,13 @@
-"""What TRL's GRPOConfig calls otherwise: its names, and the keys of a run file that answer to them."""
+"""What TRL calls otherwise: its names, and the keys of a run file that answer to them."""
 
 from __future__ import annotations
 
-TRL_NAMES = {
-    "loss_type": "loss",
-    "epsilon": "loss.clip_low",
-    "epsilon_high": "loss.clip_high",
-    "delta": "loss.delta",
-    "importance_sampling_level": "loss.level",
-    "sapo_temperature_pos": "loss.tau_pos",
-    "sapo_temperature_neg": "loss.tau_neg",
-    "scale_rewards": "advantage",
-    "multi_objective_aggregation": "advantage.aggregation",
-    "reward_weights": "rewards[0].weight",
-    "reward_funcs": "rewards",
-    "use_bias_correction_kl": "train.kl",
-    "ref_model_mixup_alpha": "train.ref_sync_alpha",
-    "ref_model_sync_steps": "train.ref_sync_steps",
-    "vllm_importance_sampling_correction": "correction",
-    "vllm_importance_sampling_mode": "correction",
-    "vllm_importance_sampling_cap": "correction.cap",
-    "vllm_importance_sampling_clip_max": "correction.cap",
-    "use_vllm": "generator",
-    "vllm_mode": "generator",
-    "vllm_gpu_memory_utilization": "generator.gpu_memory_utilization",
-    "vllm_max_model_length": "generator.max_model_len",
-    "vllm_enable_sleep_mode": "generator.sleep",
-    "vllm_tensor_parallel_size": "generator.tensor_parallel_size",
-    "vllm_model_impl": "generator.engine",
-    "vllm_server_base_url": "generator.urls",
-    "vllm_server_host": "generator.urls",
-    "vllm_server_port": "generator.urls",
-    "vllm_server_timeout": "generator.start_timeout",
-    "vllm_structured_outputs_regex": "sampling.generation_kwargs",
-    "use_transformers_continuous_batching": "generator.continuous_batching",
-    "ds3_gather_for_generation": "generator.gather_weights",
-    "model_init_kwargs": "model.init",
-    "trust_remote_code": "model.init",
-    "bf16": "model.dtype",
-    "fp16": "model.dtype",
-    "push_to_hub": "hub",
-    "hub_model_id": "hub.repo",
-    "hub_private_repo": "hub.private",
-    "report_to": "tracking",
-    "run_name": "tracking.mlflow.run_name",
-    "eval_steps": "evaluation.every",
-    "log_completions": "logging.completions_every",
-}
-"""GRPOConfig's name -> our key."""
+from grpox.from_trl.grpo_fields import GRPO_FIELDS
+from grpox.from_trl.script_fields import SCRIPT_FIELDS
+from grpox.from_trl.trainer_fields import TRAINER_FIELDS
+
+FIELDS = GRPO_FIELDS | TRAINER_FIELDS | SCRIPT_FIELDS
+"""Each field of GRPOConfig and of the YAML file of `trl grpo`, with what answers to it."""
+
+TRL_NAMES = {name: field.key for name, field in FIELDS.items() if field.key}
+"""TRL's name -> our key."""

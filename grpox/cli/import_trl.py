@@ -1,0 +1,137 @@
+"""`grpox import-trl`: a run file that does what a script or YAML file for TRL's GRPO does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from grpox.cli.plugins import NARROW
+from grpox.errors import ConfigError, Problem, plain
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from grpox.from_trl.draft import Draft
+    from grpox.from_trl.setup import Setup
+
+LONGEST = 2**20
+"""Characters of a script; parsing takes seconds for this many."""
+_STYLES = {
+    "same": "green",
+    "differs": "yellow",
+    "not needed": "dim",
+    "not supported": "bold red",
+    "not a literal": "bold yellow",
+    "unknown": "bold red",
+}
+
+
+def import_trl(
+    setup: Annotated[
+        Path, typer.Argument(metavar="SCRIPT_OR_YAML", help="A Python script, or a YAML file for `trl grpo`.")
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", metavar="RUN", help="Where to write the run file.", show_default="standard output"
+        ),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite RUN if it is there.")] = False,
+) -> None:
+    """Make a run file of a set-up for TRL's GRPOTrainer. The script is parsed, never run.
+
+    A table says what became of each field: the same, different, not needed,
+    not supported. TRL's defaults that are not grpox's are written out, so that
+    the run is the same algorithm. What could not be read is a commented line.
+
+    \b
+    Examples:
+      grpox import-trl train_grpo.py > run.yaml
+      grpox import-trl grpo_config.yaml --out run.yaml
+      grpox validate run.yaml
+    """
+    from rich.console import Console
+
+    from grpox.from_trl.convert import convert
+    from grpox.from_trl.write import run_file_text
+
+    if out is not None and out.exists() and not force:
+        allowed = "another file, or --force to overwrite it"
+        raise ConfigError(Problem("exists already", key="--out", given=str(out), allowed=allowed))
+    draft = convert(_read(setup), out.parent if out is not None else Path())
+    text = run_file_text(draft)
+    console = Console(stderr=True)
+    console.print(_table(draft, narrow=console.width < NARROW))
+    console.print(_summary(draft, out), highlight=False)
+    if out is None:
+        typer.echo(text, nl=False)
+    else:
+        _write(out, text)
+
+
+def _read(path: Path) -> Setup:
+    """The set-up in a file, by its ending."""
+    from grpox.from_trl.script import read_script
+    from grpox.from_trl.yaml_setup import read_trl_yaml
+
+    if path.suffix not in (".py", ".yaml", ".yml"):
+        what = "is neither a Python script nor a YAML file"
+        raise ConfigError(Problem(what, given=str(path), allowed="a name that ends in .py, .yaml or .yml"))
+    try:
+        with path.open(encoding="utf-8-sig") as file:
+            text = file.read(LONGEST + 1)
+    except UnicodeDecodeError as error:
+        raise ConfigError(Problem(f"not UTF-8 text: {error}", where=str(path))) from error
+    except OSError as error:
+        raise ConfigError(Problem(f"cannot be read: {error.strerror}", where=str(path))) from error
+    if len(text) > LONGEST:
+        raise ConfigError(Problem(f"is too long: at most {LONGEST} characters are read", where=str(path)))
+    return read_script(text, path, str(path)) if path.suffix == ".py" else read_trl_yaml(text, str(path))
+
+
+def _table(draft: Draft, narrow: bool) -> Table:
+    """One row for everything that the set-up gives.
+
+    Args:
+        narrow: write values below names and explanations below verdicts, for a terminal too narrow for both.
+    """
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for heading in ("line", "TRL", "run file") if narrow else ("line", "TRL", "given", "", "run file"):
+        # Folded: a name that is cut cannot be copied.
+        table.add_column(heading, overflow="fold")
+    for row in draft.rows:
+        line = Text(str(row.line or ""))
+        name, given = Text(plain(row.name, 80)), Text(plain(row.given, 80), "dim")
+        verdict = Text(row.verdict.value, _STYLES[row.verdict.value])
+        told = Text(plain(row.told, 400))
+        if narrow:
+            table.add_row(line, Text("\n").join([name, given]), Text("\n").join([verdict, told]))
+        else:
+            table.add_row(line, name, given, verdict, told)
+    return table
+
+
+def _summary(draft: Draft, out: Path | None) -> str:
+    from grpox.from_trl.field import Verdict
+    from grpox.wording import counted
+
+    lost = sum(row.verdict in (Verdict.UNSUPPORTED, Verdict.UNKNOWN) for row in draft.rows)
+    parts = [f"{len(draft.blanks)} to fill in, as commented lines"] if draft.blanks else []
+    parts += [f"{counted(lost, 'field')} not carried over"] if lost else []
+    told = "; ".join(parts) or "everything was carried over"
+    return f"{told}. Next: grpox validate {out or 'RUN'}"
+
+
+def _write(out: Path, text: str) -> None:
+    from grpox.whole_file import unwritten, write_whole
+
+    try:
+        write_whole(out, text)
+    except OSError as error:
+        raise ConfigError(Problem(unwritten(error, out), key="--out", given=str(out))) from error
