@@ -11,10 +11,12 @@ from typer.core import TyperGroup
 from grpox import __version__
 from grpox.cli import doctor as cli_doctor
 from grpox.cli import export as cli_export
+from grpox.cli import import_trl as cli_import_trl
 from grpox.cli import plugins as cli_plugins
 from grpox.cli import recipes as cli_recipes
 from grpox.cli import replay as cli_replay
 from grpox.cli import report as cli_report
+from grpox.cli import runs as cli_runs
 from grpox.cli import serve as cli_serve
 from grpox.cli import sync as cli_sync
 from grpox.cli.errors import TRACEBACK, PastTyper
@@ -167,6 +169,7 @@ def plan(
 
 
 app.command("export")(cli_export.export)
+app.command("import-trl")(cli_import_trl.import_trl)
 app.command("report")(cli_report.report)
 app.command("replay")(cli_replay.replay)
 app.command("sync")(cli_sync.sync)
@@ -203,3 +206,4 @@ def _load(run: str, overrides: list[str] | None, world_size: int | None = None) 
 
 app.add_typer(cli_plugins.app, name="plugins")
 app.add_typer(cli_recipes.app, name="recipes")
+app.add_typer(cli_runs.app, name="runs")

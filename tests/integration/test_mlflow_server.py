@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import math
 import socket
 import time
@@ -14,7 +15,9 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 from mlflow_serving import Server, history, recorded_values
 from rich.console import Console
+from typer.testing import CliRunner
 
+from grpox.cli.app import app
 from grpox.config import RunConfig
 from grpox.contracts import Rollout, RunContext, ScoredRollout
 from grpox.errors import RunFailed
@@ -40,6 +43,7 @@ def test_a_run_reaches_the_server_and_a_server_gone_costs_no_step(
 ) -> None:
     with Server(tmp_path / "server") as server:
         _a_finished_run_is_there(run, server.uri)
+        _it_is_read_back(run, server.uri)
         _a_killed_run_is_marked(run, server.uri)
         _steps_go_on_without_an_answer(run, server, monkeypatch)
 
@@ -72,6 +76,26 @@ def _a_finished_run_is_there(run: RunContext, uri: str) -> None:
         fetched = Path(client.download_artifacts(run_id, path))
         assert fetched.read_bytes() == (run.output_dir / path).read_bytes()
     assert f"{uri}/#/experiments/{stored.info.experiment_id}/runs/{run_id}" in output.getvalue()
+
+
+def _it_is_read_back(run: RunContext, uri: str) -> None:
+    """By `grpox runs`, which finds the server by the run's folder."""
+
+    def told(*arguments: str) -> str:
+        result = CliRunner().invoke(app, ["runs", *arguments])
+        assert result.exception is None, result.exception
+        return result.stdout
+
+    (listed,) = json.loads(told("list", "--uri", uri, "--json"))
+    shown = json.loads(told("show", str(run.output_dir), "--json"))
+    assert (listed["status"], listed["steps"], listed["total_steps"]) == ("FINISHED", 3, 10)
+    assert shown["run_id"] == listed["run_id"]
+    assert shown["params"]["loss.name"] == "grpo"
+    assert shown["metrics"]["kl"]["last"] == {"step": 3, "value": "nan"}
+    assert shown["artifacts"] == {"completions": 1, "config.yaml": None, "summary.json": None}
+    page = told("open", str(run.output_dir), "--no-browser").splitlines()[0]
+    assert page.startswith(f"run:    {uri}/#/experiments/")
+    assert page.endswith(f"/runs/{shown['run_id']}")
 
 
 def _a_killed_run_is_marked(run: RunContext, uri: str) -> None:

@@ -92,6 +92,23 @@ def test_mlflow_holds_the_finished_run_with_every_value(recorded, tracked):
         assert history == {step: metrics[name] for step, metrics in recorded.items()}
 
 
+def test_grpox_runs_reads_the_finished_run_back(run, grpox, output, tracked):
+    summary = json.loads((output / "summary.json").read_text())
+    accuracy = f"accuracy {summary['accuracy_before']:.4g} -> {summary['accuracy_after']:.4g}"
+    listed = grpox("runs", "list", "--json")
+    assert listed.returncode == 0, listed.stderr
+    (told,) = json.loads(listed.stdout)
+    assert (told["status"], told["steps"], told["total_steps"]) == ("FINISHED", STEPS, STEPS)
+    assert accuracy in " ".join(grpox("runs", "list").stdout.split())
+    shown = json.loads(grpox("runs", "show", "runs/quickstart", "--json").stdout)
+    assert shown["run_id"] == tracked[1].info.run_id
+    assert shown["metrics"]["evaluation/accuracy"]["last"]["value"] == summary["accuracy_after"]
+    # The run file says 0.2 for clip_low, which is the default.
+    assert shown["params"]["loss.clip_high"] == "0.28"
+    assert "loss.clip_low" not in shown["params"]
+    assert shown["artifacts"]["completions"] == STEPS
+
+
 def test_completions_are_browsable(output):
     files = sorted((output / "completions").glob("*.parquet"))
     assert len(files) == STEPS

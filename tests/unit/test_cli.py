@@ -26,6 +26,7 @@ SURFACE = {
     "": ["--help", "--traceback", "--version"],
     "doctor": ["--help", "--json"],
     "export": ["--help", "checkpoint", "out_dir"],
+    "import-trl": ["--force", "--help", "--out", "setup"],
     "plan": ["--generations", "--help", "--world-size", "overrides", "run"],
     "plugins check": ["--help", "name", "params"],
     "plugins diff": ["--help", "run_a", "run_b"],
@@ -53,6 +54,10 @@ SURFACE = {
         "model",
         "vllm_args",
     ],
+    "runs compare": ["--help", "--json", "--metric", "--uri", "runs"],
+    "runs list": ["--experiment", "--help", "--json", "--last", "--status", "--uri"],
+    "runs open": ["--help", "--no-browser", "--uri", "run"],
+    "runs show": ["--all", "--help", "--json", "--uri", "run"],
     "schema": ["--help"],
     "sync": ["--help", "--tracking-uri", "run_dir"],
     "train": ["--allow-changes", "--help", "--resume", "--traceback", "overrides", "run"],
@@ -115,6 +120,7 @@ def test_every_command_has_help(command: list[str]) -> None:
 
 PLUGIN_COMMANDS = [name for name in SURFACE if name.startswith("plugins ")]
 RUN_COMMANDS = ["train", "validate", "plan", "recipes copy", "export", "replay", "report", "doctor", "sync"]
+RUN_COMMANDS += ["import-trl"]
 
 
 @pytest.mark.parametrize("command", [*RUN_COMMANDS, *PLUGIN_COMMANDS])
