@@ -79,7 +79,9 @@ class Sampling:
         monkeypatch.setattr(VllmColocateGenerator, "_start_engine", lambda generator, folder: engine)
         self.generator = VllmColocateGenerator(config)
         tokenizer = SimpleNamespace(save_pretrained=lambda folder: None)
-        context: Any = SimpleNamespace(policy=self.policy, tokenizer=tokenizer, device=torch.device(device))
+        context: Any = SimpleNamespace(
+            policy=self.policy, tokenizer=tokenizer, device=torch.device(device), world_size=1
+        )
         self.generator.start(context)
 
     def sample(self, weight: float) -> float:
