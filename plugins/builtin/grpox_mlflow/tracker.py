@@ -27,6 +27,7 @@ from grpox_mlflow.ending import CHECKPOINT, ERROR, TAG_LENGTH
 from grpox_mlflow.followed import FollowedRun
 from grpox_mlflow.held import hold
 from grpox_mlflow.naming import Names, flattened, shortened
+from grpox_mlflow.run_name import invented_name
 from grpox_mlflow.shipment import Shipment
 from grpox_mlflow.store import is_passing, place_of, quick_requests, resolved_uri, told
 from grpox_mlflow.writer import Writer
@@ -121,7 +122,7 @@ class MlflowTracker:
             experiment=self._config.experiment,
             key=uuid.uuid4().hex,
             start_time=time.time_ns() // 1_000_000,
-            run_name=self._config.run_name,
+            run_name=self._config.run_name or invented_name(),
             log_completions=self._config.log_completions,
             params={names[key]: shortened(value) for key, value in _params(run)},
             tags=self._tags(run),
