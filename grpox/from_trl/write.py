@@ -13,21 +13,10 @@ from grpox.config import RunConfig, Section
 from grpox.errors import plain
 from grpox.from_trl.draft import Blank, Draft
 from grpox.from_trl.field import Verdict
+from grpox.runfile.yaml_text import Dumper
 
 WIDTH = 110
 _LOST = (Verdict.UNSUPPORTED, Verdict.UNKNOWN)
-
-
-class _Dumper(yaml.SafeDumper):
-    """PyYAML's, with quotes around texts that YAML 1.2 would take for numbers: ``1e-6``."""
-
-
-def _text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
-    numeric = value[:1] in set("+-.0123456789")
-    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style='"' if numeric else None)
-
-
-_Dumper.add_representer(str, _text)
 
 
 def run_file_text(draft: Draft) -> str:
@@ -44,7 +33,7 @@ def run_file_text(draft: Draft) -> str:
 def inline(value: Any) -> str:
     """A value on one line."""
     text: str = yaml.dump(
-        [value], Dumper=_Dumper, default_flow_style=True, sort_keys=False, width=10**9, allow_unicode=True
+        [value], Dumper=Dumper, default_flow_style=True, sort_keys=False, width=10**9, allow_unicode=True
     )
     return text.strip()[1:-1]
 

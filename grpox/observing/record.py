@@ -20,6 +20,7 @@ from grpox.observing.completions import CompletionFiles, write_completions
 from grpox.observing.earlier import tell_size
 from grpox.observing.metrics_file import MetricsFile
 from grpox.redact import redact, redacted
+from grpox.runfile.yaml_text import Dumper
 from grpox.whole_file import unwritten, write_whole
 from grpox.wording import counted
 
@@ -138,7 +139,7 @@ class LocalRecord:
 def config_text(config: RunConfig) -> str:
     """The resolved config as YAML that `RunConfig` reads back to the same config, but for secrets."""
     dumped = redacted(config.model_dump(mode="json"))
-    return yaml.safe_dump(dumped, sort_keys=False, allow_unicode=True, width=110)
+    return yaml.dump(dumped, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=110)
 
 
 def began(config: RunConfig) -> bool:

@@ -70,6 +70,11 @@ for _type, _pattern, _first in (
     _Loader.add_implicit_resolver(_TAG + _type, _FORMS[_type], _first)
 
 
+def is_number(text: str) -> bool:
+    """Whether a plain scalar of this text is read as a number."""
+    return any(_FORMS[kind].match(text) for kind in ("int", "float"))
+
+
 @dataclass
 class Document:
     """A YAML document: its data, and the line (from 1) of each dotted key such as ``rewards[0].weight``."""
