@@ -35,7 +35,7 @@ def found(names: list[str], uri: str | None) -> Iterator[tuple[Store, list[Track
 def _store_of(names: list[str], uri: str | None) -> str:
     default = default_uri(uri)
     from grpox_mlflow.followed import FollowedRun
-    from grpox_mlflow.sync import _address as address_of
+    from grpox_mlflow.sync import address_of
 
     followed = (FollowedRun.read(Path(name)) for name in names)
     first = next((there for there in followed if there is not None), None)

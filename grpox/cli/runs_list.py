@@ -14,7 +14,6 @@ from grpox.cli.runs_tracked import (
     STYLES,
     TrackedRun,
     figures,
-    iso,
     moment,
     shown_path,
     strict,
@@ -126,16 +125,7 @@ def _object(row: Row) -> dict[str, object]:
     run, found = row.run, row.evaluated
     reward = run.last.get("reward")
     return {
-        "run_id": run.run_id,
-        "name": run.name,
-        "experiment": run.experiment,
-        "status": run.status,
-        "started": iso(run.started),
-        "ended": iso(run.ended),
-        "seconds": round(run.seconds, 3),
-        "steps": run.steps,
-        "total_steps": run.total_steps,
+        **run.as_json(),
         "reward": None if reward is None else strict(reward.value),
         "evaluation": None if found is None else {"metric": found.metric, **found.as_json()},
-        "output_dir": None if run.folder is None else str(run.folder),
     }

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from grpox.cli.runs_curves import Course, by_metric, course, main_metrics, sparkline
 from grpox.cli.runs_params import OF_RUN, changed_params
-from grpox.cli.runs_tracked import CHANGED_TAG, STYLES, Point, TrackedRun, figures, iso, moment, shown_path
+from grpox.cli.runs_tracked import CHANGED_TAG, STYLES, Point, TrackedRun, figures, moment, shown_path
 
 if TYPE_CHECKING:
     from rich.console import Group, RenderableType
@@ -65,16 +65,7 @@ def as_json(told: Shown) -> str:
     run = told.run
     return json.dumps(
         {
-            "run_id": run.run_id,
-            "name": run.name,
-            "experiment": run.experiment,
-            "status": run.status,
-            "started": iso(run.started),
-            "ended": iso(run.ended),
-            "seconds": round(run.seconds, 3),
-            "steps": run.steps,
-            "total_steps": run.total_steps,
-            "output_dir": None if run.folder is None else str(run.folder),
+            **run.as_json(),
             "tags": dict(run.tags),
             "params": dict(told.params),
             "metrics": {name: found.as_json() for name, found in told.courses.items()},

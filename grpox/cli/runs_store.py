@@ -156,8 +156,7 @@ def _look_for(uri: str) -> set[str]:
         ConfigError: the store is not there: MLflow would make it.
         OSError: nothing listens there: MLflow would try to reach it for minutes.
     """
-    from grpox_mlflow.store import _probe as probe
-    from grpox_mlflow.store import sqlite_path
+    from grpox_mlflow.store import probe, sqlite_path
 
     scheme, _, rest = uri.partition(":")
     # sqlite+pysqlite:///mlflow.db

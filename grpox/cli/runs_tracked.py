@@ -80,6 +80,21 @@ class TrackedRun:
         told = said.partition(" -> ")[2].partition(" ")[0] or self.params.get("run.total_steps", "")
         return int(told) if told.isdecimal() else None
 
+    def as_json(self) -> dict[str, object]:
+        """What identifies it and how far it came, times in UTC."""
+        return {
+            "run_id": self.run_id,
+            "name": self.name,
+            "experiment": self.experiment,
+            "status": self.status,
+            "started": iso(self.started),
+            "ended": iso(self.ended),
+            "seconds": round(self.seconds, 3),
+            "steps": self.steps,
+            "total_steps": self.total_steps,
+            "output_dir": None if self.folder is None else str(self.folder),
+        }
+
     @property
     def folder(self) -> Path | None:
         """The output folder, wherever that was."""

@@ -67,7 +67,7 @@ def open_store(uri: str, experiment: str) -> tuple[MlflowClient, str]:
     Raises:
         Exception: the store cannot be used now; `is_passing` tells whether it may be later.
     """
-    _probe(uri)
+    probe(uri)
     # Imported here because it takes two seconds, which a database that is not there need not cost.
     from mlflow import MlflowClient
 
@@ -106,7 +106,7 @@ def place_of(uri: str, experiment_id: str, run_id: str) -> str:
     return shown if shown.startswith("databricks") else f"mlflow ui --backend-store-uri {shlex.quote(shown)}"
 
 
-def _probe(uri: str) -> None:
+def probe(uri: str) -> None:
     """Raise where MLflow itself would retry for minutes: a database that is not there, or is none."""
     path = sqlite_path(uri)
     if path is not None:

@@ -45,7 +45,7 @@ def sync(folder: Path, uri: str | None = None, progress: Progress | None = None)
     followed = FollowedRun.read(folder)
     if followed is None:
         raise ConfigError(_not_followed(folder))
-    address = resolved_uri(uri) if uri is not None else _address(followed)
+    address = resolved_uri(uri) if uri is not None else address_of(followed)
     held = hold(folder)
     if held is None:
         what = "the run is still going on, and writes to MLflow by itself (or another sync does)"
@@ -79,7 +79,7 @@ def _persist(shipment: Shipment, progress: Progress | None) -> None:
             time.sleep(_PAUSE)
 
 
-def _address(followed: FollowedRun) -> str:
+def address_of(followed: FollowedRun) -> str:
     """The run's store; with the password that its record lacks, from the environment."""
     known = followed.tracking_uri
     if MASK not in known:
