@@ -83,6 +83,12 @@ def test_log_probabilities_are_the_policys_after_every_sync(generator, policy):
         torch.testing.assert_close(logprobs[mask], batch.sampler_logprobs[mask], atol=1e-5, rtol=0)
 
 
+def test_a_group_computes_the_whole_blocks_of_its_prompt_once(generator):
+    prompt = Prompt(0, tuple(generator.context.tokenizer("12+34=" * 8)["input_ids"]), 4)
+    [output] = generator._outputs([(prompt, 1)], SamplingConfig(max_completion_length=2))
+    assert 32 <= output.num_cached_tokens < len(prompt.token_ids)
+
+
 def test_a_seed_repeats_its_draws_whatever_else_is_asked_for(generator):
     assert sample(generator) == sample(generator)
     assert sample(generator, seed=6) != sample(generator)

@@ -26,6 +26,7 @@ from grpox_generators.limits import check_length, end_ids
 from grpox_generators.shared_memory import own_segments
 from grpox_generators.tensor_parallel import ask_together, check_size, engine_arguments
 from grpox_generators.vllm_sampling import request_params, request_seed
+from grpox_vllm_serving.launch import CPU_BLOCK_SIZE
 from grpox_vllm_serving.tied import as_loaded, head_is_embedding
 
 ENVIRONMENT = {
@@ -157,8 +158,9 @@ class VllmColocateGenerator:
             "gpu_memory_utilization": self.config.gpu_memory_utilization,
         }
         gib = self.config.kv_cache_gib
-        if gib is None and self.context.device.type == "cpu":
-            gib = 1.0
+        if self.context.device.type == "cpu":
+            gib = gib or 1.0
+            own["block_size"] = CPU_BLOCK_SIZE
         if gib is not None:
             own["kv_cache_memory_bytes"] = int(gib * 2**30)
         try:
