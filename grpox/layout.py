@@ -11,9 +11,11 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from grpox.from_lists import from_lists
 from grpox.rollout import RolloutBatch
 
 PAIRS_PER_TOKEN = 2
@@ -143,14 +145,14 @@ def lay_out(batch: RolloutBatch, shared_width: int, pad_token_id: int = 0) -> La
         input_ids=_rows(ids, length, device),
         position_ids=_rows(positions, length, device),
         sees=_sees(_rows(segments, length, device)) if shares else None,
-        sources=torch.tensor(sources, device=device)[batch.token_mask],
+        sources=from_lists(sources, np.int64, device)[batch.token_mask],
         targets=batch.completion_ids[batch.token_mask],
     )
 
 
 def _rows(values: list[int], length: int, device: torch.device) -> Tensor:
     """i64[R, length]; made of one list, as a tensor for each piece would take longer than the model's layer."""
-    return torch.tensor(values, device=device).view(-1, length)
+    return from_lists(values, np.int64, device).view(-1, length)
 
 
 def _sees(segments: Tensor) -> Tensor:

@@ -6,10 +6,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from grpox.contracts import Rollout
+from grpox.from_lists import from_lists
 
 
 @dataclass(frozen=True)
@@ -61,9 +63,9 @@ def collate(
         logprobs = rollout.sampler_logprobs
         told.append([*((math.nan,) * length if logprobs is None else logprobs), *[math.nan] * after])
     return RolloutBatch(
-        input_ids=torch.tensor(ids, device=device),
-        attention_mask=torch.tensor(attended, device=device),
-        token_mask=torch.tensor(counted, dtype=torch.bool, device=device),
-        sampler_logprobs=torch.tensor(told, dtype=torch.float32, device=device),
-        advantages=torch.tensor(advantages, dtype=torch.float32, device=device),
+        input_ids=from_lists(ids, np.int64, device),
+        attention_mask=from_lists(attended, np.int64, device),
+        token_mask=from_lists(counted, np.bool_, device),
+        sampler_logprobs=from_lists(told, np.float32, device),
+        advantages=from_lists(advantages, np.float32, device),
     )
