@@ -20,7 +20,7 @@ from typing import Any
 from grpox.hookspecs import KINDS, ComponentSpec
 from grpox.plugin_answer import Answer, check_component
 from grpox.plugin_fingerprint import Surroundings, facts
-from grpox.requirements import canonical_name
+from grpox.requirements import canonical_name, none_met
 
 FOLDER_VARIABLE = "GRPOX_CACHE_DIR"
 """Environment variable with the folder of the cache, in place of the user's own cache folder."""
@@ -62,6 +62,17 @@ class PluginCache:
         if fingerprint is not None and (told := _told(answer)) is not None:
             seen = {"fingerprint": fingerprint, "surroundings": self._surroundings.fingerprint}
             self._new[_key(entry_point)] = seen | told
+
+    def lack(self, alternatives: str, install: str) -> str:
+        """`none_met` of the same arguments, remembered until anything is installed or removed."""
+        key = " ".join(("requires", alternatives, install, sys.prefix))
+        entry, now = self._entries.get(key), self._surroundings.fingerprint
+        if isinstance(entry, dict) and entry.get("surroundings") == now and isinstance(entry.get("lack"), str):
+            return str(entry["lack"])
+        # It reads requirements with a library whose import takes a tenth of listing all plugins.
+        lack = none_met(alternatives, install)
+        self._new[key] = {"surroundings": now, "lack": lack}
+        return lack
 
     def save(self) -> None:
         """Write what is new beside what other processes have written meanwhile, all at once."""

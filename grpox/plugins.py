@@ -168,10 +168,17 @@ class PluginSet:
         if answer.failure:
             return replace(record, status="broken", reason=answer.failure)
         for kind, spec in answer.components:
-            status, reason = _usable(spec)
+            status, reason = self._usable(spec)
             offer = Offer(kind, spec, record.distribution, record.version, status, reason, record.module)
             self.offers.append(offer)
         return replace(record, observes=answer.observes, reason="; ".join(answer.notes))
+
+    def _usable(self, spec: ComponentSpec) -> tuple[OfferStatus, str]:
+        if problem := api_problem(spec.api):
+            return "incompatible", problem
+        lack = self.cache.lack if self.cache else none_met
+        reasons = [reason for asked in spec.requires if (reason := lack(asked, spec.install))]
+        return ("unavailable", "; ".join(reasons)) if reasons else ("ok", api_note(spec.api))
 
 
 def discover(disable: Iterable[str] = (), fresh: bool = False) -> PluginSet:
@@ -240,10 +247,3 @@ def _origin(record: PluginRecord) -> tuple[str, str, str, str]:
 
 def _is_of(offer: Offer, record: PluginRecord) -> bool:
     return (offer.distribution, offer.module) == (record.distribution, record.module)
-
-
-def _usable(spec: ComponentSpec) -> tuple[OfferStatus, str]:
-    if problem := api_problem(spec.api):
-        return "incompatible", problem
-    reasons = [reason for asked in spec.requires if (reason := none_met(asked, spec.install))]
-    return ("unavailable", "; ".join(reasons)) if reasons else ("ok", api_note(spec.api))

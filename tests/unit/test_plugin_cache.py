@@ -411,3 +411,14 @@ def test_a_distribution_in_the_current_folder_counts_among_what_is_installed(tmp
     before = Surroundings().fingerprint
     os.mkdir("grpox_here-1.0.dist-info")
     assert Surroundings().fingerprint != before
+
+
+def test_whether_a_requirement_is_met_is_remembered_until_something_is_installed(install, monkeypatch):
+    install("grpox-foo", loss(extra='requires=("grpox-engine>=1",)'))
+    [first] = offers(found())
+    assert (first.status, "grpox-engine>=1: not installed" in first.reason) == ("unavailable", True)
+    with monkeypatch.context() as patch:
+        patch.setattr("grpox.plugin_cache.none_met", None)
+        assert offers(found()) == [first]
+    install("grpox-engine", version="1.2")
+    assert [offer.status for offer in offers(found())] == ["ok"]
