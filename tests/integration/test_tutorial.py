@@ -1,4 +1,4 @@
-"""The tutorial as its reader does it: its files are written, its commands are run, its outputs are compared."""
+"""The tutorials as their reader does them: files are written, commands are run, outputs are compared."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "writing-a-plugin.md").read_text(encoding="utf-8")
+LEAVES = {"own-reward": "runs/exact/report.html", "writing-a-plugin": "runs/quickstart/report.html"}
+"""Each tutorial, and the last thing that it makes."""
 BLOCK = re.compile(
     r'^```(?P<language>\w+)(?: title="(?P<title>[^"]+)")?\n(?P<text>.*?)^```$', re.MULTILINE | re.DOTALL
 )
@@ -57,11 +58,16 @@ def commands(block: str) -> Iterator[tuple[str, str]]:
         yield command, shown
 
 
+def page(name: str) -> str:
+    return (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
+
+
 @pytest.mark.slow
-def test_the_tutorial_does_what_it_shows(environment: dict[str, str], tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", LEAVES)
+def test_a_tutorial_does_what_it_shows(name: str, environment: dict[str, str], tmp_path: Path) -> None:
     folder, status, done = tmp_path / "work", 0, 0
     folder.mkdir()
-    for block in BLOCK.finditer(PAGE):
+    for block in BLOCK.finditer(page(name)):
         if block["title"]:
             path = folder / block["title"]
             assert path.parent.is_dir(), f"{path} is written before its package is made"
@@ -69,14 +75,17 @@ def test_the_tutorial_does_what_it_shows(environment: dict[str, str], tmp_path: 
         elif block["language"] == "console":
             listed = list(commands(block["text"]))
             for index, (command, shown) in enumerate(listed):
+                if command.startswith("cd "):  # lasts beyond the command's own shell
+                    folder /= command.removeprefix("cd ")
+                    continue
                 ran = run(command, status, folder, environment)
                 status = ran.returncode
                 may_fail = index + 1 < len(listed) and listed[index + 1][0] == STATUS
                 assert status == 0 or may_fail, f"$ {command}\n{ran.stdout}{ran.stderr}"
-                assert_shown(command, shown, ran.stdout)
+                assert_shown(command, shown, ran.stdout if status == 0 else ran.stderr)
                 done += 1
     assert done > 10
-    assert (folder / "runs" / "quickstart" / "report.html").exists()
+    assert (folder / LEAVES[name]).exists()
 
 
 def run(command: str, last: int, folder: Path, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
@@ -101,7 +110,11 @@ def assert_shown(command: str, shown: str, output: str) -> None:
 
 def test_the_tutorial_makes_the_example_distribution() -> None:
     """All of it that differs from what `grpox plugins new` writes, the README aside."""
-    shown = {block["title"].removeprefix("grpox-gmpo/") for block in BLOCK.finditer(PAGE) if block["title"]}
+    shown = {
+        block["title"].removeprefix("grpox-gmpo/")
+        for block in BLOCK.finditer(page("writing-a-plugin"))
+        if block["title"]
+    }
     example = ROOT / "plugins" / "examples" / "grpox-gmpo"
     written = {p.relative_to(example).as_posix() for p in example.rglob("*.py") if p.name != "__init__.py"}
     assert shown == {path for path in written if not path.startswith("build/")} | {"pyproject.toml"}
