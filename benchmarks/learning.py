@@ -10,8 +10,8 @@ the accuracy of what was sampled.
              whole curve, its last quarter, and at the moment when the faster of the two has done all its steps;
              each with its 95 % interval (Student's t). Where it holds 0 the two learn alike.
     parts    the six losses with the scaler `group`, and the three scalers with the loss `dapo`, a run for each
-             seed. Each generation batch serves --updates steps (default: 4): with one step for each, the ratio
-             is 1 and most losses are the same.
+             seed. Each generation batch serves --updates steps (default: 4), and is a point of the curve: with
+             one step for each, the ratio is 1 and most losses are the same.
 
 Prints a table and draws the curves: the mean over seeds, and their spread as a band. The last line is a JSON
 object with every figure.

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 SMOOTH = 5
-"""Steps whose mean is a point."""
+"""Batches whose mean is a point."""
 COLUMNS = 4
 
 
@@ -26,14 +26,14 @@ def draw(curves: Mapping[str, Sequence[Sequence[float]]], path: Path) -> None:
         for name, of_seeds in curves.items():
             smooth = [_smoothed(curve) for curve in of_seeds]
             means = [statistics.mean(values) for values in zip(*smooth, strict=True)]
-            steps = range(1, len(means) + 1)
+            batches = range(1, len(means) + 1)
             if name not in names:
-                axis.plot(steps, means, color="0.82", linewidth=0.8)
+                axis.plot(batches, means, color="0.82", linewidth=0.8)
                 continue
             colour = f"C{list(names).index(name)}"
-            axis.plot(steps, means, color=colour, linewidth=1.6, label=name, zorder=3)
+            axis.plot(batches, means, color=colour, linewidth=1.6, label=name, zorder=3)
             band = zip(*[(min(values), max(values)) for values in zip(*smooth, strict=True)], strict=True)
-            axis.fill_between(steps, *band, color=colour, alpha=0.2, linewidth=0, zorder=2)
+            axis.fill_between(batches, *band, color=colour, alpha=0.2, linewidth=0, zorder=2)
         axis.set_ylim(0, 1)
         axis.grid(alpha=0.3)
         if together:
@@ -42,11 +42,11 @@ def draw(curves: Mapping[str, Sequence[Sequence[float]]], path: Path) -> None:
             axis.set_title(names[0], fontsize=9)
     for axis in axes[len(panels) :]:
         axis.set_visible(False)
-    figure.supxlabel("step", fontsize=9)
+    figure.supxlabel("generation batch", fontsize=9)
     figure.supylabel("accuracy of what is sampled", fontsize=9)
     figure.savefig(path)
 
 
 def _smoothed(curve: Sequence[float]) -> list[float]:
-    """Each point the mean of the steps up to it, at most `SMOOTH`."""
+    """Each point the mean of the batches up to it, at most `SMOOTH`."""
     return [statistics.mean(curve[max(0, end - SMOOTH) : end]) for end in range(1, len(curve) + 1)]

@@ -29,15 +29,17 @@ def main(out: str, source: str, overrides: list[str]) -> None:
         return
     lines = (Path(run.config.output_dir) / "metrics.jsonl").read_text().splitlines()
     steps = [record["metrics"] for record in map(json.loads, lines) if "metrics" in record]
+    # A batch that serves several steps is sampled before the first of them, which alone tells of it.
+    sampled = [step for step in steps if "reward" in step]
     figures = {
         "step": [step["step_time"] for step in steps],
         # The weights' way to the generator is part of generating.
-        "generate": [step["time/generate"] + step["time/sync"] for step in steps],
-        "reward": [step["time/reward"] for step in steps],
+        "generate": [step["time/generate"] + step["time/sync"] for step in sampled],
+        "reward": [step["time/reward"] for step in sampled],
         "update": [step["time/update"] for step in steps],
-        "rewards": [step["reward"] for step in steps],
-        "mean_length": [step["completions/mean_length"] for step in steps],
-        "uninformative": [step["frac_reward_zero_std"] for step in steps],
+        "rewards": [step["reward"] for step in sampled],
+        "mean_length": [step["completions/mean_length"] for step in sampled],
+        "uninformative": [step["frac_reward_zero_std"] for step in sampled],
         "peak_gib": [max(step["memory/peak_gib"] for step in steps)],
         "samples": [run.plan.train_batch_size],
     }
