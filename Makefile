@@ -7,7 +7,7 @@ TORCH_IS_CPU := import importlib.metadata as m, sys; sys.exit(not m.version("tor
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help quickstart dev vllm test lint format types docs clean
+.PHONY: help quickstart dev vllm browser test lint format types docs clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -18,6 +18,15 @@ quickstart: .venv/installed ## Set up and train the quickstart into runs/quickst
 dev: .venv/installed-dev ## Add to .venv what tests and benchmarks need
 
 vllm: .venv/installed-vllm ## Add vLLM to .venv: for CUDA where there is a GPU, else for the CPU
+
+browser: ## Install Debian's Chromium, with which a test looks at MLflow's pages and the report; as root
+	@if command -v chromium >/dev/null; then \
+		chromium --version; \
+	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends chromium; \
+	else \
+		echo "Chromium is not installed: that takes root and Debian's apt-get. The test that needs it is skipped"; \
+	fi
 
 test: .venv/installed-dev .venv/installed-vllm ## Set up and pass the tests
 	$(BIN)/python -m pytest

@@ -23,9 +23,9 @@ from grpox.contracts import Rollout
 from grpox.engine import Engine
 from grpox.optimizers import AdamW, NamedSchedule
 from grpox.plugins import discover
+from grpox.process_setup import quieten
 from grpox.registry import Registry
 from grpox.rollout import RolloutBatch, collate
-from grpox.run import _quieten
 from grpox.slices import Slice
 from grpox.update import PolicyUpdate
 from grpox.world import World, start_world
@@ -152,7 +152,7 @@ def measured(take: Callable[[], None], engine: Any, peak: Peak) -> dict[str, int
 
 def main(told: str, out: str) -> None:
     given = json.loads(Path(told).read_text())
-    _quieten()
+    quieten()
     world = start_world()
     rows, length, vocabulary = given["rows"], given["length"], given["vocabulary"]
     with tempfile.TemporaryDirectory() as folder:

@@ -20,8 +20,8 @@ from work import Step, step_of
 from grpox.config import RunConfig
 from grpox.engine import Engine
 from grpox.optimizers import AdamW, NamedSchedule
+from grpox.process_setup import quieten
 from grpox.rollout import RolloutBatch, collate
-from grpox.run import _quieten
 from grpox.run_inputs import open_model, open_prompts, open_tokenizer
 from grpox.runfile.load import ResolvedRun, load_run
 from grpox.slices import Slice
@@ -126,7 +126,7 @@ def _synchronise(world: World) -> None:
 
 def main(told: str, out: str) -> None:
     given = json.loads(Path(told).read_text())
-    _quieten()
+    quieten()
     world = start_world()
     run = load_run(given["run"], given["overrides"])
     tokenizer = open_tokenizer(run)

@@ -26,7 +26,7 @@ def reward_metrics(
         metrics["reward"] = float(totals.nanmean())
         metrics["reward_std"] = _std(totals[~totals.isnan()])
     groups = [group[~group.isnan()] for group in totals.reshape(-1, num_generations)]
-    metrics["frac_reward_zero_std"] = mean([float(_is_flat(group)) for group in groups])
+    metrics["frac_reward_zero_std"] = mean([float(is_flat(group)) for group in groups])
     return metrics
 
 
@@ -47,7 +47,7 @@ def _std(values: torch.Tensor) -> float:
     return float(values.std()) if len(values) > 1 else 0.0
 
 
-def _is_flat(group: torch.Tensor) -> bool:
+def is_flat(group: torch.Tensor) -> bool:
     """Whether the scored rewards of a group are equal, or fewer than two: it then teaches nothing."""
     return len(group) < 2 or bool(group.max() - group.min() <= ROUNDING * group.abs().max())
 

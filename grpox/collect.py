@@ -18,18 +18,19 @@ import torch
 from grpox.agreement import gathered, on_every_rank
 from grpox.ahead import Begun
 from grpox.arrivals import ArrivingGroups, check_rollouts, incomplete
-from grpox.batch_metrics import error_metrics, length_metrics, mean, reward_metrics
+from grpox.batch_metrics import error_metrics, is_flat, length_metrics, mean, reward_metrics
 from grpox.component_call import call
 from grpox.config import SamplingConfig
 from grpox.contracts import AdvantageScaler, Generator, Prompt, Rollout, ScoredRollout, TrainerState
 from grpox.data.prompts import PromptSet
+from grpox.dynamic_sampling import Draw, Refilled, SampledGroups, refill
 from grpox.early_scoring import EarlyScoring, need_main_thread
-from grpox.engine import Engine
 from grpox.errors import RunFailed
+from grpox.fixed_policy import PolicyWeights
 from grpox.metrics import PhaseTimes
 from grpox.reward_sum import weighted_sum
 from grpox.rewards import NamedReward
-from grpox.rewards.log import mean_logged
+from grpox.rewards.log import weighed_mean_logged
 from grpox.scored_rows import ScoredRow, ScoredRows, Unscored, score_rows, unscored
 from grpox.tell_once import TellOnce
 from grpox.world import World
@@ -51,6 +52,8 @@ class GenerationBatch:
     metrics: dict[str, float]
     logged: dict[str, dict[str, float]]
     """What reward functions told through `log_metric`: name -> label of the function -> value."""
+    dropped: Sequence[ScoredRow] = ()
+    """Completions that were sampled for it and replaced."""
 
     @cached_property
     def rollouts(self) -> list[Rollout]:
@@ -80,18 +83,21 @@ class Sampler:
             generated, in calls of one or more whole groups; otherwise all groups of a rank in one call, when
             the last completion has ended.
         times: knows of every phase; default: one of its own.
+        rests: whether the generator sleeps between two calls, since others need its memory meanwhile.
     """
 
     def __init__(
         self,
-        engine: Engine,
+        engine: PolicyWeights,
         generator: Generator,
         rewards: Sequence[NamedReward],
         world: World,
         seed: int,
         streaming: bool = False,
         times: PhaseTimes | None = None,
+        rests: bool = True,
     ) -> None:
+        self.rests = rests
         self.engine = engine
         self.generator = generator
         self.rewards = rewards
@@ -127,6 +133,9 @@ class Sampler:
         stream: tuple[int, ...],
         state: TrainerState,
         begun: Begun | None = None,
+        *,
+        rewards: Sequence[NamedReward] | None = None,
+        seeds: Sequence[int] | None = None,
     ) -> tuple[list[ScoredRow], dict[str, dict[str, float]]]:
         """Sample and score `num_samples` completions of each prompt.
 
@@ -134,16 +143,19 @@ class Sampler:
             indices: dataset indices of the prompts; group g is that of indices[g].
             stream: tells this call's random stream from every other's, together with seed and rank.
             begun: what `begin` made of the same arguments, if it was called; its samples are then taken.
+            rewards: what scores; default: the reward functions of training.
+            seeds: of each prompt's own draws; default: they follow from `stream` and the rank.
 
         Returns:
             the rows of all ranks in row order, and the metrics that reward functions logged: name -> label of
-            the function -> mean over calls and ranks.
+            the function -> mean over completions.
         """
         if begun is None:
             self.sync()
-        share = self._share(prompts, indices, num_samples, sampling, stream)
+        share = self._share(prompts, indices, num_samples, sampling, stream, seeds)
         as_given = partial(unscored, prompts, indices)
-        work = partial(self._sample_mine, share, as_given, state, begun)
+        scored_by = self.rewards if rewards is None else rewards
+        work = partial(self._sample_mine, share, as_given, scored_by, state, begun)
         return self._merged(gathered(self.world, self.times, work))
 
     def begin(
@@ -177,9 +189,13 @@ class Sampler:
         num_samples: int,
         sampling: SamplingConfig,
         stream: tuple[int, ...],
+        seeds: Sequence[int] | None = None,
     ) -> Share:
         mine = range(self.world.rank, len(indices), self.world.size)
-        requests = [Prompt(group, prompts.token_ids(indices[group]), num_samples) for group in mine]
+        requests = [
+            Prompt(group, prompts.token_ids(indices[group]), num_samples, seeds[group] if seeds else None)
+            for group in mine
+        ]
         seed = int(np.random.SeedSequence([self.seed, *stream, self.world.rank]).generate_state(1)[0])
         return Share(requests, sampling, seed)
 
@@ -187,23 +203,25 @@ class Sampler:
         self,
         share: Share,
         as_given: Callable[[Sequence[Rollout]], Unscored],
+        rewards: Sequence[NamedReward],
         state: TrainerState,
         begun: Begun | None,
     ) -> ScoredRows:
         """This rank's groups, sampled and scored."""
         now = self.engine.steps
         versions = range(now if begun is None else begun.version, now + 1)
-        early = self._early_scoring(share.requests, versions, as_given, state)
+        early = self._early_scoring(share.requests, versions, as_given, rewards, state)
         with early or nullcontext():
             with self.times.phase("generate"):
                 rollouts = self._generate(share, early) if begun is None else self._take(share, early, begun)
-                self.generator.sleep()
+                if self.rests:
+                    self.generator.sleep()
                 rollouts.sort(key=lambda rollout: (rollout.group_id, rollout.sample))
                 check_rollouts(rollouts, share.requests, versions)
             with self.times.phase("reward"):
                 scored = early.result() if early else None
                 if scored is None:
-                    scored = score_rows(self.rewards, as_given(rollouts), state) if rollouts else ScoredRows()
+                    scored = score_rows(rewards, as_given(rollouts), state) if rollouts else ScoredRows()
         return scored
 
     def _early_scoring(
@@ -211,14 +229,15 @@ class Sampler:
         requests: Sequence[Prompt],
         versions: range,
         as_given: Callable[[Sequence[Rollout]], Unscored],
+        rewards: Sequence[NamedReward],
         state: TrainerState,
     ) -> EarlyScoring | None:
         """None where all is scored at the end."""
-        # A call for each single completion would cost more than it hides: an evaluation is scored at the end.
+        # A call for each single completion would cost more than it hides: it is scored at the end.
         single = all(request.num_samples == 1 for request in requests)
-        if not self.streaming or single or need_main_thread(self.rewards):
+        if not self.streaming or single or need_main_thread(rewards):
             return None
-        return EarlyScoring(self.rewards, ArrivingGroups(requests, versions), as_given, state)
+        return EarlyScoring(rewards, ArrivingGroups(requests, versions), as_given, state)
 
     def _take(self, share: Share, early: EarlyScoring | None, begun: Begun) -> list[Rollout]:
         """This rank's rollouts of a batch that was begun, in any order; a collective.
@@ -266,7 +285,7 @@ class Sampler:
         if self.world.is_main:
             for part in parts:
                 self.warn.all(part.warnings)
-        return rows, mean_logged(part.logged for part in parts)
+        return rows, weighed_mean_logged((part.logged, len(part.rows)) for part in parts)
 
 
 class Collector:
@@ -280,10 +299,12 @@ class Collector:
         sampling: SamplingConfig,
         num_generations: int,
         ahead: bool = False,
+        rounds: int = 0,
     ) -> None:
         """
         Args:
             ahead: whether batches may be begun before they are collected; how old they are is then measured.
+            rounds: of dynamic sampling, after the first.
         """
         self.sampler = sampler
         self.prompts = prompts
@@ -291,32 +312,42 @@ class Collector:
         self.sampling = sampling
         self.num_generations = num_generations
         self.ahead = ahead
+        self.rounds = rounds
 
     def begin(self, generation: int, indices: Sequence[int]) -> Begun:
         """Begin to sample generation batch `generation` for the prompts at `indices`; a collective."""
         return self.sampler.begin(self.prompts, indices, self.num_generations, self.sampling, (0, generation))
 
     def collect(
-        self, generation: int, indices: Sequence[int], state: TrainerState, begun: Begun | None = None
+        self,
+        generation: int,
+        indices: Sequence[int],
+        state: TrainerState,
+        begun: Begun | None = None,
+        draw: Draw | None = None,
     ) -> GenerationBatch:
         """Sample, score and scale generation batch `generation` for the prompts at `indices`.
 
         Args:
             begun: what `begin` gave for it, if it was begun.
+            draw: gives the prompts of further groups, where groups that teach nothing are to be replaced.
         """
         rows, logged = self.sampler.sample(
             self.prompts, indices, self.num_generations, self.sampling, (0, generation), state, begun
         )
+        refilled = self._refilled(generation, SampledGroups.of(indices, rows, logged), state, draw)
+        rows, dropped = refilled.batch.rows, refilled.dropped
         rewards = reward_matrix(rows)
-        weights = torch.tensor([reward.weight for reward in self.sampler.rewards])
         group_ids = torch.tensor([row.rollout.group_id for row in rows])
-        advantages = self._advantages(rewards, weights, group_ids)
-        totals = weighted_sum(rewards, weights).float()
+        advantages = self._advantages(rewards, self._weights, group_ids)
+        totals = self._totals(rows)
         labels = [reward.label for reward in self.sampler.rewards]
         metrics = {
             **reward_metrics(labels, rewards, totals, self.num_generations),
-            **error_metrics(self.sampler.rewards, [row.failed for row in rows]),
+            # Of all that was scored: a group for which a function fails altogether is replaced.
+            **error_metrics(self.sampler.rewards, [row.failed for row in (*rows, *dropped)]),
             **length_metrics([row.rollout for row in rows]),
+            **refilled.metrics,
         }
         if self.ahead:
             now = self.sampler.engine.steps
@@ -327,7 +358,44 @@ class Collector:
                 f"no completion of generation batch {generation} has a reward, because every reward function "
                 f"({', '.join(labels)}) abstained for all of them: the batch teaches nothing",
             )
-        return GenerationBatch(indices, rows, rewards, totals, advantages, metrics, logged)
+        batch = refilled.batch
+        told = {name: dict(by_label) for name, by_label in batch.logged.items()}
+        return GenerationBatch(batch.indices, rows, rewards, totals, advantages, metrics, told, dropped)
+
+    def _refilled(
+        self, generation: int, first: SampledGroups, state: TrainerState, draw: Draw | None
+    ) -> Refilled:
+        """The batch with its flat groups replaced, where they are to be; a collective."""
+        if draw is None:
+            return Refilled(first, (), {})
+
+        def sample(number: int, indices: Sequence[int]) -> SampledGroups:
+            stream = (2, generation, number)
+            rows, logged = self.sampler.sample(
+                self.prompts, indices, self.num_generations, self.sampling, stream, state
+            )
+            return SampledGroups.of(indices, rows, logged)
+
+        refilled = refill(first, self.rounds, draw, sample, self._is_flat)
+        totals = self._totals(first.rows)
+        if bool(totals.isnan().all()):
+            return refilled
+        # What is replaced is what is too easy or too hard: the reward of the batch no longer tells of progress.
+        told = {"dynamic_sampling/first_reward": float(totals.nanmean())}
+        return replace(refilled, metrics={**refilled.metrics, **told})
+
+    def _is_flat(self, group: Sequence[ScoredRow]) -> bool:
+        totals = self._totals(group)
+        return is_flat(totals[~totals.isnan()])
+
+    @property
+    def _weights(self) -> torch.Tensor:
+        """f32[K]"""
+        return torch.tensor([reward.weight for reward in self.sampler.rewards])
+
+    def _totals(self, rows: Sequence[ScoredRow]) -> torch.Tensor:
+        """f32[N]: the weighted sum of each row, NaN where all abstained."""
+        return weighted_sum(reward_matrix(rows), self._weights).float()
 
     def _advantages(
         self, rewards: torch.Tensor, weights: torch.Tensor, group_ids: torch.Tensor

@@ -6,9 +6,10 @@ and is checked against that component's own config once the registry has found i
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 
 class Section(BaseModel):
@@ -69,6 +70,38 @@ class RewardRef(ComponentRef):
     """GiB that its own process may hold, with those it starts; beyond, it is killed and `on_error` decides."""
 
 
+class LoraConfig(Section):
+    """Adapters of low rank (arXiv 2106.09685): W + (alpha / r) B A, of which A and B alone are trained."""
+
+    r: int = Field(16, ge=1)
+    """Rank of the product B A."""
+    alpha: int = Field(32, ge=1)
+    """The product is scaled by alpha / r. 16 and 32 as in TRL."""
+    dropout: float = Field(0.0, ge=0)
+    """0 and nothing else: as all dropout is off, so that sampling and training see one distribution."""
+    target_modules: Literal["all-linear"] | list[str] = "all-linear"
+    """Linear layers that get an adapter, by the ends of their names: ``[q_proj, v_proj]``; or all of them but
+    the head."""
+    exclude_modules: list[str] = Field(default_factory=list)
+    """Of these, layers that get none, by the ends of their names."""
+    use_rslora: bool = False
+    """Scale by alpha / sqrt(r) instead (arXiv 2312.03732)."""
+
+    @field_validator("dropout")
+    @classmethod
+    def _off(cls, dropout: float) -> float:
+        if dropout != 0:
+            raise ValueError("dropout is off in grpox, so that sampling and training see one distribution: 0")
+        return dropout
+
+    @field_validator("target_modules")
+    @classmethod
+    def _some(cls, target_modules: str | list[str]) -> str | list[str]:
+        if target_modules == [] or (isinstance(target_modules, list) and "" in target_modules):
+            raise ValueError("no module is named: all-linear, or a list of names such as [q_proj, v_proj]")
+        return target_modules
+
+
 class ModelConfig(Section):
     path: str
     """A local folder in Hugging Face format (or a hub id, where the hub can be reached)."""
@@ -78,6 +111,8 @@ class ModelConfig(Section):
     """Passed to the tokenizer's chat template for conversational prompts."""
     init: dict[str, Any] = Field(default_factory=dict)
     """Passed to transformers' `from_pretrained`: attn_implementation, revision, trust_remote_code, ..."""
+    lora: LoraConfig | None = None
+    """Train adapters and nothing else, with peft (``pip install 'grpox[lora]'``); default: all weights."""
 
 
 class DataConfig(Section):
@@ -105,6 +140,44 @@ class DataConfig(Section):
         return self
 
 
+class EarlyStopConfig(Section):
+    """When a run ends because its evaluations show no more gain; the names are those of common callbacks."""
+
+    metric: str
+    """Metric of the evaluations: ``accuracy``, ``pass_at_4``, ``rewards/exact/mean``."""
+    patience: int = Field(1, ge=1)
+    """Evaluations in a row without a gain that end the run."""
+    min_delta: float = Field(0.0, ge=0)
+    """A gain is more than this better than the best value so far."""
+    mode: Literal["max", "min"] = "max"
+    """Whether larger values of the metric are better, or smaller ones."""
+
+
+class EvaluationSamplingConfig(Section):
+    """Keys of `sampling` that evaluations have otherwise; null: as `sampling` has them."""
+
+    max_completion_length: int | None = Field(None, ge=1)
+    """Tokens a completion may have at most, EOS included."""
+    min_completion_length: int | None = Field(None, ge=0)
+    """Tokens before which a completion cannot end by EOS."""
+    temperature: float | None = Field(None, ge=0)
+    """Divides the logits; 0 decodes greedily; null: `evaluation.temperature`."""
+    top_p: float | None = Field(None, gt=0, le=1)
+    """Nucleus sampling; 1 keeps every token."""
+    top_k: int | None = Field(None, ge=0)
+    """Keep the k most likely tokens; 0 keeps all."""
+    min_p: float | None = Field(None, ge=0, le=1)
+    """Keep tokens at least this likely relative to the likeliest; 0 keeps all."""
+    repetition_penalty: float | None = Field(None, gt=0)
+    """Divides the logits of tokens that have occurred; 1 does nothing."""
+    stop: list[str] | None = None
+    """Texts that end a completion, in place of the run's."""
+    stop_token_ids: list[int] | None = None
+    """Tokens that end a completion besides EOS, in place of the run's."""
+    generation_kwargs: dict[str, Any] | None = None
+    """Passed to the generator's library, in place of the run's."""
+
+
 class EvaluationConfig(Section):
     path: str
     """Held-out prompts, in a file of the same form as the training data."""
@@ -116,6 +189,18 @@ class EvaluationConfig(Section):
     """0 decodes greedily."""
     batch_size: int = Field(256, ge=1)
     """Prompts generated together on each rank."""
+    sampling: EvaluationSamplingConfig = EvaluationSamplingConfig()
+    """Keys of `sampling` that evaluations have otherwise."""
+    rewards: list[RewardRef] | None = Field(None, min_length=1)
+    """Reward functions of evaluations; default: those of the run."""
+    num_generations: int = Field(1, ge=1)
+    """Completions sampled for each prompt; TRL's num_generations_eval."""
+    pass_at_k: list[int] = Field(default_factory=list)
+    """Report the chance that at least one of k completions is right (arXiv 2107.03374), for each k listed."""
+    right_at: float = 1.0
+    """A completion is right, for pass_at_k, whose score by the reward `accuracy` is at least this."""
+    early_stop: EarlyStopConfig | None = None
+    """End the run when its evaluations show no more gain; default: never."""
 
 
 class SamplingConfig(Section):
@@ -165,12 +250,15 @@ class TrainConfig(Section):
     prefix_sharing: bool = True
     """Compute a prompt once for several of its completions, where the model's attention allows it (sdpa, all
     layers full) and `chunked_logprobs` is on. Changes no gradient."""
+    packing: bool = True
+    """Lay the sequences of a micro-batch in one row without padding, where attention has a kernel for that
+    (flash_attention_2 and its kin, on CUDA) and `chunked_logprobs` is on. Changes no gradient."""
     chunked_logprobs: bool = True
     """Compute log-probabilities from hidden states, a few tokens at a time, and never all logits, where the
     model's head is a linear layer. Changes no gradient."""
     skip_zero_advantage: bool = True
     """No backward pass for completions whose advantage is 0, where the loss says that they teach nothing and
-    beta is 0. Changes no gradient."""
+    beta and entropy_coef are 0. Changes no gradient."""
     old_logprobs: Literal["policy", "generator"] = "policy"
     """Whose log-probabilities the ratio is taken to: the policy's before this generation batch's updates, or
     what the generator reported, which saves the forward passes that later steps need for the former."""
@@ -225,6 +313,18 @@ class TrainConfig(Section):
     """The reference becomes alpha * policy + (1 - alpha) * reference; 0.6 in TR-DPO."""
     ref_sync_steps: int = Field(512, ge=1)
     """Optimizer steps between two such updates; 512 in TR-DPO."""
+    entropy_coef: float = Field(0.0, ge=0)
+    """Weight of the entropy bonus: the mean entropy of the step's tokens, in nats, times this is taken off the
+    loss; 0, as in TRL, gives none."""
+    top_entropy_quantile: float = Field(1.0, ge=0, le=1)
+    """The part of a step's tokens, those of the highest entropy, that the policy loss is made of (arXiv
+    2506.01939, which has 0.2); 1 takes all. Costs a forward pass in each step."""
+    off_policy_mask_threshold: float | None = Field(None, ge=0)
+    """Leave completions with a negative advantage out of the policy loss that the generator thought this many
+    nats per token more likely than the policy does, on average (DeepSeek-V3.2, arXiv 2512.02556, eq. 9)."""
+    dynamic_sampling_rounds: int | None = Field(None, ge=1)
+    """Rounds of sampling, after the first, that replace groups whose rewards are all equal by groups of prompts
+    drawn anew (DAPO's dynamic sampling, arXiv 2503.14476); null: such groups stay."""
     mask_truncated_completions: bool = False
     """Leave completions that ran into max_completion_length out of the loss (DAPO, arXiv 2503.14476)."""
     on_nonfinite: Literal["stop", "skip"] = "stop"
@@ -279,9 +379,9 @@ class CheckpointConfig(Section):
     keep: int = Field(2, ge=1)
     """How many of the newest are kept."""
     best: str | None = None
-    """Metric of the step whose best checkpoint is kept besides: ``reward``, ``evaluation/accuracy``."""
-    best_is: Literal["highest", "lowest"] = "highest"
-    """Which value of that metric is the best."""
+    """Metric whose best checkpoint is kept besides: ``reward``, ``evaluation/accuracy``."""
+    best_is: Literal["highest", "lowest", "max", "min"] = "highest"
+    """Which value of that metric is the best; max is highest, min is lowest."""
     background: bool = False
     """Let a thread write while training goes on: costs memory for a copy of weights and optimizer states."""
 
@@ -291,6 +391,9 @@ class LoggingConfig(Section):
     """Optimizer steps between samples of completions shown in the terminal; 0: never."""
     save_completions_every: int = Field(1, ge=0)
     """Generation batches between completions written as parquet; 0: never."""
+    system_metrics_every: float = Field(10.0, ge=0)
+    """Seconds between readings of each machine's CPU, memory, disk, network and GPUs, written to system/; 0:
+    none."""
 
 
 class WatchdogConfig(Section):
@@ -298,6 +401,9 @@ class WatchdogConfig(Section):
     """Seconds in one phase after which a rank says where it is and writes its threads' stacks to stalls/."""
     end_after: float = Field(1800.0, gt=0)
     """Seconds in one phase after which the run ends as failed; also what one rank waits for the others."""
+    host_lost_after: float = Field(120.0, ge=1)
+    """Seconds of silence after which a machine counts as lost, its network or power gone; answers of its kernel
+    count, so that a slow rank is none."""
 
 
 class PluginsConfig(Section):
@@ -350,8 +456,13 @@ class RunConfig(Section):
     @property
     def reward_labels(self) -> list[str]:
         """What metrics and files call each reward: its name, numbered where it comes again: regex, regex-2."""
-        labels: list[str] = []
-        for reward in self.rewards:
-            before = sum(other.label == reward.label for other in self.rewards[: len(labels)])
-            labels.append(f"{reward.label}-{before + 1}" if before else reward.label)
-        return labels
+        return labels_of(self.rewards)
+
+
+def labels_of(rewards: Sequence[RewardRef]) -> list[str]:
+    """What metrics and files call each of `rewards`: see `RunConfig.reward_labels`."""
+    labels: list[str] = []
+    for reward in rewards:
+        before = sum(other.label == reward.label for other in rewards[: len(labels)])
+        labels.append(f"{reward.label}-{before + 1}" if before else reward.label)
+    return labels

@@ -153,6 +153,9 @@ class Prompt:
     token_ids: tuple[int, ...]
     num_samples: int
     """Completions to sample (G in training)."""
+    seed: int | None = None
+    """Of this prompt's draws, which then depend on nothing else that is sampled with it; None: they follow from
+    the seed of the call. A generator that cannot seed a prompt by itself goes by the call's."""
 
 
 @dataclass(frozen=True)
@@ -291,3 +294,5 @@ class RunContext:
     """How long metrics.jsonl was then."""
     generations_before: int = 0
     """Generation batches collected until then."""
+    fingerprints: Mapping[str, str] = field(default_factory=dict)
+    """Key of the run file, such as ``data.path`` -> fingerprint of the file or folder that it names."""

@@ -19,6 +19,7 @@ from grpox.config import RunConfig
 from grpox.deepspeed_config import deepspeed_config, reference_config
 from grpox.errors import ConfigError, Problem, RunFailed
 from grpox.forward_ways import forget, prepare
+from grpox.lora.layers import adapted_layers
 from grpox.quiet_deepspeed import deepspeed
 from grpox.weight_sync import stream_weights
 from grpox.world import World
@@ -52,11 +53,13 @@ class Engine:
         """Steps so far, those that were skipped included: the version of the weights."""
         _skip_op_compilation(world)
         disable_dropout(model)
+        self._adapted = bool(adapted_layers(model))
         self.ways = prepare(model, config.train)
         if config.train.gradient_checkpointing:
             _enable_checkpointing(model, config)
         model.train()
-        torch_optimizer = optimizer.build(model.parameters(), config.train.learning_rate)
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        torch_optimizer = optimizer.build(trained, config.train.learning_rate)
         self._deepspeed, self._optimizer, _, self._scheduler = _initialize(
             config,
             model=model,
@@ -118,19 +121,22 @@ class Engine:
         return math.isfinite(float(self.world.reduce(total, dist.ReduceOp.SUM)))
 
     def weights(self) -> WeightStream:
-        """The current weights, whole; a collective."""
+        """The current weights, whole, adapters merged in; a collective."""
         return stream_weights(self.module)
 
     def save(self, folder: Path, name: str) -> None:
         """Write weights, optimizer and schedule to `folder`/`name`, one file or more a rank; a collective.
 
-        What cannot be written is told by the `files` that this engine was made with.
+        Of a model with adapters the frozen weights are left out: they are those that the model came with. What
+        cannot be written is told by the `files` that this engine was made with.
         """
-        self._deepspeed.save_checkpoint(str(folder), tag=name, save_latest=False)
+        self._deepspeed.save_checkpoint(
+            str(folder), tag=name, save_latest=False, exclude_frozen_parameters=self._adapted
+        )
 
     def load(self, folder: Path, name: str, steps: int) -> None:
         """Read what `save` wrote after `steps` optimizer steps; a collective."""
-        loaded, _ = self._deepspeed.load_checkpoint(str(folder), tag=name)
+        loaded, _ = self._deepspeed.load_checkpoint(str(folder), tag=name, load_module_strict=not self._adapted)
         if loaded is None:
             raise RunFailed(f"DeepSpeed finds no checkpoint in {folder / name}")
         self.steps = steps

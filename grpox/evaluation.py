@@ -1,57 +1,92 @@
-"""Evaluation on held-out prompts: greedy by default, scored by the run's own reward functions."""
+"""Evaluation on held-out prompts: greedy by default, scored by the run's reward functions or by its own."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from grpox.batch_metrics import error_metrics, length_metrics, mean
+import numpy as np
+
+from grpox.checkpoint.rng import random_numbers_kept
 from grpox.collect import Sampler
 from grpox.config import EvaluationConfig, SamplingConfig
 from grpox.contracts import TrainerState
 from grpox.data.prompts import PromptSet
-from grpox.rewards.log import Logged, mean_logged, with_logged
+from grpox.evaluation_metrics import evaluation_metrics
+from grpox.evaluation_settings import sampling_of
+from grpox.rewards import NamedReward
+from grpox.rewards.log import Logged, weighed_mean_logged, with_logged
 from grpox.scored_rows import ScoredRow
+
+STREAM = 1
+"""Tells the random numbers of evaluations from those of training, whose number is 0."""
 
 
 class Evaluator:
-    """Samples one completion of every held-out prompt and reports means over all of them."""
+    """Samples completions of every held-out prompt and reports means over all of them.
+
+    Each prompt is drawn with a seed of its own, so that neither the number of ranks nor the size of a batch
+    changes what is sampled; and the random numbers of the process are afterwards what they were.
+
+    Args:
+        sampling: the run's; the evaluation's own settings are put over it.
+        rewards: default: those of `sampler`.
+    """
 
     def __init__(
-        self, sampler: Sampler, prompts: PromptSet, config: EvaluationConfig, sampling: SamplingConfig
+        self,
+        sampler: Sampler,
+        prompts: PromptSet,
+        config: EvaluationConfig,
+        sampling: SamplingConfig,
+        rewards: Sequence[NamedReward] | None = None,
     ) -> None:
         self.sampler = sampler
         self.prompts = prompts
         self.config = config
-        # model_copy does not validate: 0 means greedy here, while in training it is refused.
-        self.sampling = sampling.model_copy(update={"temperature": config.temperature})
-        self.labels = [reward.label for reward in sampler.rewards]
+        self.sampling = sampling_of(config, sampling)
+        self.rewards = sampler.rewards if rewards is None else rewards
 
     def evaluate(self, state: TrainerState) -> dict[str, float]:
-        """The accuracy, the mean of every reward and the completion lengths, over all ranks."""
+        """The metrics of one evaluation, over all ranks; a collective."""
+        return self.metrics(*self.sample(state))
+
+    def sample(
+        self, state: TrainerState, done: Callable[[int], None] = lambda prompts: None
+    ) -> tuple[list[ScoredRow], Logged]:
+        """The scored completions of all prompts, prompt by prompt, and what the functions logged; a collective.
+
+        Args:
+            done: told after each batch how many prompts are through.
+        """
         rows: list[ScoredRow] = []
-        logs: list[Logged] = []
+        logs: list[tuple[Logged, int]] = []
         per_batch = self.config.batch_size * self.sampler.world.size
-        for start in range(0, len(self.prompts), per_batch):
-            indices = range(start, min(start + per_batch, len(self.prompts)))
-            stream = (1, state.global_step, start)
-            scored, logged = self.sampler.sample(self.prompts, indices, 1, self.sampling, stream, state)
-            rows += scored
-            logs.append(logged)
-        metrics, renamed = with_logged(self._metrics(rows), mean_logged(logs))
+        with random_numbers_kept():
+            for start in range(0, len(self.prompts), per_batch):
+                indices = range(start, min(start + per_batch, len(self.prompts)))
+                scored, logged = self.sampler.sample(
+                    self.prompts,
+                    indices,
+                    self.config.num_generations,
+                    self.sampling,
+                    (STREAM, state.global_step, start),
+                    state,
+                    rewards=self.rewards,
+                    seeds=[self._seed(state, index) for index in indices],
+                )
+                rows += scored
+                logs.append((logged, len(scored)))
+                done(indices.stop)
+        return rows, weighed_mean_logged(logs)
+
+    def metrics(self, rows: Sequence[ScoredRow], logged: Logged) -> dict[str, float]:
+        """The metrics of what `sample` gave."""
+        metrics, renamed = with_logged(evaluation_metrics(rows, self.rewards, self.config), logged)
         if self.sampler.world.is_main:
             self.sampler.warn.all({what: what for what in renamed})
         return metrics
 
-    def _metrics(self, rows: Sequence[ScoredRow]) -> dict[str, float]:
-        metrics = {}
-        for place, label in enumerate(self.labels):
-            given = [reward for row in rows if (reward := row.rewards[place]) is not None]
-            metrics[f"rewards/{label}/mean"] = mean(given) if given else math.nan
-        accuracy = self.config.accuracy or self.labels[0]
-        return {
-            "accuracy": metrics[f"rewards/{accuracy}/mean"],
-            **metrics,
-            **error_metrics(self.sampler.rewards, [row.failed for row in rows]),
-            **length_metrics([row.rollout for row in rows]),
-        }
+    def _seed(self, state: TrainerState, index: int) -> int:
+        """Of the draws for the prompt at `index`, after so many steps."""
+        entropy = [self.sampler.seed, STREAM, state.global_step, index]
+        return int(np.random.SeedSequence(entropy).generate_state(1)[0])

@@ -41,7 +41,7 @@ def save_model(
             tokenizer.save_pretrained(unfinished)
             if generation_config is not None:
                 generation_config.save_pretrained(unfinished)
-            _put_in_place(unfinished, folder)
+            put_in_place(unfinished, folder)
         except (OSError, SafetensorError) as error:
             shutil.rmtree(unfinished, ignore_errors=True)
             failure = f"the model is not saved: {unwritten(error, folder, size)}\n    {_rest(folder)}"
@@ -49,7 +49,8 @@ def save_model(
         raise RunFailed("".join(failures))
 
 
-def _put_in_place(unfinished: Path, folder: Path) -> None:
+def put_in_place(unfinished: Path, folder: Path) -> None:
+    """Give a folder that is whole its name; what stood there is moved to ``earlier/``."""
     if folder.exists():
         # It may hold an earlier model, the base of this run or anything else of the user's: keep it.
         aside = folder.parent / "earlier" / f"{folder.name}-{time.time_ns()}"

@@ -20,7 +20,7 @@ class ForwardPass:
     """What the forward of a micro-batch gave."""
 
     logprobs: Tensor  # f32[B, T], with gradient where there is one
-    entropy: Tensor  # f32[B, T]
+    entropy: Tensor  # f32[B, T], without gradient
     output: MicroBatchLoss
 
 
@@ -34,7 +34,7 @@ def forward_pass(
 ) -> ForwardPass:
     """Run `model` on a micro-batch. Where pi_old was not fixed before, it is now what this forward computed."""
     batch = slice_.batch
-    logprobs, entropy = completion_logprobs(model, batch, temperature, ways)
+    logprobs, entropy = completion_logprobs(model, batch, temperature, ways, step_loss.entropy_gradient)
     if logprobs.requires_grad:
         logprobs.retain_grad()  # where a loss has no finite derivative, this tells the token
     fixed = slice_.old_logprobs
@@ -48,8 +48,9 @@ def forward_pass(
         sampler_logprobs=batch.sampler_logprobs,
         reference_logprobs=slice_.reference_logprobs,
         entropy=entropy,
+        policy_keep=slice_.policy_keep,
     )
-    return ForwardPass(logprobs, entropy, step_loss.micro_batch(inputs, totals))
+    return ForwardPass(logprobs, entropy.detach(), step_loss.micro_batch(inputs, totals))
 
 
 def terms_of(slice_: Slice, passed: ForwardPass) -> Mapping[str, Tensor]:

@@ -18,6 +18,8 @@ from torch import Tensor, nn
 from grpox.contracts import Rollout
 from grpox.head import LogitTransform, Wanted, chosen_logprobs
 from grpox.layout import Layout
+from grpox.lora import head as adapted_head
+from grpox.lora.layers import is_adapted
 from grpox.rollout import RolloutBatch, collate
 
 if TYPE_CHECKING:
@@ -39,6 +41,8 @@ class ForwardWays:
     """The head is asked for chosen log-probabilities in place of all logits."""
     shared_width: int = 0
     """The hidden size, where sequences can share their prompt in a row; 0: they cannot."""
+    packed: bool = False
+    """The sequences of a micro-batch lie in one row, without padding between them."""
 
 
 PLAIN = ForwardWays()
@@ -53,8 +57,12 @@ def prepare(model: PreTrainedModel, train: TrainConfig) -> ForwardWays:
     if not train.chunked_logprobs or not _add_scoring(model):
         return PLAIN
     chunked = ForwardWays(chunked=True)
-    shared = replace(chunked, shared_width=_hidden_size(model)) if _attends_as_masked(model) else chunked
-    for ways in (shared, chunked) if train.prefix_sharing else (chunked,):
+    allowed = [chunked]
+    if train.packing and _attends_by_positions(model):
+        allowed.insert(0, replace(chunked, packed=True))
+    if train.prefix_sharing and _attends_as_masked(model):
+        allowed.insert(0, replace(chunked, shared_width=_hidden_size(model)))
+    for ways in allowed:
         if _agrees(model, ways):
             return ways
     forget(model)
@@ -63,7 +71,9 @@ def prepare(model: PreTrainedModel, train: TrainConfig) -> ForwardWays:
 
 def not_taken(model: PreTrainedModel, train: TrainConfig, ways: ForwardWays) -> str | None:
     """What the run allows and `model` was not prepared for, for the user."""
-    if not train.chunked_logprobs or ways.shared_width or (ways.chunked and not train.prefix_sharing):
+    if not train.chunked_logprobs or ways.shared_width or ways.packed:
+        return None
+    if ways.chunked and not train.prefix_sharing:
         return None
     name = type(model).__name__
     if ways.chunked:
@@ -73,46 +83,65 @@ def not_taken(model: PreTrainedModel, train: TrainConfig, ways: ForwardWays) -> 
 
 def forget(model: PreTrainedModel) -> None:
     """Take back what `prepare` taught the model."""
-    for module in (model, model.get_output_embeddings()):
+    head = model.get_output_embeddings()
+    for module in (model, *(adapted_head.layers_of(head) if is_adapted(head) else (head,))):
         if module is not None:
             vars(module).pop("forward", None)
 
 
-def rows_logprobs(model: Any, layout: Layout, temperature: float) -> tuple[Tensor, Tensor]:
-    """Log-probabilities [N] of the layout's targets, with gradient, and entropies [N]; for a prepared model."""
+def rows_logprobs(
+    model: Any, layout: Layout, temperature: float, entropy_gradient: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Log-probabilities [N] of the layout's targets, with gradient, and entropies [N]; for a prepared model.
+
+    Args:
+        entropy_gradient: whether the entropies have a gradient too.
+    """
     made: tuple[Tensor, Tensor] = model(
         input_ids=layout.input_ids,
         position_ids=layout.position_ids,
         attention_mask=layout.sees,
-        scored=(layout.sources, layout.targets, temperature),
+        scored=(layout.sources, layout.targets, temperature, entropy_gradient),
     )
     return made
 
 
 def _add_scoring(model: PreTrainedModel) -> bool:
-    """Let the model's forward take `scored`: (sources i64[N], targets i64[N], temperature); whether it can."""
+    """Let the model's forward take `scored`, the arguments that `rows_logprobs` gives; whether it can."""
     head, body = model.get_output_embeddings(), model.base_model
-    if type(head) is not nn.Linear or body is model:
+    if body is model or not _teach(head):
         return False
-    transform = _transform(model)
-    whole, linear = model.forward, head.forward
+    transform, whole = _transform(model), model.forward
 
     # The signature stays that of the model, which transformers' generate reads.
     @functools.wraps(whole)
-    def forward(*args: Any, scored: tuple[Tensor, Tensor, float] | None = None, **inputs: Any) -> Any:
+    def forward(*args: Any, scored: tuple[Tensor, Tensor, float, bool] | None = None, **inputs: Any) -> Any:
         if scored is None:
             return whole(*args, **inputs)
-        sources, targets, temperature = scored
+        sources, targets, temperature, entropy_gradient = scored
         hidden = body(**inputs, use_cache=False).last_hidden_state
         rows = hidden.flatten(0, 1).index_select(0, sources)
-        return head(rows, wanted=Wanted(targets, temperature, transform))
+        return head(rows, wanted=Wanted(targets, temperature, transform, entropy_gradient))
+
+    model.forward = forward
+    return True
+
+
+def _teach(head: Any) -> bool:
+    """Let the forward of a head take `wanted`; whether it can."""
+    if is_adapted(head) and adapted_head.can_score(head):
+        adapted_head.add_scoring(head)
+        return True
+    if type(head) is not nn.Linear:
+        return False
+    linear = head.forward
 
     # Within the head's own forward ZeRO-3 has gathered its weight, and gathers it for the backward pass.
     @functools.wraps(linear)
     def head_forward(input: Tensor, wanted: Wanted | None = None) -> Any:
         return linear(input) if wanted is None else chosen_logprobs(input, head.weight, head.bias, wanted)
 
-    model.forward, head.forward = forward, head_forward  # type: ignore[method-assign]
+    head.forward = head_forward  # type: ignore[method-assign]
     return True
 
 
@@ -140,6 +169,14 @@ def _attends_as_masked(model: PreTrainedModel) -> bool:
         and not windowed
         and isinstance(getattr(config, "hidden_size", None), int)
     )
+
+
+def _attends_by_positions(model: PreTrainedModel) -> bool:
+    """Whether attention has a kernel for sequences of any lengths in one row, told apart by their positions.
+
+    https://huggingface.co/docs/transformers/attention_interface
+    """
+    return str(model.config._attn_implementation).startswith("flash_attention")
 
 
 @torch.no_grad()

@@ -1,14 +1,15 @@
-"""The trained model on the Hugging Face hub: asked before the run, pushed after it, with a short model card."""
+"""The trained model on the Hugging Face hub: asked before the run, pushed after it, with its model card."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from grpox import __version__
-from grpox.config import HubConfig, RewardRef, RunConfig
+from grpox.config import HubConfig, RunConfig
 from grpox.errors import ConfigError, Problem, RunFailed
+from grpox.model_card import FILE as CARD
+from grpox.model_card import write_card
 
 HUB_SECONDS = 10.0
 """How long the hub may take to say who we are."""
@@ -39,7 +40,7 @@ def check_hub(config: HubConfig) -> None:
 
 
 def push_model(folder: Path, config: RunConfig, hub: HubConfig, summary: dict[str, Any]) -> str:
-    """Write the model card into the folder of the trained model and push the folder.
+    """Push the folder of the trained model; one that lacks a model card gets it.
 
     Returns:
         the address of the repository.
@@ -49,7 +50,8 @@ def push_model(folder: Path, config: RunConfig, hub: HubConfig, summary: dict[st
     """
     from huggingface_hub import HfApi
 
-    (folder / "README.md").write_text(model_card(config, summary), encoding="utf-8")
+    if not (folder / CARD).exists():
+        write_card(folder, config, summary)
     api = HfApi(library_name="grpox", library_version=__version__)
     try:
         address = api.create_repo(hub.repo, private=hub.private, exist_ok=True)
@@ -65,45 +67,6 @@ def push_model(folder: Path, config: RunConfig, hub: HubConfig, summary: dict[st
             f"push it by hand: hf upload {hub.repo} {folder}{options}"
         ) from error
     return str(address)
-
-
-def model_card(config: RunConfig, summary: dict[str, Any]) -> str:
-    """What trained the model, as the hub's README.md."""
-    base = Path(config.model.path)
-    # Only a hub id can be a link; a local path says nothing to others.
-    name, known = (base.name, "") if base.is_absolute() else (str(base), f"base_model: {base}\n")
-    rows = {
-        "base model": name,
-        "data": _data(config),
-        "rewards": ", ".join(f"{label} (weight {ref.weight:g})" for label, ref in _rewards(config)),
-        "advantage": config.advantage.label,
-        "loss": config.loss.label,
-        "correction": config.correction.label,
-        "optimizer steps": summary["steps"],
-        "completions per prompt": config.train.num_generations,
-        "learning rate": f"{config.train.learning_rate:g}",
-    }
-    for key in ("accuracy_before", "accuracy_after"):
-        if key in summary:
-            rows[key.replace("_", " ")] = f"{summary[key]:.4f}"
-    table = "\n".join(f"| {label} | {value} |" for label, value in rows.items())
-    return (
-        f"---\nlibrary_name: transformers\npipeline_tag: text-generation\n{known}tags: [grpo, grpox]\n---\n\n"
-        f"# {config.hub.repo.rpartition('/')[2] if config.hub else name}\n\n"
-        f"Trained with GRPO by grpox {__version__} on DeepSpeed ZeRO-3.\n\n| | |\n|---|---|\n{table}\n"
-    )
-
-
-def _rewards(config: RunConfig) -> Iterator[tuple[str, RewardRef]]:
-    return zip(config.reward_labels, config.rewards, strict=True)
-
-
-def _data(config: RunConfig) -> str:
-    """A file's name, a hub id, or the name of the component."""
-    if config.data.source is not None:
-        return config.data.source.label
-    path = Path(config.data.path or "")
-    return path.name if path.is_absolute() else str(path)
 
 
 def _check_rights(user: dict[str, Any], repo: str) -> None:

@@ -1,42 +1,70 @@
-"""What the launcher (torchrun, deepspeed, or none) tells this process of itself, by environment variables."""
+"""What the launcher (torchrun, deepspeed, mpirun, srun, or none) tells this process of itself."""
 
 from __future__ import annotations
 
+import ipaddress
 import os
+from contextlib import suppress
 
-from grpox.errors import ConfigError, Problem
+from grpox.errors import ConfigError
+from grpox.launchers import Place, place_of, standard
+from grpox.launchers.variables import number
 
 
 def rank() -> int:
-    """This process's number among all, from 0; raises ConfigError if RANK is no number."""
-    return _number("RANK", default=0, least=0)
+    """This process's number among all, from 0; raises ConfigError if the launcher's is no number."""
+    if "RANK" in os.environ:
+        return number(os.environ, "RANK", least=0)
+    place = place_of(os.environ)
+    return place.rank if place else 0
 
 
 def world_size() -> int:
-    """Number of processes; raises ConfigError if WORLD_SIZE is no positive number."""
-    return _number("WORLD_SIZE", default=1, least=1)
+    """Number of processes; raises ConfigError if the launcher's is no positive number."""
+    if "WORLD_SIZE" in os.environ:
+        return number(os.environ, "WORLD_SIZE", least=1)
+    place = place_of(os.environ)
+    return place.world_size if place else 1
 
 
 def local_rank() -> int:
-    """This process's number on its machine, from 0; raises ConfigError if LOCAL_RANK is no number."""
-    return _number("LOCAL_RANK", default=0, least=0)
+    """This process's number on its machine, from 0; raises ConfigError if the launcher's is no number."""
+    if "LOCAL_RANK" in os.environ:
+        return number(os.environ, "LOCAL_RANK", least=0)
+    place = place_of(os.environ)
+    return place.local_rank if place else 0
+
+
+def rank_told() -> int:
+    """The same as `rank`, for messages: 0 where the launcher tells something that is no rank."""
+    with suppress(ConfigError):
+        return rank()
+    return 0
 
 
 def on_one_machine() -> bool:
-    """Whether torchrun or the deepspeed launcher says so, or there is but one process."""
+    """Whether the launcher says so, the ranks meet on loopback, or there is but one process."""
     here = os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_SIZE") or "1"
-    return here == str(world_size())
+    return here == str(world_size()) or _on_loopback(os.environ.get("MASTER_ADDR", ""))
 
 
-def _number(name: str, default: int, least: int) -> int:
-    given = os.environ.get(name, str(default))
-    if not given.isdecimal() or int(given) < least:
-        raise ConfigError(
-            Problem(
-                "the environment variable of a launcher is not a number that it can be",
-                key=name,
-                given=given,
-                allowed=f"a whole number from {least}; unset it to run without a launcher",
-            )
-        )
-    return int(given)
+def _on_loopback(host: str) -> bool:
+    """Whether it says so itself; a name may stand for loopback on its own machine alone."""
+    with suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return host == "localhost"
+
+
+def settle() -> Place:
+    """This process's place, which from now on the variables of torchrun tell too, whatever launcher it was.
+
+    DeepSpeed, transformers, vLLM and the processes that this one starts read those and no others.
+
+    Raises:
+        ConfigError: a launcher's variables are set in part, or contradict one another.
+    """
+    place = standard(os.environ) or place_of(os.environ)
+    if place is None:
+        return Place("no launcher", 0, 1, number(os.environ, "LOCAL_RANK", default=0, least=0))
+    os.environ.update(place.variables())
+    return place

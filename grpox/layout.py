@@ -44,14 +44,15 @@ class Row:
 
 @dataclass(frozen=True)
 class Layout:
-    """The rows of a micro-batch as the model reads them, R rows of L positions, padded on the right.
+    """The rows of a micro-batch as the model reads them, R rows of L positions, padded on the right or packed.
 
     Padding needs no mask, as no position sees what comes after it.
     """
 
     input_ids: Tensor  # i64[R, L]
     position_ids: Tensor  # i64[R, L], counted from the row's prompt in each of its sequences
-    sees: Tensor | None  # bool[R, 1, L, L]: query sees key; None: every position sees all before it
+    sees: Tensor | None  # bool[R, 1, L, L]: query sees key; None: every position sees all before it in its row,
+    # or, where sequences are packed, since its sequence began
     sources: Tensor  # i64[N]: of each token in the mask, the position that predicts it, of R * L
     targets: Tensor  # i64[N]: the tokens themselves
 
@@ -106,11 +107,13 @@ def rows_of(
     return sorted(rows, key=lambda row: -row.length)
 
 
-def lay_out(batch: RolloutBatch, shared_width: int, pad_token_id: int = 0) -> Layout:
+def lay_out(batch: RolloutBatch, shared_width: int, packed: bool = False, pad_token_id: int = 0) -> Layout:
     """Lay a micro-batch out in rows, on its own device.
 
     Args:
         shared_width: see `rows_of`.
+        packed: all in one row without padding, R = 1. Where positions begin anew a sequence begins; attention
+            must know that, since there is no mask.
         pad_token_id: any token of the vocabulary; what is computed for it is used nowhere.
     """
     sequences = sequences_of(batch)
@@ -120,8 +123,8 @@ def lay_out(batch: RolloutBatch, shared_width: int, pad_token_id: int = 0) -> La
     positions: list[int] = []
     segments: list[int] = []  # 0: prompt, 1 ..: completions, 0: padding
     predictors: list[list[int]] = [[] for _ in sequences]
-    for number, row in enumerate(rows):
-        begin = number * length
+    for row in rows:
+        begin = len(ids)
         prompt = sequences[row.members[0]].prompt
         ids += prompt
         positions += range(len(prompt))
@@ -133,14 +136,15 @@ def lay_out(batch: RolloutBatch, shared_width: int, pad_token_id: int = 0) -> La
             ids += completion
             positions += range(len(prompt), len(prompt) + len(completion))
             segments += [segment] * len(completion)
-        padding = begin + length - len(ids)
+        padding = 0 if packed else begin + length - len(ids)
         ids += [pad_token_id] * padding
-        positions += range(row.length, length)
+        positions += range(row.length, row.length + padding)
         segments += [0] * padding
     shares = any(len(row.members) > 1 for row in rows)
     columns = batch.token_mask.shape[1]
     sources = [(each + [0] * columns)[:columns] for each in predictors]
     device = batch.input_ids.device
+    length = len(ids) if packed else length
     return Layout(
         input_ids=_rows(ids, length, device),
         position_ids=_rows(positions, length, device),

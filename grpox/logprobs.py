@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from grpox.forward_ways import PLAIN, ForwardWays, rows_logprobs
+from grpox.head import entropy_by_logits
 from grpox.layout import lay_out
 from grpox.rollout import RolloutBatch
 
@@ -17,22 +18,27 @@ POSITIONS_PER_CHUNK = 4096
 
 
 def completion_logprobs(
-    model: Callable[..., Any], batch: RolloutBatch, temperature: float, ways: ForwardWays = PLAIN
+    model: Callable[..., Any],
+    batch: RolloutBatch,
+    temperature: float,
+    ways: ForwardWays = PLAIN,
+    entropy_gradient: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Run `model` on a micro-batch.
 
     Args:
         ways: those that `model` was prepared for.
+        entropy_gradient: whether the entropy has a gradient too.
 
     Returns:
         logprobs f32[B, T] of the completion tokens under the sampling distribution, with gradient unless
-        under `torch.no_grad`; entropy f32[B, T] of that distribution, without gradient. Padded positions
-        hold finite numbers that mean nothing.
+        under `torch.no_grad`; entropy f32[B, T] of that distribution. Padded positions hold finite numbers that
+        mean nothing.
     """
     if ways == PLAIN:
-        return _of_all_logits(model, batch, temperature)
-    layout = lay_out(batch, ways.shared_width)
-    logprobs, entropies = rows_logprobs(model, layout, temperature)
+        return _of_all_logits(model, batch, temperature, entropy_gradient)
+    layout = lay_out(batch, ways.shared_width, ways.packed)
+    logprobs, entropies = rows_logprobs(model, layout, temperature, entropy_gradient)
     places = batch.token_mask.flatten().nonzero().squeeze(1)
     whole = logprobs.new_zeros(batch.token_mask.numel())
     return (
@@ -41,7 +47,9 @@ def completion_logprobs(
     )
 
 
-def _of_all_logits(model: Callable[..., Any], batch: RolloutBatch, temperature: float) -> tuple[Tensor, Tensor]:
+def _of_all_logits(
+    model: Callable[..., Any], batch: RolloutBatch, temperature: float, entropy_gradient: bool
+) -> tuple[Tensor, Tensor]:
     length = batch.token_mask.shape[1]
     output = model(
         input_ids=batch.input_ids,
@@ -52,7 +60,8 @@ def _of_all_logits(model: Callable[..., Any], batch: RolloutBatch, temperature: 
         logits_to_keep=length + 1,
     )
     logits = output.logits[:, -length - 1 : -1]  # [B, T, V]
-    return selective_log_softmax(logits, batch.completion_ids, temperature), entropy(logits, temperature)
+    entropy_of = entropy_with_gradient if entropy_gradient else entropy
+    return selective_log_softmax(logits, batch.completion_ids, temperature), entropy_of(logits, temperature)
 
 
 def selective_log_softmax(logits: Tensor, token_ids: Tensor, temperature: float = 1.0) -> Tensor:
@@ -74,10 +83,43 @@ def selective_log_softmax(logits: Tensor, token_ids: Tensor, temperature: float 
 def entropy(logits: Tensor, temperature: float = 1.0) -> Tensor:
     """Entropy in nats of softmax(logits / temperature): [B, T, V] -> f32[B, T], in chunks of rows."""
     chunks = []
-    for chunk in torch.split(logits, max(1, POSITIONS_PER_CHUNK // max(logits.shape[1], 1))):
+    for chunk in torch.split(logits, _rows_per_chunk(logits)):
         log_p = torch.log_softmax(_raised(chunk) / temperature, dim=-1)
         chunks.append(torch.special.entr(log_p.exp()).sum(dim=-1))
     return torch.cat(chunks)
+
+
+def entropy_with_gradient(logits: Tensor, temperature: float = 1.0) -> Tensor:
+    """The same with gradient. The backward pass computes the probabilities anew, a chunk of rows at a time."""
+    made: Tensor = _Entropy.apply(logits, temperature)  # type: ignore[no-untyped-call]
+    return made
+
+
+class _Entropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, temperature: float) -> Tensor:
+        made = entropy(logits, temperature)
+        ctx.temperature = temperature
+        ctx.save_for_backward(logits, made)
+        return made
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        """By z = logits / temperature the derivative of H is -p (log p + H)."""
+        logits, made = ctx.saved_tensors
+        size = _rows_per_chunk(logits)
+        chunks = []
+        for chunk, held, upstream in zip(
+            *(torch.split(each, size) for each in (logits, made, gradients[0])), strict=True
+        ):
+            log_p = torch.log_softmax(_raised(chunk) / ctx.temperature, dim=-1)
+            by_p = entropy_by_logits(log_p, held).mul_(-upstream.unsqueeze(-1) / ctx.temperature)
+            chunks.append(log_p.exp_().mul_(by_p).to(logits.dtype))
+        return torch.cat(chunks), None
+
+
+def _rows_per_chunk(logits: Tensor) -> int:
+    return max(1, POSITIONS_PER_CHUNK // max(logits.shape[1], 1))
 
 
 def _raised(logits: Tensor) -> Tensor:

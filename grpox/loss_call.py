@@ -9,7 +9,9 @@ from grpox.component_call import call
 from grpox.contracts import LossInputs, LossOutput, PolicyLoss
 from grpox.errors import RunFailed
 
-RESERVED = frozenset({"loss", "grad_norm", "learning_rate", "entropy", "kl", "kl_old", "ratio"})
+RESERVED = frozenset(
+    {"loss", "grad_norm", "learning_rate", "entropy", "kl", "kl_old", "ratio", "off_policy_masked"}
+)
 """Metrics of the core's own, which a diagnostic may not overwrite; nor may it begin with ``sampling/``."""
 
 

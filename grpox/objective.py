@@ -1,8 +1,8 @@
-"""The objective of a micro-batch: sum over tokens of weight * (R * loss + beta * KL).
+"""The objective of a micro-batch: sum over tokens of weight * (R * loss + beta * KL) - bonus weight * entropy.
 
-The core owns the mask, the correction R, the KL term and the weights; a plugin owns `per_token` alone.
-Masked positions are neutralised before the plugin sees them and after: multiplying by the mask would turn a
-NaN there into a NaN gradient.
+The core owns the mask, the correction R, the KL term, the bonus and the weights; a plugin owns `per_token`
+alone. Masked positions are neutralised before the plugin sees them and after: multiplying by the mask would
+turn a NaN there into a NaN gradient.
 """
 
 from __future__ import annotations
@@ -28,8 +28,10 @@ class ObjectiveInputs:
     token_weights: Tensor  # f32[B, T]: the step normaliser
     old_logprobs: Tensor | None = None  # f32[B, T]; None: no update since sampling, so it is sg[logprobs]
     reference_logprobs: Tensor | None = None  # f32[B, T], only when beta > 0
-    entropy: Tensor | None = None  # f32[B, T]
+    entropy: Tensor | None = None  # f32[B, T], with gradient where there are bonus weights
     correction: Tensor | None = None  # f32[B, T]: R, 0 where a correction drops the token
+    policy_keep: Tensor | None = None  # bool[B, T]: tokens whose policy term counts; None: all of them
+    bonus_weights: Tensor | None = None  # f32[B, T]: those of the entropy in the step's loss; None: no bonus
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,7 @@ def objective(
     logprobs = _neutral(inputs.logprobs, mask)
     old = logprobs.detach() if inputs.old_logprobs is None else _neutral(inputs.old_logprobs, mask)
     correction = None if inputs.correction is None else _neutral(inputs.correction, mask)
+    entropy = None if inputs.entropy is None else _neutral(inputs.entropy, mask)
     folds_correction = getattr(policy_loss, "folds_correction", False)
 
     advantages = inputs.advantages if inputs.advantages.ndim == 2 else inputs.advantages.unsqueeze(1)
@@ -67,12 +70,14 @@ def objective(
             old_logprobs=old,
             advantages=_neutral(advantages.expand_as(logprobs), mask),
             token_mask=mask,
-            entropy=None if inputs.entropy is None else _neutral(inputs.entropy, mask),
+            entropy=None if entropy is None else entropy.detach(),
             correction_weights=correction if folds_correction else None,
         ),
     )
     per_token = _neutral(output.loss, mask)
     policy_loss_per_token = per_token.detach()
+    if inputs.policy_keep is not None:
+        per_token = _neutral(per_token, inputs.policy_keep)
     if correction is not None and not folds_correction:
         per_token = per_token * correction
 
@@ -84,7 +89,10 @@ def objective(
         divergence = KL_ESTIMATORS[kl](reference, logprobs, old)
         diagnostics["kl"] = divergence.detach()
         per_token = per_token + beta * divergence
-    return ObjectiveOutput((per_token * inputs.token_weights).sum(), diagnostics, policy_loss_per_token)
+    loss = (per_token * inputs.token_weights).sum()
+    if inputs.bonus_weights is not None and entropy is not None:
+        loss = loss - (entropy * inputs.bonus_weights).sum()
+    return ObjectiveOutput(loss, diagnostics, policy_loss_per_token)
 
 
 def _neutral(values: Tensor, mask: Tensor) -> Tensor:

@@ -79,7 +79,8 @@ class Arrangement:
     def of(cls, train: TrainConfig, policy_loss: PolicyLoss, ways: ForwardWays) -> Arrangement:
         """That of a run: its settings, and what its loss declares."""
         local = policy_loss.reduction is Reduction.LOCAL_TOKEN_MEAN
-        silent = getattr(policy_loss, "zero_at_zero_advantage", False) and train.beta == 0
+        silent = getattr(policy_loss, "zero_at_zero_advantage", False)
+        silent = silent and train.beta == 0 and train.entropy_coef == 0
         skips = train.skip_zero_advantage and silent and not local
         nothing = not skips and not ways.shared_width and train.max_tokens_per_micro_batch is None
         return cls(train, ways, fixed=local or nothing, skips=skips)
@@ -97,7 +98,7 @@ class Arrangement:
         teaching, idle = self._kinds(whole, teach)
         cuts = [self._cut(sequences, idle), self._cut(sequences, teaching)]
         real = sum(row.length for cut in cuts for rows in cut for row in rows)
-        computed = sum(len(rows) * rows[0].length for cut in cuts for rows in cut)
+        computed = sum(self._positions(rows) for cut in cuts for rows in cut)
         told = world.gather([(len(cuts[0]), len(cuts[1]), real, computed)])
         counts = [max(each[kind] for each in told) for kind in (0, 1)]
         if teach and counts[1] == 0:  # the optimizer steps all the same
@@ -122,7 +123,7 @@ class Arrangement:
                 real, computed = real + int(mask.sum()), computed + mask.numel()
             else:
                 rows = rows_of(sequences_of(slice_.batch), self.ways.shared_width)
-                real, computed = real + sum(r.length for r in rows), computed + len(rows) * rows[0].length
+                real, computed = real + sum(r.length for r in rows), computed + self._positions(rows)
         return Passes(slices, made, _padding(world.gather([(0, 0, real, computed)])))
 
     def _kinds(self, whole: Slice, teach: bool) -> tuple[list[int], list[int]]:
@@ -143,16 +144,21 @@ class Arrangement:
         cut: list[list[Row]] = []
         for row in rows:
             row = replace(row, members=tuple(numbers[member] for member in row.members))
-            if cut and _fits([*cut[-1], row], most, budget):
+            if cut and self._fits([*cut[-1], row], most):
                 cut[-1].append(row)
             else:
                 cut.append([row])
         return cut
 
+    def _fits(self, rows: Sequence[Row], most: int) -> bool:
+        budget = self.train.max_tokens_per_micro_batch
+        return sum(len(row.members) for row in rows) <= most and (
+            budget is None or self._positions(rows) <= budget
+        )
 
-def _fits(rows: Sequence[Row], most: int, budget: int | None) -> bool:
-    tokens = len(rows) * rows[0].length
-    return sum(len(row.members) for row in rows) <= most and (budget is None or tokens <= budget)
+    def _positions(self, rows: Sequence[Row]) -> int:
+        """How many the model computes for rows that go together, longest first."""
+        return sum(row.length for row in rows) if self.ways.packed else len(rows) * rows[0].length
 
 
 def _blank(whole: Slice, number: int) -> Slice:

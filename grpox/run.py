@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import json
-import logging
-import random
-import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
 from datasets import Dataset, IterableDataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -26,9 +22,12 @@ from grpox.config import RunConfig
 from grpox.contracts import Generator, GeneratorContext, RunContext
 from grpox.data.prompts import PromptSet
 from grpox.deepspeed_config import check_deepspeed
+from grpox.draws import PromptDraws
+from grpox.early_stop import EarlyStop
 from grpox.engine import Engine, FrozenEngine
-from grpox.errors import ConfigError, RunFailed
+from grpox.errors import RunFailed
 from grpox.evaluation import Evaluator
+from grpox.evaluation_settings import rewards_of
 from grpox.export import save_model
 from grpox.faults.dump import FaultDumps
 from grpox.faults.policy import NonFinitePolicy
@@ -36,23 +35,32 @@ from grpox.forward_ways import not_taken
 from grpox.given.model import make_whole
 from grpox.given.objects import given_objects
 from grpox.hub import check_hub, push_model
+from grpox.keep_alive import lose_silent_peers
 from grpox.lock.file import LockFile
 from grpox.lock.model import Lock
 from grpox.lock.of_run import lock_of
 from grpox.lock.ranks import check_ranks
+from grpox.lora.folder import FOLDER as ADAPTER_FOLDER
+from grpox.lora.folder import save_adapter
+from grpox.lora.layers import parameter_counts, told_of
+from grpox.lora.reference import BaseAsReference
 from grpox.lost_rank import lost_ranks_told
 from grpox.metrics import PhaseTimes
 from grpox.mismatch import LOGPROBS
+from grpox.model_card import write_card
 from grpox.models import architecture_of, stop_token_ids
 from grpox.observing.display import TerminalDisplay
+from grpox.observing.machine_metrics import machine_metrics
 from grpox.observing.observers import Observers
 from grpox.observing.provenance import git_commit, versions
 from grpox.observing.record import LocalRecord, began, finished
 from grpox.optimizers import AdamW, NamedSchedule
 from grpox.private_files import keep_files_from_others
+from grpox.process_setup import quieten, seed_libraries
 from grpox.report.observer import RunReport
-from grpox.rewards import NamedReward, column_problems
-from grpox.rewards.isolation import reward_functions
+from grpox.rewards import NamedReward
+from grpox.rewards.fitting import fitting_rewards
+from grpox.rewards.isolation import OF_EVALUATION, reward_functions
 from grpox.run_inputs import (
     model_config,
     open_model,
@@ -123,16 +131,22 @@ def train_run(run: ResolvedRun, resume: bool = False, allow_changes: bool = Fals
         resume: go on from the newest good checkpoint in the run's folder; without one the run starts over.
         allow_changes: even where config, data or plugins are not what the checkpoint was made with.
     """
-    _quieten()
+    quieten()
     keep_files_from_others()
     # Longer than any rank may stall, so that the one that does tells it before the others give up.
     world = start_world(run.config.watchdog.end_after + 2 * GRACE)
-    with reward_functions(run) as functions:
-        return _train_run(run, world, functions, resume, allow_changes)
+    lose_silent_peers(run.config.watchdog.host_lost_after)
+    with reward_functions(run) as functions, reward_functions(run, OF_EVALUATION) as of_evaluation:
+        return _train_run(run, world, functions, of_evaluation, resume, allow_changes)
 
 
 def _train_run(
-    run: ResolvedRun, world: World, functions: Sequence[Any], resume: bool, allow_changes: bool
+    run: ResolvedRun,
+    world: World,
+    functions: Sequence[Any],
+    of_evaluation: Sequence[Any],
+    resume: bool,
+    allow_changes: bool,
 ) -> dict[str, Any]:
     config = run.config
     lock = lock_of(run)
@@ -140,14 +154,19 @@ def _train_run(
     check_deepspeed(config)
     if config.hub is not None and world.is_main:
         check_hub(config.hub)
-    _seed(config.train.seed)
+    seed_libraries(config.train.seed)
     tokenizer = open_tokenizer(run)
     prompts, held_out = open_prompts(run, tokenizer)
-    rewards = _rewards(run, functions, prompts)
+    rewards = fitting_rewards(run.config.rewards, functions, prompts)
+    held_out_rewards = rewards
+    if held_out is not None and of_evaluation:
+        own = rewards_of(config)
+        held_out_rewards = fitting_rewards(own, of_evaluation, held_out, OF_EVALUATION)
     schedule = open_schedule(run, prompts, world.size)
     if resume and (done := finished(config, schedule.total_steps)):
         if world.is_main:
-            print(f"{config.output_dir}: the run is complete, {schedule.total_steps} steps", flush=True)
+            early = ", where it stopped early" if "stopped_early" in done else ""
+            print(f"{config.output_dir}: the run is complete, {done['steps']} steps{early}", flush=True)
         return done
     generator: Generator = run.build("generator")
     if world.is_main and hasattr(generator, "preflight"):
@@ -156,7 +175,7 @@ def _train_run(
     checkpoint = newest_good(Path(config.output_dir), world) if resume else None
     if checkpoint is not None:
         check_changes(checkpoint, config, lock, data, world, allow_changes)
-    context = _context(run, world, schedule, resume, checkpoint)
+    context = _context(run, world, schedule, resume, checkpoint, data)
     parts = _Parts(
         run,
         world,
@@ -167,6 +186,7 @@ def _train_run(
         context,
         _observers(run, world, lock),
         rewards,
+        held_out_rewards,
         generator,
         lock,
         data,
@@ -194,6 +214,8 @@ class _Parts:
     context: RunContext
     observers: Observers
     rewards: list[NamedReward]
+    held_out_rewards: list[NamedReward]
+    """Those that score the evaluations."""
     generator: Generator
     lock: Lock
     data: Mapping[str, str]
@@ -206,7 +228,11 @@ def _train_observed(parts: _Parts, checkpoint: Checkpoint | None) -> dict[str, A
     try:
         if parts.world.is_main:
             observers.run_started(parts.context)
-        with lost_ranks_told(parts.world, parts.times):
+        every = parts.run.config.logging.system_metrics_every
+        with (
+            lost_ranks_told(parts.world, parts.times),
+            machine_metrics(parts.context.output_dir, every, parts.world),
+        ):
             summary = _train_and_save(parts, checkpoint)
     except BaseException as error:
         if parts.world.is_main:
@@ -227,8 +253,7 @@ def _train_and_save(parts: _Parts, checkpoint: Checkpoint | None) -> dict[str, A
     stops = stop_token_ids(model, parts.tokenizer)
     files = ShardFiles(config.checkpoint.background)
     with times.phase("shard"):
-        reference = _reference(parts, model)
-        engine = _engine(parts, model, files)
+        engine, reference = _engines(parts, model, files)
     _start_generator(
         parts,
         GeneratorContext(
@@ -248,18 +273,26 @@ def _train_and_save(parts: _Parts, checkpoint: Checkpoint | None) -> dict[str, A
         if checkpoint is not None:
             with times.phase("restore"):
                 checkpoint.restore(trainer)
+        lose_silent_peers(config.watchdog.host_lost_after)  # those that engine and generator have made too
         times.take()  # none of this is the first step's
-        summary: dict[str, Any] = trainer.run()
+        summary: dict[str, Any] = trainer.run() | trainer.checkpoints.summary()
     finally:
         with times.phase("close"):
             generator.close()
+    trained, total = parameter_counts(engine.module)
+    summary |= {"trained_parameters": trained, "parameters": total}
     folder = parts.context.output_dir / "model"
     with times.phase("save"):
         save_model(engine, parts.tokenizer, generation_config, folder, world)
+        if config.model.lora is not None:
+            save_adapter(engine, model.name_or_path, parts.context.output_dir / ADAPTER_FOLDER, world)
+            summary["adapter"] = str(parts.context.output_dir / ADAPTER_FOLDER)
     if parts.run.given.model is not None:
         make_whole(model, engine, home)
     summary |= {"model": str(folder), "output_dir": str(parts.context.output_dir), "source": parts.run.source}
     if world.is_main:
+        with suppress(OSError):  # a disk that is full up to the card costs the run nothing else
+            write_card(folder, config, summary, parts.data, trainer.latest)
         _write_summary(parts.context.output_dir / "summary.json", summary)
         parts.observers.checkpoint_saved(parts.context, engine.steps, folder)
     return summary
@@ -280,6 +313,20 @@ def _open_model(parts: _Parts) -> PreTrainedModel:
     return on_every_rank(parts.world, parts.times, load)
 
 
+def _engines(
+    parts: _Parts, model: PreTrainedModel, files: ShardFiles
+) -> tuple[Engine, FrozenEngine | BaseAsReference | None]:
+    """The policy, and the reference where there is one."""
+    config = parts.run.config
+    if config.model.lora is None:
+        reference = _reference(parts, model)
+        return _engine(parts, model, files), reference
+    engine = _engine(parts, model, files)
+    if parts.world.is_main:
+        print(told_of(engine.module), flush=True)
+    return engine, None if config.train.beta == 0 else BaseAsReference(engine)
+
+
 def _reference(parts: _Parts, model: PreTrainedModel) -> FrozenEngine | None:
     if parts.run.config.train.beta == 0:
         return None
@@ -295,7 +342,11 @@ def _start_generator(parts: _Parts, context: GeneratorContext) -> None:
 
 
 def _trainer(
-    parts: _Parts, engine: Engine, reference: FrozenEngine | None, generator: Generator, files: ShardFiles
+    parts: _Parts,
+    engine: Engine,
+    reference: FrozenEngine | BaseAsReference | None,
+    generator: Generator,
+    files: ShardFiles,
 ) -> Trainer:
     run, config, world = parts.run, parts.run.config, parts.world
     streaming = STREAMING in run.components["generator"].provides
@@ -307,6 +358,7 @@ def _trainer(
         config.sampling,
         config.train.num_generations,
         ahead=config.train.max_staleness > 0,
+        rounds=config.train.dynamic_sampling_rounds or 0,
     )
     loss, correction = run.build("loss"), run.build("correction")
     dumps = FaultDumps(engine, config, parts.tokenizer, world)
@@ -318,6 +370,7 @@ def _trainer(
         collector=collector,
         policy=PolicyUpdate(engine, reference, loss, correction, config, world, nonfinite),
         evaluator=_evaluator(parts, sampler),
+        early_stop=_early_stop(config),
         observers=parts.observers,
         pad_token_id=parts.tokenizer.pad_token_id,
         checkpoints=CheckpointSaver(
@@ -331,6 +384,7 @@ def _trainer(
             sampler.warn,
         ),
         logprobs_promised=LOGPROBS in run.components["generator"].provides,
+        draws=PromptDraws(parts.schedule.sampler) if config.train.dynamic_sampling_rounds else None,
     )
 
 
@@ -349,18 +403,12 @@ def _evaluator(parts: _Parts, sampler: Sampler) -> Evaluator | None:
     config = parts.run.config
     if config.evaluation is None or parts.held_out is None:
         return None
-    return Evaluator(sampler, parts.held_out, config.evaluation, config.sampling)
+    return Evaluator(sampler, parts.held_out, config.evaluation, config.sampling, parts.held_out_rewards)
 
 
-def _rewards(run: ResolvedRun, functions: Sequence[Any], prompts: PromptSet) -> list[NamedReward]:
-    rewards = [
-        NamedReward(label, function, ref.weight, ref.on_error, ref.timeout)
-        for label, function, ref in zip(run.config.reward_labels, functions, run.config.rewards, strict=True)
-    ]
-    problems = column_problems(rewards, prompts.column_names)
-    if problems:
-        raise ConfigError(problems)
-    return rewards
+def _early_stop(config: RunConfig) -> EarlyStop | None:
+    chosen = config.evaluation.early_stop if config.evaluation is not None else None
+    return None if chosen is None else EarlyStop(chosen)
 
 
 def _observers(run: ResolvedRun, world: World, lock: Lock) -> Observers:
@@ -375,7 +423,12 @@ def _observers(run: ResolvedRun, world: World, lock: Lock) -> Observers:
 
 
 def _context(
-    run: ResolvedRun, world: World, schedule: Schedule, resume: bool, checkpoint: Checkpoint | None
+    run: ResolvedRun,
+    world: World,
+    schedule: Schedule,
+    resume: bool,
+    checkpoint: Checkpoint | None,
+    data: Mapping[str, str],
 ) -> RunContext:
     progress = checkpoint.progress if checkpoint else None
     done = progress.step if progress else 0 if resume and began(run.config) else None
@@ -384,32 +437,11 @@ def _context(
         output_dir=Path(run.config.output_dir),
         total_steps=schedule.total_steps,
         world_size=world.size,
-        versions=versions(run.distributions),
+        versions=versions([*run.distributions, *(["peft"] if run.config.model.lora else [])]),
         git_commit=git_commit(),
         source=run.source,
         resumed_at=done,
         metrics_bytes=progress.metrics_bytes if progress else 0,
         generations_before=schedule.generations_until(progress.step) if progress else 0,
+        fingerprints=data,
     )
-
-
-def _seed(seed: int) -> None:
-    """Seed every library that draws numbers in this process."""
-    random.seed(seed)
-    np.random.seed(seed)
-    torch.manual_seed(seed)
-
-
-def _is_no_overflow(record: logging.LogRecord) -> bool:
-    """The run tells itself of a step that was not taken, and where it was not finite."""
-    return "OVERFLOW!" not in record.getMessage()
-
-
-def _quieten() -> None:
-    """Libraries' own chatter and bars would bury the run's; warnings stay."""
-    from transformers.utils import logging as transformers_logging
-
-    transformers_logging.disable_progress_bar()
-    logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
-    logging.getLogger("DeepSpeed").addFilter(_is_no_overflow)
-    warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")

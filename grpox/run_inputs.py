@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING, Any
 import datasets
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from grpox.config import EvaluationConfig
 from grpox.data.open_data import open_data
 from grpox.data.prompt_length import PromptLimit
 from grpox.data.prompts import PromptSet
 from grpox.data.row_stream import RowStream
 from grpox.errors import ConfigError, Problem
+from grpox.evaluation_settings import sampling_of
+from grpox.lora.add import add_adapters
 from grpox.models import check_special_tokens, load_config, load_model, load_tokenizer, vocabulary_of
 from grpox.runfile.streaming import stream_problems
 from grpox.sampling import BatchPlan, PromptSampler, Schedule, StreamSampler
@@ -27,8 +30,11 @@ def model_config(run: ResolvedRun) -> PreTrainedConfig:
 
 
 def open_model(run: ResolvedRun) -> PreTrainedModel:
-    """The model to train: the object given, itself, or the one that the config names."""
-    return load_model(run.config.model) if run.given.model is None else run.given.model
+    """The model to train: the object given, itself, or what the config names; with adapters if asked."""
+    model = load_model(run.config.model) if run.given.model is None else run.given.model
+    if run.config.model.lora is not None:
+        add_adapters(model, run.config.model.lora, run.config.train.seed)
+    return model
 
 
 def open_reference(run: ResolvedRun, model: PreTrainedModel) -> PreTrainedModel:
@@ -61,13 +67,22 @@ def open_prompts(run: ResolvedRun, tokenizer: PreTrainedTokenizerBase) -> tuple[
     limit, vocabulary = PromptLimit.of_run(config.data, config.sampling, model), vocabulary_of(model)
     column, template = config.data.prompt_column, config.model.chat_template_kwargs
     prompts = PromptSet(_training_rows(run), column, tokenizer, template, limit, vocabulary=vocabulary)
-    if config.evaluation is None:
-        return prompts, None
-    held_out = run.given.eval_dataset
-    if held_out is None:
-        held_out = open_data(config.evaluation.path, key="evaluation.path")
+    return prompts, None if config.evaluation is None else open_held_out(run, tokenizer, config.evaluation)
+
+
+def open_held_out(
+    run: ResolvedRun, tokenizer: PreTrainedTokenizerBase, evaluation: EvaluationConfig
+) -> PromptSet:
+    """The prompts of the evaluation; raises ConfigError as `open_prompts`."""
+    config, model = run.config, model_config(run)
+    check_special_tokens(tokenizer, model, config.model.path)
+    limit = PromptLimit.of_run(config.data, sampling_of(evaluation, config.sampling), model)
+    rows = run.given.eval_dataset
+    if rows is None:
+        rows = open_data(evaluation.path, key="evaluation.path")
+    column, template = config.data.prompt_column, config.model.chat_template_kwargs
     what = "the evaluation data"
-    return prompts, PromptSet(held_out, column, tokenizer, template, limit, what, vocabulary)
+    return PromptSet(rows, column, tokenizer, template, limit, what, vocabulary_of(model))
 
 
 def open_schedule(run: ResolvedRun, prompts: PromptSet, world_size: int) -> Schedule:

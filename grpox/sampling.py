@@ -203,10 +203,35 @@ class PromptSampler:
     def prompts_for(self, generation: int) -> list[int]:
         """Dataset indices of the unique prompts of generation batch `generation` (from 0)."""
         epoch, chunk = divmod(generation, self.generations_per_epoch)
+        first = epoch * self.num_prompts + chunk * self.prompts_per_generation
+        return self.prompts_at(range(first, first + self.prompts_per_generation))
+
+    def prompts_at(self, positions: range, held_from: int | None = None) -> list[int]:
+        """Dataset indices of the prompts at these positions of the order, epoch after epoch.
+
+        Args:
+            held_from: of no use here; a stream keeps its rows from there on.
+        """
+        return [self._of_epoch(epoch)[place] for epoch, place in map(self._place, positions)]
+
+    def batch_at(self, position: int) -> int:
+        """Where the generation batch begins that is drawn next; what is left of an epoch may be too little."""
+        _, place = self._place(position)
+        left = self.num_prompts - place
+        return position if left >= self.prompts_per_generation else position + left
+
+    @property
+    def prompts_per_epoch(self) -> float:
+        return self.num_prompts
+
+    def _place(self, position: int) -> tuple[int, int]:
+        """Epoch, and place in its order."""
+        return divmod(position, self.num_prompts)
+
+    def _of_epoch(self, epoch: int) -> list[int]:
         if self._cached[0] != epoch:
             self._cached = (epoch, self._order(epoch))
-        start = chunk * self.prompts_per_generation
-        return self._cached[1][start : start + self.prompts_per_generation]
+        return self._cached[1]
 
     def _order(self, epoch: int) -> list[int]:
         order = list(range(self.num_prompts))
@@ -235,8 +260,13 @@ class StreamSampler:
     @property
     def generations_per_epoch(self) -> float:
         """Generation batches of an epoch, the last one perhaps in part; infinite until an epoch has ended."""
+        return self.prompts_per_epoch / self.prompts_per_generation
+
+    @property
+    def prompts_per_epoch(self) -> float:
+        """Infinite until an epoch has ended."""
         rows = self._stream.rows_per_epoch
-        return math.inf if rows is None else rows / self.prompts_per_generation
+        return math.inf if rows is None else rows
 
     def prompts_for(self, generation: int) -> list[int]:
         """Positions in the stream of the prompts of generation batch `generation`; earlier ones are forgotten.
@@ -245,8 +275,22 @@ class StreamSampler:
             RunFailed: the stream cannot be read, or holds what is no prompt.
         """
         first = generation * self.prompts_per_generation
-        positions = range(first, first + self.prompts_per_generation)
-        self._stream.hold(positions)
+        return self.prompts_at(range(first, first + self.prompts_per_generation))
+
+    def batch_at(self, position: int) -> int:
+        """Where the generation batch begins that is drawn next."""
+        return position
+
+    def prompts_at(self, positions: range, held_from: int | None = None) -> list[int]:
+        """These positions, once their prompts are read; earlier ones are forgotten.
+
+        Args:
+            held_from: position of the first prompt that is not forgotten; default: the first of `positions`.
+
+        Raises:
+            RunFailed: as `prompts_for`.
+        """
+        self._stream.hold(range(positions.start if held_from is None else held_from, positions.stop))
         rows = self._stream.rows_per_epoch
         if rows is not None and rows < self.prompts_per_generation:
             raise _too_few(rows, self.prompts_per_generation)

@@ -11,6 +11,9 @@ from torch.nn.functional import pad
 
 from grpox.rollout import RolloutBatch
 
+KEPT = ("old_logprobs", "reference_logprobs", "policy_keep")
+"""What a slice may hold besides its batch, in the order of its fields."""
+
 
 @dataclass(eq=False)
 class Slice:
@@ -21,6 +24,9 @@ class Slice:
     """f32[B, T] under the policy that began this generation batch's updates; None while no update was made."""
     reference_logprobs: Tensor | None = None
     """f32[B, T] under the reference; None while not needed."""
+    policy_keep: Tensor | None = None
+    """bool[B, T]: tokens that the policy loss of the step at hand is made of; None between steps, and where all
+    are."""
 
     @property
     def columns(self) -> tuple[int, int]:
@@ -51,10 +57,10 @@ def merged(slices: Sequence[Slice]) -> Slice:
         advantages=torch.cat([s.batch.advantages for s in slices]),
     )
     kept = []
-    for name in ("old_logprobs", "reference_logprobs"):
+    for name in KEPT:
         known = [(s, getattr(s, name)) for s in slices if getattr(s, name) is not None]
         if len(known) not in (0, len(slices)):
-            raise ValueError(f"{name} are kept for {len(known)} of {len(slices)} slices of one step")
+            raise ValueError(f"{name} is there for {len(known)} of {len(slices)} slices of one step")
         kept.append(torch.cat([own(s, tensor) for s, tensor in known]) if known else None)
     return Slice(batch, *kept)
 
@@ -74,5 +80,5 @@ def rows_of_slice(whole: Slice, rows: Sequence[int]) -> Slice:
         sampler_logprobs=whole.batch.sampler_logprobs[index, own],
         advantages=whole.batch.advantages[index],
     )
-    kept = (None if t is None else t[index, own] for t in (whole.old_logprobs, whole.reference_logprobs))
-    return Slice(batch, *kept)
+    tensors = (getattr(whole, name) for name in KEPT)
+    return Slice(batch, *(None if tensor is None else tensor[index, own] for tensor in tensors))

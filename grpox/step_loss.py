@@ -7,14 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from grpox.component_call import call
-from grpox.contracts import Correction, PolicyLoss
+from grpox.config import TrainConfig
+from grpox.contracts import Correction, PolicyLoss, Reduction
 from grpox.errors import RunFailed
 from grpox.objective import ObjectiveInputs, objective
+from grpox.off_policy_mask import off_policy_keep
 from grpox.reduction import StepTotals, token_weights
 
 
@@ -28,7 +31,8 @@ class MicroBatchInputs:
     old_logprobs: Tensor | None = None  # f32[B, T]; None: no update since sampling, so it is sg[logprobs]
     sampler_logprobs: Tensor | None = None  # f32[B, T], NaN where unknown; None: all are unknown
     reference_logprobs: Tensor | None = None  # f32[B, T], only when beta > 0
-    entropy: Tensor | None = None  # f32[B, T]
+    entropy: Tensor | None = None  # f32[B, T], with gradient where there is a bonus
+    policy_keep: Tensor | None = None  # bool[B, T]: tokens whose policy term counts; None: all of them
 
 
 @dataclass(frozen=True)
@@ -54,16 +58,36 @@ class MicroBatchLoss:
     diagnostics: Mapping[str, Tensor]  # name -> f32[B, T], without gradient, 0 where masked
     corrected: Corrected
     policy_loss: Tensor  # f32[B, T], what the plugin returned, without gradient, 0 where masked
+    off_policy_keep: Tensor | None = None  # bool[B, T]; None: the run leaves none out
 
 
 @dataclass(frozen=True)
 class StepLoss:
-    """The run's loss, correction and KL penalty."""
+    """The run's loss, correction, KL penalty, entropy bonus and mask of completions that are off-policy."""
 
     policy_loss: PolicyLoss
     correction: Correction
     beta: float = 0.0
     kl: str = "k3"
+    entropy_coef: float = 0.0
+    off_policy_mask_threshold: float | None = None
+
+    @classmethod
+    def of(cls, policy_loss: PolicyLoss, correction: Correction, train: TrainConfig) -> StepLoss:
+        """That of a run: its components, and its settings."""
+        return cls(
+            policy_loss,
+            correction,
+            train.beta,
+            train.kl,
+            train.entropy_coef,
+            train.off_policy_mask_threshold,
+        )
+
+    @property
+    def entropy_gradient(self) -> bool:
+        """Whether the entropy has to have a gradient."""
+        return self.entropy_coef > 0
 
     def micro_batch(self, inputs: MicroBatchInputs, totals: StepTotals) -> MicroBatchLoss:
         """The share of one micro-batch; the shares of all micro-batches and ranks add up.
@@ -77,22 +101,45 @@ class StepLoss:
         mask = inputs.token_mask
         old = inputs.logprobs.detach() if inputs.old_logprobs is None else inputs.old_logprobs
         made = corrected(self.correction, old, inputs.sampler_logprobs, mask)
+        near = self._near(inputs)
+        weights = partial(token_weights, mask=mask, totals=totals, dtype=inputs.logprobs.dtype)
         output = objective(
             self.policy_loss,
             ObjectiveInputs(
                 logprobs=inputs.logprobs,
                 token_mask=mask,
                 advantages=inputs.advantages,
-                token_weights=token_weights(self.policy_loss.reduction, mask, totals, inputs.logprobs.dtype),
+                token_weights=weights(self.policy_loss.reduction),
                 old_logprobs=inputs.old_logprobs,
                 reference_logprobs=inputs.reference_logprobs if self.beta > 0 else None,
                 entropy=inputs.entropy,
                 correction=made.factor,
+                policy_keep=_both(near, inputs.policy_keep),
+                # Whatever the loss's own reduction, so that the coefficient means the same for all.
+                bonus_weights=weights(Reduction.TOKEN_MEAN) * self.entropy_coef if self.entropy_coef else None,
             ),
             self.beta,
             self.kl,
         )
-        return MicroBatchLoss(output.loss, output.diagnostics, made, output.policy_loss)
+        return MicroBatchLoss(output.loss, output.diagnostics, made, output.policy_loss, near)
+
+    def _near(self, inputs: MicroBatchInputs) -> Tensor | None:
+        if self.off_policy_mask_threshold is None:
+            return None
+        return off_policy_keep(
+            inputs.logprobs,
+            inputs.sampler_logprobs,
+            inputs.advantages,
+            inputs.token_mask,
+            self.off_policy_mask_threshold,
+        )
+
+
+def _both(one: Tensor | None, other: Tensor | None) -> Tensor | None:
+    """bool[B, T]: what both keep; None keeps all."""
+    if one is None or other is None:
+        return other if one is None else one
+    return one & other
 
 
 def corrected(correction: Correction, old: Tensor, sampler: Tensor | None, mask: Tensor) -> Corrected:

@@ -39,7 +39,8 @@ def step_metrics(
         "memory/peak_gib": _peak_memory_gib(),
     }
     if new:
-        generated = sum(len(rollout.completion_ids) for batch in new for rollout in batch.rollouts)
+        rows = [row for batch in new for row in (*batch.rows, *batch.dropped)]
+        generated = sum(len(row.rollout.completion_ids) for row in rows)
         metrics["tokens_per_second/generated"] = generated / times["time/generate"]
     return metrics
 

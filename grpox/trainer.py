@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor
 
@@ -16,8 +17,11 @@ from grpox.ahead import Begun
 from grpox.checkpoint.saver import CheckpointSaver
 from grpox.collect import Collector, GenerationBatch
 from grpox.contracts import RunContext, TrainerState
+from grpox.draws import PromptDraws
+from grpox.early_stop import EarlyStop
 from grpox.errors import RunFailed
 from grpox.evaluation import Evaluator
+from grpox.evaluation_settings import PREFIX, bare_name
 from grpox.metrics import PhaseTimes
 from grpox.mismatch import mismatch_warnings
 from grpox.observing.observers import Observers
@@ -52,39 +56,61 @@ class Trainer:
     """This rank's slices of the generation batches in use, by generation and first row."""
     begun: dict[int, Begun] = field(default_factory=dict)
     """Generation batches that are sampled while the policy is updated; none at max_staleness 0."""
+    draws: PromptDraws | None = None
+    """What tells the prompts of a generation batch in place of the schedule, with dynamic sampling."""
     num_tokens: int = 0
     before: dict[str, float] = field(default_factory=dict)
     """What the evaluation before the first step gave."""
+    after: dict[str, float] = field(default_factory=dict)
+    """What the last evaluation gave; of a run that goes on, that of the step it goes on from."""
+    early_stop: EarlyStop | None = None
     latest: dict[str, float] = field(default_factory=dict)
     """Metrics of the last step, those of its evaluation below ``evaluation/``; on rank 0."""
     seconds_before: float = 0.0
     """Of training before the checkpoint that the run went on from."""
     started: float = field(default_factory=time.perf_counter)
 
-    def run(self) -> dict[str, float]:
+    def run(self) -> dict[str, Any]:
         """Train to the end; returns the accuracy before and after (if there is an evaluation) and the time."""
         done = self.policy.engine.steps
         if done == 0:
             self.before = self.evaluate(0)
         raise_if_signalled()
         self.started = time.perf_counter()
+        train_seconds = self.seconds_before
         with first_signal_waits(GOING_ON if self.world.is_main else ""):
             for plan in self.schedule.steps(done):
+                if self.ended:
+                    break
                 self.train_step(plan)
+                train_seconds = self.seconds()  # the last evaluation is no part of training
                 if self.evaluation_due(plan.step):
                     self.evaluate(plan.step)
                 self.checkpoints.after_step(self, plan.step)
                 self.stop_if_signalled(plan.step)
-        train_seconds = self.seconds()
-        after = self.evaluate(self.schedule.total_steps)
+        if not self.after:  # a run that goes on from its last step, whose evaluation was not made yet
+            self.evaluate(self.policy.engine.steps)
         self.checkpoints.finish()
         raise_if_signalled()  # before the model is saved
-        summary: dict[str, float] = {"train_seconds": train_seconds, "steps": self.schedule.total_steps}
+        return self.summary(train_seconds)
+
+    def summary(self, train_seconds: float) -> dict[str, Any]:
+        """What the run came to."""
+        steps = self.policy.engine.steps
+        summary: dict[str, Any] = {"train_seconds": train_seconds, "steps": steps}
         if self.policy.nonfinite.skipped:
             summary["skipped_steps"] = self.policy.nonfinite.skipped
         if self.evaluator:
-            summary |= {"accuracy_before": self.before["accuracy"], "accuracy_after": after["accuracy"]}
+            summary |= {"accuracy_before": self.before["accuracy"], "accuracy_after": self.after["accuracy"]}
+        if self.early_stop is not None and steps < self.schedule.total_steps:
+            summary["stopped_early"] = self.early_stop.summary(steps)
         return summary
+
+    @property
+    def ended(self) -> bool:
+        """Whether the run takes no further step."""
+        stops = self.early_stop is not None and self.early_stop.stops
+        return stops or self.policy.engine.steps >= self.schedule.total_steps
 
     def seconds(self) -> float:
         """Of training so far, what was before a resumed checkpoint included."""
@@ -129,9 +155,7 @@ class Trainer:
 
     def collect(self, generation: int, step: int) -> GenerationBatch:
         """Sample and score a generation batch, and cut it into this rank's slices."""
-        indices = self.schedule.sampler.prompts_for(generation)
-        begun = self.begun.pop(generation, None)
-        batch = self.collector.collect(generation, indices, self.state(step - 1), begun)
+        batch = self.sampled(generation, step)
         for micro_batch in self.schedule.slices_of(generation):
             rows = micro_batch.rank_rows(self.world.rank)
             rollouts = batch.rollouts[rows.start : rows.stop]
@@ -150,15 +174,26 @@ class Trainer:
             self.observers.rollouts_scored(self.context, step, self.collector.scored(batch))
         return batch
 
+    def sampled(self, generation: int, step: int) -> GenerationBatch:
+        """A generation batch of the prompts whose turn it is, for `step`."""
+        if self.draws is not None:
+            state = self.state(step - 1)  # before the draw moves the epoch on
+            return self.collector.collect(generation, self.draws.batch(), state, draw=self.draws.more)
+        indices = self.schedule.sampler.prompts_for(generation)
+        begun = self.begun.pop(generation, None)
+        return self.collector.collect(generation, indices, self.state(step - 1), begun)
+
     def forget_used(self, plan: StepPlan) -> None:
         """Drop the slices of generation batches that no later step trains on."""
         needed = self.schedule.first_generation_after(plan)
         self.slices = {place: s for place, s in self.slices.items() if place[0] >= needed}
 
     def evaluation_due(self, step: int) -> bool:
-        """Whether to evaluate after `step`; the evaluation after the last step comes by itself."""
-        every = self.evaluator.config.every if self.evaluator else 0
-        return every > 0 and step % every == 0 and step < self.schedule.total_steps
+        """Whether to evaluate after `step`, as after the last one in any case."""
+        if self.evaluator is None:
+            return False
+        every = self.evaluator.config.every
+        return step == self.schedule.total_steps or (every > 0 and step % every == 0)
 
     def evaluate(self, step: int) -> dict[str, float]:
         """Evaluate the weights after `step` optimizer steps; empty when the run has no evaluation."""
@@ -166,10 +201,12 @@ class Trainer:
             return {}
         metrics = self.evaluator.evaluate(self.state(step))
         self.times.take()  # an evaluation's time is no part of the next step's
+        self.after = metrics
         if self.world.is_main:
-            named = {f"evaluation/{name.removeprefix('evaluation/')}": metrics[name] for name in metrics}
-            self.latest = self.latest | named
+            self.latest = self.latest | {f"{PREFIX}{bare_name(name)}": metrics[name] for name in metrics}
             self.observers.evaluated(self.context, step, metrics)
+        if self.early_stop is not None:
+            self.early_stop.see(step, metrics)
         return metrics
 
     def report(self, plan: StepPlan, new: list[GenerationBatch], metrics: dict[str, float]) -> None:
@@ -190,6 +227,8 @@ class Trainer:
 
     def state(self, steps_done: int) -> TrainerState:
         """What reward functions are told about the run."""
+        if self.draws is not None:
+            return TrainerState(steps_done, self.schedule.total_steps, self.draws.epoch)
         generations = steps_done / float(self.schedule.plan.optimizer_steps_per_generation)
         epoch = generations / self.schedule.sampler.generations_per_epoch
         return TrainerState(global_step=steps_done, max_steps=self.schedule.total_steps, epoch=epoch)

@@ -16,6 +16,7 @@ from grpox.errors import RunFailed
 from grpox.faults.policy import NonFinitePolicy
 from grpox.forward_pass import ForwardPass, forward_pass, terms_of
 from grpox.logprobs import completion_logprobs
+from grpox.lora.reference import BaseAsReference
 from grpox.metrics import TokenMetrics
 from grpox.mismatch import mismatch_metrics, token_mismatch
 from grpox.passes import Arrangement, Passes
@@ -23,6 +24,7 @@ from grpox.reduction import StepTotals, count_step
 from grpox.reference_sync import ReferenceSync
 from grpox.slices import Slice
 from grpox.step_loss import StepLoss
+from grpox.top_entropy import choose
 from grpox.world import World
 
 
@@ -32,7 +34,7 @@ class PolicyUpdate:
     def __init__(
         self,
         engine: Engine,
-        reference: FrozenEngine | None,
+        reference: FrozenEngine | BaseAsReference | None,
         policy_loss: PolicyLoss,
         correction: Correction,
         config: RunConfig,
@@ -45,7 +47,8 @@ class PolicyUpdate:
         """
         self.engine = engine
         self.reference = reference
-        self.step_loss = StepLoss(policy_loss, correction, config.train.beta, config.train.kl)
+        self.step_loss = StepLoss.of(policy_loss, correction, config.train)
+        self.top_entropy = config.train.top_entropy_quantile
         self.reference_sync = ReferenceSync(config.train) if config.train.sync_ref_model else None
         self.temperature = config.sampling.temperature
         self.max_completion_length = config.sampling.max_completion_length
@@ -79,13 +82,14 @@ class PolicyUpdate:
             RunFailed: the step was not taken, and the run should end; or the weights are not finite after it.
         """
         totals = count_step((s.batch.token_mask for s in slices), self.world, self.max_completion_length)
+        chosen = self._choose_tokens(slices)
         passes = self.arrangement.passes(slices, self.world)
         metrics = TokenMetrics()
         loss, terms = self._gradient(passes, totals, metrics)
         total_loss = float(self.world.reduce(loss, dist.ReduceOp.SUM))
         measured = {"loss": total_loss, "learning_rate": self.engine.learning_rate}
         measured["grad_norm"] = grad_norm = self._step(total_loss)
-        measured |= _named(metrics.reduce(self.world)) | {"padding_fraction": passes.padding_fraction}
+        measured |= _named(metrics.reduce(self.world)) | chosen | {"padding_fraction": passes.padding_fraction}
         if math.isfinite(grad_norm):
             passes.keep()
             self.nonfinite.taken()
@@ -94,9 +98,23 @@ class PolicyUpdate:
             what = "the gradient is not finite" if math.isfinite(total_loss) else what
             self.nonfinite.not_taken(self.engine.steps, what, slices, _spread(passes, terms))
             measured = {name: value for name, value in measured.items() if math.isfinite(value)}
-        if self.reference_sync is not None and self.reference is not None:
+        for slice_ in slices:
+            slice_.policy_keep = None
+        if self.reference_sync is not None and isinstance(self.reference, FrozenEngine):
             self.reference_sync.after_step(self.engine, self.reference)
         return measured | self.nonfinite.metrics()
+
+    def _choose_tokens(self, slices: Sequence[Slice]) -> dict[str, float]:
+        """Where not all tokens of a step make up its policy loss, tell the slices which do; a collective."""
+        if self.top_entropy == 1:
+            return {}
+        passes = self.arrangement.passes(slices, self.world, teach=False)
+        entropies = passes.spread([self._scored(self.engine, each.slice)[1] for each in passes.passes])
+        masks = [slice_.batch.token_mask for slice_ in slices]
+        chosen = choose(entropies, masks, self.top_entropy, self.world)
+        for slice_, keep in zip(slices, chosen.keep, strict=True):
+            slice_.policy_keep = keep
+        return chosen.metrics
 
     def _gradient(
         self, passes: Passes, totals: StepTotals, metrics: TokenMetrics
@@ -138,12 +156,19 @@ class PolicyUpdate:
         correction = self.step_loss.correction
         measured = token_mismatch(correction, made.old, made.sampler, made.weights, made.keep, batch)
         metrics.add({**measured, "entropy": passed.entropy}, batch.token_mask)
+        if (near := passed.output.off_policy_keep) is not None:
+            left_out = (batch.token_mask & ~near).any(dim=1, keepdim=True)
+            metrics.add({"off_policy_masked": left_out}, batch.token_mask.any(dim=1, keepdim=True))
         metrics.add_micro_batch(passed.output.diagnostics, batch.token_mask)
         return passed
 
+    def _logprobs(self, model: Engine | FrozenEngine | BaseAsReference, slice_: Slice) -> Tensor:
+        return self._scored(model, slice_)[0]
+
     @torch.no_grad()
-    def _logprobs(self, model: Engine | FrozenEngine, slice_: Slice) -> Tensor:
-        return completion_logprobs(model, slice_.batch, self.temperature, model.ways)[0]
+    def _scored(self, model: Engine | FrozenEngine | BaseAsReference, slice_: Slice) -> tuple[Tensor, Tensor]:
+        """Log-probabilities and entropies, f32[B, T] each."""
+        return completion_logprobs(model, slice_.batch, self.temperature, model.ways)
 
 
 def _spread(passes: Passes, terms: Sequence[Mapping[str, Tensor]]) -> list[dict[str, Tensor]]:

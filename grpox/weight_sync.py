@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 from grpox.contracts import WeightStream
+from grpox.lora.layers import Factors, adapted_layers, base_parameters, factors_of, parameters_of
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -16,17 +17,50 @@ BUCKET_BYTES = 256 * 2**20
 def stream_weights(module: nn.Module, bucket_bytes: int = BUCKET_BYTES) -> WeightStream:
     """Yield every parameter whole, under its name; tied parameters once.
 
+    Where adapters are trained (`grpox.lora`), each is merged into its layer's weight, and all names are those
+    of the model without them. What is merged is a new tensor, one at a time.
+
     A collective: every rank must exhaust the stream. At most one bucket is held whole at a time, and a
     consumer that stops or fails leaves no parameter gathered. What is yielded may be the engine's own memory,
     as the shard of a single rank is: to be read, and copied where it is kept beyond the next update.
     """
+    adapted = {id(layer.base_layer.weight): layer for layer in adapted_layers(module).values()}
+    named = base_parameters(module) if adapted else module.named_parameters()
+    return stream_parameters(named, bucket_bytes, adapted)
+
+
+def stream_parameters(
+    named: Iterable[tuple[str, nn.Parameter]],
+    bucket_bytes: int = BUCKET_BYTES,
+    adapted: Mapping[int, Any] | None = None,
+) -> WeightStream:
+    """Yield each of `named` whole; as `stream_weights`.
+
+    Args:
+        adapted: id of a parameter -> the layer whose adapter is merged into it.
+    """
     import deepspeed
 
-    for bucket in _buckets(module.named_parameters(), bucket_bytes):
-        with deepspeed.zero.GatheredParameters([parameter for _, parameter in bucket]):
-            whole = [(name, _lasting(parameter)) for name, parameter in reversed(bucket)]
+    layers = adapted or {}
+    for bucket in _buckets(named, bucket_bytes):
+        adapters = [layers.get(id(parameter)) for _, parameter in bucket]
+        beside = [factor for layer in adapters if layer is not None for factor in parameters_of(layer)]
+        with deepspeed.zero.GatheredParameters([*(parameter for _, parameter in bucket), *beside]):
+            whole = [
+                (name, _lasting(parameter), None if layer is None else _factors(layer))
+                for (name, parameter), layer in zip(reversed(bucket), reversed(adapters), strict=True)
+            ]
         while whole:  # given away one by one: nothing of this bucket is left when the next is gathered
-            yield whole.pop()
+            yield _given(*whole.pop())
+
+
+def _given(name: str, weight: Tensor, factors: Factors | None) -> tuple[str, Tensor]:
+    return name, weight if factors is None else factors.merged(weight)
+
+
+def _factors(layer: Any) -> Factors:
+    down, up = (_lasting(parameter) for parameter in parameters_of(layer))
+    return factors_of(layer, down, up)
 
 
 def _lasting(parameter: nn.Parameter) -> Tensor:

@@ -14,7 +14,9 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
 from grpox import launch
-from grpox.loopback import keep_to_loopback, loopback_store
+from grpox.errors import ConfigError, Problem
+from grpox.launchers import Place
+from grpox.meeting import meeting_store, name_interface, not_met
 
 Item = TypeVar("Item")
 
@@ -53,24 +55,54 @@ class World:
 def start_world(timeout: float = 1800.0) -> World:
     """Join (or form) the process group: gloo on CPU, nccl on CUDA.
 
-    Under torchrun or the deepspeed launcher the environment tells rank and size; without one this process is
-    a world of its own, which opens no port. DeepSpeed finds the group already made and joins it: left to
-    itself it would pass a device id, with which weight sync was seen to hang.
+    The launcher's variables tell rank and size (`grpox.launch`); without one this process is a world of its
+    own, which opens no port. DeepSpeed finds the group already made and joins it: left to itself it would pass
+    a device id, with which weight sync was seen to hang.
 
     Args:
         timeout: seconds that a collective waits for the other ranks.
+
+    Raises:
+        ConfigError: what the launcher tells is not whole, contradicts itself, or needs more GPUs than exist.
+        RunFailed: the ranks did not meet.
     """
-    rank, size, local_rank = launch.rank(), launch.world_size(), launch.local_rank()
+    place = launch.settle()
     # DeepSpeed insists on finding this variable, even without a launcher.
     os.environ.setdefault("LOCAL_RANK", "0")
-    device = torch.device("cuda", local_rank) if torch.cuda.is_available() else torch.device("cpu")
+    device = _device(place)
     if device.type == "cuda":
         torch.cuda.set_device(device)
+        # By this DeepSpeed chooses the device, as vLLM does.
+        os.environ["LOCAL_RANK"] = str(device.index)
     if not dist.is_initialized():
-        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-        limit = timedelta(seconds=timeout)
-        keep_to_loopback()
-        store = HashStore() if size == 1 else loopback_store(rank, size, limit)
-        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
+        _meet(place, device, timedelta(seconds=timeout))
         atexit.register(dist.destroy_process_group)
-    return World(rank=rank, size=size, device=device)
+    return World(rank=place.rank, size=place.world_size, device=device)
+
+
+def _meet(place: Place, device: torch.device, limit: timedelta) -> None:
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    name_interface(place)
+    store = HashStore() if place.world_size == 1 else meeting_store(place, limit)
+    try:
+        dist.init_process_group(
+            backend, store=store, rank=place.rank, world_size=place.world_size, timeout=limit
+        )
+    except RuntimeError as error:
+        if place.world_size == 1:
+            raise
+        raise not_met(place, error) from error
+
+
+def _device(place: Place) -> torch.device:
+    """This rank's GPU, by its number on this machine; or the only one that it is shown, as srun may have it."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    count = torch.cuda.device_count()
+    if place.local_rank < count:
+        return torch.device("cuda", place.local_rank)
+    if count == 1 and place.launcher in ("srun", "mpirun"):
+        return torch.device("cuda", 0)
+    what = f"{place.launcher} started more processes on this machine than it has GPUs"
+    given, allowed = str(place.local_rank), f"a number below {count}: one process for each GPU"
+    raise ConfigError(Problem(what, key="LOCAL_RANK", given=given, allowed=allowed))

@@ -18,10 +18,10 @@ def configuration() -> str:
     return "\n\n".join(_blocks())
 
 
-def sections() -> dict[str, type[Section]]:
-    """Key of the run file -> the model of what stands under it, where that is a section."""
+def sections(model: type[Section] = RunConfig) -> dict[str, type[Section]]:
+    """Key of the run file, or of a section -> the model of what stands under it, where that is a section."""
     found: dict[str, type[Section]] = {}
-    for name, field in RunConfig.model_fields.items():
+    for name, field in model.model_fields.items():
         for member in (field.annotation, *get_args(field.annotation)):
             if isinstance(member, type) and issubclass(member, Section):
                 found[name] = member
@@ -39,7 +39,11 @@ def _blocks() -> Iterator[str]:
     yield field_table(RunConfig.model_fields, of_run | _slots(""))
     for name, model in sections().items():
         yield f"## `{name}` {{ #{name} }}"
-        yield field_table(model.model_fields, _slots(name))
+        inner = {key: f"[section](#{name}-{key}) or null" for key in sections(model)}
+        yield field_table(model.model_fields, _slots(name) | inner)
+        for key, nested in sections(model).items():
+            yield f"## `{name}.{key}` {{ #{name}-{key} }}"
+            yield field_table(nested.model_fields)
     own = {
         name: field for name, field in RewardRef.model_fields.items() if name not in ComponentRef.model_fields
     }

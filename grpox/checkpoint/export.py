@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -15,8 +16,13 @@ from grpox.checkpoint.manifest import MANIFEST, faults, read_manifest
 from grpox.checkpoint.progress import PROGRESS, Progress
 from grpox.checkpoint.resume import newest_good
 from grpox.checkpoint.weights import whole_weights
-from grpox.config import ModelConfig
+from grpox.config import ModelConfig, RunConfig
 from grpox.errors import ConfigError, Problem
+from grpox.lora.add import add_adapters
+from grpox.lora.folder import FOLDER as ADAPTER_FOLDER
+from grpox.lora.folder import write_adapter
+from grpox.lora.layers import adapter_parameters, merge_adapters
+from grpox.model_card import write_card
 from grpox.models import load_model, load_tokenizer
 from grpox.world import World
 
@@ -25,6 +31,8 @@ ALONE = World(0, 1, torch.device("cpu"))
 
 def export_checkpoint(source: Path, out: Path) -> Path:
     """Write a checkpoint's model, tokenizer and configs to `out`, whole or not at all; returns the checkpoint.
+
+    Where adapters were trained they are merged in, and stand in ``adapter/`` by themselves.
 
     Args:
         source: a checkpoint, or a run's folder: its newest good checkpoint.
@@ -38,17 +46,47 @@ def export_checkpoint(source: Path, out: Path) -> Path:
     checkpoint, progress = _checkpoint(source)
     config = _model_config(checkpoint, progress)
     model, tokenizer = load_model(config), load_tokenizer(config)
+    if config.lora is not None:
+        add_adapters(model, config.lora, seed=0)
     _fill(model, checkpoint)
     unfinished = out.with_name(f"{out.name}.unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.parent.mkdir(parents=True, exist_ok=True)
     try:
+        if config.lora is not None:
+            state = {name: parameter.detach() for name, parameter in adapter_parameters(model)}
+            write_adapter(model, state, config.path, unfinished / ADAPTER_FOLDER)
+            merge_adapters(model)
         model.save_pretrained(unfinished)
         tokenizer.save_pretrained(unfinished)
+        _write_card(unfinished, progress)
         unfinished.rename(out)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
     return checkpoint
+
+
+def checkpoint_model(checkpoint: Path) -> PreTrainedModel:
+    """The model of a checkpoint, on CPU, adapters merged in.
+
+    Raises:
+        ConfigError: it is damaged, or the model that the run began with is gone.
+    """
+    config = _model_config(checkpoint, _good(checkpoint))
+    model = load_model(config)
+    if config.lora is not None:
+        add_adapters(model, config.lora, seed=0)
+    _fill(model, checkpoint)
+    if config.lora is not None:
+        merge_adapters(model)
+    return model
+
+
+def _write_card(folder: Path, progress: Progress) -> None:
+    """The model card, where the config of the run is still one that this grpox reads."""
+    with suppress(ValidationError):
+        config = RunConfig.model_validate(progress.config)
+        write_card(folder, config, {"steps": progress.step}, progress.data, progress.metrics)
 
 
 def _check_empty(out: Path) -> None:
@@ -111,7 +149,8 @@ def _fill(model: PreTrainedModel, checkpoint: Path) -> None:
         ConfigError: they are another model's.
     """
     places = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers())
-    missing = {name for name, _ in model.named_parameters()}
+    # Of a model with adapters a checkpoint holds these alone.
+    missing = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     for name, weight in whole_weights(checkpoint):
         place = places.get(name)
         if place is None or place.shape != weight.shape:

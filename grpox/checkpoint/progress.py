@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from grpox.checkpoint.manifest import sync
+from grpox.early_stop import EarlyStopState
 from grpox.lock.model import Lock
 
 PROGRESS = "run.json"
@@ -32,6 +33,10 @@ class Progress(BaseModel):
     """Of this step: what the best checkpoint is chosen by."""
     metrics_bytes: int
     """How long metrics.jsonl was."""
+    prompts_drawn: int = 0
+    """How far in the order of prompts the run was, with dynamic sampling; else the step tells."""
+    early_stop: EarlyStopState | None = None
+    """How `evaluation.early_stop` stands; None where the run has none."""
     skipped_steps: int = 0
     """Steps that were skipped because they were not finite."""
     skipped_in_a_row: int = 0

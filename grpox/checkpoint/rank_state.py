@@ -83,14 +83,19 @@ def read_state(path: Path) -> dict[str, Any]:
 def slice_state(slice_: Slice) -> dict[str, Any]:
     """A micro-batch of this rank as plain tensors."""
     batch = {field.name: getattr(slice_.batch, field.name) for field in fields(RolloutBatch)}
-    return {"batch": batch, "old": slice_.old_logprobs, "reference": slice_.reference_logprobs}
+    return {
+        "batch": batch,
+        "old": slice_.old_logprobs,
+        "reference": slice_.reference_logprobs,
+        "policy_keep": slice_.policy_keep,
+    }
 
 
 def slice_of(state: dict[str, Any], device: torch.device) -> Slice:
     """What `slice_state` was given, on `device`."""
     batch = RolloutBatch(**{name: tensor.to(device) for name, tensor in state["batch"].items()})
-    old, reference = (None if t is None else t.to(device) for t in (state["old"], state["reference"]))
-    return Slice(batch, old, reference)
+    kept = (state["old"], state["reference"], state.get("policy_keep"))  # none in one of before there was such
+    return Slice(batch, *(None if tensor is None else tensor.to(device) for tensor in kept))
 
 
 def _slices(state: dict[str, Any]) -> dict[tuple[int, int], Slice]:

@@ -18,6 +18,7 @@ from grpox.checkpoint.same_batches import SPLITS, other_batches, plan_of, same_s
 from grpox.checkpoint.saver import ENGINE
 from grpox.config import RunConfig
 from grpox.errors import ConfigError, Problem
+from grpox.evaluation_settings import evaluation_in
 from grpox.lock.differences import Severity, config_differences, differences
 from grpox.lock.model import Lock
 from grpox.redact import redacted
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 FREE = ("output_dir", "logging", "checkpoint", "tracking", "hub", "plugins", "watchdog")
 """Sections of the run file that change nothing of what is computed."""
-FREE_KEYS = ("train.on_nonfinite", "train.max_skips_in_a_row")
+FREE_KEYS = ("train.on_nonfinite", "train.max_skips_in_a_row", "evaluation.early_stop")
 """Keys that are changed for a run that stopped to go on."""
 
 
@@ -54,7 +55,12 @@ class Checkpoint:
             engine.load_of_other_ranks(self.folder, ENGINE, self.progress.step)
         read_reference(trainer.policy, self.folder, world)
         trainer.num_tokens = self.progress.num_tokens
+        if trainer.draws is not None:
+            trainer.draws.restore(self.progress.prompts_drawn)
         trainer.before = self.progress.evaluation_before
+        trainer.after = evaluation_in(self.progress.metrics)
+        if trainer.early_stop is not None:
+            trainer.early_stop.restore(self.progress.early_stop)
         trainer.seconds_before = self.progress.seconds
         trainer.policy.nonfinite.skipped = self.progress.skipped_steps
         trainer.policy.nonfinite.in_a_row = self.progress.skipped_in_a_row
@@ -104,7 +110,7 @@ def check_changes(
         for found in config_differences(saved.config, redacted(config.model_dump(mode="json")))
         if found.what.partition(".")[0].partition("[")[0] not in FREE
         and found.what not in SPLITS
-        and found.what not in FREE_KEYS
+        and not found.what.startswith(FREE_KEYS)
     ]
     problems += [
         Problem(f"other code than the checkpoint was made with: {found}")

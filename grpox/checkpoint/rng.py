@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -42,6 +44,20 @@ def set_random_state(state: dict[str, Any]) -> None:
     torch.set_rng_state(state["torch"])
     if state["cuda"]:
         torch.cuda.set_rng_state_all(state["cuda"])
+
+
+@contextmanager
+def random_numbers_kept() -> Iterator[None]:
+    """Whatever the block draws or seeds, the numbers that come after it are those that came without it."""
+    python, numpy = random.getstate(), np.random.get_state()
+    # This process's device alone: to ask the others would take memory of each of them.
+    devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+    with torch.random.fork_rng(devices=devices):
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(numpy)
 
 
 def _plain(value: Any) -> float | int:

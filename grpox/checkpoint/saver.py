@@ -6,8 +6,9 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from grpox.checkpoint.best import best_of
 from grpox.checkpoint.folders import (
     checkpoints_in,
     clear_unfinished,
@@ -63,7 +64,7 @@ class CheckpointSaver:
         """Save if it is time to, and complete what the thread has written."""
         if self._pending is not None and self._all_written():
             self._complete()
-        if self.config.every and step % self.config.every == 0:
+        if self.config.every and (step % self.config.every == 0 or self._last_counts(trainer)):
             self.save(trainer, step)
 
     def save(self, trainer: Trainer, step: int, wait: bool = False) -> None:
@@ -82,6 +83,17 @@ class CheckpointSaver:
         """Complete a checkpoint that a thread is writing."""
         if self._pending is not None:
             self._complete()
+
+    def summary(self) -> dict[str, Any]:
+        """What the run's summary tells of the best checkpoint, once the run is over: nothing where none is."""
+        found = []
+        if self.world.is_main and (best := best_of(checkpoints_in(self.context.output_dir), self.config)):
+            found.append(best.summary())
+        return {"best_checkpoint": found[0]} if (found := self.world.gather(found)) else {}
+
+    def _last_counts(self, trainer: Trainer) -> bool:
+        """Whether this is the last step, which is saved where it may be the best."""
+        return self.config.best is not None and trainer.ended
 
     def _begin(self, trainer: Trainer, step: int) -> None:
         folder = unfinished_of(self.context.output_dir, step)
@@ -108,7 +120,9 @@ class CheckpointSaver:
             step=step,
             world_size=self.world.size,
             num_tokens=trainer.num_tokens,
+            prompts_drawn=0 if trainer.draws is None else trainer.draws.position,
             seconds=trainer.seconds(),
+            early_stop=None if trainer.early_stop is None else trainer.early_stop.state,
             skipped_steps=trainer.policy.nonfinite.skipped,
             skipped_in_a_row=trainer.policy.nonfinite.in_a_row,
             evaluation_before=trainer.before,
@@ -170,21 +184,10 @@ class CheckpointSaver:
         Those after `step` are not counted: the run went back behind them, perhaps because they are damaged.
         """
         found = [folder for folder in checkpoints_in(self.context.output_dir) if step_of(folder) <= step]
-        best = self._best(found)
+        best = best_of(found, self.config)
         for folder in found[self.config.keep :]:
-            if folder != best:
+            if best is None or folder != best.folder:
                 shutil.rmtree(folder)
-
-    def _best(self, found: list[Path]) -> Path | None:
-        metric = self.config.best
-        if metric is None:
-            return None
-        values = {}
-        for folder in found:
-            value = Progress.read(folder).metrics.get(metric)
-            if value is not None and value == value:  # NaN is never the best
-                values[folder] = value if self.config.best_is == "highest" else -value
-        return max(values, key=lambda folder: values[folder], default=None)
 
 
 def _told(error: OSError) -> str:

@@ -10,6 +10,7 @@ from typer.core import TyperGroup
 
 from grpox import __version__
 from grpox.cli import doctor as cli_doctor
+from grpox.cli import eval as cli_eval
 from grpox.cli import export as cli_export
 from grpox.cli import import_trl as cli_import_trl
 from grpox.cli import plugins as cli_plugins
@@ -18,6 +19,7 @@ from grpox.cli import replay as cli_replay
 from grpox.cli import report as cli_report
 from grpox.cli import runs as cli_runs
 from grpox.cli import serve as cli_serve
+from grpox.cli import sweep as cli_sweep
 from grpox.cli import sync as cli_sync
 from grpox.cli.errors import TRACEBACK, PastTyper
 from grpox.cli.plugins import NARROW
@@ -150,28 +152,54 @@ def plan(
     generations: Annotated[
         int, typer.Option("--generations", min=1, metavar="N", help="Generation batches to draw.")
     ] = 2,
+    memory: Annotated[
+        bool, typer.Option("--memory", help="How much memory a rank takes, in place of the drawing.")
+    ] = False,
+    prompt_tokens: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="With --memory: tokens of the longest prompt.",
+            show_default="data.max_prompt_length, else 512",
+        ),
+    ] = None,
 ) -> None:
     """Draw how batches flow: which prompts each rank trains on, and when an optimizer step is taken.
+
+    With --memory: how much each rank takes, of its GPU and of the host.
+    It is computed from the model's config.json alone, without its weights.
 
     \b
     Examples:
       grpox plan run.yaml
       grpox plan run.yaml --world-size 2 --generations 3
       grpox plan run.yaml train.gradient_accumulation_steps=4
+      grpox plan run.yaml --memory --world-size 32
     """
     from rich.console import Console
 
     from grpox.cli.plan_report import plan_report
 
     resolved, console = _load(run, overrides, world_size), Console()
+    if memory:
+        from grpox.cli.memory_report import memory_report
+        from grpox.memory_plan.of_run import run_setting
+
+        setting = run_setting(resolved, gpu=True, prompt_tokens=prompt_tokens)
+        assumed = prompt_tokens is None and resolved.config.data.max_prompt_length is None
+        console.print(memory_report(setting, assumed))
+        return
     train = resolved.config.train
     console.print(plan_report(train, resolved.plan, resolved.num_prompts, generations, console))
 
 
+app.command("eval")(cli_eval.evaluate)
 app.command("export")(cli_export.export)
 app.command("import-trl")(cli_import_trl.import_trl)
 app.command("report")(cli_report.report)
 app.command("replay")(cli_replay.replay)
+app.command("sweep")(cli_sweep.sweep)
 app.command("sync")(cli_sync.sync)
 app.command("doctor")(cli_doctor.doctor)
 app.command("serve")(cli_serve.serve)

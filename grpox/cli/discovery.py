@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
-
 import typer
 
+from grpox import launch
 from grpox.plugins import PluginSet, discover
 
 
@@ -22,5 +21,5 @@ def discovered(fresh: bool = False) -> PluginSet:
 
 def tell_warnings(plugins: PluginSet) -> None:
     """Print the warnings on standard error; of several ranks, the first one does."""
-    for warning in plugins.warnings if os.environ.get("RANK", "0") == "0" else ():
+    for warning in plugins.warnings if launch.rank_told() == 0 else ():
         typer.secho(f"warning: {warning}", fg=typer.colors.YELLOW, err=True)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 import typer
 
+from grpox import launch
 from grpox.errors import ConfigError, GrpoxError, plain
 from grpox.private_files import keep_files_from_others
 from grpox.redact import redact
@@ -91,8 +92,7 @@ def _nobody_reads() -> bool:
 
 
 def _tell(error: BaseException, with_traceback: bool) -> int:
-    given = os.environ.get("RANK", "0")
-    rank = int(given) if given.isdecimal() else 0
+    rank = launch.rank_told()
     if isinstance(error, ConfigError):
         # Every rank finds the same problems, and rank 0 tells them; one that still lives then found its own,
         # such as a plugin that this machine lacks.

@@ -58,11 +58,16 @@ def plan_report(
     caption = Text(
         "[0 0 0]: the prompts, numbered as they are drawn, whose completions a rank trains on", "dim"
     )
+    if train.dynamic_sampling_rounds:
+        caption.append(
+            "; as if dynamic sampling replaced no group: each that it does takes the next prompt, and later "
+            "batches begin as many further on"
+        )
     table = _table(schedule, generations, _FULL)
     # Measured as if there were room: the console's own options cut the answer at its width.
     if Measurement.get(console, console.options.update(max_width=ROOM), table).minimum > console.width:
         table = _table(schedule, generations, _NARROW)
-    return Group(table, caption, Text(), _summary(schedule, num_prompts, known))
+    return Group(table, caption, Text(), _summary(schedule, train, num_prompts, known))
 
 
 def _table(schedule: Schedule, generations: int, form: _Form) -> Table:
@@ -134,10 +139,10 @@ def _ranks(world_size: int, most: int) -> list[int | None]:
     return [*range(max(1, most - 2)), None, world_size - 1]
 
 
-def _summary(schedule: Schedule, num_prompts: int | None, known: bool) -> Table:
+def _summary(schedule: Schedule, train: TrainConfig, num_prompts: int | None, known: bool) -> Table:
     plan, sampler = schedule.plan, schedule.sampler
     factors = f"{plan.per_device_train_batch_size} x {plan.world_size} x {plan.steps_per_generation}"
-    train = f"{plan.per_device_train_batch_size} x {plan.world_size} x {plan.gradient_accumulation_steps}"
+    step = f"{plan.per_device_train_batch_size} x {plan.world_size} x {plan.gradient_accumulation_steps}"
     size, prompts = plan.generation_batch_size, plan.prompts_per_generation
     rows = [
         (
@@ -153,7 +158,7 @@ def _summary(schedule: Schedule, num_prompts: int | None, known: bool) -> Table:
         (
             "samples per optimizer step",
             str(plan.train_batch_size),
-            f"per device x ranks x accumulation = {train}",
+            f"per device x ranks x accumulation = {step}",
         ),
         ("optimizer steps per generation batch", str(plan.optimizer_steps_per_generation), _steps(plan)),
         ("prompts in the data", "unknown" if num_prompts is None else str(num_prompts), ""),
@@ -161,7 +166,9 @@ def _summary(schedule: Schedule, num_prompts: int | None, known: bool) -> Table:
     if num_prompts is not None:
         left = num_prompts % prompts
         dropped = f"{counted(left, 'prompt')} left over {'is' if left == 1 else 'are'} dropped" if left else ""
-        rows.append(("generation batches per epoch", str(sampler.generations_per_epoch), dropped))
+        most = "at most, without what replaces groups" if train.dynamic_sampling_rounds else ""
+        note = "; ".join(each for each in (most, dropped) if each)
+        rows.append(("generation batches per epoch", str(sampler.generations_per_epoch), note))
     rows.append(("optimizer steps in all", str(schedule.total_steps) if known else "unknown", ""))
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(overflow="fold")

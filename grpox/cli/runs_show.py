@@ -26,6 +26,7 @@ _FACTS = {
     "mlflow.user": "user",
     "grpox.checkpoint": "checkpoint",
     "grpox.error": "ended by",
+    "grpox.stopped_early": "stopped early",
 }
 """Tag -> what it is called."""
 _OTHER_TAGS = ("mlflow.", "grpox.", "version.", "plugin.", CHANGED_TAG)

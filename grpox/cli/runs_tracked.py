@@ -16,7 +16,8 @@ KEY_TAG = "grpox.run"
 FOLDER_TAG = "grpox.output_dir"
 CHANGED_TAG = "changed."
 """Begins the tag of a parameter that the run was resumed with and had not started with."""
-EVALUATION = "evaluation/"
+EVALUATION, SYSTEM = "evaluation/", "system/"
+"""How the names of metrics begin whose steps are not those of the optimizer alone."""
 SHORT = 8
 """Characters of a run's id that are shown."""
 
@@ -69,7 +70,8 @@ class TrackedRun:
     def steps(self) -> int:
         """Optimizer steps that have their metrics there."""
         return max(
-            (point.step for name, point in self.last.items() if not name.startswith(EVALUATION)), default=0
+            (point.step for name, point in self.last.items() if not name.startswith((EVALUATION, SYSTEM))),
+            default=0,
         )
 
     @property

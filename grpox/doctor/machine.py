@@ -52,6 +52,11 @@ def launchers() -> Iterator[Finding]:
             yield Finding("launchers", name, "absent", "not found")
 
 
+def gpu_count() -> int:
+    """GPUs that the driver tells of."""
+    return len(_gpus()[0])
+
+
 def _gpus() -> tuple[list[str], str]:
     """Name and memory of each GPU, and why the driver did not tell."""
     if shutil.which(_QUERY[0]) is None:

@@ -31,8 +31,18 @@ from grpox.runfile.overrides import COMMAND_LINE, apply_overrides
 from grpox.slices import Slice
 from grpox.step_loss import StepLoss
 
-REPLAYED = ("loss", "correction", "train.beta", "train.kl", "sampling.temperature", "model.dtype", "model.init")
-"""Keys that change what a replay computes."""
+REPLAYED = (
+    "loss",
+    "correction",
+    "train.beta",
+    "train.kl",
+    "train.entropy_coef",
+    "train.off_policy_mask_threshold",
+    "sampling.temperature",
+    "model.dtype",
+    "model.init",
+)
+"""Keys that change what a replay computes. Which tokens have the highest entropy is kept in the dump."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +99,7 @@ def replay(dump: Dump, overrides: Sequence[str] = ()) -> Replay:
     registry = Registry(discover(config.plugins.disable))
     loss = registry.build(registry.parse("loss", config.loss, "loss"))
     correction = registry.build(registry.parse("correction", config.correction, "correction"))
-    step_loss = StepLoss(loss, correction, config.train.beta, config.train.kl)
+    step_loss = StepLoss.of(loss, correction, config.train)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     ranks = dump.slices(device)
     _check_reference(config, ranks)
@@ -116,7 +126,8 @@ def _config(dump: Dump, overrides: Sequence[str]) -> RunConfig:
     data: dict[str, Any] = copy.deepcopy(dict(dump.fault.config))
     # Code that came with a model is trusted when the user says so here, not because a file does.
     attention = {k: v for k, v in data["model"]["init"].items() if k == "attn_implementation"}
-    data["model"] |= {"path": str(dump.model.absolute()), "init": attention}
+    # Of a run that trained adapters the dump holds the model with them merged in.
+    data["model"] |= {"path": str(dump.model.absolute()), "init": attention, "lora": None}
     keys = apply_overrides(data, overrides)
     allowed = ", ".join(REPLAYED)
     problems = [

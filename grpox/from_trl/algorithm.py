@@ -36,6 +36,7 @@ def write_algorithm(draft: Draft) -> None:
     _loss(draft)
     _advantage(draft)
     _kl(draft)
+    _entropy(draft)
     _correction(draft)
 
 
@@ -151,6 +152,16 @@ def _kl(draft: Draft) -> None:
     draft.put_from(name, "train.kl", kl, "k3")
     if kl == "unbiased" and draft.get("importance_sampling_level") == "token":
         draft.tell(name, Verdict.SAME, "train.kl: unbiased")
+
+
+def _entropy(draft: Draft) -> None:
+    """TRL's tokens of high entropy, and the mean that its bonus is, are those of each micro-batch."""
+    if draft.has("top_entropy_quantile") and draft.get("top_entropy_quantile") != 1:
+        told = "train.top_entropy_quantile: of the tokens of the optimizer step, in TRL of each micro-batch"
+        draft.tell("top_entropy_quantile", Verdict.DIFFERS, told)
+    if draft.has("entropy_coef") and draft.get("entropy_coef") != 0:
+        told = "train.entropy_coef: times the mean over all tokens of the optimizer step"
+        draft.tell("entropy_coef", Verdict.DIFFERS, f"{told}, in TRL over those kept of each micro-batch")
 
 
 def _correction(draft: Draft) -> None:

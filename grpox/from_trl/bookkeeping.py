@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from grpox.config import RewardRef
+from grpox.evaluation_settings import PREFIX
 from grpox.from_trl.draft import Draft, whole
 from grpox.from_trl.field import Verdict
 
@@ -44,17 +46,35 @@ def _checkpoints(draft: Draft) -> None:
 
 
 def _best(draft: Draft) -> None:
-    metric = draft.get("metric_for_best_model")
+    """TRL's metric is one of its evaluation, which is left to be filled in: so is this."""
     if not draft.get("load_best_model_at_end"):
         draft.unneeded(_BEST, "load_best_model_at_end is false")
-    elif metric == "reward":
-        draft.put("checkpoint.best", "reward")
-        if draft.has("greater_is_better"):
-            draft.put("checkpoint.best_is", "highest" if draft.get("greater_is_better") else "lowest")
+        return
+    if draft.has("greater_is_better"):
+        draft.put("checkpoint.best_is", "highest" if draft.get("greater_is_better") else "lowest")
+    metric = str(draft.get("metric_for_best_model") or "loss").removeprefix("eval_")
+    ours, why = _evaluation_metric(draft, metric), "a metric of the evaluation, which is to be filled in too"
+    if ours:
+        draft.tell("metric_for_best_model", Verdict.SAME, f"checkpoint.best: {ours}")
     else:
-        draft.ask(
-            "checkpoint.best", "evaluation/accuracy", f"TRL has {metric or 'loss'}; docs/metrics.md has names"
-        )
+        ours, why = "evaluation/accuracy", f"TRL has {metric}; docs/metrics.md has names"
+    if "checkpoint" in draft.values:
+        draft.ask("checkpoint.best", ours, why)
+    else:
+        draft.ask("checkpoint", f"{{best: {ours}}}", why)
+
+
+def _evaluation_metric(draft: Draft, metric: str) -> str:
+    """What the evaluation calls TRL's `metric`, empty where it has no such one."""
+    known = metric in ("reward", "reward_std") or metric.startswith("completions/")
+    label = metric.removeprefix("rewards/").removesuffix("/mean")
+    known |= metric == f"rewards/{label}/mean" and label in _labels(draft)
+    return f"{PREFIX}{metric}" if known else ""
+
+
+def _labels(draft: Draft) -> list[str]:
+    """What metrics call the rewards of the draft, but for those of one name."""
+    return [RewardRef.model_validate(entry).label for entry in draft.values.get("rewards") or ()]
 
 
 def _tracking(draft: Draft) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from grpox.errors import ConfigError, nearest
+from grpox.from_trl.adapters import write_adapters
 from grpox.from_trl.algorithm import write_algorithm
 from grpox.from_trl.bookkeeping import write_bookkeeping
 from grpox.from_trl.draft import Draft, Row
@@ -35,6 +36,7 @@ def convert(setup: Setup, folder: Path) -> Draft:
     write_training(draft)
     write_generation(draft)
     write_inputs(draft)
+    write_adapters(draft)
     write_algorithm(draft)
     write_bookkeeping(draft)
     if draft.problems:
@@ -88,6 +90,9 @@ def _row(name: str, given: Given, blank: str, key: str) -> Row:
 def _argument(name: str, given: Given) -> Row:
     if name == "args":
         told = "not made by GRPOConfig(...) here: import the YAML file that it comes from"
+        return Row(name, given.shown, given.line, Verdict.UNREAD, told)
+    if name == "peft_config":
+        told = "not made by LoraConfig(...): fill in model.lora"
         return Row(name, given.shown, given.line, Verdict.UNREAD, told)
     field = TRAINER_ARGUMENTS.get(name)
     if field is None:

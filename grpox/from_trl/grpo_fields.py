@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from grpox.from_trl.field import TrlField, copied, differs, same, unneeded, unsupported
 
-_ENTROPY = "give no entropy bonus, or add one in a loss of your own, which may need `entropy`"
-_ADAPTIVE = "belongs to `use_adaptive_entropy`"
+_ADAPTIVE = "the weight of the entropy bonus stays what `train.entropy_coef` says"
 
 GRPO_FIELDS: dict[str, TrlField] = {
     # Model and reference
@@ -22,7 +21,10 @@ GRPO_FIELDS: dict[str, TrlField] = {
     ),
     # Data
     "num_generations": copied("train.num_generations", 8),
-    "num_generations_eval": unsupported("an evaluation samples one completion of each prompt"),
+    "num_generations_eval": differs(
+        "evaluation.num_generations",
+        "1 by default, where TRL has `num_generations`; more than 1 needs an `evaluation.temperature` above 0",
+    ),
     "max_completion_length": copied("sampling.max_completion_length", 512, "the same; grpox's default is 256"),
     "ds3_gather_for_generation": same("generator.gather_weights", True, "the same, a parameter of `hf`"),
     "shuffle_dataset": copied("train.shuffle_dataset", True, "the same; the order itself is another"),
@@ -94,9 +96,15 @@ GRPO_FIELDS: dict[str, TrlField] = {
     "sync_ref_model": copied("train.sync_ref_model", False),
     "ref_model_mixup_alpha": copied("train.ref_sync_alpha", 0.6),
     "ref_model_sync_steps": copied("train.ref_sync_steps", 512),
-    "top_entropy_quantile": unsupported("all tokens take part, or a loss of your own chooses", 1.0),
-    "entropy_coef": unsupported(_ENTROPY, 0.0),
-    "use_adaptive_entropy": unsupported(_ENTROPY, False),
+    "top_entropy_quantile": copied(
+        "train.top_entropy_quantile", 1.0, "the same, of the tokens of the optimizer step, not of a micro-batch"
+    ),
+    "entropy_coef": copied(
+        "train.entropy_coef",
+        0.0,
+        "the same, times the mean over the optimizer step, not over micro-batches, and over all its tokens",
+    ),
+    "use_adaptive_entropy": unsupported(_ADAPTIVE, False),
     "entropy_coef_min": unsupported(_ADAPTIVE, 0.0),
     "entropy_coef_max": unsupported(_ADAPTIVE, 1.0),
     "entropy_coef_delta": unsupported(_ADAPTIVE, 0.005),
@@ -114,9 +122,7 @@ GRPO_FIELDS: dict[str, TrlField] = {
     "vllm_importance_sampling_clip_min": differs(
         "correction.low", "`low` where it masks; what truncates has no lower bound"
     ),
-    "off_policy_mask_threshold": unsupported(
-        "the correction `sequence-mask` drops stale completions by another measure, or write your own"
-    ),
+    "off_policy_mask_threshold": copied("train.off_policy_mask_threshold"),
     "use_bias_correction_kl": differs(
         "train.kl", "true is `unbiased`, by the ratio of tokens at any level; false is `k3`", True
     ),

@@ -145,14 +145,20 @@ def _evaluation(draft: Draft) -> None:
     strategy = draft.get(old if draft.has(old) else "eval_strategy")
     if strategy in ("no", False) and draft.setup.evaluation is None:
         draft.unneeded(
-            ("eval_steps", "per_device_eval_batch_size", "dataset_test_split"), "nothing is evaluated"
+            ("eval_steps", "per_device_eval_batch_size", "dataset_test_split", "num_generations_eval"),
+            "nothing is evaluated",
         )
         return
     every = draft.get("eval_steps") or (draft.get("logging_steps") or 10 if strategy == "steps" else 0)
     why = "held-out prompts as a file"
     if draft.setup.evaluation is not None:
         why += f"; {_at(draft.setup.evaluation.line)}: {draft.setup.evaluation.shown}"
-    draft.ask("evaluation", f"{{path: held-out.jsonl, every: {every}}}", why)
+    samples = ""
+    if draft.has("num_generations_eval"):
+        # TRL samples in its evaluations as in training.
+        samples = f", num_generations: {draft.get('num_generations_eval')}"
+        samples += f", temperature: {draft.get('temperature')}"
+    draft.ask("evaluation", f"{{path: held-out.jsonl, every: {every}{samples}}}", why)
 
 
 def _at(line: int | None) -> str:

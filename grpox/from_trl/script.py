@@ -13,7 +13,7 @@ from grpox.from_trl.reward_names import RewardNames
 from grpox.from_trl.script_fields import POSITIONS
 from grpox.from_trl.setup import Given, Setup, unread
 
-CONFIG, TRAINER = "GRPOConfig", "GRPOTrainer"
+CONFIG, TRAINER, LORA = "GRPOConfig", "GRPOTrainer", "LoraConfig"
 
 
 def read_script(text: str, path: Path, source: str) -> Setup:
@@ -152,6 +152,8 @@ def _read_trainer(
                 setup.data = read_dataset(node, names)
             case "eval_dataset":
                 setup.evaluation = None if _is_none(node) else unread(ast.unparse(node), node.lineno)
+            case "peft_config" if (lora := _lora(node, names)) is not None:
+                setup.lora = lora
             case "args":
                 if without_config and not _is_none(node):
                     setup.arguments[name] = unread(ast.unparse(node), node.lineno)
@@ -161,6 +163,16 @@ def _read_trainer(
 
 def _is_none(node: ast.expr) -> bool:
     return isinstance(node, ast.Constant) and node.value is None
+
+
+def _lora(node: ast.expr, names: Names) -> dict[str, Given] | None:
+    """The arguments of ``LoraConfig(...)``; None where `node` stands for something else."""
+    match names.behind(node):
+        case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name), args=[], keywords=keywords) if (
+            _aliases(names.tree).get(name, name) == LORA
+        ):
+            return {keyword.arg or "**": names.given(keyword.value) for keyword in keywords}
+    return None
 
 
 def _model(node: ast.expr, names: Names) -> tuple[Given, dict[str, Given]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from grpox.from_trl.field import TrlField, differs, same, unneeded, unsupported
 
-_PEFT = unsupported("all weights are trained: merge an adapter into the model that the run begins with")
 _QUANTISED = unsupported("all weights are trained, in `model.dtype`")
 _TOOLS = unsupported("needs a generator of your own, which samples and calls tools")
 
@@ -27,21 +26,16 @@ SCRIPT_FIELDS: dict[str, TrlField] = {
     "ignore_bias_buffers": unneeded("a switch for an old fault of DDP", False),
     "config": unneeded("names this file"),
     "env": unsupported("set environment variables where the run is started"),
-    "use_peft": _PEFT,
-    **dict.fromkeys(
-        (
-            "lora_r",
-            "lora_alpha",
-            "lora_dropout",
-            "lora_target_modules",
-            "lora_target_parameters",
-            "lora_modules_to_save",
-            "lora_task_type",
-            "use_rslora",
-            "use_dora",
-        ),
-        unneeded("belongs to `use_peft`"),
-    ),
+    "use_peft": same("model.lora", False),
+    "lora_r": same("model.lora", 16, "`r`"),
+    "lora_alpha": same("model.lora", 32, "`alpha`"),
+    "lora_dropout": differs("model.lora", "dropout is off in grpox", 0.05),
+    "lora_target_modules": same("model.lora", None, "`target_modules`; all-linear where none are named"),
+    "lora_target_parameters": unsupported("adapters alone are trained, of linear layers"),
+    "lora_modules_to_save": unsupported("adapters alone are trained, of linear layers"),
+    "lora_task_type": unneeded("a language model is trained", "CAUSAL_LM"),
+    "use_rslora": same("model.lora", False, "`use_rslora`"),
+    "use_dora": unsupported("adapters are added to their weights, as of LoRA itself", False),
     "load_in_8bit": _QUANTISED,
     "load_in_4bit": _QUANTISED,
     "bnb_4bit_quant_type": unneeded("belongs to `load_in_4bit`"),
@@ -59,10 +53,12 @@ TRAINER_ARGUMENTS: dict[str, TrlField] = {
     "processing_class": unneeded("the tokenizer is read from `model.path`"),
     "tokenizer": unneeded("the tokenizer is read from `model.path`"),
     "reward_processing_classes": unneeded("a reward model's tokenizer is read from its folder"),
-    "callbacks": unsupported("an observer plugin sees what a callback sees"),
+    "callbacks": unsupported(
+        "an observer plugin sees what a callback sees; EarlyStoppingCallback is `evaluation.early_stop`"
+    ),
     "optimizers": unsupported("components in `train.optimizer` and `train.scheduler`", None, "train.optimizer"),
     "quantization_config": _QUANTISED,
-    "peft_config": _PEFT,
+    "peft_config": same("model.lora", None, "a LoraConfig of literals"),
     "tools": _TOOLS,
     "rollout_func": _TOOLS,
     "environment_factory": _TOOLS,

@@ -70,5 +70,7 @@ class Setup:
     data: DataGiven | None = None
     evaluation: Given | None = None
     """What `eval_dataset` is."""
+    lora: dict[str, Given] | None = None
+    """Arguments of the LoraConfig that is `peft_config`."""
     home: Path = field(default_factory=Path)
     """The folder against which TRL resolves relative paths: the working directory."""

@@ -74,12 +74,14 @@ TRAINER_FIELDS: dict[str, TrlField] = {
     "trackio_space_id": _TRACKIO,
     "trackio_bucket_id": _TRACKIO,
     "trackio_static_space_id": _TRACKIO,
-    "eval_strategy": differs("evaluation", "needs a file of held-out prompts in `evaluation.path`", "no"),
+    "eval_strategy": differs(
+        "evaluation", "needs a file of held-out prompts in `evaluation.path`; greedy by default", "no"
+    ),
     "evaluation_strategy": differs("evaluation", "the old name of `eval_strategy`", "no"),
     "eval_steps": differs("evaluation.every", "needs a file of held-out prompts in `evaluation.path`"),
     "eval_delay": unsupported("an evaluation is always before the first step, and every so many", 0),
     "per_device_eval_batch_size": differs(
-        "evaluation.batch_size", "prompts, of which each has one completion; only memory depends on it"
+        "evaluation.batch_size", "prompts, not completions; only memory depends on it"
     ),
     "prediction_loss_only": _HELD_OUT,
     "eval_on_start": unneeded("there is always an evaluation before the first step", False),
@@ -107,7 +109,9 @@ TRAINER_FIELDS: dict[str, TrlField] = {
     "load_best_model_at_end": differs(
         "checkpoint.best", "the best checkpoint is kept; `grpox export` makes a model of it", False
     ),
-    "metric_for_best_model": differs("checkpoint.best", "a metric as docs/metrics.md names it"),
+    "metric_for_best_model": differs(
+        "checkpoint.best", "a metric as docs/metrics.md names it: `eval_reward` is `evaluation/reward`"
+    ),
     "greater_is_better": differs("checkpoint.best_is", "`highest` or `lowest`"),
     "ignore_data_skip": unneeded("a resumed run is the run it was", False),
     "restore_callback_states_from_checkpoint": unneeded("observers have no state", False),

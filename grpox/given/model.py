@@ -9,6 +9,8 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from grpox.errors import ConfigError, Problem
+from grpox.lora.layers import adapted_layers, merge_adapters
+from grpox.lora.streams import stream_as_trained
 from grpox.runfile.origins import ARGUMENT
 
 if TYPE_CHECKING:
@@ -33,6 +35,8 @@ def _unfit(model: Any) -> str:
         return "is no transformers model"
     if not model.can_generate():
         return "is no language model: it cannot generate"
+    if adapted_layers(model):
+        return "it has adapters: merge them (merge_and_unload), and give model.lora for new ones"
     parameters = list(model.parameters())
     if any(hasattr(parameter, "ds_id") for parameter in parameters):
         return "its weights are in the shards of a run that did not end; load it anew"
@@ -82,9 +86,10 @@ def reward_model_path(value: Any, key: str) -> str | None:
 def make_whole(model: PreTrainedModel, engine: Engine, device: torch.device) -> None:
     """Take `model` out of its engine, which is of no use afterwards: plain parameters, whole, on `device`.
 
-    A collective. ZeRO-3 has replaced each module's parameters by shards and hung hooks on its forward.
+    A collective. ZeRO-3 has replaced each module's parameters by shards and hung hooks on its forward. Adapters
+    are merged in and taken away.
     """
-    whole = {name: tensor.to(device, copy=True) for name, tensor in engine.weights()}
+    whole = {name: tensor.to(device, copy=True) for name, tensor in stream_as_trained(engine.module)}
     # Tied weights are one parameter with several names, of which the stream tells one.
     shards = dict(model.named_parameters(remove_duplicate=False))
     by_shard = {id(shards[name]): nn.Parameter(tensor) for name, tensor in whole.items()}
@@ -93,4 +98,6 @@ def make_whole(model: PreTrainedModel, engine: Engine, device: torch.device) -> 
         module._parameters = {
             name: shard if shard is None else by_shard[id(shard)] for name, shard in module._parameters.items()
         }
+    if adapted_layers(model):
+        merge_adapters(model)
     model.to(device).eval()

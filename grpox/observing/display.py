@@ -12,6 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 from rich.text import Text
 
+from grpox.early_stop import told as early_stop_told
 from grpox.hookspecs import hookimpl
 from grpox.wording import counted, duration
 
@@ -92,7 +93,7 @@ class TerminalDisplay:
         accuracy = next((metrics[name] for name in metrics if name.split("/")[-1] == "accuracy"), None)
         if accuracy is not None:
             self._accuracies[step] = accuracy
-        told = {name: value for name, value in metrics.items() if not name.startswith("completions/")}
+        told = _main_values(metrics)
         values = "  ".join(f"{escaped(name)} {value:.4g}" for name, value in told.items())
         self._line(f"evaluation after step {step}: {values}")
 
@@ -102,7 +103,7 @@ class TerminalDisplay:
         self._stop()
 
     @hookimpl(tryfirst=True)
-    def grpox_run_finished(self, run: RunContext) -> None:
+    def grpox_run_finished(self, run: RunContext, summary: Mapping[str, object]) -> None:
         self._stop()
         table = Table(title="run complete", show_header=False, title_justify="left")
         steps = sorted(self._accuracies)
@@ -110,6 +111,11 @@ class TerminalDisplay:
             when = "before training" if step == 0 else f"after step {step}"
             table.add_row(f"accuracy {when}", f"{self._accuracies[step]:.4f}")
         table.add_row("steps", str(self._last_step))
+        if isinstance(stopped := summary.get("stopped_early"), Mapping):
+            table.add_row("stopped early", Text(escaped(early_stop_told(stopped)), overflow="fold"))
+        if isinstance(best := summary.get("best_checkpoint"), Mapping):
+            told = f"{best['metric']} {best['value']:.4g}: {best['checkpoint']}"
+            table.add_row("best checkpoint", Text(escaped(told), overflow="fold"))
         if self._skipped:
             table.add_row("skipped", f"{self._skipped:.0f}, not finite")
         table.add_row("time", duration(time.monotonic() - self._started))
@@ -131,6 +137,19 @@ class TerminalDisplay:
         if self._progress is not None:
             self._progress.stop()
             self._progress = None
+
+
+def _main_values(metrics: Mapping[str, float]) -> dict[str, float]:
+    """What of an evaluation stands in its line; the rest is left to the record."""
+    details = ("/std", "_std", "/abstained")
+    told = {
+        name: value
+        for name, value in metrics.items()
+        if not name.startswith("completions/") and not name.endswith(details)
+    }
+    if sum(name.startswith("rewards/") and name.endswith("/mean") for name in told) == 1:
+        told.pop("reward", None)  # it would say the same twice
+    return told
 
 
 def sample_rows(rollouts: Sequence[ScoredRollout], rows: int = SAMPLE_ROWS) -> list[ScoredRollout]:

@@ -11,7 +11,7 @@ LIBRARIES = ("grpox", "torch", "transformers", "deepspeed", "datasets", "pluggy"
 
 
 def versions(plugin_distributions: Iterable[str]) -> dict[str, str]:
-    """Versions of Python, the libraries that matter, and the distributions of the plugins in use."""
+    """Versions of Python, the libraries that matter, and the distributions in use besides."""
     names = dict.fromkeys([*LIBRARIES, *plugin_distributions])
     return {"python": platform.python_version(), **{name: metadata.version(name) for name in names}}
 

@@ -39,6 +39,9 @@ RECORD = (
     "config.yaml",
     "completions",
     "report.html",
+    "traces.jsonl",
+    "eval_table.json",
+    "system",
     "stalls",
     "checkpoints",
     "faults",
@@ -151,12 +154,17 @@ def began(config: RunConfig) -> bool:
 
 
 def finished(config: RunConfig, steps: int) -> dict[str, Any] | None:
-    """The summary of the run of this very config in its folder, if it has taken so many steps; else None."""
+    """The summary of the run of this very config in its folder, if it has ended; else None.
+
+    Args:
+        steps: those of the schedule, of which a run that stopped early has taken fewer.
+    """
     try:
         summary = json.loads((Path(config.output_dir) / "summary.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return summary if began(config) and summary.get("steps") == steps else None
+    ended = summary.get("steps") == steps or "stopped_early" in summary
+    return summary if ended and began(config) else None
 
 
 def _strict(value: float) -> float | str:
@@ -169,9 +177,9 @@ def _set_aside(folder: Path) -> None:
     if not there:
         return
     aside = _new_folder(folder / "earlier", (folder / there[0]).stat().st_mtime)
-    if "versions.json" in there and (folder / "model").exists():
+    if "versions.json" in there:
         # Without a run's record beside it, a folder of this name is not known to be a run's model.
-        there.append("model")
+        there += [name for name in ("model", "adapter") if (folder / name).exists()]
     for name in there:
         (folder / name).replace(aside / name)
     tell_size(folder / "earlier")
@@ -187,7 +195,7 @@ def _go_back(run: RunContext, step: int) -> None:
         with metrics.open("r+b") as file:
             file.seek(run.metrics_bytes)
             since = file.readlines()
-            late = [line for line in since if _of_before(line, step, run.total_steps)]
+            late = [line for line in since if _of_before(line, step)]
             with (folder / "metrics.undone.jsonl").open("ab") as undone:
                 undone.writelines(line for line in since if line not in late)
             file.seek(run.metrics_bytes)
@@ -200,14 +208,14 @@ def _go_back(run: RunContext, step: int) -> None:
         (folder / name).unlink(missing_ok=True)
 
 
-def _of_before(line: bytes, step: int, total_steps: int) -> bool:
+def _of_before(line: bytes, step: int) -> bool:
     """Whether a line is of what was before the checkpoint after `step`: it had waited for room on the disk."""
     try:
         told = json.loads(line)
     except ValueError:
         return False
-    # Only the evaluation after the last step is made after that step's checkpoint.
-    return 0 < told["step"] <= step and ("metrics" in told or told["step"] < total_steps)
+    # An evaluation comes before the checkpoint of its step; that of step 0 is made again.
+    return 0 < int(told["step"]) <= step
 
 
 def _new_folder(parent: Path, seconds: float) -> Path:

@@ -23,14 +23,23 @@ class Chart:
 
 _BEFORE_REWARDS = (
     Chart("Accuracy", "on held-out prompts", {"accuracy": "accuracy"}),
-    Chart("Reward", "weighted sum, mean over the batch", {"reward": "reward"}),
+    Chart(
+        "Reward",
+        "weighted sum, mean over the batch",
+        {"reward": "reward", "before groups are replaced": "dynamic_sampling/first_reward"},
+    ),
 )
 _AFTER_REWARDS = (
-    Chart("Groups without signal", "share with equal rewards", {"share": "frac_reward_zero_std"}),
+    Chart(
+        "Groups without signal",
+        "share with equal rewards",
+        {"share": "frac_reward_zero_std", "replaced": "dynamic_sampling/replaced"},
+    ),
     Chart("Loss", "of the step", {"loss": "loss"}),
     Chart("KL to the reference", "estimated as train.kl says, nats per token", {"kl": "kl"}),
     Chart("KL to pi_old", "k3 estimate, nats per token", {"kl": "kl_old"}),
     Chart("Entropy", "nats per token", {"entropy": "entropy"}),
+    Chart("Completions left out", "share that is off-policy", {"share": "off_policy_masked"}),
     Chart(
         "Completion length",
         "tokens",
@@ -61,11 +70,15 @@ _AFTER_CLIPPING = (
 def charts_of(record: RunRecord) -> list[Chart]:
     """The charts of a run, without the metrics and the charts that it did not log."""
     names = record.metric_names()
+    evaluated = list(dict.fromkeys(name for told in record.evaluations for name in told.values))
+    of_rewards = list(dict.fromkeys([*names, *evaluated]))
     charts = [
-        *_BEFORE_REWARDS,
+        _BEFORE_REWARDS[0],
+        _family("Pass@k", "chance that one of k completions is right", "pass_at_", evaluated),
+        *_BEFORE_REWARDS[1:],
         *(
             Chart(f"Reward: {label}", "mean over the batch", {"mean": f"rewards/{label}/mean"})
-            for label in _between("rewards/", names, "/mean")
+            for label in _between("rewards/", of_rewards, "/mean")
         ),
         *_AFTER_REWARDS,
         _family("Tokens clipped", "share of tokens", "clip_ratio/", names, "_mean"),

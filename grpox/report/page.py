@@ -18,6 +18,7 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
+from grpox.early_stop import told as early_stop_told
 from grpox.report.charts import charts_of
 from grpox.report.curves import COLOURS, MOST_POINTS, draw, left_out, marked_evaluations
 from grpox.report.data import RunRecord, read_record
@@ -83,7 +84,14 @@ def render(record: RunRecord) -> str:
         script=Markup(script),
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         now=time.time(),
+        stopped_early=_stopped_early(record),
     )
+
+
+def _stopped_early(record: RunRecord) -> str:
+    """Why a run took fewer steps than it had; empty where it took them all."""
+    stopped = record.summary.get("stopped_early")
+    return early_stop_told(stopped) if isinstance(stopped, Mapping) else ""
 
 
 def number(value: float | None) -> str:
@@ -117,6 +125,9 @@ def _tiles(record: RunRecord) -> Iterator[tuple[str, str, str]]:
     tokens = [told.values["num_tokens"] for told in record.steps if "num_tokens" in told.values]
     if tokens:
         yield "tokens", number(tokens[-1]), "prompts and completions"
+    trained, total = (record.summary.get(name) for name in ("trained_parameters", "parameters"))
+    if trained and total and trained != total:
+        yield "trained", f"{trained / total:.2%}", f"{trained:,} of {total:,} parameters, in adapters"
 
 
 def _when(step: int) -> str:
@@ -135,6 +146,8 @@ def _metric_rows(record: RunRecord) -> Iterator[tuple[str, tuple[float, float, f
 def _components(config: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     """(kind, name, parameters) of the components that the run used."""
     refs = [("reward", ref) for ref in config.get("rewards") or ()]
+    own = (config.get("evaluation") or {}).get("rewards") or ()
+    refs += [("reward of evaluations", ref) for ref in own]
     refs += [(kind, config.get(kind)) for kind in _COMPONENTS]
     refs += [(kind, (config.get("train") or {}).get(kind)) for kind in ("optimizer", "scheduler")]
     refs += [("dataset", (config.get("data") or {}).get("source"))]

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from grpox.runfile.load import ResolvedRun
 
 Isolation = Literal["process", "thread"]
+OF_TRAINING, OF_EVALUATION = "rewards", "evaluation.rewards"
+"""The lists of reward functions that a run file may have."""
 
 
 def isolation_of(bound: BoundComponent, ref: RewardRef, given: bool) -> Isolation:
@@ -72,16 +74,21 @@ def started(bound: BoundComponent, ref: RewardRef) -> RewardProcess:
 
 
 @contextmanager
-def reward_functions(run: ResolvedRun) -> Iterator[list[Any]]:
+def reward_functions(run: ResolvedRun, key: str = OF_TRAINING) -> Iterator[list[Any]]:
     """The reward functions of a run, in order; their processes build side by side and end with the block.
+
+    Args:
+        key: which list of the run file; those of the evaluation are none where it has none of its own.
 
     Raises:
         ConfigError: one cannot be built, or not where the run file says.
     """
     functions: list[Any] = []
+    own = run.config.evaluation.rewards if run.config.evaluation is not None else None
+    refs = run.config.rewards if key == OF_TRAINING else own or []
     try:
-        for place, ref in enumerate(run.config.rewards):
-            bound = run.components[f"rewards[{place}]"]
+        for place, ref in enumerate(refs):
+            bound = run.components[f"{key}[{place}]"]
             objects = {*run.given.functions, *run.given.reward_models}
             apart = isolation_of(bound, ref, bound.key in objects) == "process"
             functions.append(started(bound, ref) if apart else run.build(bound.key))

@@ -113,12 +113,18 @@ def _warnings(rewards: Sequence[NamedReward], outcomes: Sequence[Outcome]) -> di
     return told
 
 
-def column_problems(rewards: Sequence[NamedReward], columns: Sequence[str]) -> list[Problem]:
-    """A problem for each column that a reward function cannot do without and the data lacks."""
+def column_problems(
+    rewards: Sequence[NamedReward], columns: Sequence[str], key: str = "rewards"
+) -> list[Problem]:
+    """A problem for each column that a reward function cannot do without and the data lacks.
+
+    Args:
+        key: under which the run file lists them.
+    """
     return [
         Problem(
             f"reward '{reward.label}' needs column '{name}', which the data lacks",
-            key="rewards",
+            key=key,
             allowed=", ".join(columns) or "none beside the prompt",
             nearest=nearest(name, columns),
         )

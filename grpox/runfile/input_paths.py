@@ -65,21 +65,24 @@ def _is_hub_id(path: str, base: Path) -> bool:
     return not (base / path).exists() and not (base / path).parent.is_dir()
 
 
-def check_inputs(config: RunConfig, given: Collection[str] = ()) -> tuple[list[Problem], int | None]:
+def check_inputs(
+    config: RunConfig, given: Collection[str] = (), trains: bool = True
+) -> tuple[list[Problem], int | None]:
     """What is wrong with the model folder, data files and output folder of `config`, its paths resolved.
 
     Args:
         given: keys of the inputs that are objects.
+        trains: whether training data is read and the output folder written.
 
     Returns:
         The problems, and the number of training prompts where it is cheaply known.
     """
-    problems = output_problems(config)
+    problems = output_problems(config) if trains else []
     if "model.path" not in given:
         problems += model_problems("model.path", config.model.path)
     records = None
     data = config.data
-    if data.path is not None and "data.path" not in given:
+    if trains and data.path is not None and "data.path" not in given:
         if is_data_file(data.path):
             found, records = _data_problems("data.path", data.path, data.prompt_column)
             split, records = _split_of_file(data, records)

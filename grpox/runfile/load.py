@@ -17,17 +17,21 @@ from pydantic import ValidationError
 from grpox import launch
 from grpox.component import BoundComponent, bind_object
 from grpox.config import ComponentRef, RunConfig, Section
-from grpox.errors import ConfigError, Problem, nearest
+from grpox.errors import ConfigError, Problem
 from grpox.given.objects import Given
 from grpox.plugins import discover
 from grpox.problems import problems_of, truths_for_numbers
 from grpox.registry import Registry
 from grpox.required import missing_plugins
 from grpox.runfile.deepspeed_settings import deepspeed_problems
+from grpox.runfile.dynamic_sampling import dynamic_sampling_problems
+from grpox.runfile.evaluation import evaluation_problems
 from grpox.runfile.hub_names import hub_problems
 from grpox.runfile.input_paths import check_inputs, resolve_paths
+from grpox.runfile.lora import lora_problems
 from grpox.runfile.lr_schedules import schedule_problems
 from grpox.runfile.model_options import checkpointing_problems, model_problems
+from grpox.runfile.off_policy import off_policy_problems
 from grpox.runfile.old_logprobs import old_logprobs_problems
 from grpox.runfile.origins import Origin
 from grpox.runfile.overrides import apply_overrides
@@ -89,6 +93,12 @@ def load_run(
     Raises:
         ConfigError: with every problem found.
     """
+    data, origin = read_run(run, overrides)
+    return resolve(data, origin, str(run), given or Given(), world_size)
+
+
+def read_run(run: str | Path, overrides: Sequence[str]) -> tuple[dict[str, Any], Origin]:
+    """What a run file or recipe says with `overrides` on top, not checked yet; raises as `load_run`."""
     path = recipe_path(run)
     source = str(run) if path == Path(run) else path.name
     document = read_yaml(_text(path, source), source)
@@ -96,8 +106,7 @@ def load_run(
         what = "a run file is a mapping of keys such as model, data and rewards"
         raise ConfigError(Problem("the run file is empty" if document.data is None else what, where=source))
     overridden = apply_overrides(document.data, overrides)
-    origin = Origin(source, path.parent.absolute(), document.lines, overridden)
-    return _resolve(document.data, origin, str(run), given or Given(), world_size)
+    return document.data, Origin(source, path.parent.absolute(), document.lines, overridden)
 
 
 def resolve_config(
@@ -120,7 +129,7 @@ def resolve_config(
         ConfigError: with every problem found.
     """
     origin = Origin(source, base.absolute())
-    return _resolve(data, origin, source, given or Given(), world_size)
+    return resolve(data, origin, source, given or Given(), world_size)
 
 
 def _text(path: Path, source: str) -> str:
@@ -133,13 +142,22 @@ def _text(path: Path, source: str) -> str:
         raise ConfigError(Problem(f"cannot be read: {error.strerror}", where=source)) from error
 
 
-def _resolve(
+def resolve(
     data: Mapping[str, Any] | RunConfig,
     origin: Origin,
     source: str,
     given: Given,
     world_size: int | None,
+    trains: bool = True,
 ) -> ResolvedRun:
+    """Check a run that was read.
+
+    Args:
+        trains: whether it trains: one that does not reads no training data, and leaves no folder.
+
+    Raises:
+        ConfigError: with every problem found.
+    """
     data = copy.deepcopy(given.merged(data))
     origin = origin.with_arguments(given.keys)
     truths = truths_for_numbers(data, RunConfig)
@@ -158,10 +176,14 @@ def _resolve(
     problems += resolve_parameters(config, components, origin.base)
     problems += missing_plugins(registry.plugins, config.plugins.required)
     problems += _unknown_names(config)
+    problems += evaluation_problems(config, components)
     problems += old_logprobs_problems(config, components)
     problems += staleness_problems(config, components, registry.plugins.offers)
-    found, num_prompts = check_inputs(config, given.inputs)
+    problems += off_policy_problems(config, components)
+    problems += dynamic_sampling_problems(config)
+    found, num_prompts = check_inputs(config, given.inputs, trains)
     problems += found + stream_problems(config, given.streamed)
+    problems += lora_problems(config, components, given.inputs)
     if given.dataset is not None:
         num_prompts = given.num_prompts
     try:
@@ -280,23 +302,12 @@ def _refused_sampling(config: RunConfig, generator: BoundComponent) -> list[Prob
 
 def _unknown_names(config: RunConfig) -> list[Problem]:
     """Names that stand for something else than a component, and do not exist."""
-    problems = []
-    rewards = config.reward_labels
-    if config.evaluation and config.evaluation.accuracy is not None:
-        problems += _unknown("evaluation.accuracy", config.evaluation.accuracy, "reward of this run", rewards)
-    problems += schedule_problems(config.train)
+    problems = schedule_problems(config.train)
     problems += checkpointing_problems(config.train)
     problems += deepspeed_problems(config.deepspeed)
     problems += model_problems(config.model)
     problems += hub_problems(config.hub)
     return problems
-
-
-def _unknown(key: str, name: str, what: str, known: Sequence[str]) -> list[Problem]:
-    if name in known:
-        return []
-    allowed = ", ".join(known)
-    return [Problem(f"no such {what}", key=key, given=name, allowed=allowed, nearest=nearest(name, known))]
 
 
 def _checked_plan(config: RunConfig, world_size: int | None, num_prompts: int | None) -> BatchPlan:

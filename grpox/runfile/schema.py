@@ -45,7 +45,9 @@ def run_schema(registry: Registry) -> Schema:
         section, _, name = key.rpartition(".")
         properties = (_section(schema, section) if section else schema)["properties"]
         properties[name] = _pointing_to(kinds[kind], properties[name])
-    schema["properties"]["rewards"]["items"] = {"$ref": _ref(kinds["reward"])}
+    of_evaluation = definitions["EvaluationConfig"]["properties"]["rewards"]["anyOf"][0]
+    for rewards in (schema["properties"]["rewards"], of_evaluation):
+        rewards["items"] = {"$ref": _ref(kinds["reward"])}
     _describe_observers(schema["properties"]["tracking"], registry, definitions)
     definitions["TrainConfig"]["properties"]["lr_scheduler_type"]["enum"] = list(LR_SCHEDULER_TYPES)
     for unused in (ComponentRef, RewardRef):

@@ -17,12 +17,13 @@ SLOTS = {
     "train.optimizer": "optimizer",
     "train.scheduler": "scheduler",
 }
-"""Dotted key -> component kind. Besides these, `rewards` lists rewards and `tracking` names observers."""
+"""Dotted key -> component kind. Besides these, `rewards` and `evaluation.rewards` list rewards, and `tracking`
+names observers."""
 
 
 def is_slot(key: str) -> bool:
     """Whether a run file names a component under the dotted `key`, so that a bare name may stand there."""
-    return key in SLOTS or re.fullmatch(r"rewards\[\d+\]", key) is not None
+    return key in SLOTS or re.fullmatch(r"(evaluation\.)?rewards\[\d+\]", key) is not None
 
 
 def default_name(key: str) -> str | None:
@@ -40,6 +41,9 @@ def selected(config: RunConfig) -> Iterator[tuple[str, str, ComponentRef]]:
             yield key, kind, reference
     for index, reward in enumerate(config.rewards):
         yield f"rewards[{index}]", "reward", reward
+    own = config.evaluation.rewards if config.evaluation is not None else None
+    for index, reward in enumerate(own or ()):
+        yield f"evaluation.rewards[{index}]", "reward", reward
     for name, params in config.tracking.items():
         mention = params if "path" in params else {**params, "name": name}
         yield f"tracking.{name}", "observer", ComponentRef.model_validate(mention)

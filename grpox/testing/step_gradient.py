@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -19,8 +20,10 @@ from grpox.problems import problems_of
 from grpox.reduction import StepTotals, count_masks
 from grpox.registry import Registry
 from grpox.step_loss import MicroBatchInputs, StepLoss
+from grpox.top_entropy import choose
+from grpox.world import World
 
-REQUIRED = ("logprobs", "advantages", "token_mask")
+REQUIRED: tuple[str, ...] = ("logprobs", "advantages", "token_mask")
 OPTIONAL = ("old_logprobs", "sampler_logprobs", "ref_logprobs", "entropy")
 
 
@@ -31,6 +34,9 @@ def step_gradient(
     correction: str | Mapping[str, Any] = "none",
     beta: float = 0.0,
     kl: str = "k3",
+    entropy_coef: float = 0.0,
+    top_entropy_quantile: float = 1.0,
+    off_policy_mask_threshold: float | None = None,
     max_completion_length: int,
     world_size: int = 1,
 ) -> tuple[Tensor, list[Tensor]]:
@@ -48,6 +54,11 @@ def step_gradient(
         correction: as in a run file.
         beta: weight of the KL to the reference; more than 0 needs `ref_logprobs`.
         kl: its estimator: k1, k2, k3 or unbiased.
+        entropy_coef: weight of the entropy bonus, as in `train`; more than 0 needs `entropy`. The loss contains
+            the bonus; its gradient is one with respect to the entropy, -entropy_coef / N_tok at each token.
+        top_entropy_quantile: the part of the step's tokens, those of the highest entropy, that the policy loss
+            is made of, as in `train`; less than 1 needs `entropy`.
+        off_policy_mask_threshold: as in `train`.
         max_completion_length: the divisor of losses that are normalised by a constant length.
         world_size: ranks that share the step. Their shares add up, so it changes no gradient.
 
@@ -59,11 +70,18 @@ def step_gradient(
         RunFailed: the loss or the correction raised or returned what is none.
     """
     _check_settings(beta, kl, max_completion_length, world_size)
+    _check_masks(entropy_coef, top_entropy_quantile, off_policy_mask_threshold)
     if isinstance(micro_batches, Mapping | str) or not isinstance(micro_batches, Sequence) or not micro_batches:
         what = "a step is a list of at least one micro-batch"
         raise ConfigError(Problem(what, "micro_batches", given=type(micro_batches).__name__))
-    step_loss = StepLoss(_build("loss", loss), _build("correction", correction), beta, kl)
-    inputs = [_inputs(place, micro_batch, beta) for place, micro_batch in enumerate(micro_batches)]
+    components = _build("loss", loss), _build("correction", correction)
+    step_loss = StepLoss(*components, beta, kl, entropy_coef, off_policy_mask_threshold)
+    needed = REQUIRED
+    needed += ("ref_logprobs",) if beta > 0 else ()
+    needed += ("entropy",) if entropy_coef > 0 or top_entropy_quantile < 1 else ()
+    inputs = [_inputs(place, micro_batch, needed) for place, micro_batch in enumerate(micro_batches)]
+    if top_entropy_quantile < 1:
+        inputs = _of_high_entropy(inputs, top_entropy_quantile)
     # Each rank counts its own and the counts are added, as the all-reduce of a run does.
     counts = [count_masks(i.token_mask for i in inputs[rank::world_size]) for rank in range(world_size)]
     tokens, sequences, number = (sum(column) for column in zip(*counts, strict=True))
@@ -87,6 +105,28 @@ def _build(kind: str, given: str | Mapping[str, Any]) -> Any:
     return _registry().build(_registry().parse(kind, reference, kind))
 
 
+def _of_high_entropy(inputs: Sequence[MicroBatchInputs], part: float) -> list[MicroBatchInputs]:
+    """The micro-batches of all ranks, told which of their tokens are chosen."""
+    entropies = [each.entropy for each in inputs if each.entropy is not None]
+    masks = [each.token_mask for each in inputs]
+    chosen = choose(entropies, masks, part, World(0, 1, torch.device("cpu")))
+    return [replace(each, policy_keep=keep) for each, keep in zip(inputs, chosen.keep, strict=True)]
+
+
+def _check_masks(entropy_coef: float, top_entropy_quantile: float, threshold: float | None) -> None:
+    problems = []
+    if not 0 <= entropy_coef < math.inf:
+        problems.append(Problem("must be a finite number from 0", "entropy_coef", given=repr(entropy_coef)))
+    if not 0 <= top_entropy_quantile <= 1:
+        given = repr(top_entropy_quantile)
+        problems.append(Problem("must be a number from 0 to 1", "top_entropy_quantile", given=given))
+    if threshold is not None and not 0 <= threshold < math.inf:
+        what = "must be a finite number from 0, or None"
+        problems.append(Problem(what, "off_policy_mask_threshold", given=repr(threshold)))
+    if problems:
+        raise ConfigError(problems)
+
+
 def _check_settings(beta: float, kl: str, max_completion_length: int, world_size: int) -> None:
     problems = []
     if kl not in KL_ESTIMATORS:
@@ -101,7 +141,7 @@ def _check_settings(beta: float, kl: str, max_completion_length: int, world_size
         raise ConfigError(problems)
 
 
-def _inputs(place: int, given: Any, beta: float) -> MicroBatchInputs:
+def _inputs(place: int, given: Any, needed: Sequence[str]) -> MicroBatchInputs:
     key = f"micro_batches[{place}]"
     if not isinstance(given, Mapping):
         what = "a micro-batch is a mapping of names to tensors"
@@ -112,8 +152,7 @@ def _inputs(place: int, given: Any, beta: float) -> MicroBatchInputs:
         for name in given
         if name not in known
     ]
-    required = (*REQUIRED, "ref_logprobs") if beta > 0 else REQUIRED
-    problems += [Problem("missing", f"{key}.{name}") for name in required if given.get(name) is None]
+    problems += [Problem("missing", f"{key}.{name}") for name in needed if given.get(name) is None]
     if problems:
         raise ConfigError(problems)
     tensors = {name: _tensor(f"{key}.{name}", value) for name, value in given.items() if value is not None}

@@ -57,10 +57,10 @@ def _a_finished_run_is_there(run: RunContext, uri: str) -> None:
     record.grpox_run_started(run)
     tracker.grpox_run_started(run)
     record.grpox_rollouts_scored(1, ROLLOUTS)
-    tracker.grpox_rollouts_scored()
+    tracker.grpox_rollouts_scored(1, ROLLOUTS)
     for step in (1, 2, 3):
         record.grpox_step_finished(step, {"loss": 1 / 3 * step, "kl": math.nan})
-        tracker.grpox_step_finished()
+        tracker.grpox_step_finished({})
     (run.output_dir / "summary.json").write_text("{}")
     tracker.grpox_run_finished()
 
@@ -92,7 +92,9 @@ def _it_is_read_back(run: RunContext, uri: str) -> None:
     assert shown["run_id"] == listed["run_id"]
     assert shown["params"]["loss.name"] == "grpo"
     assert shown["metrics"]["kl"]["last"] == {"step": 3, "value": "nan"}
-    assert shown["artifacts"] == {"completions": 1, "config.yaml": None, "summary.json": None}
+    assert shown["artifacts"] == {
+        "completions": 1, "config.yaml": None, "eval_table.json": None, "summary.json": None,
+    }  # fmt: skip
     page = told("open", str(run.output_dir), "--no-browser").splitlines()[0]
     assert page.startswith(f"run:    {uri}/#/experiments/")
     assert page.endswith(f"/runs/{shown['run_id']}")
@@ -115,7 +117,7 @@ def _steps_go_on_without_an_answer(run: RunContext, server: Server, monkeypatch:
     for step in range(1, 51):
         record.grpox_step_finished(step, {"loss": 1.0 / step})
         begun = time.monotonic()
-        tracker.grpox_step_finished()
+        tracker.grpox_step_finished({})
         assert time.monotonic() - begun < 1
     begun = time.monotonic()
     with pytest.raises(RunFailed, match=f"grpox sync {run.output_dir}"):

@@ -22,12 +22,19 @@ RICH = (
     "evaluation.every=3 checkpoint.background=true"
 )
 """Rollouts that outlive a step, a reference that moves, evaluations between steps, a thread that writes."""
+DYNAMIC = (
+    "train.per_device_train_batch_size=64 train.gradient_accumulation_steps=1 train.steps_per_generation=2 "
+    "train.dynamic_sampling_rounds=2 train.entropy_coef=0.001 train.top_entropy_quantile=0.5 "
+    "train.off_policy_mask_threshold=0.01 evaluation=null"
+)
+"""Prompts whose order depends on what was sampled, and steps of which not all tokens are."""
 
 
 @pytest.mark.parametrize(
     ("ranks", "settings"),
     [
         (1, RICH),
+        (1, DYNAMIC),
         (2, "train.per_device_train_batch_size=16 train.steps_per_generation=4 evaluation=null"),
         pytest.param(
             1,
@@ -35,7 +42,7 @@ RICH = (
             marks=pytest.mark.skipif(NO_VLLM, reason="vLLM is not installed (make vllm)"),
         ),
     ],
-    ids=["hf", "two ranks", "vllm-colocate"],
+    ids=["hf", "dynamic sampling", "two ranks", "vllm-colocate"],
 )
 def test_a_run_killed_at_a_random_moment_is_resumed_bit_by_bit(
     tmp_path: Path, ranks: int, settings: str

@@ -12,12 +12,12 @@ SCRIPT = Path(__file__).with_name("zero3_step.py")
 LOSSES = [("grpo", 0.0), ("dr_grpo", 0.0), ("dapo", 0.1), ("cispo", 0.0), ("sapo", 0.1)]
 
 
-def take_steps(folder, ranks, batch_size, accumulation):
+def take_steps(folder, ranks, batch_size, accumulation, script=SCRIPT):
     out = folder / f"{ranks}x{batch_size}x{accumulation}.pt"
     launcher = [sys.executable]
     if ranks > 1:
         launcher += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    command = [*launcher, str(SCRIPT), str(out), str(batch_size), str(accumulation)]
+    command = [*launcher, str(script), str(out), str(batch_size), str(accumulation)]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-4000:]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.resources
 import random
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -99,7 +100,12 @@ def slices_for(config: RunConfig, world: World) -> list[Slice]:
     return slices
 
 
-def step(config: RunConfig, registry: Registry, world: World) -> dict[str, Any]:
+def step(
+    config: RunConfig,
+    registry: Registry,
+    world: World,
+    slices_of: Callable[[RunConfig, World], list[Slice]] = slices_for,
+) -> dict[str, Any]:
     """Take one step; returns the whole gradient, the metrics and the weights after it."""
     train = config.train
     engine = Engine(load_model(config.model), config, world, 10, AdamW(train), NamedSchedule(train))
@@ -115,7 +121,7 @@ def step(config: RunConfig, registry: Registry, world: World) -> dict[str, Any]:
     loss = registry.build(registry.parse("loss", config.loss, "loss"))
     correction = registry.build(registry.parse("correction", config.correction, "correction"))
     update = PolicyUpdate(engine, reference_for(config, world), loss, correction, config, world)
-    metrics = update.step(slices_for(config, world))
+    metrics = update.step(slices_of(config, world))
     shards = [parameter.ds_tensor.numel() / parameter.ds_numel for parameter in engine.module.parameters()]
     return {
         "gradient": gradient,

@@ -74,7 +74,7 @@ class Session:
 
     def step(self, step: int, metrics: dict[str, float]) -> None:
         self.record.grpox_step_finished(step, metrics)
-        self.tracker.grpox_step_finished()
+        self.tracker.grpox_step_finished(metrics)
 
     def evaluate(self, step: int, metrics: dict[str, float]) -> None:
         self.record.grpox_evaluated(step, metrics)
@@ -82,7 +82,7 @@ class Session:
 
     def score(self, step: int) -> None:
         self.record.grpox_rollouts_scored(step, ROLLOUTS)
-        self.tracker.grpox_rollouts_scored()
+        self.tracker.grpox_rollouts_scored(step, ROLLOUTS)
 
     def finish(self) -> None:
         (self.run.output_dir / "summary.json").write_text('{"steps": 2}')

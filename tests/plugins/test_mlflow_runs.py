@@ -75,7 +75,7 @@ class Stored:
         record.grpox_evaluated(0, {"accuracy": 0.125})
         for step, reward in enumerate(rewards, 1):
             record.grpox_step_finished(step, {"reward": reward, "sampling/kl": math.nan, "grad_norm": 1.0})
-            tracker.grpox_step_finished()
+            tracker.grpox_step_finished({})
         if not over:
             # As a process that was killed leaves it.
             assert tracker._writer is not None

@@ -25,9 +25,10 @@ from grpox.signals import Terminated
 SURFACE = {
     "": ["--help", "--traceback", "--version"],
     "doctor": ["--help", "--json"],
+    "eval": ["--completions", "--help", "--out", "config", "model", "overrides"],
     "export": ["--help", "checkpoint", "out_dir"],
     "import-trl": ["--force", "--help", "--out", "setup"],
-    "plan": ["--generations", "--help", "--world-size", "overrides", "run"],
+    "plan": ["--generations", "--help", "--memory", "--prompt-tokens", "--world-size", "overrides", "run"],
     "plugins check": ["--help", "name", "params"],
     "plugins diff": ["--help", "run_a", "run_b"],
     "plugins list": ["--fresh", "--help", "--json", "--kind", "--why"],
@@ -59,6 +60,18 @@ SURFACE = {
     "runs open": ["--help", "--no-browser", "--uri", "run"],
     "runs show": ["--all", "--help", "--json", "--uri", "run"],
     "schema": ["--help"],
+    "sweep": [
+        "--dir",
+        "--dry-run",
+        "--help",
+        "--lowest",
+        "--metric",
+        "--nproc-per-node",
+        "--parallel",
+        "--seeds",
+        "overrides",
+        "run",
+    ],
     "sync": ["--help", "--tracking-uri", "run_dir"],
     "train": ["--allow-changes", "--help", "--resume", "--traceback", "overrides", "run"],
     "validate": ["--help", "--world-size", "overrides", "run"],
@@ -120,7 +133,7 @@ def test_every_command_has_help(command: list[str]) -> None:
 
 PLUGIN_COMMANDS = [name for name in SURFACE if name.startswith("plugins ")]
 RUN_COMMANDS = ["train", "validate", "plan", "recipes copy", "export", "replay", "report", "doctor", "sync"]
-RUN_COMMANDS += ["import-trl"]
+RUN_COMMANDS += ["import-trl", "eval"]
 
 
 @pytest.mark.parametrize("command", [*RUN_COMMANDS, *PLUGIN_COMMANDS])

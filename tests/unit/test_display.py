@@ -147,7 +147,7 @@ def test_the_summary_tells_accuracy_before_and_after() -> None:
     display.grpox_evaluated(5, {"accuracy": 0.9})
     display.grpox_step_finished(run, 10, {})
     display.grpox_evaluated(10, {"accuracy": 0.5, "mean_length": 12.0})
-    display.grpox_run_finished(run)
+    display.grpox_run_finished(run, {})
     shown = console.export_text()
     assert "evaluation after step 10: accuracy 0.5  mean_length 12\n" in shown
     rows = [[cell.strip() for cell in line.strip("│").split("│")] for line in shown.splitlines() if "│" in line]
@@ -155,6 +155,32 @@ def test_the_summary_tells_accuracy_before_and_after() -> None:
     assert rows[1] == ["accuracy after step 10", "0.5000"]
     assert ["steps", "10"] in rows
     assert ["folder", "runs/demo"] in rows
+
+
+def test_the_line_of_an_evaluation_holds_its_main_values() -> None:
+    display, console = started(context())
+    metrics = {"accuracy": 0.5, "pass_at_4": 0.75, "reward": 0.5, "reward_std": 0.5, "rewards/a/mean": 0.5}
+    metrics |= {"rewards/a/std": 0.5, "rewards/a/abstained": 0.0, "completions/mean_length": 3.0}
+    display.grpox_evaluated(0, metrics)
+    assert console.export_text() == (
+        "evaluation after step 0: accuracy 0.5  pass_at_4 0.75  rewards/a/mean 0.5\n"
+    )
+    display.grpox_evaluated(0, metrics | {"rewards/b/mean": 1.0})
+    assert "reward 0.5  rewards/a/mean 0.5  rewards/b/mean 1\n" in console.export_text()
+
+
+def test_the_summary_tells_why_a_run_stopped_early_and_which_checkpoint_is_the_best() -> None:
+    display, console = plain()
+    run = context()
+    display.grpox_run_started(run)
+    display.grpox_step_finished(run, 6, {})
+    stopped = {"step": 6, "metric": "evaluation/accuracy", "best": 0.5, "best_step": 2}
+    best = {"metric": "reward", "value": 0.25, "step": 4, "checkpoint": "runs/demo/checkpoints/step-00000004"}
+    summary = {"stopped_early": stopped | {"evaluations_without_gain": 2}, "best_checkpoint": best}
+    display.grpox_run_finished(run, summary)
+    shown = console.export_text()
+    assert "after step 6: evaluation/accuracy was best after step 2, at 0.5" in shown
+    assert "reward 0.25: runs/demo/checkpoints/step-00000004" in shown
 
 
 def test_a_terminal_gets_a_live_line_that_ends_with_the_run() -> None:

@@ -12,7 +12,7 @@ import torch
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from grpox.config import ComponentRef, RewardRef, RunConfig, Section
+from grpox.config import ComponentRef, EarlyStopConfig, LoraConfig, RewardRef, RunConfig, Section
 from grpox.contracts import LossInputs, PolicyLoss
 from grpox.plugins import Offer, discover
 from grpox.registry import Registry
@@ -97,7 +97,16 @@ def test_a_built_in_component_is_named_with_its_parameters(offer: Offer) -> None
 
 
 def test_no_table_is_about_something_that_does_not_exist() -> None:
-    assert DOCUMENTED.keys() <= {"reward", *sections(), *(offer.spec.name for offer in BUILT_IN)}
+    nested = {"reward", "model.lora", "evaluation.early_stop"}
+    assert DOCUMENTED.keys() <= {*nested, *sections(), *(offer.spec.name for offer in BUILT_IN)}
+
+
+def test_adapters_have_a_table() -> None:
+    assert DOCUMENTED["model.lora"] == defaults_of(LoraConfig)
+
+
+def test_early_stopping_has_a_table() -> None:
+    assert DOCUMENTED["evaluation.early_stop"] == defaults_of(EarlyStopConfig)
 
 
 def test_every_loss_advantage_and_correction_is_explained() -> None:

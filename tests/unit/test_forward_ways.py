@@ -27,6 +27,7 @@ SMALL = {
     "eos_token_id": 2,
 }
 SHARED, CHUNKED = ForwardWays(chunked=True, shared_width=32), ForwardWays(chunked=True)
+PACKED = ForwardWays(chunked=True, packed=True)
 TRAIN = TrainConfig()
 TEMPERATURE = 0.8
 
@@ -124,6 +125,34 @@ def test_attention_that_cannot_be_masked_keeps_a_row_for_each_sequence() -> None
     model = model_of("llama", torch.float32)
     model.set_attn_implementation("eager")
     assert prepare(model, TRAIN) == CHUNKED
+
+
+@pytest.fixture
+def tells_sequences_by_positions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the attention kernels for packed sequences, which need CUDA: sdpa does it too, with a mask."""
+    monkeypatch.setattr("grpox.forward_ways._attends_by_positions", lambda model: True)
+
+
+@pytest.mark.usefixtures("tells_sequences_by_positions")
+def test_packed_sequences_give_the_log_probabilities_and_gradients_of_padded_ones() -> None:
+    train, plain, model = TrainConfig(prefix_sharing=False), model_of("llama"), model_of("llama")
+    assert prepare(model, train) == PACKED
+    for each, ways in ((plain, PLAIN), (model, PACKED)):
+        logprobs, _ = completion_logprobs(each, batch(), TEMPERATURE, ways)
+        (logprobs * batch().token_mask).sum().backward()
+    assert far(gradient_of(model), gradient_of(plain)) < 1e-6
+
+
+@pytest.mark.usefixtures("tells_sequences_by_positions")
+def test_a_model_that_sees_beyond_its_sequence_is_not_packed() -> None:
+    model = model_of("llama")
+    layers = model.base_model.layers
+    layers[0].register_forward_pre_hook(lambda layer, args: (args[0] + args[0].roll(1, dims=1), *args[1:]))
+    assert prepare(model, TrainConfig(prefix_sharing=False)) != PACKED
+
+
+def test_only_attention_with_a_kernel_for_it_packs() -> None:
+    assert prepare(model_of("llama"), TrainConfig(prefix_sharing=False)) == CHUNKED
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,8 @@ import yaml
 
 from grpox.config import HubConfig, RunConfig
 from grpox.errors import ConfigError, RunFailed
-from grpox.hub import check_hub, model_card, push_model
+from grpox.hub import check_hub, push_model
+from grpox.model_card import model_card
 from grpox.runfile.hub_names import hub_problems
 
 SUMMARY = {"steps": 100, "accuracy_before": 0.3, "accuracy_after": 0.91234}

@@ -417,7 +417,8 @@ def test_fields_that_are_written_in_another_way(imported: Import, given: str, ke
 def test_each_field_given_is_told(folder: Path) -> None:
     text = (
         "learning_rte: 1\nbeta: 0.1\nuse_bias_correction_kl: true\nentropy_coef: 0.01\n"
-        "top_entropy_quantile: 1.0\nlogging_steps: 5\nvllm_mode: server\n"
+        "use_adaptive_entropy: true\noff_policy_mask_threshold: 0.5\n"
+        "top_entropy_quantile: 1.0\nentropy_coef_min: 0.0\nlogging_steps: 5\nvllm_mode: server\n"
         "importance_sampling_level: sequence\ndisable_dropout: false\n"
     )
     Path("grpo.yaml").write_text(YAML + text)
@@ -426,8 +427,11 @@ def test_each_field_given_is_told(folder: Path) -> None:
     assert told(done, "learning_rte") == "1 unknown did you mean learning_rate?"
     assert told(done, "beta") == "0.1 same train.beta"
     assert told(done, "use_bias_correction_kl").startswith("True differs train.kl: true is `unbiased`")
-    assert told(done, "entropy_coef").startswith("0.01 not supported give no entropy bonus")
-    assert told(done, "top_entropy_quantile") == "1.0 not needed does nothing at this value"
+    assert told(done, "entropy_coef").startswith("0.01 differs train.entropy_coef: times the mean over all")
+    assert told(done, "use_adaptive_entropy").startswith("True not supported the weight of the entropy bonus")
+    assert told(done, "off_policy_mask_threshold") == "0.5 same train.off_policy_mask_threshold"
+    assert told(done, "top_entropy_quantile") == "1.0 same train.top_entropy_quantile"
+    assert told(done, "entropy_coef_min") == "0.0 not needed does nothing at this value"
     assert told(done, "logging_steps").startswith("5 not needed every step is a line")
     assert told(done, "vllm_mode") == "'server' not needed use_vllm is false"
     assert told(done, "disable_dropout").startswith("False differs dropout is always off")

@@ -63,6 +63,15 @@ def test_without_sharing_each_sequence_has_a_row_and_no_mask_is_needed() -> None
     assert layout.sources.tolist() == [1, 2, 5, 8, 9]
 
 
+def test_packed_sequences_lie_one_behind_the_other_without_padding() -> None:
+    layout = lay_out(TWO_OF_ONE_PROMPT, 0, packed=True)
+    assert layout.sees is None
+    assert layout.input_ids.tolist() == [[7, 8, 1, 2, 7, 8, 3, 9, 4, 5]]
+    assert layout.position_ids.tolist() == [[0, 1, 2, 3, 0, 1, 2, 0, 1, 2]]
+    assert layout.targets.tolist() == [1, 2, 3, 4, 5]
+    assert layout.sources.tolist() == [1, 2, 5, 7, 8]
+
+
 def test_only_tokens_in_the_mask_are_wanted() -> None:
     batch = batch_of(((7, 8), (1, 2, 3)), ((9,), ()))
     batch.token_mask[0, 1] = False  # a tool's token

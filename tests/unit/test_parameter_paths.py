@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 from grpox.errors import ConfigError
+from grpox.rewards.fitting import fitting_rewards
 from grpox.rewards.isolation import reward_functions
-from grpox.run import _rewards
 from grpox.runfile.load import ResolvedRun, load_run
 
 PLUGIN = """
@@ -102,7 +102,7 @@ def test_what_a_run_file_says_of_failures_reaches_the_function(folder: Path) -> 
     reward = "{path: 'reward.py:Words', words: words.txt, weight: 2, on_error: abstain, timeout: 3}"
     run = read(folder, reward)
     with reward_functions(run) as functions:
-        (named,) = _rewards(run, functions, SimpleNamespace(column_names=[]))
+        (named,) = fitting_rewards(run.config.rewards, functions, SimpleNamespace(column_names=[]))
     assert (named.label, named.weight, named.on_error, named.timeout) == ("Words", 2.0, "abstain", 3.0)
     with pytest.raises(ConfigError, match=r"rewards\[0\]\.timeout"):
         read(folder, "{name: exact, timeout: 0}")

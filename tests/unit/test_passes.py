@@ -105,6 +105,21 @@ def test_every_saving_alone_and_together_gives_the_same_gradient(loss: str, beta
         assert far(found, expected) < 1e-6, settings
 
 
+@pytest.mark.parametrize("loss", ["grpo", "bnpo"])
+@pytest.mark.parametrize("budget", [None, 40])
+def test_packing_gives_the_same_gradient_without_padding(
+    loss: str, budget: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("grpox.forward_ways._attends_by_positions", lambda model: True)
+    slices, plain = slices_of(1), model_of("llama")
+    expected = gradients(copy.deepcopy(slices), loss, plain, arrangement(loss, PLAIN, **ALL_OFF), 0.0)
+    model, train = copy.deepcopy(plain), TrainConfig(prefix_sharing=False, max_tokens_per_micro_batch=budget)
+    arranged = Arrangement.of(train, loss_of(loss), prepare(model, train))
+    assert arranged.ways.packed
+    assert arranged.passes(copy.deepcopy(slices), WORLD).padding_fraction == 0
+    assert far(gradients(slices, loss, model, arranged, 0.0), expected) < 1e-6
+
+
 def test_every_row_is_in_one_pass_with_its_own_numbers() -> None:
     slices = slices_of(2)
     passes = arrangement(max_tokens_per_micro_batch=30).passes(slices, WORLD)

@@ -173,6 +173,8 @@ def test_states_on_nvme_are_not_taken_to_another_number_of_ranks(run: ResolvedRu
         ({"keep": 2}, [5, 4]),
         ({"keep": 1, "best": "reward"}, [5, 2]),
         ({"keep": 1, "best": "reward", "best_is": "lowest"}, [5, 1]),
+        ({"keep": 1, "best": "reward", "best_is": "min"}, [5, 1]),
+        ({"keep": 1, "best": "reward", "best_is": "max"}, [5, 2]),
         ({"keep": 1, "best": "unknown"}, [5]),
         ({"keep": 9}, [5, 4, 3, 2, 1]),
     ],

@@ -166,3 +166,25 @@ def test_a_mask_of_another_shape_is_refused(shape: tuple[int, ...]) -> None:
     key, _ = refusal(micro_batches=[{**good(), "token_mask": torch.ones(shape).bool()}])
 
     assert key == "micro_batches[0].token_mask"
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("entropy_coef", -0.1),
+        ("entropy_coef", math.nan),
+        ("top_entropy_quantile", 1.5),
+        ("top_entropy_quantile", math.nan),
+        ("off_policy_mask_threshold", -1.0),
+        ("off_policy_mask_threshold", math.inf),
+    ],
+)
+def test_a_bonus_or_mask_that_means_nothing_is_refused(key: str, value: float) -> None:
+    assert refusal(**{key: value})[0] == key
+
+
+@pytest.mark.parametrize("options", [{"entropy_coef": 0.1}, {"top_entropy_quantile": 0.5}], ids=str)
+def test_what_looks_at_the_entropy_needs_it(options: dict[str, float]) -> None:
+    without = {name: tensor for name, tensor in good().items() if name != "entropy"}
+
+    assert refusal(micro_batches=[without], **options)[0] == "micro_batches[0].entropy"

@@ -39,6 +39,8 @@ GLOBAL: tuple[Mapping[str, Any], ...] = (
     {"loss": {"name": "dapo", "clip_high": 0.28, "level": "sequence"}, "beta": 0.2, "kl": "unbiased"},
     {"loss": "cispo", "beta": 0.2, "kl": "k2", "correction": "token-mask"},
     {"loss": "sapo", "beta": 0.2, "correction": "geometric-mask"},
+    {"loss": "grpo", "top_entropy_quantile": 0.4, "off_policy_mask_threshold": 0.4, "beta": 0.2},
+    {"loss": "dapo", "entropy_coef": 0.1, "top_entropy_quantile": 0.2, "correction": "token-truncate"},
 )
 SPLITS: Mapping[str, Sequence[Sequence[int]]] = {
     "halves": [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]],

@@ -47,6 +47,14 @@ CLIPPED: tuple[Parameters, ...] = (
     {"level": "sequence", "clip_low": 3e-4, "clip_high": 4e-4},
     {"level": "sequence", "clip_high": 0.28, "delta": 2.0},
 )
+MASKS: tuple[Parameters, ...] = (
+    {"off_policy_mask_threshold": 0.4},
+    {"off_policy_mask_threshold": 0.0},
+    {"top_entropy_quantile": 0.2},
+    {"top_entropy_quantile": 0.75},
+    {"top_entropy_quantile": 0.0},
+    {"top_entropy_quantile": 0.5, "off_policy_mask_threshold": 0.4, "entropy_coef": 0.01},
+)
 OPTIONS: tuple[Parameters, ...] = (
     *({"name": name, **options} for name in ("grpo", "dr_grpo", "dapo", "bnpo") for options in CLIPPED),
     {"name": "cispo", "cap": 1.5},
@@ -97,6 +105,13 @@ def test_every_option_of_every_loss(loss: Parameters) -> None:
 @pytest.mark.parametrize("loss", [*LOSSES, {"name": "grpo", "level": "sequence"}], ids=label)
 def test_an_advantage_for_every_token(loss: str | Parameters) -> None:
     agree(loss, with_token_advantages(ragged_batch()), correction="token-truncate", beta=0.1)
+
+
+@pytest.mark.parametrize("masks", MASKS, ids=lambda masks: str(dict(masks)))
+@pytest.mark.parametrize("loss", LOSSES)
+def test_every_loss_with_tokens_and_completions_left_out(loss: str, masks: Parameters) -> None:
+    correction = CORRECTIONS[(LOSSES.index(loss) + MASKS.index(masks)) % len(CORRECTIONS)]
+    agree(loss, ragged_batch(), correction=correction, beta=0.2, **masks)
 
 
 @pytest.mark.parametrize("max_length", [1, 7, 4096])

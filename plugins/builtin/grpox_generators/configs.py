@@ -80,6 +80,9 @@ class VllmColocateConfig(BaseModel):
     """Positions of prompt and completion together; default: the model's. Fewer need less memory."""
     sleep: bool = True
     """On CUDA give weights and cache back while the policy is updated (vLLM's sleep level 2)."""
+    lora_sync: Literal["merged", "adapter"] = "merged"
+    """With model.lora: what a sync brings, all weights with the adapters merged in, or the adapters alone, to
+    be computed beside the frozen weights."""
     engine: dict[str, Any] = Field(default_factory=dict)
     """Any other argument of vLLM's engine, as it is: ``{max_num_seqs: 64, attention_backend: ...}``."""
 
@@ -112,5 +115,9 @@ ENGINE_OWNED = {
     "distributed_executor_backend": "",
     "pipeline_parallel_size": "",
     "data_parallel_size": "",
+    "enable_lora": "generator.lora_sync",
+    "max_lora_rank": "model.lora.r",
+    "max_loras": "",
+    "lora_target_modules": "model.lora.target_modules",
 }
 """Engine arguments that grpox sets: the key of the run file to use in their place, or none."""

@@ -6,6 +6,8 @@ random number for each token of the vocabulary, which on CPU takes longer than t
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from transformers import LogitsProcessor
@@ -25,10 +27,19 @@ class Draw(LogitsProcessor):  # type: ignore[misc]
         length: T, the longest that a completion may get.
         greedy: take the likeliest token instead.
         device: of the scores.
+        uniform: gives N uniform numbers, f64[N, 1], for each token; default: those of torch's global state.
     """
 
-    def __init__(self, rows: int, length: int, greedy: bool, device: torch.device) -> None:
+    def __init__(
+        self,
+        rows: int,
+        length: int,
+        greedy: bool,
+        device: torch.device,
+        uniform: Callable[[], Tensor] | None = None,
+    ) -> None:
         self.greedy = greedy
+        self._uniform = uniform
         self.logprobs = torch.zeros(rows, length, device=device)
         """f32[N, T], of the tokens drawn; 0 where none was."""
         self._running = torch.arange(rows, device=device)
@@ -61,5 +72,8 @@ class Draw(LogitsProcessor):  # type: ignore[misc]
         A uniform number is at most 1 - 2^-53, so what is looked for is less than the last sum, and the first
         sum above it is that of a token of positive probability.
         """
-        uniform = torch.rand(len(self.logprobs), 1, dtype=torch.float64, device=sums.device)
+        if self._uniform is None:
+            uniform = torch.rand(len(self.logprobs), 1, dtype=torch.float64, device=sums.device)
+        else:
+            uniform = self._uniform()
         return torch.searchsorted(sums, uniform[self._running] * sums[:, -1:], right=True)

@@ -23,6 +23,7 @@ from grpox_generators.configs import HfConfig
 from grpox_generators.continuous import complete
 from grpox_generators.draw import Draw, NoProbabilities
 from grpox_generators.limits import check_length, end_ids
+from grpox_generators.own_draws import own_uniform
 from grpox_generators.padding import PaddedPrompts, cut, pad_prompts
 from grpox_generators.sampling import (
     Distribution,
@@ -115,7 +116,8 @@ class HfGenerator:
         prepared = padded.input_ids[rows], padded.lengths[rows]
         distribution = Distribution(self.model, sampling, end_ids, *prepared)
         greedy, length = sampling.temperature == 0, sampling.max_completion_length
-        draw = Draw(count, length, greedy, self.context.device)
+        uniform = own_uniform(prompts, self.context.device)
+        draw = Draw(count, length, greedy, self.context.device, uniform)
         minimum = sampling.min_completion_length
         stops = StopTexts(sampling.stop, self.context.tokenizer, count, columns, minimum)
         sequences = self._run(padded, sampling, end_ids, [distribution, draw], stops if prompts else Idle())

@@ -19,6 +19,7 @@ from safetensors.torch import save_file
 
 from grpox.contracts import WeightStream
 from grpox.errors import RunFailed
+from grpox.lora.layers import base_parameters
 from grpox_generators.server_fleet import Fleet
 
 Bucket = dict[str, torch.Tensor]
@@ -180,7 +181,7 @@ class _StreamSource:
         return [
             # Under ZeRO-3 a parameter's own shape is that of its shard.
             ParamMeta(name, parameter.dtype, tuple(getattr(parameter, "ds_shape", parameter.shape)))
-            for name, parameter in self._policy.named_parameters()
+            for name, parameter in base_parameters(self._policy)
         ]
 
     def __iter__(self) -> WeightStream:

@@ -7,25 +7,24 @@ On CUDA it sleeps while the policy is updated, and forgets its weights: they are
 from __future__ import annotations
 
 import os
-import random
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-import numpy as np
-import torch
-
 from grpox import launch
+from grpox.checkpoint.rng import random_numbers_kept
 from grpox.config import SamplingConfig
 from grpox.contracts import GeneratorContext, Prompt, Rollout, WeightStream
 from grpox.errors import ConfigError, Problem, RunFailed
+from grpox.lora.layers import adapted_layers
+from grpox.lora.streams import stream_base
 from grpox.weight_sync import stream_weights
 from grpox_generators.configs import VllmColocateConfig
 from grpox_generators.limits import check_length, end_ids
 from grpox_generators.shared_memory import own_segments
 from grpox_generators.tensor_parallel import ask_together, check_size, engine_arguments
-from grpox_generators.vllm_sampling import request_params, request_seed
+from grpox_generators.vllm_adapter import AdapterFiles
+from grpox_generators.vllm_sampling import request_params, seed_of
 from grpox_vllm_serving.launch import CPU_BLOCK_SIZE
 from grpox_vllm_serving.tied import as_loaded, head_is_embedding
 
@@ -51,6 +50,10 @@ class VllmColocateGenerator:
         self.version = 0
         self._asleep: set[str] = set()
         """What of the engine is asleep: weights, kv_cache."""
+        self._adapter: AdapterFiles | None = None
+        """Where the engine takes the policy's adapter by itself."""
+        self._has_base = False
+        """Whether it holds the frozen weights then."""
 
     def start(self, context: GeneratorContext) -> None:
         """Start the engine; after DeepSpeed, since vLLM would otherwise make a process group of its own."""
@@ -61,7 +64,10 @@ class VllmColocateGenerator:
         policy = context.policy.config.get_text_config()
         self._tied = bool(getattr(policy, "tie_word_embeddings", False))
         self._vocabulary = policy.vocab_size
-        with _own_random_numbers(), own_segments(context), tempfile.TemporaryDirectory() as folder:
+        # A model that is only evaluated has its adapters merged in.
+        if self.config.lora_sync == "adapter" and adapted_layers(context.policy):
+            self._adapter = AdapterFiles(context.policy)
+        with random_numbers_kept(), own_segments(context), tempfile.TemporaryDirectory() as folder:
             # Without the weights: a hub id, a folder and an object given in Python all start alike.
             context.policy.config.save_pretrained(folder)
             context.tokenizer.save_pretrained(folder)
@@ -69,20 +75,24 @@ class VllmColocateGenerator:
         [self._head_is_embedding] = self._engine.apply_model(head_is_embedding)
 
     def sync(self, weights: WeightStream, version: int) -> None:
-        """Take the weights bucket by bucket, as they are gathered."""
+        """Take the weights bucket by bucket, as they are gathered; or the adapter alone, and `weights` are not
+        begun."""
         self._wake("weights")
-        with _own_random_numbers():
-            named = as_loaded(weights, self._tied, self._head_is_embedding)
-            self._engine.collective_rpc("reload_weights", kwargs={"weights_iterator": named})
-        for _ in weights:  # a collective: whatever the engine left must be gathered on every rank
-            pass
+        if self._adapter is None:
+            self._reload(weights)
+        else:
+            if not self._has_base:
+                self._reload(stream_base(self.context.policy))
+                self._has_base = True
+            with random_numbers_kept():
+                self._adapter.send(self._engine)
         if not self._engine.reset_prefix_cache():
             raise RunFailed("vLLM kept keys and values of the weights before: its prefix cache was in use")
         self.version = version
 
     def generate(self, prompts: Sequence[Prompt], sampling: SamplingConfig, seed: int) -> Iterable[Rollout]:
         """Sample every prompt's group; a temperature of 0 decodes greedily."""
-        asked, mine = ask_together([(prompt, request_seed(seed, prompt.group_id)) for prompt in prompts])
+        asked, mine = ask_together([(prompt, seed_of(prompt, seed)) for prompt in prompts])
         if not asked:
             return
         # vLLM would cut a completion off at its context without a word.
@@ -98,6 +108,7 @@ class VllmColocateGenerator:
         """On CUDA give the memory of weights and cache back to the update."""
         if self._sleeps:
             self._engine.sleep(level=2)
+            self._has_base = False
             self._asleep = {"weights", "kv_cache"}
 
     def wake(self) -> None:
@@ -115,6 +126,15 @@ class VllmColocateGenerator:
         client.engine_core.model_executor.shutdown()
         destroy_model_parallel()
         del self._engine
+        if self._adapter is not None:
+            self._adapter.close()
+
+    def _reload(self, weights: WeightStream) -> None:
+        with random_numbers_kept():
+            named = as_loaded(weights, self._tied, self._head_is_embedding)
+            self._engine.collective_rpc("reload_weights", kwargs={"weights_iterator": named})
+        for _ in weights:  # a collective: whatever the engine left must be gathered on every rank
+            pass
 
     def _wake(self, what: str) -> None:
         if what in self._asleep:
@@ -133,8 +153,11 @@ class VllmColocateGenerator:
                 SamplingParams(**_typed(request_params(sampling, ends, prompt.num_samples, seed)))
                 for prompt, seed in asked
             ]
-            with _own_random_numbers():
-                outputs: list[Any] = self._engine.generate(requests, params, use_tqdm=False)
+            with random_numbers_kept():
+                adapter = None if self._adapter is None else self._adapter.request
+                outputs: list[Any] = self._engine.generate(
+                    requests, params, lora_request=adapter, use_tqdm=False
+                )
         except VLLMValidationError as error:
             what = f"vLLM does not take these settings: {' '.join(str(error).split())}"
             raise ConfigError(Problem(what, "sampling", given=str(sampling.generation_kwargs))) from error
@@ -157,6 +180,8 @@ class VllmColocateGenerator:
             "max_model_len": self.config.max_model_len,
             "gpu_memory_utilization": self.config.gpu_memory_utilization,
         }
+        if self._adapter is not None:
+            own |= self._adapter.arguments
         gib = self.config.kv_cache_gib
         if self.context.device.type == "cpu":
             gib = gib or 1.0
@@ -190,16 +215,3 @@ def _typed(params: dict[str, Any]) -> dict[str, Any]:
 
         params["structured_outputs"] = StructuredOutputsParams(**params["structured_outputs"])
     return params
-
-
-@contextmanager
-def _own_random_numbers() -> Iterator[None]:
-    """vLLM reseeds and draws from the global generators, which are the trainer's."""
-    python, numpy = random.getstate(), np.random.get_state()
-    devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
-    with torch.random.fork_rng(devices=devices):
-        try:
-            yield
-        finally:
-            random.setstate(python)
-            np.random.set_state(numpy)

@@ -22,7 +22,7 @@ from grpox_generators.server_config import VllmServerConfig
 from grpox_generators.server_fleet import Fleet, tell
 from grpox_generators.server_pool import Member, Request, ServerPool
 from grpox_generators.server_weights import FileSender, NcclSender
-from grpox_generators.vllm_sampling import request_params, request_seed
+from grpox_generators.vllm_sampling import request_params, seed_of
 from grpox_vllm_serving.signature import signature
 
 if TYPE_CHECKING:
@@ -199,7 +199,7 @@ class VllmServerGenerator:
         return [
             Request(
                 prompt,
-                request_params(sampling, ends, prompt.num_samples, request_seed(seed, prompt.group_id)),
+                request_params(sampling, ends, prompt.num_samples, seed_of(prompt, seed)),
             )
             for prompt in prompts
         ]

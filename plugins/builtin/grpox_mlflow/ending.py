@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from grpox.checkpoint.folders import checkpoints_in
+from grpox.early_stop import told as early_stop_told
+from grpox_mlflow.naming import TAG_LENGTH
 
-TAG_LENGTH = 5000
-"""MLflow's limit in characters."""
-CHECKPOINT, ERROR = "grpox.checkpoint", "grpox.error"
+CHECKPOINT, ERROR, STOPPED_EARLY = "grpox.checkpoint", "grpox.error", "grpox.stopped_early"
 _INTERRUPTIONS = ("KeyboardInterrupt", "Terminated", "SystemExit")
 
 
@@ -33,7 +33,10 @@ def ending(folder: Path) -> tuple[str, int]:
 def tags_of(folder: Path) -> dict[str, str]:
     """Tags that follow from a run's files as they are now."""
     tags = {}
-    newest = _json(folder / "summary.json").get("model") or next(iter(checkpoints_in(folder)), None)
+    summary = _json(folder / "summary.json")
+    if isinstance(stopped := summary.get("stopped_early"), dict):
+        tags[STOPPED_EARLY] = early_stop_told(stopped)[:TAG_LENGTH]
+    newest = summary.get("model") or next(iter(checkpoints_in(folder)), None)
     if newest is not None:
         tags[CHECKPOINT] = str(newest)[:TAG_LENGTH]
     error = _json(folder / "failure.json").get("error")

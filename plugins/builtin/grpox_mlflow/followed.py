@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 FILE = "mlflow.json"
 
@@ -24,6 +25,12 @@ class FollowedRun:
     log_completions: bool = True
     params: dict[str, str] = field(default_factory=dict)
     tags: dict[str, str] = field(default_factory=dict)
+    datasets: list[dict[str, str]] = field(default_factory=list)
+    """What it reads: see `grpox_mlflow.datasets`."""
+    registration: dict[str, Any] | None = None
+    """As which model its own are registered: see `grpox_mlflow.registry`; None: they are not."""
+    traces_done: int = 0
+    """Bytes of traces.jsonl that this store has."""
     experiment_id: str | None = None
     run_id: str | None = None
     """None until the run is created."""

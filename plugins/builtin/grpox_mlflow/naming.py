@@ -11,6 +11,10 @@ from typing import Any
 NAME_LENGTH = 250
 VALUE_LENGTH = 6000
 """MLflow's limits in characters; it cuts longer parameter values without a word."""
+TAG_LENGTH = 5000
+"""Characters of a tag's value that every version of MLflow takes."""
+CHANGED = "changed."
+"""Begins the tag of a parameter that is not what it was when the run began."""
 
 
 class Names:
@@ -62,3 +66,25 @@ def shortened(value: str) -> str:
         return value
     note = f" ... ({len(value)} characters, whole in config.yaml)"
     return value[: VALUE_LENGTH - len(note)] + note
+
+
+def changes(before: Mapping[str, str], now: Mapping[str, str], when: str = "") -> dict[str, str]:
+    """As tags, parameters that are not what they were: MLflow's own never change.
+
+    Args:
+        when: what is said behind each, such as `` after step 3``.
+    """
+    names = Names()
+    return {
+        names[CHANGED + key]: f"{before.get(key)} -> {now.get(key)}{when}"[:TAG_LENGTH]
+        for key in (*before, *(now.keys() - before.keys()))
+        if before.get(key) != now.get(key)
+    }
+
+
+def model_name_problem(name: str) -> str:
+    """Why MLflow takes no registered model of this name; empty where it does."""
+    refused = sorted(set(name) & set("/:%\"'`"))
+    if refused:
+        return f"holds {' '.join(refused)}, which MLflow takes in no name of a model"
+    return "" if name and name == " ".join(name.split()) == Names()[name] else "is no name that MLflow takes"

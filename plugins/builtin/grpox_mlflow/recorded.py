@@ -1,4 +1,7 @@
-"""A run's metrics.jsonl as MLflow takes it: every value with the step and the time at which it was recorded."""
+"""A run's metrics.jsonl as MLflow takes it: every value with the step and the time at which it was recorded.
+
+The files below ``system/`` are read in the same way.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,8 @@ if TYPE_CHECKING:
     from mlflow.entities import Metric
 
 FILE = "metrics.jsonl"
+SYSTEM = "system"
+"""Folder of what each machine of the run recorded of itself, in the same form."""
 
 
 class RecordedMetrics:
@@ -21,8 +26,8 @@ class RecordedMetrics:
     was killed, is passed over.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._path = folder / FILE
+    def __init__(self, folder: Path, name: str = FILE) -> None:
+        self._path = folder / name
         self._names = Names()
         self.position = 0
         """Bytes that are done with."""

@@ -8,18 +8,27 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import yaml
 
+from grpox.errors import ConfigError
 from grpox.lock.file import LOCK_FILE
 from grpox.redact import redact, redacted
+from grpox.whole_file import write_whole
+from grpox.wording import counted
+from grpox_mlflow.datasets import dataset_inputs
 from grpox_mlflow.ending import ERROR, tags_of
 from grpox_mlflow.followed import FollowedRun
-from grpox_mlflow.recorded import RecordedMetrics
+from grpox_mlflow.recorded import SYSTEM, RecordedMetrics
+from grpox_mlflow.registry import KEY, Registration, Registry
+from grpox_mlflow.requests import PARAMS_PER_BATCH, in_requests
 from grpox_mlflow.store import is_passing, open_store
+from grpox_mlflow.table import EVALUATION, SWEEP, completions_table, logged_tag
+from grpox_mlflow.traces import RecordedTraces, write_traces
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -27,9 +36,10 @@ if TYPE_CHECKING:
 
 METRICS_PER_BATCH = 1000
 """MLflow's limit for one request."""
-_PARAMS_PER_BATCH = 100
-KEY = "grpox.run"
 CONFIG, COMPLETIONS = "config.yaml", "completions"
+_FILES = (CONFIG, LOCK_FILE, "summary.json", "sweep.json", SWEEP)
+_SHOWING = ("report.html", EVALUATION)
+"""Files that show completions."""
 
 Progress = Callable[[int, int], None]
 """Told how many bytes of metrics.jsonl are done with, and how many there are."""
@@ -67,6 +77,14 @@ class Shipment:
         """Steps of each metric that were there when the run was found."""
         self._shipped: dict[str, tuple[int, int]] = {}
         """Files as they were shipped: name -> (size, time of change)."""
+        self._system: dict[str, RecordedMetrics] = {}
+        """What each machine recorded of itself, by the file's name."""
+        self._traces = RecordedTraces(folder, followed.traces_done)
+        told = followed.registration
+        self._registry = Registry(folder, Registration(**told), followed.key) if told is not None else None
+        self._inputs_told = False
+        self.table_due = False
+        """Whether to make the table of completions before the run is over."""
 
     def open(self) -> MlflowClient:
         """Find the run in the store, or create it as it was when it started; its parameters are there then."""
@@ -81,6 +99,7 @@ class Shipment:
                 client.update_run(self._run_id, status="RUNNING")
             self._client = client
         self._ship_params(self._client)
+        self._ship_inputs(self._client)
         return self._client
 
     def ship(self, progress: Progress | None = None) -> None:
@@ -92,12 +111,27 @@ class Shipment:
         client = self.open()
         if self._steps is None:
             self._look(client)
-        self._ship_metrics(client, progress)
+        self._ship_metrics(client, self.recorded, progress)
+        self._ship_system(client)
+        self._make_table()
         self._ship_tags(client)
         if self.ending is not None:
             client.set_terminated(self._run_id, *self.ending)
         # Last: a server that has no room for files is still told everything else.
         self._ship_files(client)
+        if self._registry is not None:
+            self._registry.write(client, self._run_id, self.followed.experiment_id or "")
+        self._ship_traces(client)
+
+    def lacking(self) -> str:
+        """What MLflow lacks: ``3 steps``, ``0 steps, 12 traces``."""
+        told = counted(self.recorded.lines_left(), "step")
+        traces = self._traces.left()
+        return f"{told}, {counted(traces, 'trace')}" if traces else told
+
+    def upload_bytes(self) -> int:
+        """Bytes of models that are to be uploaded."""
+        return 0 if self._registry is None else self._registry.upload_bytes()
 
     def _find(self, client: MlflowClient, experiment_id: str) -> Run | None:
         """The run, if it is there; of several, which an answer that came too late may leave, the first."""
@@ -131,6 +165,9 @@ class Shipment:
         # An earlier request to create it may have been carried out after all.
         run = self._find(client, experiment_id) or created
         self._found = False
+        # Another store may have had them.
+        self._traces.position = 0
+        self.followed = replace(self.followed, traces_done=0)
         return run
 
     def _look(self, client: MlflowClient) -> None:
@@ -154,29 +191,67 @@ class Shipment:
         from mlflow.entities import Param
 
         missing = [Param(key, value) for key, value in self.followed.params.items() if key not in self._params]
-        for start in range(0, len(missing), _PARAMS_PER_BATCH):
-            batch = missing[start : start + _PARAMS_PER_BATCH]
+        for batch in in_requests(missing, PARAMS_PER_BATCH):
             client.log_batch(self._run_id, params=batch, synchronous=True)
             self._params |= {param.key for param in batch}
 
-    def _ship_metrics(self, client: MlflowClient, progress: Progress | None) -> None:
+    def _ship_inputs(self, client: MlflowClient) -> None:
+        """Once: the store knows those that it has."""
+        if self.followed.datasets and not self._inputs_told:
+            client.log_inputs(self._run_id, dataset_inputs(self.followed.datasets))
+            self._inputs_told = True
+
+    def _ship_metrics(
+        self, client: MlflowClient, recorded: RecordedMetrics, progress: Progress | None = None
+    ) -> None:
         there = self._steps or {}
         while True:
-            values, end = self.recorded.next(METRICS_PER_BATCH)
-            if end == self.recorded.position:
+            values, end = recorded.next(METRICS_PER_BATCH)
+            if end == recorded.position:
                 return
             # A run that went back to a checkpoint computes some steps a second time, with the same result.
             missing = [value for value in values if value.step not in there.get(value.key, ())]
-            for start in range(0, len(missing), METRICS_PER_BATCH):
-                batch = missing[start : start + METRICS_PER_BATCH]
+            for batch in in_requests(missing, METRICS_PER_BATCH):
                 client.log_batch(self._run_id, metrics=batch, synchronous=True)
-            self.recorded.position = end
+            recorded.position = end
             self.values += len(missing)
             if progress is not None:
-                progress(end, self.recorded.size)
+                progress(end, recorded.size)
+
+    def _ship_system(self, client: MlflowClient) -> None:
+        for path in sorted((self._folder / SYSTEM).glob("*.jsonl")):
+            name = f"{SYSTEM}/{path.name}"
+            if name not in self._system:
+                self._system[name] = RecordedMetrics(self._folder, name)
+            self._ship_metrics(client, self._system[name])
+
+    def _ship_traces(self, client: MlflowClient) -> None:
+        """A piece at a time, and between two pieces what has been recorded meanwhile."""
+        while True:
+            traced, end = self._traces.next()
+            if end == self._traces.position:
+                return
+            followed = self.followed
+            write_traces(self._uri, followed.experiment_id or "", self._run_id, followed.key, traced)
+            self._traces.position = end
+            self.followed = replace(followed, traces_done=end)
+            self.followed.write(self._folder)
+            self._ship_metrics(client, self.recorded)
+
+    def _make_table(self) -> None:
+        """The table of completions, in the run's folder, when it is over or asked for."""
+        if not self.followed.log_completions or not (self.table_due or self.ending is not None):
+            return
+        self.table_due = False
+        with suppress(ConfigError, OSError):  # the report tells of files that cannot be read
+            text = completions_table(self._folder)
+            path = self._folder / EVALUATION
+            if text is not None and not (path.exists() and path.read_text(encoding="utf-8") == text):
+                write_whole(path, text)
 
     def _ship_tags(self, client: MlflowClient) -> None:
-        tags = {**self.followed.tags, **tags_of(self._folder), **self.more_tags}
+        tables = logged_tag(name for name, _ in self._files())
+        tags = {**self.followed.tags, **tags_of(self._folder), **self.more_tags, **tables}
         for key, value in tags.items():
             if self._tags.get(key) != redact(value):
                 client.set_tag(self._run_id, key, redact(value))
@@ -217,10 +292,9 @@ class Shipment:
 
     def _files(self) -> Iterator[tuple[str, Path]]:
         """(name in MLflow, file) of each that is there."""
-        names = [CONFIG, LOCK_FILE, "summary.json"]
+        names = list(_FILES)
         if self.followed.log_completions:
-            # The report shows some.
-            names.append("report.html")
+            names += _SHOWING
             written = (self._folder / COMPLETIONS).glob("step_*.parquet")
             names += sorted(f"{COMPLETIONS}/{path.name}" for path in written)
         yield from ((name, self._folder / name) for name in names if (self._folder / name).exists())

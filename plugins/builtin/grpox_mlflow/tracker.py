@@ -8,13 +8,14 @@ because a mistake in its address should be told before the model loads. One that
 from __future__ import annotations
 
 import getpass
+import os
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
@@ -22,22 +23,27 @@ from grpox.errors import RunFailed
 from grpox.hookspecs import hookimpl
 from grpox.lock.file import LOCK_FILE, read_lock
 from grpox.redact import redact, redacted
-from grpox.wording import counted
-from grpox_mlflow.ending import CHECKPOINT, ERROR, TAG_LENGTH
+from grpox_mlflow.datasets import datasets_of
+from grpox_mlflow.ending import CHECKPOINT, ERROR
 from grpox_mlflow.followed import FollowedRun
 from grpox_mlflow.held import hold
-from grpox_mlflow.naming import Names, flattened, shortened
+from grpox_mlflow.naming import CHANGED, TAG_LENGTH, Names, changes, flattened, shortened
+from grpox_mlflow.parent import PARENT, PARENT_TAG
+from grpox_mlflow.registry import Registration
 from grpox_mlflow.run_name import invented_name
 from grpox_mlflow.shipment import Shipment
 from grpox_mlflow.store import is_passing, place_of, quick_requests, resolved_uri, told
+from grpox_mlflow.traced import TracedRollouts
 from grpox_mlflow.writer import Writer
 
 if TYPE_CHECKING:
-    from grpox.contracts import RunContext
+    from grpox.contracts import RunContext, ScoredRollout
     from grpox_mlflow.configs import MlflowConfig
 
 CLOSE_SECONDS = 20.0
 """How long the end of a run waits for what is not written yet."""
+UPLOAD_BYTES_PER_SECOND = 20e6
+"""How much longer that is where a model is to be uploaded: at this rate."""
 REQUEST_SECONDS = 30
 """How long the background thread waits for an answer."""
 
@@ -73,6 +79,9 @@ class MlflowTracker:
         self._held.enter_context(held)
         followed = self._followed(run)
         followed.write(self._folder)
+        self._traced = TracedRollouts(self._folder, self._config.traces, run.config.train.seed)
+        if run.resumed_at is not None:
+            self._traced.go_back(run.resumed_at)
         self._shipment = Shipment(self._folder, followed, self._uri, live=True)
         with quick_requests():
             self._open()
@@ -82,15 +91,21 @@ class MlflowTracker:
         self._writer.wake()
 
     @hookimpl
-    def grpox_rollouts_scored(self) -> None:
+    def grpox_rollouts_scored(self, step: int, rollouts: Sequence[ScoredRollout]) -> None:
+        if self._writer is not None:
+            self._traced.draw(step, rollouts)
         self._wake()
 
     @hookimpl
-    def grpox_step_finished(self) -> None:
+    def grpox_step_finished(self, metrics: Mapping[str, float]) -> None:
+        if self._writer is not None:
+            self._traced.write(metrics)
         self._wake()
 
     @hookimpl
     def grpox_evaluated(self) -> None:
+        if self._writer is not None:
+            self._shipment.table_due = True
         self._wake()
 
     @hookimpl
@@ -104,6 +119,7 @@ class MlflowTracker:
         if self._writer is None:
             self._held.close()
             return
+        self._traced.write({})
         killed = not isinstance(error, Exception)  # Ctrl-C, SIGTERM, SystemExit
         text = f"{type(error).__name__}: {error}".removesuffix(": ")[:TAG_LENGTH]
         self._shipment.more_tags = {**self._shipment.more_tags, ERROR: text}
@@ -126,13 +142,36 @@ class MlflowTracker:
             log_completions=self._config.log_completions,
             params={names[key]: shortened(value) for key, value in _params(run)},
             tags=self._tags(run),
+            datasets=datasets_of(run),
+            registration=self._registration(run),
         )
         before = FollowedRun.read(self._folder) if run.resumed_at is not None else None
         if before is None or before.tracking_uri != new.tracking_uri:
             return new
-        changed = _changes(before.params, new.params, run.resumed_at or 0)
-        kept = {key: value for key, value in before.tags.items() if key.startswith(_CHANGED)}
-        return replace(before, log_completions=new.log_completions, tags={**kept, **new.tags, **changed})
+        changed = changes(before.params, new.params, f" after step {run.resumed_at}")
+        kept = {key: value for key, value in before.tags.items() if key.startswith((CHANGED, PARENT_TAG))}
+        return replace(
+            before,
+            log_completions=new.log_completions,
+            tags={**kept, **new.tags, **changed},
+            datasets=new.datasets,
+            registration=new.registration,
+        )
+
+    def _registration(self, run: RunContext) -> dict[str, Any] | None:
+        """As which model, and by what its versions are compared: as checkpoints are, where that is said."""
+        if self._config.register_as is None:
+            return None
+        checkpoint = run.config.checkpoint
+        otherwise = "reward" if run.config.evaluation is None else "evaluation/accuracy"
+        registration = Registration(
+            name=self._config.register_as,
+            upload_gib=self._config.upload_gib,
+            metric=checkpoint.best or otherwise,
+            lowest=checkpoint.best is not None and checkpoint.best_is in ("lowest", "min"),
+            versions=dict(run.versions),
+        )
+        return asdict(registration)
 
     def _open(self) -> None:
         try:
@@ -172,6 +211,8 @@ class MlflowTracker:
             lock = read_lock(self._folder)
             tags["grpox.lock"] = lock.digest[:12]
             tags |= {names[f"plugin.{name}"]: held.version for name, held in lock.distributions.items()}
+        if parent := os.environ.get(PARENT):
+            tags[PARENT_TAG] = parent
         if run.git_commit is not None:
             tags |= {"grpox.git.commit": run.git_commit, mlflow_tags.MLFLOW_GIT_COMMIT: run.git_commit}
         shown: dict[str, str] = redacted(tags | self._config.tags)
@@ -189,13 +230,13 @@ class MlflowTracker:
         """Write what waits and the final status, and tell where the run is; raises if there was no time."""
         self._writer = None
         self._shipment.ending = (status, time.time_ns() // 1_000_000)
-        in_time = writer.close(CLOSE_SECONDS, self._tell_progress)
+        self._seconds = CLOSE_SECONDS + self._shipment.upload_bytes() / UPLOAD_BYTES_PER_SECOND
+        in_time = writer.close(self._seconds, self._tell_progress)
         self._held.close()
         if not in_time:
-            left = counted(self._shipment.recorded.lines_left(), "step")
             error = writer.take_error()
             raise RunFailed(
-                f"MLflow at {redact(self._uri)} lacks {left} and how the run ended"
+                f"MLflow at {redact(self._uri)} lacks {self._shipment.lacking()} and how the run ended"
                 f"{f': {told(error)}' if error else ''}\n    nothing is lost: grpox sync {self._folder}"
             )
         followed = self._shipment.followed
@@ -203,24 +244,10 @@ class MlflowTracker:
         self._tell(f"MLflow run {followed.run_id} ({status}): {place}")
 
     def _tell_progress(self) -> None:
-        left = counted(self._shipment.recorded.lines_left(), "step")
-        self._tell(f"MLflow: {left} to go (waiting at most {CLOSE_SECONDS:.0f} s)")
+        self._tell(f"MLflow: {self._shipment.lacking()} to go (waiting at most {self._seconds:.0f} s)")
 
     def _tell(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
-
-
-_CHANGED = "changed."
-
-
-def _changes(before: Mapping[str, str], now: Mapping[str, str], step: int) -> dict[str, str]:
-    """As tags, what a run was resumed with that it did not start with: MLflow's parameters never change."""
-    names = Names()
-    return {
-        names[_CHANGED + key]: f"{before.get(key)} -> {now.get(key)} after step {step}"[:TAG_LENGTH]
-        for key in (*before, *(now.keys() - before.keys()))
-        if before.get(key) != now.get(key)
-    }
 
 
 def _params(run: RunContext) -> list[tuple[str, str]]:

@@ -21,6 +21,8 @@ class Token:
     """log mu; NaN where the generator told none."""
     ref: float = math.nan
     """log ref; NaN in a step without a reference."""
+    entropy: float = math.nan
+    """H of the distribution that it was drawn from; NaN where none was told."""
 
 
 Completion = list[Token]

@@ -1,4 +1,4 @@
-"""The composed step: R * loss + beta * kl of each token, reduced over the step; loss and gradient.
+"""The composed step: keep * R * loss + beta * kl of each token, reduced over the step; loss and gradient.
 
 `step_gradient` takes what `grpox.testing.step_gradient` takes. Ranks do not appear: the loss of a step is
 defined over all of its completions, wherever they are computed.
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import corrections, kl_terms, policy_terms, reductions
+from . import corrections, kl_terms, masks, policy_terms, reductions
 from .completion import Completion, Token
 
 Component = str | Mapping[str, Any]
@@ -50,6 +50,9 @@ def step_gradient(
     correction: Component = "none",
     beta: float = 0.0,
     kl: str = "k3",
+    entropy_coef: float = 0.0,
+    top_entropy_quantile: float = 1.0,
+    off_policy_mask_threshold: float | None = None,
     max_completion_length: int,
     world_size: int = 1,
 ) -> tuple[Tensor, list[Tensor]]:
@@ -58,17 +61,27 @@ def step_gradient(
     correction_name, correction_parameters = parts(correction)
     policy_term, reduction = LOSSES[loss_name]
     leaves = [micro_batch["logprobs"].detach().clone().requires_grad_() for micro_batch in micro_batches]
+    pairs = zip(micro_batches, leaves, strict=True)
+    rows = [completions(micro_batch, logprobs) for micro_batch, logprobs in pairs]
+    every = [token for micro_batch in rows for completion in micro_batch for token in completion]
+    least = masks.quantile([token.entropy for token in every], 1 - top_entropy_quantile)
     step: reductions.Step = []
-    for micro_batch, logprobs in zip(micro_batches, leaves, strict=True):
+    for micro_batch in rows:
         step.append([])
-        for completion in completions(micro_batch, logprobs):
+        for completion in micro_batch:
             losses = policy_term(completion, **loss_parameters)
             weights = CORRECTIONS[correction_name](completion, **correction_parameters)
             terms = [weight * term for weight, term in zip(weights, losses, strict=True)]
+            if top_entropy_quantile < 1:
+                terms = masks.top_entropy(terms, completion, least)
+            if off_policy_mask_threshold is not None:
+                terms = masks.off_policy(terms, completion, off_policy_mask_threshold)
             if beta > 0:
                 terms = [t + beta * KL[kl](token) for t, token in zip(terms, completion, strict=True)]
             step[-1].append(terms)
     value = reduction(step, max_completion_length)
+    if entropy_coef:
+        value = value - entropy_coef * sum(token.entropy for token in every) / max(len(every), 1)
     if not value.requires_grad:  # no token, or none that is not clipped
         return value, [torch.zeros_like(leaf) for leaf in leaves]
     gradients = torch.autograd.grad(value, leaves, allow_unused=True, materialize_grads=True)
@@ -94,11 +107,8 @@ def completions(micro_batch: MicroBatch, logprobs: Tensor) -> list[Completion]:
 def token(micro_batch: MicroBatch, logprobs: Tensor, i: int, t: int) -> Token:
     """Token t of row i; an advantage of a row is that of each of its tokens."""
     advantages = micro_batch["advantages"]
-    optional = {
-        field: float(micro_batch[key][i, t])
-        for field, key in (("sampler", "sampler_logprobs"), ("ref", "ref_logprobs"))
-        if key in micro_batch
-    }
+    fields = {"sampler": "sampler_logprobs", "ref": "ref_logprobs", "entropy": "entropy"}
+    optional = {field: float(micro_batch[key][i, t]) for field, key in fields.items() if key in micro_batch}
     return Token(
         logprob=logprobs[i, t],
         old=float(micro_batch["old_logprobs"][i, t]),

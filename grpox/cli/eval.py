@@ -1,0 +1,198 @@
+"""`grpox eval`: a model on the held-out prompts of a run file, without training."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from grpox.errors import ConfigError, Problem, RunFailed
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from grpox.evaluate_model import Evaluated
+    from grpox.runfile.load import ResolvedRun
+
+
+def evaluate(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="A model's folder or hub id, a run's folder, or one of its checkpoints.",
+            show_default=False,
+        ),
+    ],
+    config: Annotated[
+        str,
+        typer.Argument(
+            metavar="CONFIG", help="A run file or recipe, of which `evaluation` counts.", show_default=False
+        ),
+    ],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="KEY=VALUE", help="Changes, for example evaluation.num_generations=8."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE.json", help="Write the figures as JSON.")
+    ] = None,
+    completions: Annotated[
+        Path | None,
+        typer.Option("--completions", metavar="FILE.parquet", help="Write every completion with its scores."),
+    ] = None,
+) -> None:
+    """Evaluate a model on the held-out prompts of a run file, without training.
+
+    Prompts, rewards, sampling and generator are those of the run file's
+    evaluation; what it says of training is not looked at. Under torchrun the
+    prompts are dealt to the ranks, and the figures are those of one rank.
+
+    \b
+    Examples:
+      grpox eval runs/quickstart/model quickstart
+      grpox eval runs/mine run.yaml --out figures.json
+      grpox eval runs/mine/checkpoints/step-00000100 run.yaml
+      grpox eval org/name run.yaml generator=vllm-colocate
+      grpox eval my-model run.yaml evaluation.temperature=0.8 \\
+          evaluation.num_generations=8 'evaluation.pass_at_k=[1, 4, 8]'
+      torchrun --nproc-per-node 2 -m grpox eval my-model run.yaml
+    """
+    from rich.console import Console
+
+    from grpox.cli.discovery import tell_warnings
+    from grpox.runfile.load_evaluation import load_evaluation
+    from grpox.runfile.model_argument import named_model
+
+    for option, path in (("--out", out), ("--completions", completions)):
+        _check_file(option, path)
+    named = named_model(model)
+    run = load_evaluation(named, config, overrides or ())
+    tell_warnings(run.registry.plugins)
+    found, seconds = _evaluated(run, named.checkpoint, Console(stderr=True))
+    if not found.main:
+        return
+    console = Console()
+    console.print(_table(found.metrics))
+    console.print(_about(run, found, seconds), markup=False, highlight=False, soft_wrap=True)
+    if completions is not None:
+        _write_completions(completions, found)
+    if out is not None:
+        _write(out, _figures(model, run, found, seconds))
+
+
+def _evaluated(run: ResolvedRun, checkpoint: Path | None, console: Console) -> tuple[Evaluated, float]:
+    """The evaluation and its seconds, with a bar where somebody watches."""
+    import time
+
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from grpox import launch
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    shows = console.is_terminal and launch.rank() == 0
+    with Progress(*columns, console=console, transient=True, disable=not shows) as bar:
+        task = bar.add_task("loading", total=None)
+        # Only now, because it imports torch: a mistake in the command line is told at once.
+        from grpox.evaluate_model import evaluate_model
+
+        start = time.perf_counter()
+        found = evaluate_model(
+            run,
+            checkpoint,
+            lambda done, total: bar.update(task, description="prompts", completed=done, total=total),
+        )
+        return found, time.perf_counter() - start
+
+
+def _check_file(option: str, path: Path | None) -> None:
+    """Refuse a file that could not be written, before anything is loaded."""
+    if path is None:
+        return
+    there = next(place for place in (path.absolute(), *path.absolute().parents) if place.exists())
+    what = "is a folder, not a file" if path.is_dir() else ""
+    if there != path.absolute() and not there.is_dir():
+        what = f"cannot be made: {there} is a file"
+    elif not os.access(there, os.W_OK):
+        what = what or f"cannot be written: no permission to write {there}"
+    if what:
+        raise ConfigError(Problem(what, option, given=str(path)))
+
+
+def _table(metrics: dict[str, float]) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title="evaluation", title_justify="left", show_header=False)
+    table.add_column(overflow="fold")
+    table.add_column(justify="right", no_wrap=True)
+    for name, value in metrics.items():
+        table.add_row(Text(name), f"{value:.4g}" if math.isfinite(value) else str(value))
+    return table
+
+
+def _about(run: ResolvedRun, found: Evaluated, seconds: float) -> str:
+    from grpox.wording import counted, duration
+
+    samples = len(found.completions) // found.prompts
+    each = f", {samples} completions of each" if samples > 1 else ""
+    ranks = counted(found.ranks, "rank")
+    assert run.config.evaluation is not None
+    where = run.config.evaluation.path
+    return f"{counted(found.prompts, 'prompt')} of {where}{each}, on {ranks} in {duration(seconds)}"
+
+
+def _figures(model: str, run: ResolvedRun, found: Evaluated, seconds: float) -> dict[str, Any]:
+    """What ``--out`` holds."""
+    from grpox.evaluation_settings import labels_of_evaluation, sampling_of
+    from grpox.observing.provenance import git_commit, versions
+    from grpox.redact import redacted
+
+    config = run.config
+    assert config.evaluation is not None
+    dumped = redacted(config.model_dump(mode="json"))
+    return {
+        "model": model,
+        "config": run.source,
+        "metrics": {
+            name: value if math.isfinite(value) else str(value) for name, value in found.metrics.items()
+        },
+        "prompts": found.prompts,
+        "completions": len(found.completions),
+        "rewards": labels_of_evaluation(config),
+        "evaluation": dumped["evaluation"],
+        "sampling": sampling_of(config.evaluation, config.sampling).model_dump(mode="json"),
+        "generator": dumped["generator"],
+        "model_config": dumped["model"],
+        "seed": config.train.seed,
+        "ranks": found.ranks,
+        "seconds": seconds,
+        "versions": versions(run.distributions),
+        "git_commit": git_commit(),
+    }
+
+
+def _write(path: Path, figures: dict[str, Any]) -> None:
+    from grpox.whole_file import unwritten, write_whole
+
+    try:
+        write_whole(path, json.dumps(figures, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    except OSError as error:
+        raise RunFailed(unwritten(error, path)) from error
+    typer.echo(f"figures: {path}")
+
+
+def _write_completions(path: Path, found: Evaluated) -> None:
+    from grpox.observing.completions import write_completions
+    from grpox.whole_file import unwritten
+
+    try:
+        write_completions(path, 0, found.completions)
+    except OSError as error:
+        raise RunFailed(unwritten(error, path)) from error
+    typer.echo(f"completions: {path}")

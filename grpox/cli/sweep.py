@@ -1,0 +1,73 @@
+"""`grpox sweep`: a grid of runs, one after the other, and a table of what they came to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from grpox.cli.sweep_run import Sweep
+
+
+def sweep(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A run file (YAML), or the name of a recipe.")],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="KEY=VALUE,VALUE",
+            help="What differs between the runs; with one value, what all of them are given. Values are YAML.",
+        ),
+    ] = None,
+    seeds: Annotated[
+        str | None, typer.Option(metavar="N,N", help="Values of train.seed.", show_default="the run's own")
+    ] = None,
+    folder: Annotated[
+        Path | None,
+        typer.Option("--dir", metavar="DIR", help="The sweep's folder.", show_default="output_dir-sweep"),
+    ] = None,
+    parallel: Annotated[
+        int, typer.Option(min=1, max=64, metavar="N", help="Runs at a time; with enough GPUs each has its own.")
+    ] = 1,
+    nproc_per_node: Annotated[
+        int, typer.Option(min=1, metavar="P", help="Ranks of each run, by torchrun on this machine.")
+    ] = 1,
+    metric: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="What runs are compared by: its last value.",
+            show_default="evaluation/accuracy, else reward",
+        ),
+    ] = None,
+    lowest: Annotated[bool, typer.Option("--lowest", help="The lowest value is the best.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check the runs and list them; train none.")
+    ] = False,
+) -> None:
+    """Train a grid of runs: every combination of the values given, each in a process and folder of its own.
+
+    A comma separates values; one within brackets or quotes does not. Every run is
+    checked before the first begins. One that fails keeps no other from running.
+    What each printed is in NAME.log beside its folder.
+
+    The same command again continues a sweep that was broken off: runs that are
+    complete are skipped, one that has a checkpoint goes on from it.
+
+    In MLflow the runs are children of one run, which holds the grid and the results.
+
+    \b
+    Examples:
+      grpox sweep quickstart train.learning_rate=1e-4,2e-4,5e-4
+      grpox sweep run.yaml loss=grpo,dapo train.beta=0,0.04 --seeds 0,1,2
+      grpox sweep run.yaml 'loss={name: dapo, clip_high: 0.3},grpo'
+      grpox sweep run.yaml --seeds 0,1,2 --parallel 3 --metric reward
+    """
+    from grpox.cli.sweep_run import prepare
+
+    prepared: Sweep = prepare(run, overrides or (), seeds, folder, nproc_per_node, metric, lowest)
+    if dry_run:
+        prepared.show()
+    else:
+        prepared.run_all(parallel)

@@ -1,0 +1,105 @@
+"""Ends a run whose evaluations show no more gain: `evaluation.early_stop`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from grpox.config import EarlyStopConfig
+from grpox.errors import RunFailed, nearest
+from grpox.evaluation_settings import PREFIX, bare_name
+
+
+class EarlyStopState(BaseModel):
+    """What a checkpoint keeps of it."""
+
+    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
+
+    metric: str
+    mode: Literal["max", "min"]
+    best: float | None = None
+    """The best value that counted as a gain; None before the first."""
+    best_step: int = 0
+    """Optimizer steps of the weights that it is of."""
+    without_gain: int = 0
+    """Evaluations since then."""
+
+
+class EarlyStop:
+    """Follows a metric from evaluation to evaluation.
+
+    A gain is a value that is more than `min_delta` better than that of the last gain; the first value is one.
+    Neither not-a-number nor a value that is missing is a gain. Every rank sees the same metrics, and so they
+    all stop together.
+    """
+
+    def __init__(self, config: EarlyStopConfig) -> None:
+        self.config = config
+        self.state = EarlyStopState(metric=bare_name(config.metric), mode=config.mode)
+
+    @property
+    def stops(self) -> bool:
+        """Whether there has been no gain for long enough."""
+        return self.state.without_gain >= self.config.patience
+
+    def see(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Take in the evaluation after `step` optimizer steps.
+
+        Raises:
+            RunFailed: it is the first, and has no such metric.
+        """
+        name = self.state.metric
+        if name not in metrics and self.state.best is None and not name.startswith("completions/"):
+            raise RunFailed(_unknown(self.config.metric, metrics))
+        value = metrics.get(name, math.nan)
+        if self._gains(value):
+            changed: dict[str, Any] = {"best": value, "best_step": step, "without_gain": 0}
+        else:
+            changed = {"without_gain": self.state.without_gain + 1}
+        self.state = self.state.model_copy(update=changed)
+
+    def restore(self, state: EarlyStopState | None) -> None:
+        """Go on from what a checkpoint kept; where it is of another metric, begin anew."""
+        if state is not None and (state.metric, state.mode) == (self.state.metric, self.state.mode):
+            self.state = state
+
+    def summary(self, step: int) -> dict[str, Any]:
+        """What the run's summary tells when it ended after `step`."""
+        return {
+            "step": step,
+            "metric": PREFIX + self.state.metric,
+            "best": self.state.best,
+            "best_step": self.state.best_step,
+            "evaluations_without_gain": self.state.without_gain,
+        }
+
+    def _gains(self, value: float) -> bool:
+        if math.isnan(value):
+            return False
+        best = self.state.best
+        better = 0.0 if best is None else value - best if self.config.mode == "max" else best - value
+        return best is None or better > self.config.min_delta
+
+
+def told(stopped: Mapping[str, Any]) -> str:
+    """What `EarlyStop.summary` holds, as a sentence for people."""
+    best = "has had no value"
+    if isinstance(stopped.get("best"), int | float):
+        when = f"after step {stopped['best_step']}" if stopped.get("best_step") else "before training"
+        best = f"was best {when}, at {stopped['best']:.4g}"
+    without = stopped.get("evaluations_without_gain")
+    return (
+        f"after step {stopped.get('step')}: {stopped.get('metric')} {best}; evaluations since then: {without}"
+    )
+
+
+def _unknown(metric: str, metrics: Mapping[str, float]) -> str:
+    near = nearest(bare_name(metric), metrics)
+    guess = f"\n    did you mean  {near}" if near else ""
+    return (
+        f"evaluation.early_stop.metric: {metric} is no metric of the evaluation, which has "
+        f"{', '.join(sorted(metrics))}{guess}"
+    )

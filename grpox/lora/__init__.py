@@ -1,0 +1,1 @@
+"""Training of adapters alone (LoRA): the layers that peft makes, and what the core does with them."""

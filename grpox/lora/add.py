@@ -1,0 +1,116 @@
+"""Gives a model adapters by peft: which layers get one, checked by name, and the layers themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from grpox.config import LoraConfig
+from grpox.errors import ConfigError, Problem, nearest
+from grpox.lora.layers import ADAPTER, adapted_layers
+from grpox.runfile.lora import INSTALL
+
+LINEAR = (nn.Linear, Conv1D)
+TARGETS, EXCLUDED = "model.lora.target_modules", "model.lora.exclude_modules"
+
+
+def add_adapters(model: PreTrainedModel, config: LoraConfig, seed: int) -> None:
+    """Give layers of `model` adapters that add nothing yet, and freeze all else; in place.
+
+    Args:
+        seed: of A; B is 0. All ranks draw the same.
+
+    Raises:
+        ConfigError: a name is no linear layer's, peft cannot adapt the model, or it has adapters already.
+    """
+    try:
+        from peft import LoraConfig as PeftConfig
+        from peft import inject_adapter_in_model
+    except ImportError as error:
+        raise ConfigError(Problem(f"adapters need peft: {INSTALL}: {error}", "model.lora")) from error
+    if adapted_layers(model):
+        what = "the model has adapters already: merge them first (merge_and_unload)"
+        raise ConfigError(Problem(what, "model.lora"))
+    targets = targets_of(model, config)
+    transposed = all(isinstance(model.get_submodule(name), Conv1D) for name in targets)
+    settings = PeftConfig(
+        r=config.r,
+        lora_alpha=config.alpha,
+        lora_dropout=0.0,
+        target_modules=targets,
+        use_rslora=config.use_rslora,
+        fan_in_fan_out=transposed,
+        task_type="CAUSAL_LM",
+    )
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            inject_adapter_in_model(settings, model, adapter_name=ADAPTER)
+    except ValueError as error:
+        what = f"peft cannot adapt these layers: {' '.join(str(error).split())}"
+        raise ConfigError(Problem(what, TARGETS, given=str(config.target_modules))) from error
+    if len(adapted_layers(model)) != len(targets):
+        raise ConfigError(
+            Problem("peft has not adapted all of these layers", TARGETS, given=", ".join(targets))
+        )
+
+
+def targets_of(model: PreTrainedModel, config: LoraConfig) -> list[str]:
+    """Whole names of the layers that `config` gives adapters, in the order of the model.
+
+    Raises:
+        ConfigError: one of its names ends no linear layer's, or it leaves none.
+    """
+    modules = {name: module for name, module in model.named_modules() if name}
+    linear = {name: module for name, module in modules.items() if isinstance(module, LINEAR)}
+    head = model.get_output_embeddings()
+    if config.target_modules == "all-linear":
+        wanted = {name for name, module in linear.items() if module is not head}
+        problems = []
+    else:
+        wanted = {name for target in config.target_modules for name in ending_in(target, linear)}
+        problems = _unfit(config.target_modules, TARGETS, modules, linear)
+    problems += _unfit(config.exclude_modules, EXCLUDED, modules, linear)
+    wanted -= {name for excluded in config.exclude_modules for name in ending_in(excluded, linear)}
+    tied = [name for name in wanted if linear[name] is head and _is_tied(model, head)]
+    if tied:
+        what = "the head's weights are the embeddings too, which an adapter of the head would leave behind"
+        problems.append(Problem(what, TARGETS, given=tied[0], allowed="other layers, or a model untied"))
+    if not problems and not wanted:
+        problems = [Problem("no layer is left that gets an adapter", TARGETS, given=str(config.target_modules))]
+    if problems:
+        raise ConfigError(problems)
+    return [name for name in linear if name in wanted]
+
+
+def ending_in(target: str, names: Mapping[str, Any] | list[str]) -> list[str]:
+    """Those of `names` that `target` names: itself, or its last parts."""
+    return [name for name in names if name == target or name.endswith(f".{target}")]
+
+
+def _unfit(
+    targets: list[str], key: str, modules: Mapping[str, nn.Module], linear: Mapping[str, nn.Module]
+) -> list[Problem]:
+    """Names that end no linear layer's."""
+    known = list(dict.fromkeys(name.rpartition(".")[2] for name in linear))
+    problems = []
+    for target in targets:
+        if ending_in(target, linear):
+            continue
+        found = ending_in(target, modules)
+        what = "names no layer of this model"
+        if found:
+            what = f"an adapter is for linear layers, and this is {type(modules[found[0]]).__name__}"
+        near = nearest(target.rpartition(".")[2], known)
+        problems.append(Problem(what, key, given=target, allowed=", ".join(known), nearest=near))
+    return problems
+
+
+def _is_tied(model: PreTrainedModel, head: nn.Module) -> bool:
+    embeddings = model.get_input_embeddings()
+    return getattr(embeddings, "weight", None) is head.weight

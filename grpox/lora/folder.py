@@ -1,0 +1,99 @@
+"""The adapter of a policy as peft keeps one: ``adapter_model.safetensors`` beside ``adapter_config.json``."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from grpox.errors import RunFailed
+from grpox.lora.layers import ADAPTER, adapted_layers
+from grpox.lora.streams import stream_adapters
+from grpox.whole_file import unwritten
+
+if TYPE_CHECKING:
+    from grpox.engine import Engine
+    from grpox.world import World
+
+FOLDER = "adapter"
+"""Its name in a run's folder, and in what `grpox export` writes."""
+WEIGHTS = "adapter_model.safetensors"
+
+
+def save_adapter(engine: Engine, base: str, folder: Path, world: World) -> None:
+    """Gather the adapter of the policy and write it on rank 0, whole or not at all; a collective.
+
+    Args:
+        base: folder or hub id of the model that it belongs to.
+
+    Raises:
+        RunFailed: it cannot be written, on every rank. What stood in its place is still there.
+    """
+    from grpox.export import put_in_place
+
+    state = gathered_adapter(engine.module, world)
+    size, failure = sum(tensor.nbytes for tensor in state.values()), ""
+    if world.is_main:
+        unfinished = folder.with_name(folder.name + ".unfinished")
+        try:
+            shutil.rmtree(unfinished, ignore_errors=True)
+            write_adapter(engine.module, state, base, unfinished)
+            put_in_place(unfinished, folder)
+        except (OSError, SafetensorError) as error:
+            shutil.rmtree(unfinished, ignore_errors=True)
+            failure = f"the adapter is not saved: {unwritten(error, folder, size)}"
+    if any(failures := world.gather([failure])):
+        raise RunFailed("".join(failures))
+
+
+def gathered_adapter(model: nn.Module, world: World) -> dict[str, Tensor]:
+    """A and B of every layer, by name, on rank 0; nothing on the others. A collective."""
+    state = {}
+    for name, tensor in stream_adapters(model):
+        if world.is_main:
+            state[name] = tensor.cpu()
+    return state
+
+
+def write_adapter(model: nn.Module, state: Mapping[str, Tensor], base: str, folder: Path) -> None:
+    """Write `state`, the adapter of `model`, to `folder` with its config.
+
+    Args:
+        state: what `gathered_adapter` gave.
+        base: folder or hub id of the model without it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {f"base_model.model.{name}": tensor.contiguous() for name, tensor in state.items()}
+    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+    _peft_config(model, base).save_pretrained(str(folder))
+
+
+def adapted_names(model: nn.Module) -> list[str]:
+    """What `target_modules` calls the layers with an adapter: the last part of each name, where that names no
+    other module; else all of it."""
+    adapted = adapted_layers(model)
+    others = {name.rpartition(".")[2] for name, _ in model.named_modules() if name not in adapted}
+    last = dict.fromkeys(name.rpartition(".")[2] for name in adapted)
+    return list(adapted) if others & last.keys() else list(last)
+
+
+def _peft_config(model: nn.Module, base: str) -> Any:
+    from peft import LoraConfig
+
+    layer = next(iter(adapted_layers(model).values()))
+    return LoraConfig(
+        r=layer.r[ADAPTER],
+        lora_alpha=layer.lora_alpha[ADAPTER],
+        lora_dropout=0.0,
+        target_modules=adapted_names(model),
+        use_rslora=layer.use_rslora[ADAPTER],
+        fan_in_fan_out=layer.fan_in_fan_out,
+        task_type="CAUSAL_LM",
+        base_model_name_or_path=base,
+        inference_mode=True,
+    )

@@ -1,0 +1,67 @@
+"""Log-probabilities of a head that has an adapter, without its logits, and without the sum of its weights.
+
+The logits of a few tokens are ``h W^T + (scale * h A^T) B^T``: the second product is as narrow as the rank.
+W and B are parameters of two layers. The forward of one calls that of the other, so that ZeRO-3 has gathered
+both when the logits are computed, and gathers both again before the backward pass computes them anew.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from grpox.head import Wanted, chosen_logprobs
+from grpox.lora.layers import ADAPTER
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the two layers of an adapted head are given together."""
+
+    hidden: Tensor  # [N, H]
+    weight: Tensor  # W, [V, H]
+    bias: Tensor | None  # [V]
+    wanted: Wanted
+
+
+def can_score(head: Any) -> bool:
+    """Whether this layer with an adapter is a plain linear one beneath it."""
+    return type(head.base_layer) is nn.Linear and not getattr(head, "fan_in_fan_out", False)
+
+
+def add_scoring(head: Any) -> None:
+    """Let the forward of an adapted head take `wanted`, as that of a plain head does (`grpox.forward_ways`)."""
+    base, down, up = head.base_layer, head.lora_A[ADAPTER], head.lora_B[ADAPTER]
+    whole, base_linear, up_linear = head.forward, base.forward, up.forward
+
+    @functools.wraps(whole)
+    def forward(input: Tensor, *args: Any, wanted: Wanted | None = None, **options: Any) -> Any:
+        if wanted is None:
+            return whole(input, *args, **options)
+        if head.disable_adapters:
+            return base(input, wanted=wanted)
+        return base(input, wanted=wanted, low=down(input) * head.scaling[ADAPTER])
+
+    @functools.wraps(base_linear)
+    def base_forward(input: Tensor, wanted: Wanted | None = None, low: Tensor | None = None) -> Any:
+        if wanted is None:
+            return base_linear(input)
+        if low is None:
+            return chosen_logprobs(input, base.weight, base.bias, wanted)
+        return up(low, asked=Asked(input, base.weight, base.bias, wanted))
+
+    @functools.wraps(up_linear)
+    def up_forward(input: Tensor, asked: Asked | None = None) -> Any:
+        if asked is None:
+            return up_linear(input)
+        return chosen_logprobs(asked.hidden, asked.weight, asked.bias, asked.wanted, input, up.weight)
+
+    head.forward, base.forward, up.forward = forward, base_forward, up_forward
+
+
+def layers_of(head: Any) -> tuple[nn.Module, ...]:
+    """The modules whose forward `add_scoring` replaced."""
+    return head, head.base_layer, head.lora_B[ADAPTER]

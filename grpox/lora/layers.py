@@ -1,0 +1,126 @@
+"""Layers with an adapter, as peft makes them: a frozen W, and beside it A and B, whose product is added to it.
+
+They are known by what they hold, so that nothing here needs peft: most runs have none, and not the library.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from grpox.wording import counted
+
+ADAPTER = "default"
+"""peft's name for the adapter of a model that has one."""
+
+
+@dataclass(frozen=True)
+class Factors:
+    """What an adapter adds to its layer's weight: ``scale * B A``."""
+
+    down: Tensor  # A, [r, in]
+    up: Tensor  # B, [out, r]
+    scale: float
+    transposed: bool
+    """Whether the layer's weight is [in, out], as transformers' Conv1D has it."""
+
+    def merged(self, weight: Tensor) -> Tensor:
+        """``W + scale * B A`` as a new tensor, computed in float32 or better and rounded once."""
+        exact = torch.float64 if weight.dtype == torch.float64 else torch.float32
+        left, right = (self.down.T, self.up.T) if self.transposed else (self.up, self.down)
+        summed = torch.addmm(weight.to(exact), left.to(exact), right.to(exact), alpha=self.scale)
+        return summed.to(weight.dtype)
+
+
+def is_adapted(module: Any) -> bool:
+    """Whether this is a layer with an adapter."""
+    return isinstance(getattr(module, "lora_A", None), nn.ModuleDict)
+
+
+def adapted_layers(model: nn.Module) -> dict[str, Any]:
+    """The layers with an adapter by their names, in the order of the model; none where all is trained."""
+    return {name: module for name, module in model.named_modules() if is_adapted(module)}
+
+
+def parameters_of(layer: Any) -> tuple[nn.Parameter, nn.Parameter]:
+    """A and B of a layer."""
+    return layer.lora_A[ADAPTER].weight, layer.lora_B[ADAPTER].weight
+
+
+def factors_of(layer: Any, down: Tensor, up: Tensor) -> Factors:
+    """What the adapter of `layer` adds, its parameters being `down` and `up`."""
+    return Factors(down, up, float(layer.scaling[ADAPTER]), bool(getattr(layer, "fan_in_fan_out", False)))
+
+
+def base_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """The parameters of `model` without its adapters, under the names that they have in a model without any."""
+    adapted = adapted_layers(model)
+    for name, parameter in model.named_parameters():
+        layer, inside, rest = name.partition(".base_layer.")
+        if inside and layer in adapted:
+            yield f"{layer}.{rest}", parameter
+        elif not any(name.startswith(f"{layer}.lora_") for layer in _outer(name, adapted)):
+            yield name, parameter
+
+
+def adapter_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """A and B of every layer, under peft's names in a file: ``<layer>.lora_A.weight``."""
+    for name, layer in adapted_layers(model).items():
+        down, up = parameters_of(layer)
+        yield f"{name}.lora_A.weight", down
+        yield f"{name}.lora_B.weight", up
+
+
+@contextmanager
+def without_adapters(model: nn.Module) -> Iterator[None]:
+    """The model as it was before it had adapters; for forward passes without a gradient."""
+    layers = list(adapted_layers(model).values())
+    for layer in layers:
+        layer.enable_adapters(False)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.enable_adapters(True)
+
+
+@torch.no_grad()
+def merge_adapters(model: nn.Module) -> None:
+    """Add every adapter to its weight and take it away, in place: a plain model. Parameters must be whole."""
+    for name, layer in adapted_layers(model).items():
+        base = layer.base_layer
+        base.weight.copy_(factors_of(layer, *parameters_of(layer)).merged(base.weight))
+        parent, _, child = name.rpartition(".")
+        setattr(model.get_submodule(parent), child, base)
+    model.requires_grad_(True)
+
+
+def parameter_counts(model: nn.Module) -> tuple[int, int]:
+    """How many parameters are trained, and how many there are; of shards, of the whole model."""
+    sizes = [
+        # Under ZeRO-3 numel() is that of the local shard; ds_numel is the whole parameter's.
+        (int(getattr(parameter, "ds_numel", parameter.numel())), parameter.requires_grad)
+        for parameter in model.parameters()
+    ]
+    return sum(size for size, trained in sizes if trained), sum(size for size, _ in sizes)
+
+
+def told_of(model: nn.Module) -> str:
+    """One line on what is trained of a model with adapters."""
+    trained, total = parameter_counts(model)
+    layers = adapted_layers(model)
+    rank = next(iter(layers.values())).r[ADAPTER]
+    share = f"{trained:,} of {total:,} parameters ({trained / total:.2%})"
+    return f"training {share}: adapters of rank {rank} on {counted(len(layers), 'layer')}"
+
+
+def _outer(name: str, layers: dict[str, Any]) -> list[str]:
+    """Those of `layers` that a parameter of this name is in."""
+    parts = name.split(".")
+    prefixes = (".".join(parts[:length]) for length in range(1, len(parts)))
+    return [prefix for prefix in prefixes if prefix in layers]

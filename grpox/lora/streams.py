@@ -1,0 +1,27 @@
+"""Weights of a model with adapters out of their ZeRO-3 shards: the base, the adapters, or all as they are.
+
+Merged, as everything else wants them, they come from `grpox.weight_sync.stream_weights`.
+"""
+
+from __future__ import annotations
+
+from torch import nn
+
+from grpox.contracts import WeightStream
+from grpox.lora.layers import adapter_parameters, base_parameters
+from grpox.weight_sync import stream_parameters
+
+
+def stream_base(model: nn.Module) -> WeightStream:
+    """The frozen weights under the names of a model without adapters; a collective."""
+    return stream_parameters(base_parameters(model))
+
+
+def stream_adapters(model: nn.Module) -> WeightStream:
+    """A and B of every layer, under peft's names in a file; a collective."""
+    return stream_parameters(adapter_parameters(model))
+
+
+def stream_as_trained(model: nn.Module) -> WeightStream:
+    """Every parameter under its own name in `model`; a collective."""
+    return stream_parameters(model.named_parameters())

@@ -1,0 +1,105 @@
+"""What the section `evaluation`, and keys that name its metrics, ask of the rest of the run file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from grpox.component import BoundComponent
+from grpox.config import EvaluationConfig, RunConfig
+from grpox.errors import Problem, nearest
+from grpox.evaluation_settings import PREFIX, bare_name, labels_of_evaluation, sampling_of
+from grpox.runfile.metric_names import candidates, of_evaluations, of_steps
+
+
+def evaluation_problems(config: RunConfig, components: Mapping[str, BoundComponent]) -> list[Problem]:
+    """What of the evaluation cannot be, and metrics that are named and will not be there.
+
+    Args:
+        components: those that could be bound, by key.
+    """
+    problems = list(_best(config, components))
+    evaluation = config.evaluation
+    if evaluation is None:
+        return problems
+    problems += _accuracy(config, evaluation)
+    problems += _pass_at_k(evaluation)
+    problems += _sampling(config, evaluation, components)
+    problems += _early_stop(config, evaluation, components)
+    return problems
+
+
+def _accuracy(config: RunConfig, evaluation: EvaluationConfig) -> Iterator[Problem]:
+    labels = labels_of_evaluation(config)
+    if evaluation.accuracy is not None and evaluation.accuracy not in labels:
+        what = f"no such reward of {'this run' if evaluation.rewards is None else 'the evaluation'}"
+        name, near = evaluation.accuracy, nearest(evaluation.accuracy, labels)
+        yield Problem(what, "evaluation.accuracy", given=name, allowed=", ".join(labels), nearest=near)
+
+
+def _pass_at_k(evaluation: EvaluationConfig) -> Iterator[Problem]:
+    most, key = evaluation.num_generations, "evaluation.pass_at_k"
+    for place, k in enumerate(evaluation.pass_at_k):
+        if not 1 <= k <= most:
+            what = "is not a number of the completions that a prompt has"
+            allowed = f"1 to {most} (evaluation.num_generations)"
+            yield Problem(what, f"{key}[{place}]", given=str(k), allowed=allowed)
+        elif k in evaluation.pass_at_k[:place]:
+            yield Problem("is listed twice", f"{key}[{place}]", given=str(k))
+
+
+def _sampling(
+    config: RunConfig, evaluation: EvaluationConfig, components: Mapping[str, BoundComponent]
+) -> Iterator[Problem]:
+    sampling, key = sampling_of(evaluation, config.sampling), "evaluation.sampling"
+    if evaluation.num_generations > 1 and sampling.temperature == 0:
+        what = "decodes greedily: all completions of a prompt would be the same one"
+        given = f"0 with evaluation.num_generations {evaluation.num_generations}"
+        yield Problem(what, "evaluation.temperature", given=given, allowed="more than 0, or num_generations 1")
+    if sampling.min_completion_length > sampling.max_completion_length:
+        what = f"is more than max_completion_length {sampling.max_completion_length}"
+        yield Problem(what, f"{key}.min_completion_length", given=str(sampling.min_completion_length))
+    if "" in (evaluation.sampling.stop or []):
+        yield Problem("a text is empty: every completion would end at once", f"{key}.stop")
+    generator = components.get("generator")
+    check = getattr(generator.config, "check_sampling", None) if generator is not None else None
+    for problem in () if check is None else check(sampling):
+        name = problem.key.removeprefix("sampling.").partition(".")[0].partition("[")[0]
+        if getattr(evaluation.sampling, name, None) is not None:  # else it is told of the run's own
+            yield replace(problem, key=f"evaluation.{problem.key}")
+
+
+def _early_stop(
+    config: RunConfig, evaluation: EvaluationConfig, components: Mapping[str, BoundComponent]
+) -> Iterator[Problem]:
+    chosen = evaluation.early_stop
+    if chosen is None:
+        return
+    if evaluation.every == 0:
+        what = "there is no evaluation between the first step and the last, after which the run could end"
+        yield Problem(what, "evaluation.early_stop", given="evaluation.every 0", allowed="evaluation.every > 0")
+    names, key = of_evaluations(config, components), "evaluation.early_stop.metric"
+    if not names.has(bare_name(chosen.metric)):
+        near = nearest(bare_name(chosen.metric.removeprefix("eval_")), names.known)
+        what, allowed = "no such metric of the evaluation", ", ".join(names.known)
+        yield Problem(what, key, given=chosen.metric, allowed=allowed, nearest=near)
+
+
+def _best(config: RunConfig, components: Mapping[str, BoundComponent]) -> Iterator[Problem]:
+    name, key = config.checkpoint.best, "checkpoint.best"
+    if name is None:
+        return
+    steps = of_steps(config, components)
+    evaluations = None if config.evaluation is None else of_evaluations(config, components)
+    if name.startswith(PREFIX) and evaluations is None:
+        what = "nothing is evaluated in this run"
+        yield Problem(
+            what, key, given=name, allowed="a metric of steps, such as reward, or a section evaluation"
+        )
+        return
+    known, near = candidates(name, steps, evaluations)
+    of_evaluation = evaluations is not None and name.startswith(PREFIX) and evaluations.has(bare_name(name))
+    of_step = not name.startswith(PREFIX) and steps.has(name) and not near.startswith(PREFIX)
+    if not (of_evaluation or name in steps.known or of_step):
+        what = "no metric that this run logs"
+        yield Problem(what, key, given=name, allowed=", ".join(known), nearest=near)

@@ -1,0 +1,76 @@
+"""A run file as an evaluation reads it: what only training needs is left out, and not checked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from grpox.errors import ConfigError, Problem, nearest
+from grpox.given.objects import Given
+from grpox.runfile.load import ResolvedRun, read_run, resolve
+from grpox.runfile.model_argument import NamedModel
+from grpox.runfile.overrides import COMMAND_LINE
+
+SECTIONS = ("model", "data", "rewards", "generator", "sampling", "evaluation", "plugins", "watchdog")
+"""What takes part in an evaluation."""
+_OF_PROMPTS = ("prompt_column", "max_prompt_length", "long_prompts")
+_OF_RUNS = ("every", "early_stop")
+"""Keys of `evaluation` that say when, during a run."""
+
+
+def load_evaluation(
+    model: NamedModel, run: str | Path, overrides: Sequence[str] = (), world_size: int | None = None
+) -> ResolvedRun:
+    """Read, override and check what an evaluation of `model` takes from a run file or bundled recipe.
+
+    Args:
+        overrides: ``a.b=c``, applied in order, after the model.
+        world_size: ranks to check for; default: those of this launch.
+
+    Raises:
+        ConfigError: with every problem found.
+    """
+    _check_overrides(overrides)
+    data, origin = read_run(run, [*model.overrides, *overrides])
+    if data.get("evaluation") is None:
+        what = "the run file has no evaluation, which names the prompts"
+        allowed = "evaluation: {path: held-out.jsonl}"
+        raise ConfigError(Problem(what, "evaluation", origin.where("evaluation"), allowed=allowed))
+    return resolve(_reduced(data), origin, str(run), Given(), world_size, trains=False)
+
+
+def _check_overrides(overrides: Sequence[str]) -> None:
+    keys = [override.partition("=")[0].strip() for override in overrides]
+    problems = [
+        Problem(
+            "is no part of an evaluation",
+            key,
+            COMMAND_LINE,
+            allowed=f"{', '.join(SECTIONS)}, train.seed",
+            nearest=nearest(key.partition(".")[0], SECTIONS),
+        )
+        for key in keys
+        if key and key != "train.seed" and key.partition(".")[0].partition("[")[0] not in SECTIONS
+    ]
+    if problems:
+        raise ConfigError(problems)
+
+
+def _reduced(data: dict[str, Any]) -> dict[str, Any]:
+    """Those parts of a run file that take part; what is no mapping is left for the schema to refuse."""
+    kept = {name: data[name] for name in SECTIONS if name in data}
+    train, evaluation, model = data.get("train"), data["evaluation"], data.get("model")
+    if isinstance(train, dict) and "seed" in train:
+        kept["train"] = {"seed": train["seed"]}
+    if isinstance(evaluation, dict):
+        kept["evaluation"] = {key: value for key, value in evaluation.items() if key not in _OF_RUNS}
+    if isinstance(model, dict):
+        # What is trained of a model is no part of it.
+        kept["model"] = {key: value for key, value in model.items() if key != "lora"}
+    if isinstance(data.get("data"), dict | None):
+        prompts = {key: value for key, value in (data.get("data") or {}).items() if key in _OF_PROMPTS}
+        # A run needs training data; nobody reads it here.
+        path = evaluation.get("path") if isinstance(evaluation, dict) else None
+        kept["data"] = prompts | {"path": path if isinstance(path, str) else "none"}
+    return kept | {"tracking": {}}

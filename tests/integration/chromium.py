@@ -1,0 +1,121 @@
+"""A headless Chromium that opens pages and tells their text, driven by its own DevTools protocol."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+MISSING = "needs Chromium: `make browser` installs Debian's, or set GRPOX_CHROMIUM"
+SECONDS = 120.0
+"""How long a page may take; MLflow's takes seconds on an idle machine."""
+_FLAGS = (
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
+    "--disable-background-networking", "--disable-component-update", "--disable-dev-shm-usage",
+    "--remote-debugging-port=0", "--window-size=1600,1000",
+)  # fmt: skip
+
+
+def executable() -> str | None:
+    """GRPOX_CHROMIUM, else the first that is on PATH; None where there is none."""
+    return os.environ.get("GRPOX_CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
+
+
+class Browser:
+    """As a context, one page of a browser of its own, which ends with it."""
+
+    def __enter__(self) -> Browser:
+        found = executable()
+        assert found is not None, MISSING
+        self._profile = tempfile.TemporaryDirectory(prefix="chromium-", ignore_cleanup_errors=True)
+        command = [found, *_FLAGS, f"--user-data-dir={self._profile.name}", "about:blank"]
+        quiet = subprocess.DEVNULL
+        self._process = subprocess.Popen(command, stdin=quiet, stdout=quiet, stderr=quiet)
+        self._loop = asyncio.new_event_loop()
+        self._number = 0
+        try:
+            self._loop.run_until_complete(self._connect(self._page()))
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.wait(30)
+        if session := getattr(self, "_session", None):
+            self._loop.run_until_complete(session.close())
+        self._loop.close()
+        self._profile.cleanup()
+
+    def open(self, address: str) -> None:
+        """Go to a page; a change of what stands behind ``#`` alone loads it anew, too."""
+        self._call("Page.navigate", url="about:blank")
+        self._call("Page.navigate", url=address)
+
+    def value(self, expression: str) -> Any:
+        """What a JavaScript expression has for a value in the page."""
+        told = self._call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        return told["result"].get("value")
+
+    @property
+    def text(self) -> str:
+        """What a reader of the page sees."""
+        return str(self.value("document.body ? document.body.innerText : ''"))
+
+    def wait_for(self, *texts: str) -> str:
+        """The page's text, once it holds all of `texts`."""
+        self.wait(lambda: all(text in self.text for text in texts), f"the page does not show {texts}")
+        return self.text
+
+    def wait(self, true: Any, failure: str) -> None:
+        """Until `true()` is."""
+        deadline = time.monotonic() + SECONDS
+        while not true():
+            assert time.monotonic() < deadline, f"{failure}:\n{self.text[:4000]}"
+            time.sleep(0.3)
+
+    def picture(self, path: Path) -> None:
+        """A PNG file of what is seen."""
+        path.write_bytes(base64.b64decode(self._call("Page.captureScreenshot", format="png")["data"]))
+
+    def _page(self) -> str:
+        """The address at which the page takes commands."""
+        port_file = Path(self._profile.name) / "DevToolsActivePort"
+        deadline = time.monotonic() + SECONDS
+        while not port_file.exists() or "\n" not in port_file.read_text():
+            assert self._process.poll() is None, f"Chromium ended with {self._process.returncode}"
+            assert time.monotonic() < deadline, "Chromium did not start"
+            time.sleep(0.1)
+        port = port_file.read_text().splitlines()[0]
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/json/list", timeout=30) as answer:
+            pages = [each for each in json.load(answer) if each["type"] == "page"]
+        return str(pages[0]["webSocketDebuggerUrl"])
+
+    async def _connect(self, address: str) -> None:
+        self._session = aiohttp.ClientSession()
+        self._socket = await self._session.ws_connect(address, max_msg_size=0)
+
+    def _call(self, method: str, **parameters: Any) -> dict[str, Any]:
+        return self._loop.run_until_complete(asyncio.wait_for(self._answer(method, parameters), SECONDS))
+
+    async def _answer(self, method: str, parameters: dict[str, Any]) -> dict[str, Any]:
+        self._number += 1
+        await self._socket.send_json({"id": self._number, "method": method, "params": parameters})
+        while True:
+            told = await self._socket.receive_json()
+            if told.get("id") == self._number:
+                assert "error" not in told, told
+                result: dict[str, Any] = told["result"]
+                return result

@@ -1,0 +1,129 @@
+"""Evaluations of a real run: they change nothing, end it where they should, and `grpox eval` finds the same."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from importlib import util
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from killing import assert_same, kill, recorded, start, wait_for_steps
+from pyarrow import parquet
+from safetensors.torch import load_file
+
+pytestmark = pytest.mark.slow
+NO_VLLM = util.find_spec("vllm") is None
+GrpoxCommand = Callable[..., "subprocess.CompletedProcess[str]"]
+
+COMMON = ("train.per_device_train_batch_size=64", "tracking={}")
+SAMPLED = ("evaluation.num_generations=2", "evaluation.temperature=1", "evaluation.pass_at_k=[1, 2]")
+STOPS = "evaluation.early_stop={metric: completions/max_length, min_delta: 10, patience: 3}"
+"""No completion is ten tokens longer than four: the third evaluation after the first ends the run."""
+STOPPING = (*COMMON, *SAMPLED, STOPS, "evaluation.every=1", "checkpoint.every=2", "checkpoint.best=reward")
+
+
+@pytest.fixture(scope="module")
+def stopped(folder: Path) -> Path:
+    """The folder of a run that stopped early."""
+    process = start(folder, "quickstart", *STOPPING, "output_dir=runs/stopped")
+    stderr = process.communicate()[1]
+    assert process.returncode == 0, stderr
+    return folder / "runs" / "stopped"
+
+
+def summary_of(run: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((run / "summary.json").read_text())
+    return found
+
+
+def test_a_run_without_a_gain_ends_in_order(stopped: Path) -> None:
+    summary = summary_of(stopped)
+    assert (summary["steps"], summary["stopped_early"]["evaluations_without_gain"]) == (3, 3)
+    assert summary["accuracy_after"] == recorded(stopped)[-1]["evaluation"]["accuracy"]
+    assert (stopped / "model" / "model.safetensors").exists()
+    assert "Stopped early after step 3" in (stopped / "report.html").read_text()
+    # Every second step has a checkpoint, and with checkpoint.best the last one too.
+    saved = [path.name for path in sorted((stopped / "checkpoints").iterdir())]
+    assert saved == ["step-00000002", "step-00000003"]
+    assert Path(summary["best_checkpoint"]["checkpoint"]).name in saved
+
+
+def test_evaluations_leave_no_trace_in_training(folder: Path, stopped: Path) -> None:
+    process = start(
+        folder, "quickstart", *COMMON, "train.max_steps=3", "evaluation=null", "output_dir=runs/plain"
+    )
+    assert process.communicate()[1] is not None
+    plain = folder / "runs" / "plain"
+    assert recorded(plain) == [told for told in recorded(stopped) if "metrics" in told]
+    for name in sorted(path.name for path in (plain / "completions").iterdir()):
+        tables = [parquet.read_table(run / "completions" / name) for run in (plain, stopped)]
+        assert tables[0].equals(tables[1]), name
+    weights = [load_file(run / "model" / "model.safetensors") for run in (plain, stopped)]
+    assert [name for name in weights[0] if not torch.equal(weights[0][name], weights[1][name])] == []
+
+
+def test_a_killed_run_stops_at_the_same_step(folder: Path, stopped: Path) -> None:
+    killed = folder / "runs" / "killed"
+    process = start(folder, "quickstart", *STOPPING, "checkpoint.every=1", "output_dir=runs/killed")
+    assert wait_for_steps(process, killed, 3)
+    kill(process)
+    assert not (killed / "summary.json").exists()
+    process = start(folder, "--resume", "runs/killed")
+    stderr = process.communicate()[1]
+    assert process.returncode == 0, stderr
+    assert_same(stopped, killed)
+    assert summary_of(killed)["stopped_early"] == summary_of(stopped)["stopped_early"]
+    process = start(folder, "--resume", "runs/killed")
+    assert (process.communicate()[1], process.returncode) == ("", 0)  # it is complete
+
+
+def evaluated(grpox: GrpoxCommand, folder: Path, *arguments: str, ranks: int = 1) -> dict[str, float]:
+    done = grpox("eval", *arguments, "--out", "figures.json", ranks=ranks)
+    assert done.returncode == 0, done.stderr
+    figures: dict[str, Any] = json.loads((folder / "figures.json").read_text())
+    assert figures["ranks"] == ranks
+    assert f"accuracy │ {figures['metrics']['accuracy']:.4g}" in " ".join(done.stdout.split()).replace(
+        "│ ", "│ "
+    )
+    metrics: dict[str, float] = figures["metrics"]
+    return metrics
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_model_by_itself_is_evaluated_as_before_training(
+    grpox: GrpoxCommand, folder: Path, stopped: Path, ranks: int
+) -> None:
+    import grpox as package
+
+    base = Path(package.__file__).parent / "recipes" / "quickstart" / "model"
+    # Batches of other sizes on each number of ranks: chance is the prompts' own.
+    size = f"evaluation.batch_size={100 * ranks}"
+    completions = ("--completions", "completions.parquet")
+    found = evaluated(grpox, folder, str(base), "quickstart", *SAMPLED, size, *completions, ranks=ranks)
+    assert found == recorded(stopped)[0]["evaluation"]
+    table = parquet.read_table(folder / "completions.parquet")
+    assert table.column("group").to_pylist() == [row // 2 for row in range(1000)]
+    assert sum(table.column("rewards/exact").to_pylist()) / 1000 == found["accuracy"]
+
+
+def test_a_checkpoint_and_the_model_made_of_it_are_alike(
+    grpox: GrpoxCommand, folder: Path, stopped: Path
+) -> None:
+    of_run = evaluated(grpox, folder, str(stopped), "quickstart")
+    of_checkpoint = evaluated(grpox, folder, str(stopped / "checkpoints" / "step-00000003"), "quickstart")
+    assert of_run == of_checkpoint
+
+
+@pytest.mark.skipif(NO_VLLM, reason="vLLM is not installed (make vllm)")
+def test_vllm_on_two_ranks_finds_what_transformers_finds(
+    grpox: GrpoxCommand, folder: Path, stopped: Path
+) -> None:
+    vllm = "generator={name: vllm-colocate, kv_cache_gib: 0.1}"
+    found = evaluated(grpox, folder, str(stopped), "quickstart", vllm, ranks=2)
+    assert found["accuracy"] == pytest.approx(
+        evaluated(grpox, folder, str(stopped), "quickstart")["accuracy"], abs=0.02
+    )

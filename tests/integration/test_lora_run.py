@@ -1,0 +1,155 @@
+"""A run that trains adapters: what it leaves, how much a checkpoint holds, and that it resumes bit by bit."""
+
+from __future__ import annotations
+
+import importlib.resources
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import GrpoxCommand
+from killing import assert_same, kill, start, wait_for_steps
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from grpox.checkpoint.export import export_checkpoint
+
+peft = pytest.importorskip("peft")
+pytestmark = pytest.mark.slow
+
+QUICKSTART = Path(str(importlib.resources.files("grpox.recipes") / "quickstart" / "model"))
+SETTINGS = (
+    "model.lora={r: 4, alpha: 8}",
+    "train.learning_rate=0.002",
+    "train.beta=0.04",
+    "train.per_device_train_batch_size=32",
+    "train.steps_per_generation=2",
+    "evaluation=null",
+    "tracking={}",
+)
+
+
+@pytest.fixture(scope="module")
+def finished(grpox: GrpoxCommand, folder: Path) -> Path:
+    settings = (*SETTINGS, "train.max_steps=4", "checkpoint.every=2", "output_dir=runs/lora")
+    done = grpox("train", "quickstart", *settings)
+    assert done.returncode == 0, done.stderr
+    assert "training 23,552 of" in done.stdout
+    return folder / "runs" / "lora"
+
+
+def logits_of(model: torch.nn.Module) -> torch.Tensor:
+    ids = AutoTokenizer.from_pretrained(str(QUICKSTART))("37+48=", return_tensors="pt")["input_ids"]
+    with torch.no_grad():
+        logits: torch.Tensor = model(input_ids=ids).logits
+    return logits
+
+
+def base() -> torch.nn.Module:
+    model: torch.nn.Module = AutoModelForCausalLM.from_pretrained(str(QUICKSTART), dtype=torch.float32)
+    return model
+
+
+def model_in(path: Path) -> torch.nn.Module:
+    model: torch.nn.Module = AutoModelForCausalLM.from_pretrained(str(path), dtype=torch.float32)
+    return model
+
+
+def test_adapter_and_merged_model_are_the_same_policy_and_another_one_than_the_base(finished: Path) -> None:
+    merged = logits_of(model_in(finished / "model"))
+    beside = logits_of(peft.PeftModel.from_pretrained(base(), str(finished / "adapter")))
+    torch.testing.assert_close(merged, beside, rtol=0, atol=1e-4)
+    assert (merged - logits_of(base())).abs().max() > 0.01
+    config = json.loads((finished / "adapter" / "adapter_config.json").read_text())
+    assert (config["r"], config["lora_alpha"], config["base_model_name_or_path"]) == (4, 8, str(QUICKSTART))
+
+
+def test_what_was_not_adapted_is_bit_by_bit_what_it_was(finished: Path) -> None:
+    merged, plain = model_in(finished / "model").state_dict(), base().state_dict()
+    assert merged.keys() == plain.keys()
+    changed = {name for name in plain if not torch.equal(merged[name], plain[name])}
+    assert {name.split(".")[-2] for name in changed} == {
+        *("q_proj", "k_proj", "v_proj", "o_proj"),
+        *("gate_proj", "up_proj", "down_proj"),
+    }
+
+
+def test_the_summary_and_the_report_tell_what_was_trained(finished: Path) -> None:
+    summary = json.loads((finished / "summary.json").read_text())
+    assert summary["trained_parameters"] == 23_552
+    whole = sum(parameter.numel() for parameter in base().parameters())
+    assert summary["parameters"] == whole + 23_552
+    assert Path(summary["adapter"]) == Path("runs/lora/adapter")  # in the run's working directory
+    assert "23,552 of" in (finished / "report.html").read_text(encoding="utf-8")
+
+
+def test_a_checkpoint_holds_no_frozen_weights(finished: Path) -> None:
+    [first, last] = sorted((finished / "checkpoints").iterdir())
+    size = sum(path.stat().st_size for path in (last / "engine").iterdir())
+    whole = (QUICKSTART / "model.safetensors").stat().st_size
+    assert size < 0.3 * whole  # of full training: more than three times
+    assert first.name == "step-00000002"
+
+
+def test_an_exported_checkpoint_is_the_model_that_the_run_saved(finished: Path, tmp_path: Path) -> None:
+    export_checkpoint(finished, tmp_path / "out")
+    saved, exported = model_in(finished / "model").state_dict(), model_in(tmp_path / "out").state_dict()
+    assert [name for name in saved if not torch.equal(saved[name], exported[name])] == []
+    name = "adapter_model.safetensors"
+    assert (tmp_path / "out" / "adapter" / name).read_bytes() == (finished / "adapter" / name).read_bytes()
+
+
+OBJECT = """
+import torch
+from transformers import AutoModelForCausalLM
+
+from grpox import train
+
+model = AutoModelForCausalLM.from_pretrained({base!r}, dtype=torch.float32)
+before = {{name: parameter.detach().clone() for name, parameter in model.named_parameters()}}
+# Sampled through the shards, adapters and all.
+settings = ["model.lora={{r: 4}}", "train.max_steps=1", "train.warmup_steps=0", "train.learning_rate=0.01"]
+settings += ["generator={{name: hf, gather_weights: false}}", "evaluation=null", "tracking={{}}"]
+done = train("quickstart", settings, model=model)
+after = dict(model.named_parameters())
+saved = AutoModelForCausalLM.from_pretrained(done["model"], dtype=torch.float32)
+assert after.keys() == before.keys()
+assert all(torch.equal(parameter, after[name]) for name, parameter in saved.named_parameters())
+print(sum(not torch.equal(after[name], before[name]) for name in before), "changed")
+"""
+
+
+def test_a_model_object_is_a_plain_model_afterwards(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(OBJECT.format(base=str(QUICKSTART)))
+    done = subprocess.run(
+        [sys.executable, "script.py"],
+        cwd=tmp_path,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert done.stdout.splitlines()[-1] == "14 changed"
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_run_that_was_killed_is_resumed_bit_by_bit(tmp_path: Path, ranks: int) -> None:
+    batch = f"train.per_device_train_batch_size={32 // ranks}"
+    overrides = [*SETTINGS, batch, "train.max_steps=6", "checkpoint.every=3"]
+    whole, killed = tmp_path / "runs" / "whole", tmp_path / "runs" / "killed"
+    process = start(tmp_path, "quickstart", *overrides, "output_dir=runs/whole", ranks=ranks)
+    stderr = process.communicate()[1]
+    assert process.returncode == 0, stderr
+    process = start(tmp_path, "quickstart", *overrides, "output_dir=runs/killed", ranks=ranks)
+    assert wait_for_steps(process, killed, 4)
+    kill(process)
+    process = start(tmp_path, "--resume", "runs/killed", ranks=ranks)
+    stderr = process.communicate()[1]
+    assert process.returncode == 0, stderr
+    assert (killed / "metrics.undone.jsonl").exists()  # it did go on
+    assert_same(whole, killed)

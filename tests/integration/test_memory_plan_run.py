@@ -1,0 +1,26 @@
+"""What `grpox plan --memory` says is what a run takes, on one rank and on two."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "memory_plan.py"
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="a process's own memory is told by /proc")
+def test_the_peak_is_within_its_tolerance(tmp_path: Path) -> None:
+    command = [sys.executable, str(BENCHMARK), "--quick"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert [point["point"]["ranks"] for point in result["points"]] == [1, 2]
+    for point in result["points"]:
+        assert abs(point["off"]["peak"]) < result["goal"], point
+        assert abs(point["off"]["generate"]) < result["goal"], point

@@ -1,0 +1,140 @@
+"""A run over two machines: it finds its network, tells a machine that is cut off, goes on, and asks servers."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from importlib import util
+from pathlib import Path
+
+import pytest
+from two_hosts import Machines
+
+pytestmark = pytest.mark.slow
+
+PORT = "29500"
+STEPS = 8
+HAS_VLLM = util.find_spec("vllm") is not None
+TOKEN = {"GRPOX_SERVER_TOKEN": "a-token-of-the-tests-0123456789"}
+TRAIN = ["-m", "grpox", "train"]
+RUN = [
+    "quickstart",
+    "train.per_device_train_batch_size=16",
+    "evaluation=null",
+    "tracking={}",
+    "output_dir=run",
+]
+REWARD = """
+import os, time
+
+def score(completions, **columns):
+    time.sleep(float(os.environ.get("PAUSE", "0")))
+    return [float(len(completion)) for completion in completions]
+"""
+
+
+@pytest.fixture(scope="module")
+def machines() -> Iterator[Machines]:
+    with Machines(3) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def server(machines: Machines, tmp_path_factory: pytest.TempPathFactory) -> Path | None:
+    """The log of the server on machine 3, which starts while the first test runs; weights come by a folder."""
+    if not HAS_VLLM:
+        return None
+    folder = tmp_path_factory.mktemp("server")
+    (folder / "weights").mkdir()
+    command = [sys.executable, "-m", "grpox", "serve", "quickstart", "--host", machines.address(3)]
+    command += ["--kv-cache-gib", "0.1", "--weights-dir", "weights"]
+    machines.start(3, command, folder / "server.log", **TOKEN)
+    return folder / "server.log"
+
+
+def by_torchrun(
+    machines: Machines, folder: Path, *arguments: str, **environment: str
+) -> list[subprocess.Popen[bytes]]:
+    """A launch on machines 1 and 2, each of which prints into a file of its own."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1"]
+    launcher += [f"--master-addr={machines.address(1)}", f"--master-port={PORT}"]
+    return [
+        machines.start(
+            rank + 1,
+            [*launcher, f"--node-rank={rank}", *TRAIN, *arguments],
+            folder / f"{rank}.log",
+            **environment,
+        )
+        for rank in (0, 1)
+    ]
+
+
+def steps_of(folder: Path) -> list[int]:
+    """The steps that the run has recorded."""
+    metrics = folder / "run" / "metrics.jsonl"
+    lines = metrics.read_text().splitlines() if metrics.exists() else []
+    return [line["step"] for line in map(json.loads, lines) if "metrics" in line]
+
+
+def ended(launch: list[subprocess.Popen[bytes]], seconds: float) -> list[int]:
+    return [process.wait(seconds) for process in launch]
+
+
+def logs(folder: Path) -> list[str]:
+    return [(folder / f"{rank}.log").read_text() for rank in (0, 1)]
+
+
+def test_a_machine_that_is_cut_off_ends_the_run_which_goes_on_later(
+    machines: Machines, server: Path | None, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.py").write_text(REWARD)
+    run = [*RUN, f"train.max_steps={STEPS}", "checkpoint.every=2"]
+    run += ["rewards=[{path: mine.py:score, isolation: thread}]", "watchdog.host_lost_after=6"]
+    launch = by_torchrun(machines, tmp_path, *run, PAUSE="1.0")
+    while len(steps_of(tmp_path)) < 3:
+        assert all(process.poll() is None for process in launch), logs(tmp_path)
+        time.sleep(0.05)
+    machines.cut(2)
+    begin = time.monotonic()
+    assert ended(launch, 240) == [1, 1]
+    assert time.monotonic() - begin < 120  # without host_lost_after it is half an hour
+    for rank, log in enumerate(logs(tmp_path)):
+        assert f"error: {'[rank 1] ' if rank else ''}rank {rank} lost another rank in phase" in log
+    assert "rank 0 lost another rank" in json.loads((tmp_path / "run" / "failure.json").read_text())["error"]
+    assert max(steps_of(tmp_path)) < STEPS
+
+    machines.mend(2)
+    launch = by_torchrun(machines, tmp_path, "--resume", "run")
+    assert ended(launch, 240) == [0, 0], logs(tmp_path)
+    assert steps_of(tmp_path) == list(range(1, STEPS + 1))
+    assert (tmp_path / "run" / "model" / "model.safetensors").is_file()
+
+
+@pytest.mark.skipif(not HAS_VLLM, reason="vLLM is not installed (make vllm)")
+def test_two_machines_started_as_by_srun_train_with_a_server_on_a_third(
+    machines: Machines, server: Path | None, tmp_path: Path
+) -> None:
+    assert server is not None
+    url = f"http://{machines.address(3)}:8000"
+    slurm = {"SLURM_JOB_ID": "4711", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2"}
+    slurm |= {"SLURM_STEP_NODELIST": "10.77.0.[1-2]", "SLURM_STEP_TASKS_PER_NODE": "1(x2)"}
+    run = [*RUN, "train.max_steps=2", f"generator={{name: vllm-server, urls: ['{url}']}}"]
+    launch = [
+        machines.start(
+            rank + 1,
+            [sys.executable, *TRAIN, *run],
+            tmp_path / f"{rank}.log",
+            SLURM_PROCID=str(rank),
+            SLURM_NODEID=str(rank),
+            SLURM_LOCALID="0",
+            **slurm,
+            **TOKEN,
+        )
+        for rank in (0, 1)
+    ]
+    assert ended(launch, 400) == [0, 0], [*logs(tmp_path), server.read_text()]
+    assert steps_of(tmp_path) == [1, 2]
+    assert "serving " in server.read_text()

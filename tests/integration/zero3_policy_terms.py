@@ -1,0 +1,52 @@
+"""A real optimizer step under ZeRO-3 with entropy bonus and both masks; run alone or by torchrun.
+
+Usage: zero3_policy_terms.py OUT.pt BATCH_SIZE ACCUMULATION
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from typing import Any
+
+import torch
+import zero3_step
+
+from grpox.config import RunConfig
+from grpox.plugins import discover
+from grpox.registry import Registry
+from grpox.slices import Slice
+from grpox.world import World, start_world
+
+TERMS = {"entropy_coef": 0.1, "top_entropy_quantile": 0.3, "off_policy_mask_threshold": 0.4}
+STEPS: dict[str, dict[str, Any]] = {
+    "all": TERMS,
+    "plain forward": TERMS | {"chunked_logprobs": False, "skip_zero_advantage": False},
+}
+"""Settings of each step; every step starts from the same weights."""
+
+
+def slices_for(config: RunConfig, world: World) -> list[Slice]:
+    """Those of `zero3_step`, with a mu that depends on the token alone: some are far from the policy."""
+    made = []
+    for slice_ in zero3_step.slices_for(config, world):
+        told = -2.0 - slice_.batch.completion_ids.float() / 10
+        made.append(Slice(replace(slice_.batch, sampler_logprobs=told)))
+    return made
+
+
+def step(settings: dict[str, Any], batch_size: int, accumulation: int, world: World) -> dict[str, Any]:
+    config = zero3_step.config_for("dapo", 0.0, batch_size, accumulation)
+    train = config.train.model_copy(update=settings)
+    return zero3_step.step(config.model_copy(update={"train": train}), Registry(discover()), world, slices_for)
+
+
+def main(out: str, batch_size: int, accumulation: int) -> None:
+    world = start_world()
+    results = {name: step(settings, batch_size, accumulation, world) for name, settings in STEPS.items()}
+    if world.is_main:
+        torch.save(results, out)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))

@@ -1,0 +1,311 @@
+"""What MLflow has of a run besides metrics: data, a table of completions, traces with feedback, machines."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mlflow import MlflowClient
+from mlflow.entities import Metric, Param
+from pydantic import ValidationError
+from rich.console import Console
+
+from grpox.checkpoint.fingerprints import fingerprints
+from grpox.config import RunConfig
+from grpox.contracts import Rollout, RunContext, ScoredRollout
+from grpox.observing.record import LocalRecord
+from grpox_mlflow.configs import MlflowConfig
+from grpox_mlflow.datasets import dataset_inputs, datasets_of
+from grpox_mlflow.naming import model_name_problem
+from grpox_mlflow.requests import BYTES_PER_REQUEST, in_requests
+from grpox_mlflow.sync import sync
+from grpox_mlflow.table import completions_table, table_text
+from grpox_mlflow.traced import TEXT_LENGTH, TracedRollouts
+from grpox_mlflow.traces import RecordedTraces, trace_id
+from grpox_mlflow.tracker import MlflowTracker
+
+
+def scored(row: int, reward: float = 0.5, completion: str = "2") -> ScoredRollout:
+    rollout = Rollout(row // 4, row % 4, (1, 5, 6), (2, 3), "stop", 7)
+    rewards = {"math": reward, "short": None}
+    return ScoredRollout(rollout, f"1+{row}=", completion, rewards, reward, 0.25, {"parsed": "two"})
+
+
+BATCH = [scored(row, reward=row / 10) for row in range(8)]
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """One database for the whole file: creating one takes seconds."""
+    return f"sqlite:///{tmp_path_factory.mktemp('mlflow')}/mlflow.db"
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However slow this machine is, the end of a run waits for all of it."""
+    monkeypatch.setattr("grpox_mlflow.tracker.CLOSE_SECONDS", 300.0)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunContext:
+    (tmp_path / "train.jsonl").write_text('{"prompt": "1+1=", "answer": 2}\n{"prompt": "2+2=", "answer": 4}\n')
+    (tmp_path / "heldout.jsonl").write_text('{"prompt": "3+3=", "answer": 6}\n')
+    config = RunConfig.model_validate(
+        {
+            "model": {"path": "m"},
+            "data": {"path": str(tmp_path / "train.jsonl")},
+            "evaluation": {"path": str(tmp_path / "heldout.jsonl")},
+            "rewards": ["math"],
+            "loss": "grpo",
+        }
+    )
+    context = RunContext(config, tmp_path / "run", 10, 1, {"grpox": "0.1.0"}, None, "run.yaml")
+    return replace(context, fingerprints=fingerprints(config))
+
+
+class Followed:
+    """A run that a tracker follows into the store."""
+
+    def __init__(self, run: RunContext, store: str, **config: Any) -> None:
+        self.run, self.client = run, MlflowClient(store)
+        self.record = LocalRecord()
+        tracking = MlflowConfig(tracking_uri=store, experiment=str(run.output_dir.parent.name), **config)
+        self.tracker = MlflowTracker(tracking, Console(quiet=True))
+        self.record.grpox_run_started(run)
+        self.tracker.grpox_run_started(run)
+
+    def step(self, step: int, rollouts: list[ScoredRollout] = BATCH) -> None:
+        self.record.grpox_rollouts_scored(step, rollouts)
+        self.tracker.grpox_rollouts_scored(step, rollouts)
+        metrics = {"reward": 0.5, "time/generate": 3.0, "time/reward": 1.0}
+        self.record.grpox_step_finished(step, metrics)
+        self.tracker.grpox_step_finished(metrics)
+
+    def finish(self) -> None:
+        (self.run.output_dir / "summary.json").write_text('{"steps": 2}')
+        self.tracker.grpox_run_finished()
+
+    @property
+    def stored(self) -> Any:
+        told = json.loads((self.run.output_dir / "mlflow.json").read_text())
+        return self.client.get_run(told["run_id"])
+
+    def traces(self) -> list[Any]:
+        found = self.client.search_traces(locations=[self.stored.info.experiment_id], include_spans=True)
+        return sorted(found, key=lambda trace: (trace.info.tags["grpox.step"], trace.info.trace_id))
+
+
+def test_a_run_has_its_data_a_table_and_traces(run: RunContext, store: str) -> None:
+    followed = Followed(run, store, traces=2)
+    for step in (1, 2):
+        followed.step(step)
+    followed.tracker.grpox_evaluated()
+    system = run.output_dir / "system" / "node_0.jsonl"
+    system.parent.mkdir()
+    system.write_text('{"step": 0, "time": 5.5, "metrics": {"system/cpu_utilization_percentage": 12.5}}\n')
+    followed.finish()
+    stored = followed.stored
+
+    _the_data_are_inputs(run, stored)
+    _machines_are_metrics(followed)
+    _the_table_is_one(followed)
+    _traces_have_spans_and_feedback(followed)
+    before = [trace.info.trace_id for trace in followed.traces()]
+    again = sync(run.output_dir)
+    assert (again.values, again.files) == (0, 0)
+    assert [trace.info.trace_id for trace in followed.traces()] == before
+
+
+def _the_data_are_inputs(run: RunContext, stored: Any) -> None:
+    inputs = {entry.tags[0].value: entry.dataset for entry in stored.inputs.dataset_inputs}
+    assert inputs.keys() == {"train", "eval"}
+    train = inputs["train"]
+    assert train.name == "train.jsonl"
+    assert train.digest == run.fingerprints["data.path"][:32]
+    assert json.loads(train.source) == {"uri": (run.output_dir.parent / "train.jsonl").as_uri()}
+    assert [column["name"] for column in json.loads(train.schema)["mlflow_colspec"]] == ["prompt", "answer"]
+    assert json.loads(train.profile) == {"num_rows": 2}
+    assert inputs["eval"].digest == run.fingerprints["evaluation.path"][:32]
+
+
+def _machines_are_metrics(followed: Followed) -> None:
+    [value] = followed.client.get_metric_history(
+        followed.stored.info.run_id, "system/cpu_utilization_percentage"
+    )
+    assert (value.value, value.step, value.timestamp) == (12.5, 0, 5500)
+
+
+def _the_table_is_one(followed: Followed) -> None:
+    run_id = followed.stored.info.run_id
+    assert json.loads(followed.stored.data.tags["mlflow.loggedArtifacts"]) == [
+        {"path": "eval_table.json", "type": "table"}
+    ]
+    table = json.loads(Path(followed.client.download_artifacts(run_id, "eval_table.json")).read_text())
+    first = dict(zip(table["columns"], table["data"][0], strict=True))
+    assert len(table["data"]) == 16
+    assert (first["batch"], first["prompt"], first["completion"]) == ("step 1", "1+7=", "2")
+    assert (first["reward"], first["rewards/math"], first["rewards/short"]) == (0.7, 0.7, None)
+    assert first["extra/parsed"] == "two"
+
+
+def _traces_have_spans_and_feedback(followed: Followed) -> None:
+    traces = followed.traces()
+    assert [trace.info.tags["grpox.step"] for trace in traces] == ["1", "1", "2", "2"]
+    trace = traces[0]
+    assert trace.info.trace_metadata["mlflow.sourceRun"] == followed.stored.info.run_id
+    assert trace.info.execution_duration == 4000
+    assert json.loads(trace.info.trace_metadata["mlflow.trace.tokenUsage"])["total_tokens"] == 5
+    spans = {span.name: span for span in trace.data.spans}
+    assert spans.keys() == {"rollout", "generate", "rewards/math", "rewards/short"}
+    root, generate, reward = spans["rollout"], spans["generate"], spans["rewards/math"]
+    assert root.parent_id is None
+    assert generate.parent_id == reward.parent_id == root.span_id
+    assert generate.inputs.startswith("1+")
+    assert generate.outputs == "2"
+    assert round((generate.end_time_ns - generate.start_time_ns) / 1e9, 3) == 3.0
+    assert reward.start_time_ns == generate.end_time_ns
+    feedback = {given.name: given.feedback.value for given in trace.info.assessments}
+    assert feedback.keys() == {"reward", "rewards/math"}
+    assert feedback["reward"] == feedback["rewards/math"] == reward.outputs
+
+
+def test_a_run_that_goes_back_makes_no_trace_twice(run: RunContext, store: str) -> None:
+    first = Followed(run, store, traces=1)
+    for step in (1, 2):
+        first.step(step)
+    first.record.grpox_run_failed(run, ValueError("odd"))
+    first.tracker.grpox_run_failed(ValueError("odd"))
+    before = {trace.info.trace_id for trace in first.traces()}
+    lines = (run.output_dir / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+    resumed = Followed(replace(run, resumed_at=1, metrics_bytes=len(lines[0])), store, traces=1)
+    for step in (2, 3):
+        resumed.step(step)
+    resumed.finish()
+    traces = resumed.traces()
+    assert before < {trace.info.trace_id for trace in traces}
+    assert [trace.info.tags["grpox.step"] for trace in traces] == ["1", "2", "3"]
+    assert {len(trace.info.assessments) for trace in traces} == {2}
+    assert {len(trace.data.spans) for trace in traces} == {4}
+
+
+def test_the_draw_is_the_same_each_time_and_another_in_each_step(tmp_path: Path) -> None:
+    def drawn(folder: Path, *steps: int) -> list[tuple[int, int]]:
+        folder.mkdir()
+        traced = TracedRollouts(folder, 2, seed=3)
+        for step in steps:
+            traced.draw(step, BATCH)
+            traced.write({})
+        lines = map(json.loads, (folder / "traces.jsonl").read_text().splitlines())
+        return [(line["step"], line["row"]) for line in lines]
+
+    whole = drawn(tmp_path / "a", 1, 2, 3, 4)
+    assert drawn(tmp_path / "b", 3, 4) == whole[4:]
+    rows = [tuple(row for step, row in whole if step == wanted) for wanted in (1, 2, 3, 4)]
+    assert all(len(set(drawn_rows)) == 2 for drawn_rows in rows)
+    assert len(set(rows)) > 1
+
+
+def test_two_batches_of_one_step_have_traces_of_their_own(tmp_path: Path) -> None:
+    traced = TracedRollouts(tmp_path, 8, seed=0)
+    traced.draw(1, BATCH)
+    traced.draw(1, BATCH)
+    traced.write({"time/reward": 2.0})
+    found, _ = RecordedTraces(tmp_path).next()
+    assert len(found) == 16
+    assert len({trace_id("run", each) for each in found}) == 16
+    assert {each["seconds"]["reward"] for each in found} == {2.0}
+
+
+def test_what_nobody_scored_and_long_texts_are_kept_as_json_takes_them(tmp_path: Path) -> None:
+    traced = TracedRollouts(tmp_path, 1, seed=0)
+    traced.draw(1, [scored(0, reward=math.nan, completion="x" * (TEXT_LENGTH + 5))])
+    traced.write({})
+    [[each], _] = RecordedTraces(tmp_path).next()
+    assert each["reward"] is each["rewards"]["math"] is None
+    assert "[... 5 characters ...]" in each["completion"]
+
+
+def test_a_line_that_was_cut_off_is_left_and_one_of_rubbish_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "traces.jsonl").write_text('{"step": 1}\nrubbish\n{"step": 2}\n{"st')
+    traces = RecordedTraces(tmp_path)
+    found, end = traces.next()
+    assert [each["step"] for each in found] == [1, 2]
+    traces.position = end
+    assert traces.next() == ([], end)
+    traced = TracedRollouts(tmp_path, 1, seed=0)
+    traced.go_back(1)
+    assert (tmp_path / "traces.jsonl").read_text() == '{"step": 1}\n'
+    # What was written of a run before it went back is at most all that there is now.
+    assert RecordedTraces(tmp_path, position=10_000).next() == ([], 12)
+
+
+def test_data_without_a_file_are_told_by_what_the_run_file_says(run: RunContext) -> None:
+    def of(**data: Any) -> dict[str, str]:
+        config = run.config.model_copy(update={"data": type(run.config.data).model_validate(data)})
+        return datasets_of(replace(run, config=config, fingerprints={}))[0]
+
+    hub = of(path="org/set", subset="main")
+    assert (hub["name"], hub["source_type"]) == ("org/set", "hugging_face")
+    assert json.loads(hub["source"]) == {"path": "org/set", "split": "train", "config_name": "main"}
+    assert hub["digest"] != of(path="org/set", subset="main", split="test")["digest"]
+    plugin = of(source={"name": "mine", "api_key": "hush"})
+    assert (plugin["name"], plugin["source_type"]) == ("mine", "component")
+    assert "hush" not in str(plugin)
+
+
+def test_data_that_are_also_evaluated_on_have_both_contexts(run: RunContext) -> None:
+    same = run.config.model_copy(deep=True)
+    assert same.evaluation is not None
+    same.evaluation.path = str(same.data.path)
+    told = datasets_of(replace(run, config=same, fingerprints=fingerprints(same)))
+    assert [each["name"] for each in told] == ["train.jsonl", "train.jsonl (eval)"]
+    assert told[0]["digest"] == told[1]["digest"]
+    assert len({(entry.dataset.name, entry.tags[0].value) for entry in dataset_inputs(told)}) == 2
+
+
+def test_a_table_has_every_column_and_null_where_a_row_has_none() -> None:
+    told = json.loads(table_text([{"a": 1, "b": math.nan}, {"a": 2, "c": "ü"}]))
+    assert told == {"columns": ["a", "b", "c"], "data": [[1, None, None], [2, None, "ü"]]}
+
+
+def test_a_run_that_saved_no_completions_has_no_table(tmp_path: Path) -> None:
+    assert completions_table(tmp_path) is None
+
+
+def test_requests_are_cut_by_number_and_by_size() -> None:
+    metrics = [Metric(f"m{number}", 1.0, 0, 0) for number in range(2500)]
+    assert [len(batch) for batch in in_requests(metrics, 1000)] == [1000, 1000, 500]
+    params = [Param(f"p{number}", "ü" * 6000) for number in range(100)]
+    batches = list(in_requests(params, 100))
+    assert [param for batch in batches for param in batch] == params
+    for batch in batches:
+        assert len(json.dumps([[param.key, param.value] for param in batch])) <= BYTES_PER_REQUEST
+    assert list(in_requests([], 100)) == []
+
+
+def test_many_long_parameters_outside_ascii_arrive(run: RunContext, store: str) -> None:
+    """Together they are more than MLflow takes in a request."""
+    arguments = {f"k{number}": "ü" * 5900 for number in range(60)}
+    config = run.config.model_copy(deep=True)
+    config.model.chat_template_kwargs.update(arguments)
+    followed = Followed(replace(run, config=config), store)
+    followed.finish()
+    params = followed.stored.data.params
+    assert sum(value == "ü" * 5900 for value in params.values()) == 60
+
+
+@pytest.mark.parametrize("name", ["", " ", "a/b", "a:b", "50%", "it's", "a  b", "x" * 300, "..", " a"])
+def test_a_name_that_no_registered_model_can_have_is_refused(name: str) -> None:
+    assert model_name_problem(name)
+    with pytest.raises(ValidationError):
+        MlflowConfig(register_as=name)
+
+
+@pytest.mark.parametrize("name", ["adder", "qwen2.5-math_v1", "My model"])
+def test_a_usual_name_of_a_model_is_taken(name: str) -> None:
+    assert model_name_problem(name) == ""
+    assert MlflowConfig(register_as=name).register_as == name

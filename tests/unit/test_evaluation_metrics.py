@@ -1,0 +1,83 @@
+"""The metrics of an evaluation, of completions whose scores are known."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from grpox.config import EvaluationConfig
+from grpox.contracts import Rollout
+from grpox.evaluation_metrics import evaluation_metrics
+from grpox.rewards import NamedReward
+from grpox.scored_rows import ScoredRow
+
+Scores = tuple[float | None, ...]
+
+
+def rows(*scores: Scores, samples: int = 1, failed: tuple[bool, ...] = (False, False)) -> list[ScoredRow]:
+    """Completions of 1, 2, 3, ... tokens, the first of which runs into its longest length."""
+    return [
+        ScoredRow(
+            Rollout(
+                place // samples,
+                place % samples,
+                (1,),
+                (2,) * (place + 1),
+                "stop" if place else "length",
+                0,
+            ),
+            each,
+            failed,
+            {},
+        )
+        for place, each in enumerate(scores)
+    ]
+
+
+def metrics(
+    scored: list[ScoredRow], labels: tuple[str, ...] = ("math", "short"), **config: Any
+) -> dict[str, float]:
+    rewards = [NamedReward(label, len, weight) for label, weight in zip(labels, (1.0, 0.5), strict=False)]
+    return evaluation_metrics(scored, rewards, EvaluationConfig(path="heldout.jsonl", **config))
+
+
+def test_means_deviations_lengths_and_the_weighted_sum() -> None:
+    found = metrics(rows((1.0, 0.0), (0.0, None), (1.0, 1.0), (0.0, 0.0)))
+    assert found["accuracy"] == found["rewards/math/mean"] == 0.5
+    assert found["rewards/math/std"] == pytest.approx((4 * 0.25 / 3) ** 0.5)
+    assert (found["rewards/short/mean"], found["rewards/short/abstained"]) == (pytest.approx(1 / 3), 0.25)
+    totals = [1.0, 0.0, 1.5, 0.0]
+    assert found["reward"] == sum(totals) / 4
+    assert found["reward_std"] == pytest.approx((sum((t - 0.625) ** 2 for t in totals) / 3) ** 0.5)
+    assert (found["completions/mean_length"], found["completions/clipped_ratio"]) == (2.5, 0.25)
+    assert not any(name.startswith("pass_at") for name in found)
+
+
+def test_the_accuracy_is_that_of_the_reward_it_names() -> None:
+    assert metrics(rows((1.0, 0.25)), accuracy="short")["accuracy"] == 0.25
+
+
+def test_pass_at_k_counts_the_right_ones_of_each_prompt() -> None:
+    scored = rows((1.0, 0), (0.0, 0), (0.5, 0), (0.0, 0), *[(0.0, 0)] * 4, samples=4)
+    found = metrics(scored, num_generations=4, pass_at_k=[1, 2, 4])
+    # One of four right, and none of four: C(3, 2) of C(4, 2) pairs have no right one.
+    assert [found[f"pass_at_{k}"] for k in (1, 2, 4)] == [0.125, 0.25, 0.5]
+    assert metrics(scored, num_generations=4, pass_at_k=[1], right_at=0.5)["pass_at_1"] == 0.25
+    assert found["accuracy"] == 1.5 / 8
+
+
+def test_completions_without_a_score_are_neither_right_nor_wrong() -> None:
+    scored = rows((1.0, 0), (None, 0), (0.0, 0), (1.0, 0), samples=2)
+    found = metrics(scored, num_generations=2, pass_at_k=[1, 2])
+    assert found["pass_at_1"] == (1 + 0.5) / 2
+    assert found["pass_at_2"] == 1.0  # of the second prompt alone
+
+
+def test_what_nothing_scored_has_no_made_up_value() -> None:
+    found = metrics(rows((None, None), (None, None)), pass_at_k=[1])
+    assert "reward" not in found
+    assert "rewards/math/std" not in found
+    assert all(math.isnan(found[name]) for name in ("accuracy", "rewards/math/mean", "pass_at_1"))
+    assert found["rewards/math/abstained"] == 1.0

@@ -1,0 +1,78 @@
+"""Connections to other machines get limits of their own; those of this one are left as they are."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import psutil
+import pytest
+
+from grpox.keep_alive import PROBES, lose_silent_peers
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="it is Linux's")
+
+
+@contextmanager
+def connected(address: str) -> Iterator[socket.socket]:
+    with socket.create_server((address, 0)) as server, socket.create_connection(server.getsockname()) as client:
+        yield client
+
+
+def own_address() -> str:
+    for addresses in psutil.net_if_addrs().values():
+        for each in addresses:
+            if each.family == socket.AF_INET and not each.address.startswith("127."):
+                return str(each.address)
+    pytest.skip("this machine has no address but loopback")
+
+
+def limits(connection: socket.socket) -> dict[str, int]:
+    tcp = ("TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_KEEPCNT", "TCP_USER_TIMEOUT")
+    told = {name: connection.getsockopt(socket.IPPROTO_TCP, getattr(socket, name)) for name in tcp}
+    return told | {"SO_KEEPALIVE": connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)}
+
+
+def test_a_connection_to_another_machine_is_lost_after_as_long_as_asked() -> None:
+    with connected(own_address()) as connection:
+        before = connection.fileno()
+        assert lose_silent_peers(50) >= 1
+        assert connection.fileno() == before
+        connection.sendall(b"still open")
+        assert limits(connection) == {
+            "SO_KEEPALIVE": 1,
+            "TCP_KEEPIDLE": 10,
+            "TCP_KEEPINTVL": 10,
+            "TCP_KEEPCNT": PROBES,
+            "TCP_USER_TIMEOUT": 50_000,
+        }
+
+
+@pytest.mark.parametrize("seconds", [1, 2.4])
+def test_short_limits_are_at_least_a_second(seconds: float) -> None:
+    with connected(own_address()) as connection:
+        lose_silent_peers(seconds)
+        found = limits(connection)
+        assert found["TCP_KEEPIDLE"] == found["TCP_KEEPINTVL"] == 1
+        assert found["TCP_USER_TIMEOUT"] == seconds * 1000
+
+
+def test_loopback_is_left_alone() -> None:
+    with connected("127.0.0.1") as connection:
+        before = limits(connection)
+        lose_silent_peers(50)
+        assert limits(connection) == before
+        assert before["SO_KEEPALIVE"] == 0
+
+
+def test_what_is_no_connection_is_left_alone() -> None:
+    pair, datagrams = socket.socketpair(), socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    listener = socket.create_server((own_address(), 0))
+    found = lose_silent_peers(50)
+    assert listener.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 0
+    with connected(own_address()):
+        assert lose_silent_peers(50) - found == 1
+    for each in (*pair, datagrams, listener):
+        each.close()

@@ -1,0 +1,281 @@
+"""What each launcher's variables say of a process; and those that are set in part or contradict one another."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from grpox import launch
+from grpox.errors import ConfigError, Problem
+from grpox.launchers import Place, place_of, standard
+from grpox.launchers.slurm import FIRST_PORT, PORTS, first_host, meeting_of_job, slurm_place, tasks_of_nodes
+
+TORCHRUN = {
+    "RANK": "11",
+    "WORLD_SIZE": "16",
+    "LOCAL_RANK": "3",
+    "LOCAL_WORLD_SIZE": "8",
+    "MASTER_ADDR": "gpu001",
+    "MASTER_PORT": "29400",
+    "TORCHELASTIC_RUN_ID": "4711",
+}
+DEEPSPEED = {
+    "RANK": "5",
+    "WORLD_SIZE": "8",
+    "LOCAL_RANK": "1",
+    "LOCAL_SIZE": "4",
+    "CROSS_RANK": "1",
+    "CROSS_SIZE": "2",
+    "MASTER_ADDR": "10.0.0.1",
+    "MASTER_PORT": "29500",
+}
+MPIRUN = {
+    "OMPI_COMM_WORLD_RANK": "2",
+    "OMPI_COMM_WORLD_SIZE": "4",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "0",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+}
+SRUN = {
+    "SLURM_JOB_ID": "100",
+    "SLURM_STEP_ID": "0",
+    "SLURM_PROCID": "9",
+    "SLURM_NTASKS": "16",
+    "SLURM_STEP_NUM_TASKS": "16",
+    "SLURM_LOCALID": "1",
+    "SLURM_NODEID": "1",
+    "SLURM_JOB_NODELIST": "gpu[003-004]",
+    "SLURM_STEP_TASKS_PER_NODE": "8(x2)",
+}
+ALL = {*TORCHRUN, *DEEPSPEED, *MPIRUN, *SRUN, "SLURM_STEPID", "SLURM_STEP_NODELIST", "SLURM_NODELIST"}
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """The environment without any launcher's variables, for tests that read it itself."""
+    for name in ALL:
+        monkeypatch.delenv(name, raising=False)
+    return monkeypatch
+
+
+def problem_of(environment: dict[str, str]) -> Problem:
+    with pytest.raises(ConfigError) as refused:
+        _ = standard(environment) or place_of(environment)
+    [problem] = refused.value.problems
+    return problem
+
+
+def test_torchrun() -> None:
+    place = standard(TORCHRUN)
+    assert place == Place("torchrun or deepspeed", 11, 16, 3, 8, "gpu001", 29400)
+
+
+def test_the_deepspeed_launcher() -> None:
+    place = standard(DEEPSPEED)
+    assert place == Place("torchrun or deepspeed", 5, 8, 1, 4, "10.0.0.1", 29500)
+
+
+def test_mpirun_on_several_machines_is_told_where_to_meet() -> None:
+    place = place_of(MPIRUN | {"MASTER_ADDR": "node7"})
+    assert place == Place("mpirun", 2, 4, 0, 2, "node7", 29500)
+
+
+def test_mpirun_on_one_machine_meets_there() -> None:
+    place = place_of(MPIRUN | {"OMPI_COMM_WORLD_LOCAL_SIZE": "4"})
+    assert place == Place("mpirun", 2, 4, 0, 4, "127.0.0.1", 29500)
+
+
+def test_mpirun_within_a_slurm_job_meets_on_its_first_machine() -> None:
+    # srun starts mpirun's daemons, one on each machine: those variables are not the ranks'.
+    place = place_of(SRUN | {"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1"} | MPIRUN)
+    assert place is not None
+    assert (place.launcher, place.rank, place.world_size, place.address) == ("mpirun", 2, 4, "gpu003")
+
+
+def test_srun() -> None:
+    place = place_of(SRUN)
+    assert place == Place("srun", 9, 16, 1, 8, "gpu003", FIRST_PORT + 6100)
+
+
+def test_srun_with_no_more_than_the_variables_that_it_has_always_set() -> None:
+    names = ("SLURM_JOB_ID", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_JOB_NODELIST")
+    place = place_of({name: SRUN[name] for name in names} | {"SLURM_STEPID": "0"})
+    assert place == Place("srun", 9, 16, 1, None, "gpu003", FIRST_PORT + 6100)
+
+
+def test_a_place_and_port_that_the_user_names_win() -> None:
+    place = place_of(SRUN | {"MASTER_ADDR": "gpu003-ib", "MASTER_PORT": "1234"})
+    assert place is not None
+    assert (place.address, place.port) == ("gpu003-ib", 1234)
+
+
+def test_rank_0_is_on_the_first_machine_of_the_step_not_of_the_job() -> None:
+    place = place_of(SRUN | {"SLURM_JOB_NODELIST": "gpu[001-004]", "SLURM_STEP_NODELIST": "gpu[003-004]"})
+    assert place is not None
+    assert place.address == "gpu003"
+
+
+def test_the_script_of_a_batch_job_is_no_task() -> None:
+    script = {name: value for name, value in SRUN.items() if "STEP" not in name} | {"SLURM_PROCID": "0"}
+    assert place_of(script) is None
+
+
+def test_a_shell_within_an_allocation_is_one_process() -> None:
+    assert place_of(SRUN | {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}) is None
+
+
+def test_two_steps_of_a_job_and_two_jobs_have_ports_of_their_own() -> None:
+    places = [SRUN | {"SLURM_JOB_ID": job, "SLURM_STEP_ID": step} for job in ("7", "8") for step in "012"]
+    ports = [meeting[1] for meeting in map(meeting_of_job, places) if meeting]
+    assert len(set(ports)) == len(places)
+    far = meeting_of_job(SRUN | {"SLURM_JOB_ID": "987654321"})
+    assert far is not None
+    assert FIRST_PORT <= far[1] < FIRST_PORT + PORTS
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first"),
+    [
+        ("gpu1", "gpu1"),
+        ("gpu[003-007,011],login1", "gpu003"),
+        ("gpu[7,3]", "gpu7"),
+        ("login1,gpu[1-2]", "login1"),
+        ("rack[2-3]node[01-16]", "rack2node01"),
+        ("cn-a,cn-b", "cn-a"),
+        ("10.0.0.[1-2]", "10.0.0.1"),
+    ],
+)
+def test_the_first_of_slurms_machines(nodes: str, first: str) -> None:
+    assert first_host(nodes) == first
+
+
+@pytest.mark.parametrize(
+    ("told", "counts"), [("8(x3),4", [8, 8, 8, 4]), ("2", [2]), ("1,2", [1, 2]), ("many", []), ("", [])]
+)
+def test_tasks_on_each_machine(told: str, counts: list[int]) -> None:
+    assert tasks_of_nodes(told) == counts
+
+
+@pytest.mark.parametrize("missing", ["RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"])
+def test_a_launch_that_is_told_in_part(missing: str) -> None:
+    problem = problem_of({name: value for name, value in TORCHRUN.items() if name != missing})
+    assert problem.key == missing
+    assert "it is not set" in problem.what
+
+
+@pytest.mark.parametrize("missing", sorted(MPIRUN))
+def test_an_mpirun_that_is_told_in_part(missing: str) -> None:
+    told = {name: value for name, value in MPIRUN.items() if name != missing}
+    assert problem_of(told | {"MASTER_ADDR": "a"}).key == missing
+
+
+@pytest.mark.parametrize(
+    ("missing", "key"),
+    [
+        ("SLURM_PROCID", "SLURM_PROCID"),
+        ("SLURM_LOCALID", "SLURM_LOCALID"),
+        ("SLURM_JOB_ID", "SLURM_JOB_NODELIST"),
+        ("SLURM_JOB_NODELIST", "SLURM_JOB_NODELIST"),
+    ],
+)
+def test_an_srun_that_is_told_in_part(missing: str, key: str) -> None:
+    assert problem_of({name: value for name, value in SRUN.items() if name != missing}).key == key
+
+
+def test_mpirun_over_machines_without_a_place_to_meet() -> None:
+    problem = problem_of(MPIRUN)
+    assert problem.key == "MASTER_ADDR"
+    assert "mpirun -x MASTER_ADDR" in problem.allowed
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "allowed"),
+    [
+        ("RANK", "16", "from 0 to 15"),
+        ("RANK", "-1", "from 0 to 15"),
+        ("WORLD_SIZE", "0", "from 1"),
+        ("WORLD_SIZE", "many", "from 1"),
+        ("LOCAL_RANK", "8", "from 0 to 7"),
+        ("LOCAL_WORLD_SIZE", "17", "from 1 to 16"),
+        ("MASTER_PORT", "70000", "from 1 to 65535"),
+    ],
+)
+def test_numbers_that_cannot_be(name: str, value: str, allowed: str) -> None:
+    problem = problem_of(TORCHRUN | {name: value})
+    assert (problem.key, problem.given) == (name, value)
+    assert allowed in problem.allowed
+
+
+def test_ranks_set_once_for_all_tasks_contradict_srun() -> None:
+    """What comes of `export RANK=$SLURM_PROCID` in a batch script: every task is rank 0."""
+    own = {"RANK": "0", "WORLD_SIZE": "16", "LOCAL_RANK": "0", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
+    problem = problem_of(SRUN | own)
+    assert (problem.key, problem.given) == ("RANK", "0")
+    assert problem.allowed.startswith("9; unset RANK")
+    problem = problem_of(SRUN | own | {"WORLD_SIZE": "2"})
+    assert (problem.key, problem.given) == ("WORLD_SIZE", "2")
+
+
+def test_what_srun_started_may_start_ranks_of_its_own() -> None:
+    task = SRUN | {"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1"}
+    place = standard(task | TORCHRUN | {"RANK": "0"})  # torchrun deals ranks as its agents arrive
+    assert place is not None
+    assert (place.rank, place.world_size) == (0, 16)
+    place = standard(task | {n: v for n, v in TORCHRUN.items() if n != "TORCHELASTIC_RUN_ID"})
+    assert place is not None
+    assert place.rank == 11
+
+
+def test_a_run_for_each_task_is_asked_for_by_a_world_of_one() -> None:
+    place = standard(SRUN | {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"})
+    assert place is not None
+    assert place.world_size == 1
+
+
+def test_no_launcher() -> None:
+    assert standard({}) is None
+    assert standard({"LOCAL_RANK": "0"}) is None
+    assert standard({"WORLD_SIZE": "1"}) is None
+    assert slurm_place({"SLURM_NTASKS": "4"}) is None
+
+
+def test_what_srun_tells_is_told_to_libraries_in_torchruns_variables(launched: pytest.MonkeyPatch) -> None:
+    for name, value in SRUN.items():
+        launched.setenv(name, value)
+    # Registered with monkeypatch, so that they are gone again afterwards.
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        launched.setenv(name, "")
+        launched.delenv(name)
+    assert (launch.rank(), launch.world_size(), launch.local_rank()) == (9, 16, 1)
+    launch.settle()
+    told = {name: os.environ[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")}
+    assert told == {"RANK": "9", "WORLD_SIZE": "16", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "8"}
+    assert (os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]) == ("gpu003", str(FIRST_PORT + 6100))
+    assert launch.settle().rank == 9  # a second run of this process reads them, and finds no contradiction
+
+
+def test_the_engines_own_variable_is_no_launcher(launched: pytest.MonkeyPatch) -> None:
+    """DeepSpeed is told LOCAL_SIZE 1 where nobody else says: a second rank of the machine is none the less."""
+    for name, value in DEEPSPEED.items():
+        if not name.startswith("CROSS"):
+            launched.setenv(name, value)
+    launched.setenv("LOCAL_SIZE", "1")
+    assert launch.settle().local_rank == 1
+
+
+def test_ranks_that_meet_on_loopback_are_on_one_machine(launched: pytest.MonkeyPatch) -> None:
+    launched.setenv("WORLD_SIZE", "2")
+    assert not launch.on_one_machine()
+    launched.setenv("MASTER_ADDR", "127.0.0.1")
+    assert launch.on_one_machine()
+    launched.setenv("MASTER_ADDR", "gpu001")
+    assert not launch.on_one_machine()
+    launched.setenv("LOCAL_WORLD_SIZE", "2")
+    assert launch.on_one_machine()
+
+
+def test_a_rank_that_is_none_is_rank_0_in_messages(launched: pytest.MonkeyPatch) -> None:
+    launched.setenv("RANK", "first")
+    assert launch.rank_told() == 0
+    launched.setenv("RANK", "3")
+    assert launch.rank_told() == 3

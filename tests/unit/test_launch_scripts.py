@@ -1,0 +1,138 @@
+"""The scripts in examples/: what they have Slurm and torchrun start, seen by stand-ins for these commands."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from grpox.runfile.load import load_run
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+SCRIPTS = [*EXAMPLES.glob("slurm/*.sbatch"), *EXAMPLES.glob("torchrun/*.sh")]
+STAND_IN = """#!/usr/bin/env bash
+printf '%s\\n' "$(basename "$0")" "$@" END >> "$CALLS/$$"
+[[ " $* " != *" serve "* ]] || exec sleep 60
+# The script ends the servers when the training has ended: not before each has told that it was started.
+for _ in {1..300}; do (($(ls "$CALLS" | wc -l) < ${EXPECT:-1})) || break; sleep 0.1; done
+[[ " $* " != *" broken.yaml "* ]] || exit 7
+"""
+SCONTROL = """#!/usr/bin/env bash
+[[ "$1 $2" == "show hostnames" ]] && printf '%s\\n' $3
+"""
+
+pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
+
+
+def run(
+    script: str, folder: Path, *arguments: str, calls: int = 1, **environment: str
+) -> tuple[int, list[list[str]]]:
+    """The script's exit code, and the `calls` commands that it started with their arguments, training last."""
+    for name, text in {"srun": STAND_IN, "torchrun": STAND_IN, "scontrol": SCONTROL}.items():
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o755)
+    told = folder / "calls"
+    told.mkdir()
+    own = {"PATH": f"{folder}:{os.environ['PATH']}", "CALLS": str(told), "EXPECT": str(calls)}
+    slurm = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
+    done = subprocess.run(
+        ["bash", str(EXAMPLES / script), *arguments],
+        env=slurm | own | environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert "unbound" not in done.stderr
+    found = [file.read_text().splitlines()[:-1] for file in told.iterdir()]
+    return done.returncode, sorted(found, key=lambda call: "train" in call)
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
+def test_every_script_is_bash(script: Path) -> None:
+    done = subprocess.run(["bash", "-n", str(script)], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "set -euo pipefail" in script.read_text()
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
+def test_without_a_run_file_it_says_how_it_is_used(script: Path, tmp_path: Path) -> None:
+    done = subprocess.run(["bash", str(script)], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert f"{script.name} RUN.yaml" in done.stderr
+
+
+def test_one_task_for_each_gpu(tmp_path: Path) -> None:
+    code, [call] = run("slurm/train.sbatch", tmp_path, "run.yaml", "train.max_steps=2")
+    assert code == 0
+    assert call[0] == "srun"
+    assert call[-6:] == ["grpox", "train", "run.yaml", "--resume", "auto", "train.max_steps=2"]
+
+
+def test_servers_on_the_last_nodes_and_ranks_on_the_others(tmp_path: Path) -> None:
+    nodes = {"SLURM_JOB_NODELIST": "a1 a2 a3 a4 a5", "SLURM_NTASKS_PER_NODE": "8", "SLURM_GPUS_ON_NODE": "8"}
+    script = "slurm/train_with_servers.sbatch"
+    code, calls = run(script, tmp_path, "run.yaml", "train.max_steps=2", calls=2, **nodes)
+    assert code == 0
+    [server, train] = calls
+    assert "--nodelist=a5" in server
+    assert "--ntasks=1" in server
+    assert server[server.index("grpox") :] == (
+        ["grpox", "serve", "run.yaml", "--host", "a5", "--port", "8000", "-tp", "8"]
+    )
+    assert {"--nodes=4", "--ntasks=32", "--nodelist=a1,a2,a3,a4", "--kill-on-bad-exit=1"} <= set(train)
+    assert train[train.index("grpox") :] == [
+        "grpox",
+        "train",
+        "run.yaml",
+        "--resume",
+        "auto",
+        "generator={name: vllm-server, urls: [http://a5:8000], start_timeout: 1500}",
+        "train.max_steps=2",
+    ]
+
+
+def test_several_servers(tmp_path: Path) -> None:
+    nodes = {"SLURM_JOB_NODELIST": "a1 a2 a3", "SERVER_NODES": "2", "PORT": "9000"}
+    code, calls = run("slurm/train_with_servers.sbatch", tmp_path, "run.yaml", calls=3, **nodes)
+    assert code == 0
+    assert len(calls) == 3
+    urls = "urls: [http://a2:9000,http://a3:9000]"
+    assert urls in calls[-1][-1]
+    assert "--nodelist=a1" in calls[-1]
+
+
+def test_a_job_that_leaves_no_node_to_train_on_is_refused(tmp_path: Path) -> None:
+    code, calls = run("slurm/train_with_servers.sbatch", tmp_path, "run.yaml", SLURM_JOB_NODELIST="a1")
+    assert (code, calls) == (2, [])
+
+
+def test_the_exit_code_is_that_of_the_training(tmp_path: Path) -> None:
+    code, _ = run("slurm/train_with_servers.sbatch", tmp_path, "broken.yaml", SLURM_JOB_NODELIST="a1 a2")
+    assert code == 7
+
+
+def test_torchrun_on_each_node(tmp_path: Path) -> None:
+    job = {"SLURM_JOB_NODELIST": "a1 a2", "SLURM_JOB_ID": "100"}
+    code, [call] = run("slurm/torchrun.sbatch", tmp_path, "run.yaml", **job)
+    assert code == 0
+    assert {"torchrun", "--nnodes=2", "--rdzv-endpoint=a1:16484", "--rdzv-id=100"} <= set(call)
+    assert call[-6:] == ["-m", "grpox", "train", "run.yaml", "--resume", "auto"]
+
+
+def test_torchrun_by_hand(tmp_path: Path) -> None:
+    place = {"NODES": "2", "NODE_RANK": "1", "MASTER_ADDR": "10.0.0.1"}
+    code, [call] = run("torchrun/node.sh", tmp_path, "run.yaml", "train.max_steps=2", **place)
+    assert code == 0
+    assert call[0] == "torchrun"
+    assert {"--nnodes=2", "--node-rank=1", "--master-addr=10.0.0.1", "--master-port=29500"} <= set(call)
+    assert call[-1] == "train.max_steps=2"
+
+
+def test_the_run_file_of_72b_fits_its_four_nodes() -> None:
+    run = load_run(EXAMPLES / "slurm" / "qwen2.5-72b.yaml", world_size=32)
+    assert run.plan.train_batch_size == 512
+    assert run.plan.prompts_per_generation == 64

@@ -1,0 +1,270 @@
+"""Layers with adapters: which get one, what merging adds, and log-probabilities through them, the head too."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from grpox.config import LoraConfig, TrainConfig
+from grpox.contracts import Rollout
+from grpox.errors import ConfigError, Problem
+from grpox.forward_ways import PLAIN, ForwardWays, forget, prepare
+from grpox.logprobs import completion_logprobs
+from grpox.lora.add import add_adapters, targets_of
+from grpox.lora.folder import write_adapter
+from grpox.lora.layers import (
+    adapted_layers,
+    adapter_parameters,
+    base_parameters,
+    merge_adapters,
+    parameter_counts,
+    parameters_of,
+    without_adapters,
+)
+from grpox.lora.streams import stream_adapters, stream_base
+from grpox.rollout import collate
+from grpox.weight_sync import stream_weights
+
+pytest.importorskip("peft")
+
+SMALL = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 101,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "tie_word_embeddings": False,
+}
+ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
+WITH_HEAD = [*ATTENTION, "gate_proj", "up_proj", "down_proj", "lm_head"]
+
+
+def model_of(kind: str = "llama", dtype: torch.dtype = torch.float64, **settings: Any) -> PreTrainedModel:
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(kind, **SMALL | settings)
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            nn.init.normal_(parameter, std=0.2)
+    return model.eval()
+
+
+def adapted(model: PreTrainedModel, trained: bool = True, **settings: Any) -> PreTrainedModel:
+    """`model` with adapters of rank 3; as after some steps, where `trained`."""
+    add_adapters(model, LoraConfig(r=3, alpha=5, **settings), seed=1)
+    if trained:
+        draw = torch.Generator().manual_seed(2)
+        for _, parameter in adapter_parameters(model):
+            noise = torch.randn(parameter.shape, generator=draw, dtype=torch.float64)
+            parameter.data += 0.2 * noise.to(parameter.dtype)
+    return model
+
+
+def logits_of(model: PreTrainedModel) -> Tensor:
+    with torch.no_grad():
+        logits: Tensor = model(input_ids=torch.tensor([[5, 6, 7, 8, 9, 10]])).logits
+    return logits
+
+
+def batch() -> Any:
+    prompts = [(5, 6, 7), (5, 6, 7), (8, 9), (5, 6, 7), (8, 9)]
+    completions = [(11, 12, 13, 14), (15,), (16, 17, 18, 19, 20), (21, 22), (23,)]
+    rollouts = [
+        Rollout(n, 0, prompt, completion, "stop", 0)
+        for n, (prompt, completion) in enumerate(zip(prompts, completions, strict=True))
+    ]
+    return collate(rollouts, [0.0] * 5, 0, torch.device("cpu"))
+
+
+def refused(model: PreTrainedModel, **settings: Any) -> Problem:
+    with pytest.raises(ConfigError) as caught:
+        targets_of(model, LoraConfig(**settings))
+    return caught.value.problems[0]
+
+
+# -- Which layers ----------------------------------------------------------------------------------------
+
+
+def test_all_linear_is_every_linear_layer_but_the_head() -> None:
+    model = model_of()
+    names = targets_of(model, LoraConfig())
+    assert len(names) == 2 * 7
+    assert "lm_head" not in names
+    assert names[0] == "model.layers.0.self_attn.q_proj"
+
+
+def test_layers_are_named_by_the_ends_of_their_names() -> None:
+    model = model_of()
+    assert targets_of(model, LoraConfig(target_modules=["v_proj"])) == [
+        f"model.layers.{layer}.self_attn.v_proj" for layer in (0, 1)
+    ]
+    one = LoraConfig(target_modules=["layers.1.mlp.up_proj", "lm_head"])
+    assert targets_of(model, one) == ["model.layers.1.mlp.up_proj", "lm_head"]
+    but = LoraConfig(exclude_modules=["layers.0.mlp.up_proj", "q_proj"])
+    assert len(targets_of(model, but)) == 14 - 3
+
+
+def test_names_that_name_no_linear_layer_are_refused() -> None:
+    model = model_of()
+    slip = refused(model, target_modules=["q_prj"])
+    assert (slip.key, slip.given, slip.nearest) == ("model.lora.target_modules", "q_prj", "q_proj")
+    assert "down_proj" in slip.allowed
+    assert "LlamaAttention" in refused(model, target_modules=["self_attn"]).what
+    assert "Embedding" in refused(model, target_modules=["embed_tokens"]).what
+    assert refused(model, exclude_modules=["lm_heat"]).key == "model.lora.exclude_modules"
+    assert "no layer is left" in refused(model, target_modules=["q_proj"], exclude_modules=["q_proj"]).what
+
+
+def test_a_head_that_is_the_embeddings_gets_no_adapter() -> None:
+    assert "embeddings" in refused(model_of(tie_word_embeddings=True), target_modules=["lm_head"]).what
+
+
+# -- What is trained -------------------------------------------------------------------------------------
+
+
+def test_adapters_alone_are_trained_and_add_nothing_at_first() -> None:
+    plain = model_of()
+    model = adapted(copy.deepcopy(plain), trained=False)
+    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    assert len(trained) == 2 * 14
+    assert all(".lora_A." in name or ".lora_B." in name for name in trained)
+    assert torch.equal(logits_of(model), logits_of(plain))
+    sizes = [3 * sum(layer.in_features + layer.out_features for layer in adapted_layers(model).values())]
+    assert parameter_counts(model) == (sizes[0], sizes[0] + sum(p.numel() for p in plain.parameters()))
+
+
+def test_the_seed_alone_decides_what_adapters_begin_with() -> None:
+    torch.manual_seed(0)
+    models = []
+    for seed in (1, 1, 2):
+        before = torch.random.get_rng_state()
+        model = model_of()
+        torch.random.set_rng_state(before)
+        add_adapters(model, LoraConfig(r=3), seed)
+        assert torch.equal(torch.random.get_rng_state(), before)  # the run's own numbers are left alone
+        models.append(torch.cat([parameter.flatten() for _, parameter in adapter_parameters(model)]))
+        torch.rand(3)
+    assert torch.equal(models[0], models[1])
+    assert not torch.equal(models[0], models[2])
+
+
+def test_a_model_with_adapters_gets_no_second_ones() -> None:
+    with pytest.raises(ConfigError, match="has adapters already"):
+        adapted(adapted(model_of()))
+
+
+def test_the_reference_is_the_model_without_them() -> None:
+    plain = model_of()
+    model = adapted(copy.deepcopy(plain), target_modules=WITH_HEAD)
+    assert not torch.allclose(logits_of(model), logits_of(plain))
+    before = logits_of(model)
+    with without_adapters(model):
+        assert torch.equal(logits_of(model), logits_of(plain))
+    assert torch.equal(logits_of(model), before)
+    assert all(parameter.requires_grad for _, parameter in adapter_parameters(model))
+
+
+# -- Merging ---------------------------------------------------------------------------------------------
+
+KINDS = [
+    ("llama", {"target_modules": WITH_HEAD}),
+    ("llama", {"use_rslora": True}),
+    ("qwen2", {"target_modules": ATTENTION}),  # its layers have biases
+    ("gpt2", {}),  # its weights are [in, out]
+]
+SIZES: dict[str, dict[str, Any]] = {"gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4}}
+
+
+@pytest.mark.parametrize(("kind", "settings"), KINDS)
+def test_what_is_streamed_is_a_plain_model_with_the_same_logits(kind: str, settings: dict[str, Any]) -> None:
+    plain = model_of(kind, **SIZES.get(kind, {}))
+    model = adapted(copy.deepcopy(plain), **settings)
+    before = {name: parameter.clone() for name, parameter in model.named_parameters()}
+    streamed = dict(stream_weights(model))
+    assert streamed.keys() == dict(plain.named_parameters()).keys()
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter, before[name]), name  # merging changes no weight that is trained
+    taken = copy.deepcopy(plain)
+    with torch.no_grad():
+        for name, parameter in taken.named_parameters():
+            parameter.copy_(streamed[name])
+    torch.testing.assert_close(logits_of(taken), logits_of(model), rtol=0, atol=1e-10)
+    for name, weight in stream_base(model):
+        assert torch.equal(weight, plain.get_parameter(name)), name
+    for name, weight in base_parameters(model):
+        assert torch.equal(weight, plain.get_parameter(name)), name
+    merge_adapters(model)
+    assert [*dict(model.named_parameters())] == [*streamed]
+    torch.testing.assert_close(logits_of(model), logits_of(taken), rtol=0, atol=1e-12)
+
+
+def test_in_half_precision_a_merged_weight_is_rounded_once() -> None:
+    model = adapted(model_of(dtype=torch.bfloat16), target_modules=["q_proj"])
+    layer = adapted_layers(model)["model.layers.0.self_attn.q_proj"]
+    down, up = parameters_of(layer)
+    exact = layer.base_layer.weight.double() + 5 / 3 * (up.double() @ down.double())
+    merged = dict(stream_weights(model))["model.layers.0.self_attn.q_proj.weight"]
+    assert merged.dtype == torch.bfloat16
+    halves = torch.finfo(torch.bfloat16).eps / 2
+    assert ((merged.double() - exact).abs() <= exact.abs() * halves * 1.001 + 1e-7).all()
+
+
+@pytest.mark.parametrize(("kind", "settings"), KINDS)
+def test_the_folder_is_one_that_peft_loads(kind: str, settings: dict[str, Any], tmp_path: Path) -> None:
+    from peft import PeftModel
+
+    plain = model_of(kind, **SIZES.get(kind, {}))
+    model = adapted(copy.deepcopy(plain), **settings)
+    write_adapter(model, dict(stream_adapters(model)), "the/base", tmp_path / "adapter")
+    loaded = PeftModel.from_pretrained(plain, str(tmp_path / "adapter"), autocast_adapter_dtype=False)
+    assert loaded.peft_config["default"].base_model_name_or_path == "the/base"
+    torch.testing.assert_close(logits_of(loaded), logits_of(model), rtol=0, atol=1e-10)
+
+
+# -- Log-probabilities -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("targets", [ATTENTION, WITH_HEAD, ["lm_head"]], ids=["body", "both", "head"])
+@pytest.mark.parametrize("without", [False, True], ids=["with", "without"])
+def test_log_probabilities_are_those_of_the_models_own_forward(targets: list[str], without: bool) -> None:
+    plain = adapted(model_of(), target_modules=targets)
+    model = copy.deepcopy(plain)
+    ways = prepare(model, TrainConfig())
+    assert ways == ForwardWays(chunked=True, shared_width=32)
+    given = batch()
+    mask = given.token_mask
+    upstream = torch.randn(mask.shape, dtype=torch.float64) * mask
+    found = []
+    for each, way in ((plain, PLAIN), (model, ways)):
+        if without:
+            with without_adapters(each), torch.no_grad():
+                logprobs, entropy = completion_logprobs(each, given, 0.8, way)
+        else:
+            logprobs, entropy = completion_logprobs(each, given, 0.8, way)
+            (logprobs * upstream).sum().backward()
+        gradients = [p.grad for _, p in adapter_parameters(each) if p.grad is not None]
+        found.append((logprobs[mask].detach(), entropy[mask].detach(), gradients))
+    (expected, expected_entropy, by_hand), (logprobs, entropy, gradients) = found
+    torch.testing.assert_close(logprobs, expected, rtol=0, atol=1e-6)
+    torch.testing.assert_close(entropy, expected_entropy, rtol=0, atol=1e-6)
+    assert len(gradients) == len(by_hand) == (0 if without else 2 * len(adapted_layers(model)))
+    for gradient, other in zip(gradients, by_hand, strict=True):
+        torch.testing.assert_close(gradient, other, rtol=1e-6, atol=1e-6)
+    assert all(p.grad is None for _, p in base_parameters(model))
+
+
+def test_what_the_head_was_taught_is_taken_back() -> None:
+    model = adapted(model_of(), target_modules=WITH_HEAD)
+    prepare(model, TrainConfig())
+    forget(model)
+    assert not any("forward" in vars(module) for module in model.modules())

@@ -1,0 +1,128 @@
+"""Where ranks listen for one another: on loopback where all are on one machine, else towards rank 0's."""
+
+from __future__ import annotations
+
+import os
+import socket
+from datetime import timedelta
+from types import SimpleNamespace
+
+import pytest
+
+from grpox import meeting
+from grpox.errors import ConfigError, RunFailed
+from grpox.launchers import Place
+from grpox.meeting import meeting_store, name_interface, not_met
+
+VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "VLLM_HOST_IP", "TORCHELASTIC_USE_AGENT_STORE")
+
+
+@pytest.fixture(autouse=True)
+def unnamed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No interface is named, and a launch of two machines with a rank each."""
+    for name in VARIABLES:
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    for name, value in {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "gpu1"}.items():
+        monkeypatch.setenv(name, value)
+
+
+def place(address: str, port: int = 1, rank: int = 0) -> Place:
+    return Place("srun", rank, 2, 0, 1, address, port)
+
+
+def network(monkeypatch: pytest.MonkeyPatch, towards: str, **interfaces: str) -> None:
+    """A machine with these interfaces, on which the way to rank 0 begins at the address `towards`."""
+    addresses = {
+        name: [SimpleNamespace(family=socket.AF_INET, address=address)] for name, address in interfaces.items()
+    }
+    found = SimpleNamespace(
+        net_if_addrs=lambda: addresses,
+        net_if_stats=lambda: {name: SimpleNamespace(isup=True) for name in addresses},
+    )
+
+    class Probe:
+        def __init__(self, *_: object) -> None: ...
+        def __enter__(self) -> Probe:
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+        def connect(self, _: object) -> None: ...
+        def getsockname(self) -> tuple[str, int]:
+            return towards, 1
+
+    monkeypatch.setattr(meeting, "psutil", found)
+    monkeypatch.setattr(meeting, "_resolved", lambda host, port: (socket.AF_INET, (host, port)))
+    monkeypatch.setattr(meeting.socket, "socket", Probe)
+
+
+def test_gloo_listens_on_the_interface_that_leads_to_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
+    network(monkeypatch, "10.1.0.7", lo="127.0.0.1", eth0="192.168.0.7", ib0="10.1.0.7")
+    name_interface(place("gpu1"))
+    assert os.environ["GLOO_SOCKET_IFNAME"] == "ib0"
+    assert os.environ["VLLM_HOST_IP"] == "10.1.0.7"
+    assert "NCCL_SOCKET_IFNAME" not in os.environ
+
+
+def test_where_rank_0s_name_is_loopback_it_is_the_only_other_interface(monkeypatch: pytest.MonkeyPatch) -> None:
+    network(monkeypatch, "127.0.1.1", lo="127.0.0.1", eth0="192.168.0.7")
+    name_interface(place("gpu1"))
+    assert os.environ["GLOO_SOCKET_IFNAME"] == "eth0"
+
+
+def test_of_several_others_the_user_has_to_choose(monkeypatch: pytest.MonkeyPatch) -> None:
+    network(monkeypatch, "127.0.1.1", lo="127.0.0.1", eth0="192.168.0.7", ib0="10.1.0.7")
+    with pytest.raises(ConfigError) as refused:
+        name_interface(place("gpu1"))
+    [problem] = refused.value.problems
+    assert (problem.key, problem.given) == ("MASTER_ADDR", "gpu1")
+    assert problem.allowed.startswith("one of its addresses (192.168.0.7, 10.1.0.7), or GLOO_SOCKET_IFNAME")
+
+
+def test_an_interface_that_the_user_names_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "ib1")
+    network(monkeypatch, "10.1.0.7", ib0="10.1.0.7")
+    name_interface(place("gpu1"))
+    assert os.environ["GLOO_SOCKET_IFNAME"] == "ib1"
+
+
+def test_ranks_of_one_machine_stay_on_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    name_interface(place("gpu1"))
+    assert os.environ["GLOO_SOCKET_IFNAME"] == os.environ["NCCL_SOCKET_IFNAME"] == "lo"
+
+
+def test_a_machine_that_nobody_knows_is_told() -> None:
+    with pytest.raises(ConfigError, match="the machine of rank 0 cannot be reached from this one") as refused:
+        name_interface(place("no-such-machine.invalid"))
+    assert refused.value.problems[0].key == "MASTER_ADDR"
+
+
+def test_torchruns_own_store_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    assert meeting_store(place("127.0.0.1"), timedelta(seconds=1)) is None
+
+
+def test_a_port_that_is_taken_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match="rank 0 cannot listen where the ranks are to meet") as refused:
+            meeting_store(place("127.0.0.1", port), timedelta(seconds=5))
+    assert refused.value.problems[0].key == "MASTER_PORT"
+    assert refused.value.problems[0].given == f"127.0.0.1:{port}"
+
+
+def test_ranks_that_do_not_come_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    with pytest.raises(RunFailed, match=f"rank 0 of 2 did not meet the others at 127.0.0.1:{port}"):
+        meeting_store(place("127.0.0.1", port), timedelta(seconds=1))
+
+
+def test_a_failure_to_meet_names_the_machine() -> None:
+    told = str(not_met(place("gpu1", 7, rank=1), RuntimeError("connection\n  refused")))
+    assert told.startswith("rank 1 of 2 did not meet the others at gpu1:7")
+    assert socket.gethostname() in told
+    assert told.endswith("connection refused")

@@ -1,0 +1,125 @@
+"""How a run ends: its last evaluation, what comes after it, and early."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from grpox.config import EarlyStopConfig, RunConfig
+from grpox.early_stop import EarlyStop
+from grpox.observing.record import config_text, finished
+from grpox.trainer import Trainer
+from grpox.world import World
+
+VALUES = {0: 0.1, 2: 0.5, 4: 0.5, 6: 0.4, 8: 0.9, 9: 0.2}
+"""Step -> accuracy; no evaluation of other steps is expected."""
+
+
+class Run:
+    """A trainer that takes 9 steps of nothing and evaluates every 2, with what happened in order."""
+
+    def __init__(self, early_stop: EarlyStop | None = None, evaluates: bool = True, steps: int = 0) -> None:
+        self.happened: list[str] = []
+        engine = SimpleNamespace(steps=steps)
+        parts: dict[str, Any] = {
+            "context": None,
+            "schedule": SimpleNamespace(total_steps=9, steps=self.plans),
+            "collector": SimpleNamespace(sampler=SimpleNamespace(times=SimpleNamespace(take=dict))),
+            "policy": SimpleNamespace(engine=engine, nonfinite=SimpleNamespace(skipped=0)),
+            "evaluator": self if evaluates else None,
+            "observers": SimpleNamespace(evaluated=lambda *_: None),
+            "checkpoints": SimpleNamespace(after_step=self.after_step, finish=lambda: None),
+        }
+        alone = World(0, 1, torch.device("cpu"))
+        self.trainer: Any = Trainer(world=alone, pad_token_id=0, early_stop=early_stop, **parts)
+        self.trainer.train_step = self.train_step
+        self.trainer.state = lambda step: step
+        self.config = SimpleNamespace(every=2)
+
+    def plans(self, done: int) -> list[Any]:
+        return [SimpleNamespace(step=step) for step in range(done + 1, 10)]
+
+    def train_step(self, plan: Any) -> None:
+        self.trainer.policy.engine.steps = plan.step
+        self.trainer.latest = {"loss": 0.0}
+
+    def evaluate(self, step: int) -> dict[str, float]:
+        self.happened.append(f"evaluation {step}")
+        return {"accuracy": VALUES[step]}
+
+    def after_step(self, trainer: Trainer, step: int) -> None:
+        told = trainer.latest.get("evaluation/accuracy")
+        self.happened.append(f"checkpoint {step} {told}" + (" last" if trainer.ended else ""))
+
+
+def stop(patience: int) -> EarlyStop:
+    return EarlyStop(EarlyStopConfig(metric="accuracy", patience=patience))
+
+
+def test_the_last_evaluation_is_there_when_the_last_checkpoint_is_saved() -> None:
+    run = Run()
+    summary = run.trainer.run()
+    assert run.happened[-4:] == ["evaluation 8", "checkpoint 8 0.9", "evaluation 9", "checkpoint 9 0.2 last"]
+    assert (summary["steps"], summary["accuracy_before"], summary["accuracy_after"]) == (9, 0.1, 0.2)
+    assert "stopped_early" not in summary
+
+
+def test_a_run_that_shows_no_more_gain_ends_as_one_that_took_all_its_steps() -> None:
+    run = Run(stop(2))
+    summary = run.trainer.run()
+    assert run.happened[-2:] == ["evaluation 6", "checkpoint 6 0.4 last"]
+    assert (summary["steps"], summary["accuracy_after"]) == (6, 0.4)
+    assert summary["stopped_early"]["best_step"] == 2
+
+
+def test_a_run_that_would_have_stopped_after_its_last_step_has_not_stopped_early() -> None:
+    run = Run(stop(3))  # without a gain: 4, 6; then 0.9, and 9
+    summary = run.trainer.run()
+    assert (summary["steps"], "stopped_early" in summary) == (9, False)
+
+
+@pytest.mark.parametrize("step", [6, 9])
+def test_a_run_that_goes_on_from_its_end_neither_trains_nor_evaluates_again(step: int) -> None:
+    early = stop(2)
+    if step == 6:
+        early.see(2, {"accuracy": 0.5})
+        early.see(4, {"accuracy": 0.5})
+        early.see(6, {"accuracy": 0.4})
+    run = Run(early, steps=step)
+    run.trainer.before, run.trainer.after = {"accuracy": 0.1}, {"accuracy": VALUES[step]}
+    summary = run.trainer.run()
+    assert run.happened == []
+    assert (summary["steps"], summary["accuracy_after"]) == (step, VALUES[step])
+    assert ("stopped_early" in summary) == (step == 6)
+
+
+def test_a_checkpoint_without_the_last_evaluation_has_it_made() -> None:
+    run = Run(steps=9)
+    run.trainer.before = {"accuracy": 0.1}
+    assert run.trainer.run()["accuracy_after"] == 0.2
+    assert run.happened == ["evaluation 9"]
+
+
+def test_a_run_without_evaluations_has_no_accuracy() -> None:
+    run = Run(evaluates=False)
+    summary = run.trainer.run()
+    assert len(run.happened) == 9
+    assert "accuracy_after" not in summary
+
+
+@pytest.mark.parametrize(
+    ("summary", "is_done"),
+    [({"steps": 9}, True), ({"steps": 6}, False), ({"steps": 6, "stopped_early": {"step": 6}}, True)],
+)
+def test_a_run_that_stopped_early_is_complete(tmp_path: Path, summary: dict[str, Any], is_done: bool) -> None:
+    config = RunConfig.model_validate(
+        {"model": {"path": "m"}, "data": {"path": "d"}, "rewards": ["exact"], "output_dir": str(tmp_path)}
+    )
+    (tmp_path / "config.yaml").write_text(config_text(config))
+    (tmp_path / "summary.json").write_text(json.dumps(summary))
+    assert (finished(config, 9) is not None) == is_done

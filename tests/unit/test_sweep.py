@@ -1,0 +1,246 @@
+"""A sweep over processes that only pretend to train: which run, what becomes of failures, what is skipped."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from grpox.cli import sweep_run
+from grpox.cli.sweep_children import Child, plan_children
+from grpox.cli.sweep_grid import read_grid
+from grpox.cli.sweep_processes import train_command
+from grpox.cli.sweep_results import FINISHED, Result, Results, last_step, last_values, over_seeds
+from grpox.cli.sweep_run import Sweep, prepare
+from grpox.errors import ConfigError, RunFailed
+from grpox.observing.record import config_text
+
+PRETEND = """
+import json, pathlib, sys
+folder, config, learnt = pathlib.Path(sys.argv[1]), sys.argv[2], float(sys.argv[3])
+folder.mkdir(parents=True, exist_ok=True)
+(folder / "config.yaml").write_text(config)
+with (folder / "metrics.jsonl").open("w") as file:
+    for step in (1, 2):
+        file.write(json.dumps({"step": step, "time": step, "metrics": {"reward": learnt * step}}) + "\\n")
+if learnt < 0:
+    print("it went", file=sys.stderr)
+    sys.exit("wrong")
+(folder / "summary.json").write_text(json.dumps({"steps": 2, "train_seconds": 61.0}))
+"""
+
+
+@pytest.fixture
+def begun(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the runs that were started; each learns its train.learning_rate."""
+    names: list[str] = []
+
+    def command(_run: str, child: Child, _ranks: int) -> list[str]:
+        names.append(child.name)
+        learnt = str(child.config.train.learning_rate - 2 * ("seed=1" in child.name))
+        return [sys.executable, "-c", PRETEND, str(child.folder), config_text(child.config), learnt]
+
+    monkeypatch.setattr(sweep_run, "train_command", command)
+    return names
+
+
+def prepared(folder: Path, *arguments: str, seeds: str | None = None, metric: str = "reward") -> Sweep:
+    given = ["evaluation=null", "tracking={}", *arguments]
+    sweep = prepare("quickstart", given, seeds, folder, 1, metric, lowest=False)
+    sweep.console = Console(file=io.StringIO(), width=200)
+    return sweep
+
+
+def said(sweep: Sweep) -> str:
+    assert isinstance(sweep.console.file, io.StringIO)
+    return sweep.console.file.getvalue()
+
+
+def test_every_run_has_a_folder_and_the_best_is_marked(tmp_path: Path, begun: list[str]) -> None:
+    sweep = prepared(tmp_path / "s", "train.learning_rate=0.25,0.5,0.125")
+    sweep.run_all(parallel=1)
+    assert begun == ["learning_rate=0.25", "learning_rate=0.5", "learning_rate=0.125"]
+    kept = json.loads((tmp_path / "s" / "sweep.json").read_text())
+    assert kept["best"] == "learning_rate=0.5"
+    assert [(run["status"], run["value"], run["steps"]) for run in kept["runs"]] == [
+        (FINISHED, 0.5, 2), (FINISHED, 1.0, 2), (FINISHED, 0.25, 2),
+    ]  # fmt: skip
+    told = said(sweep)
+    assert "best: learning_rate=0.5, reward 1" in told
+    assert next(line for line in told.splitlines() if line.lstrip().startswith("*")).split()[:4] == [
+        "*", "0.5", "FINISHED", "1",
+    ]  # fmt: skip
+    assert "1 min 01 s" in told
+
+
+def test_the_same_command_again_skips_what_is_complete_and_runs_what_was_added(
+    tmp_path: Path, begun: list[str]
+) -> None:
+    prepared(tmp_path / "s", "train.learning_rate=0.25,0.5").run_all(parallel=1)
+    begun.clear()
+    again = prepared(tmp_path / "s", "train.learning_rate=0.25,0.5,0.75")
+    again.run_all(parallel=1)
+    assert begun == ["learning_rate=0.75"]
+    assert "2 of them complete already" in said(again)
+    # Another config is another run, even in the same folder.
+    begun.clear()
+    prepared(tmp_path / "s", "train.learning_rate=0.25,0.5", "train.beta=0.1").run_all(parallel=1)
+    assert begun == ["learning_rate=0.25", "learning_rate=0.5"]
+
+
+def test_a_run_that_fails_keeps_no_other_from_running_and_is_told(tmp_path: Path, begun: list[str]) -> None:
+    sweep = prepared(tmp_path / "s", "train.learning_rate=0.25,0.5", seeds="1,0")
+    with pytest.raises(RunFailed, match="2 of 4 runs did not finish"):
+        sweep.run_all(parallel=2)
+    assert sorted(begun) == [f"learning_rate={rate}_seed={seed}" for rate in ("0.25", "0.5") for seed in "01"]
+    results = sweep.results()
+    assert [result.status for result in results.runs] == ["FAILED", "FINISHED", "FAILED", "FINISHED"]
+    assert results.best is results.runs[3]
+    assert "failed: learning_rate=0.25_seed=1: wrong" in said(sweep)
+    assert (tmp_path / "s" / "learning_rate=0.5_seed=1.log").read_text() == "it went\nwrong\n"
+
+
+def test_a_metric_that_no_run_has_is_told_with_the_nearest(tmp_path: Path, begun: list[str]) -> None:
+    sweep = prepared(tmp_path / "s", "train.learning_rate=0.25,0.5", metric="rewrad")
+    with pytest.raises(RunFailed, match="no run recorded a value of the metric rewrad; did you mean reward"):
+        sweep.run_all(parallel=1)
+    assert len(begun) == 2
+
+
+def test_the_mean_and_spread_over_seeds_is_told_of_what_finished() -> None:
+    def result(rate: str, seed: str, value: float | None, status: str = FINISHED) -> Result:
+        return Result("", {"train.learning_rate": rate, "train.seed": seed}, status, value, 2, 1.0, "", None)
+
+    runs = (
+        result("1", "0", 0.25), result("1", "1", 0.75), result("1", "2", 9.0, "FAILED"),
+        result("2", "0", 0.5), result("2", "1", None),
+    )  # fmt: skip
+    [told] = over_seeds(Results("run.yaml", "reward", False, runs))
+    assert told == "train.learning_rate=1: reward 0.5 +- 0.35 over 2 seeds"
+
+
+def test_two_sweeps_do_not_run_in_one_folder(tmp_path: Path, begun: list[str]) -> None:
+    sweep = prepared(tmp_path / "s", "train.learning_rate=0.25,0.5")
+    (tmp_path / "s").mkdir()
+    command = [sys.executable, "-c", HOLDS, str(tmp_path / "s" / "sweep.lock")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        with pytest.raises(RunFailed, match="another process runs the sweep"):
+            sweep.run_all(parallel=1)
+        other.communicate(b"\n")
+    assert begun == []
+
+
+def test_mistakes_of_all_runs_are_told_before_any_begins(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        prepared(tmp_path / "s", "train.num_generations=8,7", "loss=grpo,dappo")
+    told = str(caught.value)
+    assert "dappo" in told
+    assert "did you mean  dapo" in told
+    assert not (tmp_path / "s").exists()
+
+
+def test_a_sweep_under_a_launcher_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("grpox.launch.world_size", lambda: 2)
+    with pytest.raises(ConfigError, match="no launcher"):
+        prepared(tmp_path / "s", "train.learning_rate=0.25,0.5")
+
+
+def test_folders_are_named_after_the_setting_and_stay_when_the_grid_grows(tmp_path: Path) -> None:
+    def names(*arguments: str) -> list[str]:
+        _, children = plan_children("quickstart", read_grid(arguments, None), tmp_path, 1)
+        return [child.name for child in children]
+
+    assert names("loss=dapo,{name: dapo, clip_high: 0.3}") == ["loss=dapo", "loss=name-dapo-clip_high-0.3"]
+    clash = names("sampling.stop=[a b],[a-b]")
+    assert len(set(clash)) == 2
+    assert names("sampling.stop=[a b],[a-b],[c]")[:2] == clash
+    (long,) = {len(name) for name in names(f"tracking.mlflow.run_name={'x' * 200},{'y' * 200}")}
+    assert long == 100
+
+
+def test_a_run_is_told_its_folder_and_what_mlflow_calls_it(tmp_path: Path) -> None:
+    grid = read_grid(["train.beta=0,0.1", "tracking.mlflow.run_name=mine"], None)
+    folder, children = plan_children("quickstart", grid, None, 1)
+    assert folder == Path("runs/quickstart-sweep")
+    assert children[1].config.output_dir == "runs/quickstart-sweep/beta=0.1"
+    assert children[1].config.tracking["mlflow"]["run_name"] == "mine beta=0.1"
+    alone = train_command("quickstart", children[1], 1)
+    assert alone[:5] == [sys.executable, "-m", "grpox", "train", "quickstart"]
+    assert alone[-2:] == ["--resume", "auto"]
+    assert "--nproc-per-node=2" in train_command("quickstart", children[1], 2)
+
+
+def test_the_last_values_and_steps_are_read_whatever_the_end_of_the_file(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text(
+        '{"step": 1, "time": 1, "metrics": {"reward": 0.5, "kl": "nan"}}\n'
+        '{"step": 1, "time": 1, "evaluation": {"accuracy": 0.25}}\n'
+        '{"step": 2, "time": 2, "metrics": {"rew'
+    )
+    assert last_step(tmp_path) == 1
+    found = last_values(tmp_path)
+    assert (found["reward"], found["evaluation/accuracy"]) == (0.5, 0.25)
+    assert found["kl"] != found["kl"]
+    assert last_step(tmp_path / "nowhere") == 0
+
+
+HOLDS = """
+import fcntl, sys
+held = open(sys.argv[1], "a")
+fcntl.lockf(held, fcntl.LOCK_EX)
+print(flush=True)
+input()
+"""
+WAITS = """
+import pathlib, signal, sys, time
+def end(*_):
+    pathlib.Path(sys.argv[1] + ".ended").touch()
+    sys.exit(143)
+signal.signal(signal.SIGTERM, end)
+pathlib.Path(sys.argv[1] + ".begun").touch()
+time.sleep(600)
+"""
+SWEEPS = """
+import sys
+from grpox.cli import sweep_run
+from grpox.cli.app import app
+from grpox.cli.errors import run_command
+waits = open(sys.argv[1]).read()
+sweep_run.train_command = lambda run, child, ranks: [sys.executable, "-c", waits, str(child.folder)]
+arguments = ["sweep", "quickstart", "tracking={}", "--seeds", "0,1", "--dir", sys.argv[2], "--parallel", "2"]
+sys.exit(run_command(lambda given: app(given, standalone_mode=False), arguments))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_sweep_that_is_ended_ends_its_runs(tmp_path: Path, number: signal.Signals) -> None:
+    (tmp_path / "waits.py").write_text(WAITS)
+    command = [sys.executable, "-c", SWEEPS, str(tmp_path / "waits.py"), str(tmp_path / "s")]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    runs = [tmp_path / "s" / f"seed={seed}" for seed in (0, 1)]
+    _until(lambda: all(run.with_name(f"{run.name}.begun").exists() for run in runs), process)
+    os.kill(process.pid, number)
+    output, _ = process.communicate(timeout=100)
+    _until(lambda: all(run.with_name(f"{run.name}.ended").exists() for run in runs))
+    if number != signal.SIGKILL:  # nothing can be said then
+        assert process.returncode == 128 + number, output
+        assert "the same command goes on from here" in output
+        kept = json.loads((tmp_path / "s" / "sweep.json").read_text())
+        assert [run["status"] for run in kept["runs"]] == ["KILLED", "KILLED"]
+
+
+def _until(true: object, process: subprocess.Popen[str] | None = None) -> None:
+    deadline = time.monotonic() + 90
+    while not true():  # type: ignore[operator]
+        assert time.monotonic() < deadline
+        assert process is None or process.poll() is None, process.communicate()[0]
+        time.sleep(0.05)
