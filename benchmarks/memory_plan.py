@@ -1,7 +1,7 @@
 """What `grpox plan --memory` says that a run takes, beside what runs take: real runs, on the CPU.
 
     python benchmarks/memory_plan.py [--out FILE.json]
-    python benchmarks/memory_plan.py --quick              one model, on one rank and on two
+    python benchmarks/memory_plan.py --quick              one model, on two ranks
 
 Each point is a run of three steps by itself. A thread of each rank looks every 5 ms at the process's own
 memory, what is resident and in no file, and keeps the most for each phase; libraries and what they hold before
@@ -78,8 +78,9 @@ SMALL, MIDDLE, LARGE = (
 )
 LONG = {"sequences": 16, "completion": 96}
 """So much that activations are most of what a small model takes."""
-QUICK = [Point(MIDDLE), Point(MIDDLE, ranks=2)]
+QUICK = [Point(MIDDLE, ranks=2)]
 POINTS = [
+    Point(MIDDLE),
     *QUICK,
     Point(MIDDLE, offload=True),
     Point(MIDDLE, ranks=2, offload=True),
@@ -168,7 +169,7 @@ def show(points: list[dict[str, Any]]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="the middle one alone, on one rank and on two")
+    parser.add_argument("--quick", action="store_true", help="the middle one alone, on two ranks")
     parser.add_argument("--usual-allocator", action="store_true", help="fragmentation included")
     add_out(parser)
     arguments = parser.parse_args()
