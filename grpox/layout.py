@@ -88,21 +88,22 @@ def rows_of(
     groups = defaultdict(list)
     for number, sequence in enumerate(sequences):
         groups[sequence.prompt if shared_width else number].append(number)
+    lengths = [len(sequence) for sequence in sequences]
     rows = []
     for numbers in groups.values():
         members: list[int] = []
         length = 0
-        for number in sorted(numbers, key=lambda number: -len(sequences[number])):
+        for number in sorted(numbers, key=lambda number: -lengths[number]):
             sequence = sequences[number]
             longer = length + len(sequence.completion)
             saved = len(sequence.prompt) * shared_width * PAIRS_PER_TOKEN
-            pays = longer**2 - length**2 - len(sequence) ** 2 < saved
+            pays = longer**2 - length**2 - lengths[number] ** 2 < saved
             fits = (most is None or len(members) < most) and (longest is None or longer <= longest)
             if members and pays and fits:
                 members, length = [*members, number], longer
             else:
                 rows += [Row(tuple(members), length)] if members else []
-                members, length = [number], len(sequence)
+                members, length = [number], lengths[number]
         rows.append(Row(tuple(members), length))
     return sorted(rows, key=lambda row: -row.length)
 

@@ -42,9 +42,11 @@ class TokenMetrics:
 
     def _accumulate(self, names: tuple[str, ...], values: Tensor, spread: Tensor) -> None:
         sums = torch.stack((values.sum(dim=1), values.new_full((len(names),), values.shape[1])), dim=1)
-        unset = values.new_full((len(names), 1), -torch.inf)
-        ends = [torch.cat((each, unset), dim=1).amax(dim=1) for each in (-spread, spread)]
-        extremes = torch.stack(ends, dim=1)
+        if spread.shape[1]:
+            low, high = torch.aminmax(spread, dim=1)
+            extremes = torch.stack((-low, high), dim=1)
+        else:
+            extremes = values.new_full((len(names), 2), -torch.inf)
         if names in self._sums:
             sums = self._sums[names] + sums
             extremes = torch.maximum(self._extremes[names], extremes)
@@ -74,7 +76,7 @@ class TokenMetrics:
 
 def _kept(values: Mapping[str, Tensor], mask: Tensor) -> Tensor:
     """f64[K, N], the values [B, T] of each name at the N places in the mask."""
-    return torch.stack([each.detach().double() for each in values.values()])[:, mask]
+    return torch.stack([each.detach() for each in values.values()])[:, mask].double()
 
 
 @dataclass

@@ -56,7 +56,8 @@ def checked_scores(returned: Any, count: int) -> CheckedScores:
 
 def finite_number(value: Any) -> float | None:
     """`value` as a float, numpy and torch scalars included; None for whatever is no finite number."""
-    if not isinstance(value, SupportsFloat):  # so that "0.5", which float() would take, is refused
+    # Not "0.5", which float() would take. The usual kinds come first, as asking for a protocol takes long.
+    if not isinstance(value, (float, int, SupportsFloat)):
         return None
     try:
         number = float(value)

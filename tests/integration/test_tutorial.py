@@ -14,7 +14,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-LEAVES = {"own-reward": "runs/exact/report.html", "writing-a-plugin": "runs/quickstart/report.html"}
+LEAVES = {
+    "own-reward": "runs/exact/report.html",
+    "production": "best-model/model.safetensors",
+    "writing-a-plugin": "runs/quickstart/report.html",
+}
 """Each tutorial, and the last thing that it makes."""
 BLOCK = re.compile(
     r'^```(?P<language>\w+)(?: title="(?P<title>[^"]+)")?\n(?P<text>.*?)^```$', re.MULTILINE | re.DOTALL
@@ -84,7 +88,7 @@ def test_a_tutorial_does_what_it_shows(name: str, environment: dict[str, str], t
                 assert status == 0 or may_fail, f"$ {command}\n{ran.stdout}{ran.stderr}"
                 assert_shown(command, shown, ran.stdout if status == 0 else ran.stderr)
                 done += 1
-    assert done > 10
+    assert done > 8
     assert (folder / LEAVES[name]).exists()
 
 
