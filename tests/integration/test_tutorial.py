@@ -86,7 +86,7 @@ def test_a_tutorial_does_what_it_shows(name: str, environment: dict[str, str], t
                 status = ran.returncode
                 may_fail = index + 1 < len(listed) and listed[index + 1][0] == STATUS
                 assert status == 0 or may_fail, f"$ {command}\n{ran.stdout}{ran.stderr}"
-                assert_shown(command, shown, ran.stdout if status == 0 else ran.stderr)
+                assert_shown(command, shown, ran.stdout or ran.stderr)
                 done += 1
     assert done > 8
     assert (folder / LEAVES[name]).exists()
