@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import grpox.quick_transformers  # noqa: F401 # isort: skip # before transformers itself
+
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
