@@ -29,7 +29,7 @@ browser: ## Install Debian's Chromium, with which a test looks at MLflow's pages
 	fi
 
 test: .venv/installed-dev .venv/installed-vllm ## Set up and pass the tests
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 lint: .venv/installed-dev ## Check style
 	$(BIN)/ruff check .

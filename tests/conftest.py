@@ -3,6 +3,9 @@
 import os
 import signal
 import tempfile
+from collections.abc import Iterator
+
+import pytest
 
 # A shell that starts a job in the background has it ignore Ctrl-C, which the commands under test would inherit.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -11,3 +14,16 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # What the tests' own plugins offer is nothing for the user's cache, nor is what is there for the tests.
 CACHE = tempfile.TemporaryDirectory(prefix="grpox-tests-", ignore_cleanup_errors=True)
 os.environ["GRPOX_CACHE_DIR"] = CACHE.name
+
+# Most tests start processes: without bytecode, each would compile all of grpox anew.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def environment_kept() -> Iterator[None]:
+    """What libraries set in this process for a module's tests does not reach the processes of the next one."""
+    before = dict(os.environ)
+    yield
+    for name in os.environ.keys() - before.keys():
+        del os.environ[name]
+    os.environ.update(before)

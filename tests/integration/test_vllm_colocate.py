@@ -1,9 +1,11 @@
 """The real vLLM in the training process: weights in sync, log-probabilities, seeds, ends, a run that learns."""
 
 import json
+import os
 import random
 import subprocess
 import sys
+import time
 from importlib import resources, util
 from pathlib import Path
 
@@ -36,7 +38,12 @@ def policy():
 
 
 @pytest.fixture(scope="module")
-def generator(policy):
+def environment_before():
+    return dict(os.environ)
+
+
+@pytest.fixture(scope="module")
+def generator(policy, environment_before):
     from grpox_generators.vllm_colocate import VllmColocateGenerator
 
     start_world()
@@ -52,6 +59,11 @@ def generator(policy):
 
 def synced(generator, policy, version):
     generator.sync(((name, p.detach().clone()) for name, p in policy.named_parameters()), version)
+
+
+def test_the_ranks_of_the_machine_stay_those_that_the_launcher_told(generator, environment_before):
+    for name in ("LOCAL_WORLD_SIZE", "LD_PRELOAD"):
+        assert os.environ.get(name) == environment_before.get(name)
 
 
 def prompts(generator, *texts, count=8):
@@ -154,6 +166,16 @@ def killed_run():
         segment.unlink()
 
 
+def within(seconds, condition):
+    """Whether it holds before the time is up."""
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.2)
+    return True
+
+
 def shared_memory():
     return {path.name for path in Path("/dev/shm").glob("*cpushm*")}
 
@@ -178,7 +200,8 @@ def test_a_run_learns_with_nothing_but_the_generator_changed(grpox, folder, rank
     lines = (output / "metrics.jsonl").read_text().splitlines()
     steps = [json.loads(line)["metrics"] for line in lines]
     assert steps[-1]["reward"] > steps[0]["reward"] + 0.2
-    assert shared_memory() == before
+    # A run beside this has such names for the moment in which its ranks join.
+    assert within(30, lambda: shared_memory() <= before)
     # The correction is on by itself, and has nothing to do.
     assert all(step["sampling/difference_max"] < 1e-4 for step in steps)
     assert "correction:\n  name: token-truncate" in (output / "config.yaml").read_text()

@@ -1,4 +1,4 @@
-"""One fresh environment for all tests of this folder: making it takes minutes."""
+"""One fresh environment for all tests of this folder."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -74,8 +75,16 @@ def wheels(sources: list[Path], tmp_path_factory: pytest.TempPathFactory) -> lis
 def environment(
     wheels: list[Path], sources: list[Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Environment:
-    """Everything in it is installed by pip: the wheels with what they require, and pytest."""
+    """The wheels are installed by pip, with what they require and these tests' own environment has not.
+
+    torch and its like are the environment's own: to install them once more takes minutes, and `make` does it.
+    """
     folder = tmp_path_factory.mktemp("environment")
     succeed([sys.executable, "-m", "venv", folder], folder)
-    succeed([folder / "bin" / "pip", "install", "--quiet", "pytest", *wheels], folder)
+    paths = sysconfig.get_paths(vars={"base": str(folder), "platbase": str(folder)})
+    Path(paths["purelib"], "libraries.pth").write_text(sysconfig.get_paths()["purelib"])
+    pip = [folder / "bin" / "python", "-m", "pip", "install", "--quiet"]
+    # Else pip would be content with the grpox from which these tests run.
+    succeed([*pip, "--no-deps", "--ignore-installed", *wheels], folder)
+    succeed([*pip, *wheels], folder)
     return Environment(folder, sources[0].parent)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import zipfile
+from importlib import util
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,7 +28,8 @@ def test_plugins_of_three_distributions_are_listed(environment: Environment, tmp
     assert found["loss", "luspo"] == ("grpox-example-loss", "ok")
     assert found["dataset", "sums"] == ("grpox-third-party", "ok")
     unavailable = {name for name, (_, status) in found.items() if status != "ok"}
-    assert unavailable == {("generator", "vllm-colocate")}  # vLLM is no requirement of the wheel
+    # vLLM is no requirement of the wheel.
+    assert unavailable == (set() if util.find_spec("vllm") else {("generator", "vllm-colocate")})
 
 
 def test_a_run_uses_third_party_components_by_name(environment: Environment, tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def test_an_absent_module_cannot_be_imported_until_the_end(monkeypatch: pytest.M
     monkeypatch.delitem(sys.modules, "colorsys", raising=False)
     with absent("colorsys"), pytest.raises(ImportError):
         import colorsys
-    import colorsys  # noqa: F811
+    import colorsys
 
     assert colorsys.rgb_to_hls(1.0, 1.0, 1.0) == (0.0, 1.0, 0.0)
 

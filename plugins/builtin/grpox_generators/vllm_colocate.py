@@ -20,6 +20,7 @@ from grpox.lora.layers import adapted_layers
 from grpox.lora.streams import stream_base
 from grpox.weight_sync import stream_weights
 from grpox_generators.configs import VllmColocateConfig
+from grpox_generators.kept_environment import environment_kept
 from grpox_generators.limits import check_length, end_ids
 from grpox_generators.shared_memory import own_segments
 from grpox_generators.tensor_parallel import ask_together, check_size, engine_arguments
@@ -67,7 +68,12 @@ class VllmColocateGenerator:
         # A model that is only evaluated has its adapters merged in.
         if self.config.lora_sync == "adapter" and adapted_layers(context.policy):
             self._adapter = AdapterFiles(context.policy)
-        with random_numbers_kept(), own_segments(context), tempfile.TemporaryDirectory() as folder:
+        with (
+            random_numbers_kept(),
+            environment_kept(),
+            own_segments(context),
+            tempfile.TemporaryDirectory() as folder,
+        ):
             # Without the weights: a hub id, a folder and an object given in Python all start alike.
             context.policy.config.save_pretrained(folder)
             context.tokenizer.save_pretrained(folder)
