@@ -162,7 +162,7 @@ def _rows(values: list[int], length: int, device: torch.device) -> Tensor:
 
 def _sees(segments: Tensor) -> Tensor:
     """bool[R, 1, L, L] from segments i64[R, L]: what came before, in the same segment or in the prompt."""
-    length = segments.shape[1]
-    before = torch.ones(length, length, dtype=torch.bool, device=segments.device).tril()
+    # NumPy's: torch's would wake every thread for it.
+    before = torch.from_numpy(np.tri(segments.shape[1], dtype=bool)).to(segments.device)
     query, key = segments.unsqueeze(2), segments.unsqueeze(1)
     return (before & ((key == query) | (key == 0))).unsqueeze(1)

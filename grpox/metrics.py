@@ -43,8 +43,8 @@ class TokenMetrics:
     def _accumulate(self, names: tuple[str, ...], values: Tensor, spread: Tensor) -> None:
         sums = torch.stack((values.sum(dim=1), values.new_full((len(names),), values.shape[1])), dim=1)
         if spread.shape[1]:
-            low, high = torch.aminmax(spread, dim=1)
-            extremes = torch.stack((-low, high), dim=1)
+            # aminmax would wake every thread, however little there is, and wait for those that are kept busy.
+            extremes = torch.stack((-spread.amin(dim=1), spread.amax(dim=1)), dim=1)
         else:
             extremes = values.new_full((len(names), 2), -torch.inf)
         if names in self._sums:
@@ -76,7 +76,8 @@ class TokenMetrics:
 
 def _kept(values: Mapping[str, Tensor], mask: Tensor) -> Tensor:
     """f64[K, N], the values [B, T] of each name at the N places in the mask."""
-    return torch.stack([each.detach() for each in values.values()])[:, mask].double()
+    places = mask.flatten().nonzero().squeeze(1)
+    return torch.stack([each.detach() for each in values.values()]).flatten(1).index_select(1, places).double()
 
 
 @dataclass
