@@ -14,8 +14,12 @@ import torch
 from conftest import GrpoxCommand
 from killing import assert_same, kill, start, wait_for_steps
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from typer.testing import CliRunner
 
 from grpox.checkpoint.export import export_checkpoint
+from grpox.cli.app import app
+from grpox.faults.read import open_dump
+from grpox.faults.replay import replay
 
 peft = pytest.importorskip("peft")
 pytestmark = pytest.mark.slow
@@ -135,6 +139,47 @@ def test_a_model_object_is_a_plain_model_afterwards(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr[-4000:]
     assert done.stdout.splitlines()[-1] == "14 changed"
+
+
+FAULTY = """
+from grpox.contracts import LossOutput, Reduction
+
+def marks(completions, trainer_state, **columns):
+    # One of a group alone, in the second generation batch: its advantage is 3.75.
+    alone = trainer_state.global_step == 2
+    return [float(place % 16 == 15 if alone else place % 2) for place in range(len(completions))]
+
+class Root:
+    # -w A, and a root that is NaN where A is beyond 3.
+    reduction = Reduction.TOKEN_MEAN
+    def per_token(self, inputs):
+        ratio = (inputs.logprobs - inputs.old_logprobs).exp()
+        return LossOutput(-ratio * inputs.advantages + 0 * (3 - inputs.advantages).sqrt())
+"""
+
+
+def test_a_step_that_is_not_finite_is_replayed_with_the_adapters_merged_in(
+    grpox: GrpoxCommand, folder: Path
+) -> None:
+    (folder / "mine.py").write_text(FAULTY)
+    of_mine = ("rewards=[{path: mine.py:marks}]", "loss={path: mine.py:Root}", "train.warmup_steps=0")
+    done = grpox("train", "quickstart", *SETTINGS, *of_mine, "train.max_steps=4", "output_dir=runs/faulty")
+    assert done.returncode == 1, done.stderr
+    assert "the loss is nan in step 3: policy loss nan" in done.stderr
+    dump = folder / "runs" / "faulty" / "faults" / "step-00000003"
+
+    shown = CliRunner().invoke(app, ["replay", str(dump)])
+    assert (shown.exit_code, "shows again: loss nan" in shown.output) == (0, True), shown.output
+    mended = replay(open_dump(dump), ["loss=dapo"])
+    assert mended.finite
+    for made in mended.micro_batches:
+        mask = made.slice_.batch.token_mask
+        now, old, reference = (
+            made.terms[f"{whose}log-probability"][mask] for whose in ("", "old ", "reference ")
+        )
+        # The step is the first on its batch: the policy with its adapters, and no longer the base.
+        torch.testing.assert_close(now, old, rtol=0, atol=1e-4)
+        assert (now - reference).abs().max() > 0.01
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

@@ -5,26 +5,37 @@ from __future__ import annotations
 import doctest
 import os
 import re
+import signal
 import subprocess
 import sys
 import sysconfig
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from importlib import util
 from pathlib import Path
 
 import pytest
+from vllm_serving import free_port
 
 ROOT = Path(__file__).parents[2]
 LEAVES = {
     "own-reward": "runs/exact/report.html",
     "production": "best-model/model.safetensors",
+    "vllm": "runs/server/report.html",
     "writing-a-plugin": "runs/quickstart/report.html",
 }
 """Each tutorial, and the last thing that it makes."""
+NO_VLLM = pytest.mark.skipif(util.find_spec("vllm") is None, reason="vLLM is not installed (make vllm)")
+TUTORIALS = [pytest.param(name, marks=NO_VLLM if name == "vllm" else ()) for name in LEAVES]
 BLOCK = re.compile(
     r'^```(?P<language>\w+)(?: title="(?P<title>[^"]+)")?\n(?P<text>.*?)^```$', re.MULTILINE | re.DOTALL
 )
 STATUS = "echo $?"
 """The command behind one that may fail."""
+ELSEWHERE = "another terminal"
+"""How the title of a block begins whose command runs until the page ends."""
+PORT = "8111"
+"""That of a page's server; here it listens on one that is free."""
 
 
 @pytest.fixture
@@ -38,11 +49,13 @@ def environment(tmp_path: Path) -> dict[str, str]:
         command = commands / name
         command.write_text(f'#!/bin/sh\nexec {commands}/python -m {name} "$@"\n')
         command.chmod(0o755)
-    return os.environ | {
+    kept = {name: value for name, value in os.environ.items() if name != "GRPOX_SERVER_TOKEN"}
+    return kept | {
         "PATH": f"{commands}{os.pathsep}{os.environ['PATH']}",
         "COLUMNS": "80",
         "OMP_NUM_THREADS": "1",
         "GRPOX_CACHE_DIR": str(tmp_path / "cache"),
+        "XDG_CONFIG_HOME": str(tmp_path / "config"),  # where a server leaves its token
         "PIP_NO_INDEX": "1",
         "PIP_NO_DEPS": "1",
         "PIP_NO_BUILD_ISOLATION": "0",  # which switches the isolation off
@@ -67,29 +80,50 @@ def page(name: str) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", LEAVES)
+@pytest.mark.parametrize("name", TUTORIALS)
 def test_a_tutorial_does_what_it_shows(name: str, environment: dict[str, str], tmp_path: Path) -> None:
     folder, status, done = tmp_path / "work", 0, 0
     folder.mkdir()
-    for block in BLOCK.finditer(page(name)):
-        if block["title"]:
-            path = folder / block["title"]
-            assert path.parent.is_dir(), f"{path} is written before its package is made"
-            path.write_text(included(block["text"]))
-        elif block["language"] == "console":
-            listed = list(commands(block["text"]))
-            for index, (command, shown) in enumerate(listed):
-                if command.startswith("cd "):  # lasts beyond the command's own shell
-                    folder /= command.removeprefix("cd ")
-                    continue
-                ran = run(command, status, folder, environment)
-                status = ran.returncode
-                may_fail = index + 1 < len(listed) and listed[index + 1][0] == STATUS
-                assert status == 0 or may_fail, f"$ {command}\n{ran.stdout}{ran.stderr}"
-                assert_shown(command, shown, ran.stdout or ran.stderr)
-                done += 1
+    with ExitStack() as terminals:
+        for block in BLOCK.finditer(page(name).replace(PORT, str(free_port()))):
+            if (block["title"] or "").startswith(ELSEWHERE):
+                for command, shown in commands(block["text"]):
+                    terminals.enter_context(another_terminal(command, shown, folder, environment))
+                    done += 1
+            elif block["title"]:
+                path = folder / block["title"]
+                assert path.parent.is_dir(), f"{path} is written before its package is made"
+                path.write_text(included(block["text"]))
+            elif block["language"] == "console":
+                listed = list(commands(block["text"]))
+                for index, (command, shown) in enumerate(listed):
+                    if command.startswith("cd "):  # lasts beyond the command's own shell
+                        folder /= command.removeprefix("cd ")
+                        continue
+                    ran = run(command, status, folder, environment)
+                    status = ran.returncode
+                    may_fail = index + 1 < len(listed) and listed[index + 1][0] == STATUS
+                    assert status == 0 or may_fail, f"$ {command}\n{ran.stdout}{ran.stderr}"
+                    assert_shown(command, shown, ran.stdout or ran.stderr)
+                    done += 1
     assert done > 8
     assert (folder / LEAVES[name]).exists()
+
+
+@contextmanager
+def another_terminal(command: str, shown: str, folder: Path, environment: dict[str, str]) -> Iterator[None]:
+    """A command that runs meanwhile, and is ended as by Ctrl-C; what it has printed by then is compared."""
+    process = subprocess.Popen(
+        ["bash", "-c", f"exec {command}"], cwd=folder, env=environment, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        yield
+        process.send_signal(signal.SIGINT)
+        output = process.communicate(timeout=120)[0]
+    finally:
+        process.kill()
+        process.wait()
+    assert_shown(command, shown, output)
 
 
 def run(command: str, last: int, folder: Path, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:

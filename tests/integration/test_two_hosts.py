@@ -1,4 +1,7 @@
-"""A run over two machines: it finds its network, tells a machine that is cut off, goes on, and asks servers."""
+"""A run over two machines: it finds its network, tells a machine that is cut off, goes on, and asks servers.
+
+What each machine is doing is recorded and tracked all the while.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from importlib import util
 from pathlib import Path
 
 import pytest
+from mlflow import MlflowClient
 from two_hosts import Machines
 
 pytestmark = pytest.mark.slow
@@ -83,6 +87,26 @@ def ended(launch: list[subprocess.Popen[bytes]], seconds: float) -> list[int]:
     return [process.wait(seconds) for process in launch]
 
 
+def cpu_of(folder: Path, number: int) -> list[float]:
+    """What a machine has recorded of its CPU, reading by reading."""
+    lines = map(json.loads, (folder / "run" / "system" / f"node_{number}.jsonl").read_text().splitlines())
+    steps, values = zip(*((line["step"], line["metrics"][cpu_named(number)]) for line in lines), strict=True)
+    assert list(steps) == list(range(len(steps)))
+    return list(values)
+
+
+def cpu_named(number: int) -> str:
+    return f"system/node_{number}/cpu_utilization_percentage"
+
+
+def tracked_cpu_of(folder: Path, number: int) -> list[float]:
+    """The same as MLflow has it."""
+    client = MlflowClient(f"sqlite:///{folder}/mlflow.db")
+    run_id = json.loads((folder / "run" / "mlflow.json").read_text())["run_id"]
+    history = client.get_metric_history(run_id, cpu_named(number))
+    return [metric.value for metric in sorted(history, key=lambda metric: metric.step)]
+
+
 def logs(folder: Path) -> list[str]:
     return [(folder / f"{rank}.log").read_text() for rank in (0, 1)]
 
@@ -93,6 +117,7 @@ def test_a_machine_that_is_cut_off_ends_the_run_which_goes_on_later(
     (tmp_path / "mine.py").write_text(REWARD)
     run = [*RUN, f"train.max_steps={STEPS}", "checkpoint.every=2"]
     run += ["rewards=[{path: mine.py:score, isolation: thread}]", "watchdog.host_lost_after=6"]
+    run += ["tracking={mlflow: {experiment: machines}}", "logging.system_metrics_every=1"]
     launch = by_torchrun(machines, tmp_path, *run, PAUSE="1.0")
     while len(steps_of(tmp_path)) < 3:
         assert all(process.poll() is None for process in launch), logs(tmp_path)
@@ -106,11 +131,19 @@ def test_a_machine_that_is_cut_off_ends_the_run_which_goes_on_later(
     assert "rank 0 lost another rank" in json.loads((tmp_path / "run" / "failure.json").read_text())["error"]
     assert max(steps_of(tmp_path)) < STEPS
 
+    recorded_so_far = [len(cpu_of(tmp_path, number)) for number in (0, 1)]
+    assert min(recorded_so_far) > 2
+
     machines.mend(2)
     launch = by_torchrun(machines, tmp_path, "--resume", "run")
     assert ended(launch, 240) == [0, 0], logs(tmp_path)
     assert steps_of(tmp_path) == list(range(1, STEPS + 1))
     assert (tmp_path / "run" / "model" / "model.safetensors").is_file()
+    for number, before in enumerate(recorded_so_far):
+        recorded, tracked = cpu_of(tmp_path, number), tracked_cpu_of(tmp_path, number)
+        # A machine's last reading may come when the run's record is closed.
+        assert before < len(tracked) <= len(recorded)
+        assert tracked == recorded[: len(tracked)]
 
 
 @pytest.mark.skipif(not HAS_VLLM, reason="vLLM is not installed (make vllm)")

@@ -1,4 +1,7 @@
-"""Machines of one network, in network namespaces: each has its own loopback, address and cable to a switch."""
+"""Machines of one network, in network namespaces: each has its own loopback, address and cable to a switch.
+
+And its own name of its kernel's start, by which processes tell one machine from another.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -15,6 +19,7 @@ import pytest
 
 NETWORK = "10.77.0"
 CABLE = "eth0"
+BOOT = "/proc/sys/kernel/random/boot_id"
 
 
 class Machines:
@@ -32,6 +37,7 @@ class Machines:
         refused = _ip("netns", "add", self._name(0))
         if refused is not None:
             pytest.skip(f"network namespaces cannot be made here: {refused}")
+        self._boots = tempfile.TemporaryDirectory()
         try:
             self._plug_in()
         except BaseException:
@@ -46,6 +52,7 @@ class Machines:
             process.wait()
         for number in (0, *self._numbers):
             _ip("netns", "delete", self._name(number))
+        self._boots.cleanup()
 
     def address(self, number: int) -> str:
         return f"{NETWORK}.{number}"
@@ -54,9 +61,13 @@ class Machines:
         self, number: int, command: Sequence[str], output: Path, **environment: str
     ) -> subprocess.Popen[bytes]:
         """Run a command on a machine; what it prints is appended to `output`."""
+        boot = Path(self._boots.name, str(number))
+        boot.write_text(f"boot-of-machine-{number}\n")
+        # `ip netns exec` makes a namespace of mounts too, so that nobody else sees this one.
+        booted = ["sh", "-c", f'mount --bind "$0" {BOOT} && exec "$@"', str(boot)]
         with output.open("ab") as file:
             process = subprocess.Popen(
-                ["ip", "netns", "exec", self._name(number), *command],
+                ["ip", "netns", "exec", self._name(number), *booted, *command],
                 cwd=output.parent,
                 env=_plain_environment() | environment,
                 stdout=file,
