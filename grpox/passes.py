@@ -55,9 +55,9 @@ class Passes:
         parts = torch.split(whole, [rows for rows, _ in shapes])
         return [part[:, :columns].clone() for part, (_, columns) in zip(parts, shapes, strict=True)]
 
-    def keep(self) -> None:
+    def keep(self, names: Sequence[str] = ("old_logprobs", "reference_logprobs")) -> None:
         """Give the slices the log-probabilities that were fixed in the passes over them."""
-        for name in ("old_logprobs", "reference_logprobs"):
+        for name in names:
             values = [getattr(passed.slice, name) for passed in self.passes]
             if any(value is not None for value in values):
                 for slice_, value in zip(self.slices, self.spread(values), strict=True):

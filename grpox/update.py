@@ -94,6 +94,7 @@ class PolicyUpdate:
             passes.keep()
             self.nonfinite.taken()
         else:
+            passes.keep(["reference_logprobs"])  # no matter of this step, and a replay lacks the model
             what = f"the loss is {total_loss}"
             what = "the gradient is not finite" if math.isfinite(total_loss) else what
             self.nonfinite.not_taken(self.engine.steps, what, slices, _spread(passes, terms))
