@@ -5,46 +5,21 @@ from __future__ import annotations
 import re
 import shlex
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
+from docs_blocks import COMMANDS, INLINE, PAGES, Command, name_of, prose
 
 from grpox.cli.app import app
 from grpox.config import RunConfig
-from grpox.runfile.load import load_run
 
-ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "benchmarks" / "README.md", ROOT / "plugins" / "README.md"]
-PAGES += sorted((ROOT / "docs").glob("*.md"))
-FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-GRPOX = re.compile(r"^(?:\$ )?(?:\w+=\S+ )*(?:.*\bpython -m |.*\s-m |\.venv/bin/)?grpox (?P<words>.+)$")
-"""A line that calls grpox, perhaps through a launcher or with variables set; what follows."""
-END = re.compile(r"^(?:[|>&;]|\d?>)")
-
-MADE_BEFORE = re.compile(r"\bpath\b|=mine|=gmpo")
-"""What a page makes before it names it: the file of a loss, a package, the folder of a model."""
-
-
-def called(page: Path) -> list[list[str]]:
-    """The words behind `grpox` of each command that the page shows."""
-    found = []
-    for language, block in FENCE.findall(page.read_text(encoding="utf-8")):
-        if language not in ("", "console", "bash", "sh"):
-            continue
-        for line in block.replace("\\\n", " ").splitlines():
-            if match := GRPOX.match(line):
-                words = shlex.split(match["words"], comments=True)
-                end = next((place for place, word in enumerate(words) if END.match(word)), len(words))
-                found.append(words[:end])
-    return found
-
-
-COMMANDS = [
-    pytest.param(words, id=f"{page.stem}: {' '.join(words)}"[:90]) for page in PAGES for words in called(page)
-]
+RUNS = ("train", "validate", "plan", "eval", "sweep")
 ROOT_COMMAND: Any = typer.main.get_command(app)
+
+
+def told(command: Command) -> str:
+    return f"{command.page}: {command.line}"[:90]
 
 
 def parsed(words: list[str]) -> Any:
@@ -58,14 +33,25 @@ def parsed(words: list[str]) -> Any:
     return command.make_context(words[0], rest, parent=context)
 
 
+def mentioned() -> list[tuple[str, str]]:
+    """(page, words behind `grpox`) of each command that a page names in its prose."""
+    found = {}
+    for page in PAGES:
+        for code in INLINE.findall(prose(page)):
+            if match := re.match(r"(?:.* -m )?grpox (.+)", " ".join(code.split())):
+                found[name_of(page), match[1].replace("\\|", "|")] = None
+    return list(found)
+
+
 def test_there_are_many() -> None:
-    assert len(COMMANDS) > 70
+    assert len(COMMANDS) > 90
+    assert len(mentioned()) > 80
 
 
-@pytest.mark.parametrize("words", COMMANDS)
-def test_a_command_of_the_docs_is_one_that_grpox_takes(words: list[str]) -> None:
+@pytest.mark.parametrize("command", COMMANDS, ids=told)
+def test_a_command_of_the_docs_is_one_that_grpox_takes(command: Command) -> None:
     with suppress(SystemExit):  # of --help
-        parsed(words)
+        parsed(list(command.words))
 
 
 @pytest.mark.parametrize(
@@ -76,13 +62,33 @@ def test_a_command_that_is_wrong_would_be_seen(wrong: str) -> None:
         parsed(wrong.split())
 
 
-@pytest.mark.parametrize(
-    "words", [each for each in COMMANDS if each.values[0][0] in ("train", "validate", "plan", "eval", "sweep")]
-)
-def test_what_a_command_changes_is_in_the_run_file(words: list[str]) -> None:
-    changes = [word for word in words[1:] if re.match(r"[\w.\[\]]+=", word)]
+def assert_known(text: str) -> None:
+    """Each command and option of `text` is there; what the command is about may be left out."""
+    command, words = ROOT_COMMAND, shlex.split(text)
+    for word in words:
+        if word in ("--", "|"):
+            return
+        if not word.startswith("-") and hasattr(command, "commands"):
+            assert word in command.commands, f"{word} is no command"
+            command = command.commands[word]
+        elif word.startswith("-"):
+            options = {name for parameter in command.params for name in parameter.opts}
+            assert word.partition("=")[0] in options | {"--help"}, f"{word} is no option"
+
+
+@pytest.mark.parametrize(("page", "text"), mentioned())
+def test_a_command_that_the_prose_names_is_there(page: str, text: str) -> None:
+    assert_known(text)
+
+
+@pytest.mark.parametrize("wrong", ["plugins lst", "runs --last 3", "train --no-such"])
+def test_a_name_that_is_wrong_would_be_seen(wrong: str) -> None:
+    with pytest.raises(AssertionError):
+        assert_known(wrong)
+
+
+@pytest.mark.parametrize("command", [each for each in COMMANDS if each.words[0] in RUNS], ids=told)
+def test_what_a_command_changes_is_in_the_run_file(command: Command) -> None:
+    changes = [word for word in command.words[1:] if re.match(r"[\w.\[\]]+=", word)]
     keys = {re.split(r"[.=\[]", change)[0] for change in changes}
     assert keys <= set(RunConfig.model_fields)
-    recipe = words[1].removesuffix(".yaml")
-    if recipe.startswith("quickstart") and words[0] != "sweep" and not MADE_BEFORE.search(" ".join(changes)):
-        load_run(recipe, changes)

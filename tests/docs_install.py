@@ -1,0 +1,98 @@
+"""Distributions that a page takes as installed, for as long as a test lasts."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import sys
+import tomllib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from docs_blocks import ROOT
+
+from grpox.testing.conformance import registry
+
+Install = Callable[[Path], None]
+OFFERS_DAPO = """\
+import grpox
+
+
+@grpox.hookimpl
+def grpox_losses():
+    yield grpox.ComponentSpec("dapo", "grpox_losses.dapo:Dapo", "grpox_losses.configs:ClippedConfig")
+"""
+OFFER_DAPO_TOO = ("my-plugin", "grpox-foo")
+"""Names that stand on a page for some distribution that offers what grpox does."""
+
+
+@contextmanager
+def installing() -> Iterator[Install]:
+    """``install(folder)`` does what ``pip install -e folder`` does, until the block ends."""
+    before, folders = list(sys.path), []
+    registry.cache_clear()
+
+    def install(folder: Path) -> None:
+        about = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+        metadata = Path(site, f"{about['name'].replace('-', '_')}-{about['version']}.dist-info")
+        metadata.mkdir()
+        head = f"Metadata-Version: 2.1\nName: {about['name']}\nVersion: {about['version']}\n"
+        (metadata / "METADATA").write_text(head, encoding="utf-8")
+        points = about["entry-points"]["grpox"].items()
+        lines = ["[grpox]", *(f"{name} = {target}" for name, target in points), ""]
+        (metadata / "entry_points.txt").write_text("\n".join(lines), encoding="utf-8")
+        sys.path.insert(1, str(folder / "src"))
+        folders.append(f"{folder}{os.sep}")
+        importlib.invalidate_caches()
+        registry.cache_clear()
+
+    with TemporaryDirectory() as site:
+        sys.path.insert(1, site)
+        try:
+            yield install
+        finally:
+            sys.path[:] = before
+            registry.cache_clear()
+            for name, module in list(sys.modules.items()):
+                if folders and str(getattr(module, "__file__", None) or "").startswith(tuple(folders)):
+                    del sys.modules[name]
+
+
+def install_named(text: str, folder: Path, install: Install) -> None:
+    """Make in `folder` and install what offers dapo too, where `text` names it as ``name:dapo``."""
+    for name in OFFER_DAPO_TOO:
+        if f"{name}:dapo" in text:
+            module, source = name.replace("-", "_"), folder / name / "src"
+            source.mkdir(parents=True)
+            (source / f"{module}.py").write_text(OFFERS_DAPO, encoding="utf-8")
+            head = f'[project]\nname = "{name}"\nversion = "1.0"\n'
+            points = f'[project.entry-points.grpox]\nplugin = "{module}"\n'
+            (folder / name / "pyproject.toml").write_text(head + points, encoding="utf-8")
+            install(folder / name)
+
+
+def install_example(page: Path, install: Install) -> None:
+    """Install the example distribution that a page is about, if it is about one."""
+    if page.parent.parent.name == "examples":
+        install(page.parent)
+    elif page.stem == "writing-a-plugin":
+        install(ROOT / "plugins" / "examples" / "grpox-gmpo")
+
+
+@contextmanager
+def process_kept() -> Iterator[None]:
+    """A command sets what a process has once, its signals' handlers, umask and variables: put them back."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    mask, variables = os.umask(0o022), dict(os.environ)
+    os.umask(mask)
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        os.umask(mask)
+        os.environ.clear()
+        os.environ.update(variables)

@@ -1,0 +1,252 @@
+"""The Python that the pages show is executed and does what they say; of a training run all but the training."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import pkgutil
+import re
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from docs_blocks import INLINE, PAGES, ROOT, Block, blocks_in, invoke, name_of, prose, training_replaced
+from docs_folder import RECIPES, block_with, prepare
+from docs_install import Install, installing, process_kept
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM
+
+from grpox import ComponentSpec, hookimpl
+from grpox.contracts import RunContext
+from grpox.deprecated import PluginDeprecation, PluginManager, renamed_argument, renamed_fields, renamed_hook
+from grpox.hookspecs import hookspec
+from grpox.runfile.load import ResolvedRun
+from grpox.testing import LossConformance
+from grpox.testing.runner import outcomes
+
+Names = dict[str, Any]
+ELSEWHERE = {
+    ("docs/algorithms.md", "step_gradient"): "test_docs.py",
+    ("docs/run-file.md", "class Momentum"): "test_own_optimizer.py",
+}
+"""Page and what a block of it holds -> the test that executes it."""
+
+
+@pytest.fixture(autouse=True)
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.chdir(tmp_path)
+    with process_kept():
+        yield
+
+
+@pytest.fixture
+def install() -> Iterator[Install]:
+    with installing() as install:
+        yield install
+
+
+def executed(page: str, text: str, **given: Any) -> Names:
+    """The names of a page's block that holds `text`, executed beside what the page takes as there."""
+    block = block_with(page, text)
+    names: Names = {"__name__": __name__, **given}  # dataclasses look the module up
+    exec(compile(block.text, block.place, "exec"), names)
+    return names
+
+
+def checks_passed(suite: type[LossConformance]) -> int:
+    found = [outcome.status for outcome in outcomes(suite())]
+    assert set(found) == {"passed"}
+    return len(found)
+
+
+# -- Components ------------------------------------------------------------------------------------------
+
+
+def test_the_loss_in_15_lines_holds_to_its_contract(tmp_path: Path) -> None:
+    prepare(tmp_path, "README.md")
+    assert "Reinforce" in executed("README.md", "class Reinforce")
+    suite = type("Suite", (LossConformance,), {"component": {"path": "my_loss.py:Reinforce"}})
+    assert checks_passed(suite) == 16
+
+
+def test_two_lines_are_a_test_of_a_plugin(tmp_path: Path, install: Install) -> None:
+    assert invoke(["plugins", "new", "mine", "--kind", "loss"]).code == 0
+    install(tmp_path / "grpox-mine")
+    assert checks_passed(executed("docs/conformance.md", "class TestMine")["TestMine"]) == 16
+
+
+def test_a_plugin_offers_what_its_module_says() -> None:
+    names = executed("plugins/README.md", "def grpox_losses")
+    manager = PluginManager()
+    manager.register(type("Plugin", (), {"grpox_losses": staticmethod(names["grpox_losses"])}))
+    [[spec]] = manager.hook.grpox_losses()
+    assert (spec.name, spec.target, spec.config) == (
+        "mine",
+        "my_package.loss:Mine",
+        "my_package.config:MineConfig",
+    )
+
+
+def test_a_component_says_for_which_version_it_was_written() -> None:
+    shown = block_with("docs/plugin-api.md", "api=1").text
+    assert eval(shown, {"ComponentSpec": ComponentSpec}).api == 1
+
+
+# -- Rewards ---------------------------------------------------------------------------------------------
+
+
+def test_three_forms_of_a_reward() -> None:
+    async def ask(prompt: str, completion: str) -> float:
+        return float(len(prompt) + len(completion))
+
+    names = executed("docs/rewards.md", "def near_20", ask=ask)
+    assert names["near_20"](prompts=["1"], completions=["a" * 18]) == [-2]
+    assert names["right"](["1 ", "2"], ["1", "1"]) == [1.0, 0.0]
+    assert asyncio.run(names["judged"](prompts=["1"], completions=["22"], answer=["3"])) == [3.0]
+
+
+def test_a_reward_beside_its_run_file() -> None:
+    is_short = executed("docs/run-file.md", "def is_short(completions, answer")["is_short"]
+    assert is_short(completions=["123", "1234"], answer=["123", "123"], prompts=["", ""]) == [1.0, 0.0]
+
+
+# -- Training from Python --------------------------------------------------------------------------------
+
+
+def trained(page: str, text: str, folder: Path) -> ResolvedRun:
+    """The run that a page's block asks for, checked and not trained."""
+    prepare(folder, page)
+    with training_replaced() as runs:
+        executed(page, text)
+    [run] = runs
+    return run
+
+
+def functions(run: ResolvedRun) -> list[str]:
+    return [function.__name__ for function in run.given.functions.values()]
+
+
+def test_the_readme_trains_with_a_function(tmp_path: Path) -> None:
+    run = trained("README.md", "from grpox import train", tmp_path)
+    assert functions(run) == ["is_short"]
+
+
+def test_the_run_file_is_trained_from_python_for_20_steps(tmp_path: Path) -> None:
+    run = trained("docs/run-file.md", "summary = train(", tmp_path)
+    assert run.config.train.max_steps == 20
+    assert functions(run) == ["is_short"]
+
+
+def test_a_model_and_rows_are_trained_as_objects(tmp_path: Path) -> None:
+    run = trained("docs/python.md", "AutoModelForCausalLM", tmp_path)
+    assert run.num_prompts == 49
+    assert run.given.model is not None
+
+
+def test_a_function_has_a_weight_among_others(tmp_path: Path) -> None:
+    run = trained("docs/python.md", "runs/weighted", tmp_path)
+    assert [reward.weight for reward in run.config.rewards] == [1, 0.2, 0.1]
+
+
+def test_adapters_are_loaded_by_peft(tmp_path: Path) -> None:
+    (tmp_path / "my-model").symlink_to(RECIPES / "quickstart" / "model")
+    base = AutoModelForCausalLM.from_pretrained("my-model")
+    get_peft_model(base, LoraConfig(r=2, target_modules="all-linear")).save_pretrained("runs/mine/adapter")
+    model = executed("docs/lora.md", "PeftModel")["model"]
+    assert any("lora_A" in name for name, _ in model.named_parameters())
+
+
+# -- Names that change -----------------------------------------------------------------------------------
+
+
+def told(hook: Callable[..., Any], plugin: object, what: str) -> None:
+    """A plugin that takes the old name of a hook, specified as on the page, is told."""
+    manager = PluginManager()
+    manager.add_hookspecs(type("Specifications", (), {hook.__name__: staticmethod(hook)}))
+    with pytest.warns(PluginDeprecation, match=what):
+        manager.register(plugin)
+
+
+def test_an_argument_of_a_hook_is_renamed() -> None:
+    class Plugin:
+        @hookimpl
+        def grpox_checkpoint_saved(self, step: int, path: Path) -> None: ...
+
+    given = {"hookspec": hookspec, "renamed_argument": renamed_argument, "RunContext": RunContext, "Path": Path}
+    hook = executed("docs/plugin-api.md", "warn_on_impl_args", **given)["grpox_checkpoint_saved"]
+    told(hook, Plugin(), r"argument path of grpox_checkpoint_saved is now folder; grpox 0\.3 drops")
+
+
+def test_a_hook_is_renamed() -> None:
+    class Plugin:
+        @hookimpl
+        def grpox_policy_losses(self) -> list[ComponentSpec]:
+            return []
+
+    given = {"hookspec": hookspec, "renamed_hook": renamed_hook}
+    given |= {"Iterable": Iterable, "ComponentSpec": ComponentSpec}
+    hook = executed("docs/plugin-api.md", "renamed_hook(", **given)["grpox_policy_losses"]
+    told(hook, Plugin(), r"grpox_policy_losses is now grpox_losses; grpox 0\.3 drops")
+
+
+def test_a_field_is_renamed() -> None:
+    given = {"renamed_fields": renamed_fields, "dataclass": dataclass, "Tensor": torch.Tensor}
+    inputs = executed("docs/plugin-api.md", "@renamed_fields", **given)["LossInputs"]
+    with pytest.warns(PluginDeprecation, match="field probabilities of LossInputs is now logprobs"):
+        old = inputs(probabilities=torch.ones(1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert old.logprobs.item() == 1
+
+
+# -- All of it -------------------------------------------------------------------------------------------
+
+
+def executed_here() -> Iterator[Block]:
+    """The blocks that the tests of this file name."""
+    for node in ast.walk(ast.parse(Path(__file__).read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("executed", "trained", "block_with"):
+            named = [argument.value for argument in node.args if isinstance(argument, ast.Constant)]
+            if len(named) == 2:
+                yield block_with(*named)
+
+
+def test_every_block_is_executed() -> None:
+    """By the tests above, or by those that are named."""
+    done = {block.place for block in executed_here()} | {block_with(*at).place for at in ELSEWHERE}
+    shown = {block.place for block in blocks_in("python") if not block.is_done_by_the_tutorial}
+    assert shown == done
+    for (page, _), test in ELSEWHERE.items():
+        assert Path(page).name in (ROOT / "tests" / "unit" / test).read_text(encoding="utf-8")
+
+
+# -- Names in prose --------------------------------------------------------------------------------------
+
+SOURCES = "".join(
+    path.read_text(encoding="utf-8")
+    for at in ("grpox", "plugins/builtin")
+    for path in (ROOT / at).rglob("*.py")
+)
+NAME = re.compile(r"(grpox(?:\.[A-Za-z_]\w*)+)(?:$|\()")
+NAMED = {
+    (name_of(page), match[1]): None
+    for page in PAGES
+    for code in INLINE.findall(prose(page))
+    if (match := NAME.match(code)) and not code.endswith(".json")
+}
+
+
+@pytest.mark.parametrize(("page", "name"), NAMED)
+def test_a_name_of_the_prose_is_there(page: str, name: str) -> None:
+    """As what can be imported, or as text: a tag in MLflow."""
+    assert f'"{name}"' in SOURCES or pkgutil.resolve_name(name)
+
+
+def test_a_name_that_is_not_there_would_be_seen() -> None:
+    assert len(NAMED) > 8
+    with pytest.raises(AttributeError):
+        pkgutil.resolve_name("grpox.testing.step_gradients")

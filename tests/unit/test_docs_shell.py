@@ -1,0 +1,138 @@
+"""What the pages show for other programs than grpox: shell, make, pip, the benchmarks' options, TOML."""
+
+from __future__ import annotations
+
+import ast
+import os
+import pkgutil
+import re
+import shlex
+import shutil
+import subprocess
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from docs_blocks import BLOCKS, INLINE, PAGES, ROOT, SHELL, Block, blocks_in, name_of, prose
+
+PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+SHELL_BLOCKS = [block for block in BLOCKS if block.is_shell]
+
+
+def lines() -> list[tuple[str, str]]:
+    """(page, command) of each that is shown in a block or named in prose, without its comment."""
+    found = {}
+    for block in SHELL_BLOCKS:
+        for line in block.script.splitlines():
+            for part in line.partition(" #")[0].split(" && "):
+                found[name_of(block.page), part.strip()] = None
+    for page in PAGES:
+        for code in INLINE.findall(prose(page)):
+            found[name_of(page), " ".join(code.split())] = None
+    return list(found)
+
+
+LINES = lines()
+
+
+def matching(pattern: str) -> list[tuple[str, ...]]:
+    """(page, groups) of the commands that match."""
+    return [(page, *match.groups()) for page, line in LINES if (match := re.match(pattern, line))]
+
+
+MADE = matching(r"(?:\w+=\S+ )*make ([a-z -]+)$")
+EXTRAS = matching(r".*pip install .*'\S*\[(\w+)\]'")
+SCRIPTS = matching(r"(?:\.venv/bin/)?python ((?:benchmarks|requirements)/\S+\.py)(.*)")
+FILES = matching(r".*?((?:examples|benchmarks|requirements|tests)/[\w./-]+)")
+
+
+def test_they_are_found() -> None:
+    counts = [len(found) for found in (SHELL_BLOCKS, MADE, EXTRAS, SCRIPTS, FILES)]
+    assert all(count >= least for count, least in zip(counts, (50, 15, 4, 25, 30), strict=True)), counts
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
+def test_every_block_of_commands_is_bash(tmp_path: Path) -> None:
+    for block in SHELL_BLOCKS:
+        (tmp_path / block.place.replace("/", "_")).write_text(block.script, encoding="utf-8")
+    (tmp_path / "wrong").write_text("grpox train 'run.yaml\n", encoding="utf-8")
+    each = ["bash", "-c", 'for file; do bash -n "$file"; done', "bash", *sorted(os.listdir(tmp_path))]
+    done = subprocess.run(each, cwd=tmp_path, capture_output=True, text=True, check=False)
+    told = done.stderr.splitlines()
+    assert told
+    assert [line for line in told if not line.startswith("wrong:")] == []
+
+
+def test_a_block_that_holds_commands_begins_with_one() -> None:
+    """Else its commands would be taken for text."""
+    text = [block for block in BLOCKS if block.language == "" and not block.is_shell]
+    assert text
+    assert [block.place for block in text if any(map(SHELL.match, block.text.splitlines()))] == []
+
+
+@pytest.mark.parametrize(("page", "targets"), MADE)
+def test_what_is_to_be_made_is_a_target(page: str, targets: str) -> None:
+    assert set(targets.split()) <= TARGETS
+
+
+@pytest.mark.parametrize(("page", "extra"), EXTRAS)
+def test_an_extra_is_one_of_the_project(page: str, extra: str) -> None:
+    example = ROOT / Path(page).parent / "pyproject.toml"
+    project = tomllib.loads(example.read_text(encoding="utf-8"))["project"] if example.exists() else PROJECT
+    assert extra in project["optional-dependencies"]
+
+
+@pytest.mark.parametrize(("page", "path"), FILES)
+def test_a_file_of_the_repository_is_there(page: str, path: str) -> None:
+    folders = (ROOT, (ROOT / page).parent, ROOT / "plugins" / "examples" / "grpox-gmpo")
+    assert any((folder / path).exists() for folder in folders)
+
+
+def options_of(script: Path) -> set[str]:
+    """The options that a script's own code adds, or that of its neighbours which it imports from."""
+    tree = ast.parse(script.read_text(encoding="utf-8"))
+    found = {"--help"}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "add_argument":
+            found |= {
+                arg.value for arg in node.args if isinstance(arg, ast.Constant) and str(arg.value)[0] == "-"
+            }
+        elif isinstance(node, ast.ImportFrom) and (near := script.with_name(f"{node.module}.py")).exists():
+            found |= options_of(near)
+    return found
+
+
+@pytest.mark.parametrize(("page", "script", "rest"), SCRIPTS)
+def test_a_script_takes_its_options(page: str, script: str, rest: str) -> None:
+    given = {word.partition("=")[0] for word in shlex.split(rest.partition(" > ")[0]) if word.startswith("-")}
+    assert given <= options_of(ROOT / script)
+
+
+def test_an_option_that_is_not_there_would_be_seen() -> None:
+    options = options_of(ROOT / "benchmarks" / "vs_trl.py")
+    assert {"--work", "--repeats"} <= options
+    assert "--rounds" not in options
+
+
+@pytest.mark.parametrize("block", [*blocks_in("toml")], ids=lambda block: block.place)
+def test_toml_is_valid_and_names_what_is_there(block: Block) -> None:
+    """A name such as that of a warning can be imported."""
+    text = re.sub(r'^--8<-- "(.+)"$', lambda at: (ROOT / at[1]).read_text(), block.text, flags=re.MULTILINE)
+    assert tomllib.loads(text)
+    for name in re.findall(r"\bgrpox(?:\.\w+)+", re.sub(r"entry-points\.grpox", "", text)):
+        assert pkgutil.resolve_name(name)
+
+
+def test_no_block_is_in_a_language_that_nothing_reads() -> None:
+    assert {block.language for block in BLOCKS} == {
+        "",
+        "bash",
+        "console",
+        "python",
+        "pycon",
+        "text",
+        "toml",
+        "yaml",
+    }

@@ -1,0 +1,150 @@
+"""The run files that the pages show load, and their commands end well, but for those that train or serve."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from docs_blocks import (
+    BLOCKS,
+    COMMANDS,
+    ROOT,
+    Block,
+    Command,
+    blocks_in,
+    files_of,
+    invoke,
+    name_of,
+    training_left_out,
+)
+from docs_folder import made_by, prepare
+from docs_install import Install, install_example, install_named, installing, process_kept
+
+from grpox.config import RunConfig
+from grpox.runfile.load import load_run
+from grpox.runfile.yaml_lines import read_yaml
+
+
+@pytest.fixture(autouse=True)
+def kept() -> Iterator[None]:
+    with process_kept():
+        yield
+
+
+@pytest.fixture
+def install() -> Iterator[Install]:
+    with installing() as install:
+        yield install
+
+
+ELSEWHERE = {"plugins/examples/grpox-tensorboard/README.md": "needs tensorboard; tests/packaging installs it"}
+"""Pages of which nothing is run here, and why."""
+
+# -- Run files -------------------------------------------------------------------------------------------
+
+WHOLE = {name for name, field in RunConfig.model_fields.items() if field.is_required()}
+ADDED_TO = {"checkpoint", "deepspeed", "model", "sampling", "train"}
+"""Sections of which a page shows the keys that it is about; any other is replaced by what the page shows."""
+RANKS = {"tensor_parallel_size: 2": 2}
+"""What needs several ranks, and how many."""
+RUN_FILES = [
+    block
+    for block in blocks_in("yaml")
+    if not block.is_done_by_the_tutorial and name_of(block.page) not in ELSEWHERE
+]
+
+
+def run_file(block: Block) -> dict[str, Any]:
+    """A block that is a run file, or README's run file with a block's keys."""
+    shown: dict[str, Any] = read_yaml(block.text, block.place).data
+    if shown.keys() >= WHOLE:
+        return shown
+    run: dict[str, Any] = read_yaml(files_of("README.md")["run.yaml"], "run.yaml").data
+    for key, value in shown.items():
+        run[key] = {**run.get(key, {}), **value} if key in ADDED_TO else value
+    return run
+
+
+@pytest.mark.parametrize("block", RUN_FILES, ids=lambda block: block.place)
+def test_a_run_file_of_the_docs_loads(
+    block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, install: Install
+) -> None:
+    prepare(tmp_path, name_of(block.page))
+    monkeypatch.chdir(tmp_path)
+    install_named(block.text, tmp_path, install)
+    install_example(block.page, install)
+    Path("shown.yaml").write_text(yaml.safe_dump(run_file(block)), encoding="utf-8")
+    ranks = max((count for text, count in RANKS.items() if text in block.text), default=1)
+    run = load_run("shown.yaml", world_size=ranks)
+    assert {"loss", "generator"} <= run.components.keys()
+
+
+def test_run_files_are_many() -> None:
+    assert len(RUN_FILES) > 30
+
+
+# -- Commands --------------------------------------------------------------------------------------------
+
+PARSED_ONLY = {
+    "serve": "starts a server of vLLM's; tests/integration/test_vllm_server.py does",
+}
+"""Commands that are not run, by their first words, and why."""
+AFTER_A_RUN = "tests/integration/test_docs_after_a_run.py"
+"""Runs those that look at what a run has left."""
+RUN_HERE = [
+    command
+    for command in COMMANDS
+    if not (
+        command.block.is_done_by_the_tutorial
+        or command.needs_a_run
+        or f"{command.line} ".startswith(tuple(f"{words} " for words in PARSED_ONLY))
+        or command.page in ELSEWHERE
+    )
+]
+
+
+def test_what_is_only_parsed_is_still_on_a_page() -> None:
+    lines = [f"{command.line} " for command in COMMANDS]
+    assert [words for words in PARSED_ONLY if not any(line.startswith(f"{words} ") for line in lines)] == []
+    assert ELSEWHERE.keys() <= {command.page for command in COMMANDS}
+    assert (ROOT / AFTER_A_RUN).exists()
+
+
+@pytest.mark.parametrize("page", dict.fromkeys(command.page for command in RUN_HERE))
+def test_the_commands_of_a_page_end_well(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, install: Install
+) -> None:
+    """One after the other, in one folder; of training, everything but the training itself."""
+    commands = [command for command in RUN_HERE if command.page == page]
+    prepare(tmp_path, page, left_out=made_by(commands))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+    install_example(ROOT / page, install)
+    for command in commands:
+        install_named(command.line, tmp_path, install)
+        run(command)
+        if command.words[:2] == ("plugins", "new"):  # which the page then installs
+            install(tmp_path / f"grpox-{command.words[2]}")
+
+
+def run(command: Command) -> None:
+    trains, sweeps = command.words[0] == "train", command.words[0] == "sweep"
+    words = [*command.words, *(["--dry-run"] if sweeps and "--dry-run" not in command.words else [])]
+    with training_left_out() as trained:
+        ended = invoke(words, command.ranks)
+    assert ended.code == 0, f"{command.block.place}: grpox {command.line}\n{ended.output}{ended.errors}"
+    assert len(trained) == trains
+    if command.output:
+        Path(command.output).write_text(ended.output, encoding="utf-8")
+    if counted := re.search(rf"grpox {re.escape(command.line)} +# (\d+) checks", command.block.text):
+        assert f"{counted[1]} passed" in ended.output
+
+
+def test_a_command_that_fails_would_be_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(AssertionError, match=r"did you mean +quickstart"):
+        run(Command(BLOCKS[0], ("train", "quickstrat"), None, 1))
