@@ -13,8 +13,8 @@ the accuracy of what was sampled.
              seed. Each generation batch serves --updates steps (default: 4), and is a point of the curve: with
              one step for each, the ratio is 1 and most losses are the same.
 
-Prints a table and draws the curves: the mean over seeds, and their spread as a band. The last line is a JSON
-object with every figure.
+Prints a table and draws the curves, of `parts` less those of dapo with the same seeds: the mean over seeds, and
+their spread as a band. The last line is a JSON object with every figure.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from learning_picture import draw
+from learning_picture import draw, draw_differences
 from outcome import add_out, tell
 from rich.console import Console
 from rich.table import Table
@@ -41,6 +41,8 @@ PARTS = {
     **{f"advantage={name}": ["loss=dapo", f"advantage={name}"] for name in ("batch", "none")},
 }
 """What is compared -> overrides; `loss=dapo` has the scaler `group`."""
+BASE = "loss=dapo"
+"""From which the others differ."""
 SMOOTH = 10
 """Steps whose mean is the accuracy at a moment."""
 Curves = list[list[float]]
@@ -78,13 +80,13 @@ def against_trl(arguments: argparse.Namespace, overrides: list[str]) -> dict[str
         "curves": {side: [run["rewards"] for run in runs[side]] for side in runs},
         "seconds": {side: [sum(run["step"]) for run in runs[side]] for side in runs},
         "differences": {
-            "whole curve": interval(
+            "grpox - TRL, whole curve": interval(
                 [statistics.mean(a["rewards"]) - statistics.mean(b["rewards"]) for a, b in pairs]
             ),
-            "last quarter": interval(
+            "grpox - TRL, last quarter": interval(
                 [last_quarter(a["rewards"]) - last_quarter(b["rewards"]) for a, b in pairs]
             ),
-            "equal seconds": interval(
+            "grpox - TRL, equal seconds": interval(
                 [at_second(a, end) - at_second(b, end) for (a, b), end in zip(pairs, ends, strict=True)]
             ),
         },
@@ -100,7 +102,15 @@ def of_parts(arguments: argparse.Namespace, overrides: list[str]) -> dict[str, A
             curves[name].append(run["rewards"])
             _progress(f"seed {seed}  {name}", run)
     ends = {name: [last_quarter(curve) for curve in of_seeds] for name, of_seeds in curves.items()}
-    return {"updates": arguments.updates, "curves": curves, "last_quarter": ends}
+    less = {name: [a - b for a, b in zip(of_seeds, ends[BASE], strict=True)] for name, of_seeds in ends.items()}
+    return {
+        "updates": arguments.updates,
+        "curves": curves,
+        "last_quarter": ends,
+        "differences": {
+            f"{name} - {BASE}, last quarter": interval(each) for name, each in less.items() if name != BASE
+        },
+    }
 
 
 def _progress(name: str, run: Figures) -> None:
@@ -117,11 +127,9 @@ def show(result: dict[str, Any]) -> None:
         cells = (whole, statistics.mean(ends), min(ends), max(ends))
         table.add_row(name, *(f"{cell:.3f}" for cell in cells))
     Console().print(table)
-    for name, own in result.get("differences", {}).items():
-        told = (
-            f"grpox - TRL, {name}: {own['mean']:+.4f}, 95 % interval {own['least']:+.4f} to {own['most']:+.4f}"
-        )
-        Console().print(told)
+    for name, own in result["differences"].items():
+        interval_told = f"95 % interval {own['least']:+.4f} to {own['most']:+.4f}"
+        Console().print(f"{name}: {own['mean']:+.4f}, {interval_told}")
 
 
 def parsed() -> argparse.Namespace:
@@ -157,7 +165,10 @@ def main() -> None:
         **surroundings(libraries),
     }
     show(result)
-    draw(result["curves"], arguments.picture)
+    if arguments.part == "trl":
+        draw(result["curves"], arguments.picture)
+    else:
+        draw_differences(result["curves"], BASE, arguments.picture)
     Console().print(f"picture: {arguments.picture}")
     tell(result, arguments.out)
 

@@ -5,46 +5,59 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 SMOOTH = 5
 """Batches whose mean is a point."""
 COLUMNS = 4
+Curves = Sequence[Sequence[float]]
 
 
-def draw(curves: Mapping[str, Sequence[Sequence[float]]], path: Path) -> None:
-    """Draw each kind in a panel of its own, all others in grey behind it; the two of a pair in one panel."""
+def draw(curves: Mapping[str, Curves], path: Path) -> None:
+    """Draw all kinds in one panel."""
     from matplotlib.figure import Figure
 
-    together = len(curves) <= 2
-    panels = [tuple(curves)] if together else [(name,) for name in curves]
-    columns = min(COLUMNS, len(panels))
-    lines = -(-len(panels) // columns)
-    size = (5.0, 3.2) if together else (2.3 * columns, 1.9 * lines)
-    figure = Figure(figsize=size, layout="constrained")
-    axes = figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False).flatten()
-    for axis, names in zip(axes, panels, strict=False):
-        for name, of_seeds in curves.items():
-            smooth = [_smoothed(curve) for curve in of_seeds]
-            means = [statistics.mean(values) for values in zip(*smooth, strict=True)]
-            batches = range(1, len(means) + 1)
-            if name not in names:
-                axis.plot(batches, means, color="0.82", linewidth=0.8)
-                continue
-            colour = f"C{list(names).index(name)}"
-            axis.plot(batches, means, color=colour, linewidth=1.6, label=name, zorder=3)
-            band = zip(*[(min(values), max(values)) for values in zip(*smooth, strict=True)], strict=True)
-            axis.fill_between(batches, *band, color=colour, alpha=0.2, linewidth=0, zorder=2)
-        axis.set_ylim(0, 1)
-        axis.grid(alpha=0.3)
-        if together:
-            axis.legend(frameon=False, loc="lower right")
-        else:
-            axis.set_title(names[0], fontsize=9)
-    for axis in axes[len(panels) :]:
-        axis.set_visible(False)
+    figure = Figure(figsize=(5.0, 3.2), layout="constrained")
+    axis = figure.subplots()
+    for number, (name, of_seeds) in enumerate(curves.items()):
+        _band(axis, [_smoothed(curve) for curve in of_seeds], f"C{number}", name)
+    axis.set_ylim(0, 1)
+    axis.legend(frameon=False, loc="lower right")
     figure.supxlabel("generation batch", fontsize=9)
     figure.supylabel("accuracy of what is sampled", fontsize=9)
     figure.savefig(path)
+
+
+def draw_differences(curves: Mapping[str, Curves], base: str, path: Path) -> None:
+    """Draw each kind but `base` in a panel of its own: its curves less those of `base` with the same seeds."""
+    from matplotlib.figure import Figure
+
+    others = {name: of_seeds for name, of_seeds in curves.items() if name != base}
+    lines = -(-len(others) // COLUMNS)
+    figure = Figure(figsize=(2.3 * COLUMNS, 1.9 * lines), layout="constrained")
+    axes = figure.subplots(lines, COLUMNS, sharex=True, sharey=True, squeeze=False).flatten()
+    for axis, (name, of_seeds) in zip(axes, others.items(), strict=False):
+        pairs = zip(of_seeds, curves[base], strict=True)
+        less = [[one - other for one, other in zip(*map(_smoothed, pair), strict=True)] for pair in pairs]
+        axis.axhline(0, color="0.5", linewidth=0.8)
+        _band(axis, less, "C0", name)
+        axis.set_title(name, fontsize=9)
+    for axis in axes[len(others) :]:
+        axis.set_visible(False)
+    figure.supxlabel("generation batch", fontsize=9)
+    figure.supylabel(f"accuracy less that of {base}", fontsize=9)
+    figure.savefig(path)
+
+
+def _band(axis: Any, of_seeds: Curves, colour: str, name: str) -> None:
+    """The mean over seeds, within the least and the most."""
+    at_each = list(zip(*of_seeds, strict=True))
+    batches = range(1, len(at_each) + 1)
+    axis.plot(batches, list(map(statistics.mean, at_each)), color=colour, linewidth=1.6, label=name, zorder=3)
+    axis.fill_between(
+        batches, list(map(min, at_each)), list(map(max, at_each)), color=colour, alpha=0.2, linewidth=0
+    )
+    axis.grid(alpha=0.3)
 
 
 def _smoothed(curve: Sequence[float]) -> list[float]:

@@ -557,6 +557,28 @@ def test_waking_never_blocks_and_many_calls_are_one_write() -> None:
     assert 2 <= len(done) <= 3  # what was written as they came, and the last time
 
 
+def test_writing_takes_no_more_than_its_share_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("grpox_mlflow.writer.INTERVAL", 0.0)
+    monkeypatch.setattr("grpox_mlflow.writer.SHARE", 0.25)
+    times: list[tuple[float, float]] = []
+    twice = threading.Event()
+
+    def write() -> None:
+        begun = time.monotonic()
+        time.sleep(0.1)
+        times.append((begun, time.monotonic()))
+        if len(times) == 2:
+            twice.set()
+
+    writer = Writer(write)
+    while not twice.is_set():
+        writer.wake()
+        twice.wait(0.01)
+    [(_, ended), (begun, _)] = times[:2]
+    assert begun - ended >= 0.4
+    assert writer.close(5, silent)
+
+
 def test_closing_waits_no_longer_than_told() -> None:
     gate = threading.Event()
     writer = Writer(lambda: gate.wait(5))

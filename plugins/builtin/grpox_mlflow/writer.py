@@ -7,9 +7,10 @@ import time
 from collections.abc import Callable
 
 PAUSES = (1.0, 2.0, 4.0, 8.0, 15.0)
-INTERVAL = 1.0
-"""Seconds from the end of one writing to the next: writing each short step by itself takes a part of a core,
-and of the interpreter's lock, that the run would have."""
+INTERVAL, LONGEST = 1.0, 30.0
+"""Seconds from the end of one writing to the next, at least and at most."""
+SHARE = 0.1
+"""Of the time in between, what writing may take: it takes the interpreter's lock, which the run would have."""
 
 
 class Writer:
@@ -61,13 +62,13 @@ class Writer:
         while not self._stopped.is_set():
             self._due.wait()
             self._due.clear()
-            closing = self._closing.is_set()
+            closing, start = self._closing.is_set(), time.monotonic()
             try:
                 self._write()
                 if closing:
                     return
                 failures = 0
-                self._closing.wait(INTERVAL)
+                self._closing.wait(min(max(INTERVAL, (time.monotonic() - start) / SHARE), LONGEST))
             except Exception as error:  # noqa: BLE001 - handed to the thread that wakes this one
                 if failures == 0:
                     self._error = error
