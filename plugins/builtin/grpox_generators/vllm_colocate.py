@@ -16,11 +16,11 @@ from grpox.checkpoint.rng import random_numbers_kept
 from grpox.config import SamplingConfig
 from grpox.contracts import GeneratorContext, Prompt, Rollout, WeightStream
 from grpox.errors import ConfigError, Problem, RunFailed
+from grpox.kept_variables import variables_kept
 from grpox.lora.layers import adapted_layers
 from grpox.lora.streams import stream_base
 from grpox.weight_sync import stream_weights
 from grpox_generators.configs import VllmColocateConfig
-from grpox_generators.kept_environment import environment_kept
 from grpox_generators.limits import check_length, end_ids
 from grpox_generators.shared_memory import own_segments
 from grpox_generators.tensor_parallel import ask_together, check_size, engine_arguments
@@ -39,6 +39,9 @@ ENVIRONMENT = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
 }
 """Set before vLLM is imported, where the user has not."""
+CHANGED = ("LOCAL_WORLD_SIZE", "LD_PRELOAD")
+"""What vLLM's CPU build sets when it starts: its engine's number of ranks, as that of the machine; and libraries for
+its workers, which the processes of rewards would load too."""
 
 
 class VllmColocateGenerator:
@@ -70,7 +73,7 @@ class VllmColocateGenerator:
             self._adapter = AdapterFiles(context.policy)
         with (
             random_numbers_kept(),
-            environment_kept(),
+            variables_kept(*CHANGED),
             own_segments(context),
             tempfile.TemporaryDirectory() as folder,
         ):

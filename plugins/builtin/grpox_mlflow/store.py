@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from grpox.kept_variables import variables_kept
 from grpox.redact import redact
 
 if TYPE_CHECKING:
@@ -49,16 +50,9 @@ def quick_requests(seconds: int = PROBE_SECONDS) -> Iterator[None]:
         "MLFLOW_HTTP_REQUEST_TIMEOUT": str(seconds),
         "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
     }
-    before = {name: os.environ.get(name) for name in quick}
-    os.environ.update(quick)
-    try:
+    with variables_kept(*quick):
+        os.environ.update(quick)
         yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
 
 
 def open_store(uri: str, experiment: str) -> tuple[MlflowClient, str]:
