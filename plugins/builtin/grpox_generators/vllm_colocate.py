@@ -40,7 +40,7 @@ ENVIRONMENT = {
 }
 """Set before vLLM is imported, where the user has not."""
 CHANGED = ("LOCAL_WORLD_SIZE", "LD_PRELOAD")
-"""What vLLM's CPU build sets when it starts: its engine's number of ranks, as that of the machine; and libraries
+"""What vLLM's CPU build sets when it starts: its engine's ranks, as those of the machine; and libraries
 for its workers, which the processes of rewards would load too."""
 
 
