@@ -25,8 +25,7 @@ def reward_metrics(
     if bool((~totals.isnan()).any()):
         metrics["reward"] = float(totals.nanmean())
         metrics["reward_std"] = _std(totals[~totals.isnan()])
-    groups = [group[~group.isnan()] for group in totals.reshape(-1, num_generations)]
-    metrics["frac_reward_zero_std"] = mean([float(is_flat(group)) for group in groups])
+    metrics["frac_reward_zero_std"] = float(are_flat(totals.reshape(-1, num_generations)).double().mean())
     return metrics
 
 
@@ -47,9 +46,19 @@ def _std(values: torch.Tensor) -> float:
     return float(values.std()) if len(values) > 1 else 0.0
 
 
-def is_flat(group: torch.Tensor) -> bool:
-    """Whether the scored rewards of a group are equal, or fewer than two: it then teaches nothing."""
-    return len(group) < 2 or bool(group.max() - group.min() <= ROUNDING * group.abs().max())
+def are_flat(groups: torch.Tensor) -> torch.Tensor:
+    """Whether the scored rewards of each group are equal, or fewer than two: it then teaches nothing.
+
+    Args:
+        groups: f32[G, M], NaN where nothing was scored.
+
+    Returns:
+        bool[G]
+    """
+    unscored = groups.isnan()
+    low = groups.masked_fill(unscored, torch.inf).amin(dim=1)
+    high = groups.masked_fill(unscored, -torch.inf).amax(dim=1)
+    return ~(high - low > ROUNDING * torch.maximum(low.abs(), high.abs()))  # no score: -inf > inf is false
 
 
 def length_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:

@@ -18,7 +18,7 @@ import torch
 from grpox.agreement import gathered, on_every_rank
 from grpox.ahead import Begun
 from grpox.arrivals import ArrivingGroups, check_rollouts, incomplete
-from grpox.batch_metrics import error_metrics, is_flat, length_metrics, mean, reward_metrics
+from grpox.batch_metrics import are_flat, error_metrics, length_metrics, mean, reward_metrics
 from grpox.component_call import call
 from grpox.config import SamplingConfig
 from grpox.contracts import AdvantageScaler, Generator, Prompt, Rollout, ScoredRollout, TrainerState
@@ -385,8 +385,7 @@ class Collector:
         return replace(refilled, metrics={**refilled.metrics, **told})
 
     def _is_flat(self, group: Sequence[ScoredRow]) -> bool:
-        totals = self._totals(group)
-        return is_flat(totals[~totals.isnan()])
+        return bool(are_flat(self._totals(group).unsqueeze(0)))
 
     @property
     def _weights(self) -> torch.Tensor:
@@ -413,7 +412,7 @@ class Collector:
     def scored(self, batch: GenerationBatch) -> list[ScoredRollout]:
         """The batch as observers see it, with texts."""
         labels = [reward.label for reward in self.sampler.rewards]
-        texts = [self.prompts.text(index) for index in batch.indices]
+        texts = self.prompts.texts(batch.indices)
         numbers = zip(batch.rows, batch.totals.tolist(), batch.advantages.tolist(), strict=True)
         return [
             ScoredRollout(

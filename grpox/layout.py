@@ -16,22 +16,11 @@ import torch
 from torch import Tensor
 
 from grpox.from_lists import from_lists
-from grpox.rollout import RolloutBatch
+from grpox.rollout import RolloutBatch, TokenSequence
 
 PAIRS_PER_TOKEN = 2
 """Times the hidden size: pairs of positions whose attention costs what one token costs elsewhere in a layer. By
 operations it would be 6; attention gets less out of a machine than large products do."""
-
-
-@dataclass(frozen=True)
-class TokenSequence:
-    """A prompt and its completion, without padding."""
-
-    prompt: tuple[int, ...]
-    completion: tuple[int, ...]
-
-    def __len__(self) -> int:
-        return len(self.prompt) + len(self.completion)
 
 
 @dataclass(frozen=True)
@@ -53,23 +42,9 @@ class Layout:
     position_ids: Tensor  # i64[R, L], counted from the row's prompt in each of its sequences
     sees: Tensor | None  # bool[R, 1, L, L]: query sees key; None: every position sees all before it in its row,
     # or, where sequences are packed, since its sequence began
-    sources: Tensor  # i64[N]: of each token in the mask, the position that predicts it, of R * L
+    places: Tensor  # i64[N]: of each token in the mask, where it lies in it, of B * T
+    sources: Tensor  # i64[N]: the position that predicts it, of R * L
     targets: Tensor  # i64[N]: the tokens themselves
-
-
-def sequences_of(batch: RolloutBatch) -> list[TokenSequence]:
-    """The sequences of a micro-batch, B of them."""
-    prompt_columns = batch.input_ids.shape[1] - batch.token_mask.shape[1]
-    ids = batch.input_ids.tolist()
-    prompts = batch.attention_mask[:, :prompt_columns].sum(dim=1).tolist()
-    completions = batch.attention_mask[:, prompt_columns:].sum(dim=1).tolist()
-    return [
-        TokenSequence(
-            tuple(row[prompt_columns - prompt : prompt_columns]),
-            tuple(row[prompt_columns : prompt_columns + completion]),
-        )
-        for row, prompt, completion in zip(ids, prompts, completions, strict=True)
-    ]
 
 
 def rows_of(
@@ -117,7 +92,7 @@ def lay_out(batch: RolloutBatch, shared_width: int, packed: bool = False, pad_to
             must know that, since there is no mask.
         pad_token_id: any token of the vocabulary; what is computed for it is used nowhere.
     """
-    sequences = sequences_of(batch)
+    sequences = batch.sequences
     rows = rows_of(sequences, shared_width)
     length = max(row.length for row in rows)
     ids: list[int] = []
@@ -145,13 +120,15 @@ def lay_out(batch: RolloutBatch, shared_width: int, packed: bool = False, pad_to
     columns = batch.token_mask.shape[1]
     sources = [(each + [0] * columns)[:columns] for each in predictors]
     device = batch.input_ids.device
+    places = batch.token_mask.flatten().nonzero().squeeze(1)
     length = len(ids) if packed else length
     return Layout(
         input_ids=_rows(ids, length, device),
         position_ids=_rows(positions, length, device),
         sees=_sees(_rows(segments, length, device)) if shares else None,
-        sources=from_lists(sources, np.int64, device)[batch.token_mask],
-        targets=batch.completion_ids[batch.token_mask],
+        places=places,
+        sources=from_lists(sources, np.int64, device).flatten().index_select(0, places),
+        targets=batch.completion_ids.flatten().index_select(0, places),
     )
 
 

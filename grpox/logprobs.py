@@ -39,11 +39,10 @@ def completion_logprobs(
         return _of_all_logits(model, batch, temperature, entropy_gradient)
     layout = lay_out(batch, ways.shared_width, ways.packed)
     logprobs, entropies = rows_logprobs(model, layout, temperature, entropy_gradient)
-    places = batch.token_mask.flatten().nonzero().squeeze(1)
     whole = logprobs.new_zeros(batch.token_mask.numel())
     return (
-        whole.index_copy(0, places, logprobs).view_as(batch.token_mask),
-        whole.index_copy(0, places, entropies).view_as(batch.token_mask),
+        whole.index_copy(0, layout.places, logprobs).view_as(batch.token_mask),
+        whole.index_copy(0, layout.places, entropies).view_as(batch.token_mask),
     )
 
 

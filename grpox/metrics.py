@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -19,6 +19,27 @@ WAITING = "gather"
 """The phase in which a rank waits for the others."""
 
 
+@dataclass(frozen=True)
+class _Part:
+    """What one micro-batch adds: K values of each of its N tokens, reduced."""
+
+    count: int  # N
+    sums: Tensor  # f64[K]
+    least: Tensor  # f64[K]
+    most: Tensor  # f64[K]
+
+    @classmethod
+    def of(cls, kept: Tensor, single: int) -> _Part:
+        """Of f64[K, N], of which the first `single` have extremes of their own, the others those of a mean."""
+        sums, count = kept.sum(dim=1), kept.shape[1]
+        if count == 0:
+            return cls(0, sums, torch.full_like(sums, torch.inf), torch.full_like(sums, -torch.inf))
+        means = sums[single:] / count
+        # aminmax would wake every thread, however little there is, and wait for those that are kept busy.
+        least, most = kept[:single].amin(dim=1), kept[:single].amax(dim=1)
+        return cls(count, sums, torch.cat((least, means)), torch.cat((most, means)))
+
+
 class TokenMetrics:
     """Means and extremes of per-token values over one optimizer step, all ranks.
 
@@ -27,39 +48,30 @@ class TokenMetrics:
     """
 
     def __init__(self) -> None:
-        self._sums: dict[tuple[str, ...], Tensor] = {}  # K names -> f64[K, 2]: sum, count
-        self._extremes: dict[tuple[str, ...], Tensor] = {}  # K names -> f64[K, 2]: -min, max
+        self._parts: dict[tuple[str, ...], list[_Part]] = defaultdict(list)
 
-    def add(self, values: Mapping[str, Tensor], mask: Tensor) -> None:
-        """Add values [B, T] by name where mask bool[B, T]; extremes are those of single tokens."""
-        kept = _kept(values, mask)
-        self._accumulate(tuple(values), kept, kept)
+    def add(
+        self, values: Mapping[str, Tensor], mask: Tensor, means: Mapping[str, Tensor] | None = None
+    ) -> None:
+        """Add values [B, T] by name where mask bool[B, T]; extremes are those of single tokens.
 
-    def add_micro_batch(self, values: Mapping[str, Tensor], mask: Tensor) -> None:
-        """The same, with extremes over the micro-batches' means: what TRL calls low_min, high_max, ..."""
-        kept = _kept(values, mask)
-        self._accumulate(tuple(values), kept, kept.mean(dim=1, keepdim=True) if kept.shape[1] else kept)
-
-    def _accumulate(self, names: tuple[str, ...], values: Tensor, spread: Tensor) -> None:
-        sums = torch.stack((values.sum(dim=1), values.new_full((len(names),), values.shape[1])), dim=1)
-        if spread.shape[1]:
-            # aminmax would wake every thread, however little there is, and wait for those that are kept busy.
-            extremes = torch.stack((-spread.amin(dim=1), spread.amax(dim=1)), dim=1)
-        else:
-            extremes = values.new_full((len(names), 2), -torch.inf)
-        if names in self._sums:
-            sums = self._sums[names] + sums
-            extremes = torch.maximum(self._extremes[names], extremes)
-        self._sums[names], self._extremes[names] = sums, extremes
+        Args:
+            means: further values, whose extremes are those of the micro-batches' means: what TRL calls
+                low_min, high_max, ...
+        """
+        together = {**values, **(means or {})}
+        kept = _kept(together, mask)
+        self._parts[tuple(together)].append(_Part.of(kept, single=len(values)))
 
     def reduce(self, world: World) -> dict[str, tuple[float, float, float]]:
         """name -> (mean, min, max) over all ranks; names for which no token counted are left out."""
-        if not self._sums:
+        if not self._parts:
             return {}
-        together = sorted(self._sums)
+        together = sorted(self._parts)
         names = [name for each in together for name in each]
-        sums = world.reduce(torch.cat([self._sums[each] for each in together]), dist.ReduceOp.SUM)
-        extremes = world.reduce(torch.cat([self._extremes[each] for each in together]), dist.ReduceOp.MAX)
+        wholes = [_whole(self._parts[each]) for each in together]
+        sums = world.reduce(torch.cat([sums for sums, _ in wholes]), dist.ReduceOp.SUM)
+        extremes = world.reduce(torch.cat([extremes for _, extremes in wholes]), dist.ReduceOp.MAX)
         totals: dict[str, tuple[float, float]] = {}
         ends: dict[str, tuple[float, float]] = {}
         for name, (total, count), (low, high) in zip(names, sums.tolist(), extremes.tolist(), strict=True):
@@ -72,6 +84,15 @@ class TokenMetrics:
             for name, (total, count) in totals.items()
             if count
         }
+
+
+def _whole(parts: Sequence[_Part]) -> tuple[Tensor, Tensor]:
+    """All micro-batches of K names: f64[K, 2] of sum and count, and f64[K, 2] of -min and max."""
+    sums = torch.stack([part.sums for part in parts]).sum(dim=0)
+    least = torch.stack([part.least for part in parts]).amin(dim=0)
+    most = torch.stack([part.most for part in parts]).amax(dim=0)
+    counts = torch.full_like(sums, sum(part.count for part in parts))
+    return torch.stack((sums, counts), dim=1), torch.stack((-least, most), dim=1)
 
 
 def _kept(values: Mapping[str, Tensor], mask: Tensor) -> Tensor:

@@ -16,7 +16,8 @@ from torch import Tensor
 from grpox.config import TrainConfig
 from grpox.contracts import PolicyLoss, Reduction
 from grpox.forward_ways import PLAIN, ForwardWays
-from grpox.layout import Row, TokenSequence, rows_of, sequences_of
+from grpox.layout import Row, rows_of
+from grpox.rollout import TokenSequence
 from grpox.slices import Slice, merged, rows_of_slice
 from grpox.world import World
 
@@ -94,7 +95,7 @@ class Arrangement:
         if self.fixed:
             return self._as_scheduled(slices, world, teach)
         whole = merged(slices)
-        sequences = sequences_of(whole.batch)
+        sequences = whole.batch.sequences
         teaching, idle = self._kinds(whole, teach)
         cuts = [self._cut(sequences, idle), self._cut(sequences, teaching)]
         real = sum(row.length for cut in cuts for rows in cut for row in rows)
@@ -109,7 +110,8 @@ class Arrangement:
             for rows in cut:
                 numbers = [number for row in rows for number in row.members]
                 made.append(Pass(rows_of_slice(whole, numbers), numbers, teaches))
-            made += [Pass(_blank(whole, shortest), (), teaches)] * (count - len(cut))
+            if missing := count - len(cut):
+                made += [Pass(_blank(whole, shortest), (), teaches)] * missing
         return Passes(slices, made, _padding(told))
 
     def _as_scheduled(self, slices: Sequence[Slice], world: World, teach: bool) -> Passes:
@@ -122,7 +124,7 @@ class Arrangement:
                 mask = slice_.batch.attention_mask
                 real, computed = real + int(mask.sum()), computed + mask.numel()
             else:
-                rows = rows_of(sequences_of(slice_.batch), self.ways.shared_width)
+                rows = rows_of(slice_.batch.sequences, self.ways.shared_width)
                 real, computed = real + sum(r.length for r in rows), computed + self._positions(rows)
         return Passes(slices, made, _padding(world.gather([(0, 0, real, computed)])))
 

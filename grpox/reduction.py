@@ -51,13 +51,13 @@ def token_weights(
         dtype: of the weights, that of the log-probabilities.
     """
     m = mask.to(dtype)
-    n = m.sum(dim=1, keepdim=True).clamp(min=1)  # f32[B, 1]
     sequences = max(totals.sequences, 1)
     match reduction:
         case Reduction.TOKEN_MEAN:
             return m / max(totals.tokens, 1)
         case Reduction.SEQUENCE_MEAN:
-            return m / (n * sequences)
+            tokens = m.sum(dim=1, keepdim=True).clamp(min=1)  # f32[B, 1]
+            return m / (tokens * sequences)
         case Reduction.SEQUENCE_SUM:
             return m / sequences
         case Reduction.SEQUENCE_SUM_BY_MAX_LENGTH:

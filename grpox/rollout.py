@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -12,6 +11,17 @@ from torch import Tensor
 
 from grpox.contracts import Rollout
 from grpox.from_lists import from_lists
+
+
+@dataclass(frozen=True)
+class TokenSequence:
+    """A prompt and its completion, without padding."""
+
+    prompt: tuple[int, ...]
+    completion: tuple[int, ...]
+
+    def __len__(self) -> int:
+        return len(self.prompt) + len(self.completion)
 
 
 @dataclass(frozen=True)
@@ -23,6 +33,13 @@ class RolloutBatch:
     token_mask: Tensor  # bool[B, T]: tokens of the completion that the model wrote
     sampler_logprobs: Tensor  # f32[B, T], NaN where the generator told none
     advantages: Tensor  # f32[B]
+    known_sequences: Sequence[TokenSequence] | None = field(default=None, repr=False, compare=False)
+    """What `sequences` are, where somebody knows: they need not be read out of the tensors then."""
+
+    @property
+    def sequences(self) -> Sequence[TokenSequence]:
+        """The rows without their padding, B of them."""
+        return self._read_sequences() if self.known_sequences is None else self.known_sequences
 
     @property
     def completion_ids(self) -> Tensor:
@@ -33,6 +50,18 @@ class RolloutBatch:
     def position_ids(self) -> Tensor:
         """i64[B, P + T], counted from the first real token, so that left padding shifts nothing."""
         return (self.attention_mask.cumsum(dim=1) - 1).clamp(min=0)
+
+    def _read_sequences(self) -> list[TokenSequence]:
+        prompt_columns = self.input_ids.shape[1] - self.token_mask.shape[1]
+        prompts = self.attention_mask[:, :prompt_columns].sum(dim=1).tolist()
+        completions = self.attention_mask[:, prompt_columns:].sum(dim=1).tolist()
+        return [
+            TokenSequence(
+                tuple(row[prompt_columns - prompt : prompt_columns]),
+                tuple(row[prompt_columns : prompt_columns + completion]),
+            )
+            for row, prompt, completion in zip(self.input_ids.tolist(), prompts, completions, strict=True)
+        ]
 
 
 def collate(
@@ -48,24 +77,36 @@ def collate(
         mask_truncated: leave completions that ran into the longest length out of the token mask. They still
             count as sequences, and their rewards in their groups' statistics.
     """
-    prompt_length = max(len(rollout.prompt_ids) for rollout in rollouts)
-    completion_length = max(max(len(rollout.completion_ids) for rollout in rollouts), 1)
-    ids, attended, counted, told = [], [], [], []
-    for rollout in rollouts:  # whole rows as lists: a tensor for each piece would take most of the time
+    prompts = np.array([len(rollout.prompt_ids) for rollout in rollouts])
+    completions = np.array([len(rollout.completion_ids) for rollout in rollouts])
+    before, after = int(prompts.max()), max(int(completions.max()), 1)
+    column = np.arange(-before, after)  # 0 is where the completions begin
+    attended = (column >= -prompts[:, None]) & (column < completions[:, None])
+    ids = np.full(attended.shape, pad_token_id, dtype=np.int64)
+    counted = attended[:, before:].copy()
+    told = np.full(counted.shape, np.nan, dtype=np.float32)
+    for row, rollout in enumerate(rollouts):
         length = len(rollout.completion_ids)
-        before, after = prompt_length - len(rollout.prompt_ids), completion_length - length
-        tokens = rollout.prompt_ids + rollout.completion_ids
-        ids.append([*[pad_token_id] * before, *tokens, *[pad_token_id] * after])
-        attended.append([0] * before + [1] * len(tokens) + [0] * after)
-        masked = mask_truncated and rollout.finish_reason == "length"
-        written = (False,) * length if masked else rollout.model_mask or (True,) * length
-        counted.append([*written, *[False] * after])
-        logprobs = rollout.sampler_logprobs
-        told.append([*((math.nan,) * length if logprobs is None else logprobs), *[math.nan] * after])
+        ids[row, before - len(rollout.prompt_ids) : before + length] = (
+            rollout.prompt_ids + rollout.completion_ids
+        )
+        if rollout.sampler_logprobs is not None:
+            told[row, :length] = rollout.sampler_logprobs
+        if rollout.model_mask is not None:
+            counted[row, :length] = rollout.model_mask
+        if mask_truncated and rollout.finish_reason == "length":
+            counted[row] = False
+
+    def tensor(values: np.ndarray) -> Tensor:
+        return torch.from_numpy(values).to(device)
+
     return RolloutBatch(
-        input_ids=from_lists(ids, np.int64, device),
-        attention_mask=from_lists(attended, np.int64, device),
-        token_mask=from_lists(counted, np.bool_, device),
-        sampler_logprobs=from_lists(told, np.float32, device),
+        input_ids=tensor(ids),
+        attention_mask=tensor(attended.astype(np.int64)),
+        token_mask=tensor(counted),
+        sampler_logprobs=tensor(told),
         advantages=from_lists(advantages, np.float32, device),
+        known_sequences=[
+            TokenSequence(tuple(rollout.prompt_ids), tuple(rollout.completion_ids)) for rollout in rollouts
+        ],
     )

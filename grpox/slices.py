@@ -55,6 +55,7 @@ def merged(slices: Sequence[Slice]) -> Slice:
         token_mask=torch.cat([own(s, s.batch.token_mask) for s in slices]),
         sampler_logprobs=torch.cat([own(s, s.batch.sampler_logprobs) for s in slices]),
         advantages=torch.cat([s.batch.advantages for s in slices]),
+        known_sequences=[sequence for s in slices for sequence in s.batch.sequences],
     )
     kept = []
     for name in KEPT:
@@ -69,16 +70,18 @@ def rows_of_slice(whole: Slice, rows: Sequence[int]) -> Slice:
     """The rows of `whole` with these numbers, as narrow as their sequences allow."""
     index = torch.tensor(rows, device=whole.batch.token_mask.device)
     prompts = whole.columns[0]
-    attended = whole.batch.attention_mask[index]
-    longest = attended[:, :prompts].sum(dim=1).max(), attended[:, prompts:].sum(dim=1).max()
-    before, after = int(longest[0]), max(int(longest[1]), 1)
+    known = whole.batch.sequences
+    sequences = [known[row] for row in rows]
+    before = max(len(sequence.prompt) for sequence in sequences)
+    after = max(1, *(len(sequence.completion) for sequence in sequences))
     both, own = slice(prompts - before, prompts + after), slice(after)
     batch = RolloutBatch(
         input_ids=whole.batch.input_ids[index, both],
-        attention_mask=attended[:, both],
+        attention_mask=whole.batch.attention_mask[index, both],
         token_mask=whole.batch.token_mask[index, own],
         sampler_logprobs=whole.batch.sampler_logprobs[index, own],
         advantages=whole.batch.advantages[index],
+        known_sequences=sequences,
     )
     tensors = (getattr(whole, name) for name in KEPT)
     return Slice(batch, *(None if tensor is None else tensor[index, own] for tensor in tensors))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
@@ -44,7 +44,7 @@ class Corrected:
     weights: Tensor  # f32[B, T]
     keep: Tensor  # bool[B, T]
 
-    @property
+    @cached_property
     def factor(self) -> Tensor:
         """R f32[B, T]: the weight, 0 where the token is dropped."""
         return torch.where(self.keep, self.weights, torch.zeros_like(self.weights))

@@ -156,11 +156,11 @@ class PolicyUpdate:
         made = passed.output.corrected
         correction = self.step_loss.correction
         measured = token_mismatch(correction, made.old, made.sampler, made.weights, made.keep, batch)
-        metrics.add({**measured, "entropy": passed.entropy}, batch.token_mask)
+        single, diagnostics = {**measured, "entropy": passed.entropy}, passed.output.diagnostics
+        metrics.add(single, batch.token_mask, means=diagnostics)
         if (near := passed.output.off_policy_keep) is not None:
             left_out = (batch.token_mask & ~near).any(dim=1, keepdim=True)
             metrics.add({"off_policy_masked": left_out}, batch.token_mask.any(dim=1, keepdim=True))
-        metrics.add_micro_batch(passed.output.diagnostics, batch.token_mask)
         return passed
 
     def _logprobs(self, model: Engine | FrozenEngine | BaseAsReference, slice_: Slice) -> Tensor:

@@ -82,7 +82,8 @@ def read_state(path: Path) -> dict[str, Any]:
 
 def slice_state(slice_: Slice) -> dict[str, Any]:
     """A micro-batch of this rank as plain tensors."""
-    batch = {field.name: getattr(slice_.batch, field.name) for field in fields(RolloutBatch)}
+    held = {field.name: getattr(slice_.batch, field.name) for field in fields(RolloutBatch)}
+    batch = {name: value for name, value in held.items() if isinstance(value, torch.Tensor)}
     return {
         "batch": batch,
         "old": slice_.old_logprobs,

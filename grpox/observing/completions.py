@@ -73,7 +73,8 @@ def write_completions(path: Path, step: int, rollouts: Sequence[ScoredRollout]) 
     for name in extras:
         columns[f"extra/{name}"] = _extra_column([scored.extra.get(name) for scored in rollouts])
     with whole_file(path) as unfinished:
-        parquet.write_table(pyarrow.table(columns), unfinished)
+        # Dictionaries where values come several times: elsewhere they are only work.
+        parquet.write_table(pyarrow.table(columns), unfinished, use_dictionary=["prompt", "finish_reason"])
 
 
 def _extra_column(values: list[Any]) -> pyarrow.Array:

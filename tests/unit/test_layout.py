@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from grpox.contracts import Rollout
-from grpox.layout import TokenSequence, lay_out, rows_of, sequences_of
-from grpox.rollout import RolloutBatch, collate
+from grpox.layout import lay_out, rows_of
+from grpox.rollout import RolloutBatch, TokenSequence, collate
 
 CPU = torch.device("cpu")
 WIDTH = 1000
@@ -24,11 +26,10 @@ TWO_OF_ONE_PROMPT = batch_of(((7, 8), (1, 2)), ((7, 8), (3,)), ((9,), (4, 5)))
 
 
 def test_sequences_are_without_their_padding() -> None:
-    assert sequences_of(TWO_OF_ONE_PROMPT) == [
-        TokenSequence((7, 8), (1, 2)),
-        TokenSequence((7, 8), (3,)),
-        TokenSequence((9,), (4, 5)),
-    ]
+    expected = [TokenSequence((7, 8), (1, 2)), TokenSequence((7, 8), (3,)), TokenSequence((9,), (4, 5))]
+    assert TWO_OF_ONE_PROMPT.sequences == expected
+    of_tensors_alone = replace(TWO_OF_ONE_PROMPT, known_sequences=None)
+    assert of_tensors_alone.sequences == expected
 
 
 def test_completions_of_one_prompt_lie_behind_one_copy_of_it() -> None:
