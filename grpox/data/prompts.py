@@ -142,7 +142,7 @@ class PromptSet:
                 raise RunFailed(str(problem))
 
     def _together(self, indices: Sequence[int]) -> dict[int, Mapping[str, Any]]:
-        """The rows at `indices`, each read once; of a dataset all in one go, which costs little more than one."""
+        """The rows at `indices`, each once; those of a dataset in one go, which costs little more than one."""
         numbers = list(dict.fromkeys(indices))
         if isinstance(self._rows, RowStream):
             return {number: self._rows[number] for number in numbers}

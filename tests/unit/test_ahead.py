@@ -29,8 +29,8 @@ class Prompts:
     def token_ids(self, index):
         return (index + 1,)
 
-    def text(self, index):
-        return str(index)
+    def texts(self, indices):
+        return [str(index) for index in indices]
 
     def rows(self, indices):
         return [str(index) for index in indices], {}
