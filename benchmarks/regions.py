@@ -14,6 +14,7 @@ import grpox.forward_ways
 import grpox.update
 from grpox.engine import Engine
 from grpox.metrics import TokenMetrics
+from grpox.mismatch import StepMismatch
 from grpox.step_loss import StepLoss
 
 Place = tuple[Any, str]
@@ -30,8 +31,10 @@ PARTS: dict[str, tuple[Place, ...]] = {
     "are weights finite": ((Engine, "finite"),),
     "metrics": (
         (TokenMetrics, "add"),
+        (TokenMetrics, "add_micro_batch"),
         (TokenMetrics, "reduce"),
-        (grpox.update, "token_mismatch"),
+        (StepMismatch, "add"),
+        (StepMismatch, "_measured"),
     ),
 }
 """Functions of each part; what a version of the core does not have is left out."""

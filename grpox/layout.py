@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from grpox.from_lists import from_lists
 from grpox.rollout import RolloutBatch, TokenSequence
 
 PAIRS_PER_TOKEN = 2
@@ -94,47 +93,46 @@ def lay_out(batch: RolloutBatch, shared_width: int, packed: bool = False, pad_to
     """
     sequences = batch.sequences
     rows = rows_of(sequences, shared_width)
-    length = max(row.length for row in rows)
-    ids: list[int] = []
-    positions: list[int] = []
-    segments: list[int] = []  # 0: prompt, 1 ..: completions, 0: padding
-    predictors: list[list[int]] = [[] for _ in sequences]
+    longest = rows[0].length
+    size = sum(row.length for row in rows) if packed else len(rows) * longest
+    counting = np.arange(size)
+    ids = np.full(size, pad_token_id)
+    positions = np.empty(size, dtype=np.int64)
+    segments = np.zeros(size, dtype=np.int64)  # 0: prompt or padding, 1 ..: completions
+    predictors = np.zeros(tuple(batch.token_mask.shape), dtype=np.int64)
+    begin = 0
     for row in rows:
-        begin = len(ids)
         prompt = sequences[row.members[0]].prompt
-        ids += prompt
-        positions += range(len(prompt))
-        segments += [0] * len(prompt)
+        end = begin + len(prompt)
+        ids[begin:end], positions[begin:end] = prompt, counting[: len(prompt)]
         for segment, member in enumerate(row.members, start=1):
             completion = sequences[member].completion
+            start, end = end, end + len(completion)
+            ids[start:end], segments[start:end] = completion, segment
+            positions[start:end] = counting[len(prompt) : len(prompt) + len(completion)]
             # The first token is predicted by the end of the prompt, wherever the rest lies.
-            predictors[member] = [begin + len(prompt) - 1, *range(len(ids), len(ids) + len(completion) - 1)]
-            ids += completion
-            positions += range(len(prompt), len(prompt) + len(completion))
-            segments += [segment] * len(completion)
-        padding = 0 if packed else begin + length - len(ids)
-        ids += [pad_token_id] * padding
-        positions += range(row.length, row.length + padding)
-        segments += [0] * padding
-    shares = any(len(row.members) > 1 for row in rows)
-    columns = batch.token_mask.shape[1]
-    sources = [(each + [0] * columns)[:columns] for each in predictors]
+            predictors[member, :1] = begin + len(prompt) - 1
+            predictors[member, 1 : len(completion)] = counting[start : end - 1]
+        if not packed:
+            # Padding counts on: positions that begin anew would say that another sequence begins.
+            positions[end : begin + longest] = counting[row.length : row.length + begin + longest - end]
+        begin += row.length if packed else longest
     device = batch.input_ids.device
     places = batch.token_mask.flatten().nonzero().squeeze(1)
-    length = len(ids) if packed else length
+
+    def tensor(values: np.ndarray) -> Tensor:
+        return torch.from_numpy(values).to(device)
+
+    columns = size if packed else longest
+    shares = any(len(row.members) > 1 for row in rows)
     return Layout(
-        input_ids=_rows(ids, length, device),
-        position_ids=_rows(positions, length, device),
-        sees=_sees(_rows(segments, length, device)) if shares else None,
+        input_ids=tensor(ids).view(-1, columns),
+        position_ids=tensor(positions).view(-1, columns),
+        sees=_sees(tensor(segments).view(-1, columns)) if shares else None,
         places=places,
-        sources=from_lists(sources, np.int64, device).flatten().index_select(0, places),
+        sources=tensor(predictors).flatten().index_select(0, places),
         targets=batch.completion_ids.flatten().index_select(0, places),
     )
-
-
-def _rows(values: list[int], length: int, device: torch.device) -> Tensor:
-    """i64[R, length]; made of one list, as a tensor for each piece would take longer than the model's layer."""
-    return from_lists(values, np.int64, device).view(-1, length)
 
 
 def _sees(segments: Tensor) -> Tensor:

@@ -29,15 +29,13 @@ class _Part:
     most: Tensor  # f64[K]
 
     @classmethod
-    def of(cls, kept: Tensor, single: int) -> _Part:
-        """Of f64[K, N], of which the first `single` have extremes of their own, the others those of a mean."""
-        sums, count = kept.sum(dim=1), kept.shape[1]
+    def of(cls, values: Tensor, spread: Tensor) -> _Part:
+        """Of f64[K, N], with the extremes of f64[K, M]."""
+        sums, count = values.sum(dim=1), values.shape[1]
         if count == 0:
             return cls(0, sums, torch.full_like(sums, torch.inf), torch.full_like(sums, -torch.inf))
-        means = sums[single:] / count
         # aminmax would wake every thread, however little there is, and wait for those that are kept busy.
-        least, most = kept[:single].amin(dim=1), kept[:single].amax(dim=1)
-        return cls(count, sums, torch.cat((least, means)), torch.cat((most, means)))
+        return cls(count, sums, spread.amin(dim=1), spread.amax(dim=1))
 
 
 class TokenMetrics:
@@ -50,18 +48,15 @@ class TokenMetrics:
     def __init__(self) -> None:
         self._parts: dict[tuple[str, ...], list[_Part]] = defaultdict(list)
 
-    def add(
-        self, values: Mapping[str, Tensor], mask: Tensor, means: Mapping[str, Tensor] | None = None
-    ) -> None:
-        """Add values [B, T] by name where mask bool[B, T]; extremes are those of single tokens.
+    def add(self, values: Mapping[str, Tensor], mask: Tensor) -> None:
+        """Add values [B, T] by name where mask bool[B, T]; extremes are those of single tokens."""
+        kept = kept_values(values, mask).double()
+        self._parts[tuple(values)].append(_Part.of(kept, kept))
 
-        Args:
-            means: further values, whose extremes are those of the micro-batches' means: what TRL calls
-                low_min, high_max, ...
-        """
-        together = {**values, **(means or {})}
-        kept = _kept(together, mask)
-        self._parts[tuple(together)].append(_Part.of(kept, single=len(values)))
+    def add_micro_batch(self, values: Mapping[str, Tensor], mask: Tensor) -> None:
+        """The same, with extremes over the micro-batches' means: what TRL calls low_min, high_max, ..."""
+        kept = kept_values(values, mask).double()
+        self._parts[tuple(values)].append(_Part.of(kept, kept.mean(dim=1, keepdim=True)))
 
     def reduce(self, world: World) -> dict[str, tuple[float, float, float]]:
         """name -> (mean, min, max) over all ranks; names for which no token counted are left out."""
@@ -95,10 +90,10 @@ def _whole(parts: Sequence[_Part]) -> tuple[Tensor, Tensor]:
     return torch.stack((sums, counts), dim=1), torch.stack((-least, most), dim=1)
 
 
-def _kept(values: Mapping[str, Tensor], mask: Tensor) -> Tensor:
-    """f64[K, N], the values [B, T] of each name at the N places in the mask."""
+def kept_values(values: Mapping[str, Tensor], mask: Tensor) -> Tensor:
+    """f[K, N], the values [B, T] of each name at the N places in the mask."""
     places = mask.flatten().nonzero().squeeze(1)
-    return torch.stack([each.detach() for each in values.values()]).flatten(1).index_select(1, places).double()
+    return torch.stack([each.detach() for each in values.values()]).flatten(1).index_select(1, places)
 
 
 @dataclass

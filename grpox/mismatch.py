@@ -16,7 +16,9 @@ import torch
 from torch import Tensor
 
 from grpox.contracts import Correction
+from grpox.metrics import TokenMetrics, kept_values
 from grpox.rollout import RolloutBatch
+from grpox.step_loss import Corrected
 
 LOGPROBS = "logprobs"
 """What a generator provides that reports the log-probability of each token it samples."""
@@ -69,48 +71,57 @@ _ROUNDING = 1e-5
 """A weight less than R by no more than this share, some roundings of float32, was not truncated."""
 
 
-@torch.no_grad()
-def token_mismatch(
-    correction: Correction,
-    old: Tensor,
-    sampler: Tensor,
-    weights: Tensor,
-    keep: Tensor,
-    batch: RolloutBatch,
-) -> dict[str, Tensor]:
-    """What is measured of each token of one micro-batch: name -> [B, T], without meaning outside its mask.
+class StepMismatch:
+    """The mismatch of an optimizer step's tokens on this rank, told micro-batch by micro-batch.
 
-    Args:
-        old: f32[B, T], log pi_old.
-        sampler: f32[B, T], log mu, equal to `old` where mu is missing.
-        weights: f32[B, T], as `correction` returned them.
-        keep: bool[B, T], likewise.
-        batch: tells the token mask, and where mu is missing.
+    It is measured once, of all tokens together: on a CPU that takes a fraction of the time.
     """
-    mask = batch.token_mask
-    old, sampler = old.double(), sampler.double()
-    d = torch.where(mask, old - sampler, 0.0).nan_to_num(nan=0.0).clamp(-_EXPONENT, _EXPONENT)
-    ratio, raw = d.exp(), _raw(correction, old, sampler, mask)
-    importance = ratio
-    truncated = torch.zeros_like(keep)
-    if getattr(correction, "weighs_by_raw", True):
-        importance = ratio if raw is None else raw
-        truncated = keep & (weights.double() < importance * (1 - _ROUNDING))
-    values = {
-        "ratio": ratio,
-        "importance": importance,
-        "importance_squared": importance.square(),
-        "difference": d.abs(),
-        "kl": torch.expm1(d) - d,  # k3 of KL(mu || pi_old), as the samples are mu's
-        "truncated": truncated,
-        "masked": ~keep,
-        "missing_logprobs": batch.sampler_logprobs.isnan(),
-    }
-    if raw is not None:
-        values["raw_ratio"] = raw
-    return {_PREFIX + name: value for name, value in values.items()}
+
+    def __init__(self, correction: Correction) -> None:
+        self._correction = correction
+        self._names: tuple[str, ...] = ()
+        self._parts: list[Tensor] = []  # f[K, N] of each micro-batch
+
+    def add(self, made: Corrected, batch: RolloutBatch) -> None:
+        """Add a micro-batch; `batch` tells its token mask, and where mu is missing."""
+        told = {"old": made.old, "sampler": made.sampler, "weights": made.weights, "keep": made.keep}
+        told["missing"] = batch.sampler_logprobs.isnan()
+        raw = _raw(self._correction, made.old.double(), made.sampler.double(), batch.token_mask)
+        if raw is not None:
+            told["raw"] = raw
+        self._names = tuple(told)
+        self._parts.append(kept_values(told, batch.token_mask))
+
+    def add_to(self, metrics: TokenMetrics) -> None:
+        """Add what is measured of all tokens."""
+        tokens = dict(zip(self._names, torch.cat(self._parts, dim=1).double(), strict=True))
+        metrics.add(self._measured(tokens), torch.ones_like(tokens["old"], dtype=torch.bool))
+
+    def _measured(self, tokens: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """What is measured of N tokens: name -> [N]."""
+        d = (tokens["old"] - tokens["sampler"]).nan_to_num(nan=0.0).clamp(-_EXPONENT, _EXPONENT)
+        ratio, raw, keep = d.exp(), tokens.get("raw"), tokens["keep"] > 0
+        importance = ratio
+        truncated = torch.zeros_like(keep)
+        if getattr(self._correction, "weighs_by_raw", True):
+            importance = ratio if raw is None else raw
+            truncated = keep & (tokens["weights"] < importance * (1 - _ROUNDING))
+        values = {
+            "ratio": ratio,
+            "importance": importance,
+            "importance_squared": importance.square(),
+            "difference": d.abs(),
+            "kl": torch.expm1(d) - d,  # k3 of KL(mu || pi_old), as the samples are mu's
+            "truncated": truncated,
+            "masked": ~keep,
+            "missing_logprobs": tokens["missing"],
+        }
+        if raw is not None:
+            values["raw_ratio"] = raw
+        return {_PREFIX + name: value for name, value in values.items()}
 
 
+@torch.no_grad()
 def _raw(correction: Correction, old: Tensor, sampler: Tensor, mask: Tensor) -> Tensor | None:
     """What the correction says of itself, as numbers that can be squared and summed: f64[B, T]."""
     raw = getattr(correction, "raw", None)

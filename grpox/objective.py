@@ -55,11 +55,15 @@ def objective(
     Raises:
         RunFailed: the loss raised or returned what is no loss.
     """
-    mask = inputs.token_mask
-    logprobs = _neutral(inputs.logprobs, mask)
-    old = logprobs.detach() if inputs.old_logprobs is None else _neutral(inputs.old_logprobs, mask)
-    correction = None if inputs.correction is None else _neutral(inputs.correction, mask)
-    entropy = None if inputs.entropy is None else _neutral(inputs.entropy, mask)
+    mask, nothing = inputs.token_mask, inputs.logprobs.new_zeros(())
+
+    def neutral(values: Tensor) -> Tensor:
+        return torch.where(mask, values, nothing)
+
+    logprobs = neutral(inputs.logprobs)
+    old = logprobs.detach() if inputs.old_logprobs is None else neutral(inputs.old_logprobs)
+    correction = None if inputs.correction is None else neutral(inputs.correction)
+    entropy = None if inputs.entropy is None else neutral(inputs.entropy)
     folds_correction = getattr(policy_loss, "folds_correction", False)
 
     advantages = inputs.advantages if inputs.advantages.ndim == 2 else inputs.advantages.unsqueeze(1)
@@ -68,24 +72,24 @@ def objective(
         LossInputs(
             logprobs=logprobs,
             old_logprobs=old,
-            advantages=_neutral(advantages.expand_as(logprobs), mask),
+            advantages=neutral(advantages),
             token_mask=mask,
             entropy=None if entropy is None else entropy.detach(),
             correction_weights=correction if folds_correction else None,
         ),
     )
-    per_token = _neutral(output.loss, mask)
+    per_token = neutral(output.loss)
     policy_loss_per_token = per_token.detach()
     if inputs.policy_keep is not None:
-        per_token = _neutral(per_token, inputs.policy_keep)
+        per_token = torch.where(inputs.policy_keep, per_token, nothing)
     if correction is not None and not folds_correction:
         per_token = per_token * correction
 
-    diagnostics = {name: _neutral(values.detach(), mask) for name, values in output.diagnostics.items()}
+    diagnostics = {name: neutral(values.detach()) for name, values in output.diagnostics.items()}
     diagnostics["kl_old"] = k3(old, logprobs.detach(), old)
-    diagnostics["ratio"] = _neutral(torch.exp(logprobs.detach() - old), mask)
+    diagnostics["ratio"] = neutral(torch.exp(logprobs.detach() - old))
     if inputs.reference_logprobs is not None:
-        reference = _neutral(inputs.reference_logprobs, mask)
+        reference = neutral(inputs.reference_logprobs)
         divergence = KL_ESTIMATORS[kl](reference, logprobs, old)
         diagnostics["kl"] = divergence.detach()
         per_token = per_token + beta * divergence
@@ -93,7 +97,3 @@ def objective(
     if inputs.bonus_weights is not None and entropy is not None:
         loss = loss - (entropy * inputs.bonus_weights).sum()
     return ObjectiveOutput(loss, diagnostics, policy_loss_per_token)
-
-
-def _neutral(values: Tensor, mask: Tensor) -> Tensor:
-    return torch.where(mask, values, torch.zeros_like(values))

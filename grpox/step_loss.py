@@ -47,7 +47,7 @@ class Corrected:
     @cached_property
     def factor(self) -> Tensor:
         """R f32[B, T]: the weight, 0 where the token is dropped."""
-        return torch.where(self.keep, self.weights, torch.zeros_like(self.weights))
+        return torch.where(self.keep, self.weights, 0.0)
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ def corrected(correction: Correction, old: Tensor, sampler: Tensor | None, mask:
     Raises:
         RunFailed: the correction raised, or returned what is none.
     """
-    old = torch.where(mask, old, torch.zeros_like(old))
+    old = torch.where(mask, old, 0.0)
     known = old if sampler is None else torch.where(sampler.isnan() | ~mask, old, sampler)
     name = type(correction).__name__
     made = call("correction", correction.correct, old, known, mask)

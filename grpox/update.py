@@ -18,7 +18,7 @@ from grpox.forward_pass import ForwardPass, forward_pass, terms_of
 from grpox.logprobs import completion_logprobs
 from grpox.lora.reference import BaseAsReference
 from grpox.metrics import TokenMetrics
-from grpox.mismatch import mismatch_metrics, token_mismatch
+from grpox.mismatch import StepMismatch, mismatch_metrics
 from grpox.passes import Arrangement, Passes
 from grpox.reduction import StepTotals, count_step
 from grpox.reference_sync import ReferenceSync
@@ -122,16 +122,17 @@ class PolicyUpdate:
     ) -> tuple[Tensor, list[Mapping[str, Tensor]]]:
         """Accumulate the step's gradient; this rank's part of the loss, f64, and the terms of each pass."""
         loss = torch.zeros((), dtype=torch.float64, device=self.world.device)
-        terms = []
+        terms, mismatch = [], StepMismatch(self.step_loss.correction)
         for place, each in enumerate(passes.passes, start=1):
             if each.teaches:
                 self.engine.begin_micro_batch(last=place == len(passes.passes))
             with torch.set_grad_enabled(each.teaches):
-                passed = self._forward(each.slice, totals, metrics)
+                passed = self._forward(each.slice, totals, metrics, mismatch)
             if each.teaches:
                 self.engine.backward(passed.output.loss)
             loss += passed.output.loss.detach()
             terms.append(terms_of(each.slice, passed))
+        mismatch.add_to(metrics)
         return loss, terms
 
     def _step(self, loss: float) -> float:
@@ -147,17 +148,16 @@ class PolicyUpdate:
         self.engine.discard()
         return math.inf
 
-    def _forward(self, slice_: Slice, totals: StepTotals, metrics: TokenMetrics) -> ForwardPass:
+    def _forward(
+        self, slice_: Slice, totals: StepTotals, metrics: TokenMetrics, mismatch: StepMismatch
+    ) -> ForwardPass:
         """Forward of one micro-batch, measured."""
         batch = slice_.batch
         if self.reference is not None and slice_.reference_logprobs is None:
             slice_.reference_logprobs = self._logprobs(self.reference, slice_)
         passed = forward_pass(self.engine, slice_, self.step_loss, totals, self.temperature, self.engine.ways)
-        made = passed.output.corrected
-        correction = self.step_loss.correction
-        measured = token_mismatch(correction, made.old, made.sampler, made.weights, made.keep, batch)
-        single, diagnostics = {**measured, "entropy": passed.entropy}, passed.output.diagnostics
-        metrics.add(single, batch.token_mask, means=diagnostics)
+        mismatch.add(passed.output.corrected, batch)
+        metrics.add_micro_batch({**passed.output.diagnostics, "entropy": passed.entropy}, batch.token_mask)
         if (near := passed.output.off_policy_keep) is not None:
             left_out = (batch.token_mask & ~near).any(dim=1, keepdim=True)
             metrics.add({"off_policy_masked": left_out}, batch.token_mask.any(dim=1, keepdim=True))

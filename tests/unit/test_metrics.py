@@ -19,16 +19,15 @@ def test_means_weigh_tokens_not_micro_batches():
 def test_micro_batch_extremes_are_of_their_means():
     metrics = TokenMetrics()
     everywhere = torch.ones(1, 2, dtype=torch.bool)
-    of_token = {"token": torch.tensor([[0.0, 1.0]])}
-    metrics.add(of_token, everywhere, means={"x": torch.tensor([[0.0, 1.0]])})
-    metrics.add(of_token, everywhere, means={"x": torch.tensor([[1.0, 1.0]])})
-    assert metrics.reduce(ALONE) == {"token": (0.5, 0, 1), "x": (0.75, 0.5, 1)}
+    metrics.add_micro_batch({"x": torch.tensor([[0.0, 1.0]])}, everywhere)
+    metrics.add_micro_batch({"x": torch.tensor([[1.0, 1.0]])}, everywhere)
+    assert metrics.reduce(ALONE)["x"] == (0.75, 0.5, 1)
 
 
 def test_a_step_without_tokens_has_no_metric_rather_than_nan():
     metrics = TokenMetrics()
-    nowhere = torch.zeros(1, 2, dtype=torch.bool)
-    metrics.add({"x": torch.ones(1, 2)}, nowhere, means={"y": torch.ones(1, 2)})
+    metrics.add({"x": torch.ones(1, 2)}, torch.zeros(1, 2, dtype=torch.bool))
+    metrics.add_micro_batch({"y": torch.ones(1, 2)}, torch.zeros(1, 2, dtype=torch.bool))
     assert metrics.reduce(ALONE) == {}
 
 

@@ -13,9 +13,10 @@ from torch import Tensor
 
 from grpox.contracts import Correction, Rollout
 from grpox.metrics import TokenMetrics
-from grpox.mismatch import mismatch_metrics, mismatch_warnings, token_mismatch
+from grpox.mismatch import StepMismatch, mismatch_metrics, mismatch_warnings
 from grpox.rollout import collate
 from grpox.sampling import StepPlan
+from grpox.step_loss import Corrected
 from grpox.tell_once import TellOnce
 from grpox.trainer import Trainer
 from grpox.world import World
@@ -48,7 +49,7 @@ ALL: dict[str, Correction] = {
 Rows = Sequence[Sequence[float]]
 
 
-def add(metrics: TokenMetrics, correction: Correction, ratios: Rows) -> None:
+def add(mismatch: StepMismatch, correction: Correction, ratios: Rows) -> None:
     """One micro-batch of completions with these ratios pi_old / mu; NaN where mu is missing."""
     logprobs = [tuple(-math.log(ratio) for ratio in row) for row in ratios]
     rollouts = [Rollout(0, i, (1,), tuple(range(len(row))), "stop", 0, row) for i, row in enumerate(logprobs)]
@@ -56,13 +57,14 @@ def add(metrics: TokenMetrics, correction: Correction, ratios: Rows) -> None:
     old = torch.zeros_like(batch.sampler_logprobs)
     sampler = torch.where(batch.sampler_logprobs.isnan(), old, batch.sampler_logprobs)
     weights, keep = correction.correct(old, sampler, batch.token_mask)
-    metrics.add(token_mismatch(correction, old, sampler, weights, keep, batch), batch.token_mask)
+    mismatch.add(Corrected(old, sampler, weights, keep), batch)
 
 
 def measured(correction: Correction, *micro_batches: Rows) -> dict[str, float]:
-    metrics = TokenMetrics()
+    metrics, mismatch = TokenMetrics(), StepMismatch(correction)
     for ratios in micro_batches:
-        add(metrics, correction, ratios)
+        add(mismatch, correction, ratios)
+    mismatch.add_to(metrics)
     reduced = metrics.reduce(ALONE)
     found = mismatch_metrics(reduced)
     assert reduced == {}
@@ -154,9 +156,9 @@ def test_no_metric_is_infinite_or_nan(name: str, difference: float) -> None:
     batch = collate([Rollout(0, 0, (1,), (2, 3), "stop", 0, (-difference, 0.0))], [0.0], 0, CPU)
     old = torch.zeros(1, 2)
     weights, keep = ALL[name].correct(old, batch.sampler_logprobs, batch.token_mask)
-    metrics = TokenMetrics()
-    measured = token_mismatch(ALL[name], old, batch.sampler_logprobs, weights, keep, batch)
-    metrics.add(measured, batch.token_mask)
+    metrics, mismatch = TokenMetrics(), StepMismatch(ALL[name])
+    mismatch.add(Corrected(old, batch.sampler_logprobs, weights, keep), batch)
+    mismatch.add_to(metrics)
     found = mismatch_metrics(metrics.reduce(ALONE))
 
     assert [key for key, value in found.items() if not math.isfinite(value)] == []
