@@ -86,7 +86,7 @@ class StepMismatch:
         """Add a micro-batch; `batch` tells its token mask, and where mu is missing."""
         told = {"old": made.old, "sampler": made.sampler, "weights": made.weights, "keep": made.keep}
         told["missing"] = batch.sampler_logprobs.isnan()
-        raw = _raw(self._correction, made.old.double(), made.sampler.double(), batch.token_mask)
+        raw = _raw(self._correction, made, batch.token_mask)
         if raw is not None:
             told["raw"] = raw
         self._names = tuple(told)
@@ -122,13 +122,13 @@ class StepMismatch:
 
 
 @torch.no_grad()
-def _raw(correction: Correction, old: Tensor, sampler: Tensor, mask: Tensor) -> Tensor | None:
+def _raw(correction: Correction, made: Corrected, mask: Tensor) -> Tensor | None:
     """What the correction says of itself, as numbers that can be squared and summed: f64[B, T]."""
     raw = getattr(correction, "raw", None)
     if raw is None:
         return None
     largest = math.exp(_EXPONENT)
-    told: Tensor = raw(old, sampler, mask)
+    told: Tensor = raw(made.old.double(), made.sampler.double(), mask)
     return told.double().nan_to_num(nan=1.0).clamp(1 / largest, largest)
 
 

@@ -68,7 +68,7 @@ def list_components(
         return
     from rich.console import Console
 
-    console = Console()
+    console = Console(emoji=False)
     console.print(as_table(listed, narrow=console.width < NARROW))
     if failed := sum(row.status != "ok" for row in listed):
         console.print(f"grpox plugins list --why explains the {failed} not ok", style="dim", highlight=False)

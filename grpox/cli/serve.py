@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -188,6 +187,8 @@ def _refuse_unknown(option: str, given: str | None, allowed: tuple[str, ...]) ->
 
 def _refuse_taken(host: str, port: int) -> None:
     """Before vLLM loads: it would fail only after a minute."""
+    import socket  # late: every command loads this module
+
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import Any
+from weakref import WeakKeyDictionary
 
 CORE_ARGUMENTS = ("prompts", "completions", "completion_ids", "trainer_state", "log_metric", "log_extra")
 """What the core passes by itself; every other argument of a reward function is a dataset column."""
+
+_asked: WeakKeyDictionary[Callable[..., Any], list[inspect.Parameter] | None] = WeakKeyDictionary()
+"""Parameters by function: Python takes longer to tell them than a simple reward takes to score."""
 
 _BY_KEYWORD = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
@@ -40,7 +45,12 @@ def missing_columns(function: Callable[..., Any], columns: Iterable[str]) -> lis
 
 def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter] | None:
     """The parameters of `function`; None where Python cannot tell, as for some callables written in C."""
+    with suppress(KeyError, TypeError):
+        return _asked[function]
     try:
-        return list(inspect.signature(function).parameters.values())
+        found = list(inspect.signature(function).parameters.values())
     except ValueError:
-        return None
+        found = None
+    with suppress(TypeError):  # it cannot be hashed, or not be referred to weakly
+        _asked[function] = found
+    return found
