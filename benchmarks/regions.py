@@ -34,7 +34,7 @@ PARTS: dict[str, tuple[Place, ...]] = {
         (TokenMetrics, "add_micro_batch"),
         (TokenMetrics, "reduce"),
         (StepMismatch, "add"),
-        (StepMismatch, "_measured"),
+        (StepMismatch, "add_to"),
     ),
 }
 """Functions of each part; what a version of the core does not have is left out."""

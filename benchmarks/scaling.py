@@ -17,8 +17,8 @@ the steps after warm-up, with the least and the most.
 
 The framework's overhead is measured in runs whose model (hidden size 8, one layer), generator and reward take
 no time: seconds from one step to the next, less those in DeepSpeed (forward, backward, step, gathering of
-weights), generator and reward function. Once without files but the metrics, once with all that a run writes by
-default (MLflow, completions). The last line is a JSON object with every figure.
+weights), generator and reward function. Three runs write nothing but metrics, and three, in turns with them, all
+that a run writes by default (MLflow, completions). The last line is a JSON object with every figure.
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ PHASES = ("step", "generate", "update", "reward")
 QUIET = ("tracking={}", "logging.completions_every=0", "logging.save_completions_every=0", "checkpoint.every=0")
 GOAL = 0.02
 """Seconds a step that the framework itself may take."""
+OVERHEAD_RUNS = 3
 WARM_UP = 2
 Figures = dict[str, list[float]]
 
@@ -113,17 +114,30 @@ def scaling(points: list[dict[str, int]], arguments: argparse.Namespace, model: 
     ]
 
 
-def overhead(steps: int, tracked: bool, model: str) -> dict[str, Any]:
-    """Seconds of a step that are spent neither in DeepSpeed nor in the generator or reward."""
+def overheads(steps: int, runs: int, model: str) -> dict[str, dict[str, Any]]:
+    """Seconds of a step that are spent neither in DeepSpeed nor in the generator or reward; runs in turns."""
+    taken: dict[str, list[Figures]] = {"metrics alone": [], "as by default": []}
+    for _ in range(runs):
+        for name, made in taken.items():
+            made.append(overhead(steps, name == "as by default", model))
+            told = 1000 * statistics.median(made[-1]["overhead"])
+            print(f"overhead, {name}: {told:.1f} ms", file=sys.stderr)
+    return {
+        name: {key: spread([seconds for each in made for seconds in each[key]]) for key in made[0]}
+        | {"overhead_of_runs": [statistics.median(each["overhead"]) for each in made]}
+        for name, made in taken.items()
+    }
+
+
+def overhead(steps: int, tracked: bool, model: str) -> Figures:
+    """The same of one run, each step's."""
     stub = HERE / "no_cost.py"
     own = [f"generator={{path: '{stub}:Instant'}}", f"model.path={model}"]
     own += [f"rewards=[{{path: '{stub}:length', isolation: thread}}]"]
     own += ["checkpoint.every=0"] if tracked else QUIET
     figures = run("overhead_run.py", "quickstart", [*batch_overrides(BASE, steps + WARM_UP), *own])
-    pairs = zip(figures["step"][WARM_UP:], figures["elsewhere"][WARM_UP:], strict=True)
-    result = {"step": spread(figures["step"][WARM_UP:]), "overhead": spread([s - e for s, e in pairs])}
-    print(f"overhead {1000 * result['overhead']['median']:.1f} ms, tracked: {tracked}", file=sys.stderr)
-    return result
+    step, elsewhere = figures["step"][WARM_UP:], figures["elsewhere"][WARM_UP:]
+    return {"step": step, "overhead": [s - e for s, e in zip(step, elsewhere, strict=True)]}
 
 
 def show(result: dict[str, Any], axes: dict[str, tuple[int, ...]]) -> None:
@@ -164,11 +178,7 @@ def main() -> None:
         make_model(tiny, hidden=8, layers=1)
         make_model(small, hidden=256, layers=4)
         model = str((arguments.model_path or small).absolute())
-        overhead_steps = 10 * arguments.steps
-        overheads = {
-            "metrics alone": overhead(overhead_steps, tracked=False, model=str(tiny)),
-            "as by default": overhead(overhead_steps, tracked=True, model=str(tiny)),
-        }
+        own = overheads(10 * arguments.steps, 1 if arguments.quick else OVERHEAD_RUNS, str(tiny))
         points = scaling(points_of(axes), arguments, model)
     result = {
         "benchmark": "scaling",
@@ -178,7 +188,7 @@ def main() -> None:
         "overrides": arguments.override,
         "completions": ROWS,
         "points": points,
-        "overhead": overheads,
+        "overhead": own,
         "goal_overhead_seconds": GOAL,
         **surroundings(LIBRARIES),
     }

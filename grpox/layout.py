@@ -96,7 +96,7 @@ def lay_out(batch: RolloutBatch, shared_width: int, packed: bool = False, pad_to
     longest = rows[0].length
     size = sum(row.length for row in rows) if packed else len(rows) * longest
     counting = np.arange(size)
-    ids = np.full(size, pad_token_id)
+    ids = np.full(size, pad_token_id, dtype=np.int64)
     positions = np.empty(size, dtype=np.int64)
     segments = np.zeros(size, dtype=np.int64)  # 0: prompt or padding, 1 ..: completions
     predictors = np.zeros(tuple(batch.token_mask.shape), dtype=np.int64)

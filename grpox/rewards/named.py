@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, Literal
 
 from grpox.rewards.arguments import missing_columns
@@ -38,13 +37,9 @@ class NamedReward:
 
     def missing_columns(self, columns: Iterable[str]) -> list[str]:
         """Dataset columns that the function cannot do without and that `columns` lacks, in its own order."""
-        return [name for name in self._needs if name not in {*columns}]
-
-    @cached_property
-    def _needs(self) -> Sequence[str]:
-        """Asked for once: Python takes longer to tell a signature than a simple reward takes to score."""
-        function = self.function
-        return function.reads_columns if isinstance(function, RewardProcess) else missing_columns(function, ())
+        if isinstance(self.function, RewardProcess):
+            return [name for name in self.function.reads_columns if name not in {*columns}]
+        return missing_columns(self.function, columns)
 
     @property
     def in_main_thread(self) -> bool:
