@@ -17,8 +17,8 @@ the steps after warm-up, with the least and the most.
 
 The framework's overhead is measured in runs whose model (hidden size 8, one layer), generator and reward take
 no time: seconds from one step to the next, less those in DeepSpeed (forward, backward, step, gathering of
-weights), generator and reward function. Three runs write nothing but metrics, and three, in turns with them, all
-that a run writes by default (MLflow, completions). The last line is a JSON object with every figure.
+weights), generator and reward function. Three runs write nothing but metrics; three, in turns with them, write
+all that a run does by default (MLflow, completions). The last line is a JSON object with every figure.
 """
 
 from __future__ import annotations

@@ -10,7 +10,9 @@ import os
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from enum import Enum
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -168,4 +170,13 @@ def _known_classes() -> list[Any]:
     from deepspeed.runtime.fp16 import loss_scaler
     from deepspeed.runtime.zero.config import ZeroStageEnum
 
-    return [loss_scaler.LossScaler, loss_scaler.DynamicLossScaler, ZeroStageEnum]
+    # As Python 3.11.0 to 3.11.3 saves the members of an enum.
+    of_enum = (_member, "builtins.getattr")
+    return [loss_scaler.LossScaler, loss_scaler.DynamicLossScaler, ZeroStageEnum, of_enum]
+
+
+def _member(of: Any, name: str) -> Enum:
+    """``getattr(of, name)`` of an enum's member, and of nothing else."""
+    if not (isinstance(of, type) and issubclass(of, Enum)):
+        raise UnpicklingError(f"weights_only: {name} of {of} is no member of an enum")
+    return of[name]

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from deepspeed.runtime.fp16.loss_scaler import LossScaler
+from deepspeed.runtime.zero.config import ZeroStageEnum
 
 from grpox.checkpoint.folders import checkpoints_in, clear_unfinished, folder_of, publish, unfinished_of
 from grpox.checkpoint.manifest import MANIFEST, facts_of, faults, files_of, read_manifest, write_manifest
@@ -152,6 +153,25 @@ def test_code_in_a_file_is_not_run(tmp_path: Path) -> None:
     with pytest.raises(Exception, match=r"[Ww]eights.only"):
         ShardFiles(False).load(str(tmp_path / "state.pt"))
     assert not (tmp_path / "made").exists()
+
+
+class Attribute:
+    """Pickled as an attribute of something, as Python 3.11.0 to 3.11.3 pickles a member of an enum."""
+
+    def __init__(self, of: object, name: str) -> None:
+        self.of, self.name = of, name
+
+    def __reduce__(self) -> tuple[object, tuple[object, str]]:
+        return getattr, (self.of, self.name)
+
+
+def test_an_enums_member_is_read_by_name_and_no_other_attribute_is(tmp_path: Path) -> None:
+    torch.save({"stage": Attribute(ZeroStageEnum, "weights")}, tmp_path / "state.pt")
+    assert ShardFiles(False).load(str(tmp_path / "state.pt")) == {"stage": ZeroStageEnum.weights}
+    for of, name in ((ZeroStageEnum, "__class__"), (LossScaler, "backward")):
+        torch.save({"other": Attribute(of, name)}, tmp_path / "state.pt")
+        with pytest.raises(Exception, match=name):
+            ShardFiles(False).load(str(tmp_path / "state.pt"))
 
 
 @pytest.mark.parametrize("background", [False, True])
