@@ -13,6 +13,7 @@ import torch
 from transformers import PreTrainedModel
 from zero3_step import STEPS, config_for
 
+from grpox.cli.leaving import leave
 from grpox.contracts import Rollout
 from grpox.engine import Engine, FrozenEngine
 from grpox.models import load_model
@@ -98,3 +99,4 @@ def main(out: str) -> None:
 
 if __name__ == "__main__":
     main(sys.argv[1])
+    leave(0)

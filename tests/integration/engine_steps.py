@@ -12,6 +12,7 @@ import torch
 from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_grad
 from zero3_step import config_for, slices_for
 
+from grpox.cli.leaving import leave
 from grpox.config import RunConfig
 from grpox.engine import Engine
 from grpox.models import load_model
@@ -99,3 +100,4 @@ def main(out: str, batch_size: int, accumulation: int, names: list[str]) -> None
 
 if __name__ == "__main__":
     main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:])
+    leave(0)

@@ -13,6 +13,7 @@ from deepspeed.utils import safe_get_full_grad
 from transformers import LlamaConfig, LlamaForCausalLM
 from zero3_step import config_for, slices_for
 
+from grpox.cli.leaving import leave
 from grpox.config import LoraConfig, RunConfig
 from grpox.engine import Engine, FrozenEngine
 from grpox.logprobs import completion_logprobs
@@ -102,3 +103,4 @@ def main(out: str, batch_size: int, accumulation: int) -> None:
 
 if __name__ == "__main__":
     main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    leave(0)

@@ -15,6 +15,7 @@ from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_st
 from engine_steps import variant
 from zero3_step import slices_for
 
+from grpox.cli.leaving import leave
 from grpox.config import RunConfig
 from grpox.contracts import LossInputs, LossOutput, Reduction
 from grpox.engine import Engine
@@ -115,3 +116,4 @@ def main(out: str, names: list[str]) -> None:
 
 if __name__ == "__main__":
     main(sys.argv[1], sys.argv[2:])
+    leave(0)

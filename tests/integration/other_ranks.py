@@ -16,6 +16,7 @@ from engine_steps import variant
 from zero3_step import slices_for
 
 from grpox.checkpoint.shards import ShardFiles
+from grpox.cli.leaving import leave
 from grpox.engine import Engine
 from grpox.models import load_model
 from grpox.optimizers import AdamW, NamedSchedule
@@ -82,3 +83,4 @@ def main(source: str, out: str, batch_size: int, names: list[str]) -> None:
 
 if __name__ == "__main__":
     main(sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4:])
+    leave(0)

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from zero3_step import config_for, reference_for
 
+from grpox.cli.leaving import leave
 from grpox.engine import Engine
 from grpox.models import load_model
 from grpox.optimizers import AdamW, NamedSchedule
@@ -46,3 +47,4 @@ def snapshot(module: nn.Module) -> dict[str, torch.Tensor]:
 
 if __name__ == "__main__":
     main(sys.argv[1], int(sys.argv[2]))
+    leave(0)

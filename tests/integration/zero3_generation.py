@@ -14,6 +14,7 @@ import torch
 from deepspeed.runtime.zero.partition_parameters import ZeroParamStatus
 from zero3_step import config_for, rollouts
 
+from grpox.cli.leaving import leave
 from grpox.config import RunConfig, SamplingConfig
 from grpox.contracts import GeneratorContext, Prompt, Rollout, WeightStream
 from grpox.engine import Engine
@@ -119,3 +120,4 @@ def main(out: str) -> None:
 
 if __name__ == "__main__":
     main(sys.argv[1])
+    leave(0)

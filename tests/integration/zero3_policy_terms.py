@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import zero3_step
 
+from grpox.cli.leaving import leave
 from grpox.config import RunConfig
 from grpox.plugins import discover
 from grpox.registry import Registry
@@ -50,3 +51,4 @@ def main(out: str, batch_size: int, accumulation: int) -> None:
 
 if __name__ == "__main__":
     main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    leave(0)

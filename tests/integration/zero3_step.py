@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from deepspeed.utils import safe_get_full_grad
 
+from grpox.cli.leaving import leave
 from grpox.config import RunConfig
 from grpox.contracts import Rollout
 from grpox.engine import Engine, FrozenEngine
@@ -144,3 +145,4 @@ def main(out: str, batch_size: int, accumulation: int) -> None:
 
 if __name__ == "__main__":
     main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    leave(0)
