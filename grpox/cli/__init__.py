@@ -24,8 +24,9 @@ def main() -> None:
     try:
         from grpox.cli.app import app
         from grpox.cli.errors import flush_output, run_command
+        from grpox.cli.only import only
 
-        code = run_command(lambda arguments: app(arguments, prog_name="grpox"), sys.argv[1:])
+        code = run_command(lambda arguments: only(app, arguments)(arguments, prog_name="grpox"), sys.argv[1:])
         flush_output()
     except KeyboardInterrupt as error:
         # While something was being imported, or again while a first signal was being handled.
