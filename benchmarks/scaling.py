@@ -178,7 +178,7 @@ def main() -> None:
         make_model(tiny, hidden=8, layers=1)
         make_model(small, hidden=256, layers=4)
         model = str((arguments.model_path or small).absolute())
-        own = overheads(10 * arguments.steps, 1 if arguments.quick else OVERHEAD_RUNS, str(tiny))
+        own = overheads(40 * arguments.steps, 1 if arguments.quick else OVERHEAD_RUNS, str(tiny))
         points = scaling(points_of(axes), arguments, model)
     result = {
         "benchmark": "scaling",
