@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from grpox.from_lists import from_lists
 from grpox.rollout import RolloutBatch, TokenSequence
 
 PAIRS_PER_TOKEN = 2
@@ -120,17 +121,14 @@ def lay_out(batch: RolloutBatch, shared_width: int, packed: bool = False, pad_to
     device = batch.input_ids.device
     places = batch.token_mask.flatten().nonzero().squeeze(1)
 
-    def tensor(values: np.ndarray) -> Tensor:
-        return torch.from_numpy(values).to(device)
-
     columns = size if packed else longest
     shares = any(len(row.members) > 1 for row in rows)
     return Layout(
-        input_ids=tensor(ids).view(-1, columns),
-        position_ids=tensor(positions).view(-1, columns),
-        sees=_sees(tensor(segments).view(-1, columns)) if shares else None,
+        input_ids=from_lists(ids, np.int64, device).view(-1, columns),
+        position_ids=from_lists(positions, np.int64, device).view(-1, columns),
+        sees=_sees(from_lists(segments, np.int64, device).view(-1, columns)) if shares else None,
         places=places,
-        sources=tensor(predictors).flatten().index_select(0, places),
+        sources=from_lists(predictors, np.int64, device).flatten().index_select(0, places),
         targets=batch.completion_ids.flatten().index_select(0, places),
     )
 

@@ -97,14 +97,11 @@ def collate(
         if mask_truncated and rollout.finish_reason == "length":
             counted[row] = False
 
-    def tensor(values: np.ndarray) -> Tensor:
-        return torch.from_numpy(values).to(device)
-
     return RolloutBatch(
-        input_ids=tensor(ids),
-        attention_mask=tensor(attended.astype(np.int64)),
-        token_mask=tensor(counted),
-        sampler_logprobs=tensor(told),
+        input_ids=from_lists(ids, np.int64, device),
+        attention_mask=from_lists(attended, np.int64, device),
+        token_mask=from_lists(counted, np.bool_, device),
+        sampler_logprobs=from_lists(told, np.float32, device),
         advantages=from_lists(advantages, np.float32, device),
         known_sequences=[
             TokenSequence(tuple(rollout.prompt_ids), tuple(rollout.completion_ids)) for rollout in rollouts
