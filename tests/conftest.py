@@ -1,15 +1,22 @@
 """What all tests need."""
 
 import os
+import shutil
 import signal
 import tempfile
 from collections.abc import Iterator
 
 import pytest
+from support import services, session
+
+pytest_plugins = ["support.fixtures"]
 
 # A shell that starts a job in the background has it ignore Ctrl-C, which the commands under test would inherit.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+OWNS_SESSION = session.VARIABLE not in os.environ
+session.session_folder()
 
 # What the tests' own plugins offer is nothing for the user's cache, nor is what is there for the tests.
 CACHE = tempfile.TemporaryDirectory(prefix="grpox-tests-", ignore_cleanup_errors=True)
@@ -17,6 +24,12 @@ os.environ["GRPOX_CACHE_DIR"] = CACHE.name
 
 # Most tests start processes: without bytecode, each would compile all of grpox anew.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+
+def pytest_unconfigure() -> None:
+    services.leave_services()
+    if OWNS_SESSION:
+        shutil.rmtree(session.session_folder(), ignore_errors=True)
 
 
 @pytest.fixture(scope="module", autouse=True)

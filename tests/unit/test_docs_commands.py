@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import typer
-from docs_blocks import COMMANDS, INLINE, PAGES, Command, name_of, prose
+from support.docs_blocks import COMMANDS, INLINE, PAGES, Command, name_of, prose
 
 from grpox.cli.app import app
 from grpox.config import RunConfig

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from docs_blocks import BLOCKS, INLINE, PAGES, ROOT, SHELL, Block, blocks_in, name_of, prose
+from support.docs_blocks import BLOCKS, INLINE, PAGES, ROOT, SHELL, Block, blocks_in, name_of, prose
 
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))

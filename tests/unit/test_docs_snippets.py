@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
-from docs_blocks import (
+from support.docs_blocks import (
     BLOCKS,
     COMMANDS,
     ROOT,
@@ -21,8 +21,8 @@ from docs_blocks import (
     name_of,
     training_left_out,
 )
-from docs_folder import made_by, prepare
-from docs_install import Install, install_example, install_named, installing, process_kept
+from support.docs_folder import made_by, prepare
+from support.docs_install import Install, install_example, install_named, installing, process_kept
 
 from grpox.config import RunConfig
 from grpox.runfile.load import load_run
@@ -90,10 +90,10 @@ def test_run_files_are_many() -> None:
 # -- Commands --------------------------------------------------------------------------------------------
 
 PARSED_ONLY = {
-    "serve": "starts a server of vLLM's; tests/integration/test_vllm_server.py does",
+    "serve": "starts a server of vLLM's; tests/services/test_vllm_server.py does",
 }
 """Commands that are not run, by their first words, and why."""
-AFTER_A_RUN = "tests/integration/test_docs_after_a_run.py"
+AFTER_A_RUN = "tests/runs/test_docs_after_a_run.py"
 """Runs those that look at what a run has left."""
 RUN_HERE = [
     command

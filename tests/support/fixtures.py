@@ -1,4 +1,4 @@
-"""Runs the command line as a user types it."""
+"""Fixtures for all tests: the command line as a user types it, and a real model."""
 
 import os
 import subprocess
@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 from filelock import FileLock
+
+from support.processes import run
 
 GrpoxCommand = Callable[..., "subprocess.CompletedProcess[str]"]
 MAKE_SMOLLM2 = Path(__file__).parents[2] / "benchmarks" / "make_smollm2.py"
@@ -42,24 +44,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def grpox(folder: Path) -> GrpoxCommand:
-    """`grpox(*arguments, ranks=1)` in `folder`; with several ranks, under torchrun."""
+    """`grpox(*arguments, ranks=1, cold=False, vllm=False)` in `folder`; see `support.processes.run`."""
 
-    def run(*arguments: str, ranks: int = 1) -> "subprocess.CompletedProcess[str]":
-        if ranks == 1:
-            command = [str(Path(sys.executable).with_name("grpox"))]
-        else:
-            launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-            command = [sys.executable, *launcher, "-m", "grpox"]
-        environment = os.environ | {"OMP_NUM_THREADS": "1"}
-        environment.pop("MLFLOW_TRACKING_URI", None)
-        return subprocess.run(
-            [*command, *arguments],
-            cwd=folder,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=600,
-            check=False,
-        )
+    def run_there(
+        *arguments: str, ranks: int = 1, cold: bool = False, vllm: bool = False
+    ) -> "subprocess.CompletedProcess[str]":
+        no_store = {"MLFLOW_TRACKING_URI": None}
+        return run("-m", "grpox", *arguments, ranks=ranks, cwd=folder, env=no_store, cold=cold, vllm=vllm)
 
-    return run
+    return run_there

@@ -7,9 +7,9 @@ import time
 from importlib import resources, util
 
 import pytest
-from killing import kill, start, wait_for_steps
+from support.killing import kill, start, wait_for_steps
 from pyarrow import parquet
-from vllm_serving import TOKEN, Served
+from support.vllm_serving import TOKEN, Served
 
 pytestmark = [
     pytest.mark.slow,

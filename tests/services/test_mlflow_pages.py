@@ -11,7 +11,7 @@ import mlflow
 import pytest
 from chromium import MISSING, Browser, executable
 from mlflow.entities import Run
-from mlflow_serving import Server
+from support.mlflow_serving import Server
 
 GrpoxCommand = Callable[..., subprocess.CompletedProcess[str]]
 STEPS = 4

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from docs_blocks import ROOT
+from support.docs_blocks import ROOT
 
 from grpox.testing.conformance import registry
 

@@ -10,7 +10,7 @@ from importlib import util
 from pathlib import Path
 
 import pytest
-from killing import assert_same, kill, start, wait_for_steps
+from support.killing import assert_same, kill, start, wait_for_steps
 from mlflow import MlflowClient
 
 pytestmark = pytest.mark.slow

@@ -13,7 +13,7 @@ import pytest
 import torch
 from pyarrow import parquet
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from vllm_serving import TOKEN, Served
+from support.vllm_serving import TOKEN, Served
 
 pytestmark = [
     pytest.mark.slow,

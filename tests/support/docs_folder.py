@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from docs_blocks import BLOCKS, ROOT, Block, Command, files_of, name_of
+from support.docs_blocks import BLOCKS, ROOT, Block, Command, files_of, name_of
 
 RECIPES = ROOT / "grpox" / "recipes"
 JUDGE = "async def ask(prompt, completion):\n    return float(len(completion) < 20)\n\n\n"

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from mlflow import MlflowClient
 from mlflow.entities import Run
-from mlflow_serving import Server, history, recorded_values
+from support.mlflow_serving import Server, history, recorded_values
 from rich.console import Console
 from typer.testing import CliRunner
 

@@ -19,7 +19,7 @@ from grpox.cli.app import app
 from grpox.cli.errors import run_command
 from grpox.runfile.load import ResolvedRun
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "benchmarks" / "README.md", ROOT / "plugins" / "README.md"]
 PAGES += sorted((ROOT / "docs").glob("*.md"))
 PAGES += sorted((ROOT / "plugins" / "examples").glob("*/README.md"))
@@ -43,7 +43,7 @@ SHELL = re.compile(rf"(?:\w+=\S+ )*(?:\$ )?(?:\.venv/bin/\w|(?:{PROGRAMS})\s)")
 
 
 def _tutorials() -> set[str]:
-    """The pages that `tests/integration/test_tutorial.py` does word for word."""
+    """The pages that `tests/cold/test_tutorial.py` does word for word."""
     test = ast.parse((ROOT / "tests" / "integration" / "test_tutorial.py").read_text(encoding="utf-8"))
     assigned = [node for node in test.body if isinstance(node, ast.Assign)]
     [pages] = [node.value for node in assigned if ast.unparse(node.targets[0]) == "LEAVES"]
@@ -77,7 +77,7 @@ class Block:
 
     @property
     def is_done_by_the_tutorial(self) -> bool:
-        """Whether `tests/integration/test_tutorial.py` writes or runs it."""
+        """Whether `tests/cold/test_tutorial.py` writes or runs it."""
         return self.page.stem in TUTORIALS and ("title=" in self.info or self.language == "console")
 
     @property

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import GrpoxCommand
-from killing import assert_same, kill, start, wait_for_steps
+from support.killing import assert_same, kill, start, wait_for_steps
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 

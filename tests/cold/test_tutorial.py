@@ -15,7 +15,7 @@ from importlib import util
 from pathlib import Path
 
 import pytest
-from vllm_serving import free_port
+from support.vllm_serving import free_port
 
 ROOT = Path(__file__).parents[2]
 LEAVES = {

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,33 +14,29 @@ import torch
 from pyarrow import parquet
 from safetensors.torch import load_file
 
+from support import processes
+from support.processes import Process
+
 OF_THIS_MACHINE = ("step_time", "time/", "memory/", "tokens_per_second/")
 """Metrics that are never the same twice: names and beginnings of names."""
 
 
-def start(folder: Path, *arguments: str, ranks: int = 1) -> subprocess.Popen[str]:
-    """`grpox train` in `folder`, under torchrun for several ranks."""
-    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks > 1 else []
-    return subprocess.Popen(
-        [sys.executable, *launcher, "-m", "grpox", "train", *arguments],
-        cwd=folder,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+def start(folder: Path, *arguments: str, ranks: int = 1, cold: bool = False, vllm: bool = False) -> Process:
+    """`grpox train` in `folder`."""
+    return processes.start("-m", "grpox", "train", *arguments, cwd=folder, ranks=ranks, cold=cold, vllm=vllm)
 
 
-def kill(process: subprocess.Popen[str]) -> None:
+def kill(process: Process) -> None:
     """Every process of it, at once."""
-    everyone = [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]
-    for each in everyone:
-        if each.is_running():
-            each.send_signal(signal.SIGKILL)
+    for pid in process.pids:
+        with suppress(psutil.NoSuchProcess):
+            for each in [*psutil.Process(pid).children(recursive=True), psutil.Process(pid)]:
+                with suppress(psutil.NoSuchProcess):
+                    each.send_signal(signal.SIGKILL)
     process.communicate()
 
 
-def wait_for_steps(process: subprocess.Popen[str], run: Path, steps: int) -> bool:
+def wait_for_steps(process: Process, run: Path, steps: int) -> bool:
     """Until the run has recorded so many steps; False if it ended before."""
     metrics = run / "metrics.jsonl"
     while process.poll() is None:

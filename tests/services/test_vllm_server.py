@@ -13,9 +13,9 @@ from pathlib import Path
 import aiohttp
 import pytest
 import torch
-from sampling_parity import SETTINGS, largest_difference
+from support.sampling_parity import SETTINGS, largest_difference
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from vllm_serving import TOKEN, Served
+from support.vllm_serving import TOKEN, Served
 from yarl import URL
 
 from grpox.config import SamplingConfig

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from vllm_serving import Served
+from support.vllm_serving import Served
 
 pytestmark = pytest.mark.slow
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from killing import assert_same
+from support.killing import assert_same
 from typer.testing import CliRunner
 
 from grpox.cli.app import app

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from killing import OF_THIS_MACHINE, kill, start, wait_for_steps
-from mlflow_serving import Server, Value, history, recorded_values
+from support.killing import OF_THIS_MACHINE, kill, start, wait_for_steps
+from support.mlflow_serving import Server, Value, history, recorded_values
 
 GrpoxCommand = Callable[..., subprocess.CompletedProcess[str]]
 SETTINGS = (

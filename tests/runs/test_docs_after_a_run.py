@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from docs_blocks import COMMANDS, Command, Ended
+from support.docs_blocks import COMMANDS, Command, Ended
 
 NOT_RUN = {
     r"replay ": "needs a fault; test_numerical_faults.py replays one",

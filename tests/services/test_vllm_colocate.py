@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from sampling_parity import SETTINGS, largest_difference
+from support.sampling_parity import SETTINGS, largest_difference
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from grpox.config import SamplingConfig

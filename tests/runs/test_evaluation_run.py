@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from killing import assert_same, kill, recorded, start, wait_for_steps
+from support.killing import assert_same, kill, recorded, start, wait_for_steps
 from pyarrow import parquet
 from safetensors.torch import load_file
 

@@ -1,0 +1,233 @@
+"""Forks the runs that tests start from one process that has imported the heavy libraries already.
+
+    python fork_server.py SOCKET [MODULE ...]
+
+Each connection asks for one process: JSON with its arguments, folder and variables, and with it three open files,
+its standard streams. The answers are two lines: the process's id, then its return code as `subprocess` gives it
+(minus the signal that ended it). A connection that closes before has its process killed. A connection that asks for
+nothing is a user: when the last connection has closed, the server ends.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import gc
+import importlib
+import json
+import os
+import random
+import runpy
+import selectors
+import signal
+import socket
+import struct
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from types import ModuleType
+from typing import Any
+
+ENCODING = struct.Struct("!I")
+"""The length of a request, before it."""
+
+
+class ForkServer:
+    """Forks on request until its last connection has closed.
+
+    Args:
+        listener: where it is asked.
+        variables: environment variables that the imports have set, for each child that does not set them itself.
+    """
+
+    def __init__(self, listener: socket.socket, variables: Mapping[str, str]) -> None:
+        self._listener = listener
+        self._variables = variables
+        self._selector = selectors.DefaultSelector()
+        self._connections: dict[socket.socket, int | None] = {}
+        """Each connection, and the id of the process that it asked for."""
+        self._wakeup, woken = socket.socketpair()
+        for end in (self._wakeup, woken):
+            end.setblocking(False)
+        signal.set_wakeup_fd(woken.fileno())
+        self._woken = woken
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the tests, which close their connections.
+
+    def serve(self) -> None:
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._selector.register(self._wakeup, selectors.EVENT_READ)
+        had_users = False
+        while not had_users or self._connections:
+            for key, _ in self._selector.select():
+                if key.fileobj is self._listener:
+                    connection, _ = self._listener.accept()
+                    self._connections[connection] = None
+                    self._selector.register(connection, selectors.EVENT_READ)
+                    had_users = True
+                elif key.fileobj is self._wakeup:
+                    self._wakeup.recv(4096)
+                    self._reap()
+                else:
+                    self._hear(key.fileobj)  # type: ignore[arg-type]
+
+    def _hear(self, connection: socket.socket) -> None:
+        """Start what is asked for, or take note that nobody waits any more."""
+        try:
+            head, files, _, _ = socket.recv_fds(connection, ENCODING.size, 3)
+        except ConnectionError:
+            head, files = b"", []
+        if not head:
+            self._forget(connection)
+            return
+        request = json.loads(_exactly(connection, ENCODING.unpack(head)[0]))
+        try:
+            threads = os.listdir("/proc/self/task")
+            assert len(threads) == 1, f"the fork server has {len(threads)} threads, so it must not fork"
+            pid = os.fork()
+            if pid == 0:
+                self._become(request, files)
+            self._connections[connection] = pid
+            connection.sendall(f"{pid}\n".encode())
+        except (AssertionError, OSError) as error:
+            connection.sendall(f"refused: {error}\n".encode())
+        finally:
+            for file in files:
+                os.close(file)
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            for connection, child in self._connections.items():
+                if child == pid:
+                    self._connections[connection] = None
+                    with contextlib.suppress(OSError):  # the one that asked may have gone
+                        connection.sendall(f"{os.waitstatus_to_exitcode(status)}\n".encode())
+                    break
+
+    def _forget(self, connection: socket.socket) -> None:
+        pid = self._connections.pop(connection)
+        self._selector.unregister(connection)
+        connection.close()
+        if pid is not None:
+            os.kill(pid, signal.SIGKILL)
+
+    def _become(self, request: dict[str, Any], files: Sequence[int]) -> None:
+        """In the child: be a fresh interpreter with these arguments. Does not return."""
+        code = 1
+        try:
+            for number, file in enumerate(files):
+                os.dup2(file, number)
+            signal.set_wakeup_fd(-1)
+            for number in (signal.SIGCHLD, signal.SIGTERM):
+                signal.signal(number, signal.SIG_DFL)
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            self._selector.close()
+            for file in files:
+                os.close(file)
+            for each in (self._listener, self._wakeup, self._woken, *self._connections):
+                each.close()
+            if request["new_session"]:
+                os.setsid()
+            os.chdir(request["cwd"])
+            os.environ.clear()
+            os.environ.update(self._variables | request["environment"])
+            # As grpox/quiet_deepspeed.py did in this server, for the ranks of this child.
+            os.environ.setdefault("LOCAL_SIZE", os.environ.get("LOCAL_WORLD_SIZE", "1"))
+            tempfile.tempdir = None
+            random.seed()
+            numpy = sys.modules.get("numpy")
+            if numpy is not None:
+                numpy.random.seed()
+            gc.unfreeze()
+            gc.enable()
+            code = _run(request["arguments"])
+        finally:
+            os._exit(code)
+
+
+def _run(arguments: Sequence[str]) -> int:
+    """Run ``-m MODULE ...``, ``-c CODE ...`` or ``SCRIPT ...`` to its end and return the exit code."""
+    try:
+        _execute(arguments)
+        code: object = 0
+    except SystemExit as end:
+        code = end.code
+        if code is not None and not isinstance(code, int):
+            print(code, file=sys.stderr)
+            code = 1
+    except KeyboardInterrupt:
+        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+        _finish()
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+        code = 1
+    _finish()
+    return int(code or 0) & 0xFF  # type: ignore[call-overload]
+
+
+def _execute(arguments: Sequence[str]) -> None:
+    first, *rest = arguments
+    if first == "-m":
+        sys.argv = list(rest)
+        sys.path[0] = os.getcwd()
+        runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
+    elif first == "-c":
+        sys.argv = ["-c", *rest[1:]]
+        sys.path[0] = ""
+        main = ModuleType("__main__")
+        sys.modules["__main__"] = main
+        exec(compile(rest[0], "<string>", "exec"), main.__dict__)
+    else:
+        sys.argv = list(arguments)
+        sys.path[0] = os.path.dirname(os.path.abspath(first))
+        runpy.run_path(first, run_name="__main__")
+
+
+def _finish() -> None:
+    """What an interpreter does at its end that others can see."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+
+
+def _exactly(connection: socket.socket, count: int) -> bytes:
+    parts = bytearray()
+    while len(parts) < count:
+        part = connection.recv(count - len(parts))
+        if not part:
+            raise ConnectionError("a request that broke off")
+        parts += part
+    return bytes(parts)
+
+
+def main(address: str, modules: Sequence[str]) -> None:
+    before = dict(os.environ)
+    sys.path[0] = os.path.dirname(sys.path[0])  # of `support`; each child has its own here
+    for module in modules:
+        importlib.import_module(module)
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(f"{address}.new")
+    listener.listen(64)
+    gc.collect()
+    gc.disable()
+    gc.freeze()  # a collection in a child would copy every page
+    os.rename(f"{address}.new", address)  # whoever sees it can connect
+    set_by_imports = {name: value for name, value in os.environ.items() if before.get(name) != value}
+    set_by_imports.pop("LOCAL_SIZE", None)
+    ForkServer(listener, set_by_imports).serve()
+    os.unlink(address)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2:])

@@ -1,0 +1,110 @@
+"""Servers that all workers of a session share: the first that needs one starts it, the last that leaves ends it.
+
+The kernel counts the users: each worker holds a shared lock on a file for as long as it lives, so that one that was
+killed is no user any more.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any
+
+import psutil
+
+from support.patience import patient
+from support.session import locked
+
+Facts = dict[str, Any]
+"""What a user must know of a service, as JSON has it: `pid`, the leader of its process group, and what else it takes."""
+
+_used: dict[str, tuple[Facts, IO[str]]] = {}
+
+
+def shared(name: str, start: Callable[[Path], Facts]) -> Facts:
+    """Return the facts of the session's one service of this name, which is started if it does not run.
+
+    Args:
+        name: of the service.
+        start: starts it in a folder of its own, waits until it is ready, and returns its facts. What it starts must
+            lead a session of its own (``start_new_session=True``): the whole process group is ended with it.
+    """
+    if name not in _used:
+        with locked(f"service-{name}") as session:
+            folder = session / f"service-{name}"
+            folder.mkdir(exist_ok=True)
+            users = (folder / "users").open("w")
+            facts = _running(folder)
+            if facts is None:
+                facts = start(folder)
+                (folder / "facts.json").write_text(json.dumps(facts))
+            fcntl.flock(users, fcntl.LOCK_SH)
+        _used[name] = facts, users
+    return _used[name][0]
+
+
+def restarted(name: str, facts: Facts) -> None:
+    """Tell all workers that the service has been started anew, with these facts, by the test that ended it."""
+    _, users = _used[name]
+    with locked(f"service-{name}") as session:
+        (session / f"service-{name}" / "facts.json").write_text(json.dumps(facts))
+    _used[name] = facts, users
+
+
+def leave_services() -> None:
+    """Be a user of none any more: those that this worker was the last to use are ended. For the end of its session."""
+    for name, (_, users) in list(_used.items()):
+        with locked(f"service-{name}") as session:
+            folder = session / f"service-{name}"
+            users.close()
+            with (folder / "users").open("w") as alone:
+                try:
+                    fcntl.flock(alone, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except OSError:
+                    continue  # others use it
+                end_group(_facts(folder)["pid"])
+                (folder / "facts.json").unlink()
+        del _used[name]
+
+
+def end_group(pid: int, seconds: float = 30) -> None:
+    """End a process group as Ctrl-C does, and what is left of it after so many seconds for good."""
+    everyone = [each for each in psutil.process_iter() if _group(each.pid) == pid]
+    with suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGINT)
+    _, left = psutil.wait_procs(everyone, patient(seconds))
+    for each in left:
+        with suppress(psutil.NoSuchProcess):
+            each.kill()
+    psutil.wait_procs(left, patient(seconds))
+
+
+def wait_until(true: Callable[[], bool], what: str, seconds: float = 180, process: Any = None) -> None:
+    """Wait until `true()`; AssertionError with `what` if it never is, or `process` (a Popen) has ended."""
+    deadline = time.monotonic() + patient(seconds)
+    while not true():
+        assert process is None or process.poll() is None, f"{what}: its process has ended"
+        assert time.monotonic() < deadline, f"{what}: not within {seconds} s of a quiet machine"
+        time.sleep(0.05)
+
+
+def _running(folder: Path) -> Facts | None:
+    facts = _facts(folder)
+    return facts if facts and psutil.pid_exists(facts["pid"]) else None
+
+
+def _facts(folder: Path) -> Facts:
+    file = folder / "facts.json"
+    return dict(json.loads(file.read_text())) if file.exists() else {}
+
+
+def _group(pid: int) -> int:
+    with suppress(ProcessLookupError, PermissionError):
+        return os.getpgid(pid)
+    return -1
