@@ -3,11 +3,15 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check
 SOURCES := pyproject.toml
+PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(PYTEST_OPTIONS)
+TIERS := $(BIN)/python tests/support/tiers.py
+# More folders of tests for `make test`, as .ci/run gives them.
+FOLDERS ?=
 TORCH_IS_CPU := import importlib.metadata as m, sys; sys.exit(not m.version("torch").endswith("+cpu"))
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help quickstart dev vllm browser test lint format types docs clean
+.PHONY: help quickstart dev vllm browser test test-full lint format types docs clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -29,7 +33,11 @@ browser: ## Install Debian's Chromium, with which a test looks at MLflow's pages
 	fi
 
 test: .venv/installed-dev .venv/installed-vllm ## Set up and pass the tests
-	$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+	$(PYTEST) $$($(TIERS) quick) $(FOLDERS)
+
+test-full: .venv/installed-dev .venv/installed-vllm ## Pass all tests, also the slow ones: real processes and servers
+	$(PYTEST) tests
+	$(TIERS) passed
 
 lint: .venv/installed-dev ## Check style
 	$(BIN)/ruff check .

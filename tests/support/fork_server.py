@@ -2,10 +2,10 @@
 
     python fork_server.py SOCKET [MODULE ...]
 
-Each connection asks for one process: JSON with its arguments, folder and variables, and with it three open files,
-its standard streams. The answers are two lines: the process's id, then its return code as `subprocess` gives it
-(minus the signal that ended it). A connection that closes before has its process killed. A connection that asks for
-nothing is a user: when the last connection has closed, the server ends.
+Each connection asks for one process: JSON with its arguments, folder and variables, and with it three open
+files, its standard streams. The answers are two lines: the process's id, then its return code as `subprocess`
+gives it (minus the signal that ended it). A connection that closes before has its process killed. A connection
+that asks for nothing is a user: when the last connection has closed, the server ends.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class ForkServer:
 
     Args:
         listener: where it is asked.
-        variables: environment variables that the imports have set, for each child that does not set them itself.
+        variables: environment variables set by the imports, for each child that does not set them itself.
     """
 
     def __init__(self, listener: socket.socket, variables: Mapping[str, str]) -> None:
@@ -167,7 +167,7 @@ def _run(arguments: Sequence[str]) -> int:
         _finish()
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)
-    except BaseException:
+    except BaseException:  # noqa: BLE001 # as an interpreter does at its end
         sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
         code = 1
     _finish()

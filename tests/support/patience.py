@@ -20,7 +20,7 @@ def patient(seconds: float) -> float:
 
 @functools.cache
 def factor() -> float:
-    """Return how much longer things take here, at least 1: measured once, and four times that for what is to come.
+    """Return how much longer things may take here: four times what they take at present, and at least 4.
 
     ``GRPOX_TESTS_PATIENCE`` sets it.
     """

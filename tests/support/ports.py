@@ -23,7 +23,7 @@ def _range_of_this_worker() -> range:
 
 @functools.cache
 def _ports() -> Iterator[int]:
-    """Return the worker's ports without end, beginning elsewhere in each session: two may run on one machine."""
+    """Return the worker's ports without end. Each session begins elsewhere: two may run on one machine."""
     ports = _range_of_this_worker()
     begin = zlib.crc32(str(session_folder()).encode()) % COUNT
     return itertools.cycle([*ports[begin:], *ports[:begin]])

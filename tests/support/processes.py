@@ -1,9 +1,9 @@
 """Starts the processes that tests need: forked from a server that has imported the heavy libraries, or cold.
 
 ``run("-m", "grpox", "train", "quickstart", cwd=folder)`` is what ``python -m grpox train quickstart`` is in a
-terminal, in a third of the time. A process is started cold, by its own interpreter, where the test asks for that
-(``cold=True``), where a variable differs that libraries read while they are imported, where an argument is for the
-interpreter itself, and everywhere with ``GRPOX_TESTS_COLD=1``.
+terminal, in a third of the time. A process is started cold, by its own interpreter, where the test asks for
+that (``cold=True``), where a variable differs that libraries read while they are imported, where an argument is
+for the interpreter itself, and everywhere with ``GRPOX_TESTS_COLD=1``.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Process:
         pid: of the process; of the first rank where several were forked.
     """
 
-    def __init__(self, pid: int, stdout: IO[str], stderr: IO[str]) -> None:
+    def __init__(self, pid: int, stdout: IO[str], stderr: IO[bytes]) -> None:
         self.pid = pid
         self.returncode: int | None = None
         self._stdout, self._stderr = stdout, stderr
@@ -65,7 +65,7 @@ class Process:
             self.returncode = self._poll(0)
         return self.returncode
 
-    def wait(self, timeout: float = 600) -> int:
+    def wait(self, timeout: float = 240) -> int:
         """Wait until it has ended; TimeoutExpired after so many seconds of a quiet machine."""
         deadline = time.monotonic() + patient(timeout)
         while self.returncode is None:
@@ -76,18 +76,14 @@ class Process:
             self.returncode = self._poll(min(left, 1.0))
         return self.returncode
 
-    def communicate(self, timeout: float = 600) -> tuple[str, str]:
+    def communicate(self, timeout: float = 240) -> tuple[str, str]:
         """Wait until it has ended and return what it printed."""
         self.wait(timeout)
         return self.output()
 
     def output(self) -> tuple[str, str]:
         """Return what it has printed so far, on standard output and standard error."""
-        texts = []
-        for file in (self._stdout, self._stderr):
-            file.seek(0)
-            texts.append(file.read())
-        return texts[0], texts[1]
+        return _text(self._stdout), _text(self._stderr)
 
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
@@ -106,7 +102,7 @@ class Process:
 class _Forked(Process):
     """A process of the fork server, which tells its return code."""
 
-    def __init__(self, connection: socket.socket, stdout: IO[str], stderr: IO[str]) -> None:
+    def __init__(self, connection: socket.socket, stdout: IO[str], stderr: IO[bytes]) -> None:
         self._connection = connection
         self._heard = b""
         pid = self._line(None)
@@ -139,7 +135,7 @@ class _Forked(Process):
 class _Cold(Process):
     """A process of an interpreter of its own."""
 
-    def __init__(self, process: subprocess.Popen[str], stdout: IO[str], stderr: IO[str]) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], stdout: IO[str], stderr: IO[bytes]) -> None:
         super().__init__(process.pid, stdout, stderr)
         self._process = process
 
@@ -153,7 +149,7 @@ class _Cold(Process):
 class _Ranks(Process):
     """Forked ranks as one process, as torchrun would be: where one fails the others are ended."""
 
-    def __init__(self, ranks: Sequence[Process], stdout: IO[str], stderr: IO[str]) -> None:
+    def __init__(self, ranks: Sequence[Process], stdout: IO[str], stderr: IO[bytes]) -> None:
         super().__init__(ranks[0].pid, stdout, stderr)
         self.ranks = ranks
 
@@ -176,6 +172,11 @@ class _Ranks(Process):
     def send_signal(self, number: int) -> None:
         for rank in self.ranks:
             rank.send_signal(number)
+
+
+def _text(file: IO[bytes]) -> str:
+    """Return what a file holds; its position, at which the process goes on to write, stays."""
+    return os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0).decode(errors="replace")
 
 
 def start(
@@ -202,14 +203,14 @@ def start(
     variables = {name: value for name, value in environment.items() if value is not None}
     words = [str(argument) for argument in arguments]
     folder = str(cwd or os.getcwd())
-    stdout, stderr = (tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") for _ in range(2))
+    # Each is closed with the process's object, which tests read after its end.
+    stdout, stderr = (tempfile.TemporaryFile() for _ in range(2))  # noqa: SIM115
     if cold or not _can_fork(words, variables):
-        launcher = (
-            ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks > 1 else []
-        )
+        launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+        launcher = launcher if ranks > 1 else []
         process = subprocess.Popen(
             [sys.executable, *launcher, *words], cwd=folder, env=variables, stdin=subprocess.DEVNULL,
-            stdout=stdout, stderr=stderr, text=True, start_new_session=new_session,
+            stdout=stdout, stderr=stderr, start_new_session=new_session,
         )  # fmt: skip
         return _Cold(process, stdout, stderr)
 
@@ -229,9 +230,10 @@ def start(
         return fork({})
     port = str(free_port())
     world = {
-        "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
-        "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1", "ROLE_NAME": "default", "ROLE_WORLD_SIZE": str(ranks),
-        "TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_MAX_RESTARTS": "0", "TORCHELASTIC_RUN_ID": f"forked-{port}",
+        "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "ROLE_WORLD_SIZE": str(ranks),
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1",
+        "ROLE_NAME": "default", "TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_MAX_RESTARTS": "0",
+        "TORCHELASTIC_RUN_ID": f"forked-{port}",
     }  # fmt: skip
     places = [
         world | {name: str(rank) for name in ("RANK", "LOCAL_RANK", "ROLE_RANK")} for rank in range(ranks)
@@ -244,7 +246,7 @@ def run(
     ranks: int = 1,
     cwd: Path | str | None = None,
     env: Mapping[str, str | None] | None = None,
-    timeout: float = 600,
+    timeout: float = 240,
     cold: bool = False,
     vllm: bool = False,
 ) -> subprocess.CompletedProcess[str]:

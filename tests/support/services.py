@@ -1,7 +1,7 @@
-"""Servers that all workers of a session share: the first that needs one starts it, the last that leaves ends it.
+"""Servers that all workers of a session share: the first that needs one starts it, the last to leave ends it.
 
-The kernel counts the users: each worker holds a shared lock on a file for as long as it lives, so that one that was
-killed is no user any more.
+The kernel counts the users: each worker holds a shared lock on a file for as long as it lives, so that a worker
+that was killed is no user any more.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from support.patience import patient
 from support.session import locked
 
 Facts = dict[str, Any]
-"""What a user must know of a service, as JSON has it: `pid`, the leader of its process group, and what else it takes."""
+"""What a user must know of a service: `pid`, the leader of its process group, and what else JSON can hold."""
 
 _used: dict[str, tuple[Facts, IO[str]]] = {}
 
@@ -32,8 +32,8 @@ def shared(name: str, start: Callable[[Path], Facts]) -> Facts:
 
     Args:
         name: of the service.
-        start: starts it in a folder of its own, waits until it is ready, and returns its facts. What it starts must
-            lead a session of its own (``start_new_session=True``): the whole process group is ended with it.
+        start: starts it in a folder of its own, waits until it is ready, and returns its facts. What it starts
+            must lead a session of its own (``start_new_session=True``): its whole process group is ended.
     """
     if name not in _used:
         with locked(f"service-{name}") as session:
@@ -58,7 +58,7 @@ def restarted(name: str, facts: Facts) -> None:
 
 
 def leave_services() -> None:
-    """Be a user of none any more: those that this worker was the last to use are ended. For the end of its session."""
+    """Leave all services, at the end of this worker's session; those that nobody else uses are ended."""
     for name, (_, users) in list(_used.items()):
         with locked(f"service-{name}") as session:
             folder = session / f"service-{name}"

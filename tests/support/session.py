@@ -1,4 +1,4 @@
-"""One session of tests: its folder, which all its workers share, and what they start there once for all of them."""
+"""One session of tests: the folder that all its workers share, and the locks there."""
 
 from __future__ import annotations
 

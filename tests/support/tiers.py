@@ -1,0 +1,166 @@
+"""The folders of tests: those of `make test`, those of `make test-full`, and those that a change asks for.
+
+    python tests/support/tiers.py quick      # folders of `make test`
+    python tests/support/tiers.py changed    # the others that the changes since the last full pass ask for
+    python tests/support/tiers.py passed     # take note that everything has passed, on a clean tree
+
+The last full pass is the commit that `.ci/full-passed` names. Only Python's own library is imported.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PASSED = ROOT / ".ci" / "full-passed"
+QUICK = ("unit", "plugins", "fuzz", "ranks", "runs")
+"""The folders of tests/ that `make test` runs."""
+REST = ("cold", "packaging", "services/hosts", "services/mlflow", "services/vllm")
+"""The others."""
+EVERYTHING = ("pyproject.toml", "Makefile", "tests/support/*", "tests/conftest.py", "tests/*/conftest.py")
+"""A change to one of these asks for all folders: they decide how every test runs."""
+
+SOURCES: dict[str, tuple[str, ...]] = {
+    # The numbers of a step.
+    "grpox/head.py grpox/kl.py grpox/layout.py grpox/loss_call.py grpox/mismatch.py grpox/objective.py "
+    "grpox/off_policy_mask.py grpox/passes.py grpox/reduction.py grpox/reference_sync.py grpox/slices.py "
+    "grpox/step_loss.py grpox/top_entropy.py grpox/update.py grpox/forward_pass.py grpox/faults/*": (
+        "unit", "ranks", "runs",
+    ),
+    # Built-in algorithms.
+    "plugins/builtin/grpox_losses/* plugins/builtin/grpox_advantages/* plugins/builtin/grpox_corrections/* "
+    "plugins/builtin/grpox_rewards/*": ("unit", "plugins", "runs"),
+    # The model, its engine and its weights on the way to a generator.
+    "grpox/deepspeed_config.py grpox/engine.py grpox/forward_ways.py grpox/logprobs.py "
+    "grpox/model_source.py grpox/models.py grpox/optimizers.py grpox/rollout.py grpox/from_lists.py grpox/weight_sync.py grpox/lora/*": (
+        "unit", "ranks", "runs", "services/vllm",
+    ),
+    "plugins/builtin/grpox_generators/*": ("unit", "plugins", "runs", "services/vllm"),
+    "plugins/builtin/grpox_vllm_serving/*": ("unit", "cold", "services/vllm", "services/hosts"),
+    "plugins/builtin/grpox_mlflow/*": ("unit", "plugins", "runs", "services/mlflow", "services/hosts"),
+    # Sampling, scoring and what is recorded of it.
+    "grpox/ahead.py grpox/arrivals.py grpox/collect.py grpox/draws.py grpox/dynamic_sampling.py "
+    "grpox/early_scoring.py grpox/fixed_policy.py grpox/sampling.py grpox/scored_rows.py": (
+        "unit", "ranks", "runs", "services/vllm",
+    ),
+    "grpox/batch_metrics.py grpox/metrics.py grpox/observing/* grpox/report/* grpox/step_report.py "
+    "grpox/early_stop.py": ("unit", "plugins", "runs", "services/mlflow"),
+    "grpox/rewards/* grpox/reward_sum.py": ("unit", "plugins", "runs", "cold"),
+    "grpox/data/*": ("unit", "fuzz", "runs"),
+    # A run as a whole, and its checkpoints.
+    "grpox/run.py grpox/run_inputs.py grpox/trainer.py grpox/given/* grpox/contracts.py grpox/__init__.py": (
+        "unit", "ranks", "runs", *REST,
+    ),
+    "grpox/checkpoint/* grpox/export.py grpox/hub.py grpox/model_card.py": (
+        "unit", "ranks", "runs", "services/mlflow", "services/hosts",
+    ),
+    "grpox/evaluate_model.py grpox/evaluation.py grpox/evaluation_metrics.py grpox/evaluation_settings.py "
+    "grpox/pass_at_k.py": ("unit", "runs", "services/vllm"),
+    # Processes: how they start, meet, hear signals, wait and end.
+    "grpox/__main__.py grpox/agreement.py grpox/keep_alive.py grpox/kept_variables.py grpox/late_imports.py "
+    "grpox/launch.py grpox/launchers/* grpox/lost_rank.py grpox/meeting.py grpox/out_of_memory.py "
+    "grpox/private_files.py grpox/process_setup.py grpox/quick_transformers.py grpox/quiet_deepspeed.py "
+    "grpox/signals.py grpox/watchdog.py grpox/whole_file.py grpox/world.py": ("unit", "ranks", "runs", *REST),
+    "grpox/cli/* grpox/doctor/* grpox/memory_plan/*": ("unit", "fuzz", "runs", "cold"),
+    # Run files, what may stand in them, and what users are told.
+    "grpox/config.py grpox/errors.py grpox/field_words.py grpox/problems.py grpox/redact.py grpox/runfile/* "
+    "grpox/tell_once.py grpox/wording.py": ("unit", "fuzz", "runs", "cold"),
+    "grpox/from_trl/*": ("unit",),
+    "grpox/recipes/*": ("unit", "runs", "cold", "packaging", "services/vllm"),
+    # Plugins: found, bound, made, checked.
+    "grpox/api_version.py grpox/component.py grpox/component_call.py grpox/deprecated.py grpox/hookspecs.py "
+    "grpox/input_path.py grpox/loading.py grpox/lock/* grpox/plugin_answer.py grpox/plugin_cache.py "
+    "grpox/plugin_fingerprint.py grpox/plugins.py grpox/registry.py grpox/required.py grpox/requirements.py": (
+        "unit", "plugins", "runs", "cold", "packaging",
+    ),
+    "grpox/pytest_plugin.py grpox/scaffold/* grpox/testing/*": ("unit", "runs", "cold", "packaging"),
+    "grpox/py.typed": ("packaging",),
+    "plugins/examples/* plugins/README.md LICENSE": ("packaging",),
+    # Pages, whose commands and code are run; examples and benchmarks, of which tests run some.
+    "README.md docs/* mkdocs.yml": ("unit", "runs", "cold"),
+    "docs/vllm.md docs/many-nodes.md": ("cold", "services/vllm", "services/hosts"),
+    "examples/*": ("unit",),
+    "benchmarks/*": ("unit", "runs"),
+    "requirements/*": ("services/vllm",),
+}  # fmt: skip
+"""Patterns of sources, which cross folders, and the folders of tests that see them. All rows that match
+count."""
+
+
+def folders_for(path: str) -> set[str]:
+    """Return the folders of tests that see a file, given by its path in the repository."""
+    if any(fnmatchcase(path, pattern) for pattern in EVERYTHING):
+        return {*QUICK, *REST}
+    found = {folder for folder in (*QUICK, *REST) if path.startswith(f"tests/{folder}/")}
+    for patterns, folders in SOURCES.items():
+        if any(fnmatchcase(path, pattern) for pattern in patterns.split()):
+            found.update(folders)
+    return found
+
+
+def folders_for_change() -> list[str]:
+    """Return the folders that must run beside those of `make test`; all where changes are not known."""
+    if os.environ.get("GRPOX_TEST_FULL") == "1":
+        return list(REST)
+    changed = changed_paths()
+    if changed is None:
+        return list(REST)
+    wanted = set().union(*map(folders_for, changed))
+    return [folder for folder in REST if folder in wanted]
+
+
+def changed_paths() -> list[str] | None:
+    """Return the files that differ from the last full pass; None where that is not known."""
+    if not PASSED.exists():
+        return None
+    commit = PASSED.read_text().strip()
+    if _git("merge-base", "--is-ancestor", commit, "HEAD") is None:
+        return None
+    committed = _git("diff", "--name-only", "--no-renames", commit)
+    untracked = _git("ls-files", "--others", "--exclude-standard")
+    if committed is None or untracked is None:
+        return None
+    return [path for path in (*committed, *untracked) if path != PASSED.relative_to(ROOT).as_posix()]
+
+
+def note_full_pass() -> str:
+    """Name the current commit in `.ci/full-passed` if the tree is clean, and return what was done."""
+    name = PASSED.relative_to(ROOT).as_posix()
+    status = _git("status", "--porcelain")
+    head = _git("rev-parse", "HEAD")
+    if head is None or status is None:
+        return f"{name} is left as it is: this is no git checkout"
+    if any(line[3:] != name for line in status):
+        return f"{name} is left as it is: the tree has changes that are not committed"
+    PASSED.write_text(f"{head[0]}\n")
+    return f"{name} now names {head[0]}: commit it"
+
+
+def _git(*arguments: str) -> list[str] | None:
+    """Return the lines that git prints, or None where it fails."""
+    try:
+        done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        return None
+    return done.stdout.splitlines() if done.returncode == 0 else None
+
+
+def paths_of(folders: Iterable[str]) -> str:
+    return " ".join(f"tests/{folder}" for folder in folders)
+
+
+if __name__ == "__main__":
+    match sys.argv[1:]:
+        case ["quick"]:
+            print(paths_of(QUICK))
+        case ["changed"]:
+            print(paths_of(folders_for_change()))
+        case ["passed"]:
+            print(note_full_pass())
+        case _:
+            sys.exit(__doc__)
