@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
+from support.mlflow_store import migrated_store
 from support.processes import run
 
 GrpoxCommand = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -37,9 +38,23 @@ def smollm2() -> Path:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The working directory of the module's runs."""
+def empty_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An empty folder for the module's runs, which make their own database of MLflow's.
+
+    A module in which that is tested has its `folder` be this one::
+
+        @pytest.fixture(scope="module")
+        def folder(empty_folder: Path) -> Path:
+            return empty_folder
+    """
     return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(scope="module")
+def folder(empty_folder: Path) -> Path:
+    """The working directory of the module's runs, in which the database is that they track to by default."""
+    migrated_store(empty_folder)
+    return empty_folder
 
 
 @pytest.fixture(scope="module")
