@@ -44,7 +44,7 @@ SHELL = re.compile(rf"(?:\w+=\S+ )*(?:\$ )?(?:\.venv/bin/\w|(?:{PROGRAMS})\s)")
 
 def _tutorials() -> set[str]:
     """The pages that `tests/cold/test_tutorial.py` does word for word."""
-    test = ast.parse((ROOT / "tests" / "integration" / "test_tutorial.py").read_text(encoding="utf-8"))
+    test = ast.parse((ROOT / "tests" / "cold" / "test_tutorial.py").read_text(encoding="utf-8"))
     assigned = [node for node in test.body if isinstance(node, ast.Assign)]
     [pages] = [node.value for node in assigned if ast.unparse(node.targets[0]) == "LEAVES"]
     return set(ast.literal_eval(pages))

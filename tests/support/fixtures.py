@@ -1,20 +1,73 @@
 """Fixtures for all tests: the command line as a user types it, and a real model."""
 
+import json
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from filelock import FileLock
 
 from support.mlflow_store import migrated_store
-from support.processes import run
+from support.processes import remember_environment, run
+from support.session import locked
+
+if TYPE_CHECKING:
+    from support.mlflow_serving import Server
 
 GrpoxCommand = Callable[..., "subprocess.CompletedProcess[str]"]
 MAKE_SMOLLM2 = Path(__file__).parents[2] / "benchmarks" / "make_smollm2.py"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def environment_of_servers() -> None:
+    """Have the fork servers begin as the session does, and not as the first test that needs one."""
+    remember_environment()
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """A run that has ended in order."""
+
+    folder: Path
+    """Its working directory."""
+    stdout: str
+    stderr: str
+
+    @property
+    def output(self) -> Path:
+        return self.folder / "runs" / "quickstart"
+
+
+@pytest.fixture(scope="session")
+def finished_quickstart() -> Iterator[FinishedRun]:
+    """The bundled quickstart, whole, as a new user starts it in an empty folder: once for all workers.
+
+    It is for reading only. A test that writes takes a copy of its folder.
+    """
+    with locked("quickstart") as session:
+        folder, told = session / "quickstart", session / "quickstart.json"
+        if not told.exists():
+            folder.mkdir()
+            alone = {"MLFLOW_TRACKING_URI": None}
+            done = run("-m", "grpox", "train", "quickstart", cwd=folder, env=alone, cold=True)
+            kept = [done.returncode, done.stdout, done.stderr, _files_of(folder)]
+            told.write_text(json.dumps(kept), encoding="utf-8")
+    code, stdout, stderr, files = json.loads(told.read_text(encoding="utf-8"))
+    assert code == 0, stderr[-4000:]
+    yield FinishedRun(folder, stdout, stderr)
+    assert _files_of(folder) == files, "a test has changed the finished quickstart, which is for reading only"
+
+
+def _files_of(folder: Path) -> dict[str, list[int]]:
+    """Size and time of change of each file, by its name."""
+    files = {path: path.stat() for path in sorted(folder.rglob("*")) if path.is_file()}
+    return {str(path.relative_to(folder)): [found.st_size, found.st_mtime_ns] for path, found in files.items()}
 
 
 @pytest.fixture(scope="session")
@@ -68,3 +121,13 @@ def grpox(folder: Path) -> GrpoxCommand:
         return run("-m", "grpox", *arguments, ranks=ranks, cwd=folder, env=no_store, cold=cold, vllm=vllm)
 
     return run_there
+
+
+@pytest.fixture(scope="module")
+def mlflow_server() -> Iterator["Server"]:
+    """The session's MLflow server, for a module that only needs one; after the module it must be unharmed."""
+    from support.mlflow_serving import shared_server  # Its imports take time, which few modules need.
+
+    server = shared_server()
+    yield server
+    server.assert_unharmed()

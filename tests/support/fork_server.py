@@ -5,12 +5,14 @@
 Each connection asks for one process: JSON with its arguments, folder and variables, and with it three open
 files, its standard streams. The answers are two lines: the process's id, then its return code as `subprocess`
 gives it (minus the signal that ended it). A connection that closes before has its process killed. A connection
-that asks for nothing is a user: when the last connection has closed, the server ends.
+that asks for nothing is a user: when the last connection has closed, the server ends. It also ends if nobody
+connects at all.
 """
 
 from __future__ import annotations
 
 import atexit
+import builtins
 import contextlib
 import gc
 import importlib
@@ -25,12 +27,15 @@ import struct
 import sys
 import tempfile
 import threading
+import traceback
 from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
 ENCODING = struct.Struct("!I")
 """The length of a request, before it."""
+ALONE = 60.0
+"""Seconds that the server waits for its first user, which may have died meanwhile."""
 
 
 class ForkServer:
@@ -60,7 +65,10 @@ class ForkServer:
         self._selector.register(self._wakeup, selectors.EVENT_READ)
         had_users = False
         while not had_users or self._connections:
-            for key, _ in self._selector.select():
+            ready = self._selector.select(None if had_users else ALONE)
+            if not ready and not had_users:
+                return
+            for key, _ in ready:
                 if key.fileobj is self._listener:
                     connection, _ = self._listener.accept()
                     self._connections[connection] = None
@@ -148,6 +156,8 @@ class ForkServer:
             gc.unfreeze()
             gc.enable()
             code = _run(request["arguments"])
+        except BaseException:  # noqa: BLE001 # told like any other, since nobody else will
+            traceback.print_exc()
         finally:
             os._exit(code)
 
@@ -162,39 +172,55 @@ def _run(arguments: Sequence[str]) -> int:
         if code is not None and not isinstance(code, int):
             print(code, file=sys.stderr)
             code = 1
-    except KeyboardInterrupt:
-        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+    except KeyboardInterrupt as interrupt:
+        _show(interrupt)
         _finish()
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)
-    except BaseException:  # noqa: BLE001 # as an interpreter does at its end
-        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+    except BaseException as error:  # noqa: BLE001 # as an interpreter does at its end
+        _show(error)
         code = 1
     _finish()
     return int(code or 0) & 0xFF  # type: ignore[call-overload]
 
 
+def _show(error: BaseException) -> None:
+    """Print the traceback without this file's frames, which a fresh interpreter has not."""
+    frames = error.__traceback__
+    while frames is not None and frames.tb_frame.f_code.co_filename == __file__:
+        frames = frames.tb_next
+    sys.excepthook(type(error), error.with_traceback(frames), frames)
+
+
 def _execute(arguments: Sequence[str]) -> None:
     first, *rest = arguments
+    sys.orig_argv = [sys.executable, *arguments]
+    main = ModuleType("__main__")
+    main.__dict__["__builtins__"] = builtins
+    sys.modules["__main__"] = main
     if first == "-m":
-        sys.argv = list(rest)
+        sys.argv = ["-m", *rest[1:]]
         sys.path[0] = os.getcwd()
-        runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
+        runpy._run_module_as_main(rest[0])  # type: ignore[attr-defined] # as the interpreter itself does
     elif first == "-c":
         sys.argv = ["-c", *rest[1:]]
         sys.path[0] = ""
-        main = ModuleType("__main__")
-        sys.modules["__main__"] = main
-        exec(compile(rest[0], "<string>", "exec"), main.__dict__)
+        exec(compile(rest[0], "<string>", "exec", dont_inherit=True), main.__dict__)
     else:
         sys.argv = list(arguments)
-        sys.path[0] = os.path.dirname(os.path.abspath(first))
-        runpy.run_path(first, run_name="__main__")
+        sys.path[0] = os.path.dirname(os.path.realpath(first))
+        main.__file__ = os.path.abspath(first)
+        with open(first, "rb") as script:
+            code = compile(script.read(), main.__file__, "exec", dont_inherit=True)
+        exec(code, main.__dict__)
 
 
 def _finish() -> None:
-    """What an interpreter does at its end that others can see."""
-    threading._shutdown()  # type: ignore[attr-defined]
+    """Do at the end what an interpreter does there that others can see."""
+    try:
+        threading._shutdown()  # type: ignore[attr-defined]
+    except BaseException:  # noqa: BLE001 # Ctrl-C while it waits for a thread
+        traceback.print_exc()
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):

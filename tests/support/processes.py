@@ -20,7 +20,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from support.fork_server import ENCODING
 from support.patience import patient
@@ -36,10 +36,12 @@ MODULES = {
 NO_THREADS = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}
 """For the servers alone: pyarrow's allocator would start a thread, and a process of several must not fork."""
 READ_AT_IMPORT = (
-    "CUDA_", "DS_", "HF_", "HOME", "HUGGINGFACE_", "KMP_", "LANG", "LC_", "LD_", "MKL_", "OMP_", "OPENBLAS_",
-    "PYTHON", "PYTORCH_", "TORCH_", "TRANSFORMERS_", "VLLM_", "XDG_",
+    "CUDA_", "DS_", "FORCE_COLOR", "HF_", "HOME", "HUGGINGFACE_", "KMP_", "LANG", "LC_", "LD_",
+    "MALLOC_", "MKL_", "MLFLOW_CONFIGURE_LOGGING", "MLFLOW_LOGGING_LEVEL", "MPL", "NO_COLOR", "OMP_",
+    "OPENBLAS_", "PYTHON", "PYTORCH_", "PY_COLORS", "TERM", "TORCH_", "TRANSFORMERS_", "TYPER_", "TZ",
+    "VLLM_", "XDG_", "_TYPER_",
 )  # fmt: skip
-"""Beginnings of variables that libraries read once, as they are imported."""
+"""Beginnings of variables that an interpreter and its libraries read once, as they begin or are imported."""
 
 
 class Process:
@@ -49,7 +51,7 @@ class Process:
         pid: of the process; of the first rank where several were forked.
     """
 
-    def __init__(self, pid: int, stdout: IO[str], stderr: IO[bytes]) -> None:
+    def __init__(self, pid: int, stdout: IO[bytes], stderr: IO[bytes]) -> None:
         self.pid = pid
         self.returncode: int | None = None
         self._stdout, self._stderr = stdout, stderr
@@ -102,7 +104,7 @@ class Process:
 class _Forked(Process):
     """A process of the fork server, which tells its return code."""
 
-    def __init__(self, connection: socket.socket, stdout: IO[str], stderr: IO[bytes]) -> None:
+    def __init__(self, connection: socket.socket, stdout: IO[bytes], stderr: IO[bytes]) -> None:
         self._connection = connection
         self._heard = b""
         pid = self._line(None)
@@ -135,7 +137,7 @@ class _Forked(Process):
 class _Cold(Process):
     """A process of an interpreter of its own."""
 
-    def __init__(self, process: subprocess.Popen[bytes], stdout: IO[str], stderr: IO[bytes]) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], stdout: IO[bytes], stderr: IO[bytes]) -> None:
         super().__init__(process.pid, stdout, stderr)
         self._process = process
 
@@ -149,9 +151,10 @@ class _Cold(Process):
 class _Ranks(Process):
     """Forked ranks as one process, as torchrun would be: where one fails the others are ended."""
 
-    def __init__(self, ranks: Sequence[Process], stdout: IO[str], stderr: IO[bytes]) -> None:
+    def __init__(self, ranks: Sequence[Process], stdout: IO[bytes], stderr: IO[bytes]) -> None:
         super().__init__(ranks[0].pid, stdout, stderr)
         self.ranks = ranks
+        self._killed_at: float | None = None
 
     @property
     def pids(self) -> list[int]:
@@ -164,7 +167,7 @@ class _Ranks(Process):
             if None not in codes:
                 return int(any(codes))
             if any(codes):
-                self.terminate()
+                self._end()
             if time.monotonic() >= deadline:
                 return None
             time.sleep(0.01)
@@ -172,6 +175,14 @@ class _Ranks(Process):
     def send_signal(self, number: int) -> None:
         for rank in self.ranks:
             rank.send_signal(number)
+
+    def _end(self) -> None:
+        """Ask the ranks once to end, and kill those that do not, as torchrun does."""
+        if self._killed_at is None:
+            self._killed_at = time.monotonic() + patient(30)
+            self.terminate()
+        elif time.monotonic() > self._killed_at:
+            self.kill()
 
 
 def _text(file: IO[bytes]) -> str:
@@ -218,13 +229,7 @@ def start(
         request = {
             "arguments": words, "cwd": folder, "environment": variables | more, "new_session": new_session
         }  # fmt: skip
-        connection = _connected("vllm" if vllm else "heavy")
-        data = json.dumps(request).encode()
-        with open(os.devnull, "rb") as nothing:
-            files = [nothing.fileno(), stdout.fileno(), stderr.fileno()]
-            socket.send_fds(connection, [ENCODING.pack(len(data))], files)
-        connection.sendall(data)
-        return _Forked(connection, stdout, stderr)
+        return fork_from(_server("vllm" if vllm else "heavy"), request, stdout, stderr)
 
     if ranks == 1:
         return fork({})
@@ -266,6 +271,11 @@ def _can_fork(words: Sequence[str], variables: Mapping[str, str]) -> bool:
     return all(base.get(name) == variables.get(name) for name in names)
 
 
+def remember_environment() -> None:
+    """Keep the variables of this moment for the servers, unless another worker has: for a session's begin."""
+    _environment_of_servers()
+
+
 @functools.cache
 def _environment_of_servers() -> dict[str, str]:
     """Return the variables that the servers have, equal in all workers: those that the session began with."""
@@ -280,35 +290,56 @@ _users: dict[str, socket.socket] = {}
 """A connection to each server in use: the server ends when the last worker's has closed."""
 
 
-def _connected(name: str) -> socket.socket:
+def _server(name: str) -> Path:
+    """Return the address of one of the two servers, of which this worker is a user from now on."""
+    address = session_folder() / f"fork-{name}"
     if name not in _users:
-        _users[name] = _start_or_join(name)
+        with locked(f"fork-{name}"):
+            _users[name] = _join(address) or start_server(address, MODULES[name], _environment_of_servers())
         atexit.register(_users[name].close)
+    return address
+
+
+def _join(address: Path) -> socket.socket | None:
     connection = socket.socket(socket.AF_UNIX)
-    connection.connect(str(session_folder() / f"fork-{name}"))
+    try:
+        connection.connect(str(address))
+    except OSError:  # there is none yet, or it has ended
+        connection.close()
+        return None
     return connection
 
 
-def _start_or_join(name: str) -> socket.socket:
-    base = _environment_of_servers()
-    with locked(f"fork-{name}") as folder:
-        address = folder / f"fork-{name}"
-        connection = socket.socket(socket.AF_UNIX)
-        try:
-            connection.connect(str(address))
-            return connection
-        except OSError:
-            address.unlink(missing_ok=True)  # of none yet, or of one that has ended
-        log = folder / f"fork-{name}.log"
-        with log.open("ab") as output, open(os.devnull, "rb") as nothing:
-            server = subprocess.Popen(
-                [sys.executable, str(SERVER), str(address), *MODULES[name]], cwd=folder,
-                env=base | NO_THREADS, stdin=nothing, stdout=output, stderr=output, start_new_session=True,
-            )  # fmt: skip
-        deadline = time.monotonic() + patient(180)
-        while not address.exists():
-            assert server.poll() is None, f"the fork server did not start:\n{log.read_text()}"
-            assert time.monotonic() < deadline, f"the fork server takes too long:\n{log.read_text()}"
-            time.sleep(0.05)
-        connection.connect(str(address))
-        return connection
+def start_server(address: Path, modules: Sequence[str], environment: Mapping[str, str]) -> socket.socket:
+    """Start a fork server that has imported these modules, and return the connection of its first user."""
+    address.unlink(missing_ok=True)
+    log = address.with_name(f"{address.name}.log")
+    with log.open("ab") as output, open(os.devnull, "rb") as nothing:
+        server = subprocess.Popen(
+            [sys.executable, str(SERVER), str(address), *modules], cwd=address.parent,
+            env={**environment, **NO_THREADS}, stdin=nothing, stdout=output, stderr=output,
+            start_new_session=True,
+        )  # fmt: skip
+    deadline = time.monotonic() + patient(180)
+    while (connection := _join(address)) is None:
+        assert server.poll() is None, f"the fork server did not start:\n{log.read_text()}"
+        assert time.monotonic() < deadline, f"the fork server takes too long:\n{log.read_text()}"
+        time.sleep(0.05)
+    _servers.append(server)
+    return connection
+
+
+_servers: list[subprocess.Popen[bytes]] = []
+"""Those that this worker has started: they outlive it where others use them."""
+
+
+def fork_from(address: Path, request: Mapping[str, Any], stdout: IO[bytes], stderr: IO[bytes]) -> Process:
+    """Ask the server at this address for a process; AssertionError with its words where it refuses."""
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(str(address))
+    data = json.dumps(request).encode()
+    with open(os.devnull, "rb") as nothing:
+        files = [nothing.fileno(), stdout.fileno(), stderr.fileno()]
+        socket.send_fds(connection, [ENCODING.pack(len(data))], files)
+    connection.sendall(data)
+    return _Forked(connection, stdout, stderr)
