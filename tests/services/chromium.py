@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+from support.patience import patient
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 MISSING = "needs Chromium: `make browser` installs Debian's, or set GRPOX_CHROMIUM"
 SECONDS = 120.0
-"""How long a page may take; MLflow's takes seconds on an idle machine."""
+"""How long a page may take on a quiet machine, where MLflow's takes seconds."""
 _FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
     "--disable-background-networking", "--disable-component-update", "--disable-dev-shm-usage",
@@ -53,7 +54,7 @@ class Browser:
 
     def __exit__(self, *_: object) -> None:
         self._process.kill()
-        self._process.wait(30)
+        self._process.wait(patient(30))
         if session := getattr(self, "_session", None):
             self._loop.run_until_complete(session.close())
         self._loop.close()
@@ -81,7 +82,7 @@ class Browser:
 
     def wait(self, true: Any, failure: str) -> None:
         """Until `true()` is."""
-        deadline = time.monotonic() + SECONDS
+        deadline = time.monotonic() + patient(SECONDS)
         while not true():
             assert time.monotonic() < deadline, f"{failure}:\n{self.text[:4000]}"
             time.sleep(0.3)
@@ -93,13 +94,13 @@ class Browser:
     def _page(self) -> str:
         """The address at which the page takes commands."""
         port_file = Path(self._profile.name) / "DevToolsActivePort"
-        deadline = time.monotonic() + SECONDS
+        deadline = time.monotonic() + patient(SECONDS)
         while not port_file.exists() or "\n" not in port_file.read_text():
             assert self._process.poll() is None, f"Chromium ended with {self._process.returncode}"
             assert time.monotonic() < deadline, "Chromium did not start"
             time.sleep(0.1)
         port = port_file.read_text().splitlines()[0]
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/json/list", timeout=30) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/json/list", timeout=patient(30)) as answer:
             pages = [each for each in json.load(answer) if each["type"] == "page"]
         return str(pages[0]["webSocketDebuggerUrl"])
 
@@ -108,7 +109,9 @@ class Browser:
         self._socket = await self._session.ws_connect(address, max_msg_size=0)
 
     def _call(self, method: str, **parameters: Any) -> dict[str, Any]:
-        return self._loop.run_until_complete(asyncio.wait_for(self._answer(method, parameters), SECONDS))
+        return self._loop.run_until_complete(
+            asyncio.wait_for(self._answer(method, parameters), patient(SECONDS))
+        )
 
     async def _answer(self, method: str, parameters: dict[str, Any]) -> dict[str, Any]:
         self._number += 1

@@ -4,62 +4,61 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import mlflow
 import pytest
 from chromium import MISSING, Browser, executable
-from mlflow.entities import Run
-from support.mlflow_serving import Server
+
+if TYPE_CHECKING:
+    from mlflow.entities import Run
+    from support.mlflow_serving import Server
+
+pytestmark = pytest.mark.slow
 
 GrpoxCommand = Callable[..., subprocess.CompletedProcess[str]]
 STEPS = 4
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with Server(tmp_path_factory.mktemp("server")) as started:
-        yield started
-
-
-@pytest.fixture(scope="module")
-def trained(server: Server, folder: Path, grpox: GrpoxCommand) -> Run:
+def trained(mlflow_server: Server, folder: Path, grpox: GrpoxCommand) -> Run:
     """The quickstart for a few steps, with everything that MLflow can be given."""
     done = grpox(
         "train", "quickstart", f"train.max_steps={STEPS}", "checkpoint.every=2", "checkpoint.keep=1",
-        "logging.system_metrics_every=1", "output_dir=runs/shown", f"tracking.mlflow.tracking_uri={server.uri}",
-        "tracking.mlflow.experiment=pages", "tracking.mlflow.traces=2", "tracking.mlflow.register_as=adder",
-        "tracking.mlflow.run_name=shown",
+        "logging.system_metrics_every=1", "output_dir=runs/shown", "tracking.mlflow.run_name=shown",
+        f"tracking.mlflow.tracking_uri={mlflow_server.uri}", "tracking.mlflow.experiment=pages",
+        "tracking.mlflow.traces=2", "tracking.mlflow.register_as=adder",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     # On a slow machine the end of the run may not have waited long enough for all of it.
     synced = grpox("sync", "runs/shown")
     assert synced.returncode == 0, synced.stderr
     told = json.loads((folder / "runs" / "shown" / "mlflow.json").read_text())
-    return server.client.get_run(told["run_id"])
+    return mlflow_server.client.get_run(told["run_id"])
 
 
-@pytest.mark.slow
 def test_the_server_has_data_machines_table_traces_and_model(
-    server: Server, trained: Run, folder: Path
+    mlflow_server: Server, trained: Run, folder: Path
 ) -> None:
     assert trained.info.status == "FINISHED"
     assert {entry.tags[0].value: entry.dataset.name for entry in trained.inputs.dataset_inputs} == {
         "train": "train.jsonl", "eval": "heldout.jsonl",
     }  # fmt: skip
     assert "system/cpu_utilization_percentage" in trained.data.metrics
-    client = server.client
+    client = mlflow_server.client
     assert "eval_table.json" in {entry.path for entry in client.list_artifacts(trained.info.run_id)}
     traces = client.search_traces(locations=[trained.info.experiment_id], run_id=trained.info.run_id)
     assert len(traces) == 2 * STEPS
     for trace in traces:
         assert {given.name for given in trace.info.assessments} == {"reward", "rewards/exact"}
         assert {span.name for span in trace.data.spans} == {"rollout", "generate", "rewards/exact"}
-    _the_model_is_registered(server, trained, folder)
+    _the_model_is_registered(mlflow_server, trained, folder)
 
 
 def _the_model_is_registered(server: Server, trained: Run, folder: Path) -> None:
+    import mlflow
+
     versions = server.client.search_model_versions("name = 'adder'")
     kinds = {Path(v.tags["grpox.folder"]).name: v for v in versions}
     # The first checkpoint is gone, and its version with it.
@@ -71,7 +70,12 @@ def _the_model_is_registered(server: Server, trained: Run, folder: Path) -> None
         for metric in server.client.get_logged_model(model.tags["grpox.model_id"]).metrics
     }
     assert logged["evaluation/accuracy"] == trained.data.metrics["evaluation/accuracy"]
-    fetched = Path(mlflow.artifacts.download_artifacts(model.source, tracking_uri=server.uri))
+    (folder / "fetched").mkdir()
+    fetched = Path(
+        mlflow.artifacts.download_artifacts(
+            model.source, dst_path=str(folder / "fetched"), tracking_uri=server.uri
+        )
+    )
     own = folder / "runs" / "shown" / "model"
     assert (fetched / "model" / "model.safetensors").read_bytes() == (own / "model.safetensors").read_bytes()
     card = (fetched / "README.md").read_text()
@@ -80,17 +84,16 @@ def _the_model_is_registered(server: Server, trained: Run, folder: Path) -> None
     assert str(folder) not in card
 
 
-@pytest.mark.slow
 def test_a_sweep_is_a_run_with_children_and_said_again_it_trains_nothing(
-    server: Server, folder: Path, grpox: GrpoxCommand
+    mlflow_server: Server, folder: Path, tmp_path: Path, grpox: GrpoxCommand
 ) -> None:
     command = (
         "sweep", "quickstart", "--seeds", "0,1", "train.max_steps=2", "evaluation=null", "output_dir=runs/two",
-        f"tracking.mlflow.tracking_uri={server.uri}", "tracking.mlflow.experiment=sweeps",
+        f"tracking.mlflow.tracking_uri={mlflow_server.uri}", "tracking.mlflow.experiment=sweeps",
     )  # fmt: skip
     done = grpox(*command, "--parallel", "2")
     assert done.returncode == 0, done.stdout + done.stderr
-    [parent], children = _family(server)
+    [parent], children = _family(mlflow_server)
     assert parent.info.status == "FINISHED"
     assert parent.data.params["train.seed"] == "0, 1"
     assert {child.info.run_name for child in children} == {"seed=0", "seed=1"}
@@ -98,7 +101,9 @@ def test_a_sweep_is_a_run_with_children_and_said_again_it_trains_nothing(
     assert parent.data.metrics["best/reward"] == max(rewards.values())
     assert rewards[parent.data.tags["grpox.best"]] == max(rewards.values())
     table = json.loads(
-        Path(server.client.download_artifacts(parent.info.run_id, "sweep_table.json")).read_text()
+        Path(
+            mlflow_server.client.download_artifacts(parent.info.run_id, "sweep_table.json", str(tmp_path))
+        ).read_text()
     )
     rows = [dict(zip(table["columns"], row, strict=True)) for row in table["data"]]
     assert {row["run_id"] for row in rows} == {child.info.run_id for child in children}
@@ -109,7 +114,7 @@ def test_a_sweep_is_a_run_with_children_and_said_again_it_trains_nothing(
     assert again.returncode == 0, again.stdout + again.stderr
     assert "2 of them complete already" in again.stdout
     assert {path: path.stat().st_mtime_ns for path in written} == written
-    assert [[run.info.run_id for run in runs] for runs in _family(server)] == [
+    assert [[run.info.run_id for run in runs] for runs in _family(mlflow_server)] == [
         [run.info.run_id for run in runs] for runs in ([parent], children)
     ]
 
@@ -123,19 +128,20 @@ def _family(server: Server) -> tuple[list[Run], list[Run]]:
     return parents, children
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(executable() is None, reason=MISSING)
-def test_a_browser_shows_curves_completions_and_the_model(server: Server, trained: Run, folder: Path) -> None:
-    page = f"{server.uri}/#/experiments/{trained.info.experiment_id}/runs/{trained.info.run_id}"
+def test_a_browser_shows_curves_completions_and_the_model(
+    mlflow_server: Server, trained: Run, folder: Path
+) -> None:
+    page = f"{mlflow_server.uri}/#/experiments/{trained.info.experiment_id}/runs/{trained.info.run_id}"
     with Browser() as browser:
         browser.open(page)
         browser.wait_for("shown", "evaluation/accuracy", "train.learning_rate", "train.jsonl")
         _shows_curves(browser, page)
         browser.open(f"{page}/artifacts/eval_table.json")
         browser.wait_for("prompt", "completion", "rewards/exact", "step 1")
-        _shows_traces(browser, page, server, trained)
-        version = server.client.get_model_version_by_alias("adder", "best").version
-        browser.open(f"{server.uri}/#/models/adder")
+        _shows_traces(browser, page, mlflow_server, trained)
+        version = mlflow_server.client.get_model_version_by_alias("adder", "best").version
+        browser.open(f"{mlflow_server.uri}/#/models/adder")
         browser.wait_for(f"Version {version}", "best", "evaluation/accuracy")
         _shows_the_report(browser, folder / "runs" / "shown" / "report.html")
 

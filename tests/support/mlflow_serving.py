@@ -1,4 +1,4 @@
-"""A real MLflow server that can be killed, stopped and started again, and what a run has there."""
+"""Real MLflow servers: one that all tests share, and others to be killed and stopped. What a run has there."""
 
 from __future__ import annotations
 
@@ -6,80 +6,92 @@ import json
 import os
 import signal
 import socket
-import subprocess
-import sys
 import time
 import urllib.request
+import uuid
 from collections import Counter
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from mlflow import MlflowClient
-from mlflow.entities import Run
+from support import processes, services
+from support.mlflow_store import migrated_store
+from support.patience import patient
+from support.ports import free_port
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities import Run
 
 
 class Server:
-    """An MLflow server in a process group of its own, on one port of this machine; as a context, it is started.
+    """An MLflow server in a process group of its own, on one port of this machine.
 
     Args:
         folder: where its database and artifacts are, which stay when it is killed.
+        port: where another process has started it; otherwise a free one.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, port: int | None = None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
-        with closing(socket.socket()) as free:
-            free.bind(("127.0.0.1", 0))
-            self.port: int = free.getsockname()[1]
+        self.port = port or free_port()
         self.uri = f"http://127.0.0.1:{self.port}"
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: processes.Process | None = None
 
-    def __enter__(self) -> Server:
-        self.start()
-        return self
+    def start(self, cold: bool = False) -> int:
+        """Start it, wait until it answers, and return the id of its process, which leads its group.
 
-    def __exit__(self, *_: object) -> None:
-        self.kill()
-
-    def start(self, seconds: float = 180) -> None:
-        """Start it, and wait until it answers."""
-        command = [
-            sys.executable, "-m", "mlflow", "server", "--workers", "1",
-            "--host", "127.0.0.1", "--port", str(self.port),
+        Args:
+            cold: it outlives the process that starts it.
+        """
+        if not (self.folder / "server.db").exists():
+            migrated_store(self.folder, "server.db")
+        self._process = processes.start(
+            "-m", "mlflow", "server", "--workers", "1", "--host", "127.0.0.1", "--port", str(self.port),
             "--backend-store-uri", f"sqlite:///{self.folder}/server.db",
             "--artifacts-destination", str(self.folder / "artifacts"),
-        ]  # fmt: skip
-        environment = os.environ | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
-        log = self.folder / "server.log"
-        with log.open("ab") as output:
-            self._process = subprocess.Popen(
-                command, cwd=self.folder, env=environment, stdout=output, stderr=output, start_new_session=True
-            )
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline and self._process.poll() is None:
-            try:
-                with urllib.request.urlopen(f"{self.uri}/health", timeout=2):
-                    return
-            except OSError:
-                time.sleep(0.2)
-        raise AssertionError(f"the server did not come up:\n{log.read_text()}")
+            cwd=self.folder, env={"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}, cold=cold, new_session=True,
+        )  # fmt: skip
+        deadline = time.monotonic() + patient(180)
+        while not self.is_healthy():
+            assert self._process.poll() is None, f"the server has ended:\n{self._process.output()}"
+            assert time.monotonic() < deadline, f"the server did not come up:\n{self._process.output()}"
+            time.sleep(0.1)
+        return self._process.pid
+
+    def is_healthy(self) -> bool:
+        """Return whether it says that it is well."""
+        try:
+            with urllib.request.urlopen(f"{self.uri}/health", timeout=patient(10)) as answer:
+                return bool(answer.read() == b"OK")
+        except OSError:
+            return False
+
+    def assert_unharmed(self) -> None:
+        """Write a value and read it back, and leave no trace of that."""
+        assert self.is_healthy(), f"{self.uri} is not well"
+        client = self.client
+        experiment = client.create_experiment(f"unharmed-{uuid.uuid4().hex}")
+        run_id = client.create_run(experiment).info.run_id
+        client.log_metric(run_id, "loss", 1 / 3, step=7)
+        [value] = client.get_metric_history(run_id, "loss")
+        assert (value.step, value.value) == (7, 1 / 3)
+        client.delete_experiment(experiment)
 
     def kill(self) -> None:
-        """With SIGKILL, all of its processes; the port is free when this returns."""
+        """Kill all of its processes with SIGKILL; when this returns, the port is free."""
         if self._process is not None:
             self._send(signal.SIGKILL)
             self._process.wait(10)
-            deadline = time.monotonic() + 10
-            while self._is_listening() and time.monotonic() < deadline:
-                time.sleep(0.05)
+            services.wait_until(lambda: not self._is_listening(), f"{self.uri} is free", 10)
 
     def stop(self) -> None:
-        """It accepts connections from here on, and answers nothing."""
+        """Have it accept connections, and answer nothing."""
         self._send(signal.SIGSTOP)
 
     def go_on(self) -> None:
-        """It answers again, first what it was asked while it stood still."""
+        """Have it answer again, first what it was asked while it stood still."""
         self._send(signal.SIGCONT)
 
     def _is_listening(self) -> bool:
@@ -92,13 +104,25 @@ class Server:
 
     @property
     def client(self) -> MlflowClient:
+        from mlflow import MlflowClient
+
         return MlflowClient(self.uri)
 
-    def runs(self) -> list[Run]:
-        """All that it has."""
-        return list(
-            self.client.search_runs([found.experiment_id for found in self.client.search_experiments()])
-        )
+    def runs(self, experiment: str) -> list[Run]:
+        """Return all runs of an experiment, the newest first; none where there is no such experiment."""
+        found = self.client.get_experiment_by_name(experiment)
+        return [] if found is None else list(self.client.search_runs([found.experiment_id]))
+
+
+def shared_server() -> Server:
+    """Return the session's server, for tests that do not harm it and name their experiments as no others do."""
+
+    def start(folder: Path) -> services.Facts:
+        server = Server(folder)
+        return {"pid": server.start(cold=True), "port": server.port, "folder": str(folder)}
+
+    facts = services.shared("mlflow", start)
+    return Server(Path(facts["folder"]), facts["port"])
 
 
 Value = tuple[str, int, int, float | str]
@@ -106,7 +130,7 @@ Value = tuple[str, int, int, float | str]
 
 
 def history(client: MlflowClient, run: Run) -> Counter[Value]:
-    """Every value that MLflow has of a run, and how often."""
+    """Return every value that MLflow has of a run, and how often."""
     return Counter(
         (name, metric.step, metric.timestamp, _comparable(metric.value))
         for name in run.data.metrics
@@ -115,7 +139,7 @@ def history(client: MlflowClient, run: Run) -> Counter[Value]:
 
 
 def recorded_values(run_dir: Path, name: str = "metrics.jsonl") -> Counter[Value]:
-    """Every value of a run's own record, if it has that file; names are not translated as MLflow wants them."""
+    """Return every value of a run's own record, by the run's own names; none where it lacks that file."""
     found: Counter[Value] = Counter()
     lines = (run_dir / name).read_text().splitlines() if (run_dir / name).exists() else []
     for line in lines:

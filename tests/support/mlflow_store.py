@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import shutil
-import sys
 from pathlib import Path
 
-from support import processes
 from support.session import locked
-
-TESTS = Path(__file__).parents[1]
-APART = "import sys; sys.path.insert(0, {tests!r}); from support.mlflow_store import make; make({path!r})"
 
 
 def migrated_store(folder: Path, name: str = "mlflow.db") -> Path:
@@ -22,17 +17,14 @@ def migrated_store(folder: Path, name: str = "mlflow.db") -> Path:
         template = session / "mlflow.db"
         if not template.exists():
             unfinished = template.with_suffix(".new")
-            if "mlflow" in sys.modules:
-                make(str(unfinished))
-            else:  # which takes seconds to import, and a worker whose runs are forked can do without it
-                done = processes.run("-c", APART.format(tests=str(TESTS), path=str(unfinished)), cwd=session)
-                assert done.returncode == 0, done.stderr
+            _make(unfinished)
             unfinished.rename(template)
     return Path(shutil.copyfile(template, folder / name))
 
 
-def make(path: str) -> None:
+def _make(path: Path) -> None:
     """Have MLflow make the tables of a new database."""
+    # Its import takes seconds, and one process of a session needs it.
     from mlflow.store.db.utils import _initialize_tables, create_sqlalchemy_engine
 
     engine = create_sqlalchemy_engine(f"sqlite:///{path}")
