@@ -56,6 +56,11 @@ def hangs_in_c(**_):
     ctypes.PyDLL(None).sleep(1000)  # PyDLL keeps the GIL
 
 
+def tells_and_hangs_in_c(completions, **_):
+    Path(completions[0]).touch()
+    hangs_in_c()
+
+
 def returns_none(**_):
     return None
 
@@ -137,7 +142,7 @@ def forks_and_forgets(completions, **_):
 
 
 def prints_much(completions, **_):
-    for _ in range(100):
+    for _ in range(16):
         print("x" * (1 << 20))
     return [1.0] * len(completions)
 

@@ -5,12 +5,13 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from pathlib import Path
+from contextlib import suppress
 
-import numpy as np
+import psutil
 import pytest
 from pydantic import ValidationError
+from support.patience import patient
+from support.services import wait_until
 
 from grpox_rewards import math_process
 from grpox_rewards.configs import ExactConfig, LengthConfig, MathConfig, RegexConfig
@@ -75,7 +76,7 @@ def judge():
         ("7", None, None),
         ("7", "apples", None),
         ("7", float("nan"), None),
-        ("0.5", np.float64(0.5), 1),
+        ("0.5", "numpy", 1),
         (r"\boxed{2}", "(1, 2)", 0),
         (r"\boxed{(1, 2)}", "(1, 2)", 1),
         (r"$2\sqrt{2}$", r"\sqrt{8}", 1),
@@ -83,19 +84,21 @@ def judge():
     ],
 )
 def test_math_compares_values(judge, completion, answer, expected):
+    if answer == "numpy":
+        import numpy as np
+
+        answer = np.float64(0.5)
     assert judge(completions=[completion], answer=[answer]) == [expected]
 
 
 def test_math_kills_what_takes_too_long_and_judges_the_next(judge):
     """A tower of powers that no computer can work out; then an ordinary answer."""
     logged = {}
-    reward = Math(MathConfig(timeout_seconds=1.5))
-    reward(completions=["1"], answer=["1"])  # the process is up: what follows measures the time limit alone
+    reward = Math(MathConfig(timeout_seconds=patient(0.375)))
+    reward(completions=["1"], answer=["1"])  # the process is up: what follows takes the time limit alone
     hostile = r"\boxed{9^{9^{9^{9^{9}}}} + 1}"
-    start = time.monotonic()
     scores = reward(completions=[hostile, "5"], answer=["4", "5"], log_metric=logged.__setitem__)
     assert scores == [0, 1]
-    assert time.monotonic() - start < 30
     assert logged == {"math/timeouts": 0.5, "math/crashes": 0, "math/unreadable_answers": 0}
 
 
@@ -144,16 +147,29 @@ def test_a_process_at_work_does_not_outlive_a_parent_that_is_killed():
     script = (
         "from grpox_rewards.math_process import MathProcess\n"
         "process = MathProcess()\n"
-        "process.judge('1', '1', 5)\n"
+        "process.judge('1', '1', 600)\n"
         "print(process._process.pid, flush=True)\n"
-        r"process.judge('4', '\\boxed{9^{9^{9^{9^{9}}}} + 1}', 1)"
+        rf"process.judge('4', '\\boxed{{9^{{9^{{9^{{9^{{9}}}}}}}} + 1}}', {patient(0.5)})"
     )
     parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
-    worker = int(parent.stdout.readline())
-    time.sleep(0.3)  # the second judgement is under way
-    os.kill(parent.pid, signal.SIGKILL)
-    parent.communicate()
-    deadline = time.monotonic() + 20
-    while Path(f"/proc/{worker}/stat").exists() and " Z " not in Path(f"/proc/{worker}/stat").read_text():
-        assert time.monotonic() < deadline, "the process still runs"
-        time.sleep(0.1)
+    worker = psutil.Process(int(parent.stdout.readline()))
+    try:
+        begun = worker.cpu_times().user
+        wait_until(
+            lambda: worker.cpu_times().user > begun + 0.1, "the second judgement is under way", 60, parent
+        )
+        os.kill(parent.pid, signal.SIGKILL)
+        parent.communicate()
+        wait_until(lambda: has_ended(worker), "the process has ended", 20)
+    finally:
+        parent.kill()
+        parent.wait()
+        with suppress(psutil.NoSuchProcess):
+            worker.kill()
+
+
+def has_ended(process):
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True

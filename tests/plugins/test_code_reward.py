@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from support.patience import patient
 
 from grpox.errors import ConfigError
 from grpox_rewards.code import Code, code_in
@@ -20,8 +20,12 @@ LIMITS = Limits(20.0, 512 << 20)
 RIGHT = "def add(a, b):\n    return a + b\n"
 TESTS = ["assert add(2, 3) == 5", "assert add(-1, 1) == 0"]
 PAIRS = [{"input": "2 3\n", "output": "5\n"}, {"input": "-1 1", "output": "0"}]
-LACKING = run_tests("", [], LIMITS).lacking
-confined = pytest.mark.skipif(bool(LACKING), reason=f"this kernel cannot take away {', '.join(LACKING)}")
+
+
+@pytest.fixture(scope="module")
+def lacking() -> tuple[str, ...]:
+    """What this kernel cannot take away."""
+    return run_tests("", [], LIMITS).lacking
 
 
 def scores(*completions: str, tests: Any = TESTS, **config: Any) -> list[float | None]:
@@ -211,10 +215,11 @@ REFUSED = {
 }
 
 
-@confined
 def test_code_reaches_no_network_process_environment_or_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lacking: tuple[str, ...]
 ) -> None:
+    if lacking:
+        pytest.skip(f"this kernel cannot take away {', '.join(lacking)}")
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     (tmp_path / "secret").write_text("hf_secret")
     places = {"trainer": os.getpid(), "secret": str(tmp_path / "secret"), "folder": str(tmp_path)}
@@ -242,31 +247,29 @@ HOSTILE = {
 @pytest.mark.parametrize("name", HOSTILE)
 def test_what_does_not_end_is_killed_with_all_it_started(name: str) -> None:
     before = {p.pid for p in psutil.Process().children(recursive=True)}
-    begun = time.monotonic()
     made = run_tests(HOSTILE[name], TESTS, Limits(1.0, 256 << 20))
-    assert time.monotonic() - begun < 30
     assert made.passed == [False, False]
     assert made.late or name == "closes its channel"  # whose tests end at once
     assert {p.pid for p in psutil.Process().children(recursive=True)} <= before
 
 
 def test_memory_is_limited_in_the_code_and_in_what_it_sends() -> None:
-    begun = time.monotonic()
-    assert scores("held = [0] * 10**9", memory_mib=128) == [0.0]
-    assert scores("def add(a, b): return [0] * 10**7", memory_mib=128) == [0.0]
-    assert time.monotonic() - begun < 60
+    for code in ("held = [0] * 10**9", "def add(a, b): return [0] * 10**7"):
+        assert scores(code, memory_mib=128) == [0.0]
+        made = run_tests(code, TESTS, Limits(20.0, 128 << 20))
+        assert (made.passed, made.late) == ([False, False], False)  # it was not the time that ended it
 
 
-def test_a_gigabyte_of_output_is_cut() -> None:
+def test_a_gigabyte_of_output_is_cut(lacking: tuple[str, ...]) -> None:
     code = "import sys\nwhile True: sys.stdout.write('x' * 1000000)"
-    assert run_program(code, "", LIMITS) == Judgement([], None, False, LACKING)
+    assert run_program(code, "", LIMITS) == Judgement([], None, False, lacking)
     assert run_tests(f"print('x' * 10**8)\n{RIGHT}", TESTS, LIMITS).passed == [True, True]
 
 
-def test_an_early_pass_is_kept_when_a_later_test_runs_out_of_time() -> None:
+def test_an_early_pass_is_kept_when_a_later_test_runs_out_of_time(lacking: tuple[str, ...]) -> None:
     code = "def add(a, b):\n    while a < 0: pass\n    return a + b"
-    made = run_tests(code, TESTS, Limits(2.0, 256 << 20))
-    assert made == Judgement([True, False], None, True, LACKING)
+    made = run_tests(code, TESTS, Limits(patient(0.25), 256 << 20))
+    assert made == Judgement([True, False], None, True, lacking)
 
 
 def test_its_folder_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -278,8 +281,8 @@ def test_its_folder_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_where_the_kernel_denies_a_part_it_is_told_or_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    lacking = Judgement([], lacking=("network",))
-    monkeypatch.setattr("grpox_rewards.code.run_tests", lambda *_: lacking)
+    without_network = Judgement([], lacking=("network",))
+    monkeypatch.setattr("grpox_rewards.code.run_tests", lambda *_: without_network)
     Code(CodeConfig())
     assert "does not let reward 'code' take from the code the network" in capsys.readouterr().err
     with pytest.raises(ConfigError, match="the network, other processes and signals"):

@@ -18,10 +18,10 @@ from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 import pytest
-from mlflow import MlflowClient
-from mlflow.utils.validation import _validate_metric_name, _validate_param_name
 from pydantic import ValidationError
 from rich.console import Console
+from support.mlflow_store import migrated_store
+from support.patience import patient
 
 from grpox.config import ComponentRef, RunConfig
 from grpox.contracts import Rollout, RunContext, ScoredRollout
@@ -39,8 +39,14 @@ ROLLOUTS = [ScoredRollout(Rollout(0, 0, (1,), (2, 3), "stop", 0), "1+1=", "2", {
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One database for the whole file: creating one takes seconds."""
-    return tmp_path_factory.mktemp("mlflow") / "mlflow.db"
+    """One database for the whole file."""
+    return migrated_store(tmp_path_factory.mktemp("mlflow"))
+
+
+@pytest.fixture(autouse=True)
+def _enough_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However slow this machine is, the end of a run waits for all of it."""
+    monkeypatch.setattr("grpox_mlflow.tracker.CLOSE_SECONDS", patient(60))
 
 
 @pytest.fixture
@@ -61,6 +67,8 @@ class Session:
     """A tracker and the record it takes files from, as a run drives them."""
 
     def __init__(self, run: RunContext, store: Path, **config: Any) -> None:
+        from mlflow import MlflowClient
+
         self.run, self.output = run, io.StringIO()
         self.config = MlflowConfig(tracking_uri=f"sqlite:///{store}", **config)
         self.tracker = MlflowTracker(self.config, Console(file=self.output, width=200))
@@ -99,7 +107,9 @@ class Session:
         return [(metric.step, metric.value) for metric in history]
 
     def artifact(self, path: str) -> Path:
-        return Path(self.client.download_artifacts(self.stored.info.run_id, path))
+        fetched = self.run.output_dir.with_name("fetched")
+        fetched.mkdir(exist_ok=True)
+        return Path(self.client.download_artifacts(self.stored.info.run_id, path, str(fetched)))
 
 
 def test_a_finished_run_reads_back_value_for_value(run: RunContext, store: Path) -> None:
@@ -194,14 +204,15 @@ def test_completions_stay_on_disk_when_not_wanted(run: RunContext, store: Path) 
 
 
 def test_a_file_that_cannot_be_shipped_is_told_by_the_next_hook_and_keeps_nothing_else_from_it(
-    run: RunContext, store: Path
+    run: RunContext, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("grpox_mlflow.writer.INTERVAL", 0.1)
     session = Session(run, store).start()
     in_the_way = Path(url2pathname(urlsplit(session.stored.info.artifact_uri).path)) / "completions"
     in_the_way.parent.mkdir(parents=True, exist_ok=True)
     in_the_way.write_text("a file, where a folder should be")
     session.score(1)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + patient(60)
     step = 0
     while "grpox sync" not in session.output.getvalue() and time.monotonic() < deadline:
         step += 1
@@ -296,8 +307,11 @@ def values_in(session: Session) -> list[tuple[str, int, int, float]]:
 
 def dead(session: Session) -> None:
     """End the tracker's thread and free its lock, as the end of the process would."""
-    assert session.tracker._writer is not None
-    session.tracker._writer.close(0.3, silent)
+    writer = session.tracker._writer
+    assert writer is not None
+    writer.close(0.0, silent)
+    writer._thread.join(patient(60))
+    assert not writer._thread.is_alive()
     session.tracker._held.close()
 
 
@@ -396,8 +410,11 @@ def test_sync_says_that_a_server_does_not_answer_and_loses_nothing(
     away: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dead(away)
-    monkeypatch.setattr("grpox_mlflow.sync.WAIT_SECONDS", 3.0)
-    with pytest.raises(RunFailed, match=r"http://127\.0\.0\.1:9 cannot.*\n    tried for \d s; nothing is lost"):
+    monkeypatch.setattr("grpox_mlflow.sync.WAIT_SECONDS", 0.3)
+    monkeypatch.setattr("grpox_mlflow.sync._PAUSE", 0.2)
+    with pytest.raises(
+        RunFailed, match=r"http://127\.0\.0\.1:9 cannot.*\n    tried for \d+ s; nothing is lost"
+    ):
         sync(away.run.output_dir)
 
 
@@ -456,6 +473,8 @@ def test_a_run_that_resumes_goes_on_in_its_mlflow_run_and_changes_are_tags(
 
 
 def test_a_deleted_experiment_is_named(run: RunContext, store: Path) -> None:
+    from mlflow import MlflowClient
+
     client = MlflowClient(f"sqlite:///{store}")
     client.delete_experiment(client.create_experiment("gone"))
     with pytest.raises(RunFailed, match="'gone' was deleted"):
@@ -480,6 +499,8 @@ def test_a_password_does_not_belong_in_the_config() -> None:
     "name", ["loss", "a/b", "a//b", "/a", "../a", ".", "", "a[b]", "é", "x" * 400, "a/" * 200]
 )
 def test_every_name_becomes_one_that_mlflow_accepts(name: str) -> None:
+    from mlflow.utils.validation import _validate_metric_name, _validate_param_name
+
     given = Names()[name]
     _validate_metric_name(given)
     _validate_param_name(given)
@@ -533,7 +554,7 @@ def test_a_write_that_fails_is_told_once_and_done_again_until_it_succeeds() -> N
 
     writer = Writer(write, pauses=(0.0,))
     writer.wake()
-    assert writer.close(5, silent)
+    assert writer.close(patient(60), silent)
     assert "written" in done
     assert str(writer.take_error()) == "away"
     assert writer.take_error() is None
@@ -544,16 +565,17 @@ def test_waking_never_blocks_and_many_calls_are_one_write() -> None:
 
     def write() -> None:
         begun.set()
-        gate.wait(5)
+        gate.wait(patient(60))
         done.append("written")
 
     writer = Writer(write)
     writer.wake()
-    assert begun.wait(5)
+    assert begun.wait(patient(60))
     for _ in range(100):
         writer.wake()
+    assert done == []  # the first is still at work
     gate.set()
-    assert writer.close(5, silent)
+    assert writer.close(patient(60), silent)
     assert 2 <= len(done) <= 3  # what was written as they came, and the last time
 
 
@@ -576,13 +598,19 @@ def test_writing_takes_no_more_than_its_share_of_the_time(monkeypatch: pytest.Mo
         twice.wait(0.01)
     [(_, ended), (begun, _)] = times[:2]
     assert begun - ended >= 0.4
-    assert writer.close(5, silent)
+    assert writer.close(patient(60), silent)
 
 
 def test_closing_waits_no_longer_than_told() -> None:
-    gate = threading.Event()
-    writer = Writer(lambda: gate.wait(5))
-    begun = time.monotonic()
+    gate, ended = threading.Event(), threading.Event()
+
+    def write() -> None:
+        gate.wait(patient(60))
+        ended.set()
+
+    writer = Writer(write)
     assert not writer.close(0.2, silent)
-    assert time.monotonic() - begun < 3
+    assert not ended.is_set()  # what it would have waited for is still going on
     gate.set()
+    writer._thread.join(patient(60))
+    assert ended.is_set()

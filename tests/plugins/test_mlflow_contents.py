@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mlflow import MlflowClient
-from mlflow.entities import Metric, Param
 from pydantic import ValidationError
 from rich.console import Console
+from support.mlflow_store import migrated_store
+from support.patience import patient
 
 from grpox.checkpoint.fingerprints import fingerprints
 from grpox.config import RunConfig
@@ -40,14 +40,14 @@ BATCH = [scored(row, reward=row / 10) for row in range(8)]
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """One database for the whole file: creating one takes seconds."""
-    return f"sqlite:///{tmp_path_factory.mktemp('mlflow')}/mlflow.db"
+    """One database for the whole file."""
+    return f"sqlite:///{migrated_store(tmp_path_factory.mktemp('mlflow'))}"
 
 
 @pytest.fixture(autouse=True)
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+def _enough_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """However slow this machine is, the end of a run waits for all of it."""
-    monkeypatch.setattr("grpox_mlflow.tracker.CLOSE_SECONDS", 300.0)
+    monkeypatch.setattr("grpox_mlflow.tracker.CLOSE_SECONDS", patient(300))
 
 
 @pytest.fixture
@@ -71,6 +71,8 @@ class Followed:
     """A run that a tracker follows into the store."""
 
     def __init__(self, run: RunContext, store: str, **config: Any) -> None:
+        from mlflow import MlflowClient
+
         self.run, self.client = run, MlflowClient(store)
         self.record = LocalRecord()
         tracking = MlflowConfig(tracking_uri=store, experiment=str(run.output_dir.parent.name), **config)
@@ -144,7 +146,8 @@ def _the_table_is_one(followed: Followed) -> None:
     assert json.loads(followed.stored.data.tags["mlflow.loggedArtifacts"]) == [
         {"path": "eval_table.json", "type": "table"}
     ]
-    table = json.loads(Path(followed.client.download_artifacts(run_id, "eval_table.json")).read_text())
+    fetched = followed.client.download_artifacts(run_id, "eval_table.json", str(followed.run.output_dir.parent))
+    table = json.loads(Path(fetched).read_text())
     first = dict(zip(table["columns"], table["data"][0], strict=True))
     assert len(table["data"]) == 16
     assert (first["batch"], first["prompt"], first["completion"]) == ("step 1", "1+7=", "2")
@@ -277,6 +280,8 @@ def test_a_run_that_saved_no_completions_has_no_table(tmp_path: Path) -> None:
 
 
 def test_requests_are_cut_by_number_and_by_size() -> None:
+    from mlflow.entities import Metric, Param
+
     metrics = [Metric(f"m{number}", 1.0, 0, 0) for number in range(2500)]
     assert [len(batch) for batch in in_requests(metrics, 1000)] == [1000, 1000, 500]
     params = [Param(f"p{number}", "ü" * 6000) for number in range(100)]

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from mlflow import MlflowClient
+from support.mlflow_store import migrated_store
 
 from grpox.errors import RunFailed
 from grpox_mlflow.configs import MlflowConfig
 from grpox_mlflow.parent import ParentRun
 from grpox_mlflow.sync import sync
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
 
 GRID = {"train.seed": "0, 1", "sweep.run": "run.yaml"}
 ROWS = [{"train.seed": "0", "reward": 0.25}, {"train.seed": "1", "reward": 0.5}]
@@ -20,8 +23,15 @@ ROWS = [{"train.seed": "0", "reward": 0.25}, {"train.seed": "1", "reward": 0.5}]
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """One database for the whole file: creating one takes seconds."""
-    return f"sqlite:///{tmp_path_factory.mktemp('mlflow')}/mlflow.db"
+    """One database for the whole file."""
+    return f"sqlite:///{migrated_store(tmp_path_factory.mktemp('mlflow'))}"
+
+
+@pytest.fixture
+def client(store: str) -> MlflowClient:
+    from mlflow import MlflowClient
+
+    return MlflowClient(store)
 
 
 @pytest.fixture
@@ -41,10 +51,11 @@ def end(parent: ParentRun, status: str = "FINISHED", children: tuple[str, ...] =
     parent.conclude(finished, {"best/reward": 0.5}, status, {"grpox.best": "seed=1"}, children, ROWS)
 
 
-def test_it_has_the_grid_the_course_of_the_best_and_the_table(folder: Path, store: str) -> None:
+def test_it_has_the_grid_the_course_of_the_best_and_the_table(
+    folder: Path, store: str, client: MlflowClient, tmp_path: Path
+) -> None:
     said: list[str] = []
     parent = begin(folder, store, said, tags={"team": "maths"})
-    client = MlflowClient(store)
     assert parent.run_id is not None
     assert client.get_run(parent.run_id).info.status == "RUNNING"
     child = client.create_run(client.get_run(parent.run_id).info.experiment_id).info.run_id
@@ -55,7 +66,9 @@ def test_it_has_the_grid_the_course_of_the_best_and_the_table(folder: Path, stor
     assert {"team": "maths", "grpox.best": "seed=1"}.items() <= stored.data.tags.items()
     course = client.get_metric_history(parent.run_id, "best/reward")
     assert [(value.step, value.value) for value in course] == [(1, 0.25), (2, 0.5)]
-    table = json.loads(Path(client.download_artifacts(parent.run_id, "sweep_table.json")).read_text())
+    table = json.loads(
+        Path(client.download_artifacts(parent.run_id, "sweep_table.json", str(tmp_path))).read_text()
+    )
     assert table == {"columns": ["train.seed", "reward"], "data": [["0", 0.25], ["1", 0.5]]}
     assert json.loads(stored.data.tags["mlflow.loggedArtifacts"])[0]["path"] == "sweep_table.json"
     # A run that began while the store was away is made a child now.
@@ -63,10 +76,11 @@ def test_it_has_the_grid_the_course_of_the_best_and_the_table(folder: Path, stor
     assert parent.run_id in said[-1]
 
 
-def test_the_same_sweep_goes_on_in_the_same_run_and_a_grid_that_grew_is_told(folder: Path, store: str) -> None:
+def test_the_same_sweep_goes_on_in_the_same_run_and_a_grid_that_grew_is_told(
+    folder: Path, store: str, client: MlflowClient
+) -> None:
     first = begin(folder, store, [])
     end(first, status="FAILED")
-    client = MlflowClient(store)
     assert first.run_id is not None
     failed = client.get_run(first.run_id)
     assert (failed.info.status, failed.data.tags["grpox.error"]) == ("FAILED", "1 of 2 runs did not finish")
@@ -80,7 +94,9 @@ def test_the_same_sweep_goes_on_in_the_same_run_and_a_grid_that_grew_is_told(fol
     assert stored.data.tags["changed.train.seed"] == "0, 1 -> 0, 1, 2"
 
 
-def test_a_store_that_is_away_fails_nothing_and_is_brought_up_to_date_later(folder: Path, store: str) -> None:
+def test_a_store_that_is_away_fails_nothing_and_is_brought_up_to_date_later(
+    folder: Path, store: str, client: MlflowClient
+) -> None:
     said: list[str] = []
     parent = begin(folder, "http://127.0.0.1:9", said)
     assert parent.run_id is None
@@ -88,7 +104,7 @@ def test_a_store_that_is_away_fails_nothing_and_is_brought_up_to_date_later(fold
     assert [line.splitlines()[1].strip() for line in said] == [f"nothing is lost: grpox sync {folder}"] * 2
     assert sync(folder, store).status == "FINISHED"
     told = json.loads((folder / "mlflow.json").read_text())
-    stored = MlflowClient(store).get_run(told["run_id"])
+    stored = client.get_run(told["run_id"])
     assert (stored.info.status, stored.data.params) == ("FINISHED", GRID)
     assert stored.data.metrics["best/reward"] == 0.5
 
@@ -98,10 +114,10 @@ def test_a_mistake_in_the_address_is_told_before_any_run_begins(folder: Path) ->
         begin(folder, "foo://x", [])
 
 
-def test_a_secret_of_the_grid_is_masked(folder: Path, store: str) -> None:
+def test_a_secret_of_the_grid_is_masked(folder: Path, store: str, client: MlflowClient) -> None:
     parent = begin(folder, store, [], {"generator.api_key": "hush, psst"})
     end(parent)
     assert parent.run_id is not None
-    stored = MlflowClient(store).get_run(parent.run_id)
+    stored = client.get_run(parent.run_id)
     assert stored.data.params == {"generator.api_key": "***"}
     assert not any("hush" in path.read_text() for path in folder.iterdir() if path.is_file())

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import json
 import shutil
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import mlflow
 import pytest
 import yaml
-from mlflow import MlflowClient
-from mlflow.models import Model
 from rich.console import Console
+from support.mlflow_store import migrated_store
+from support.patience import patient
+from support.services import wait_until
 
 from grpox.config import RunConfig
 from grpox.contracts import RunContext
@@ -29,20 +28,22 @@ VERSIONS = {"grpox": "0.1.0", "torch": "2.13.0+cpu", "transformers": "5.19.0", "
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """One database for the whole file: creating one takes seconds."""
-    return f"sqlite:///{tmp_path_factory.mktemp('mlflow')}/mlflow.db"
+    """One database for the whole file."""
+    return f"sqlite:///{migrated_store(tmp_path_factory.mktemp('mlflow'))}"
 
 
 @pytest.fixture(autouse=True)
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+def _enough_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """However slow this machine is, the end of a run waits for all of it."""
-    monkeypatch.setattr("grpox_mlflow.tracker.CLOSE_SECONDS", 300.0)
+    monkeypatch.setattr("grpox_mlflow.tracker.CLOSE_SECONDS", patient(300))
 
 
 class Registered:
     """A run whose checkpoints and model are registered as `name`."""
 
     def __init__(self, folder: Path, store: str, name: str, **config: Any) -> None:
+        from mlflow import MlflowClient
+
         settings = {
             "model": {"path": "m"}, "data": {"path": "d.jsonl"}, "rewards": ["math"], "loss": "grpo",
             "evaluation": {"path": "h.jsonl"}, **config.pop("run", {}),
@@ -94,6 +95,8 @@ class Registered:
         return self.client.get_model_version_by_alias(self.name, "best")
 
     def files(self, version: Any) -> Path:
+        import mlflow
+
         return Path(mlflow.artifacts.download_artifacts(version.source, tracking_uri=self.store))
 
 
@@ -128,6 +131,9 @@ def test_the_model_is_uploaded_with_all_that_loads_it_and_its_metrics(
 
 
 def _its_files_load(registered: Registered, version: Any) -> None:
+    import mlflow
+    from mlflow.models import Model
+
     folder = registered.files(version)
     told = Model.load(str(folder))
     assert [column.name for column in told.signature.inputs.inputs] == ["prompt"]
@@ -175,7 +181,7 @@ def test_a_large_model_stays_where_it_is_and_its_version_points_there(tmp_path: 
 def test_a_checkpoint_that_is_removed_takes_its_version_along(tmp_path: Path, store: str) -> None:
     registered = Registered(tmp_path / "run", store, "adder-3").start()
     first = registered.checkpoint(2, accuracy=0.9)
-    _until(lambda: registered.aliases.get("best"))
+    wait_until(lambda: "best" in registered.aliases, "there is a best version", 60)
     assert list(registered.versions) == ["2 step-00000002"]
     registered.checkpoint(3, accuracy=0.5)
     shutil.rmtree(first)
@@ -217,10 +223,3 @@ def test_a_run_that_registers_nothing_leaves_the_registry_alone(tmp_path: Path, 
     registered.start().checkpoint(2, accuracy=0.5)
     registered.finish(4)
     assert registered.client.search_registered_models("name = 'adder-6'") == []
-
-
-def _until(true: Any, seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)

@@ -18,8 +18,9 @@ from typing import Any
 
 import pytest
 from click.testing import Result
-from mlflow import MlflowClient
 from rich.console import Console
+from support.mlflow_store import migrated_store
+from support.patience import patient
 from typer.testing import CliRunner
 
 from grpox.cli import app as cli
@@ -53,8 +54,10 @@ class Stored:
     """A store with the runs that the tests read, each written by the tracker as a run drives it."""
 
     def __init__(self, folder: Path) -> None:
+        from mlflow import MlflowClient
+
         self.folder = folder
-        self.uri = f"sqlite:///{folder}/mlflow.db"
+        self.uri = f"sqlite:///{migrated_store(folder)}"
         self.client = MlflowClient(self.uri)
 
     def write(
@@ -79,7 +82,7 @@ class Stored:
         if not over:
             # As a process that was killed leaves it.
             assert tracker._writer is not None
-            tracker._writer.close(30, lambda: None)
+            tracker._writer.close(patient(60), lambda: None)
             tracker._held.close()
         elif error is None:
             record.grpox_evaluated(3, {"accuracy": 0.875})
@@ -98,8 +101,14 @@ class Stored:
 
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory: pytest.TempPathFactory) -> Stored:
-    """Written once: making a database takes seconds."""
-    stored = Stored(tmp_path_factory.mktemp("store"))
+    """Written once, as it takes seconds."""
+    with pytest.MonkeyPatch.context() as changed:
+        # However slow this machine is, the end of a run waits for all of it.
+        changed.setattr("grpox_mlflow.tracker.CLOSE_SECONDS", patient(60))
+        return _written(Stored(tmp_path_factory.mktemp("store")))
+
+
+def _written(stored: Stored) -> Stored:
     # What other tools keep in the same store is none of our business.
     foreign = stored.client.create_run(stored.client.create_experiment("other-tool"), run_name="foreign")
     stored.client.set_terminated(foreign.info.run_id)

@@ -1,25 +1,12 @@
 """reward_model against transformers' own forward of one text at a time, on tiny models made here."""
 
 import threading
-import time
 
 import pytest
-import torch
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
-from transformers import (
-    BertConfig,
-    BertForSequenceClassification,
-    LlamaConfig,
-    LlamaForCausalLM,
-    LlamaForSequenceClassification,
-    PreTrainedTokenizerFast,
-)
+from support.patience import patient
 
 from grpox.errors import ConfigError
-from grpox.testing import RewardConformance
-from grpox.testing.runner import outcomes
 from grpox_rewards.configs import RewardModelConfig
-from grpox_rewards.reward_model import RewardModel
 
 LETTERS = "abcdefgh<>/"
 VOCABULARY = {name: i for i, name in enumerate(["<pad>", "<eos>", "<bos>", "<unk>", *LETTERS])}
@@ -27,7 +14,16 @@ SIZES = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "nu
 TEMPLATE = "{% for m in messages %}{{ '<' + m['content'] + '>' }}{% endfor %}{{ suffix | default('') }}"
 
 
+def reward_model(**settings):
+    from grpox_rewards.reward_model import RewardModel
+
+    return RewardModel(RewardModelConfig(**settings))
+
+
 def tokenizer(template=None, pad=None):
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
     core = Tokenizer(models.WordLevel(VOCABULARY, unk_token="<unk>"))
     core.pre_tokenizer = pre_tokenizers.Split("", behavior="isolated")
     core.post_processor = processors.TemplateProcessing(
@@ -41,6 +37,9 @@ def tokenizer(template=None, pad=None):
 
 
 def llama(**changes):
+    import torch
+    from transformers import LlamaConfig, LlamaForSequenceClassification
+
     torch.manual_seed(0)
     settings = {"vocab_size": 64, "num_key_value_heads": 2, "max_position_embeddings": 32, "num_labels": 1}
     return LlamaForSequenceClassification(LlamaConfig(**SIZES, **settings | changes)).eval()
@@ -57,7 +56,9 @@ def saved(tmp_path):
 
 
 def alone(model, *texts, special=True):
-    """What the model says of each text by itself."""
+    """The model's scores of texts that it reads one at a time."""
+    import torch
+
     bos = [VOCABULARY["<bos>"]] if special else []
     with torch.no_grad():
         rows = [torch.tensor([[*bos, *(VOCABULARY[letter] for letter in text)]]) for text in texts]
@@ -72,7 +73,7 @@ TEXTS = [p + c for p, c in zip(PROMPTS, COMPLETIONS, strict=True)]
 def test_a_batch_scores_each_text_as_the_model_does_alone(saved, batch_size):
     """The checkpoint declares no padding token, as Llama's do not."""
     model = llama()
-    reward = RewardModel(RewardModelConfig(model=saved(model), batch_size=batch_size))
+    reward = reward_model(model=saved(model), batch_size=batch_size)
     scores = reward(prompts=PROMPTS, completions=COMPLETIONS)
     assert scores == pytest.approx(alone(model, *TEXTS), abs=1e-6)
     assert len({round(score, 4) for score in scores}) == 4
@@ -81,15 +82,18 @@ def test_a_batch_scores_each_text_as_the_model_does_alone(saved, batch_size):
 
 def test_a_declared_padding_token_is_used(saved):
     model = llama(pad_token_id=VOCABULARY["<pad>"])
-    reward = RewardModel(RewardModelConfig(model=saved(model, pad="<pad>")))
+    reward = reward_model(model=saved(model, pad="<pad>"))
     scores = reward(prompts=PROMPTS, completions=COMPLETIONS)
     assert scores == pytest.approx(alone(model, *TEXTS), abs=1e-6)
 
 
 def test_an_encoder_reads_padded_batches_as_it_reads_texts_alone(saved):
+    import torch
+    from transformers import BertConfig, BertForSequenceClassification
+
     torch.manual_seed(0)
     model = BertForSequenceClassification(BertConfig(**SIZES, vocab_size=64, num_labels=1)).eval()
-    reward = RewardModel(RewardModelConfig(model=saved(model, pad="<pad>")))
+    reward = reward_model(model=saved(model, pad="<pad>"))
     scores = reward(prompts=PROMPTS, completions=COMPLETIONS)
     assert scores == pytest.approx(alone(model, *TEXTS), abs=1e-6)
 
@@ -101,21 +105,21 @@ def test_messages_go_through_the_models_own_chat_template_without_further_specia
         "prompts": [[{"role": "user", "content": "ab"}]],
         "completions": [[{"role": "assistant", "content": "cd"}]],
     }
-    plain = RewardModel(RewardModelConfig(model=folder))
+    plain = reward_model(model=folder)
     assert plain(**arguments) == pytest.approx(alone(model, "<ab><cd>", special=False), abs=1e-6)
-    suffixed = RewardModel(RewardModelConfig(model=folder, chat_template_kwargs={"suffix": "/"}))
+    suffixed = reward_model(model=folder, chat_template_kwargs={"suffix": "/"})
     assert suffixed(**arguments) == pytest.approx(alone(model, "<ab><cd>/", special=False), abs=1e-6)
 
 
 def test_messages_without_a_chat_template_are_refused(saved):
-    reward = RewardModel(RewardModelConfig(model=saved(llama())))
+    reward = reward_model(model=saved(llama()))
     with pytest.raises(ValueError, match="has no chat template"):
         reward(prompts=[[{"role": "user", "content": "a"}]], completions=[[]])
 
 
 def test_a_long_text_loses_its_left_end_but_not_its_special_token_and_is_counted(saved):
     model, logged = llama(), {}
-    reward = RewardModel(RewardModelConfig(model=saved(model), max_length=4))
+    reward = reward_model(model=saved(model), max_length=4)
     scores = reward(prompts=["abcd", "a"], completions=["ef", "b"], log_metric=logged.__setitem__)
     assert scores == pytest.approx(alone(model, "def", "ab"), abs=1e-6)
     assert logged == {"reward_model/cut": 0.5}
@@ -123,7 +127,7 @@ def test_a_long_text_loses_its_left_end_but_not_its_special_token_and_is_counted
 
 def test_the_models_positions_are_the_default_limit(saved):
     model, logged = llama(max_position_embeddings=8), {}
-    reward = RewardModel(RewardModelConfig(model=saved(model)))
+    reward = reward_model(model=saved(model))
     scores = reward(prompts=["a" * 20], completions=["bcdefgh"], log_metric=logged.__setitem__)
     assert scores == pytest.approx(alone(model, "bcdefgh"), abs=1e-6)
     assert logged == {"reward_model/cut": 1.0}
@@ -131,7 +135,7 @@ def test_the_models_positions_are_the_default_limit(saved):
 
 def test_scores_are_the_same_in_a_thread_and_carry_no_dropout(saved):
     model = llama(attention_dropout=0.5)
-    reward = RewardModel(RewardModelConfig(model=saved(model)))
+    reward = reward_model(model=saved(model))
     found = []
     arguments = {"prompts": PROMPTS, "completions": COMPLETIONS}
     thread = threading.Thread(target=lambda: found.append(reward(**arguments)))
@@ -141,11 +145,20 @@ def test_scores_are_the_same_in_a_thread_and_carry_no_dropout(saved):
 
 
 def test_two_threads_at_once_score_as_one(saved):
-    reward = RewardModel(RewardModelConfig(model=saved(llama())))
+    reward = reward_model(model=saved(llama()))
     arguments = {"prompts": PROMPTS, "completions": COMPLETIONS}
     expected = reward(**arguments)
-    delays = iter([0.3, 0.6])  # the second call begins within the first, and ends after it
-    reward._model.register_forward_pre_hook(lambda *_: time.sleep(next(delays)))
+    inside, second = [], threading.Event()
+
+    def wait(*_):
+        inside.append(threading.current_thread())
+        if len(inside) == 1:
+            second.wait(0.3)  # which must not come in, but if it did would end after the first
+        else:
+            second.set()
+            inside[0].join(patient(60))
+
+    reward._model.register_forward_pre_hook(wait)
     found = []
     threads = [threading.Thread(target=lambda: found.append(reward(**arguments))) for _ in range(2)]
     for thread in threads:
@@ -157,36 +170,43 @@ def test_two_threads_at_once_score_as_one(saved):
 
 def test_a_model_with_several_outputs_is_refused(saved):
     with pytest.raises(ConfigError, match="a reward model has one output, this one has 2"):
-        RewardModel(RewardModelConfig(model=saved(llama(num_labels=2))))
+        reward_model(model=saved(llama(num_labels=2)))
 
 
 def test_a_model_whose_head_would_be_random_is_refused(saved):
+    from transformers import LlamaConfig, LlamaForCausalLM
+
     causal = LlamaForCausalLM(LlamaConfig(**SIZES, vocab_size=64, num_labels=1))
     with pytest.raises(ConfigError, match=r"its weights lack score\.weight"):
-        RewardModel(RewardModelConfig(model=saved(causal)))
+        reward_model(model=saved(causal))
 
 
 def test_a_folder_without_a_tokenizer_is_told(tmp_path):
     llama().save_pretrained(tmp_path / "judge")
     with pytest.raises(ConfigError, match="its tokenizer cannot be loaded"):
-        RewardModel(RewardModelConfig(model=str(tmp_path / "judge")))
+        reward_model(model=str(tmp_path / "judge"))
 
 
 def test_bfloat16_is_the_dtype_of_the_weights(saved):
-    reward = RewardModel(RewardModelConfig(model=saved(llama()), dtype="bfloat16"))
+    import torch
+
+    reward = reward_model(model=saved(llama()), dtype="bfloat16")
     assert reward._model.dtype == torch.bfloat16
     assert isinstance(reward(prompts=["a"], completions=["b"])[0], float)
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 3, 8])
 def test_equal_texts_score_equally_to_the_last_bit_whatever_batch_they_fall_into(saved, batch_size):
-    reward = RewardModel(RewardModelConfig(model=saved(llama()), batch_size=batch_size))
+    reward = reward_model(model=saved(llama()), batch_size=batch_size)
     texts = ["ab", "abcab", "ab", "a", "ab", "abc", "ab"]
     scores = reward(prompts=["c"] * 7, completions=texts)
     assert len({score for score, text in zip(scores, texts, strict=True) if text == "ab"}) == 1
 
 
 def test_it_conforms(saved):
+    from grpox.testing import RewardConformance
+    from grpox.testing.runner import outcomes
+
     component = {"name": "reward_model", "model": saved(llama())}
     suite = type("Suite", (RewardConformance,), {"component": component})
     assert {outcome.check: outcome.what for outcome in outcomes(suite()) if outcome.status == "failed"} == {}

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import random
 
-from grpox_mlflow.run_name import invented_name
-
 
 def test_runs_of_one_seed_have_different_names() -> None:
+    from grpox_mlflow.run_name import invented_name
+
     names = set()
     for _ in range(5):
         random.seed(0)
@@ -16,6 +16,8 @@ def test_runs_of_one_seed_have_different_names() -> None:
 
 
 def test_it_draws_nothing_of_the_run() -> None:
+    from grpox_mlflow.run_name import invented_name
+
     random.seed(0)
     expected = random.random()
     random.seed(0)
