@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from support import processes
 from support.docs_blocks import COMMANDS, Command, Ended
 
 NOT_RUN = {
@@ -35,10 +33,7 @@ SCRIPT = Path(__file__).with_name("docs_after_a_run.py")
 def ended(tmp_path_factory: pytest.TempPathFactory) -> list[Ended]:
     """What each of the commands came to, one after the other in one process."""
     folder = tmp_path_factory.mktemp("reader")
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    environment.pop("MLFLOW_TRACKING_URI", None)
-    command = [sys.executable, str(SCRIPT), str(folder)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    done = processes.run(SCRIPT, folder, env={"MLFLOW_TRACKING_URI": None})
     assert done.returncode == 0, done.stderr[-4000:]
     return [Ended(**each) for each in json.loads((folder / "ended.json").read_text(encoding="utf-8"))]
 

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import json
-import subprocess
-from collections.abc import Callable
 from importlib import util
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from support.killing import assert_same, kill, recorded, start, wait_for_steps
 from pyarrow import parquet
 from safetensors.torch import load_file
+from support.fixtures import GrpoxCommand
+from support.killing import assert_same, kill, recorded, start, wait_for_steps
 
 pytestmark = pytest.mark.slow
 NO_VLLM = util.find_spec("vllm") is None
-GrpoxCommand = Callable[..., "subprocess.CompletedProcess[str]"]
-
 COMMON = ("train.per_device_train_batch_size=64", "tracking={}")
 SAMPLED = ("evaluation.num_generations=2", "evaluation.temperature=1", "evaluation.pass_at_k=[1, 2]")
 STOPS = "evaluation.early_stop={metric: completions/max_length, min_delta: 10, patience: 3}"
@@ -56,7 +53,8 @@ def test_evaluations_leave_no_trace_in_training(folder: Path, stopped: Path) -> 
     process = start(
         folder, "quickstart", *COMMON, "train.max_steps=3", "evaluation=null", "output_dir=runs/plain"
     )
-    assert process.communicate()[1] is not None
+    stderr = process.communicate()[1]
+    assert process.returncode == 0, stderr
     plain = folder / "runs" / "plain"
     assert recorded(plain) == [told for told in recorded(stopped) if "metrics" in told]
     for name in sorted(path.name for path in (plain / "completions").iterdir()):

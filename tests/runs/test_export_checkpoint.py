@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import GrpoxCommand
+from support.fixtures import GrpoxCommand
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 from grpox.checkpoint.export import export_checkpoint

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from mlflow import MlflowClient
+from support import processes
+from support.ports import free_port
 
 from grpox.lock.differences import Severity, compare
 from grpox.lock.file import read_lock
@@ -97,27 +96,27 @@ def install(site: Path, version: str) -> Path:
     return site
 
 
+IN_SITE = """
+import sys
+sys.path.insert(1, {site!r})
+from grpox.cli import script
+sys.argv[0] = "grpox"
+script()
+"""
+"""`python -m grpox`, with a folder in PYTHONPATH."""
+
+
 def start_ranks(folder: Path, sites: list[Path], *arguments: str) -> list[tuple[int, str, str]]:
     """`grpox` with one rank for each of `sites`, as on machines of their own; exit code and output of each."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    shared = {"WORLD_SIZE": str(len(sites)), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    processes = []
+    shared = {"WORLD_SIZE": str(len(sites)), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    ranks = []
     for rank, site in enumerate(sites):
-        own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "PYTHONPATH": str(site), "OMP_NUM_THREADS": "1"}
-        processes.append(
-            subprocess.Popen(
-                [sys.executable, "-m", "grpox", *arguments],
-                cwd=folder,
-                env=os.environ | shared | own,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-        )
-    outputs = [process.communicate(timeout=300) for process in processes]
-    return [(process.returncode, *output) for process, output in zip(processes, outputs, strict=True)]
+        place = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+        script = folder / f"rank-{rank}-of-{site.parent.name}.py"
+        script.write_text(IN_SITE.format(site=str(site)))
+        ranks.append(processes.start(script, *arguments, cwd=folder, env=shared | place))
+    outputs = [rank.communicate() for rank in ranks]
+    return [(rank.wait(), *output) for rank, output in zip(ranks, outputs, strict=True)]
 
 
 def test_a_rank_with_another_version_of_a_plugin_is_named_before_anything_starts(folder, tmp_path):

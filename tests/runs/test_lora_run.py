@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import importlib.resources
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import GrpoxCommand
+from support import processes
+from support.fixtures import GrpoxCommand
 from support.killing import assert_same, kill, start, wait_for_steps
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
@@ -128,15 +126,7 @@ print(sum(not torch.equal(after[name], before[name]) for name in before), "chang
 
 def test_a_model_object_is_a_plain_model_afterwards(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(OBJECT.format(base=str(QUICKSTART)))
-    done = subprocess.run(
-        [sys.executable, "script.py"],
-        cwd=tmp_path,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
+    done = processes.run("script.py", cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-4000:]
     assert done.stdout.splitlines()[-1] == "14 changed"
 

@@ -8,21 +8,31 @@ import pyarrow.parquet
 import pytest
 import torch
 from mlflow import MlflowClient
+from support import processes
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 STEPS = 100
 
 
 @pytest.fixture(scope="module")
-def run(grpox, folder):
-    done = grpox("train", "quickstart")
-    assert done.returncode == 0, done.stderr[-4000:]
-    return done
+def run(finished_quickstart):
+    return finished_quickstart
 
 
 @pytest.fixture(scope="module")
-def output(run, folder):
-    return folder / "runs" / "quickstart"
+def output(run):
+    return run.output
+
+
+@pytest.fixture(scope="module")
+def grpox(run):
+    """`grpox(*arguments)` beside the run, for commands that only read."""
+
+    def grpox(*arguments):
+        env = {"MLFLOW_TRACKING_URI": None}
+        return processes.run("-m", "grpox", *arguments, cwd=run.folder, env=env)
+
+    return grpox
 
 
 @pytest.fixture(scope="module")
@@ -32,8 +42,8 @@ def recorded(output):
 
 
 @pytest.fixture(scope="module")
-def tracked(run, folder):
-    client = MlflowClient(f"sqlite:///{folder}/mlflow.db")
+def tracked(run):
+    client = MlflowClient(f"sqlite:///{run.folder}/mlflow.db")
     (experiment,) = [e for e in client.search_experiments() if e.name == "grpox-quickstart"]
     (mlflow_run,) = client.search_runs([experiment.experiment_id])
     return client, mlflow_run
@@ -54,7 +64,7 @@ def test_the_terminal_shows_accuracy_before_and_after(run, output):
     assert "Traceback" not in run.stdout + run.stderr
 
 
-def test_the_report_shows_the_run_and_is_in_mlflow(run, output, folder, tracked, grpox):
+def test_the_report_shows_the_run_and_is_in_mlflow(run, output, tracked, grpox, tmp_path):
     report = output / "report.html"
     text = report.read_text(encoding="utf-8")
     summary = json.loads((output / "summary.json").read_text())
@@ -67,13 +77,14 @@ def test_the_report_shows_the_run_and_is_in_mlflow(run, output, folder, tracked,
     client, mlflow_run = tracked
     stored = client.download_artifacts(mlflow_run.info.run_id, "report.html")
     assert Path(stored).read_text(encoding="utf-8") == text
-    again = grpox("report", "runs/quickstart", "--output", "again.html")
-    assert (again.returncode, again.stdout) == (0, "again.html\n"), again.stderr
+    made = tmp_path / "again.html"
+    again = grpox("report", "runs/quickstart", "--output", str(made))
+    assert (again.returncode, again.stdout) == (0, f"{made}\n"), again.stderr
 
     def but_when_it_was_made(page):
         return re.sub(r"report made [^<]*", "", page)
 
-    assert but_when_it_was_made((folder / "again.html").read_text("utf-8")) == but_when_it_was_made(text)
+    assert but_when_it_was_made(made.read_text("utf-8")) == but_when_it_was_made(text)
 
 
 def test_every_step_is_recorded_and_on_policy(recorded):

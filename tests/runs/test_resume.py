@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import shutil
 import signal
 import time
 from importlib import util
 from pathlib import Path
 
 import pytest
-from support.killing import assert_same, kill, start, wait_for_steps
 from mlflow import MlflowClient
+from support.killing import assert_same, kill, start, wait_for_steps
 
 pytestmark = pytest.mark.slow
 NO_VLLM = util.find_spec("vllm") is None
@@ -49,17 +51,21 @@ def test_a_run_killed_at_a_random_moment_is_resumed_bit_by_bit(
 ) -> None:
     overrides = [*_words(settings), "train.max_steps=8", "checkpoint.every=2", "tracking={}"]
     whole, killed = tmp_path / "runs" / "whole", tmp_path / "runs" / "killed"
-    process = start(tmp_path, "quickstart", *overrides, "output_dir=runs/whole", ranks=ranks)
+    vllm = "vllm" in settings
+    process = start(tmp_path, "quickstart", *overrides, "output_dir=runs/whole", ranks=ranks, vllm=vllm)
     assert process.communicate()[1] is not None
     assert process.returncode == 0
 
-    process = start(tmp_path, "quickstart", *overrides, "output_dir=runs/killed", ranks=ranks)
-    assert wait_for_steps(process, killed, 4)
-    time.sleep(random.Random().uniform(0, 2) * _shortest_step(whole))  # of four to come
+    seed = int(os.environ.get("GRPOX_TESTS_SEED", random.randrange(2**32)))
+    print(f"killed at the moment of GRPOX_TESTS_SEED={seed}")
+    chance = random.Random(seed)
+    process = start(tmp_path, "quickstart", *overrides, "output_dir=runs/killed", ranks=ranks, vllm=vllm)
+    assert wait_for_steps(process, killed, chance.randrange(4, 7))
+    time.sleep(chance.uniform(0, 1) * _shortest_step(killed))  # of two or more to come
     kill(process)
     assert not (killed / "summary.json").exists()
 
-    process = start(tmp_path, "--resume", "runs/killed", ranks=ranks)
+    process = start(tmp_path, "--resume", "runs/killed", ranks=ranks, vllm=vllm)
     stderr = process.communicate()[1]
     assert process.returncode == 0, stderr
     assert (killed / "metrics.undone.jsonl").exists()  # it did go on
@@ -131,10 +137,19 @@ def test_the_mlflow_run_is_taken_over_and_no_value_comes_twice(stopped: Path) ->
         assert len(recorded) == 6
 
 
-def test_a_damaged_checkpoint_is_named_and_the_one_before_taken(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The working directory of a run in runs/a that has ended, with checkpoints after steps 2 and 4."""
+    folder = tmp_path_factory.mktemp("finished")
     settings = ("train.max_steps=4", "checkpoint.every=2", "evaluation=null", "tracking={}")
-    process = start(tmp_path, "quickstart", *settings, "output_dir=runs/a")
-    assert process.communicate()[1] is not None
+    process = start(folder, "quickstart", *settings, "output_dir=runs/a")
+    stderr = process.communicate()[1]
+    assert process.returncode == 0, stderr
+    return folder
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_taken(finished: Path, tmp_path: Path) -> None:
+    shutil.copytree(finished, tmp_path, dirs_exist_ok=True)
     newest = tmp_path / "runs" / "a" / "checkpoints" / "step-00000004"
     [weights] = newest.glob("engine/*optim_states.pt")
     content = bytearray(weights.read_bytes())
@@ -149,12 +164,10 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_taken(tmp_path: Path) 
     assert (tmp_path / "runs" / "a" / "metrics.undone.jsonl").read_text().count('"metrics"') == 2
 
 
-def test_a_finished_run_says_so(tmp_path: Path) -> None:
-    settings = ("train.max_steps=1", "evaluation=null", "tracking={}")
-    assert start(tmp_path, "quickstart", *settings, "output_dir=runs/a").wait() == 0
-    before = (tmp_path / "runs" / "a" / "summary.json").read_text()
-    process = start(tmp_path, "--resume", "runs/a")
+def test_a_finished_run_says_so(finished: Path) -> None:
+    before = (finished / "runs" / "a" / "summary.json").read_text()
+    process = start(finished, "--resume", "runs/a")
     stderr = process.communicate()[1]
     assert process.returncode == 0, stderr
-    assert (tmp_path / "runs" / "a" / "summary.json").read_text() == before
-    assert not (tmp_path / "runs" / "a" / "earlier").exists()
+    assert (finished / "runs" / "a" / "summary.json").read_text() == before
+    assert not (finished / "runs" / "a" / "earlier").exists()

@@ -32,7 +32,7 @@ def crashes(completions, **_):
 
 def hangs(completions, **_):
     note()
-    ctypes.PyDLL(None).sleep(1000)
+    ctypes.PyDLL(None).sleep(10_000)
 """
 
 
@@ -57,8 +57,12 @@ def left(folder: Path) -> list[int]:
 def test_what_crashes_hangs_and_leaves_is_counted_and_the_run_goes_on(
     grpox: GrpoxCommand, folder: Path
 ) -> None:
-    abstaining = "on_error: abstain, timeout: 2"
-    own = ", ".join(f"{{path: 'faulty.py:{name}', {abstaining}}}" for name in ("leaves", "crashes", "hangs"))
+    # Only the one that never answers has so little time: the others' processes may start slowly.
+    timeouts = {"leaves": 600, "crashes": 600, "hangs": 2}
+    own = ", ".join(
+        f"{{path: 'faulty.py:{name}', on_error: abstain, timeout: {seconds}}}"
+        for name, seconds in timeouts.items()
+    )
     rewards = f"rewards=[exact, {{name: exact, isolation: process}}, {own}]"
     done = grpox("train", "quickstart", *SHORT, rewards, "output_dir=runs/abstains")
     assert done.returncode == 0, done.stderr

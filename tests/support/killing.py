@@ -15,6 +15,7 @@ from pyarrow import parquet
 from safetensors.torch import load_file
 
 from support import processes
+from support.patience import patient
 from support.processes import Process
 
 OF_THIS_MACHINE = ("step_time", "time/", "memory/", "tokens_per_second/")
@@ -22,12 +23,12 @@ OF_THIS_MACHINE = ("step_time", "time/", "memory/", "tokens_per_second/")
 
 
 def start(folder: Path, *arguments: str, ranks: int = 1, cold: bool = False, vllm: bool = False) -> Process:
-    """`grpox train` in `folder`."""
+    """Start `grpox train` in `folder`."""
     return processes.start("-m", "grpox", "train", *arguments, cwd=folder, ranks=ranks, cold=cold, vllm=vllm)
 
 
 def kill(process: Process) -> None:
-    """Every process of it, at once."""
+    """Kill every process of it, at once."""
     for pid in process.pids:
         with suppress(psutil.NoSuchProcess):
             for each in [*psutil.Process(pid).children(recursive=True), psutil.Process(pid)]:
@@ -37,9 +38,10 @@ def kill(process: Process) -> None:
 
 
 def wait_for_steps(process: Process, run: Path, steps: int) -> bool:
-    """Until the run has recorded so many steps; False if it ended before."""
+    """Wait until the run has recorded so many steps; False if it ended before, or takes too long."""
     metrics = run / "metrics.jsonl"
-    while process.poll() is None:
+    deadline = time.monotonic() + patient(240)
+    while process.poll() is None and time.monotonic() < deadline:
         if metrics.exists() and metrics.read_bytes().count(b'"metrics"') >= steps:
             return True
         time.sleep(0.01)
@@ -47,7 +49,7 @@ def wait_for_steps(process: Process, run: Path, steps: int) -> bool:
 
 
 def recorded(run: Path) -> list[dict[str, Any]]:
-    """What the run measured, without what depends on the machine and the moment."""
+    """Return the run's measurements, without those that depend on the machine and the moment."""
     lines = []
     for line in (run / "metrics.jsonl").read_text().splitlines():
         told = json.loads(line)
@@ -59,7 +61,7 @@ def recorded(run: Path) -> list[dict[str, Any]]:
 
 
 def assert_same(run: Path, other: Path) -> None:
-    """Metrics, completions and weights, bit by bit."""
+    """Compare metrics, completions and weights, bit by bit."""
     assert recorded(run) == recorded(other)
     completions = sorted(path.name for path in (run / "completions").iterdir())
     assert completions == sorted(path.name for path in (other / "completions").iterdir())
