@@ -10,9 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-import torch
-from pyarrow import parquet
-from safetensors.torch import load_file
 
 from support import processes
 from support.patience import patient
@@ -62,6 +59,10 @@ def recorded(run: Path) -> list[dict[str, Any]]:
 
 def assert_same(run: Path, other: Path) -> None:
     """Compare metrics, completions and weights, bit by bit."""
+    import torch
+    from pyarrow import parquet
+    from safetensors.torch import load_file
+
     assert recorded(run) == recorded(other)
     completions = sorted(path.name for path in (run / "completions").iterdir())
     assert completions == sorted(path.name for path in (other / "completions").iterdir())
