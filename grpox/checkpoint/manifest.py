@@ -75,12 +75,14 @@ def read_manifest(folder: Path) -> dict[str, FileFacts]:
     """What the files of a checkpoint must be.
 
     Raises:
-        ValueError: the manifest is missing, or is none.
+        ValueError: the manifest is missing, is none or names no files.
     """
     try:
         held = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         if held["format"] != FORMAT:
             raise ValueError(f"its layout is version {held['format']}, this grpox reads {FORMAT}")
+        if not held["files"]:
+            raise ValueError(f"{MANIFEST} names no files")
         return {name: FileFacts(**facts) for name, facts in held["files"].items()}
     except FileNotFoundError as error:
         raise ValueError(f"{MANIFEST} is missing") from error

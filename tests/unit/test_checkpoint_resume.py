@@ -1,0 +1,487 @@
+"""What a run goes on from: damage in any file of any rank is found, and a trainer becomes what it was."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+
+from grpox.checkpoint import resume
+from grpox.checkpoint.folders import folder_of, publish, rank_file, unfinished_of
+from grpox.checkpoint.manifest import MANIFEST, facts_of, files_of, read_manifest, write_manifest
+from grpox.checkpoint.progress import PROGRESS, Progress
+from grpox.checkpoint.reference import REFERENCE
+from grpox.checkpoint.resume import FREE, FREE_KEYS, Checkpoint, check_changes, newest_good
+from grpox.checkpoint.saver import ENGINE
+from grpox.checkpoint.shards import ShardFiles
+from grpox.config import RunConfig
+from grpox.early_stop import EarlyStopState
+from grpox.errors import ConfigError, Problem
+from grpox.lock.model import Lock, LockedComponent
+from grpox.world import World
+
+CPU = torch.device("cpu")
+ALONE, TWO = World(0, 1, CPU), World(0, 2, CPU)
+LOCK = Lock(api=1, config="", versions={}, distributions={}, components={})
+EARLY_STOP = EarlyStopState(metric="accuracy", mode="max", best=0.5, best_step=4, without_gain=1)
+
+
+def config_of(**sections: Any) -> RunConfig:
+    """A run of 8 completions a step, in groups of 4."""
+    train = {"per_device_train_batch_size": 8, "num_generations": 4} | sections.pop("train", {})
+    return RunConfig.model_validate(
+        {
+            "model": {"path": "a"},
+            "data": {"path": "b.jsonl"},
+            "rewards": [{"name": "regex", "weight": 1.0}],
+            "train": train,
+        }
+        | sections
+    )
+
+
+def progress_of(run: RunConfig | None = None, **changed: Any) -> Progress:
+    """After 5 steps, every number another."""
+    held: dict[str, Any] = {
+        "step": 5,
+        "world_size": 1,
+        "num_tokens": 1234,
+        "seconds": 67.5,
+        "evaluation_before": {"accuracy": 0.25},
+        "metrics": {"evaluation/accuracy": 0.5, "loss": 1.0},
+        "metrics_bytes": 99,
+        "prompts_drawn": 17,
+        "early_stop": EARLY_STOP,
+        "skipped_steps": 3,
+        "skipped_in_a_row": 2,
+        "config": (run or config_of()).model_dump(mode="json"),
+        "data": {"data.path": "1", "rewards[0].path": "2"},
+        "lock": LOCK,
+    }
+    return Progress.model_validate(held | changed)
+
+
+class Meeting:
+    """Ranks as threads that meet in `gather`."""
+
+    def __init__(self, size: int) -> None:
+        self.given: list[list[Any]] = [[] for _ in range(size)]
+        self.barrier = threading.Barrier(size)
+
+    def run(self, work: Callable[[Any], Any]) -> list[Any]:
+        """What `work` returns on each rank."""
+        found: list[Any] = [None] * len(self.given)
+
+        def on(rank: int) -> None:
+            try:
+                found[rank] = work(Rank(rank, self))
+            except BaseException:
+                self.barrier.abort()
+                raise
+
+        threads = [threading.Thread(target=on, args=(rank,)) for rank in range(len(self.given))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return found
+
+
+class Rank:
+    def __init__(self, rank: int, meeting: Meeting) -> None:
+        self.rank, self.size, self.meeting = rank, len(meeting.given), meeting
+        self.is_main = rank == 0
+
+    def gather(self, items: Sequence[Any]) -> list[Any]:
+        self.meeting.given[self.rank] = list(items)
+        self.meeting.barrier.wait(30)
+        gathered = [item for part in self.meeting.given for item in part]
+        self.meeting.barrier.wait(30)
+        return gathered
+
+
+def save(output_dir: Path, progress: Progress, ranks: int = 2) -> Path:
+    """A checkpoint of what a run of so many ranks writes, with a tensor in the place of each state."""
+    unfinished = unfinished_of(output_dir, progress.step)
+    (unfinished / ENGINE).mkdir(parents=True)
+    progress.write(unfinished)
+    files = {}
+    for rank in range(ranks):
+        shards = ShardFiles(background=False)
+        shards.submit({"shard": torch.tensor([rank])}, unfinished / ENGINE / f"zero-rank-{rank}.pt")
+        shards.submit({"slices": [], "random": rank}, rank_file(unfinished, rank))
+        if rank == 0:
+            shards.submit({"weight": torch.ones(3)}, unfinished / REFERENCE)
+        assert shards.finished() == []
+        files |= {path.relative_to(unfinished).as_posix(): facts for path, facts in shards.written.items()}
+    files |= facts_of(unfinished, [name for name in files_of(unfinished) if name not in files])
+    write_manifest(unfinished, files)
+    folder = folder_of(output_dir, progress.step)
+    publish(unfinished, folder)
+    return folder
+
+
+NAMES = (
+    f"{ENGINE}/zero-rank-0.pt",
+    f"{ENGINE}/zero-rank-1.pt",
+    "rank-00000.pt",
+    "rank-00001.pt",
+    REFERENCE,
+    PROGRESS,
+)
+
+
+def flipped(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+def shorter(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+# -- damage ----------------------------------------------------------------------------------------------
+
+
+def newest(output_dir: Path, ranks: int) -> tuple[Checkpoint | None, str]:
+    """What `newest_good` gives on every rank, which is the same, and what it tells on all of them together."""
+    consoles = [Console(record=True, width=1000, file=open("/dev/null", "w")) for _ in range(ranks)]  # noqa: SIM115
+    found = Meeting(ranks).run(lambda world: newest_good(output_dir, world, consoles[world.rank]))
+    assert all(each == found[0] for each in found)
+    return found[0], "".join(console.export_text() for console in consoles)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 7])
+def test_a_whole_checkpoint_is_good_on_any_number_of_ranks(tmp_path: Path, ranks: int) -> None:
+    folder = save(tmp_path, progress_of())
+    assert sorted(read_manifest(folder)) == sorted(NAMES)
+    assert newest(tmp_path, ranks) == (Checkpoint(folder, progress_of()), "")
+
+
+@pytest.mark.parametrize("damage", [flipped, shorter, Path.unlink])
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_damage_of_any_file_is_found_by_all_ranks_and_named(
+    tmp_path: Path, name: str, damage: Callable[[Path], None], ranks: int
+) -> None:
+    good = save(tmp_path, progress_of(step=5))
+    damaged = save(tmp_path, progress_of(step=6))
+    damage(damaged / name)
+    found, told = newest(tmp_path, ranks)
+    assert found == Checkpoint(good, progress_of(step=5))
+    assert told.startswith(f"warning: the checkpoint {damaged} is damaged and passed over: {name} ")
+    assert told.count("\n") == told.count("warning") == 1
+
+
+def test_of_much_damage_three_files_are_named(tmp_path: Path) -> None:
+    folder = save(tmp_path, progress_of())
+    for name in NAMES[:-1]:
+        (folder / name).unlink()
+    found, told = newest(tmp_path, 1)
+    assert found is None
+    expected = "; ".join(f"{name} is missing" for name in sorted(NAMES[:-1])[:3])
+    assert told == f"warning: the checkpoint {folder} is damaged and passed over: {expected}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (None, "manifest.json is missing"),
+        ("{", "manifest.json cannot be read: JSONDecodeError"),
+        ('{"format": 2, "files": {}}', "manifest.json names no files"),
+    ],
+)
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_without_a_manifest_that_names_its_files_no_checkpoint_is_whole(
+    tmp_path: Path, text: str | None, told: str, ranks: int
+) -> None:
+    manifest = save(tmp_path, progress_of()) / MANIFEST
+    if text is None:
+        manifest.unlink()
+    else:
+        manifest.write_text(text)
+    found, warning = newest(tmp_path, ranks)
+    assert found is None
+    assert warning.count(told) == 1
+
+
+def test_without_progress_no_checkpoint_is_whole_even_if_its_manifest_says_so(tmp_path: Path) -> None:
+    folder = save(tmp_path, progress_of())
+    (folder / PROGRESS).write_text("{}")
+    write_manifest(folder, facts_of(folder, files_of(folder)))
+    found, told = newest(tmp_path, 2)
+    assert found is None
+    assert told.count("run.json cannot be read: ValidationError") == 1
+
+
+def test_the_folders_are_those_that_rank_0_sees(tmp_path: Path) -> None:
+    """As on a file system that shows a new folder to the others later."""
+    (tmp_path / "other").mkdir()
+    folder = save(tmp_path / "main", progress_of())
+    seen = {0: tmp_path / "main", 1: tmp_path / "other"}
+    found = Meeting(2).run(lambda world: newest_good(seen[world.rank], world))
+    assert [each.folder for each in found] == [folder, folder]
+
+
+def test_damage_is_told_on_standard_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (save(tmp_path, progress_of()) / MANIFEST).unlink()
+    assert newest_good(tmp_path, ALONE) is None
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err.startswith("warning: the checkpoint ")
+
+
+# -- restoring -------------------------------------------------------------------------------------------
+
+
+class Noted:
+    """Notes every call of any method, with its arguments."""
+
+    def __init__(self, calls: list[tuple[Any, ...]]) -> None:
+        self.calls = calls
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *given: self.calls.append((name, *given))
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    made: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(resume, "read_reference", lambda *given: made.append(("reference", *given)))
+    monkeypatch.setattr(resume, "restore_rank", lambda *given: made.append(("rank", *given)))
+    return made
+
+
+def trainer_of(calls: list[tuple[Any, ...]], world: World, follows: bool) -> Any:
+    policy = SimpleNamespace(engine=Noted(calls), nonfinite=SimpleNamespace(skipped=0, in_a_row=0))
+    return SimpleNamespace(
+        policy=policy,
+        world=world,
+        draws=Noted(calls) if follows else None,
+        early_stop=Noted(calls) if follows else None,
+    )
+
+
+@pytest.mark.parametrize("follows", [True, False])
+def test_a_trainer_becomes_what_it_was(
+    tmp_path: Path, calls: list[tuple[Any, ...]], capsys: pytest.CaptureFixture[str], follows: bool
+) -> None:
+    trainer, progress = trainer_of(calls, ALONE, follows), progress_of()
+    Checkpoint(tmp_path, progress).restore(trainer)
+    assert trainer.num_tokens == 1234
+    assert trainer.before == {"accuracy": 0.25}
+    assert trainer.after == {"accuracy": 0.5}
+    assert trainer.seconds_before == 67.5
+    assert trainer.policy.nonfinite == SimpleNamespace(skipped=3, in_a_row=2)
+    restored = [("restore", 17), ("restore", EARLY_STOP)] if follows else []
+    assert calls == [
+        ("load", tmp_path, "engine", 5),
+        ("reference", trainer.policy, tmp_path, ALONE),
+        *restored,
+        ("rank", trainer, tmp_path, progress),  # last, because building anything may draw random numbers
+    ]
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("saved", "now", "told"),
+    [(1, 2, "from 1 rank to 2 ranks"), (4, 2, "from 4 ranks to 2 ranks"), (2, 1, "from 2 ranks to 1 rank")],
+)
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_engines_states_of_other_ranks_are_taken_over_and_told_by_rank_0(
+    tmp_path: Path,
+    calls: list[tuple[Any, ...]],
+    capsys: pytest.CaptureFixture[str],
+    saved: int,
+    now: int,
+    told: str,
+    rank: int,
+) -> None:
+    trainer = trainer_of(calls, World(rank, now, CPU), False)
+    Checkpoint(tmp_path, progress_of(world_size=saved)).restore(trainer)
+    assert calls[0] == ("load_of_other_ranks", tmp_path, "engine", 5)
+    assert [name for name, *_ in calls] == ["load_of_other_ranks", "reference", "rank"]
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err == (f"taking {tmp_path} {told}\n" if rank == 0 else "")
+
+
+# -- changes ---------------------------------------------------------------------------------------------
+
+
+def problems_of(
+    saved: Progress,
+    config: RunConfig,
+    lock: Lock = LOCK,
+    data: Any = None,
+    world: World = ALONE,
+    **options: Any,
+) -> list[Problem]:
+    """What `check_changes` refuses, behind the line that names the checkpoint."""
+    folder = Path("runs/mine/checkpoints/step-00000005")
+    try:
+        check_changes(Checkpoint(folder, saved), config, lock, data or {}, world, **options)
+    except ConfigError as error:
+        first, *others = error.problems
+        assert first == Problem(f"cannot go on from {folder}")
+        assert others
+        return others
+    return []
+
+
+def test_a_run_that_is_as_it_was_goes_on() -> None:
+    assert problems_of(progress_of(), config_of()) == []
+
+
+def test_each_key_of_another_value_is_told_with_both() -> None:
+    other = config_of(
+        train={"learning_rate": 0.5, "beta": 0.25}, rewards=[{"name": "regex", "weight": 2.0}], loss="cispo"
+    )
+    before = config_of()
+    found = problems_of(progress_of(), other)
+    assert {each.what for each in found} == {"is not what the checkpoint was made with"}
+    assert {each.key: (each.given, each.allowed) for each in found} == {
+        "rewards[0].weight": ("2.0", "1.0"),
+        "loss.name": ("cispo", "dapo"),
+        "train.learning_rate": ("0.5", str(before.train.learning_rate)),
+        "train.beta": ("0.25", "0.0"),
+    }
+    assert problems_of(progress_of(), other, allow=True) == []
+
+
+@pytest.mark.parametrize("key", ["hubs", "logging2", "model.output_dir"])
+def test_a_key_that_is_like_a_free_one_is_not_free(key: str) -> None:
+    section, _, name = key.partition(".")
+    saved = config_of().model_dump(mode="json")
+    config = {**saved, section: {**saved[section], name: "else"} if name else "else"}
+    assert [each.key for each in problems_of(progress_of(config=config), config_of())] == [key]
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"output_dir": "elsewhere"},
+        {"logging": {"completions_every": 3}},
+        {"checkpoint": {"every": 7}},
+        {"tracking": {}},
+        {"tracking": {"mlflow": {"experiment": "other"}}},
+        {"hub": {"repo": "me/mine"}},
+        {"plugins": {"disable": ["other"]}},
+        {"watchdog": {"tell_after": 5.0}},
+        {"train": {"on_nonfinite": "skip"}},
+        {"train": {"max_skips_in_a_row": 9}},
+    ],
+    ids=str,
+)
+def test_what_changes_nothing_that_is_computed_is_free(sections: dict[str, Any]) -> None:
+    assert problems_of(progress_of(), config_of(**sections)) == []
+
+
+def test_sections_that_are_free_are_so_whatever_they_hold() -> None:
+    saved = config_of().model_dump(mode="json")
+    assert set(FREE) <= set(saved)
+    for name in FREE:
+        for there in ("else", ["else"], {"deep": {"er": 1}}):
+            assert problems_of(progress_of(config=saved | {name: there}), config_of()) == []
+    assert FREE_KEYS == ("train.on_nonfinite", "train.max_skips_in_a_row", "evaluation.early_stop")
+
+
+def test_early_stopping_may_be_changed_for_a_run_that_stopped_by_it() -> None:
+    evaluation = {"path": "heldout.jsonl"}
+    stopping = config_of(evaluation=evaluation | {"early_stop": {"metric": "accuracy", "patience": 3}})
+    patient = config_of(evaluation=evaluation | {"early_stop": {"metric": "accuracy", "patience": 9}})
+    without = config_of(evaluation=evaluation)
+    for before in (stopping, without):
+        for after in (patient, without):
+            assert problems_of(progress_of(before), after) == []
+    other = config_of(evaluation={"path": "other.jsonl"})
+    assert [each.key for each in problems_of(progress_of(stopping), other)] == ["evaluation.path"]
+
+
+def test_a_secret_that_was_left_out_when_it_was_saved_is_no_change() -> None:
+    config = config_of(generator={"name": "vllm-server", "token": "hush"})
+    saved = config.model_dump(mode="json")
+    saved["generator"]["token"] = "***"
+    assert problems_of(progress_of(config=saved), config) == []
+
+
+def test_other_code_of_a_component_is_told() -> None:
+    def locked(needs: tuple[str, ...], given: str = "plugin") -> Lock:
+        held = LockedComponent(kind="loss", name="mine", given=given, target="m:Mine", needs=needs)
+        return LOCK.model_copy(update={"components": {"loss": held}})
+
+    progress = progress_of(lock=locked(()))
+    found = problems_of(progress, config_of(), locked(("logprobs",)))
+    assert found == [Problem("other code than the checkpoint was made with: drift: loss needs: - -> logprobs")]
+    assert problems_of(progress, config_of(), locked(())) == []
+    # Another environment is none, and neither is a plugin that observes unasked.
+    assert problems_of(progress_of(), config_of(), LOCK.model_copy(update={"versions": {"torch": "9"}})) == []
+    unasked = progress_of(lock=locked((), "unasked"))
+    assert problems_of(unasked, config_of(), locked(("logprobs",), "unasked")) == []
+
+
+def test_other_data_is_told_by_its_key() -> None:
+    def told(**data: str) -> list[Problem]:
+        return problems_of(progress_of(), config_of(), data={k.replace("_", "."): v for k, v in data.items()})
+
+    assert told(data_path="1") == []
+    assert told(data_path="9") == [
+        Problem("holds something else than when the checkpoint was made", "data.path")
+    ]
+    assert told(evaluation_path="9") == []  # it was not read before, which the config tells
+    assert told() == []
+
+
+@pytest.mark.parametrize(
+    ("ranks", "train"),
+    [
+        (2, {"per_device_train_batch_size": 4}),
+        (1, {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}),
+        (2, {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "generation_batch_size": 8}),
+    ],
+)
+def test_batches_that_are_only_split_otherwise_go_on(ranks: int, train: dict[str, Any]) -> None:
+    assert problems_of(progress_of(), config_of(train=train), world=World(0, ranks, CPU)) == []
+
+
+def test_other_batches_are_told_once_by_what_would_fit() -> None:
+    [told] = problems_of(progress_of(), config_of(), world=TWO)
+    assert told.what.startswith("2 ranks would make other batches than the 1 of the checkpoint")
+    assert told.given.startswith("16 completions a step")
+    assert "train.per_device_train_batch_size=4" in told.allowed
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_changes_that_are_allowed_are_told_by_rank_0(rank: int, capsys: pytest.CaptureFixture[str]) -> None:
+    world, other = World(rank, 1, CPU), config_of(loss="cispo", train={"beta": 0.25})
+    assert problems_of(progress_of(), other, data={"data.path": "9"}, world=world, allow=True) == []
+    told = capsys.readouterr()
+    assert told.out == ""
+    lines = told.err.splitlines()
+    assert (lines[0] if lines else "") == ("warning: going on in spite of changes:" if rank == 0 else "")
+    keys = [line.split(":")[0].strip() for line in lines[1:] if ": " in line]
+    assert keys == (["loss.name", "train.beta", "data.path"] if rank == 0 else [])
+
+
+def test_where_nothing_has_changed_nothing_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert problems_of(progress_of(), config_of(), allow=True) == []
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("allow", [False, True])
+def test_states_on_nvme_stay_on_their_ranks(allow: bool) -> None:
+    settings = {"offload_optimizer": "nvme", "nvme_path": "/tmp"}
+    nvme = config_of(deepspeed=settings)
+    halves = config_of(deepspeed=settings, train={"per_device_train_batch_size": 4})
+    what = "the checkpoint is of 1 ranks; with offload to nvme it stays so"
+    assert problems_of(progress_of(nvme), halves, world=TWO, allow=allow) == [
+        Problem(what, given="2", allowed="1")
+    ]
+    assert problems_of(progress_of(nvme), nvme, allow=allow) == []
