@@ -3,18 +3,22 @@
 import math
 import random
 import threading
+from dataclasses import dataclass
 from types import SimpleNamespace
 
 import datasets
+import numpy as np
 import pytest
 import torch
 
-from grpox.collect import Collector, Sampler
+from grpox.ahead import Begun
+from grpox.collect import STREAMING, Collector, Sampler
 from grpox.config import EvaluationConfig, SamplingConfig
-from grpox.contracts import Rollout, TrainerState
+from grpox.contracts import Prompt, Rollout, TrainerState
 from grpox.data.prompts import PromptSet
 from grpox.errors import RunFailed
 from grpox.evaluation import Evaluator
+from grpox.metrics import PhaseTimes
 from grpox.rewards import NamedReward
 from grpox.world import World
 from grpox_advantages.configs import GroupConfig
@@ -279,3 +283,396 @@ def test_an_advantage_that_is_none_is_named(scale, told):
     made.scaler = Mine()
     with pytest.raises(RunFailed, match=f"advantage 'Mine' {told}"):
         made.collect(0, [2, 0], STATE)
+
+
+# -- what a generator is asked for, and when -------------------------------------------------------------
+
+
+class Noting(Scripted):
+    """Notes its calls; can sample ahead."""
+
+    def __init__(self, version=0):
+        super().__init__(version)
+        self.calls, self.asked = [], []
+
+    def sync(self, weights, version):
+        self.calls.append(f"sync {version}")
+        super().sync(weights, version)
+
+    def generate(self, prompts, sampling, seed):
+        self.calls.append("generate")
+        self.asked.append((prompts, sampling, seed))
+        return super().generate(prompts, sampling, seed)
+
+    def begin(self, prompts, sampling, seed):
+        self.calls.append("begin")
+        self.asked.append((prompts, sampling, seed))
+        return super().generate(prompts, sampling, seed)
+
+    def wake(self):
+        self.calls.append("wake")
+
+    def sleep(self):
+        self.calls.append("sleep")
+
+
+@dataclass(frozen=True)
+class Beside(World):
+    """A rank whose others have nothing to tell."""
+
+    def gather(self, items):
+        return list(items)
+
+
+EQUALS = NamedReward("equals", equals)
+WARM = SamplingConfig(temperature=0.5)
+
+
+def sampler_of(generator, rank=0, size=1, seed=0, **options):
+    return Sampler(engine(), generator, [EQUALS], Beside(rank, size, ALONE.device), seed, **options)
+
+
+@pytest.mark.parametrize(
+    ("rank", "size", "groups"), [(0, 1, [0, 1, 2]), (0, 2, [0, 2]), (1, 2, [1]), (2, 4, [2]), (3, 4, [])]
+)
+def test_each_rank_samples_every_so_manyth_group(rank, size, groups):
+    generator, indices = Noting(), [2, 0, 1]
+    rows, _ = sampler_of(generator, rank, size).sample(prompt_set(), indices, 3, WARM, (0, 4), STATE)
+    [(requests, sampling, _)] = generator.asked
+    assert requests == [Prompt(group, (indices[group] + 1,), 3, None) for group in groups]
+    assert sampling == WARM
+    assert [(row.rollout.group_id, row.rollout.sample) for row in rows] == [
+        (group, sample) for group in groups for sample in range(3)
+    ]
+
+
+def test_prompts_with_seeds_of_their_own_keep_them_on_every_rank():
+    generator = Noting()
+    sampler_of(generator, 1, 2).sample(prompt_set(), [2, 0, 1, 1], 1, WARM, (1, 0), STATE, seeds=[5, 6, 7, 8])
+    assert [(p.group_id, p.seed) for p in generator.asked[0][0]] == [(1, 6), (3, 8)]
+
+
+def test_draws_follow_from_seed_stream_and_rank_as_they_always_have():
+    def seed_of(seed, stream, rank):
+        generator = Noting()
+        sampler_of(generator, rank, 2, seed).sample(prompt_set(), [0, 1], 2, WARM, stream, STATE)
+        sampler_of(generator, rank, 2, seed).begin(prompt_set(), [0, 1], 2, WARM, stream)
+        (_, _, sampled), (_, _, begun) = generator.asked
+        assert sampled == begun
+        return sampled
+
+    given = [(7, (0, 3), 1), (7, (0, 3), 0), (7, (0, 4), 1), (7, (2, 0, 3), 1), (8, (0, 3), 1)]
+    found = [seed_of(*each) for each in given]
+    assert len(set(found)) == 5
+    # Another would be another run of the same run file.
+    assert found[0] == np.random.SeedSequence([7, 0, 3, 1]).generate_state(1)[0]
+
+
+def test_a_generator_is_awake_from_before_it_generates_until_its_memory_is_needed():
+    resting, staying = Noting(), Noting()
+    sampler_of(resting).sample(prompt_set(), [0], 2, WARM, (0, 0), STATE)
+    assert resting.calls == ["sync 0", "wake", "generate", "sleep"]
+    sampler_of(staying, rests=False).sample(prompt_set(), [0], 2, WARM, (0, 0), STATE)
+    assert staying.calls == ["sync 0", "wake", "generate"]
+
+
+def test_what_is_begun_is_of_the_weights_of_now_and_is_not_sampled_again():
+    generator = Noting(version=3)
+    sampler = sampler_of(generator)
+    sampler.engine.steps = 3
+    begun = sampler.begin(prompt_set(), [0, 2], 2, WARM, (0, 1))
+    assert generator.calls == ["sync 3", "wake", "begin"]
+    assert generator.asked[0][0] == [Prompt(0, (1,), 2, None), Prompt(1, (3,), 2, None)]
+    assert begun.version == 3
+    sampler.engine.steps = 4
+    rows, _ = sampler.sample(prompt_set(), [0, 2], 2, WARM, (0, 1), STATE, begun)
+    assert generator.calls == ["sync 3", "wake", "begin", "sleep"]
+    assert [(row.rollout.group_id, row.rollout.sample, row.completion) for row in rows] == [
+        (0, 0, "a"), (0, 1, "aa"), (1, 0, "c"), (1, 1, "cc")
+    ]  # fmt: skip
+    assert {row.rollout.policy_version for row in rows} == {3}
+
+
+@pytest.mark.parametrize(("version", "taken"), [(1, False), (2, True), (3, True), (4, True), (5, False)])
+def test_what_was_begun_may_be_of_any_weights_from_then_until_now(version, taken):
+    generator = Noting(version=version)
+    sampler = sampler_of(generator)
+    sampler.engine.steps = 4
+    begun = Begun(2, generator.generate([Prompt(0, (1,), 2, None)], WARM, 0))
+    if taken:
+        sampler.sample(prompt_set(), [0], 2, WARM, (0, 1), STATE, begun)
+    else:
+        with pytest.raises(RunFailed, match=f"policy version {version}, the policy is at version 4 and"):
+            sampler.sample(prompt_set(), [0], 2, WARM, (0, 1), STATE, begun)
+
+
+def test_what_is_left_out_on_another_rank_has_all_bring_the_weights():
+    """This rank has all its samples; the other says that it wants some."""
+
+    class Wanting(Beside):
+        def gather(self, items):
+            return [*items, True] if items == [False] else list(items)
+
+    generator = Noting()
+    sampler = sampler_of(generator)
+    sampler.world = Wanting(0, 2, ALONE.device)
+    begun = Begun(0, generator.generate([Prompt(0, (1,), 2, None)], WARM, 0))
+    generator.asked.clear()
+    sampler.sample(prompt_set(), [0, 1], 2, WARM, (0, 1), STATE, begun)
+    assert generator.calls == ["generate", "sync 0", "wake", "generate", "sleep"]
+    assert [prompts for prompts, *_ in generator.asked] == [[]]
+
+
+def test_samples_that_are_there_stay_as_they_are_when_their_group_is_drawn_again():
+    generator = Noting(version=1)
+    sampler = sampler_of(generator)
+    sampler.engine.steps = 1
+    there = [Rollout(0, 1, (1,), (9, 9), "stop", 0), *generator.generate([Prompt(1, (2,), 2, None)], WARM, 0)]
+    generator.asked.clear()
+    rows, _ = sampler.sample(prompt_set(), [0, 1], 2, WARM, (0, 1), STATE, Begun(0, there))
+    [(requests, sampling, _)] = generator.asked
+    assert (requests, sampling) == ([Prompt(0, (1,), 2, None)], WARM)
+    assert [(row.completion, row.rollout.policy_version) for row in rows] == [
+        ("a", 1), ("ii", 0), ("b", 1), ("bb", 1)
+    ]  # fmt: skip
+
+
+def test_rollouts_that_are_left_in_the_middle_are_closed():
+    closed = []
+
+    class Broken:
+        """An iterable with a close of its own, which no end of a loop calls."""
+
+        def __iter__(self):
+            yield Rollout(0, 0, (1,), (1,), "stop", 0)
+            raise RunFailed("the server is gone")
+
+        def close(self):
+            closed.append(True)
+
+    generator = Scripted()
+    generator.generate = lambda *_: Broken()
+    with pytest.raises(RunFailed, match="the server is gone"):
+        sampler_of(generator).sample(prompt_set(), [0], 2, WARM, (0, 0), STATE)
+    assert closed == [True]
+
+
+def test_weights_that_a_generator_refuses_are_gathered_to_the_end_for_the_other_ranks():
+    gathered = []
+
+    def weights():
+        for name in "abc":
+            gathered.append(name)
+            yield name, torch.zeros(1)
+
+    class Refusing(Scripted):
+        def sync(self, weights, version):
+            next(weights)
+            raise RunFailed("no room")
+
+    sampler = sampler_of(Refusing())
+    sampler.engine.weights = weights
+    with pytest.raises(RunFailed, match="no room"):
+        sampler.sync()
+    assert gathered == ["a", "b", "c"]
+    assert sampler.synced_version is None
+    assert sampler.times.failed == "sync"
+
+
+def test_phases_are_told_to_the_times_that_were_given():
+    times, seen = PhaseTimes(), []
+
+    class Watching(Noting):
+        def sync(self, *given):
+            seen.append(times.now()[0])
+
+        def generate(self, *given):
+            seen.append(times.now()[0])
+            return super().generate(*given)
+
+        def begin(self, *given):
+            seen.append(times.now()[0])
+            return super().begin(*given)
+
+        def sleep(self):
+            seen.append(times.now()[0])
+
+    def watched(completions, **_):
+        seen.append(times.now()[0])
+        return [0.0] * len(completions)
+
+    sampler = sampler_of(Watching(), times=times)
+    sampler.sample(prompt_set(), [0], 2, WARM, (0, 0), STATE, rewards=[NamedReward("watched", watched)])
+    assert seen == ["sync", "generate", "generate", "reward"]
+    sampler.begin(prompt_set(), [0], 2, WARM, (0, 0))
+    assert seen[4:] == ["generate"]
+    assert sampler.times is times
+
+
+def test_an_evaluation_is_scored_by_rewards_of_its_own():
+    def length(completions, **_):
+        return [float(len(completion)) for completion in completions]
+
+    sampler = sampler_of(Noting())
+    rows, _ = sampler.sample(prompt_set(), [1], 2, WARM, (1, 0), STATE, rewards=[NamedReward("length", length)])
+    assert [row.rewards for row in rows] == [(1.0,), (2.0,)]
+    assert [row.rewards for row in sampler.sample(prompt_set(), [1], 2, WARM, (1, 0), STATE)[0]] == [
+        (1.0,),
+        (0.0,),
+    ]
+    assert sampler.sample(prompt_set(), [1], 2, WARM, (1, 0), STATE, rewards=[])[0][0].rewards == ()
+
+
+def test_the_word_by_which_generators_say_that_they_stream():
+    assert STREAMING == "streaming"
+
+
+# -- a generation batch ----------------------------------------------------------------------------------
+
+
+def test_a_batch_is_drawn_from_the_stream_of_its_number():
+    generator = Noting()
+    made = collector(generator, EQUALS)
+    made.sampling = WARM
+    made.collect(5, [2, 0], STATE)
+    made.begin(5, [2, 0])
+    collected, begun = generator.asked
+    assert collected == begun
+    requests, sampling, seed = collected
+    assert requests == [Prompt(0, (3,), 3, None), Prompt(1, (1,), 3, None)]
+    assert sampling == WARM
+    assert seed == np.random.SeedSequence([0, 0, 5, 0]).generate_state(1)[0]
+
+
+def test_a_batch_is_as_old_as_its_oldest_rollout_and_its_staleness_is_a_mean():
+    generator = Noting(version=4)
+    made = collector(generator, EQUALS)
+    assert "sampling/staleness" not in collector(Noting(), EQUALS).collect(0, [0], STATE).metrics
+    made.ahead, made.sampler.engine.steps = True, 4
+    there = [Rollout(0, sample, (1,), (1,), "stop", version) for sample, version in ((0, 1), (1, 3))]
+    batch = made.collect(0, [0], STATE, Begun(1, there))
+    assert [rollout.policy_version for rollout in batch.rollouts] == [1, 3, 4]
+    assert batch.version == 1
+    assert batch.metrics["sampling/staleness"] == pytest.approx((3 + 1 + 0) / 3)
+    assert list(batch.indices) == [0]
+    assert batch.dropped == ()
+
+
+def test_a_scaler_is_given_rewards_weights_and_groups():
+    given = []
+
+    class Given:
+        def scale(self, rewards, weights, group_ids):
+            given.append((rewards, weights, group_ids))
+            return torch.arange(6.0)
+
+    made = collector(Scripted(), NamedReward("equals", equals, 2.0), NamedReward("again", equals, -0.5))
+    made.scaler = Given()
+    batch = made.collect(0, [2, 0], STATE)
+    [(rewards, weights, group_ids)] = given
+    assert rewards.tolist() == [[0, 0]] * 4 + [[1, 1], [0, 0]]
+    assert weights.tolist() == [2.0, -0.5]
+    assert group_ids.tolist() == [0, 0, 0, 1, 1, 1]
+    assert batch.advantages.tolist() == [0, 1, 2, 3, 4, 5]
+    assert batch.totals.tolist() == [0, 0, 0, 0, 1.5, 0]
+    assert batch.totals.dtype == torch.float32
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_an_advantage_that_is_not_finite_is_told_by_its_value(bad):
+    class Mine:
+        def scale(self, *_):
+            return torch.tensor([0.0, bad, 1.0])
+
+    made = collector(Scripted(), EQUALS)
+    made.scaler = Mine()
+    with pytest.raises(RunFailed, match=f"advantage 'Mine' returned {bad} for a completion"):
+        made.collect(0, [0], STATE)
+
+
+def test_a_batch_that_teaches_nothing_is_told_by_rank_0_alone(capsys):
+    nothing = NamedReward("nothing", lambda prompts, **_: [None] * len(prompts))
+    for rank in (1, 0):
+        made = collector(Scripted(), nothing)
+        made.sampler.world = Beside(rank, 1, ALONE.device)
+        # A world of one, so that this rank has the groups, whatever its number.
+        made.sampler._share = collector(Scripted(), nothing).sampler._share
+        made.collect(0, [0], STATE)
+        assert ("no completion of generation batch 0 has a reward" in capsys.readouterr().err) is (rank == 0)
+
+
+def test_metrics_of_a_batch_are_of_rewards_errors_and_lengths():
+    batch = collector(Scripted(), NamedReward("equals", equals, 2.0, on_error="abstain")).collect(
+        0, [2, 0], STATE
+    )
+    assert batch.metrics["reward"] == pytest.approx(2 / 6)
+    assert batch.metrics["rewards/equals/mean"] == pytest.approx(1 / 6)
+    assert batch.metrics["rewards/equals/errors"] == 0
+    assert batch.metrics["completions/mean_length"] == 2
+    assert not any(name.startswith("dynamic_sampling/") for name in batch.metrics)
+
+
+def test_observers_see_each_rollout_with_its_own_prompt_and_numbers():
+    made = collector(Scripted(), NamedReward("equals", equals, 2.0))
+    batch = made.collect(0, [2, 0], STATE)
+    scored = made.scored(batch)
+    assert [s.rollout for s in scored] == batch.rollouts
+    assert [(s.prompt, s.completion) for s in scored] == [
+        (letter, letter * n) for letter in "ca" for n in (1, 2, 3)
+    ]
+    assert [s.reward for s in scored] == [0, 0, 0, 0, 2, 0]
+    assert [s.rewards["equals"] for s in scored] == [0, 0, 0, 0, 1, 0]
+    assert [s.advantage for s in scored] == batch.advantages.tolist()
+
+
+# -- groups that are replaced ----------------------------------------------------------------------------
+
+
+def test_a_flat_group_is_drawn_again_from_a_stream_of_its_round():
+    """Prompt c never tells its completions apart; prompt a does."""
+    generator, drawn = Noting(), []
+
+    def draw(count):
+        drawn.append(count)
+        return [2] if len(drawn) < 2 else [0]
+
+    made = collector(generator, EQUALS)
+    made.rounds = 3
+    batch = made.collect(4, [0, 2], STATE, draw=draw)
+    assert drawn == [1, 1]
+    seeds = [
+        np.random.SeedSequence([0, *stream, 0]).generate_state(1)[0]
+        for stream in ((0, 4), (2, 4, 1), (2, 4, 2))
+    ]
+    assert [seed for _, _, seed in generator.asked] == seeds
+    assert [requests[0].num_samples for requests, _, _ in generator.asked] == [3, 3, 3]
+    assert batch.indices == [0, 0]
+    assert [rollout.group_id for rollout in batch.rollouts] == [0, 0, 0, 1, 1, 1]
+    assert len(batch.dropped) == 6
+    assert batch.metrics["frac_reward_zero_std"] == 0
+    # Of the batch as it was first: one right of six.
+    assert batch.metrics["dynamic_sampling/first_reward"] == pytest.approx(1 / 6)
+    assert batch.metrics["dynamic_sampling/rounds"] == 2
+
+
+def test_a_first_reward_is_of_what_was_scored_and_of_nothing_there_is_none():
+    def on_a(prompts, **_):
+        return [None if prompt != "a" else 0.5 for prompt in prompts]
+
+    made = collector(Scripted(), NamedReward("on_a", on_a))
+    made.rounds = 1
+    some = made.collect(0, [0, 2], STATE, draw=lambda count: [2] * count).metrics
+    assert some["dynamic_sampling/first_reward"] == 0.5
+    none = made.collect(0, [1, 2], STATE, draw=lambda count: [2] * count).metrics
+    assert "dynamic_sampling/first_reward" not in none
+    assert none["dynamic_sampling/rounds"] == 1
+
+
+def test_what_functions_log_of_a_batch_is_a_copy():
+    def telling(completions, log_metric, **_):
+        log_metric("count", len(completions))
+        return [0.0] * len(completions)
+
+    batch = collector(Scripted(), NamedReward("telling", telling)).collect(0, [0], STATE)
+    assert batch.logged == {"count": {"telling": 3}}
+    assert isinstance(batch.logged["count"], dict)

@@ -1,5 +1,7 @@
 """The objective: the same gradient for every split of a step, and nothing leaks through masked positions."""
 
+import math
+
 import pytest
 import torch
 
@@ -159,3 +161,155 @@ def test_a_loss_that_folds_the_correction_is_given_it_and_not_multiplied_again()
     weights = torch.where(mask, 1.0, 0.0).double()
     inputs = ObjectiveInputs(logprobs, mask, advantages, weights, correction=torch.full_like(logprobs, 3.0))
     assert objective(Folding(), inputs).loss.item() == pytest.approx(3 * logprobs[mask].sum().item())
+
+
+class Noting:
+    """A loss of log pi * A that keeps what it was given."""
+
+    reduction = Reduction.TOKEN_MEAN
+
+    def per_token(self, inputs: LossInputs) -> LossOutput:
+        self.given = inputs
+        return LossOutput(inputs.logprobs * inputs.advantages, {"mine": inputs.logprobs * 2})
+
+
+# One completion of three tokens, the last of them masked and full of garbage, by powers of two.
+LN2 = math.log(2)
+NAN = math.nan
+HALVES = torch.tensor([[-LN2, -2 * LN2, NAN]], dtype=torch.float64)
+OLD = torch.tensor([[-2 * LN2, -2 * LN2, math.inf]], dtype=torch.float64)
+REFERENCE = torch.tensor([[0.0, -2 * LN2, NAN]], dtype=torch.float64)
+TWO_OF_THREE = torch.tensor([[True, True, False]])
+WEIGHTS = torch.tensor([[0.5, 0.25, 0.0]], dtype=torch.float64)
+ENTROPY = torch.tensor([[0.3, 0.7, NAN]], dtype=torch.float64)
+
+
+def worked(loss, beta=None, kl=None, **given):
+    """The objective of the three tokens, A = 2; and the gradients of log pi and of the entropy."""
+    logprobs, entropy = HALVES.clone().requires_grad_(), ENTROPY.clone().requires_grad_()
+    advantages = torch.tensor([2.0], dtype=torch.float64)
+    settings = {name: value for name, value in {"beta": beta, "kl": kl}.items() if value is not None}
+    inputs = ObjectiveInputs(logprobs, TWO_OF_THREE, advantages, WEIGHTS, entropy=entropy, **given)
+    output = objective(loss, inputs, **settings)
+    output.loss.backward()
+    return output, logprobs.grad, entropy.grad
+
+
+def close(found, *expected):
+    torch.testing.assert_close(found, torch.tensor([expected], dtype=torch.float64))
+
+
+def test_a_loss_is_given_neutral_values_where_masked_and_log_pi_alone_has_a_gradient():
+    loss = Noting()
+    worked(loss, old_logprobs=OLD, correction=torch.tensor([[3.0, 0.5, NAN]]).double())
+    close(loss.given.logprobs.detach(), -LN2, -2 * LN2, 0)
+    close(loss.given.old_logprobs, -2 * LN2, -2 * LN2, 0)
+    close(loss.given.advantages, 2, 2, 0)
+    close(loss.given.entropy, 0.3, 0.7, 0)
+    assert torch.equal(loss.given.token_mask, TWO_OF_THREE)
+    assert loss.given.correction_weights is None
+    assert loss.given.logprobs.requires_grad
+    assert not any(
+        tensor.requires_grad for tensor in (loss.given.old_logprobs, loss.given.advantages, loss.given.entropy)
+    )
+
+
+def test_without_old_log_probabilities_or_entropy_a_loss_is_given_its_own_and_none():
+    loss = Noting()
+    logprobs = HALVES.clone().requires_grad_()
+    inputs = ObjectiveInputs(logprobs, TWO_OF_THREE, torch.tensor([2.0]).double(), WEIGHTS)
+    objective(loss, inputs)
+    close(loss.given.old_logprobs, -LN2, -2 * LN2, 0)
+    assert not loss.given.old_logprobs.requires_grad
+    assert loss.given.entropy is None
+
+
+def test_an_entropy_that_a_loss_uses_has_no_gradient_but_that_of_the_bonus():
+    class OfEntropy:
+        reduction = Reduction.TOKEN_MEAN
+
+        def per_token(self, inputs: LossInputs) -> LossOutput:
+            return LossOutput(inputs.logprobs * inputs.entropy)
+
+    output, gradient, of_entropy = worked(OfEntropy())
+    assert output.loss.item() == pytest.approx(0.5 * -LN2 * 0.3 + 0.25 * -2 * LN2 * 0.7)
+    close(gradient, 0.5 * 0.3, 0.25 * 0.7, 0)
+    assert of_entropy is None
+    bonus = torch.tensor([[0.125, 0.0625, 0.0]], dtype=torch.float64)
+    rewarded, gradient, of_entropy = worked(OfEntropy(), bonus_weights=bonus)
+    assert (rewarded.loss - output.loss).item() == pytest.approx(-(0.125 * 0.3 + 0.0625 * 0.7))
+    close(gradient, 0.5 * 0.3, 0.25 * 0.7, 0)
+    close(of_entropy, -0.125, -0.0625, 0)
+
+
+def test_a_bonus_without_an_entropy_is_none():
+    inputs = ObjectiveInputs(HALVES, TWO_OF_THREE, torch.tensor([2.0]), WEIGHTS, bonus_weights=WEIGHTS)
+    assert objective(Noting(), inputs).loss.item() == pytest.approx(2 * (0.5 * -LN2 + 0.25 * -2 * LN2))
+
+
+def test_a_token_that_is_left_out_keeps_its_kl_and_what_the_loss_said_of_it():
+    """policy term -2 ln 2 and -4 ln 2; k1 = log pi - log ref: -ln 2 and 0."""
+    keep = torch.tensor([[False, True, True]])
+    output, gradient, _ = worked(
+        Noting(), beta=0.1, kl="k1", reference_logprobs=REFERENCE, policy_keep=keep, old_logprobs=OLD
+    )
+    assert output.loss.item() == pytest.approx(0.5 * 0.1 * -LN2 + 0.25 * -4 * LN2)
+    close(gradient, 0.5 * 0.1, 0.25 * (2 + 0.1), 0)
+    close(output.policy_loss, -2 * LN2, -4 * LN2, 0)
+    assert not output.policy_loss.requires_grad
+
+
+def test_diagnostics_by_hand_without_gradient_and_0_where_masked():
+    output, _, _ = worked(Noting(), kl="k2", beta=0.1, old_logprobs=OLD, reference_logprobs=REFERENCE)
+    assert sorted(output.diagnostics) == ["kl", "kl_old", "mine", "ratio"]
+    close(output.diagnostics["mine"], -2 * LN2, -4 * LN2, 0)
+    close(output.diagnostics["ratio"], 2, 1, 0)
+    close(output.diagnostics["kl_old"], 0.5 + LN2 - 1, 0, 0)  # k3 with rho = log old - log pi = -ln 2
+    close(output.diagnostics["kl"], LN2**2 / 2, 0, 0)
+    assert not any(values.requires_grad for values in output.diagnostics.values())
+
+
+def test_a_reference_without_beta_is_measured_by_k3_and_adds_nothing():
+    output, gradient, _ = worked(Noting(), reference_logprobs=REFERENCE)
+    assert output.loss.item() == pytest.approx(2 * (0.5 * -LN2 + 0.25 * -2 * LN2))
+    close(gradient, 2 * 0.5, 2 * 0.25, 0)
+    close(output.diagnostics["kl"], 2 - LN2 - 1, 0, 0)
+    assert "kl" not in worked(Noting())[0].diagnostics
+
+
+def test_the_unbiased_kl_is_weighed_by_the_ratio_to_the_old_policy():
+    output, _, _ = worked(Noting(), 0.1, "unbiased", old_logprobs=OLD, reference_logprobs=REFERENCE)
+    close(output.diagnostics["kl"], 2 * (2 - LN2 - 1), 0, 0)
+
+
+@pytest.mark.parametrize("folds", [False, True])
+def test_a_correction_that_is_nan_where_masked_leaks_nothing(folds):
+    class Folding(Noting):
+        folds_correction = folds
+
+        def per_token(self, inputs: LossInputs) -> LossOutput:
+            output = super().per_token(inputs)
+            return LossOutput(output.loss * inputs.correction_weights) if folds else output
+
+    correction = torch.tensor([[3.0, 0.5, NAN]], dtype=torch.float64)
+    loss = Folding()
+    output, gradient, _ = worked(loss, correction=correction)
+    assert output.loss.item() == pytest.approx(2 * (0.5 * -LN2 * 3 + 0.25 * -2 * LN2 * 0.5))
+    close(gradient, 2 * 0.5 * 3, 2 * 0.25 * 0.5, 0)
+    if folds:
+        close(loss.given.correction_weights, 3, 0.5, 0)
+
+
+def test_a_loss_that_folds_the_correction_is_given_none_where_there_is_none():
+    class Folding(Noting):
+        folds_correction = True
+
+    loss = Folding()
+    assert worked(loss)[0].loss.item() == pytest.approx(2 * (0.5 * -LN2 + 0.25 * -2 * LN2))
+    assert loss.given.correction_weights is None
+
+
+def test_an_advantage_of_each_token_is_its_own():
+    advantages = torch.tensor([[2.0, -1.0, NAN]], dtype=torch.float64)
+    output = objective(Noting(), ObjectiveInputs(HALVES, TWO_OF_THREE, advantages, WEIGHTS))
+    assert output.loss.item() == pytest.approx(0.5 * -LN2 * 2 + 0.25 * -2 * LN2 * -1)

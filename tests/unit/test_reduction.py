@@ -2,9 +2,10 @@
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from grpox.contracts import Reduction
-from grpox.reduction import StepTotals, count_step, token_weights
+from grpox.reduction import StepTotals, count_masks, count_step, token_weights
 from grpox.world import World
 
 ALONE = World(rank=0, size=1, device=torch.device("cpu"))
@@ -40,3 +41,40 @@ def test_a_step_without_any_token_has_finite_weights(reduction):
     mask = torch.zeros(2, 3, dtype=torch.bool)
     weights = token_weights(reduction, mask, count_step([mask], ALONE, 5))
     assert torch.equal(weights, torch.zeros(2, 3))
+
+
+@pytest.mark.parametrize("reduction", list(Reduction))
+def test_a_step_of_one_token_has_weight_1(reduction):
+    mask = torch.ones(1, 1, dtype=torch.bool)
+    weights = token_weights(reduction, mask, StepTotals(1, 1, 1, 1))
+    assert weights.tolist() == [[1.0]]
+    assert weights.dtype == torch.float32
+    assert token_weights(reduction, mask, StepTotals(1, 1, 1, 1), torch.float64).dtype == torch.float64
+
+
+@pytest.mark.parametrize("reduction", list(Reduction))
+def test_counts_of_0_divide_nothing_by_0(reduction):
+    """An iterable of no masks has no counts; a blank row beside it is of weight 0."""
+    totals = count_step([], ALONE, 5)
+    assert totals == StepTotals(0, 0, 0, 5)
+    assert token_weights(reduction, torch.zeros(1, 2).bool(), totals).tolist() == [[0.0, 0.0]]
+
+
+class BesideMany:
+    """A rank whose others hold 2^24 of everything, the first count after which float32 leaves numbers out."""
+
+    device = torch.device("meta")
+
+    def reduce(self, values, op):
+        assert values.device.type == "meta"
+        assert op == dist.ReduceOp.SUM
+        return torch.tensor([2.0**24 + each for each in (4, 3, 1)], dtype=values.dtype)
+
+
+def test_the_sum_over_ranks_is_exact_for_many_tokens():
+    totals = count_step((mask for mask in [MASK]), BesideMany(), 5)
+    assert totals == StepTotals(2**24 + 4, 2**24 + 3, 2**24 + 1, 5)
+
+
+def test_counts_of_masks_are_tokens_sequences_and_micro_batches():
+    assert count_masks(mask for mask in (MASK, MASK[:2], MASK[:1, :2])) == (10, 6, 3)

@@ -1,32 +1,371 @@
-"""A correction that breaks its contract is named."""
+"""The step's loss: its settings, what a correction and an entropy bonus add, and corrections that are none."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
+from grpox.config import TrainConfig
+from grpox.contracts import Correction, LossInputs, LossOutput, Reduction
 from grpox.errors import RunFailed
+from grpox.metrics import TokenMetrics
+from grpox.mismatch import StepMismatch
 from grpox.reduction import StepTotals
-from grpox.step_loss import MicroBatchInputs, StepLoss
+from grpox.rollout import RolloutBatch
+from grpox.step_loss import Corrected, MicroBatchInputs, MicroBatchLoss, StepLoss, corrected
+from grpox.world import World
+from grpox_corrections.configs import (
+    GeometricMaskConfig,
+    NoCorrectionConfig,
+    SequenceMaskConfig,
+    SequenceTruncateConfig,
+    TokenMaskConfig,
+    TokenTruncateConfig,
+)
+from grpox_corrections.geometric_mask import GeometricMask
+from grpox_corrections.none import NoCorrection
+from grpox_corrections.sequence_mask import SequenceMask
+from grpox_corrections.sequence_truncate import SequenceTruncate
+from grpox_corrections.token_mask import TokenMask
+from grpox_corrections.token_truncate import TokenTruncate
 from grpox_losses.configs import ClippedConfig
 from grpox_losses.dapo import Dapo
+from grpox_losses.grpo import Grpo
+
+CPU = torch.device("cpu")
+LN2 = math.log(2)
+NAN = math.nan
+NONE = NoCorrection(NoCorrectionConfig())
+DAPO, GRPO = Dapo(ClippedConfig()), Grpo(ClippedConfig())
+CORRECTIONS: dict[str, Correction] = {
+    "none": NONE,
+    "token-truncate": TokenTruncate(TokenTruncateConfig()),
+    "token-mask": TokenMask(TokenMaskConfig()),
+    "sequence-truncate": SequenceTruncate(SequenceTruncateConfig()),
+    "sequence-mask": SequenceMask(SequenceMaskConfig()),
+    "geometric-mask": GeometricMask(GeometricMaskConfig()),
+}
+
+# Two completions of three and two tokens, of a step of five tokens and two completions.
+MASK = torch.tensor([[1, 1, 1], [1, 1, 0]]).bool()
+TOTALS = StepTotals(tokens=5, sequences=2, micro_batches=1, max_completion_length=3)
+PI = torch.tensor([[-1.0, -2.0, -0.5], [-0.3, -1.5, 0.0]], dtype=torch.float64)
+OLD = torch.tensor([[-1.1, -1.8, -0.5], [-0.5, -1.4, 0.0]], dtype=torch.float64)
+MU = torch.tensor([[-1.3, -1.7, NAN], [-0.4, -1.9, 0.0]], dtype=torch.float64)
+REFERENCE = torch.tensor([[-1.2, -2.0, -0.4], [-0.3, -1.0, 0.0]], dtype=torch.float64)
+ENTROPY = torch.tensor([[0.5, 1.0, 0.25], [0.75, 1.5, 0.0]], dtype=torch.float64)
+ADVANTAGES = torch.tensor([1.0, -1.0], dtype=torch.float64)
+
+
+def inputs_of(**given: Any) -> MicroBatchInputs:
+    """The micro-batch; log pi and the entropy are given anew, for each gradient."""
+    held = {"logprobs": PI, "entropy": ENTROPY} | given
+    held = {
+        name: value.clone().requires_grad_() if name in ("logprobs", "entropy") and value is not None else value
+        for name, value in held.items()
+    }
+    return MicroBatchInputs(token_mask=MASK, **{"advantages": ADVANTAGES} | held)
+
+
+def same(found: Tensor, expected: Any) -> None:
+    torch.testing.assert_close(found, torch.as_tensor(expected, dtype=found.dtype))
+
+
+class Given:
+    """A correction that keeps what it was given, and returns what it was made with."""
+
+    def __init__(self, weights: Any = None, keep: Any = None) -> None:
+        self.weights, self.keep = weights, keep
+
+    def correct(self, old: Tensor, sampler: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        self.given = old, sampler, mask
+        weights = torch.ones_like(old) if self.weights is None else torch.tensor(self.weights).double()
+        return weights, mask if self.keep is None else torch.tensor(self.keep).bool()
+
+
+class LogPi:
+    """A loss of -A log pi, whose gradient is -A times the weight of the token."""
+
+    reduction = Reduction.TOKEN_MEAN
+
+    def per_token(self, inputs: LossInputs) -> LossOutput:
+        return LossOutput(-inputs.advantages * inputs.logprobs)
+
+
+class BySequence(LogPi):
+    reduction = Reduction.SEQUENCE_MEAN
+
+
+# -- settings --------------------------------------------------------------------------------------------
+
+
+def test_the_step_loss_of_a_run_has_the_runs_settings() -> None:
+    train = TrainConfig(beta=0.1, kl="k2", entropy_coef=0.2, off_policy_mask_threshold=0.3)
+    assert StepLoss.of(DAPO, NONE, train) == StepLoss(DAPO, NONE, 0.1, "k2", 0.2, 0.3)
+
+
+def test_by_default_there_is_no_kl_no_bonus_and_no_mask() -> None:
+    step_loss = StepLoss(DAPO, NONE)
+    assert (step_loss.beta, step_loss.kl, step_loss.entropy_coef) == (0.0, "k3", 0.0)
+    assert step_loss.off_policy_mask_threshold is None
+
+
+@pytest.mark.parametrize(("coefficient", "has"), [(0.0, False), (0.001, True), (1.0, True)])
+def test_the_entropy_has_a_gradient_where_there_is_a_bonus(coefficient: float, has: bool) -> None:
+    assert StepLoss(DAPO, NONE, entropy_coef=coefficient).entropy_gradient is has
+
+
+# -- terms -----------------------------------------------------------------------------------------------
+
+
+def test_the_weights_of_tokens_are_of_the_losss_reduction_in_the_dtype_of_log_pi() -> None:
+    for loss, weights in (
+        (LogPi(), [[-1 / 5] * 3, [1 / 5, 1 / 5, 0]]),
+        (BySequence(), [[-1 / 6] * 3, [1 / 4, 1 / 4, 0]]),
+    ):
+        inputs = inputs_of()
+        StepLoss(loss, NONE).micro_batch(inputs, TOTALS).loss.backward()
+        assert inputs.logprobs.grad is not None
+        expected = torch.tensor(weights, dtype=torch.float64)
+        torch.testing.assert_close(inputs.logprobs.grad, expected, rtol=1e-15, atol=0)
+
+
+@pytest.mark.parametrize("loss", [LogPi(), BySequence()])
+def test_the_bonus_is_a_mean_of_tokens_whatever_the_losss_own_reduction(loss: Any) -> None:
+    """The entropies add up to 4, of 5 tokens."""
+    inputs = inputs_of()
+    with_bonus = StepLoss(loss, NONE, entropy_coef=0.1).micro_batch(inputs, TOTALS).loss
+    without = StepLoss(loss, NONE).micro_batch(inputs_of(), TOTALS).loss
+    assert (with_bonus - without).item() == pytest.approx(-0.1 * 4 / 5)
+    with_bonus.backward()
+    assert inputs.entropy is not None
+    assert inputs.entropy.grad is not None
+    same(inputs.entropy.grad, [[-0.02] * 3, [-0.02, -0.02, 0]])
+
+
+def test_without_a_bonus_an_entropy_has_no_gradient() -> None:
+    inputs = inputs_of()
+    StepLoss(LogPi(), NONE).micro_batch(inputs, TOTALS).loss.backward()
+    assert inputs.entropy is not None
+    assert inputs.entropy.grad is None
+
+
+def test_the_entropy_that_a_loss_is_given_is_detached() -> None:
+    class OfEntropy(LogPi):
+        def per_token(self, inputs: LossInputs) -> LossOutput:
+            assert inputs.entropy is not None
+            return LossOutput(inputs.logprobs * inputs.entropy)
+
+    inputs = inputs_of()
+    StepLoss(OfEntropy(), NONE, entropy_coef=0.1).micro_batch(inputs, TOTALS).loss.backward()
+    assert inputs.entropy is not None
+    assert inputs.entropy.grad is not None
+    same(inputs.entropy.grad, [[-0.02] * 3, [-0.02, -0.02, 0]])  # the bonus's alone
+
+
+@pytest.mark.parametrize(("beta", "has"), [(0.0, False), (0.01, True)])
+def test_the_reference_counts_where_beta_is_above_0(beta: float, has: bool) -> None:
+    """k1 = log pi - log ref: 0.2, 0, -0.1, 0, -0.5."""
+    inputs = inputs_of(reference_logprobs=REFERENCE)
+    made = StepLoss(LogPi(), NONE, beta, "k1").micro_batch(inputs, TOTALS)
+    without = StepLoss(LogPi(), NONE).micro_batch(inputs_of(), TOTALS)
+    assert ("kl" in made.diagnostics) is has
+    assert (made.loss - without.loss).item() == pytest.approx(-0.4 * beta / 5)
+
+
+def test_before_the_first_update_the_old_policy_is_the_policy_without_its_gradient() -> None:
+    correction = Given()
+    made = StepLoss(DAPO, correction).micro_batch(inputs_of(), TOTALS)
+    assert not correction.given[0].requires_grad
+    same(correction.given[0], PI)
+    same(made.diagnostics["ratio"], [[1, 1, 1], [1, 1, 0]])
+    moved = StepLoss(DAPO, correction).micro_batch(inputs_of(old_logprobs=OLD), TOTALS)
+    same(correction.given[0], OLD)
+    same(moved.diagnostics["ratio"], torch.where(MASK, (PI - OLD).exp(), 0.0))
+
+
+def test_diagnostics_and_the_policy_loss_are_the_objectives() -> None:
+    made = StepLoss(LogPi(), Given([[3.0] * 3] * 2)).micro_batch(inputs_of(), TOTALS)
+    same(made.policy_loss, [[1.0, 2.0, 0.5], [-0.3, -1.5, 0.0]])  # before any correction
+    assert sorted(made.diagnostics) == ["kl_old", "ratio"]
+
+
+# -- corrections -----------------------------------------------------------------------------------------
+
+
+def test_a_correction_scales_kept_tokens_and_drops_the_others() -> None:
+    correction = Given([[0.5, 3.0, NAN], [2.0, 1.0, 7.0]], [[1, 1, 0], [1, 0, 0]])
+    inputs = inputs_of()
+    made = StepLoss(LogPi(), correction).micro_batch(inputs, TOTALS)
+    made.loss.backward()
+    assert inputs.logprobs.grad is not None
+    same(inputs.logprobs.grad, [[-0.1, -0.6, 0], [0.4, 0, 0]])
+    same(made.corrected.factor, [[0.5, 3.0, 0], [2.0, 0, 0]])
+    same(made.corrected.keep, [[1, 1, 0], [1, 0, 0]])
+    torch.testing.assert_close(made.corrected.weights, correction.correct(PI, PI, MASK)[0], equal_nan=True)
+
+
+def test_a_correction_is_given_zeros_where_masked_and_pi_old_where_mu_is_unknown() -> None:
+    garbage = torch.tensor(123.0).double()
+    old, sampler = torch.where(MASK, OLD, garbage), torch.where(MASK, MU, garbage)
+    correction = Given()
+    made = corrected(correction, old, sampler, MASK)
+    same(correction.given[0], OLD)
+    same(correction.given[1], [[-1.3, -1.7, -0.5], [-0.4, -1.9, 0.0]])
+    assert torch.equal(correction.given[2], MASK)
+    assert made.old is correction.given[0]
+    assert made.sampler is correction.given[1]
+
+
+def test_a_generator_that_told_nothing_is_taken_for_the_old_policy() -> None:
+    correction = Given()
+    made = corrected(correction, torch.where(MASK, OLD, 5.0), None, MASK)
+    same(made.old, OLD)
+    same(made.sampler, OLD)
+    same(made.factor, [[1, 1, 1], [1, 1, 0]])
+
+
+def test_a_token_that_the_sampler_thought_impossible_is_known() -> None:
+    correction = Given()
+    corrected(correction, OLD, torch.where(MU == -1.3, -math.inf, MU), MASK)
+    assert correction.given[1][0, 0] == -math.inf
+
+
+def test_the_weights_of_a_correction_have_no_gradient() -> None:
+    class OfAParameter(Given):
+        def correct(self, old: Tensor, sampler: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+            return torch.ones_like(old).requires_grad_() * 2, mask
+
+    made = corrected(OfAParameter(), OLD, MU, MASK)
+    assert not made.weights.requires_grad
+    same(made.weights, [[2.0] * 3] * 2)
+
+
+def metrics_of(correction: Correction, made: MicroBatchLoss, sampler: Tensor | None) -> dict[str, Any]:
+    """Mean, min and max over the tokens of all that a step measures."""
+    told = torch.full_like(PI, NAN) if sampler is None else sampler
+    batch = RolloutBatch(torch.ones(2, 4).long(), torch.ones(2, 4).long(), MASK, told, ADVANTAGES)
+    mismatch, metrics = StepMismatch(correction), TokenMetrics()
+    mismatch.add(made.corrected, batch)
+    mismatch.add_to(metrics)
+    metrics.add(made.diagnostics, MASK)
+    return dict(metrics.reduce(World(0, 1, CPU)))
+
+
+@pytest.mark.parametrize("garbage", [NAN, math.inf, -math.inf, 1e30, 0.0, -3.0])
+@pytest.mark.parametrize("name", CORRECTIONS)
+def test_sampler_values_where_masked_change_nothing(name: str, garbage: float) -> None:
+    correction, found = CORRECTIONS[name], []
+    step_loss = StepLoss(DAPO, correction, off_policy_mask_threshold=0.05)
+    for there in (-0.7, garbage):
+        sampler = torch.where(MASK, MU, there)
+        inputs = inputs_of(old_logprobs=OLD, sampler_logprobs=sampler)
+        made = step_loss.micro_batch(inputs, TOTALS)
+        made.loss.backward()
+        assert inputs.logprobs.grad is not None
+        assert made.off_policy_keep is not None
+        tensors = [
+            made.loss.detach(),
+            inputs.logprobs.grad,
+            made.corrected.old,
+            made.corrected.sampler,
+            made.corrected.factor,
+            made.off_policy_keep,
+            made.policy_loss,
+            *made.diagnostics.values(),
+        ]
+        found.append((tensors, metrics_of(correction, made, sampler)))
+    (expected, metrics), (tensors, others) = found
+    assert all(map(torch.equal, tensors, expected))
+    assert all(tensor.isfinite().all() for tensor in tensors)
+    assert others == metrics
+
+
+# -- tokens that are left out ----------------------------------------------------------------------------
+
+# By (1/n) sum of log mu - log pi the second completion is (-0.1 + -0.4) / 2 = -0.25 away.
+
+
+@pytest.mark.parametrize(("threshold", "keeps"), [(None, None), (0.0, True), (-0.3, False)])
+def test_a_completion_too_far_off_is_left_out_and_told(threshold: float | None, keeps: bool | None) -> None:
+    inputs = inputs_of(sampler_logprobs=MU)
+    step_loss = StepLoss(LogPi(), NONE, off_policy_mask_threshold=threshold)
+    made = step_loss.micro_batch(inputs, TOTALS)
+    made.loss.backward()
+    assert inputs.logprobs.grad is not None
+    if keeps is None:
+        assert made.off_policy_keep is None
+    else:
+        assert made.off_policy_keep is not None
+        assert made.off_policy_keep.tolist() == [[True] * 3, [keeps] * 3]
+    kept = 0.2 if keeps is not False else 0.0
+    same(inputs.logprobs.grad, [[-0.2] * 3, [kept, kept, 0]])
+
+
+def test_a_threshold_of_0_leaves_out_what_is_further() -> None:
+    """The first completion has a positive advantage; of the second the policy thinks less than the sampler."""
+    nearer = torch.tensor([[-9.0] * 3, [0.0, 0.0, 0.0]], dtype=torch.float64)
+    made = StepLoss(LogPi(), NONE, off_policy_mask_threshold=0.0).micro_batch(
+        inputs_of(sampler_logprobs=nearer), TOTALS
+    )
+    assert made.off_policy_keep is not None
+    assert made.off_policy_keep[:, 0].tolist() == [True, False]
+
+
+def test_a_token_counts_that_both_masks_keep() -> None:
+    chosen = torch.tensor([[1, 0, 1], [1, 1, 1]]).bool()
+
+    def counted(threshold: float | None, keep: Tensor | None) -> list[list[bool]]:
+        inputs = inputs_of(sampler_logprobs=MU, policy_keep=keep)
+        step_loss = StepLoss(LogPi(), NONE, off_policy_mask_threshold=threshold)
+        step_loss.micro_batch(inputs, TOTALS).loss.backward()
+        assert inputs.logprobs.grad is not None
+        found: list[list[bool]] = (inputs.logprobs.grad != 0).tolist()
+        return found
+
+    assert counted(None, None) == [[True, True, True], [True, True, False]]
+    assert counted(None, chosen) == [[True, False, True], [True, True, False]]
+    assert counted(-0.3, None) == [[True, True, True], [False, False, False]]
+    assert counted(-0.3, chosen) == [[True, False, True], [False, False, False]]
+
+
+# -- corrections that are none ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("make", "told"),
     [
-        (lambda old, sampler, mask: 1 / 0, r"raised ZeroDivisionError: division by zero \(test_step_loss.py"),
-        (lambda old, sampler, mask: old, r"returned Tensor, not \(weights, keep\)"),
-        (lambda old, sampler, mask: (old[:, :1], mask), r"returned weights \(2, 1\) and keep \(2, 3\)"),
+        (lambda old, mask: 1 / 0, r"raised ZeroDivisionError: division by zero \(test_step_loss.py"),
+        (lambda old, mask: old, r"returned Tensor, not \(weights, keep\)"),
+        (lambda old, mask: [old, mask], r"returned list, not \(weights, keep\)"),
+        (lambda old, mask: (old, mask, mask), r"returned tuple, not \(weights, keep\)"),
+        (lambda old, mask: (old,), r"returned tuple, not \(weights, keep\)"),
+        (lambda old, mask: (2.0, mask), r"returned tuple, not \(weights, keep\)"),
+        (lambda old, mask: (old, True), r"returned tuple, not \(weights, keep\)"),
         (
-            lambda old, sampler, mask: (old, old),
-            r"returned weights \(2, 3\) and keep \(2, 3\) of torch.float32",
+            lambda old, mask: (old[:, :1], mask),
+            r"returned weights \(2, 1\) and keep \(2, 3\) of torch.bool; both are \[B, T\] \(2, 3\), ",
         ),
+        (lambda old, mask: (old, mask[:1]), r"returned weights \(2, 3\) and keep \(1, 3\)"),
+        (lambda old, mask: (old, old), r"returned weights \(2, 3\) and keep \(2, 3\) of torch.float32"),
     ],
 )
-def test_a_correction_that_is_none_is_named(make, told):
+def test_a_correction_that_is_none_is_named(make: Any, told: str) -> None:
     class Mine:
-        def correct(self, old, sampler, mask):
-            return make(old, sampler, mask)
+        def correct(self, old: Tensor, sampler: Tensor, mask: Tensor) -> Any:
+            return make(old, mask)
 
     inputs = MicroBatchInputs(torch.zeros(2, 3, requires_grad=True), torch.ones(2, 3).bool(), torch.ones(2))
     with pytest.raises(RunFailed, match=f"correction 'Mine' {told}"):
-        StepLoss(Dapo(ClippedConfig()), Mine()).micro_batch(inputs, StepTotals(6, 2, 1, 3))
+        StepLoss(DAPO, Mine()).micro_batch(inputs, StepTotals(6, 2, 1, 3))
+
+
+def test_a_factor_is_worked_out_once() -> None:
+    made = Corrected(OLD, OLD, torch.full_like(OLD, 2.0), MASK)
+    assert made.factor is made.factor
+    same(replace(made, keep=~MASK).factor, [[0, 0, 0], [0, 0, 2.0]])
