@@ -150,9 +150,11 @@ class ForkServer:
             os.environ.setdefault("LOCAL_SIZE", os.environ.get("LOCAL_WORLD_SIZE", "1"))
             tempfile.tempdir = None
             random.seed()
-            numpy = sys.modules.get("numpy")
+            numpy, torch = (sys.modules.get(name) for name in ("numpy", "torch"))
             if numpy is not None:
                 numpy.random.seed()
+            if torch is not None:
+                torch.default_generator.seed()
             gc.unfreeze()
             gc.enable()
             code = _run(request["arguments"])

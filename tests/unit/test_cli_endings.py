@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from support.patience import patient
 
 INTERRUPTED_IMPORT = """
 import os, sys
@@ -29,7 +30,9 @@ def python(program: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", program]
     # Unbuffered output, which some environments ask for, would hide what happens to a buffer.
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=patient(60), check=False
+    )
 
 
 @pytest.mark.parametrize(
@@ -63,7 +66,9 @@ def unread(*arguments: str) -> tuple[int, str]:
     reading, writing = os.pipe()
     os.close(reading)
     command = [sys.executable, "-m", "grpox", *arguments]
-    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        command, stdout=writing, stderr=subprocess.PIPE, text=True, timeout=patient(60), check=False
+    )
     os.close(writing)
     return done.returncode, done.stderr
 

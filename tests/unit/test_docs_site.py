@@ -16,6 +16,7 @@ from urllib.parse import unquote, urljoin, urlsplit
 
 import pytest
 import typer
+from support.patience import patient
 
 from grpox.cli.app import app
 from grpox.config import ComponentRef, RewardRef, RunConfig, Section
@@ -35,7 +36,9 @@ BASE = "http://site/"
 def build(config: Path, site: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-f", str(config), "-d", str(site)]
     environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
-    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300, check=False)
+    return subprocess.run(
+        command, capture_output=True, text=True, env=environment, timeout=patient(120), check=False
+    )
 
 
 class Html(HTMLParser):

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from support.patience import patient
 
 from grpox import early_scoring
 from grpox.collect import Sampler
@@ -92,7 +93,7 @@ class Gated:
     def __call__(self, prompts, completions, **_):
         self.calls.append((list(prompts), [int(text) for text in completions]))
         self.begun.release()
-        assert self.free.acquire(timeout=5)
+        assert self.free.acquire(timeout=patient(5))
         return length(completions)
 
     @property
@@ -113,7 +114,7 @@ def one_call_per_group(order, begun):
     def script(prompts):
         for group in order:
             yield from (rollout(group, 0), rollout(group, 1))
-            assert begun.acquire(timeout=5)
+            assert begun.acquire(timeout=patient(5))
 
     return script
 
@@ -148,7 +149,7 @@ def test_a_group_is_scored_before_the_last_completion_of_another_is_there():
         yield from (rollout(1, 1), rollout(0, 1))
         assert not calls  # no group is whole
         yield rollout(0, 0)
-        assert begun.wait(5)
+        assert begun.wait(patient(5))
         yield rollout(1, 0)
 
     rows, _ = sampled(sampler(script, reward))
@@ -178,7 +179,7 @@ def test_without_streaming_all_groups_are_scored_in_one_call_when_all_is_there()
 def test_groups_that_arrive_while_a_call_runs_are_scored_together_in_order_of_group():
     def script(reward, prompts):
         yield from (rollout(2, 0), rollout(2, 1))
-        assert reward.begun.acquire(timeout=5)
+        assert reward.begun.acquire(timeout=patient(5))
         yield from (rollout(3, 1), rollout(0, 1), rollout(1, 0), rollout(1, 1), rollout(0, 0), rollout(3, 0))
         assert len(reward.calls) == 1
         reward.free.release(2)
@@ -192,10 +193,10 @@ def test_groups_that_arrive_while_a_call_runs_are_scored_together_in_order_of_gr
 def test_a_group_that_is_not_whole_waits_for_a_later_call():
     def script(reward, prompts):
         yield from (rollout(1, 0), rollout(1, 1))
-        assert reward.begun.acquire(timeout=5)
+        assert reward.begun.acquire(timeout=patient(5))
         yield from (rollout(0, 0), rollout(2, 0), rollout(2, 1), rollout(3, 1), rollout(3, 0))
         reward.free.release()
-        assert reward.begun.acquire(timeout=5)
+        assert reward.begun.acquire(timeout=patient(5))
         yield rollout(0, 1)
         reward.free.release(2)
 
@@ -210,7 +211,7 @@ def test_a_call_of_several_groups_has_their_columns_and_tells_each_completion_it
 
     def reward(prompts, answer, completion_ids, log_extra, **_):
         begun.set()
-        assert free.wait(5)
+        assert free.wait(patient(5))
         seen.append((answer, [len(ids) for ids in completion_ids]))
         places = zip(prompts, completion_ids, strict=True)
         log_extra("place", [f"{prompt}/{len(ids)}" for prompt, ids in places])
@@ -218,7 +219,7 @@ def test_a_call_of_several_groups_has_their_columns_and_tells_each_completion_it
 
     def script(prompts):
         yield from (rollout(0, 1), rollout(0, 0))
-        assert begun.wait(5)
+        assert begun.wait(patient(5))
         yield from (rollout(2, 1), rollout(2, 0), rollout(1, 1), rollout(1, 0))
         free.set()
 
@@ -261,7 +262,7 @@ def test_a_metric_is_the_mean_over_the_calls_that_log_it_weighed_by_their_comple
 
     def reward(prompts, log_metric, **_):
         begun.set()
-        assert free.wait(5)
+        assert free.wait(patient(5))
         first = len(prompts) == 2
         log_metric("all", 1.0 if first else 5.0)
         log_metric("first" if first else "second", 7.0)
@@ -271,7 +272,7 @@ def test_a_metric_is_the_mean_over_the_calls_that_log_it_weighed_by_their_comple
 
     def script(prompts):
         yield from (rollout(3, 0), rollout(3, 1))
-        assert begun.wait(5)
+        assert begun.wait(patient(5))
         yield from (rollout(group, sample) for group in range(3) for sample in range(2))
         free.set()
 
@@ -290,13 +291,13 @@ def test_no_function_runs_beside_itself():
             second.set()
         else:
             begun.set()
-            assert arrived.wait(5)
+            assert arrived.wait(patient(5))
             beside.append(second.wait(0.1))
         return [0.0] * len(prompts)
 
     def script(prompts):
         yield from (rollout(0, 0), rollout(0, 1))
-        assert begun.wait(5)
+        assert begun.wait(patient(5))
         yield from (rollout(1, 0), rollout(1, 1))
         arrived.set()
 
@@ -403,7 +404,7 @@ def test_a_function_that_fails_as_a_whole_abstains_for_all_groups_of_its_call():
 
     def breaks_on_p2(prompts, log_metric, **_):
         begun.set()
-        assert free.wait(5)
+        assert free.wait(patient(5))
         log_metric("groups", float(len(prompts)))
         if "p2" in prompts:
             raise ValueError("no")
@@ -411,7 +412,7 @@ def test_a_function_that_fails_as_a_whole_abstains_for_all_groups_of_its_call():
 
     def script(prompts):
         yield from (rollout(0, 0), rollout(0, 1))
-        assert begun.wait(5)
+        assert begun.wait(patient(5))
         yield from (rollout(group, sample) for group in (1, 2) for sample in range(2))
         free.set()
 
@@ -500,13 +501,13 @@ def test_what_ends_generation_stops_the_call_and_starts_no_other(error):
         calls.append(prompts[0])
         begun.set()
         try:
-            await asyncio.sleep(60)
+            await asyncio.sleep(10_000)
         finally:
             cancelled.set()
 
     def script(prompts):
         yield from (rollout(0, 0), rollout(0, 1))
-        assert begun.wait(5)
+        assert begun.wait(patient(5))
         yield from (rollout(1, 0), rollout(1, 1))
         raise error
 
@@ -536,12 +537,12 @@ from grpox.scored_rows import Unscored
 async def endless(completions, **_):
     try:
         print("waiting", flush=True)
-        await asyncio.sleep(60)
+        await asyncio.sleep(10_000)
     finally:
         print("stopped", flush=True)
 
 def hangs(completions, **_):
-    time.sleep(60)
+    time.sleep(10_000)
 
 rewards = [NamedReward(f.__name__, f) for f in (hangs, endless)]
 groups = ArrivingGroups([Prompt(0, (1,), 1), Prompt(1, (1,), 1)], range(1))
@@ -566,7 +567,10 @@ def test_an_interrupt_ends_the_process_though_a_function_hangs(phase):
         text=True,
         env={**os.environ, "PYTHONWARNINGS": "ignore::DeprecationWarning"},
     )
-    assert process.stdout.readline() == "waiting\n"
-    process.send_signal(signal.SIGINT)
-    out, errors = process.communicate(timeout=20)
+    try:
+        assert process.stdout.readline() == "waiting\n"
+        process.send_signal(signal.SIGINT)
+        out, errors = process.communicate(timeout=patient(20))
+    finally:
+        process.kill()
     assert (process.returncode, out, errors) == (130, "stopped\n", "")

@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from support.patience import patient
 
 from grpox.runfile.load import load_run
 
@@ -17,7 +18,7 @@ STAND_IN = """#!/usr/bin/env bash
 printf '%s\\n' "$(basename "$0")" "$@" END >> "$CALLS/$$"
 [[ " $* " != *" serve "* ]] || exec sleep 60
 # The script ends the servers when the training has ended: not before each has told that it was started.
-for _ in {1..300}; do (($(ls "$CALLS" | wc -l) < ${EXPECT:-1})) || break; sleep 0.1; done
+for _ in {1..3000}; do (($(ls "$CALLS" | wc -l) < ${EXPECT:-1})) || break; sleep 0.1; done
 [[ " $* " != *" broken.yaml "* ]] || exit 7
 """
 SCONTROL = """#!/usr/bin/env bash
@@ -43,7 +44,7 @@ def run(
         env=slurm | own | environment,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=patient(60),
         check=False,
     )
     assert "unbound" not in done.stderr

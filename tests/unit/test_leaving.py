@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+from support.patience import patient
+
 PROGRAM = """
 import atexit, threading, time
 {world}
@@ -27,7 +29,7 @@ leave(3)
 
 def told(world: str) -> tuple[int, list[str], str]:
     command = [sys.executable, "-c", PROGRAM.format(world=world)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=patient(60), check=False)
     return done.returncode, done.stdout.split("\n")[:-1], done.stderr
 
 

@@ -8,6 +8,7 @@ from datetime import timedelta
 from types import SimpleNamespace
 
 import pytest
+from support.ports import free_port
 
 from grpox import meeting
 from grpox.errors import ConfigError, RunFailed
@@ -115,8 +116,7 @@ def test_a_port_that_is_taken_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_ranks_that_do_not_come_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = free_port()
     with pytest.raises(RunFailed, match=f"rank 0 of 2 did not meet the others at 127.0.0.1:{port}"):
         meeting_store(place("127.0.0.1", port), timedelta(seconds=1))
 

@@ -11,6 +11,7 @@ import time
 from contextvars import ContextVar
 
 import pytest
+from support.patience import patient
 
 from grpox.errors import RunFailed
 from grpox.rewards import NamedReward, score
@@ -44,12 +45,39 @@ def awaited(seconds, value):
     return wait
 
 
-def test_slow_functions_of_both_sorts_take_as_long_as_the_slowest():
-    begun = time.perf_counter()
-    table = scored(after(0.3, 1.0), awaited(0.3, 2.0), after(0.3, 3.0), awaited(0.3, 4.0))
-    assert time.perf_counter() - begun < 0.9
+def test_functions_of_both_sorts_run_at_the_same_time():
+    """Each waits until all four have begun, which no order one after the other brings about."""
+    begun, deadline = [], time.monotonic() + patient(10)
+
+    def all_begun():
+        assert time.monotonic() < deadline, f"only {begun} have begun"
+        return len(begun) == 4
+
+    def plain(value):
+        def wait(completions, **_):
+            begun.append(value)
+            while not all_begun():
+                time.sleep(0.01)
+            time.sleep(0.05)
+            return [value] * len(completions)
+
+        return wait
+
+    def awaited(value):
+        async def wait(completions, **_):
+            begun.append(value)
+            while not all_begun():
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.05)
+            return [value] * len(completions)
+
+        return wait
+
+    started = time.perf_counter()
+    table = scored(plain(1.0), awaited(2.0), plain(3.0), awaited(4.0))
+    took = time.perf_counter() - started
     assert table.values == [[1.0, 1.0], [2.0, 2.0], [3.0, 3.0], [4.0, 4.0]]
-    assert all(0.25 < seconds < 0.9 for seconds in table.seconds)
+    assert all(0.04 < seconds <= took for seconds in table.seconds)
 
 
 @pytest.mark.parametrize("delays", [(0.0, 0.1, 0.05), (0.1, 0.0, 0.05), (0.05, 0.1, 0.0)])
@@ -137,14 +165,14 @@ def test_a_coroutine_whose_turn_never_comes_is_closed():
         return [0.0] * len(completions)
 
     def slow(**arguments):
-        gate.wait(5)
+        gate.wait(patient(5))
         made.append(never(**arguments))
         return made[0]
 
     reward = NamedReward("slow", slow, on_error="abstain", timeout=0.1)
     score([reward], ["p"], ["c"], [[1]], {})
     gate.set()
-    reward.hanging._ended.wait(5)
+    reward.hanging._ended.wait(patient(5))
     with pytest.raises(RuntimeError, match="cannot reuse already awaited coroutine"):
         made[0].send(None)
     made.clear()
@@ -152,42 +180,47 @@ def test_a_coroutine_whose_turn_never_comes_is_closed():
 
 
 def test_one_that_blocks_the_loop_times_out_with_those_it_holds_up_and_they_end_after_it():
+    gate = threading.Event()
+
     async def blocks(**_):
-        time.sleep(0.5)
+        gate.wait(patient(30))
 
     async def held_up(completions, **_):
         return [1.0] * len(completions)
 
     rewards = [
         NamedReward("blocks", blocks, on_error="abstain", timeout=0.1),
-        NamedReward("held up", held_up, on_error="abstain", timeout=0.1),
+        NamedReward("held up", held_up, on_error="abstain", timeout=1.0),
     ]
     table = score(rewards, ["p"], ["c"], [[1]], {})
+    gate.set()
     assert table.failed[0] == [True]
     for reward in rewards:
         if reward.hanging is not None:
-            reward.hanging._ended.wait(5)
+            reward.hanging._ended.wait(patient(5))
     assert score(rewards[1:], ["p"], ["c"], [[1]], {}).values == [[1.0]]
 
 
 INTERRUPTED = """
-import asyncio, sys, time
+import asyncio, os, sys, time
 from grpox.rewards import NamedReward, score
 from grpox.rewards.call import RewardCall
 from grpox.signals import Terminated
 
 async def endless(completions, **_):
     try:
-        print("waiting", flush=True)
-        await asyncio.sleep(60)
+        os.write(1, b"waiting\\n")
+        await asyncio.sleep(10_000)
     finally:
         print("stopped", flush=True)
 
 async def twice(completions, **_):
-    await asyncio.gather(asyncio.sleep(60), asyncio.sleep(60))
+    os.write(1, b"waiting\\n")
+    await asyncio.gather(asyncio.sleep(10_000), asyncio.sleep(10_000))
 
 def hangs(completions, **_):
-    time.sleep(60)
+    os.write(1, b"waiting\\n")
+    time.sleep(10_000)
 
 rewards = [NamedReward(f.__name__, f) for f in (endless, twice, hangs)]
 try:
@@ -205,12 +238,12 @@ def test_an_interrupt_stops_what_is_awaited_and_leaves_no_traceback():
         text=True,
         env={**os.environ, "PYTHONWARNINGS": "ignore::DeprecationWarning"},
     )
-    assert process.stdout.readline() == "waiting\n"
-    time.sleep(0.1)
-    begun = time.monotonic()
-    process.send_signal(signal.SIGINT)
-    out, errors = process.communicate(timeout=20)
-    assert time.monotonic() - begun < 5  # the thread that hangs holds nothing up
+    try:
+        assert [process.stdout.readline() for _ in range(3)] == ["waiting\n"] * 3
+        process.send_signal(signal.SIGINT)
+        out, errors = process.communicate(timeout=patient(20))  # the thread that hangs holds nothing up
+    finally:
+        process.kill()
     assert process.returncode == 130
     assert out == "stopped\n"
     assert errors == ""

@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import pytest
+from support.patience import patient
 
 PROGRAM = """
 import os, signal, sys
@@ -31,7 +32,7 @@ sys.exit(run_command(command, []))
 @pytest.mark.parametrize(("number", "code"), [(15, 143), (2, 130)])
 def test_a_signal_swallowed_by_a_destructor_is_raised_at_the_next_safe_point(number, code):
     command = [sys.executable, "-c", PROGRAM.format(number=number)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=patient(60), check=False)
     assert done.stdout == "swallowed\n"
     assert "Exception ignored" in done.stderr
     assert done.returncode == code
@@ -40,7 +41,7 @@ def test_a_signal_swallowed_by_a_destructor_is_raised_at_the_next_safe_point(num
 def test_a_signal_that_was_ignored_from_the_start_stays_so():
     program = "import signal; signal.signal(2, signal.SIG_IGN)\n" + PROGRAM.format(number=2)
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=patient(60), check=False
     )
     assert done.stdout == "swallowed\nnot reached\n"
     assert done.returncode == 0

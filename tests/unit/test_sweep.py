@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from support.patience import patient
 
 from grpox.cli import sweep_run
 from grpox.cli.sweep_children import Child, plan_children
@@ -227,9 +228,12 @@ def test_a_sweep_that_is_ended_ends_its_runs(tmp_path: Path, number: signal.Sign
     command = [sys.executable, "-c", SWEEPS, str(tmp_path / "waits.py"), str(tmp_path / "s")]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     runs = [tmp_path / "s" / f"seed={seed}" for seed in (0, 1)]
-    _until(lambda: all(run.with_name(f"{run.name}.begun").exists() for run in runs), process)
-    os.kill(process.pid, number)
-    output, _ = process.communicate(timeout=100)
+    try:
+        _until(lambda: all(run.with_name(f"{run.name}.begun").exists() for run in runs), process)
+        os.kill(process.pid, number)
+        output, _ = process.communicate(timeout=patient(60))
+    finally:
+        process.kill()
     _until(lambda: all(run.with_name(f"{run.name}.ended").exists() for run in runs))
     if number != signal.SIGKILL:  # nothing can be said then
         assert process.returncode == 128 + number, output
@@ -239,7 +243,7 @@ def test_a_sweep_that_is_ended_ends_its_runs(tmp_path: Path, number: signal.Sign
 
 
 def _until(true: object, process: subprocess.Popen[str] | None = None) -> None:
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + patient(60)
     while not true():  # type: ignore[operator]
         assert time.monotonic() < deadline
         assert process is None or process.poll() is None, process.communicate()[0]
