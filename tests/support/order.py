@@ -1,7 +1,8 @@
 """The order of the test files: dearest first, so that no worker is left with a long one at the end.
 
 Files stay whole. ``GRPOX_TESTS_ORDER=SEED`` shuffles them (``random`` draws a seed), and the first lines of a
-session say which; ``--save-durations`` writes what each took to durations.json, where the usual order comes from.
+session say which. ``--save-durations`` writes what each took to durations.json, from which the usual order
+comes.
 """
 
 from __future__ import annotations

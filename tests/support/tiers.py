@@ -36,8 +36,9 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "plugins/builtin/grpox_losses/* plugins/builtin/grpox_advantages/* plugins/builtin/grpox_corrections/* "
     "plugins/builtin/grpox_rewards/*": ("unit", "plugins", "runs"),
     # The model, its engine and its weights on the way to a generator.
-    "grpox/deepspeed_config.py grpox/engine.py grpox/forward_ways.py grpox/logprobs.py "
-    "grpox/model_source.py grpox/models.py grpox/optimizers.py grpox/rollout.py grpox/from_lists.py grpox/weight_sync.py grpox/lora/*": (
+    "grpox/deepspeed_config.py grpox/engine.py grpox/forward_ways.py grpox/from_lists.py grpox/logprobs.py "
+    "grpox/lora/* grpox/model_source.py grpox/models.py grpox/optimizers.py grpox/rollout.py "
+    "grpox/weight_sync.py": (
         "unit", "ranks", "runs", "services/vllm",
     ),
     "plugins/builtin/grpox_generators/*": ("unit", "plugins", "runs", "services/vllm"),
