@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from reference import step as reference
+from support.patience import patient
 from test_forward_ways import far, gradient_of, model_of
 from test_passes import ALL_OFF, COMBINATIONS, LONGEST, REGISTRY, WORLD, loss_of, slices_of
 from torch import Tensor
@@ -32,6 +33,11 @@ HIGH = {"top_entropy_quantile": 0.3}
 NEAR = {"off_policy_mask_threshold": 3.8}
 ALL = BONUS | HIGH | NEAR
 each_term = pytest.mark.parametrize("terms", [BONUS, HIGH, NEAR, ALL], ids=["bonus", "high", "near", "all"])
+
+
+def small_model() -> Any:
+    """A model of one layer: the terms see log-probabilities alone, whatever they come from."""
+    return model_of("llama", num_hidden_layers=1)
 
 
 class PlainEngine:
@@ -78,7 +84,7 @@ def update(model: Any, loss: str, world: Any = WORLD, **train: Any) -> PolicyUpd
 
 def step_of(slices: Sequence[Slice], loss: str = "grpo", **train: Any) -> tuple[Tensor, dict[str, float]]:
     """Gradient and metrics of one step; the slices are left as they are."""
-    model = model_of("llama")
+    model = small_model()
     metrics = update(model, loss, **train).step(copy.deepcopy(slices))
     return gradient_of(model), metrics
 
@@ -95,7 +101,7 @@ def later(slices: list[Slice]) -> list[Slice]:
 
 def expected(slices: Sequence[Slice], loss: str, beta: float = 0.0, **terms: float) -> tuple[Tensor, float]:
     """Gradient and loss as the reference has them, of one forward pass by torch's own functions."""
-    model = model_of("llama")
+    model = small_model()
     micro_batches, roots, upstream = [], [], []
     tokens = sum(int(slice_.batch.token_mask.sum()) for slice_ in slices)
     for slice_ in slices:
@@ -150,19 +156,26 @@ def test_the_first_step_on_a_batch_too(terms: dict[str, float]) -> None:
     assert (metrics["ratio/min"], metrics["ratio/max"], metrics["kl_old"]) == (1, 1, 0)
 
 
-@pytest.mark.parametrize("settings", COMBINATIONS, ids=str)
-def test_no_saving_changes_it(settings: dict[str, Any]) -> None:
+@pytest.fixture(scope="module")
+def whole_step() -> tuple[list[Slice], Tensor, float]:
+    """Slices of a later step, which nobody changes, and their gradient and loss with all terms."""
     slices = later(slices_of(1))
-    wanted, _ = expected(slices, "grpo", **ALL)
+    return slices, *expected(slices, "grpo", **ALL)
+
+
+@pytest.mark.parametrize("settings", COMBINATIONS, ids=str)
+def test_no_saving_changes_it(settings: dict[str, Any], whole_step: tuple[list[Slice], Tensor, float]) -> None:
+    slices, wanted, _ = whole_step
     found, _ = step_of(slices, "grpo", **settings, **ALL)
     assert far(found, wanted) < 1e-6
 
 
 @pytest.mark.parametrize("count", [1, 2, 6, 12], ids="{} micro-batches".format)
-def test_no_split_into_micro_batches_changes_it(count: int) -> None:
+def test_no_split_into_micro_batches_changes_it(
+    count: int, whole_step: tuple[list[Slice], Tensor, float]
+) -> None:
     """The same 24 rows, as the schedule cuts them and nothing sorts them anew."""
-    slices = later(slices_of(1))
-    wanted, value = expected(slices, "grpo", **ALL)
+    slices, wanted, value = whole_step
     whole = merged(slices)
     size = 24 // count
     cut = [rows_of_slice(whole, range(first, first + size)) for first in range(0, 24, size)]
@@ -180,7 +193,7 @@ class ThreadedWorld(World):
     @classmethod
     def two(cls) -> list[ThreadedWorld]:
         held: list[Any] = [None, None]
-        meeting = threading.Barrier(2, timeout=120)
+        meeting = threading.Barrier(2, timeout=patient(120))
         worlds = [cls(rank, 2, torch.device("cpu")) for rank in range(2)]
         for world in worlds:
             vars(world).update(held=held, meeting=meeting)
@@ -204,7 +217,7 @@ def test_no_number_of_ranks_changes_it(settings: dict[str, Any]) -> None:
     wanted, _ = expected(slices, "grpo", **ALL)
     _, alone = step_of(slices, "grpo", **settings, **ALL)
 
-    models = [model_of("llama") for _ in range(2)]  # not in the threads: their random numbers are global
+    models = [small_model() for _ in range(2)]  # not in the threads: their random numbers are global
 
     def rank(world: ThreadedWorld) -> tuple[Tensor, dict[str, float]]:
         taken = update(models[world.rank], "grpo", world, **settings, **ALL)
@@ -258,7 +271,7 @@ def test_tokens_are_chosen_for_one_step_and_cost_one_forward_of_it() -> None:
     slices = slices_of(6)
     counts = []
     for part in (1.0, 0.2):
-        taken = update(model_of("llama"), "grpo", **ALL_OFF, top_entropy_quantile=part)
+        taken = update(small_model(), "grpo", **ALL_OFF, top_entropy_quantile=part)
         taken.step(slices)
         engine: Any = taken.engine
         counts.append(engine.forwards)
