@@ -12,12 +12,16 @@ import io
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Sequence
+import signal
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import yaml
+from support.handlers import handlers_kept
+from support.patience import patient
 
 QUICKSTART = Path(str(importlib.resources.files("grpox.recipes"))) / "quickstart"
 RUN: dict[str, Any] = {
@@ -33,6 +37,8 @@ RUN: dict[str, Any] = {
 """A run of one step that nothing is wrong with."""
 
 LONGEST_MESSAGE = 2000
+HANGS_AFTER = 30.0
+"""Seconds of a quiet machine after which a command that does not end hangs."""
 Make = Callable[[Path], object]
 
 
@@ -77,7 +83,7 @@ def in_process(arguments: Sequence[str]) -> Outcome:
     from grpox.cli.errors import run_command
 
     out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), handlers_kept():
         code = run_command(lambda given: app(given, prog_name="grpox"), list(arguments))
     return Outcome(code, out.getvalue(), err.getvalue())
 
@@ -127,10 +133,14 @@ def run_file(run: dict[str, Any]) -> Make:
     return lambda folder: (folder / "run.yaml").write_text(text, encoding="utf-8")
 
 
-def raw(content: str | bytes, name: str = "run.yaml") -> Make:
-    """Writes `content` to a file as it is."""
-    data = content.encode("utf-8") if isinstance(content, str) else content
-    return lambda folder: (folder / name).write_bytes(data)
+def raw(content: str | bytes | Callable[[], bytes], name: str = "run.yaml") -> Make:
+    """Return what writes `content` to a file as it is; a function is called for it when the file is written."""
+
+    def make(folder: Path) -> None:
+        data = content() if callable(content) else content
+        (folder / name).write_bytes(data.encode("utf-8") if isinstance(data, str) else data)
+
+    return make
 
 
 def together(*makers: Make) -> Make:
@@ -146,6 +156,25 @@ def together(*makers: Make) -> Make:
 def numbered(prefix: str, cases: Iterable[Case]) -> list[Case]:
     """The same cases, their names begun with what they are about."""
     return [Case(**{**vars(case), "name": f"{prefix}: {case.name}"}) for case in cases]
+
+
+@contextlib.contextmanager
+def given_up_when_it_hangs() -> Iterator[None]:
+    """Interrupt what hangs, and fail even where the interruption was taken for another error."""
+    interrupted = []
+
+    def give_up(_number: int, _frame: FrameType | None) -> None:
+        interrupted.append(True)
+        raise TimeoutError("it hangs")
+
+    before = signal.signal(signal.SIGALRM, give_up)
+    signal.setitimer(signal.ITIMER_REAL, patient(HANGS_AFTER))
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        assert not interrupted, "it hangs"
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Callable
 from typing import Any
 
 from fuzz_case import Case, changed, numbered, raw, run_file, together
@@ -103,7 +104,7 @@ def _files() -> list[Case]:
 
 
 def parquet(columns: dict[str, list[Any]]) -> bytes:
-    """A parquet file of these columns."""
+    """Return a parquet file of these columns."""
     import pyarrow
     import pyarrow.parquet
 
@@ -113,20 +114,30 @@ def parquet(columns: dict[str, list[Any]]) -> bytes:
 
 
 def _parquet_files() -> list[Case]:
-    good = parquet({"prompt": ["1+1="] * 64, "answer": ["2"] * 64})
-    middle = bytearray(good)
-    middle[4:40] = b"\xff" * 36
-    files: dict[str, tuple[bytes, tuple[str, ...]]] = {
-        "without a row": (parquet({"prompt": [], "answer": []}), ("holds no record",)),
-        "without its end": (good[:-20], ("data.path", "parquet")),
-        "without its first half": (good[len(good) // 2 :], ("data.path",)),
-        "with other columns": (parquet({"question": ["1"] * 8}), ("data.prompt_column", "question")),
-        "with broken pages": (bytes(middle), ("data.path",)),
-        "with nulls": (parquet({"prompt": [None] * 8, "answer": ["2"] * 8}), ("row 0",)),
-        "with numbers": (parquet({"prompt": [1] * 8, "answer": ["2"] * 8}), ("row 0",)),
-        "with bytes": (parquet({"prompt": [b"1+1="] * 8, "answer": ["2"] * 8}), ("row 0",)),
-        "with mappings": (parquet({"prompt": [{"a": 1}] * 8, "answer": ["2"] * 8}), ("row 0",)),
-    }
+    def good() -> bytes:
+        return parquet({"prompt": ["1+1="] * 64, "answer": ["2"] * 64})
+
+    def with_broken_pages() -> bytes:
+        middle = bytearray(good())
+        middle[4:40] = b"\xff" * 36
+        return bytes(middle)
+
+    def rows_of(prompt: object) -> Callable[[], bytes]:
+        return lambda: parquet({"prompt": [prompt] * 8, "answer": ["2"] * 8})
+
+    files: dict[str, tuple[Callable[[], bytes], tuple[str, ...]]] = {
+        "without a row": (lambda: parquet({"prompt": [], "answer": []}), ("holds no record",)),
+        "without its end": (lambda: good()[:-20], ("data.path", "parquet")),
+        "without its first half": (lambda: good()[len(good()) // 2 :], ("data.path",)),
+        "with other columns": (
+            lambda: parquet({"question": ["1"] * 8}), ("data.prompt_column", "question"),
+        ),
+        "with broken pages": (with_broken_pages, ("data.path",)),
+        "with nulls": (rows_of(None), ("row 0",)),
+        "with numbers": (rows_of(1), ("row 0",)),
+        "with bytes": (rows_of(b"1+1="), ("row 0",)),
+        "with mappings": (rows_of({"a": 1}), ("row 0",)),
+    }  # fmt: skip
     cases = [
         Case(
             name,

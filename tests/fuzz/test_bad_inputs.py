@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 
 import pytest
-from fuzz_case import Case, Outcome, complaints, in_process
+from fuzz_case import HANGS_AFTER, Case, Outcome, complaints, given_up_when_it_hangs, in_process
 from fuzz_corpus import all_cases
+from support.patience import patient
 
 CASES = all_cases()
 AS_A_PROCESS = (
@@ -24,24 +21,6 @@ AS_A_PROCESS = (
     "run: a name that is no UTF-8",
     "override: a..b=1",
 )
-GIVEN_UP_AFTER = 120
-"""Seconds, on a machine however slow, after which a command that does not end fails its test."""
-
-
-@contextmanager
-def patience() -> Iterator[None]:
-    """Interrupts what hangs: an input must not be waited for without end."""
-
-    def give_up(_number: int, _frame: FrameType | None) -> None:
-        raise TimeoutError(f"no answer after {GIVEN_UP_AFTER} s")
-
-    before = signal.signal(signal.SIGALRM, give_up)
-    signal.alarm(GIVEN_UP_AFTER)
-    try:
-        yield
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
 
 
 def test_there_are_enough_cases_and_each_is_another_one() -> None:
@@ -52,7 +31,7 @@ def test_there_are_enough_cases_and_each_is_another_one() -> None:
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_a_bad_input_is_answered_by_a_clear_error(case: Case, case_folder: Path) -> None:
     case.make(case_folder)
-    with patience():
+    with given_up_when_it_hangs():
         outcome = in_process(case.arguments)
     assert complaints(case, outcome) == [], outcome.stderr
     assert not (case_folder / "pwned").exists()
@@ -67,7 +46,7 @@ def test_the_command_itself_answers_as_its_function_does(case: Case, case_folder
         [str(Path(sys.executable).with_name("grpox")), *map(os.fsencode, case.arguments)],
         capture_output=True,
         stdin=subprocess.DEVNULL,
-        timeout=GIVEN_UP_AFTER,
+        timeout=patient(HANGS_AFTER),
         check=False,
     )
     outcome = Outcome(done.returncode, done.stdout.decode(), done.stderr.decode())

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import copy
 import random
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from fuzz_case import RUN
+from fuzz_case import RUN, given_up_when_it_hangs
 
 from grpox.errors import ConfigError
 from grpox.runfile.load import load_run
@@ -22,8 +21,6 @@ ODD: list[Any] = [
     *("", "x", "0", "../..", "a:b", "~", "\x1b[0m", "*", "quickstart/model"),
     *([], {}, [[]], {"name": "dapo"}, {"path": "run.yaml:x"}, [{"name": "exact"}], {"": {}}),
 ]
-SLOWEST = 30.0
-"""Seconds; a hang, not a slow machine, is what this finds."""
 
 
 def _places(node: Any) -> list[tuple[Any, Any]]:
@@ -75,14 +72,12 @@ def _mutated_bytes(text: bytes, chance: random.Random) -> bytes:
 def _tried(text: bytes) -> str:
     """What became of a run file; another exception than those it may raise passes through."""
     Path("run.yaml").write_bytes(text)
-    began = time.monotonic()
-    outcome = "run"
     try:
-        load_run("run.yaml")
+        with given_up_when_it_hangs():
+            load_run("run.yaml")
     except ConfigError as error:
-        outcome = "problems" if all(map(str, error.problems)) else "nothing said"
-    assert time.monotonic() - began < SLOWEST, text
-    return outcome
+        return "problems" if all(map(str, error.problems)) else "nothing said"
+    return "run"
 
 
 @pytest.mark.parametrize("part", range(4))

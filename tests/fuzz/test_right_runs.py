@@ -66,7 +66,7 @@ RIGHT: dict[str, Make] = {
     "JSON for YAML": raw(json.dumps(RUN)),
     "a file whose name is a pattern": together(
         run_file(changed({"data.path": "a[1]*?.parquet"})),
-        raw(parquet({"prompt": ["1+1="] * 8, "answer": ["2"] * 8}), "a[1]*?.parquet"),
+        raw(lambda: parquet({"prompt": ["1+1="] * 8, "answer": ["2"] * 8}), "a[1]*?.parquet"),
     ),
 }
 

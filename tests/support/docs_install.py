@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import signal
 import sys
 import tomllib
 from collections.abc import Callable, Iterator
@@ -12,9 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from support.docs_blocks import ROOT
-
 from grpox.testing.conformance import registry
+from support.docs_blocks import ROOT
+from support.handlers import handlers_kept
 
 Install = Callable[[Path], None]
 OFFERS_DAPO = """\
@@ -84,15 +83,13 @@ def install_example(page: Path, install: Install) -> None:
 
 @contextmanager
 def process_kept() -> Iterator[None]:
-    """A command sets what a process has once, its signals' handlers, umask and variables: put them back."""
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    """Put back what a command sets in its process: handlers of signals, umask and variables."""
     mask, variables = os.umask(0o022), dict(os.environ)
     os.umask(mask)
     try:
-        yield
+        with handlers_kept():
+            yield
     finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
         os.umask(mask)
         os.environ.clear()
         os.environ.update(variables)

@@ -8,12 +8,14 @@ import re
 import signal
 import subprocess
 import sys
-import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
+from support.handlers import handlers_kept
+from support.patience import patient
 from typer.testing import CliRunner
 
 from grpox.cli import app as cli
@@ -102,10 +104,9 @@ def code_of(error: BaseException | None, *arguments: str) -> int:
 
 
 @pytest.fixture(autouse=True)
-def _restore_the_signal_handler() -> Any:
-    before = signal.getsignal(signal.SIGTERM)
-    yield
-    signal.signal(signal.SIGTERM, before)
+def kept() -> Iterator[None]:
+    with handlers_kept():
+        yield
 
 
 # -- Surface ---------------------------------------------------------------------------------------------
@@ -237,13 +238,20 @@ def test_a_bad_run_file_is_told_without_a_traceback_and_exits_2(tmp_path: Path) 
     assert "Traceback" not in done.stderr
 
 
-def test_another_rank_tells_config_errors_when_the_first_had_time_to_and_did_not(tmp_path: Path) -> None:
+def test_another_rank_tells_config_errors_when_the_first_had_time_to_and_did_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A launcher ends all ranks when one has ended: who still lives has found what rank 0 did not."""
-    begin = time.monotonic()
-    done = grpox("train", "nothing.yaml", cwd=tmp_path, RANK="1", WORLD_SIZE="2")
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: [rank 1] no such run file")
-    assert time.monotonic() - begin > cli_errors.SECONDS_FOR_RANK_0
+    assert cli_errors.SECONDS_FOR_RANK_0 >= 5
+    for name, value in (("RANK", "1"), ("WORLD_SIZE", "2")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(tmp_path)
+    waited: list[float] = []
+    monkeypatch.setattr(cli_errors.time, "sleep", waited.append)
+    code = cli_errors.run_command(lambda given: cli.app(given, prog_name="grpox"), ["train", "nothing.yaml"])
+    assert code == 2
+    assert capsys.readouterr().err.startswith("error: [rank 1] no such run file")
+    assert waited == [cli_errors.SECONDS_FOR_RANK_0]
 
 
 def test_the_deepspeed_launcher_may_pass_the_local_rank() -> None:
@@ -297,15 +305,14 @@ def test_a_signal_ends_a_run_through_its_handlers(sent: signal.Signals, code: in
         "from grpox.cli.errors import run_command\n"
         "def command(arguments):\n"
         "    try:\n"
-        "        print('ready', flush=True); time.sleep(30)\n"
+        "        print('ready', flush=True); time.sleep(600)\n"
         "    except BaseException as error:\n"
         "        print(type(error).__name__, flush=True); raise\n"
         "sys.exit(run_command(command, []))\n"
     )
-    process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n"
-    time.sleep(0.1)
-    process.send_signal(sent)
-    assert process.stdout.readline() in ("Terminated\n", "KeyboardInterrupt\n")
-    assert process.wait(timeout=10) == code
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(sent)
+        assert process.stdout.readline() in ("Terminated\n", "KeyboardInterrupt\n")
+        assert process.wait(patient(30)) == code

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from support.mlflow_store import migrated_store
 
-from grpox.testing import ObserverConformance
+from grpox.testing import ObserverConformance, observers
 from grpox.testing.runner import Outcome, outcomes
 
 BROKEN = Path(__file__).with_name("broken_observers.py")
@@ -19,7 +22,17 @@ def failed(component: str | dict[str, str]) -> dict[str, Outcome]:
     return {check: outcome for check, outcome in made.items() if outcome.status == "failed"}
 
 
-def test_the_tracker_conforms() -> None:
+def test_the_tracker_conforms(monkeypatch: pytest.MonkeyPatch) -> None:
+    run_folder = observers._folder
+
+    @contextmanager
+    def folder_with_a_store() -> Iterator[Path]:
+        with run_folder() as folder:
+            migrated_store(Path.cwd())
+            yield folder
+
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.setattr(observers, "_folder", folder_with_a_store)
     assert failed("mlflow") == {}
 
 

@@ -8,6 +8,7 @@ import threading
 import time
 
 import pytest
+from support.patience import patient
 
 from grpox.errors import RunFailed
 from grpox.rewards import NamedReward, score
@@ -56,7 +57,7 @@ async def cancels_itself(**_):
 
 async def waits_too_long_for_a_part(**_):
     async with asyncio.timeout(0.01):
-        await asyncio.sleep(5)
+        await asyncio.sleep(600)
 
 
 @pytest.mark.parametrize(
@@ -138,29 +139,28 @@ class Hanging:
 
     def __call__(self, completions, **_):
         self.calls += 1
-        self.gate.wait(10)
+        self.gate.wait(600)
         return [1.0] * len(completions)
 
 
 def test_a_function_that_hangs_is_given_up_after_its_timeout_and_not_called_again_while_it_hangs():
     hanging = Hanging()
     reward = abstaining(hanging, LIMIT)
-    begun = time.monotonic()
     table = scored(reward, NamedReward("ones", ones))
-    assert LIMIT <= time.monotonic() - begun < 1.5
+    assert reward.hanging.running
     assert table.values == [[None, None], [1.0, 1.0]]
     assert (
         "took longer than its timeout of 0.2 s (test_reward_failures.py:" in table.warnings["failure of judge"]
     )
 
-    begun = time.monotonic()
+    reward.timeout = 600.0  # which nobody waits out again
     again = scored(reward)
-    assert time.monotonic() - begun < LIMIT
+    assert reward.hanging.running
     assert again.failed == [[True, True]]
     assert hanging.calls == 1
 
     hanging.gate.set()
-    reward.hanging._ended.wait(5)
+    assert reward.hanging._ended.wait(patient(10))
     assert scored(reward).values == [[1.0, 1.0]]
     assert hanging.calls == 2
 
@@ -177,7 +177,7 @@ def test_an_async_function_that_takes_too_long_is_cancelled():
 
     async def slow(**_):
         try:
-            await asyncio.sleep(10)
+            await asyncio.sleep(600)
         except asyncio.CancelledError:
             cancelled.set()
             raise

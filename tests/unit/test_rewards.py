@@ -4,11 +4,12 @@ import asyncio
 import math
 import re
 import signal
-import time
+import threading
 
 import numpy as np
 import pytest
 import torch
+from support.patience import patient
 
 from grpox.contracts import TrainerState
 from grpox.errors import RunFailed
@@ -67,14 +68,13 @@ def test_functions_abstain_row_by_row():
 
 
 def test_async_functions_run_together():
-    async def slow(completions, **_):
-        await asyncio.sleep(0.3)
+    meeting = threading.Barrier(3)
+
+    async def waits_for_the_others(completions, **_):
+        await asyncio.to_thread(meeting.wait, patient(10))
         return [1.0] * len(completions)
 
-    start = time.perf_counter()
-    table = scored(slow, slow, slow)
-    assert table.values == [[1.0, 1.0]] * 3
-    assert time.perf_counter() - start < 0.75
+    assert scored(*[waits_for_the_others] * 3).values == [[1.0, 1.0]] * 3
 
 
 def test_async_functions_run_where_a_loop_is_running_already():

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from support.handlers import handlers_kept
 
 from grpox.cli.errors import run_command
 from grpox.config import ModelConfig, RunConfig
@@ -120,7 +121,8 @@ def test_a_pickle_among_a_models_weights_is_refused_and_not_run(model: Path) -> 
 def test_others_cannot_write_what_a_command_writes_whatever_the_umask(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
-        run_command(lambda _: write_whole(tmp_path / "run" / "config.yaml", "a: 1\n"), [])
+        with handlers_kept():
+            run_command(lambda _: write_whole(tmp_path / "run" / "config.yaml", "a: 1\n"), [])
     finally:
         os.umask(before)
     for path in (tmp_path / "run", tmp_path / "run" / "config.yaml"):
@@ -146,7 +148,8 @@ def test_no_secret_is_in_the_record_of_a_run_or_on_the_terminal(
     def fail(_: list[str]) -> None:
         raise RunFailed("https://me:hunter2@host/x does not answer")
 
-    assert run_command(fail, []) == 1
+    with handlers_kept():
+        assert run_command(fail, []) == 1
     told = capsys.readouterr().err
     assert "hunter2" not in told
     assert "host/x does not answer" in told

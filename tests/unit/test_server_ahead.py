@@ -6,6 +6,7 @@ import threading
 from types import SimpleNamespace
 
 import pytest
+from support.patience import patient
 
 from grpox.config import SamplingConfig
 from grpox.contracts import Prompt
@@ -104,7 +105,7 @@ def test_servers_are_at_work_while_nobody_reads(made):
     generator, client = made
     arriving = begun(generator)
     client.gate.set()
-    assert all(client.answered.acquire(timeout=5) for _ in PROMPTS)
+    assert all(client.answered.acquire(timeout=patient(5)) for _ in PROMPTS)
     rollouts = list(arriving)
     assert places(rollouts) == ALL
     assert {rollout.policy_version for rollout in rollouts} == {3}

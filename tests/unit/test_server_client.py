@@ -7,6 +7,7 @@ import pytest
 import torch
 from aiohttp import web
 from safetensors import SafetensorError
+from support.patience import patient
 
 from grpox.errors import ConfigError, RunFailed
 from grpox_generators import server_client, server_weights
@@ -143,7 +144,7 @@ def test_another_kind_of_server_is_told():
 
 def test_a_server_that_hangs_is_lost(monkeypatch):
     async def handler(request):
-        await asyncio.sleep(30)
+        await asyncio.sleep(600)
 
     with pytest.raises(ServerLost):
         answered(handler, completions, read_timeout=0.1)
@@ -204,7 +205,7 @@ def test_a_folder_that_only_the_server_sees_is_told(fleet, tmp_path):
 
 def test_a_server_that_comes_up_later_is_waited_for(fleet, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr("grpox_generators.server_fleet.SECONDS_BETWEEN_LOOKS", 0.0)
-    late = fleet(ServerLost("u: refused"), ServerLost("u: refused"), about(tmp_path), start_timeout=5)
+    late = fleet(ServerLost("u: refused"), ServerLost("u: refused"), about(tmp_path), start_timeout=patient(5))
     assert late.find()
     told = capsys.readouterr().err
     assert told.count("waiting for a server") == 1

@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from support.patience import patient
 
 from grpox.contracts import Prompt
 from grpox.errors import ConfigError, Problem
@@ -65,13 +66,15 @@ def test_every_sample_is_handed_on_once():
 
 
 def test_prompts_go_where_there_is_least_to_do():
-    async def slowly():
-        await asyncio.sleep(0.02)
+    async def until_the_other_has_had_five():
+        async with asyncio.timeout(patient(10)):
+            while len(quick.asked) < 5:
+                await asyncio.sleep(0)
 
-    slow, quick = Client("slow", pace=slowly), Client("quick", pace=lambda: asyncio.sleep(0.001))
+    slow, quick = Client("slow", pace=until_the_other_has_had_five), Client("quick")
     complete([slow, quick], count=8)
     assert len(quick.asked) > len(slow.asked) >= 1
-    even = [Client("a", pace=slowly), Client("b", pace=slowly)]
+    even = [Client("a"), Client("b")]
     complete(even, count=8, room=100)
     assert [len(client.asked) for client in even] == [4, 4]
 

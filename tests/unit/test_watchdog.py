@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from support.patience import patient
 
 from grpox.config import WatchdogConfig
 from grpox.errors import RunFailed
@@ -20,13 +21,24 @@ def watched(folder: Path, times: PhaseTimes, tell_after: float, end_after: float
     return Watchdog(WatchdogConfig(tell_after=tell_after, end_after=end_after), times, folder, rank=3)
 
 
+def told_when(capfd: pytest.CaptureFixture[str], text: str) -> str:
+    """Wait until `text` is on standard error, and return all that is."""
+    told, end = "", time.monotonic() + patient(30)
+    while text not in told:
+        assert time.monotonic() < end, told
+        time.sleep(0.01)
+        told += capfd.readouterr().err
+    return told
+
+
 def test_a_stall_is_told_once_with_the_line_where_it_is(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     times = PhaseTimes()
-    with watched(tmp_path, times, 0.2, 60), times.phase("reward"):
-        time.sleep(1.0)
-    told = capfd.readouterr().err
+    with watched(tmp_path, times, 0.2, 600) as watchdog, times.phase("reward"):
+        told = told_when(capfd, "rank 3 has been in phase 'reward' for ")
+        watchdog._look(time.perf_counter() + 9)
+    assert "rank 3" not in capfd.readouterr().err
     assert told.count("rank 3 has been in phase 'reward' for ") == 1
     stacks = (tmp_path / "rank-00003.txt").read_text()
     assert "test_a_stall_is_told_once_with_the_line_where_it_is" in stacks
@@ -34,13 +46,15 @@ def test_a_stall_is_told_once_with_the_line_where_it_is(
 
 def test_phases_that_move_on_are_not_told(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     times = PhaseTimes()
-    with watched(tmp_path / "stalls", times, 2.0, 60):
-        end = time.perf_counter() + 3.0
-        while time.perf_counter() < end:
+    with watched(tmp_path / "stalls", times, 1000, 5000) as watchdog:
+        for _ in range(3):
             with times.phase("update"):
-                time.sleep(0.01)
-    assert capfd.readouterr().err == ""
-    assert not (tmp_path / "stalls").exists()
+                watchdog._look(time.perf_counter() + 900)
+        assert capfd.readouterr().err == ""
+        assert not (tmp_path / "stalls").exists()
+        with times.phase("update"):
+            watchdog._look(time.perf_counter() + 1100)
+    assert "rank 3 has been in phase 'update' for 1100 s" in capfd.readouterr().err
 
 
 def test_a_phase_that_lasts_too_long_is_ended(tmp_path: Path) -> None:
@@ -51,38 +65,38 @@ def test_a_phase_that_lasts_too_long_is_ended(tmp_path: Path) -> None:
         watched(tmp_path, times, 0.2, 0.5),
         times.phase("generate"),
     ):
-        threading.Event().wait(60)
+        threading.Event().wait(600)
     assert "rank-00003.txt" in str(failure.value)
     assert signal.getsignal(INTERRUPT) == before
 
 
 def test_a_rank_that_waits_for_others_says_so(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     times = PhaseTimes()
-    with watched(tmp_path, times, 0.2, 0.5), times.phase("gather"):
-        time.sleep(1.5)  # longer than it may stall, but it is another rank that does
-    assert "rank 3 has been waiting for the other ranks for " in capfd.readouterr().err
+    with watched(tmp_path, times, 0.2, 0.5) as watchdog, times.phase("gather"):
+        told_when(capfd, "rank 3 has been waiting for the other ranks for ")
+        watchdog._look(time.perf_counter() + 30)  # longer than it may stall, but it is another rank that does
 
 
 def test_stacks_that_cannot_be_written_are_told(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("")
     times = PhaseTimes()
-    with watched(tmp_path / "file", times, 0.2, 60), times.phase("reward"):
-        time.sleep(1.0)
-    assert "its stacks could not be written" in capfd.readouterr().err
+    with watched(tmp_path / "file", times, 0.2, 600), times.phase("reward"):
+        told_when(capfd, "its stacks could not be written")
 
 
 def test_it_goes_on_where_there_is_no_memory_for_arming(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    tried = threading.Event()
+
     def full(*arguments: object, **more: object) -> None:
+        tried.set()
         raise RuntimeError("unable to start watchdog thread")
 
     times = PhaseTimes()
-    with watched(tmp_path, times, 0.2, 60):
+    with watched(tmp_path, times, 0.2, 600):
         monkeypatch.setattr(faulthandler, "dump_traceback_later", full)
-        time.sleep(0.3)
+        assert tried.wait(patient(10))
         with times.phase("reward"):
-            time.sleep(1.0)
-    told = capfd.readouterr().err
-    assert "rank 3 has been in phase 'reward' for " in told
+            told = told_when(capfd, "rank 3 has been in phase 'reward' for ")
     assert "Traceback" not in told
