@@ -6,12 +6,12 @@ Usage: degenerate_steps.py OUT.pt
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from typing import Any
 
 import torch
+from step_cases import CASES, ROWS, STEPS, MicroBatch
 from transformers import PreTrainedModel
-from zero3_step import STEPS, config_for
+from zero3_step import config_for
 
 from grpox.cli.leaving import leave
 from grpox.contracts import Rollout
@@ -25,40 +25,19 @@ from grpox.slices import Slice
 from grpox.update import PolicyUpdate
 from grpox.world import World, start_world
 
-ROWS = 4
 
-
-def rows(lengths: Sequence[int], advantages: Sequence[float], truncated: bool = False) -> tuple[Any, ...]:
-    """Rollouts with completions of some lengths, their advantages, and whether they are out of the loss."""
-    finish = "length" if truncated else "stop"
+def slice_of(micro_batch: MicroBatch, world: World) -> Slice:
+    """The rollouts of a micro-batch, of which those that were cut off are out of the loss."""
+    lengths, advantages, truncated = micro_batch
     made = [
-        Rollout(0, n, (3, 4, 5)[: n % 3 + 1], (6, 7, 8, 9)[:length], finish, 0)
+        Rollout(0, n, (3, 4, 5)[: n % 3 + 1], (6, 7, 8, 9)[:length], "length" if truncated else "stop", 0)
         for n, length in enumerate(lengths)
     ]
-    return made, list(advantages), truncated
-
-
-EMPTY = {
-    "completions all empty": (rows([0] * ROWS, [1.0, -1, 1, -1]), rows([0] * ROWS, [1.0, -1, 1, -1])),
-    "completions all truncated": (
-        rows([4] * ROWS, [1.0, -1, 1, -1], truncated=True),
-        rows([4] * ROWS, [1.0, -1, 1, -1], truncated=True),
-    ),
-}
-"""Cases without a token in the loss."""
-CASES = EMPTY | {
-    "advantages all zero": (rows([1, 2, 3, 4], [0.0] * ROWS), rows([1, 2, 3, 4], [0.0] * ROWS)),
-    "one token a completion": (rows([1] * ROWS, [0.0] * ROWS), rows([1] * ROWS, [0.0] * ROWS)),
-    "one micro-batch empty": (rows([0] * ROWS, [1.0, -1, 1, -1]), rows([1, 2, 3, 4], [0.0] * ROWS)),
-}
-"""Name -> two micro-batches: of one rank, or one of each of two."""
+    return Slice(collate(made, advantages, 0, world.device, truncated))
 
 
 def slices_of(case: str, world: World) -> list[Slice]:
-    parts = CASES[case][world.rank :: world.size]
-    return [
-        Slice(collate(made, advantages, 0, world.device, truncated)) for made, advantages, truncated in parts
-    ]
+    return [slice_of(micro_batch, world) for micro_batch in CASES[case][world.rank :: world.size]]
 
 
 def another(model: PreTrainedModel) -> PreTrainedModel:

@@ -1,16 +1,19 @@
 """Two real optimizer steps under ZeRO-3 for each way to set the engine up; run alone or by torchrun.
 
-Usage: engine_steps.py OUT.pt BATCH_SIZE ACCUMULATION NAME...
+Usage: engine_steps.py OUT.pt '{"BATCH_SIZExACCUMULATION": [NAME, ...], ...}'
+A variant that this machine lacks a library for has None in the place of its steps.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 from typing import Any
 
 import torch
+from deepspeed.accelerator import get_accelerator
 from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_grad
-from zero3_step import config_for, slices_for
+from zero3_step import config_for, numbers, slices_for
 
 from grpox.cli.leaving import leave
 from grpox.config import RunConfig
@@ -90,14 +93,27 @@ def steps(config: RunConfig, registry: Registry, world: World) -> dict[str, Any]
     }
 
 
-def main(out: str, batch_size: int, accumulation: int, names: list[str]) -> None:
+def can_take(name: str) -> bool:
+    """Tell whether DeepSpeed's async_io can be compiled, where the variant needs it."""
+    if VARIANTS[name].get("deepspeed", {}).get("offload_optimizer") != "nvme":
+        return True
+    return bool(get_accelerator().create_op_builder("AsyncIOBuilder").is_compatible(verbose=False))
+
+
+def main(out: str, splits: dict[str, list[str]]) -> None:
     world = start_world()
     registry = Registry(discover())
-    results = {name: steps(variant(name, batch_size, accumulation), registry, world) for name in names}
+    results = {
+        split: {
+            name: steps(variant(name, *numbers(split)), registry, world) if can_take(name) else None
+            for name in names
+        }
+        for split, names in splits.items()
+    }
     if world.is_main:
         torch.save(results, out)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:])
+    main(sys.argv[1], json.loads(sys.argv[2]))
     leave(0)

@@ -1,6 +1,6 @@
 """Real optimizer steps of adapters under ZeRO-3 on fixed rollouts; run alone or by torchrun.
 
-Usage: lora_step.py OUT.pt BATCH_SIZE ACCUMULATION
+Usage: lora_step.py OUT.pt BATCH_SIZExACCUMULATION
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from deepspeed.utils import safe_get_full_grad
 from transformers import LlamaConfig, LlamaForCausalLM
-from zero3_step import config_for, slices_for
+from zero3_step import config_for, numbers, slices_for
 
 from grpox.cli.leaving import leave
 from grpox.config import LoraConfig, RunConfig
@@ -87,12 +87,12 @@ def steps(config: RunConfig, targets: Any, registry: Registry, world: World) -> 
     }
 
 
-def main(out: str, batch_size: int, accumulation: int) -> None:
+def main(out: str, split: str) -> None:
     world = start_world()
     registry = Registry(discover())
     results = {}
     for name, targets in TARGETS.items():
-        config = config_for("dapo", 0.1, batch_size, accumulation)
+        config = config_for("dapo", 0.1, *numbers(split))
         config.train.learning_rate = 0.01
         results[name] = steps(config, targets, registry, world)
         config.train.chunked_logprobs = False
@@ -102,5 +102,5 @@ def main(out: str, batch_size: int, accumulation: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    main(sys.argv[1], sys.argv[2])
     leave(0)

@@ -1,11 +1,13 @@
 """Mixes the policy into a reference under ZeRO-3; run alone or by torchrun.
 
-Usage: reference_sync_step.py OUT.pt PERSISTENCE_THRESHOLD
+Usage: reference_sync_step.py OUT PERSISTENCE_THRESHOLD...
+Rank 3 writes OUT.3: for each threshold its results.
 """
 
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import torch
 from torch import nn
@@ -17,11 +19,11 @@ from grpox.models import load_model
 from grpox.optimizers import AdamW, NamedSchedule
 from grpox.reference_sync import ReferenceSync
 from grpox.weight_sync import stream_weights
-from grpox.world import start_world
+from grpox.world import World, start_world
 
 
-def main(out: str, threshold: int) -> None:
-    world = start_world()
+def mixed(threshold: int, world: World) -> dict[str, Any]:
+    """Mix twice, and return the reference before, after one step and after two."""
     config = config_for("dapo", 0.1, 6, 1)
     config.deepspeed.stage3_param_persistence_threshold = threshold
     config.train.ref_sync_alpha, config.train.ref_sync_steps = 0.25, 2
@@ -37,14 +39,24 @@ def main(out: str, threshold: int) -> None:
         sync.after_step(engine, reference)
         snapshots.append(snapshot(reference.module))
     logits = reference(input_ids=ids).logits
-    result = {"policy": dict(engine.weights()), "reference": snapshots, "logits": logits}
-    torch.save(result, f"{out}.{world.rank}")
+    return {
+        "policy": dict(engine.weights()),
+        "reference": snapshots,
+        "logits": logits,
+        "whole": any(parameter.ds_persist for parameter in reference.module.parameters()),
+    }
 
 
 def snapshot(module: nn.Module) -> dict[str, torch.Tensor]:
     return {name: weight.clone() for name, weight in stream_weights(module)}
 
 
+def main(out: str, thresholds: list[str]) -> None:
+    world = start_world()
+    results = {threshold: mixed(int(threshold), world) for threshold in thresholds}
+    torch.save(results, f"{out}.{world.rank}")
+
+
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main(sys.argv[1], sys.argv[2:])
     leave(0)

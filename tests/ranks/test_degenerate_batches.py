@@ -4,34 +4,23 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import subprocess
-import sys
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from degenerate_steps import CASES, EMPTY
-from safetensors.torch import load_file
-from zero3_step import STEPS
+from rank_scripts import results_of
+from step_cases import CASES, EMPTY, STEPS
+from support.fixtures import GrpoxCommand
 
 pytestmark = pytest.mark.slow
-SCRIPT = Path(__file__).with_name("degenerate_steps.py")
 LOSSES = [*STEPS, ("grpo", 0.1)]
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """On two ranks: (loss, beta) -> case -> metrics of two steps, and the weights that changed."""
-    out = tmp_path_factory.mktemp("degenerate") / "out.pt"
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    command = [sys.executable, *launcher, str(SCRIPT), str(out)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
-    assert done.returncode == 0, done.stderr[-4000:]
-    return torch.load(out)
+    return results_of("degenerate_steps.py", folder=tmp_path_factory.mktemp("degenerate"), ranks=2)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -115,8 +104,11 @@ RUNS = {
 
 @pytest.mark.parametrize("name", RUNS)
 def test_a_run_that_learns_nothing_ends_well_with_the_weights_it_began_with(
-    grpox: Any, folder: Path, name: str
+    grpox: GrpoxCommand, folder: Path, name: str
 ) -> None:
+    import torch
+    from safetensors.torch import load_file
+
     (folder / "mine.py").write_text(MINE)
     components, rest, expected, absent = RUNS[name]
     short = ("evaluation=null", "tracking={}", "train.max_steps=2", "train.warmup_steps=0")

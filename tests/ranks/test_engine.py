@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch
+from rank_scripts import results_of
 
-SCRIPT = Path(__file__).with_name("engine_steps.py")
+if TYPE_CHECKING:
+    import torch
+
+SCRIPT = "engine_steps.py"
 CLIP = 0.5
 EXACT = ["checkpointing", "reentrant checkpointing", "parameters offloaded", "own settings"]
 ROUNDED = ["unfused", "optimizer offloaded", "both offloaded"]
@@ -24,35 +25,19 @@ Steps = dict[str, Any]
 Results = dict[str, dict[str, Steps]]
 
 
-def take_steps(
-    folder: Path, names: list[str], ranks: int, batch_size: int, accumulation: int
-) -> dict[str, Steps]:
-    out = folder / f"{ranks}x{batch_size}x{accumulation}-{len(names)}.pt"
-    launcher = [sys.executable]
-    if ranks > 1:
-        launcher += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    command = [*launcher, str(SCRIPT), str(out), str(batch_size), str(accumulation), *names]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600, check=False
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    results: dict[str, Steps] = torch.load(out)
-    return results
-
-
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     """24 rows as four micro-batches on one rank and on two; in bfloat16 also as one."""
     folder = tmp_path_factory.mktemp("engine")
-    return {
-        "whole": take_steps(folder, ["bfloat16"], 1, 24, 1),
-        "one rank": take_steps(folder, [*FLOAT32, *BFLOAT16], 1, 6, 4),
-        "two ranks": take_steps(folder, [*FLOAT32, *BFLOAT16], 2, 6, 2),
-    }
+    every = [*FLOAT32, *BFLOAT16]
+    one = results_of(SCRIPT, json.dumps({"24x1": ["bfloat16"], "6x4": every}), folder=folder)
+    two = results_of(SCRIPT, json.dumps({"6x2": every}), folder=folder, ranks=2)
+    return {"whole": one["24x1"], "one rank": one["6x4"], "two ranks": two["6x2"]}
 
 
 def flat(tensors: dict[str, torch.Tensor]) -> torch.Tensor:
+    import torch
+
     return torch.cat([tensor.detach().flatten().double() for tensor in tensors.values()])
 
 
@@ -62,6 +47,8 @@ def furthest(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> fl
 
 def adamw_by_hand(steps: Steps, clip: float) -> dict[str, torch.Tensor]:
     """The weights after plain PyTorch's AdamW has taken the recorded gradients, clipped by their norm."""
+    import torch
+
     weights = {name: torch.nn.Parameter(value.float()) for name, value in steps["before"].items()}
     decayed = [weight for weight in weights.values() if weight.ndim == 2]
     plain = [weight for weight in weights.values() if weight.ndim == 1]
@@ -88,19 +75,11 @@ def test_a_way_to_save_memory_or_time_gives_the_same_weights(results: Results, r
     assert other["norms"] == pytest.approx(plain["norms"], rel=1e-6)
 
 
-@pytest.fixture
-def libaio() -> None:
-    """Skips where DeepSpeed's async_io cannot be compiled."""
-    from deepspeed.accelerator import get_accelerator
-
-    if not get_accelerator().create_op_builder("AsyncIOBuilder").is_compatible(verbose=False):
-        pytest.skip("libaio and its headers are not installed")
-
-
-@pytest.mark.usefixtures("libaio")
 def test_an_optimizer_on_nvme_gives_the_same_weights(results: Results, tmp_path: Path) -> None:
     name = "optimizer on nvme"
-    other = take_steps(tmp_path, [name], 1, 6, 4)[name]
+    other = results_of(SCRIPT, json.dumps({"6x4": [name]}), folder=tmp_path)["6x4"][name]
+    if other is None:
+        pytest.skip("libaio and its headers are not installed")
     assert furthest(results["one rank"]["plain"]["weights"], other["weights"]) < 1e-6
     assert list((tmp_path / "swap").rglob("*.swp"))
 
@@ -128,6 +107,8 @@ def test_the_norm_told_is_that_before_clipping(results: Results, ranks: str, nam
 def test_bfloat16_updates_float32_master_weights_with_float32_gradients(
     results: Results, ranks: str, name: str
 ) -> None:
+    import torch
+
     steps = results[ranks][name]
     assert {weight.dtype for weight in steps["weights"].values()} == {torch.bfloat16}
     for tensors in (steps["master"], *steps["gradients"]):

@@ -2,41 +2,36 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-from typing import Any
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch
+from rank_scripts import results_of
 
-pytest.importorskip("peft")
-pytestmark = pytest.mark.slow
+if TYPE_CHECKING:
+    import torch
 
-SCRIPT = Path(__file__).with_name("lora_step.py")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(find_spec("peft") is None, reason="peft is not installed"),
+]
+
 NAMES = ("body", "with head")
-
-
-def take_steps(folder: Path, ranks: int, batch_size: int, accumulation: int) -> dict[str, Any]:
-    out = folder / f"{ranks}.pt"
-    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks > 1 else []
-    command = [sys.executable, *launcher, str(SCRIPT), str(out), str(batch_size), str(accumulation)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
-    assert done.returncode == 0, done.stderr[-4000:]
-    results: dict[str, Any] = torch.load(out)
-    return results
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """24 rows of a step as one micro-batch on one rank, and as two on each of two."""
     folder = tmp_path_factory.mktemp("lora")
-    return {"one": take_steps(folder, 1, 24, 1), "two": take_steps(folder, 2, 6, 2)}
+    return {
+        "one": results_of("lora_step.py", "24x1", folder=folder),
+        "two": results_of("lora_step.py", "6x2", folder=folder, ranks=2),
+    }
 
 
 def relative_difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
+    import torch
+
     assert one.keys() == other.keys()
     flat = [torch.cat([each[name].flatten().double() for name in one]) for each in (one, other)]
     return float((flat[0] - flat[1]).norm() / flat[0].norm())
@@ -44,6 +39,8 @@ def relative_difference(one: dict[str, torch.Tensor], other: dict[str, torch.Ten
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_gradient_is_the_same_for_every_split_and_way(results: dict[str, Any], name: str) -> None:
+    import torch
+
     whole = results["one"][name]
     assert whole["chunked"]
     assert not results["one"][f"{name}, all logits"]["chunked"]

@@ -4,41 +4,31 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
-import torch
-from support.killing import assert_same
-from typer.testing import CliRunner
-
-from grpox.cli.app import app
-from grpox.errors import ConfigError
+from rank_scripts import results_of
+from support.fixtures import GrpoxCommand
 
 pytestmark = pytest.mark.slow
-SCRIPT = Path(__file__).with_name("nonfinite_steps.py")
 VARIANTS = ["plain", "optimizer offloaded", "bfloat16", "own settings"]
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """On two ranks: variant -> fault -> what the engine is after a step, the faulty one, and another."""
-    out = tmp_path_factory.mktemp("nonfinite") / "out.pt"
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    command = [sys.executable, *launcher, str(SCRIPT), str(out), *VARIANTS]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
-    assert done.returncode == 0, done.stderr[-4000:]
-    return torch.load(out)
+    folder = tmp_path_factory.mktemp("nonfinite")
+    return results_of("nonfinite_steps.py", *VARIANTS, folder=folder, ranks=2)
 
 
 @pytest.mark.parametrize("fault", ["loss", "gradient"])
 def test_a_skipped_step_leaves_the_engine_as_if_it_had_not_been(results: Any, fault: str) -> None:
     """On all ranks, though only the last has the fault."""
+    import torch
+
     for variant, made in results.items():
         without, with_it = made["none"], made[fault]
         for part in ("weights", "master", "moments"):
@@ -96,7 +86,7 @@ BATCH = ("train.per_device_train_batch_size=32", "train.gradient_accumulation_st
 
 
 @pytest.fixture
-def faulty(grpox: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def faulty(grpox: GrpoxCommand, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """`faulty("2,3", *arguments)`: a run of six steps whose steps 2 and 3 are not finite."""
     (folder / "mine.py").write_text(MINE)
 
@@ -111,16 +101,26 @@ def faulty(grpox: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def replayed(*arguments: object) -> Any:
-    """`grpox replay` in this process; errors are raised."""
-    result = CliRunner().invoke(app, ["replay", *map(str, arguments)])
+    """`grpox replay` in this process; errors are raised.
+
+    What libraries set as they are imported is taken back: with other variables the next runs would start cold.
+    """
+    from typer.testing import CliRunner
+
+    from grpox.cli.app import app
+
+    with patch.dict("os.environ"):
+        result = CliRunner().invoke(app, ["replay", *map(str, arguments)])
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return result
 
 
 def test_a_run_stops_before_anything_is_saved_and_a_replay_shows_why(
-    faulty: Any, grpox: Any, folder: Path
+    faulty: Any, grpox: GrpoxCommand, folder: Path
 ) -> None:
+    from grpox.errors import ConfigError
+
     done = faulty("2", "output_dir=runs/stops", "checkpoint.every=1")
     assert done.returncode == 1
     assert "the loss is nan in step 2: policy loss nan at rank 0, micro-batch 1, row 31, token 0" in done.stderr
@@ -163,6 +163,8 @@ def test_a_fault_of_one_rank_is_that_of_all_and_a_replay_of_one_process_shows_it
 
 def test_a_run_that_skipped_goes_on_bit_by_bit_and_keeps_the_first_batches(faulty: Any, folder: Path) -> None:
     """Also how many were skipped one after the other before the checkpoint counts."""
+    from support.killing import assert_same
+
     runs = folder / "runs"
     skips = ("train.on_nonfinite=skip", "train.max_skips_in_a_row=4", "checkpoint.every=3")
     done = faulty("2,3,4,6", *skips, "output_dir=runs/whole")

@@ -1,39 +1,51 @@
 """The reference follows the policy under real ZeRO-3, shards and whole parameters alike."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
+import importlib.resources
 
 import pytest
-import torch
+from rank_scripts import run_script
 
-from grpox.config import ModelConfig
-from grpox.models import load_model
-
-SCRIPT = Path(__file__).with_name("reference_sync_step.py")
+SHARDS, WHOLE = "0", "1000000"
+"""Sizes up to which parameters stay whole on each rank."""
 
 
-@pytest.mark.parametrize(("ranks", "threshold"), [(1, 0), (2, 0), (2, 1_000_000)])
-def test_the_reference_becomes_the_mixture_every_ref_sync_steps(tmp_path, ranks, threshold):
-    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    command = [sys.executable, *launcher, str(SCRIPT), str(tmp_path / "out"), str(threshold)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr[-4000:]
-    results = [torch.load(tmp_path / f"out.{rank}") for rank in range(ranks)]
-    for result in results:
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """What each rank made, for each number of ranks and each threshold."""
+    import torch
+
+    folder = tmp_path_factory.mktemp("reference")
+    run_script("reference_sync_step.py", "one", SHARDS, folder=folder)
+    run_script("reference_sync_step.py", "two", SHARDS, WHOLE, folder=folder, ranks=2)
+    one, *two = (torch.load(folder / name) for name in ("one.0", "two.0", "two.1"))
+    return {
+        (1, SHARDS): [one[SHARDS]],
+        **{(2, threshold): [each[threshold] for each in two] for threshold in (SHARDS, WHOLE)},
+    }
+
+
+@pytest.mark.parametrize(("ranks", "threshold"), [(1, SHARDS), (2, SHARDS), (2, WHOLE)])
+def test_the_reference_becomes_the_mixture_every_ref_sync_steps(results, ranks, threshold):
+    import torch
+
+    made = results[ranks, threshold]
+    assert len(made) == ranks
+    for result in made:
+        assert result["whole"] == (threshold == WHOLE)
         before, after_one, after_two = result["reference"]
         for name, policy in result["policy"].items():
             assert torch.equal(after_one[name], before[name])
             torch.testing.assert_close(after_two[name], 0.25 * policy + 0.75 * before[name])
-            assert torch.equal(after_two[name], results[0]["reference"][2][name])
-    assert_forward_uses(results[0]["reference"][2], results[0]["logits"])
+            assert torch.equal(after_two[name], made[0]["reference"][2][name])
+    assert_forward_uses(made[0]["reference"][2], made[0]["logits"])
 
 
 def assert_forward_uses(weights, logits):
     """The reference's next forward sees the mixture: that of a plain model with these weights."""
-    import importlib.resources
+    import torch
+
+    from grpox.config import ModelConfig
+    from grpox.models import load_model
 
     folder = importlib.resources.files("grpox.recipes") / "quickstart" / "model"
     model = load_model(ModelConfig(path=str(folder)))

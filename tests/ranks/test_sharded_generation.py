@@ -1,33 +1,19 @@
 """Generation through ZeRO-3 shards on two ranks with uneven prompts is generation on a whole copy."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
-import torch
+from rank_scripts import run_script
 
 pytestmark = pytest.mark.slow
-
-SCRIPT = Path(__file__).with_name("zero3_generation.py")
 
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory):
     """What each of two ranks generated, before and after an optimizer step."""
-    out = tmp_path_factory.mktemp("sharded") / "results"
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    done = subprocess.run(
-        [*launcher, str(SCRIPT), str(out)],
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return [torch.load(f"{out}.{rank}", weights_only=False) for rank in range(2)]
+    import torch
+
+    folder = tmp_path_factory.mktemp("sharded")
+    run_script("zero3_generation.py", "out", folder=folder, ranks=2)
+    return [torch.load(folder / f"out.{rank}", weights_only=False) for rank in range(2)]
 
 
 @pytest.mark.parametrize("way", ["sharded", "sharded static"])

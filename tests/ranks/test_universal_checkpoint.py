@@ -3,34 +3,26 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from conftest import GrpoxCommand
+from rank_scripts import run_script
+from support.fixtures import GrpoxCommand
 
 pytestmark = pytest.mark.slow
 
-SCRIPT = Path(__file__).with_name("other_ranks.py")
 VARIANTS = ("own settings", "bfloat16")
 """In float32 shards of at most so many numbers; in bfloat16 one for each group of parameters."""
 States = dict[str, list[dict[str, Any]]]
 
 
 def go_on(folder: Path, source: str, out: str, ranks: int, batch_size: int) -> States:
+    import torch
+
     (folder / out).mkdir()
-    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks > 1 else []
-    command = [sys.executable, *launcher, str(SCRIPT), source, out, str(batch_size), *VARIANTS]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600, check=False
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
+    run_script("other_ranks.py", source, out, batch_size, *VARIANTS, folder=folder, ranks=ranks)
     states: States = torch.load(folder / out / "states.pt", weights_only=True)
     return states
 
@@ -46,7 +38,9 @@ def states(tmp_path_factory: pytest.TempPathFactory) -> dict[str, States]:
 
 
 def differing(state: Any, other: Any, path: str = "") -> list[str]:
-    """Where two states are not the same, bit by bit."""
+    """The places at which two states are not the same, bit by bit."""
+    import torch
+
     if isinstance(state, dict):
         assert state.keys() == other.keys()
         return [place for key in state for place in differing(state[key], other[key], f"{path}/{key}")]
@@ -69,6 +63,8 @@ def test_weights_and_optimizer_states_are_exactly_those_that_were_saved(
 
 
 def test_the_next_step_is_the_one_that_the_saved_run_took(states: dict[str, States]) -> None:
+    import torch
+
     went_on, other = states["one"]["own settings"][1], states["two"]["own settings"][1]
     for kind in ("weights", "master", "exp_avg", "exp_avg_sq"):
         for name, tensor in went_on[kind].items():

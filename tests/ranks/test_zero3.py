@@ -1,38 +1,25 @@
 """The gradient of a real ZeRO-3 step is the same for every split into micro-batches and ranks."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
-import torch
+from rank_scripts import results_of
 
-SCRIPT = Path(__file__).with_name("zero3_step.py")
 LOSSES = [("grpo", 0.0), ("dr_grpo", 0.0), ("dapo", 0.1), ("cispo", 0.0), ("sapo", 0.1)]
-
-
-def take_steps(folder, ranks, batch_size, accumulation, script=SCRIPT):
-    out = folder / f"{ranks}x{batch_size}x{accumulation}.pt"
-    launcher = [sys.executable]
-    if ranks > 1:
-        launcher += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    command = [*launcher, str(script), str(out), str(batch_size), str(accumulation)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr[-4000:]
-    return torch.load(out)
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
     """The 24 rows of a step as one micro-batch, as four, and the same four on two ranks, and as eight there."""
     folder = tmp_path_factory.mktemp("zero3")
-    splits = {"whole": (1, 24, 1), "four": (1, 6, 4), "two ranks": (2, 6, 2), "two ranks, eight": (2, 3, 4)}
-    return {name: take_steps(folder, *split) for name, split in splits.items()}
+    one = results_of("zero3_step.py", "24x1", "6x4", folder=folder)
+    two = results_of("zero3_step.py", "6x2", "3x4", folder=folder, ranks=2)
+    return {
+        "whole": one["24x1"], "four": one["6x4"], "two ranks": two["6x2"], "two ranks, eight": two["3x4"]
+    }  # fmt: skip
 
 
 def relative_difference(one, other):
+    import torch
+
     one, other = (torch.cat([g.flatten().double() for g in r["gradient"].values()]) for r in (one, other))
     return float((one - other).norm() / one.norm())
 
@@ -40,6 +27,8 @@ def relative_difference(one, other):
 @pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss[0])
 @pytest.mark.parametrize("split", ["four", "two ranks", "two ranks, eight"])
 def test_gradient_of_every_split_is_that_of_the_whole_step(results, loss, split):
+    import torch
+
     whole, parts = results["whole"][loss], results[split][loss]
     assert relative_difference(whole, parts) < 2e-6
     for name in ("loss", "grad_norm", "entropy"):

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
-from test_zero3 import relative_difference, take_steps
+from rank_scripts import results_of
+from test_zero3 import relative_difference
 
-SCRIPT = Path(__file__).with_name("zero3_policy_terms.py")
+SCRIPT = "zero3_policy_terms.py"
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The 24 rows of a step as one micro-batch, and as eight on two ranks."""
+    """The 24 rows of a step as one micro-batch, and as eight on two ranks, which torchrun really starts."""
     folder = tmp_path_factory.mktemp("policy-terms")
-    splits = {"whole": (1, 24, 1), "two ranks": (2, 3, 4)}
-    return {name: take_steps(folder, *split, script=SCRIPT) for name, split in splits.items()}
+    return {
+        "whole": results_of(SCRIPT, "24x1", folder=folder),
+        "two ranks": results_of(SCRIPT, "3x4", folder=folder, ranks=2, cold=True),
+    }
 
 
 @pytest.mark.parametrize("name", ["all", "plain forward"])

@@ -1,6 +1,6 @@
 """A real optimizer step under ZeRO-3 with entropy bonus and both masks; run alone or by torchrun.
 
-Usage: zero3_policy_terms.py OUT.pt BATCH_SIZE ACCUMULATION
+Usage: zero3_policy_terms.py OUT.pt BATCH_SIZExACCUMULATION
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ def slices_for(config: RunConfig, world: World) -> list[Slice]:
     return made
 
 
-def step(settings: dict[str, Any], batch_size: int, accumulation: int, world: World) -> dict[str, Any]:
-    config = zero3_step.config_for("dapo", 0.0, batch_size, accumulation)
+def step(settings: dict[str, Any], split: str, world: World) -> dict[str, Any]:
+    config = zero3_step.config_for("dapo", 0.0, *zero3_step.numbers(split))
     train = config.train.model_copy(update=settings)
     return zero3_step.step(config.model_copy(update={"train": train}), Registry(discover()), world, slices_for)
 
 
-def main(out: str, batch_size: int, accumulation: int) -> None:
+def main(out: str, split: str) -> None:
     world = start_world()
-    results = {name: step(settings, batch_size, accumulation, world) for name, settings in STEPS.items()}
+    results = {name: step(settings, split, world) for name, settings in STEPS.items()}
     if world.is_main:
         torch.save(results, out)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    main(sys.argv[1], sys.argv[2])
     leave(0)

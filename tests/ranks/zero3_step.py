@@ -1,6 +1,6 @@
 """Real optimizer steps under ZeRO-3 on fixed rollouts, one per loss; run alone or by torchrun.
 
-Usage: zero3_step.py OUT.pt BATCH_SIZE ACCUMULATION
+Usage: zero3_step.py OUT.pt BATCH_SIZExACCUMULATION...
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from deepspeed.utils import safe_get_full_grad
+from step_cases import STEPS
 
 from grpox.cli.leaving import leave
 from grpox.config import RunConfig
@@ -30,15 +31,6 @@ from grpox.world import World, start_world
 
 ROWS = 24
 MAX_LENGTH = 7
-STEPS = [
-    ("grpo", 0.0),
-    ("dr_grpo", 0.0),
-    ("dapo", 0.1),
-    ("bnpo", 0.0),
-    ("cispo", 0.0),
-    ("sapo", 0.1),
-]
-"""(loss, beta) of each step; every step starts from the same weights."""
 
 
 def rollouts() -> tuple[list[Rollout], list[float]]:
@@ -77,6 +69,17 @@ def config_for(loss: str, beta: float, batch_size: int, accumulation: int) -> Ru
     )
 
 
+def well_conditioned(config: RunConfig) -> RunConfig:
+    """Return a config under which float32's rounding, another on each CPU, is seen as little as it can be.
+
+    A sure model has logits that cancel in the gradient, and Adam's first step makes as much of a gradient of
+    1e-8, which is rounding alone, as of any other.
+    """
+    train = config.train.model_copy(update={"adam_epsilon": 0.01})
+    sampling = config.sampling.model_copy(update={"temperature": 2.5})
+    return config.model_copy(update={"train": train, "sampling": sampling})
+
+
 def reference_for(config: RunConfig, world: World) -> FrozenEngine | None:
     """A reference that differs from the policy, so that the KL term has something to do."""
     if config.train.beta == 0:
@@ -84,7 +87,7 @@ def reference_for(config: RunConfig, world: World) -> FrozenEngine | None:
     model = load_model(config.model)
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.mul_(0.97)
+            parameter.mul_(0.99)
     return FrozenEngine(model, config, world)
 
 
@@ -108,6 +111,7 @@ def step(
     slices_of: Callable[[RunConfig, World], list[Slice]] = slices_for,
 ) -> dict[str, Any]:
     """Take one step; returns the whole gradient, the metrics and the weights after it."""
+    config = well_conditioned(config)
     train = config.train
     engine = Engine(load_model(config.model), config, world, 10, AdamW(train), NamedSchedule(train))
     gradient: dict[str, torch.Tensor] = {}
@@ -132,17 +136,25 @@ def step(
     }
 
 
-def main(out: str, batch_size: int, accumulation: int) -> None:
+def main(out: str, splits: list[str]) -> None:
     world = start_world()
     registry = Registry(discover())
     results = {
-        (loss, beta): step(config_for(loss, beta, batch_size, accumulation), registry, world)
-        for loss, beta in STEPS
+        split: {
+            (loss, beta): step(config_for(loss, beta, *numbers(split)), registry, world) for loss, beta in STEPS
+        }
+        for split in splits
     }
     if world.is_main:
         torch.save(results, out)
 
 
+def numbers(split: str) -> tuple[int, int]:
+    """Return batch size and accumulation of, for example, 6x4."""
+    batch_size, accumulation = map(int, split.split("x"))
+    return batch_size, accumulation
+
+
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    main(sys.argv[1], sys.argv[2:])
     leave(0)
