@@ -5,6 +5,7 @@ And its own name of its kernel's start, by which processes tell one machine from
 
 from __future__ import annotations
 
+import getpass
 import os
 import shutil
 import signal
@@ -16,10 +17,38 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from support import processes
+from support.processes import Process
 
 NETWORK = "10.77.0"
 CABLE = "eth0"
 BOOT = "/proc/sys/kernel/random/boot_id"
+FOREIGN = ("GLOO_SOCKET_IFNAME", "VLLM_HOST_IP", "MASTER_ADDR", "MASTER_PORT", "MLFLOW_TRACKING_URI")
+"""Variables in which a launcher or a user may have named another network."""
+MOVE_IN = """
+import ctypes, os, runpy, sys
+
+NEW_NETWORK, NEW_MOUNTS, BIND, RECURSIVE, SLAVE, DETACH = 1 << 30, 1 << 17, 1 << 12, 1 << 14, 1 << 19, 2
+name, boot, own, *sys.argv = sys.argv[1:]
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+def done(result):
+    if result:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
+# As `ip netns exec` does.
+with open(f"/run/netns/{name}") as network:
+    done(libc.setns(network.fileno(), NEW_NETWORK))
+done(libc.unshare(NEW_MOUNTS))
+done(libc.mount(b"", b"/", b"none", ctypes.c_ulong(SLAVE | RECURSIVE), None))
+done(libc.umount2(b"/sys", DETACH))
+done(libc.mount(name.encode(), b"/sys", b"sysfs", ctypes.c_ulong(0), None))
+done(libc.mount(boot.encode(), own.encode(), None, ctypes.c_ulong(BIND), None))
+runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+"""
+"""A program that moves onto a machine and there becomes ``python -m MODULE ...``."""
 
 
 class Machines:
@@ -32,12 +61,16 @@ class Machines:
         self._prefix = f"grpox-{os.getpid()}"
         self._numbers = range(1, count + 1)
         self._processes: list[subprocess.Popen[bytes]] = []
+        self._forked: list[Process] = []
 
     def __enter__(self) -> Machines:
         refused = _ip("netns", "add", self._name(0))
         if refused is not None:
             pytest.skip(f"network namespaces cannot be made here: {refused}")
-        self._boots = tempfile.TemporaryDirectory()
+        # What is killed on the machines leaves its own temporary files there, too; but compiles nothing anew.
+        self._files = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+        compiled = f"{tempfile.gettempdir()}/torchinductor_{getpass.getuser()}"
+        self._variables = {"TMPDIR": self._files.name, "TORCHINDUCTOR_CACHE_DIR": compiled}
         try:
             self._plug_in()
         except BaseException:
@@ -50,9 +83,12 @@ class Machines:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+        for forked in self._forked:
+            forked.kill()
+            forked.wait()
         for number in (0, *self._numbers):
             _ip("netns", "delete", self._name(number))
-        self._boots.cleanup()
+        self._files.cleanup()
 
     def address(self, number: int) -> str:
         return f"{NETWORK}.{number}"
@@ -61,21 +97,32 @@ class Machines:
         self, number: int, command: Sequence[str], output: Path, **environment: str
     ) -> subprocess.Popen[bytes]:
         """Run a command on a machine; what it prints is appended to `output`."""
-        boot = Path(self._boots.name, str(number))
-        boot.write_text(f"boot-of-machine-{number}\n")
+        boot = self._boot(number)
         # `ip netns exec` makes a namespace of mounts too, so that nobody else sees this one.
         booted = ["sh", "-c", f'mount --bind "$0" {BOOT} && exec "$@"', str(boot)]
         with output.open("ab") as file:
             process = subprocess.Popen(
                 ["ip", "netns", "exec", self._name(number), *booted, *command],
                 cwd=output.parent,
-                env=_plain_environment() | environment,
+                env=_plain_environment() | self._variables | environment,
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
         self._processes.append(process)
         return process
+
+    def fork(self, number: int, *arguments: str, folder: Path, **environment: str) -> Process:
+        """Run ``python -m ARGUMENTS`` on a machine, forked from the server of the tests."""
+        own = (self._name(number), self._boot(number), BOOT)
+        variables = dict.fromkeys(FOREIGN) | self._variables | environment
+        self._forked.append(processes.start("-c", MOVE_IN, *own, *arguments, cwd=folder, env=variables))
+        return self._forked[-1]
+
+    def _boot(self, number: int) -> Path:
+        boot = Path(self._files.name, str(number))
+        boot.write_text(f"boot-of-machine-{number}\n")
+        return boot
 
     def cut(self, number: int) -> None:
         """Pull the machine's cable: nothing that it or another sends arrives, and nobody is told."""
@@ -105,9 +152,7 @@ class Machines:
 
 
 def _plain_environment() -> dict[str, str]:
-    """This one's, less what a launcher or a user may have named for another network."""
-    foreign = ("GLOO_SOCKET_IFNAME", "VLLM_HOST_IP", "MASTER_ADDR", "MASTER_PORT", "MLFLOW_TRACKING_URI")
-    kept = {name: value for name, value in os.environ.items() if name not in foreign}
+    kept = {name: value for name, value in os.environ.items() if name not in FOREIGN}
     return kept | {"OMP_NUM_THREADS": "1"}
 
 
