@@ -24,7 +24,7 @@ PAIRS = [{"input": "2 3\n", "output": "5\n"}, {"input": "-1 1", "output": "0"}]
 
 @pytest.fixture(scope="module")
 def lacking() -> tuple[str, ...]:
-    """What this kernel cannot take away."""
+    """Name the parts that this kernel cannot take away."""
     return run_tests("", [], LIMITS).lacking
 
 

@@ -1,4 +1,4 @@
-"""What MLflow has of a run besides metrics: data, a table of completions, traces with feedback, machines."""
+"""MLflow holds more of a run than metrics: data, a table of completions, traces with feedback, machines."""
 
 from __future__ import annotations
 

@@ -411,7 +411,7 @@ def test_there_is_nothing_to_compare_with_one_run() -> None:
 
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What a browser was told to show."""
+    """Addresses that a browser was told to show."""
     addresses: list[str] = []
     monkeypatch.setattr(webbrowser, "open", lambda address: bool(addresses.append(address)) or True)
     return addresses

@@ -20,7 +20,7 @@ from support.patience import patient
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 MISSING = "needs Chromium: `make browser` installs Debian's, or set GRPOX_CHROMIUM"
 SECONDS = 120.0
-"""How long a page may take on a quiet machine, where MLflow's takes seconds."""
+"""Seconds that a page may take on a quiet machine, where MLflow's takes a few."""
 _FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
     "--disable-background-networking", "--disable-component-update", "--disable-dev-shm-usage",
@@ -66,13 +66,13 @@ class Browser:
         self._call("Page.navigate", url=address)
 
     def value(self, expression: str) -> Any:
-        """What a JavaScript expression has for a value in the page."""
+        """Return the value of a JavaScript expression in the page."""
         told = self._call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         return told["result"].get("value")
 
     @property
     def text(self) -> str:
-        """What a reader of the page sees."""
+        """Text that a reader of the page sees."""
         return str(self.value("document.body ? document.body.innerText : ''"))
 
     def wait_for(self, *texts: str) -> str:

@@ -106,13 +106,13 @@ def ended(launch: list[subprocess.Popen[bytes]], seconds: float) -> list[int]:
 
 
 def readings_of(folder: Path, number: int) -> int:
-    """How often a machine has been looked at."""
+    """Count the readings of a machine."""
     file = folder / "run" / "system" / f"node_{number}.jsonl"
     return file.read_bytes().count(b"\n") if file.exists() else 0
 
 
 def cpu_of(folder: Path, number: int) -> list[float]:
-    """What a machine has recorded of its CPU, reading by reading."""
+    """Return the CPU use that a machine has recorded, reading by reading."""
     lines = map(json.loads, (folder / "run" / "system" / f"node_{number}.jsonl").read_text().splitlines())
     steps, values = zip(*((line["step"], line["metrics"][cpu_named(number)]) for line in lines), strict=True)
     assert list(steps) == list(range(len(steps)))
