@@ -523,6 +523,11 @@ def test_an_evaluation_is_scored_by_rewards_of_its_own():
     assert sampler.sample(prompt_set(), [1], 2, WARM, (1, 0), STATE, rewards=[])[0][0].rewards == ()
 
 
+def test_a_generator_is_taken_to_stream_only_if_it_says_so():
+    """Of one that does not, all groups are scored in one call, as functions that compare completions expect."""
+    assert sampler_of(Scripted()).streaming is False
+
+
 def test_the_word_by_which_generators_say_that_they_stream():
     assert STREAMING == "streaming"
 
