@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.patience import patient
 
 pytestmark = pytest.mark.slow
 
@@ -17,7 +18,9 @@ BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "memory_plan.py"
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="a process's own memory is told by /proc")
 def test_the_peak_is_within_its_tolerance(tmp_path: Path) -> None:
     command = [sys.executable, str(BENCHMARK), "--quick"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600, check=False)
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=patient(600), check=False
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     result = json.loads(done.stdout.splitlines()[-1])
     [point] = result["points"]

@@ -1,13 +1,11 @@
 """`grpox.train` with objects: the examples of docs/python.md, and what becomes of the model."""
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from support.processes import run
 
 pytestmark = pytest.mark.slow
 
@@ -20,22 +18,13 @@ def python(grpox, folder):
     """``python(script, ranks=1)`` beside a copy of the quickstart; what it printed last."""
     assert grpox("recipes", "copy", "quickstart").returncode == 0
 
-    def run(script, ranks=1):
+    def run_script(script, ranks=1):
         (folder / "script.py").write_text(script)
-        launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-        done = subprocess.run(
-            [sys.executable, *(launcher if ranks > 1 else []), "script.py"],
-            cwd=folder,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-        )
+        done = run("script.py", cwd=folder, ranks=ranks)
         assert done.returncode == 0, done.stderr[-4000:]
         return done.stdout.strip().splitlines()[-1]
 
-    return run
+    return run_script
 
 
 def test_the_first_example_trains_in_ten_lines(python, folder):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
+
+from support.processes import run
 
 OWN = """
 import torch
@@ -29,12 +30,15 @@ def test_fixtures(grpox_component, grpox_loss_inputs, grpox_step_gradient):
 """
 
 
+def pytest_in(folder: Path, cold: bool = False) -> subprocess.CompletedProcess[str]:
+    return run("-m", "pytest", "-q", "-p", "no:cacheprovider", folder, cwd=folder, cold=cold)
+
+
 def test_a_suite_is_two_lines_and_says_what_is_wrong(tmp_path: Path) -> None:
     broken = Path(__file__).with_name("broken_losses.py")
     (tmp_path / "test_own.py").write_text(OWN.replace("BROKEN", str(broken)))
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
-    assert done.returncode == 1
+    done = pytest_in(tmp_path)
+    assert done.returncode == 1, done.stdout
     assert "test_own.py::TestBroken::test_rows_are_independent" in done.stdout
     assert "return one number for each token and let `reduction` average" in done.stdout
     failures = [line for line in done.stdout.splitlines() if line.startswith("FAILED")]
@@ -47,6 +51,5 @@ def test_pytest_without_its_fixtures_imports_no_torch(tmp_path: Path) -> None:
         "import sys\ndef test_light():\n"
         "    assert 'grpox.pytest_plugin' in sys.modules\n    assert 'torch' not in sys.modules\n"
     )
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    done = pytest_in(tmp_path, cold=True)
     assert done.returncode == 0, done.stdout
