@@ -1,14 +1,13 @@
 """How a run ends that cannot go on: exit code, message, and the state of its MLflow run."""
 
-import os
 import signal
-import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from mlflow import MlflowClient
+from support import processes
+from support.killing import wait_for_steps
 
 SHORT = ("train.max_steps=2", "evaluation=null")
 
@@ -52,16 +51,12 @@ def test_a_bad_config_ends_with_2_before_anything_is_written(grpox, folder):
     [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")],
 )
 def test_a_signal_ends_the_run_as_killed(folder, signal_sent, code, name):
-    command = [str(Path(sys.executable).with_name("grpox")), "train", "quickstart"]
+    command = [Path(sys.executable).with_name("grpox"), "train", "quickstart"]  # itself a script of Python's
     command += [f"tracking.mlflow.run_name={name}", f"output_dir=runs/{name}", "evaluation=null"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(command, cwd=folder, env=environment, stderr=subprocess.PIPE, text=True)
-    metrics = folder / "runs" / name / "metrics.jsonl"
-    deadline = time.monotonic() + 120
-    while not (metrics.exists() and metrics.stat().st_size) and time.monotonic() < deadline:
-        time.sleep(0.1)
+    process = processes.start(*command, cwd=folder, cold=True)
+    assert wait_for_steps(process, folder / "runs" / name, 1), process.output()[1]
     process.send_signal(signal_sent)
-    _, stderr = process.communicate(timeout=60)
+    _, stderr = process.communicate()
     assert process.returncode == code, stderr
     assert "Traceback" not in stderr
     assert statuses(folder)[name] == "KILLED"

@@ -2,11 +2,10 @@
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import yaml
+from support import processes
 
 README = (Path(__file__).parents[2] / "README.md").read_text()
 
@@ -29,6 +28,7 @@ def test_the_loss_in_15_lines_trains(grpox, folder):
         "evaluation=null",
         "tracking={}",
         "output_dir=runs/loss",
+        cold=True,
     )
     assert done.returncode == 0, done.stderr
     metrics = json.loads((folder / "runs" / "loss" / "metrics.jsonl").read_text())["metrics"]
@@ -51,9 +51,7 @@ def test_the_python_example_trains_on_the_example_run_file(grpox, folder):
         "def is_short(completions, **columns):\n    return [1.0] * len(completions)\n"
     )
     script = block("python", "from grpox import train")
-    done = subprocess.run(
-        [sys.executable, "-c", script], cwd=folder, capture_output=True, text=True, timeout=300, check=False
-    )
+    done = processes.run("-c", script, cwd=folder, cold=True)
     assert done.returncode == 0, done.stderr
     metrics = json.loads((folder / run["output_dir"] / "metrics.jsonl").read_text())["metrics"]
     assert metrics["rewards/is_short/mean"] == 1

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-import socket
 import subprocess
 import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from support import processes
+from support.patience import patient
+from support.ports import free_port
 
 SMALL = ("train.max_steps=3", "train.per_device_train_batch_size=16", "evaluation=null", "tracking={}")
 ON_RANK_1 = """
@@ -46,32 +46,19 @@ class Ended:
 
     code: int
     stderr: str
-    seconds: float
 
 
 def run_of(folder: Path, ranks: int, *overrides: str) -> list[Ended]:
     """A run on ranks that no launcher watches: nobody ends one because another has ended."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    command = [sys.executable, "-m", "grpox", "train", "quickstart", *SMALL, *overrides, "output_dir=run"]
-    processes = []
-    for rank in range(ranks):
-        place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)}
-        where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
-        with (folder / f"{rank}.out").open("w") as out, (folder / f"{rank}.err").open("w") as err:
-            processes.append(
-                subprocess.Popen(command, cwd=folder, env=os.environ | place | where, stdout=out, stderr=err)
-            )
-    start = time.monotonic()
-    ended = []
-    for rank, process in enumerate(processes):
-        try:
-            code = process.wait(300)
-        finally:
+    where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(ranks)}
+    command = ["-m", "grpox", "train", "quickstart", *SMALL, *overrides, "output_dir=run"]
+    places = [where | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
+    started = [processes.start(*command, cwd=folder, env=place, cold=True) for place in places]
+    try:
+        return [Ended(process.wait(), process.output()[1]) for process in started]
+    finally:
+        for process in started:
             process.kill()
-        ended.append(Ended(code, (folder / f"{rank}.err").read_text(), time.monotonic() - start))
-    return ended
 
 
 def reward(folder: Path, what: str) -> str:
@@ -99,7 +86,7 @@ def test_a_rank_that_vanishes_ends_the_other(tmp_path: Path) -> None:
 
 def test_a_rank_that_stalls_is_named_and_ends_the_run(tmp_path: Path) -> None:
     watchdog = "watchdog={tell_after: 5, end_after: 25}"
-    zero, one = run_of(tmp_path, 2, reward(tmp_path, "time.sleep(1000)"), watchdog)
+    zero, one = run_of(tmp_path, 2, reward(tmp_path, "time.sleep(10_000)"), watchdog)
     assert (zero.code, one.code) == (1, 1)
     assert "warning: rank 0 has been waiting for the other ranks for " in zero.stderr
     assert "warning: rank 1 has been in phase 'reward' for " in one.stderr
@@ -115,6 +102,7 @@ def test_a_rank_that_stalls_is_named_and_ends_the_run(tmp_path: Path) -> None:
 )
 def test_what_no_signal_can_end_is_ended(tmp_path: Path, library: str, told: str) -> None:
     command = [sys.executable, "-c", STUCK, library]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    limit = patient(60)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=limit, check=False)
     assert done.returncode == 1
     assert told in done.stderr
