@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import functools
 import json
 import os
 import re
@@ -17,17 +18,17 @@ from pathlib import Path
 import pytest
 import typer
 from packaging.requirements import Requirement
+from support.patience import patient
 from typer.testing import CliRunner
 
 from grpox.cli.plugin_new import new_plugin
 from grpox.errors import ConfigError, Problem
 from grpox.hookspecs import API_VERSION
-from grpox.plugins import discover
+from grpox.plugins import PluginSet, discover
 from grpox.scaffold.make import Made, make
 from grpox.scaffold.names import TEMPLATED, names_of
 
 ROOT = Path(__file__).parents[2]
-PLUGINS = discover()
 LONG = "length-normalised-surrogate"
 """Of a name that could push lines over their limit."""
 
@@ -40,15 +41,40 @@ def grpox_losses():
 """
 
 
+@functools.cache
+def installed_plugins() -> PluginSet:
+    """Everything that is installed, without what a single test installs."""
+    return discover()
+
+
 def made(folder: Path, name: str = "mine", kind: str = "loss", force: bool = False) -> Made:
-    return make(name, kind, folder, PLUGINS, force)
+    return make(name, kind, folder, installed_plugins(), force)
 
 
-def refused(folder: Path, name: str = "mine", kind: str = "loss", force: bool = False) -> list[Problem]:
+@pytest.fixture(scope="module")
+def rendered(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Made]:
+    """``rendered(kind, name="mine")``: a distribution that nobody changes, made once for all tests."""
+    folder = tmp_path_factory.mktemp("rendered")
+
+    @functools.cache
+    def render(kind: str, name: str) -> Made:
+        (folder / kind).mkdir(exist_ok=True)
+        return made(folder / kind, name, kind)
+
+    return lambda kind, name="mine": render(kind, name)
+
+
+def refused(
+    folder: Path,
+    name: str = "mine",
+    kind: str = "loss",
+    force: bool = False,
+    plugins: PluginSet | None = None,
+) -> list[Problem]:
     """The problems told; nothing has been written."""
     before = sorted(folder.rglob("*"))
     with pytest.raises(ConfigError) as caught:
-        make(name, kind, folder, discover(), force)
+        make(name, kind, folder, plugins or installed_plugins(), force)
     assert sorted(folder.rglob("*")) == before
     return caught.value.problems
 
@@ -137,7 +163,7 @@ def test_an_installed_distribution_of_that_name_is_only_made_anew_with_force(
 ) -> None:
     make_distribution("grpox-mine", OFFERS_MINE, version="3.1")
     (tmp_path / "new").mkdir()
-    [problem] = refused(tmp_path / "new")
+    [problem] = refused(tmp_path / "new", plugins=discover())
     assert problem.what == "a distribution of this name is installed, in version 3.1"
     assert make("mine", "loss", tmp_path / "new", discover(), force=True).names.component == "mine"
 
@@ -179,8 +205,8 @@ def test_a_name_longer_than_file_names_can_be_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", TEMPLATED)
-def test_the_files_of_a_distribution_are_there(kind: str, tmp_path: Path) -> None:
-    result = made(tmp_path, "my-own", kind)
+def test_the_files_of_a_distribution_are_there(kind: str, rendered: Callable[..., Made]) -> None:
+    result = rendered(kind, "my-own")
     written = [str(path.relative_to(result.folder)) for path in result.folder.rglob("*") if path.is_file()]
     assert sorted(written) == result.files
     assert set(result.files) == {
@@ -199,22 +225,22 @@ def test_the_files_of_a_distribution_are_there(kind: str, tmp_path: Path) -> Non
     }
 
 
-def test_the_conformance_test_is_a_class_of_two_lines(tmp_path: Path) -> None:
-    text = (made(tmp_path, "my-own", "reward").folder / "tests" / "test_conformance.py").read_text()
+def test_the_conformance_test_is_a_class_of_two_lines(rendered: Callable[..., Made]) -> None:
+    text = (rendered("reward", "my-own").folder / "tests" / "test_conformance.py").read_text()
     assert text.endswith('class TestMyOwnReward(RewardConformance):\n    component = "my-own"\n')
 
 
 @pytest.mark.parametrize("kind", TEMPLATED)
-def test_no_placeholder_is_left(kind: str, tmp_path: Path) -> None:
-    result = made(tmp_path, kind=kind)
+def test_no_placeholder_is_left(kind: str, rendered: Callable[..., Made]) -> None:
+    result = rendered(kind)
     text = "".join((result.folder / name).read_text() for name in result.files)
     assert re.findall(r"\$\w+|\$\{\w+", text) == []
     assert "${{ matrix.python }}" in text
     assert not re.search("MODULE|COMPONENT|tmpl", "".join(result.files))
 
 
-def test_the_project_file_says_what_an_index_asks_for(tmp_path: Path) -> None:
-    project = tomllib.loads((made(tmp_path).folder / "pyproject.toml").read_text())
+def test_the_project_file_says_what_an_index_asks_for(rendered: Callable[..., Made]) -> None:
+    project = tomllib.loads((rendered("loss").folder / "pyproject.toml").read_text())
     own = tomllib.loads((ROOT / "pyproject.toml").read_text())
     fields = project["project"]
     assert fields["entry-points"] == {"grpox": {"mine": "grpox_mine.plugin"}}
@@ -226,25 +252,26 @@ def test_the_project_file_says_what_an_index_asks_for(tmp_path: Path) -> None:
     assert project["build-system"] == own["build-system"]
 
 
-def test_licence_and_style_are_those_of_grpox(tmp_path: Path) -> None:
-    folder = made(tmp_path).folder
+def test_licence_and_style_are_those_of_grpox(rendered: Callable[..., Made]) -> None:
+    folder = rendered("loss").folder
     assert (folder / "LICENSE").read_text() == (ROOT / "LICENSE").read_text()
     ours, theirs = (tomllib.loads((at / "pyproject.toml").read_text())["tool"]["ruff"] for at in (ROOT, folder))
     assert (theirs["line-length"], theirs["lint"]["select"]) == (ours["line-length"], ours["lint"]["select"])
 
 
 @pytest.mark.parametrize("kind", TEMPLATED)
-def test_the_version_of_the_plugin_api_is_written_out(kind: str, tmp_path: Path) -> None:
-    folder = made(tmp_path, kind=kind).folder
+def test_the_version_of_the_plugin_api_is_written_out(kind: str, rendered: Callable[..., Made]) -> None:
+    folder = rendered(kind).folder
     assert f"api={API_VERSION}," in (folder / "src" / "grpox_mine" / "plugin.py").read_text()
 
 
-@pytest.mark.parametrize("name", ["mine", "zz", LONG])
-@pytest.mark.parametrize("kind", TEMPLATED)
-def test_it_is_clean_and_formatted(kind: str, name: str, tmp_path: Path) -> None:
-    folder = made(tmp_path, name, kind).folder
-    for command in (["check"], ["format", "--check"]):
-        succeed([sys.executable, "-m", "ruff", *command, "--no-cache", "."], folder)
+@pytest.mark.parametrize("command", [["check"], ["format", "--check"]], ids=" ".join)
+def test_every_kind_with_a_short_name_and_a_long_one_is_clean_and_formatted(
+    command: list[str], rendered: Callable[..., Made]
+) -> None:
+    """Ruff takes the settings of each distribution from its own project file."""
+    folders = [rendered(kind, name).folder for kind in TEMPLATED for name in ("mine", "zz", LONG)]
+    succeed([sys.executable, "-m", "ruff", *command, "--no-cache", *map(str, folders)], folders[0])
 
 
 def test_what_was_made_and_what_comes_next_are_told(tmp_path: Path) -> None:
@@ -271,7 +298,7 @@ def succeed(command: list[str], cwd: Path) -> str:
     variables = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     variables |= {"OMP_NUM_THREADS": "1", "COLUMNS": "200"}
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=600, check=False, cwd=cwd, env=variables
+        command, capture_output=True, text=True, timeout=patient(600), check=False, cwd=cwd, env=variables
     )
     assert done.returncode == 0, f"{shlex.join(command)}\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
     return done.stdout
@@ -353,9 +380,7 @@ def test_a_run_with_all_of_them_trains(installed: Path) -> None:
 
 
 @pytest.mark.slow
-def test_it_is_typed_as_strictly_as_grpox(tmp_path: Path) -> None:
-    sources = [
-        str(made(tmp_path, f"my-{kind}", kind).folder / "src" / f"grpox_my_{kind}") for kind in TEMPLATED
-    ]
+def test_it_is_typed_as_strictly_as_grpox(rendered: Callable[..., Made]) -> None:
+    sources = [str(rendered(kind, f"my-{kind}").folder / "src" / f"grpox_my_{kind}") for kind in TEMPLATED]
     told = succeed([sys.executable, "-m", "mypy", *sources], ROOT)
     assert "no issues found in 24 source files" in told
