@@ -135,6 +135,17 @@ def test_rows_that_share_a_prompt_count_by_their_completions() -> None:
     assert numbers(made.passes([slice_of(rows)], ALONE)) == [[0, 1, 3, 4], [2]]
 
 
+def test_a_shared_row_holds_no_more_completions_than_a_micro_batch() -> None:
+    made = arranged(SHARED, per_device_train_batch_size=2, generation_batch_size=16)
+    assert numbers(made.passes([slice_of([(3, 2)] * 3)], ALONE)) == [[0, 1], [2]]
+
+
+def test_a_prompt_is_shared_where_the_models_width_makes_it_pay() -> None:
+    """A token of 1000 features is worth 2000 pairs of positions; 61^2 - 2 * 31^2 = 1799 are computed for it."""
+    made = arranged(SHARED, max_tokens_per_micro_batch=61)
+    assert numbers(made.passes([slice_of([(1, 30)] * 2)], ALONE)) == [[0, 1]]
+
+
 def test_rows_of_all_slices_are_sorted_together_longest_first() -> None:
     slices = [slice_of([(2, 1), (2, 5)]), slice_of([(2, 6), (2, 2)])]
     made = arranged(per_device_train_batch_size=2, generation_batch_size=16).passes(slices, ALONE)
