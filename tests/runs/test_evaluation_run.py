@@ -79,8 +79,10 @@ def test_a_killed_run_stops_at_the_same_step(folder: Path, stopped: Path) -> Non
     assert (process.communicate()[1], process.returncode) == ("", 0)  # it is complete
 
 
-def evaluated(grpox: GrpoxCommand, folder: Path, *arguments: str, ranks: int = 1) -> dict[str, float]:
-    done = grpox("eval", *arguments, "--out", "figures.json", ranks=ranks)
+def evaluated(
+    grpox: GrpoxCommand, folder: Path, *arguments: str, ranks: int = 1, vllm: bool = False
+) -> dict[str, float]:
+    done = grpox("eval", *arguments, "--out", "figures.json", ranks=ranks, vllm=vllm)
     assert done.returncode == 0, done.stderr
     figures: dict[str, Any] = json.loads((folder / "figures.json").read_text())
     assert figures["ranks"] == ranks
@@ -108,20 +110,23 @@ def test_a_model_by_itself_is_evaluated_as_before_training(
     assert sum(table.column("rewards/exact").to_pylist()) / 1000 == found["accuracy"]
 
 
+@pytest.fixture(scope="module")
+def of_run(grpox: GrpoxCommand, folder: Path, stopped: Path) -> dict[str, float]:
+    """The metrics of the run's model."""
+    return evaluated(grpox, folder, str(stopped), "quickstart")
+
+
 def test_a_checkpoint_and_the_model_made_of_it_are_alike(
-    grpox: GrpoxCommand, folder: Path, stopped: Path
+    grpox: GrpoxCommand, folder: Path, stopped: Path, of_run: dict[str, float]
 ) -> None:
-    of_run = evaluated(grpox, folder, str(stopped), "quickstart")
     of_checkpoint = evaluated(grpox, folder, str(stopped / "checkpoints" / "step-00000003"), "quickstart")
     assert of_run == of_checkpoint
 
 
 @pytest.mark.skipif(NO_VLLM, reason="vLLM is not installed (make vllm)")
 def test_vllm_on_two_ranks_finds_what_transformers_finds(
-    grpox: GrpoxCommand, folder: Path, stopped: Path
+    grpox: GrpoxCommand, folder: Path, stopped: Path, of_run: dict[str, float]
 ) -> None:
-    vllm = "generator={name: vllm-colocate, kv_cache_gib: 0.1}"
-    found = evaluated(grpox, folder, str(stopped), "quickstart", vllm, ranks=2)
-    assert found["accuracy"] == pytest.approx(
-        evaluated(grpox, folder, str(stopped), "quickstart")["accuracy"], abs=0.02
-    )
+    settings = "generator={name: vllm-colocate, kv_cache_gib: 0.1}"
+    found = evaluated(grpox, folder, str(stopped), "quickstart", settings, ranks=2, vllm=True)
+    assert found["accuracy"] == pytest.approx(of_run["accuracy"], abs=0.02)
