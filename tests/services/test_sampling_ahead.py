@@ -4,34 +4,31 @@ import json
 import shutil
 import threading
 import time
-from importlib import resources, util
+from importlib import util
 
 import pytest
-from support.killing import kill, start, wait_for_steps
 from pyarrow import parquet
-from support.vllm_serving import TOKEN, Served
+from support.killing import kill, start, wait_for_steps
+from support.vllm_serving import borrowed
+
+from grpox_generators.server_config import LONGEST_WAIT
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(util.find_spec("vllm") is None, reason="vLLM is not installed (make vllm)"),
 ]
-MODEL = str(resources.files("grpox.recipes") / "quickstart" / "model")
 
 
 @pytest.fixture(scope="module")
 def server():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("GRPOX_SERVER_TOKEN", TOKEN)
-        served = Served(MODEL, "--max-model-len", "64", "--kv-cache-gib", "0.25")
-        try:
-            yield served.wait_until_ready()
-        finally:
-            served.stop()
+    """One of the session's two servers of the quickstart's model."""
+    with borrowed(1) as [taken]:
+        yield taken
 
 
 def settings(server, name, ranks=1):
     return (
-        f"generator={{name: vllm-server, urls: [{server.url}]}}",
+        f"generator={{name: vllm-server, urls: [{server.url}], start_timeout: {LONGEST_WAIT}}}",
         f"train.per_device_train_batch_size={256 // ranks}",
         "train.max_staleness=1",
         "evaluation=null",
@@ -62,9 +59,8 @@ def test_it_learns_from_samples_that_are_one_batch_old(server, grpox, folder, ra
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_a_run_that_was_killed_goes_on_with_what_was_begun(server, tmp_path, ranks, monkeypatch):
+def test_a_run_that_was_killed_goes_on_with_what_was_begun(server, tmp_path, ranks):
     """Also on one rank in place of two: the samples after the checkpoint are those of before it."""
-    monkeypatch.setenv("GRPOX_SERVER_TOKEN", TOKEN)
     overrides = settings(server, "killed", 2), "train.max_steps=8", "checkpoint.every=3"
     process = start(tmp_path, "quickstart", *overrides[0], *overrides[1:], ranks=2)
     run = tmp_path / "runs" / "killed"
@@ -76,7 +72,7 @@ def test_a_run_that_was_killed_goes_on_with_what_was_begun(server, tmp_path, ran
         path.unlink()
     split = [f"train.per_device_train_batch_size={256 // ranks}"]
     process = start(tmp_path, "--resume", "runs/killed", *split, ranks=ranks)
-    assert process.wait(200) == 0, process.communicate()[1]
+    assert process.wait() == 0, process.communicate()[1]
     after = [completions_of(run, step) for step in (4, 5)]
     assert set(before[0]["policy_version"].to_pylist()) == {2}
     assert before[0].equals(after[0])

@@ -1,18 +1,15 @@
-"""The real vLLM in the training process: weights in sync, log-probabilities, seeds, ends, a run that learns."""
+"""The real vLLM in the training process: weights in sync, log-probabilities, seeds, ends."""
 
-import json
 import os
 import random
-import subprocess
-import sys
-import time
-from importlib import resources, util
+from importlib import util
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from support.sampling_parity import SETTINGS, largest_difference
+from support.vllm_serving import MODEL
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from grpox.config import SamplingConfig
@@ -28,7 +25,6 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(util.find_spec("vllm") is None, reason="vLLM is not installed (make vllm)"),
 ]
-MODEL = str(resources.files("grpox.recipes") / "quickstart" / "model")
 CPU = torch.device("cpu")
 
 
@@ -153,62 +149,3 @@ def test_settings_that_vllm_does_not_take_are_told(generator):
 def test_a_context_that_is_too_short_is_told(generator):
     with pytest.raises(RunFailed, match="more than the 64 positions"):
         sample(generator, max_completion_length=60)
-
-
-@pytest.fixture
-def killed_run():
-    """What vLLM's own names would leave of one, or of a run that goes on beside this."""
-    left = [Path(f"/dev/shm/-tp:0-[0-1]-cpushm_{rank}") for rank in range(2)]
-    for segment in left:
-        segment.write_bytes(b"")
-    yield
-    for segment in left:
-        segment.unlink()
-
-
-def within(seconds, condition):
-    """Whether it holds before the time is up."""
-    end = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.2)
-    return True
-
-
-def shared_memory():
-    return {path.name for path in Path("/dev/shm").glob("*cpushm*")}
-
-
-@pytest.mark.parametrize(("ranks", "share"), [(1, 1), (2, 1), (2, 2)])
-def test_a_run_learns_with_nothing_but_the_generator_changed(grpox, folder, ranks, share, killed_run):
-    before = shared_memory()
-    done = grpox(
-        "train",
-        "quickstart",
-        "generator=vllm-colocate",
-        f"generator.tensor_parallel_size={share}",
-        "train.max_steps=25",
-        f"train.per_device_train_batch_size={256 // ranks}",
-        "evaluation=null",
-        "tracking={}",
-        f"output_dir=runs/vllm-{ranks}-{share}",
-        ranks=ranks,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    output = folder / "runs" / f"vllm-{ranks}-{share}"
-    lines = (output / "metrics.jsonl").read_text().splitlines()
-    steps = [json.loads(line)["metrics"] for line in lines]
-    assert steps[-1]["reward"] > steps[0]["reward"] + 0.2
-    # A run beside this has such names for the moment in which its ranks join.
-    assert within(30, lambda: shared_memory() <= before)
-    # The correction is on by itself, and has nothing to do.
-    assert all(step["sampling/difference_max"] < 1e-4 for step in steps)
-    assert "correction:\n  name: token-truncate" in (output / "config.yaml").read_text()
-
-
-def test_it_conforms():
-    command = ["-m", "grpox", "plugins", "check", "vllm-colocate", "kv_cache_gib=0.1"]
-    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "8 passed" in done.stdout

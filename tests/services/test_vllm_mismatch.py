@@ -1,14 +1,12 @@
 """The real vLLM beside the trainer: where the two agree, and what a run does and tells where they do not."""
 
 import json
-import os
-import subprocess
-import sys
 from importlib import util
 from pathlib import Path
 
 import pytest
 import torch
+from support import processes
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from grpox.config import SamplingConfig
@@ -95,15 +93,7 @@ def told(folder):
     """What each of RUNS printed on standard error; one process trains them one after the other."""
     (folder / "off.py").write_text(GENERATORS)
     (folder / "script.py").write_text(SCRIPT.format(runs=RUNS))
-    done = subprocess.run(
-        [sys.executable, "script.py"],
-        cwd=folder,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
+    done = processes.run("script.py", cwd=folder, vllm=True)
     assert done.returncode == 0, done.stderr[-4000:]
     parts = [part.partition("\n") for part in done.stderr.split("RUN ")[1:]]
     return {name: text for name, _, text in parts}

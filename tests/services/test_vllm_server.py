@@ -2,20 +2,20 @@
 
 import asyncio
 import json
-import subprocess
-import sys
 import threading
 import time
-from importlib import resources, util
+from importlib import util
 from itertools import pairwise
 from pathlib import Path
 
 import aiohttp
 import pytest
 import torch
+from support.generator_line import assert_learned, run_file
 from support.sampling_parity import SETTINGS, largest_difference
+from support.services import wait_until
+from support.vllm_serving import MODEL, TOKEN, Served, borrowed
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from support.vllm_serving import TOKEN, Served
 from yarl import URL
 
 from grpox.config import SamplingConfig
@@ -24,33 +24,21 @@ from grpox.errors import ConfigError, RunFailed
 from grpox.logprobs import completion_logprobs
 from grpox.models import architecture_of
 from grpox.rollout import collate
-from grpox_generators.server_config import VllmServerConfig
+from grpox_generators.server_config import LONGEST_WAIT, VllmServerConfig
 from grpox_generators.vllm_server import VllmServerGenerator
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(util.find_spec("vllm") is None, reason="vLLM is not installed (make vllm)"),
 ]
-MODEL = str(resources.files("grpox.recipes") / "quickstart" / "model")
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def token():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("GRPOX_SERVER_TOKEN", TOKEN)
-        yield
 
 
 @pytest.fixture(scope="module")
 def servers():
-    """Two servers of the quickstart's model."""
-    both = [Served(MODEL, "--max-model-len", "64", "--kv-cache-gib", "0.25") for _ in range(2)]
-    try:
-        yield [server.wait_until_ready() for server in both]
-    finally:
-        for server in both:
-            server.stop()
+    """The session's two servers of the quickstart's model."""
+    with borrowed(2) as both:
+        yield both
 
 
 @pytest.fixture(scope="module")
@@ -69,6 +57,7 @@ def started(policy, tokenizer):
     made = []
 
     def start(*servers, **settings):
+        settings = {"start_timeout": LONGEST_WAIT, **settings}
         config = VllmServerConfig(urls=[server.url for server in servers], **settings)
         generator = VllmServerGenerator(config)
         generator.preflight(policy.config)
@@ -166,9 +155,8 @@ def test_settings_that_vllm_does_not_take_are_told(servers, started, policy, tok
         list(generator.generate(requests(tokenizer), sampling(max_completion_length=60), 5))
 
 
-def test_it_conforms(servers):
-    command = ["-m", "grpox", "plugins", "check", "vllm-server", f"urls=[{servers[0].url}]"]
-    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=False)
+def test_it_conforms(servers, grpox):
+    done = grpox("plugins", "check", "vllm-server", f"urls=[{servers[0].url}]")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "9 passed" in done.stdout
 
@@ -266,6 +254,66 @@ def test_completions_come_as_they_end(servers, started, policy, tokenizer):
     assert sum(lengths[:8]) < sum(lengths[-8:])
 
 
+def test_smollm2_agrees_after_every_sync(smollm2, monkeypatch):
+    """Log-probabilities of a real model, tied embeddings and several buckets included, to 2e-4 nats."""
+    monkeypatch.setenv("GRPOX_SERVER_TOKEN", TOKEN)
+    server = Served(str(smollm2), "--max-model-len", "256", "--kv-cache-gib", "0.5")
+    model = AutoModelForCausalLM.from_pretrained(smollm2, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(smollm2)
+    generator = VllmServerGenerator(VllmServerConfig(urls=[server.url], bucket_mib=128))
+    try:
+        server.wait_until_ready()
+        ends = (tokenizer.eos_token_id,)
+        build = architecture_of(model)
+        generator.start(GeneratorContext(smollm2, build, tokenizer, ends, CPU, 0, 1, 0, model))
+        draw = torch.Generator().manual_seed(0)
+        for version in range(1, 4):
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter *= 1 + 0.01 * torch.randn(parameter.shape, generator=draw)
+            synced(generator, model, version)
+            ids = tuple(tokenizer("The capital of France is")["input_ids"])
+            rollouts = list(generator.generate([Prompt(0, ids, 8)], sampling(max_completion_length=16), 5))
+            batch = collate(rollouts, [0.0] * len(rollouts), 0, CPU)
+            logprobs, _ = completion_logprobs(model, batch, 1.3)
+            mask = batch.token_mask
+            torch.testing.assert_close(logprobs[mask], batch.sampler_logprobs[mask], atol=2e-4, rtol=0)
+        generator.close()
+    finally:
+        server.stop()
+
+
+def test_no_server_is_told_with_what_to_do(policy, monkeypatch):
+    monkeypatch.setenv("GRPOX_SERVER_TOKEN", TOKEN)
+    config = VllmServerConfig(urls=["http://127.0.0.1:9"], start_timeout=0)
+    with pytest.raises(ConfigError) as caught:
+        VllmServerGenerator(config).preflight(policy.config)
+    (problem,) = caught.value.problems
+    assert problem.key == "generator.urls"
+    assert "no vLLM server answers: http://127.0.0.1:9" in problem.what
+    assert "grpox serve" in problem.allowed
+
+
+def test_a_server_that_is_being_started_does_not_hold_up_the_model(policy, capfd, monkeypatch):
+    monkeypatch.setenv("GRPOX_SERVER_TOKEN", TOKEN)
+    config = VllmServerConfig(urls=["http://127.0.0.1:9"], start_timeout=60)
+    VllmServerGenerator(config).preflight(policy.config)
+    assert (
+        "no server answers yet, and the model is loaded meanwhile: http://127.0.0.1:9" in capfd.readouterr().err
+    )
+
+
+@pytest.mark.parametrize("generator", ["hf", "vllm-server"])
+def test_the_generator_is_one_line_of_the_run_file(servers, grpox, folder, generator):
+    urls = json.dumps([server.url for server in servers])
+    line = generator if generator == "hf" else f"{{name: {generator}, urls: {urls}}}"
+    (folder / "run.yaml").write_text(run_file(line, f"runs/{generator}"), encoding="utf-8")
+    done = grpox("train", "run.yaml")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert_learned(folder / "runs" / generator, "none" if generator == "hf" else "token-truncate")
+
+
+# From here on servers are killed and started again.
 MORE_THAN_FIT = 16, 48
 """Samples and prompts of which each of two servers has some waiting when the first ones end."""
 
@@ -296,12 +344,18 @@ def test_the_only_server_is_killed_and_started_again(servers, started, policy, t
     arriving = generator.generate(requests(tokenizer, *MORE_THAN_FIT), settings, 5)
     rollouts = [next(arriving)]
     servers[0].kill()
-    again = threading.Timer(5, servers[0].start)
-    again.start()
-    rollouts += arriving
+    rest = threading.Thread(target=lambda: rollouts.extend(arriving))
+    rest.start()
+    heard = []
+
+    def waits():
+        heard.append(capfd.readouterr().err)
+        return "waiting for a server" in "".join(heard)
+
+    wait_until(waits, "the generator waits for a server")
+    servers[0].start()
+    rest.join()
     assert_same(in_order(rollouts), wanted)
-    assert "waiting for a server" in capfd.readouterr().err
-    again.join()
     servers[0].wait_until_ready()
 
 
@@ -309,64 +363,6 @@ def assert_same(rollouts, wanted):
     """Nothing lost, nothing twice, and the draws of an undisturbed generation."""
     assert [(r.group_id, r.sample) for r in rollouts] == [(r.group_id, r.sample) for r in wanted]
     assert [r.completion_ids for r in rollouts] == [r.completion_ids for r in wanted]
-
-
-def test_smollm2_agrees_after_every_sync(smollm2, policy):
-    """Log-probabilities of a real model, tied embeddings and several buckets included, to 2e-4 nats."""
-    server = Served(str(smollm2), "--max-model-len", "256", "--kv-cache-gib", "0.5")
-    model = AutoModelForCausalLM.from_pretrained(smollm2, dtype=torch.float32)
-    tokenizer = AutoTokenizer.from_pretrained(smollm2)
-    generator = VllmServerGenerator(VllmServerConfig(urls=[server.url], bucket_mib=128))
-    try:
-        server.wait_until_ready()
-        ends = (tokenizer.eos_token_id,)
-        build = architecture_of(model)
-        generator.start(GeneratorContext(smollm2, build, tokenizer, ends, CPU, 0, 1, 0, model))
-        draw = torch.Generator().manual_seed(0)
-        for version in range(1, 4):
-            with torch.no_grad():
-                for parameter in model.parameters():
-                    parameter *= 1 + 0.01 * torch.randn(parameter.shape, generator=draw)
-            synced(generator, model, version)
-            ids = tuple(tokenizer("The capital of France is")["input_ids"])
-            rollouts = list(generator.generate([Prompt(0, ids, 8)], sampling(max_completion_length=16), 5))
-            batch = collate(rollouts, [0.0] * len(rollouts), 0, CPU)
-            logprobs, _ = completion_logprobs(model, batch, 1.3)
-            mask = batch.token_mask
-            torch.testing.assert_close(logprobs[mask], batch.sampler_logprobs[mask], atol=2e-4, rtol=0)
-        generator.close()
-    finally:
-        server.stop()
-
-
-def test_no_server_is_told_with_what_to_do(policy):
-    config = VllmServerConfig(urls=["http://127.0.0.1:9"], start_timeout=0)
-    with pytest.raises(ConfigError) as caught:
-        VllmServerGenerator(config).preflight(policy.config)
-    (problem,) = caught.value.problems
-    assert problem.key == "generator.urls"
-    assert "no vLLM server answers: http://127.0.0.1:9" in problem.what
-    assert "grpox serve" in problem.allowed
-
-
-def test_a_server_that_is_being_started_does_not_hold_up_the_model(policy, capfd):
-    config = VllmServerConfig(urls=["http://127.0.0.1:9"], start_timeout=60)
-    VllmServerGenerator(config).preflight(policy.config)
-    assert (
-        "no server answers yet, and the model is loaded meanwhile: http://127.0.0.1:9" in capfd.readouterr().err
-    )
-
-
-def test_ctrl_c_ends_all_of_a_server():
-    server = Served(MODEL, "--max-model-len", "64", "--kv-cache-gib", "0.25")
-    import psutil
-
-    server.wait_until_ready()
-    children = psutil.Process(server._process.pid).children(recursive=True)
-    assert len(children) >= 2
-    assert server.stop() == 130
-    psutil.wait_procs(children, timeout=5)
-    assert not any(child.is_running() for child in children)
 
 
 def test_a_server_killed_during_a_run_with_two_ranks(servers, grpox, folder):
@@ -395,41 +391,12 @@ def test_a_server_killed_during_a_run_with_two_ranks(servers, grpox, folder):
     assert all(step["metrics"]["sampling/difference_max"] < 1e-4 for step in steps)
 
 
-@pytest.mark.parametrize("generator", ["hf", "vllm-colocate", "vllm-server"])
-def test_the_generator_is_one_line_of_the_run_file(servers, grpox, folder, generator):
-    run_file = folder / "run.yaml"
-    line = generator
-    if generator == "vllm-server":
-        line = f"{{name: {generator}, urls: {json.dumps([server.url for server in servers])}}}"
-    recipe = resources.files("grpox.recipes") / "quickstart"
-    run_file.write_text(
-        f"""
-model: {{path: {recipe / "model"}}}
-data: {{path: {recipe / "train.jsonl"}}}
-generator: {line}
-rewards: [exact]
-train: {{max_steps: 25, num_generations: 16, per_device_train_batch_size: 256, learning_rate: 2.0e-4}}
-sampling: {{max_completion_length: 4}}
-output_dir: runs/{generator}
-tracking: {{}}
-""",
-        encoding="utf-8",
-    )
-    done = grpox("train", "run.yaml")
-    assert done.returncode == 0, done.stderr[-3000:]
-    metrics = [step["metrics"] for step in metrics_of(folder, generator)]
-    assert metrics[-1]["reward"] > metrics[0]["reward"] + 0.2
-    assert all(step["sampling/difference_max"] < 1e-4 for step in metrics)
-    correction = "none" if generator == "hf" else "token-truncate"
-    assert f"correction:\n  name: {correction}" in (folder / f"runs/{generator}/config.yaml").read_text()
-
-
 def run_with(grpox, generator, servers, name, *overrides, ranks=1):
     urls = json.dumps([server.url for server in servers])
     return grpox(
         "train",
         "quickstart",
-        f"generator={{name: {generator}, urls: {urls}}}",
+        f"generator={{name: {generator}, urls: {urls}, start_timeout: {LONGEST_WAIT}}}",
         f"train.per_device_train_batch_size={256 // ranks}",
         "evaluation=null",
         "tracking={}",

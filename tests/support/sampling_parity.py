@@ -1,4 +1,4 @@
-"""What a generator's log-probabilities must be under any setting: those of transformers' own processors."""
+"""Log-probabilities that a generator must tell: the policy's, under any setting as transformers' processors."""
 
 from collections.abc import Sequence
 
@@ -7,6 +7,8 @@ from transformers import PreTrainedModel
 
 from grpox.config import SamplingConfig
 from grpox.contracts import Rollout
+from grpox.logprobs import completion_logprobs
+from grpox.rollout import collate
 from grpox_generators.sampling import Distribution
 
 SETTINGS = [
@@ -21,10 +23,19 @@ SETTINGS = [
 
 
 @torch.no_grad()
+def difference(policy: PreTrainedModel, rollouts: Sequence[Rollout], temperature: float) -> float:
+    """Return the largest abs(log pi - log mu) of a token that was sampled at this temperature alone."""
+    batch = collate(rollouts, [0.0] * len(rollouts), 0, torch.device("cpu"))
+    assert batch.sampler_logprobs is not None
+    logprobs, _ = completion_logprobs(policy, batch, temperature)
+    return float((logprobs - batch.sampler_logprobs)[batch.token_mask].abs().max())
+
+
+@torch.no_grad()
 def largest_difference(
     policy: PreTrainedModel, rollouts: Sequence[Rollout], sampling: SamplingConfig, ends: Sequence[int]
 ) -> float:
-    """Between log mu as `rollouts` tell it and as transformers' processors make it of the policy's logits."""
+    """Return it likewise, with log pi as transformers' processors make it of the policy's logits."""
     largest = 0.0
     for rollout in rollouts:
         prompt = torch.tensor([rollout.prompt_ids])

@@ -24,7 +24,8 @@ from support.session import locked
 Facts = dict[str, Any]
 """What a user must know of a service: `pid`, the leader of its process group, and what else JSON can hold."""
 
-_used: dict[str, tuple[Facts, IO[str]]] = {}
+_used: dict[str, IO[str]] = {}
+"""The lock of each service that this worker uses."""
 
 
 def shared(name: str, start: Callable[[Path], Facts]) -> Facts:
@@ -35,31 +36,28 @@ def shared(name: str, start: Callable[[Path], Facts]) -> Facts:
         start: starts it in a folder of its own, waits until it is ready, and returns its facts. What it starts
             must lead a session of its own (``start_new_session=True``): its whole process group is ended.
     """
-    if name not in _used:
-        with locked(f"service-{name}") as session:
-            folder = session / f"service-{name}"
-            folder.mkdir(exist_ok=True)
-            users = (folder / "users").open("w")
-            facts = _running(folder)
-            if facts is None:
-                facts = start(folder)
-                (folder / "facts.json").write_text(json.dumps(facts))
-            fcntl.flock(users, fcntl.LOCK_SH)
-        _used[name] = facts, users
-    return _used[name][0]
+    with locked(f"service-{name}") as session:
+        folder = session / f"service-{name}"
+        folder.mkdir(exist_ok=True)
+        facts = _running(folder)
+        if facts is None:
+            facts = start(folder)
+            (folder / "facts.json").write_text(json.dumps(facts))
+        if name not in _used:
+            _used[name] = (folder / "users").open("w")
+            fcntl.flock(_used[name], fcntl.LOCK_SH)
+    return facts
 
 
 def restarted(name: str, facts: Facts) -> None:
     """Tell all workers that the service has been started anew, with these facts, by the test that ended it."""
-    _, users = _used[name]
     with locked(f"service-{name}") as session:
         (session / f"service-{name}" / "facts.json").write_text(json.dumps(facts))
-    _used[name] = facts, users
 
 
 def leave_services() -> None:
     """Leave all services, at the end of this worker's session; those that nobody else uses are ended."""
-    for name, (_, users) in list(_used.items()):
+    for name, users in list(_used.items()):
         with locked(f"service-{name}") as session:
             folder = session / f"service-{name}"
             users.close()
@@ -94,9 +92,16 @@ def wait_until(true: Callable[[], bool], what: str, seconds: float = 180, proces
         time.sleep(0.05)
 
 
+def is_running(pid: int) -> bool:
+    """Return False also for a process that has ended and whose exit code nobody has read yet."""
+    with suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    return False
+
+
 def _running(folder: Path) -> Facts | None:
     facts = _facts(folder)
-    return facts if facts and psutil.pid_exists(facts["pid"]) else None
+    return facts if facts and is_running(facts["pid"]) else None
 
 
 def _facts(folder: Path) -> Facts:
