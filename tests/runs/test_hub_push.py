@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-
-GrpoxCommand = Callable[..., subprocess.CompletedProcess[str]]
+from support.fixtures import GrpoxCommand
 
 
 class Refuses(BaseHTTPRequestHandler):
@@ -38,11 +36,13 @@ class Refuses(BaseHTTPRequestHandler):
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), Refuses)
-    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    serving = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+    serving.start()
     monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     yield
     server.shutdown()
+    serving.join()
     server.server_close()
 
 
