@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from pyarrow import parquet
+from support.patience import patient
 
 pytestmark = pytest.mark.slow
 
@@ -89,7 +90,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ending]:
         env=os.environ | {"OMP_NUM_THREADS": "1", "DISK": str(disk), "PYTHON": sys.executable},
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=patient(240),
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

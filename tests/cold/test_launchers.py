@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from support.patience import patient
+from support.ports import free_port
 
 RUN = [
     "train",
@@ -22,18 +23,12 @@ RUN += ["evaluation=null", "tracking={}"]
 BIN = Path(sys.executable).parent
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 def metrics_of(folder: Path, name: str, *launcher: str) -> list[dict[str, float]]:
     environment = os.environ | {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
     command = [*launcher, *RUN, f"output_dir={name}"]
+    limit = patient(240)
     done = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600, check=False
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=limit, check=False
     )
     assert done.returncode == 0, done.stderr[-4000:]
     assert "2 steps on 2 ranks" in done.stdout

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ipaddress
-import os
 import subprocess
 import sys
 import time
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from support import processes
 from support.vllm_serving import Served
 
 pytestmark = pytest.mark.slow
@@ -42,20 +42,13 @@ def listening(pid: int) -> set[str]:
 
 def addresses_of_run(folder: Path, module: str, **environment: str) -> set[str]:
     """The addresses on which any process of `python -m <module>` listened until it ended."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", *module.split(), "tracking={}", "output_dir=run"],
-        cwd=folder,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"} | environment,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    words = [*module.split(), "tracking={}", "output_dir=run"]
+    process = processes.start("-m", *words, cwd=folder, env={"DS_ACCELERATOR": "cpu", **environment}, cold=True)
     found: set[str] = set()
     while process.poll() is None:
         found |= listening(process.pid)
         time.sleep(0.02)
-    assert process.stderr is not None
-    assert process.returncode == 0, process.stderr.read()
+    assert process.returncode == 0, process.output()[1]
     return found
 
 

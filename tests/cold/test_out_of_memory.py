@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from support import processes
 
 pytestmark = pytest.mark.slow
 
@@ -56,18 +54,10 @@ def test_the_phase_the_amount_and_the_settings_are_told(
     (tmp_path / "limits.py").write_text(LIMITS)
     overrides = "train.max_steps=2 train.per_device_train_batch_size=1024 evaluation=null output_dir=run"
     overrides += " sampling.max_completion_length=20 sampling.min_completion_length=20"
-    command = [sys.executable, "-m", "grpox", "train", "quickstart", *overrides.split()]
+    command = ["-m", "grpox", "train", "quickstart", *overrides.split()]
     command += ["rewards=[{path: limits.py:zero}]", f"tracking={{limits: {{path: 'limits.py:{observer}'}}}}"]
-    done = subprocess.run(
-        command,
-        cwd=tmp_path,
-        # What is freed goes back to the system, so that what comes later asks anew.
-        env=os.environ | {"OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": "65536"},
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
+    # What is freed goes back to the system, so that what comes later asks anew. It makes the start a cold one.
+    done = processes.run(*command, cwd=tmp_path, env={"MALLOC_MMAP_THRESHOLD_": "65536"})
     assert done.returncode == 1, done.stderr
     assert "Traceback" not in done.stderr
     [told] = [line for line in done.stderr.splitlines() if line.startswith("error:")]
