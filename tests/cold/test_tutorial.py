@@ -15,7 +15,8 @@ from importlib import util
 from pathlib import Path
 
 import pytest
-from support.vllm_serving import free_port
+from support.patience import patient
+from support.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 LEAVES = {
@@ -119,7 +120,7 @@ def another_terminal(command: str, shown: str, folder: Path, environment: dict[s
     try:
         yield
         process.send_signal(signal.SIGINT)
-        output = process.communicate(timeout=120)[0]
+        output = process.communicate(timeout=patient(60))[0]
     finally:
         process.kill()
         process.wait()
@@ -134,7 +135,7 @@ def run(command: str, last: int, folder: Path, environment: dict[str, str]) -> s
         env=environment,
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=patient(240),
         check=False,
     )
 
