@@ -192,6 +192,8 @@ class Mutations(ast.NodeVisitor):
         self.visit(node.value)
 
     def visit_If(self, node: ast.If) -> None:
+        if ast.unparse(node.test) == "TYPE_CHECKING":
+            return
         self._condition(node.test)
         self.generic_visit(node)
 

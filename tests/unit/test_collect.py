@@ -346,6 +346,12 @@ def test_each_rank_samples_every_so_manyth_group(rank, size, groups):
     ]
 
 
+def test_a_rank_without_groups_reads_nothing_of_the_data():
+    prompts = prompt_set()
+    prompts.rows = prompts.token_ids = lambda *_: pytest.fail("read")
+    assert sampler_of(Noting(), 3, 4).sample(prompts, [2, 0, 1], 3, WARM, (0, 4), STATE) == ([], {})
+
+
 def test_prompts_with_seeds_of_their_own_keep_them_on_every_rank():
     generator = Noting()
     sampler_of(generator, 1, 2).sample(prompt_set(), [2, 0, 1, 1], 1, WARM, (1, 0), STATE, seeds=[5, 6, 7, 8])
