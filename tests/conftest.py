@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Iterator
 
 import pytest
-from support import services, session
+from support import processes, services, session
 
 pytest_plugins = ["support.fixtures", "support.order", "support.leaks", "support.skips"]
 
@@ -15,15 +15,22 @@ pytest_plugins = ["support.fixtures", "support.order", "support.leaks", "support
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# A test's tensors are small, and all workers together have as many cores as there are.
+os.environ["OMP_NUM_THREADS"] = "1"
+# Most tests start processes: without bytecode, each would compile all of grpox anew.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 OWNS_SESSION = session.VARIABLE not in os.environ
 session.session_folder()
+processes.remember_environment()  # before libraries set variables of their own
 
 # What the tests' own plugins offer is nothing for the user's cache, nor is what is there for the tests.
 CACHE = tempfile.TemporaryDirectory(prefix="grpox-tests-", ignore_cleanup_errors=True)
 os.environ["GRPOX_CACHE_DIR"] = CACHE.name
 
-# Most tests start processes: without bytecode, each would compile all of grpox anew.
-os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    terminalreporter.write_line(f"processes started: {processes.started()}")
 
 
 def pytest_unconfigure() -> None:

@@ -14,7 +14,7 @@ import pytest
 from filelock import FileLock
 
 from support.mlflow_store import migrated_store
-from support.processes import remember_environment, run
+from support.processes import run
 from support.session import locked
 
 if TYPE_CHECKING:
@@ -22,12 +22,6 @@ if TYPE_CHECKING:
 
 GrpoxCommand = Callable[..., "subprocess.CompletedProcess[str]"]
 MAKE_SMOLLM2 = Path(__file__).parents[2] / "benchmarks" / "make_smollm2.py"
-
-
-@pytest.fixture(scope="session", autouse=True)
-def environment_of_servers() -> None:
-    """Have the fork servers begin as the session does, and not as the first test that needs one."""
-    remember_environment()
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -42,6 +43,14 @@ READ_AT_IMPORT = (
     "VLLM_", "XDG_", "_TYPER_",
 )  # fmt: skip
 """Beginnings of variables that an interpreter and its libraries read once, as they begin or are imported."""
+
+SET_BY_LIBRARIES = (
+    "DS_ACCELERATOR",
+    "KMP_DUPLICATE_LIB_OK",
+    "KMP_INIT_AT_FORK",
+    "PYTORCH_NVML_BASED_CUDA_CHECK",
+)
+"""Variables that libraries set in the tests' own process as they are imported. They are not handed on."""
 
 
 class Process:
@@ -210,13 +219,20 @@ def start(
         vllm: forked from the server that has imported vLLM, too.
         new_session: the process leads a session of its own.
     """
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", **(env or {})}
+    inherited = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in SET_BY_LIBRARIES or name in _environment_of_servers()
+    }
+    environment = {**inherited, "OMP_NUM_THREADS": "1", **(env or {})}
     variables = {name: value for name, value in environment.items() if value is not None}
     words = [str(argument) for argument in arguments]
     folder = str(cwd or os.getcwd())
     # Each is closed with the process's object, which tests read after its end.
     stdout, stderr = (tempfile.TemporaryFile() for _ in range(2))  # noqa: SIM115
-    if cold or not _can_fork(words, variables):
+    why = "as the test asks" if cold else _why_cold(words, variables)
+    _count(f"cold {why}" if why else "forked")
+    if why:
         launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
         launcher = launcher if ranks > 1 else []
         process = subprocess.Popen(
@@ -261,14 +277,31 @@ def run(
     return subprocess.CompletedProcess(list(map(str, arguments)), process.wait(), stdout, stderr)
 
 
-def _can_fork(words: Sequence[str], variables: Mapping[str, str]) -> bool:
-    if os.environ.get("GRPOX_TESTS_COLD") == "1" or not sys.platform.startswith("linux"):
-        return False
+def _why_cold(words: Sequence[str], variables: Mapping[str, str]) -> str:
+    """Return what keeps the process from being forked; empty where nothing does."""
+    if os.environ.get("GRPOX_TESTS_COLD") == "1":
+        return "as all are"
+    if not sys.platform.startswith("linux"):
+        return "on this system"
     if words[0].startswith("-") and words[0] not in ("-m", "-c"):
-        return False
+        return f"for {words[0]}"
     base = _environment_of_servers()
     names = {name for name in base.keys() | variables.keys() if name.startswith(READ_AT_IMPORT)}
-    return all(base.get(name) == variables.get(name) for name in names)
+    differing = sorted(name for name in names if base.get(name) != variables.get(name))
+    return f"for {' '.join(differing)}" if differing else ""
+
+
+def _count(kind: str) -> None:
+    """Add one to the session's processes of a kind; see `started`."""
+    with locked("processes") as folder, (folder / "processes").open("a") as file:
+        file.write(f"{kind}\n")
+
+
+def started() -> str:
+    """Return how many processes the session has started of each kind, forked or cold and why."""
+    file = session_folder() / "processes"
+    kinds = Counter(file.read_text().splitlines() if file.exists() else [])
+    return ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items())) or "none"
 
 
 def remember_environment() -> None:
