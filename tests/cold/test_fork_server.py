@@ -62,7 +62,6 @@ def output(folder: Path) -> Path:
     return folder / "runs" / "quickstart"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("ranks", "settings"), [(1, SETTINGS), (2, ON_TWO)], ids=["one rank", "two ranks"])
 def test_a_run_is_bit_by_bit_the_cold_one(
     pair: Callable[..., list[Trained]], ranks: int, settings: tuple[str, ...]
@@ -76,7 +75,6 @@ def test_a_run_is_bit_by_bit_the_cold_one(
     assert errors == ""
 
 
-@pytest.mark.slow
 def test_mlflow_is_told_the_same(pair: Callable[..., list[Trained]]) -> None:
     histories = []
     names = {name for told in recorded(output(pair(*SETTINGS)[0][0])) for name in told.get("metrics", ())}
@@ -93,7 +91,6 @@ def test_mlflow_is_told_the_same(pair: Callable[..., list[Trained]]) -> None:
     assert len(histories[0][0]["loss"]) == 8
 
 
-@pytest.mark.slow
 def test_a_run_killed_when_forked_resumes_forked_as_the_cold_one_went(
     pair: Callable[..., list[Trained]], tmp_path: Path
 ) -> None:

@@ -23,7 +23,6 @@ def python(tmp_path: Path) -> Path:
     return python
 
 
-@pytest.mark.slow
 def test_a_loss_is_made_checked_and_trained(python: Path, tmp_path: Path) -> None:
     def run(*arguments: str, status: int = 0) -> str:
         command = [str(python), "-m", *arguments]

@@ -13,8 +13,6 @@ import pytest
 from pyarrow import parquet
 from support.patience import patient
 
-pytestmark = pytest.mark.slow
-
 REWARD = """
 import os
 

@@ -36,7 +36,6 @@ def metrics_of(folder: Path, name: str, *launcher: str) -> list[dict[str, float]
     return [line["metrics"] for line in lines if "metrics" in line]
 
 
-@pytest.mark.slow
 def test_both_launchers_start_the_same_run(tmp_path: Path) -> None:
     port = f"--master_port={free_port()}"
     deepspeed = [str(BIN / "deepspeed"), "--num_accelerators=2", port, "--module", "grpox"]

@@ -14,8 +14,6 @@ import pytest
 from support import processes
 from support.vllm_serving import Served
 
-pytestmark = pytest.mark.slow
-
 MODEL = Path(__file__).parents[2] / "grpox" / "recipes" / "quickstart" / "model"
 TRAIN = "grpox train quickstart train.max_steps=2 train.per_device_train_batch_size=32 evaluation=null"
 TORCHRUN = "torch.distributed.run --rdzv-backend=c10d --rdzv-conf=store_type=file --local-addr=127.0.0.1"

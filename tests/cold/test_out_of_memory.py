@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 from support import processes
 
-pytestmark = pytest.mark.slow
-
 LIMITS = """
 import os
 import resource

@@ -80,7 +80,6 @@ def page(name: str) -> str:
     return (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", TUTORIALS)
 def test_a_tutorial_does_what_it_shows(name: str, environment: dict[str, str], tmp_path: Path) -> None:
     folder, status, done = tmp_path / "work", 0, 0

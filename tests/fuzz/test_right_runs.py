@@ -12,7 +12,6 @@ from fuzz_case import RUN, Make, changed, in_process, raw, run_file, together
 from fuzz_data import TEMPLATE, parquet
 from fuzz_models import CONFIG, SETTINGS, copied, json_with, with_weights, without
 
-pytestmark = pytest.mark.slow
 OWN: dict[str, Any] = {"model.path": "model"}
 ROWS = [{"prompt": f"{n}+{n}=", "answer": str(2 * n)} for n in range(10, 18)]
 

@@ -15,7 +15,6 @@ from grpox.testing.suites import SUITES
 if TYPE_CHECKING:
     from tests.packaging.conftest import Environment
 
-pytestmark = pytest.mark.slow
 
 FOLDERS = sorted(
     path.parent.name for path in Path(__file__).parents[2].glob("plugins/examples/*/pyproject.toml")

@@ -100,7 +100,6 @@ class Registered:
         return Path(mlflow.artifacts.download_artifacts(version.source, tracking_uri=self.store))
 
 
-@pytest.mark.slow
 def test_the_model_is_uploaded_with_all_that_loads_it_and_its_metrics(
     tmp_path: Path, store: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,7 +13,6 @@ from rank_scripts import results_of
 from step_cases import CASES, EMPTY, STEPS
 from support.fixtures import GrpoxCommand
 
-pytestmark = pytest.mark.slow
 LOSSES = [*STEPS, ("grpo", 0.1)]
 
 

@@ -19,7 +19,6 @@ ROUNDED = ["unfused", "optimizer offloaded", "both offloaded"]
 FLOAT32 = ["plain", "unclipped", *EXACT, *ROUNDED]
 BFLOAT16 = ["bfloat16", "bfloat16 offloaded"]
 
-pytestmark = pytest.mark.slow
 
 Steps = dict[str, Any]
 Results = dict[str, dict[str, Steps]]

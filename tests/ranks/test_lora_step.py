@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     import torch
 
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.skipif(find_spec("peft") is None, reason="peft is not installed"),
 ]
 

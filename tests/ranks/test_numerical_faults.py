@@ -13,7 +13,6 @@ import pytest
 from rank_scripts import results_of
 from support.fixtures import GrpoxCommand
 
-pytestmark = pytest.mark.slow
 VARIANTS = ["plain", "optimizer offloaded", "bfloat16", "own settings"]
 
 

@@ -3,8 +3,6 @@
 import pytest
 from rank_scripts import run_script
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory):

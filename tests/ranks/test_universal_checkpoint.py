@@ -11,8 +11,6 @@ import pytest
 from rank_scripts import run_script
 from support.fixtures import GrpoxCommand
 
-pytestmark = pytest.mark.slow
-
 VARIANTS = ("own settings", "bfloat16")
 """In float32 shards of at most so many numbers; in bfloat16 one for each group of parameters."""
 States = dict[str, list[dict[str, Any]]]

@@ -38,7 +38,6 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> list[Ended]:
     return [Ended(**each) for each in json.loads((folder / "ended.json").read_text(encoding="utf-8"))]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("place", range(len(COMMANDS_AFTER)), ids=lambda place: COMMANDS_AFTER[place].line)
 def test_a_command_after_a_run_ends_as_its_page_says(place: int, ended: list[Ended]) -> None:
     command: Command = COMMANDS_AFTER[place]

@@ -14,7 +14,6 @@ from safetensors.torch import load_file
 from support.fixtures import GrpoxCommand
 from support.killing import assert_same, kill, recorded, start, wait_for_steps
 
-pytestmark = pytest.mark.slow
 NO_VLLM = util.find_spec("vllm") is None
 COMMON = ("train.per_device_train_batch_size=64", "tracking={}")
 SAMPLED = ("evaluation.num_generations=2", "evaluation.temperature=1", "evaluation.pass_at_k=[1, 2]")

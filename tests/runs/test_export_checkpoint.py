@@ -15,8 +15,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, 
 from grpox.checkpoint.export import export_checkpoint
 from grpox.errors import ConfigError
 
-pytestmark = pytest.mark.slow
-
 QUICKSTART = importlib.resources.files("grpox.recipes") / "quickstart" / "model"
 SETTINGS = (
     "train.max_steps=2",

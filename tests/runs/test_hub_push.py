@@ -46,7 +46,6 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     server.server_close()
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("hub")
 def test_a_refused_push_loses_nothing(grpox: GrpoxCommand, folder: Path) -> None:
     done = grpox(

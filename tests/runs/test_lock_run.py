@@ -16,8 +16,6 @@ from grpox.lock.file import read_lock
 from grpox.lock.model import config_hash
 from grpox.runfile.yaml_lines import read_yaml
 
-pytestmark = pytest.mark.slow
-
 TWO_STEPS = ("train.max_steps=2", "train.warmup_steps=0", "evaluation=null")
 TINY = """
 from grpox import ComponentSpec, hookimpl

@@ -20,7 +20,6 @@ from grpox.faults.read import open_dump
 from grpox.faults.replay import replay
 
 peft = pytest.importorskip("peft")
-pytestmark = pytest.mark.slow
 
 QUICKSTART = Path(str(importlib.resources.files("grpox.recipes") / "quickstart" / "model"))
 SETTINGS = (

@@ -102,7 +102,6 @@ def test_a_name_that_nobody_offers_asks_none_but_the_broken_one(site: Path, grpo
     assert imported(site) == {"grpox_many_broken"}
 
 
-@pytest.mark.slow
 def test_a_run_with_a_loss_of_one_imports_none_but_that(site: Path, grpox: GrpoxCommand, folder: Path) -> None:
     done = grpox("train", "quickstart", *ONE_STEP, "loss=many-7", "output_dir=runs/many")
     assert done.returncode == 0, done.stderr

@@ -10,8 +10,6 @@ from pathlib import Path
 import pytest
 from support.patience import patient
 
-pytestmark = pytest.mark.slow
-
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "memory_plan.py"
 
 

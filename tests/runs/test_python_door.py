@@ -7,8 +7,6 @@ from pathlib import Path
 import pytest
 from support.processes import run
 
-pytestmark = pytest.mark.slow
-
 DOCS = Path(__file__).parents[2] / "docs" / "python.md"
 EXAMPLES = re.findall(r"```python\n(.*?)```", DOCS.read_text(encoding="utf-8"), re.DOTALL)
 

@@ -15,7 +15,6 @@ import pytest
 from mlflow import MlflowClient
 from support.killing import assert_same, kill, start, wait_for_steps
 
-pytestmark = pytest.mark.slow
 NO_VLLM = util.find_spec("vllm") is None
 
 RICH = (

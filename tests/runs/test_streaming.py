@@ -5,8 +5,6 @@ import json
 import pyarrow.parquet
 import pytest
 
-pytestmark = pytest.mark.slow
-
 STEPS = 5
 # 12 prompts, 5 a generation batch: the third one straddles the end of the first epoch.
 SHORT = (

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+
 from support.docs_blocks import BLOCKS, ROOT, Block, Command, files_of, name_of
 
 RECIPES = ROOT / "grpox" / "recipes"

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from support.docs_blocks import INLINE, PAGES, ROOT, Block, blocks_in, invoke, name_of, prose, training_replaced
 from support.docs_folder import RECIPES, block_with, prepare
 from support.docs_install import Install, installing, process_kept
-from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
 from grpox import ComponentSpec, hookimpl

@@ -256,7 +256,6 @@ def test_a_bar_in_the_code_of_a_table_has_no_backslash(pages: dict[str, Html]) -
     assert [cell for cell in cells if "\\|" in cell] == []
 
 
-@pytest.mark.slow
 def test_a_dead_link_fails_the_build(tmp_path: Path) -> None:
     for name in ("grpox", "plugins", "benchmarks", "examples", "requirements"):
         (tmp_path / name).symlink_to(ROOT / name)

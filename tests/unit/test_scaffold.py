@@ -325,7 +325,6 @@ def python(installed: Path, *arguments: str) -> str:
     return succeed([str(installed / "env" / "bin" / "python"), *arguments], installed)
 
 
-@pytest.mark.slow
 def test_every_kind_is_listed_without_torch(installed: Path) -> None:
     code = (
         "import sys; from grpox.plugins import discover; from grpox.registry import Registry\n"
@@ -338,7 +337,6 @@ def test_every_kind_is_listed_without_torch(installed: Path) -> None:
     assert told == [*sorted(f"{kind} ok grpox-my-{kind}" for kind in TEMPLATED), "False"]
 
 
-@pytest.mark.slow
 def test_each_passes_its_own_tests_conformance_included(installed: Path) -> None:
     folders = [f"grpox-my-{kind}" for kind in TEMPLATED]
     # At once, as importing torch takes longest; with importlib, as files of the same name would clash.
@@ -360,7 +358,6 @@ def test_each_passes_its_own_tests_conformance_included(installed: Path) -> None
     assert re.fullmatch(r"=+ \d+ passed, 1 skipped in .*=+", told.splitlines()[-1])
 
 
-@pytest.mark.slow
 def test_a_run_with_all_of_them_trains(installed: Path) -> None:
     readmes = [(installed / f"grpox-my-{kind}" / "README.md").read_text() for kind in TEMPLATED]
     commands = [re.findall(r"^grpox train quickstart (.+)$", readme, re.MULTILINE)[0] for readme in readmes]
@@ -379,7 +376,6 @@ def test_a_run_with_all_of_them_trains(installed: Path) -> None:
     assert [rows[place, "loss"] for place in (1, 2)] == [step["loss"] for step in metrics]
 
 
-@pytest.mark.slow
 def test_it_is_typed_as_strictly_as_grpox(rendered: Callable[..., Made]) -> None:
     sources = [str(rendered(kind, f"my-{kind}").folder / "src" / f"grpox_my_{kind}") for kind in TEMPLATED]
     told = succeed([sys.executable, "-m", "mypy", *sources], ROOT)

@@ -25,7 +25,6 @@ from grpox_generators.configs import VllmColocateConfig
 
 pytest.importorskip("peft")
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.skipif(util.find_spec("vllm") is None, reason="vLLM is not installed (make vllm)"),
 ]
 MODEL = str(resources.files("grpox.recipes") / "quickstart" / "model")

@@ -19,8 +19,6 @@ from support.processes import Process
 from support.services import wait_until
 from two_hosts import Machines
 
-pytestmark = pytest.mark.slow
-
 PORT = "29500"
 STEPS = 6
 HAS_VLLM = util.find_spec("vllm") is not None

@@ -19,7 +19,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from grpox_generators.server_config import LONGEST_WAIT
 
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.skipif(util.find_spec("vllm") is None, reason="vLLM is not installed (make vllm)"),
 ]
 GrpoxCommand = Callable[..., "subprocess.CompletedProcess[str]"]

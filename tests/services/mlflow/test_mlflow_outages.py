@@ -23,8 +23,6 @@ from grpox_mlflow.sync import sync
 from grpox_mlflow.tracker import MlflowTracker
 from grpox_mlflow.writer import Writer
 
-pytestmark = pytest.mark.slow
-
 GrpoxCommand = Callable[..., subprocess.CompletedProcess[str]]
 SETTINGS = (
     "quickstart",

@@ -27,7 +27,6 @@ from grpox_mlflow.tracker import MlflowTracker
 if TYPE_CHECKING:
     from support.mlflow_serving import Server
 
-pytestmark = pytest.mark.slow
 
 EXPERIMENT = "tracker"
 ROLLOUTS = [ScoredRollout(Rollout(0, 0, (1,), (2, 3), "stop", 0), "1+1=", "2", {"math": 1.0}, 1.0, 0.5)]

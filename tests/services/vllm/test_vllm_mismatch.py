@@ -18,7 +18,6 @@ from grpox.world import start_world
 from grpox_generators.configs import VllmColocateConfig
 
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.skipif(util.find_spec("vllm") is None, reason="vLLM is not installed (make vllm)"),
 ]
 

@@ -8,7 +8,6 @@ from support.generator_line import assert_learned, run_file
 from support.services import wait_until
 
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.skipif(util.find_spec("vllm") is None, reason="vLLM is not installed (make vllm)"),
 ]
 

@@ -14,7 +14,6 @@ from support.vllm_serving import borrowed
 from grpox_generators.server_config import LONGEST_WAIT
 
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.skipif(util.find_spec("vllm") is None, reason="vLLM is not installed (make vllm)"),
 ]
 

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from mlflow.entities import Run
     from support.mlflow_serving import Server
 
-pytestmark = pytest.mark.slow
 
 GrpoxCommand = Callable[..., subprocess.CompletedProcess[str]]
 STEPS = 4

@@ -28,7 +28,6 @@ from grpox_generators.server_config import LONGEST_WAIT, VllmServerConfig
 from grpox_generators.vllm_server import VllmServerGenerator
 
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.skipif(util.find_spec("vllm") is None, reason="vLLM is not installed (make vllm)"),
 ]
 CPU = torch.device("cpu")
