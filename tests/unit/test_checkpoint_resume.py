@@ -485,3 +485,10 @@ def test_states_on_nvme_stay_on_their_ranks(allow: bool) -> None:
         Problem(what, given="2", allowed="1")
     ]
     assert problems_of(progress_of(nvme), nvme, allow=allow) == []
+
+
+def test_a_tuple_that_python_gave_is_the_list_that_was_saved() -> None:
+    config = config_of(loss={"name": "mine", "bounds": (0.1, 0.2)})
+    saved = config.model_dump(mode="json")
+    assert saved["loss"]["bounds"] == [0.1, 0.2]
+    assert problems_of(progress_of(config=saved), config) == []

@@ -687,3 +687,17 @@ def test_what_functions_log_of_a_batch_is_a_copy():
     batch = collector(Scripted(), NamedReward("telling", telling)).collect(0, [0], STATE)
     assert batch.logged == {"count": {"telling": 3}}
     assert isinstance(batch.logged["count"], dict)
+
+
+@pytest.mark.parametrize(
+    ("streaming", "samples", "early"),
+    [(True, [2, 2], True), (True, [1, 2], True), (True, [1, 1], False), (False, [2, 2], False)],
+)
+def test_groups_are_scored_early_where_a_generator_streams_and_they_are_more_than_single_completions(
+    streaming, samples, early
+):
+    """A call for each single completion would cost more than it hides."""
+    sampler = sampler_of(Scripted(), streaming=streaming)
+    requests = [Prompt(group, (1,), count, None) for group, count in enumerate(samples)]
+    scoring = sampler._early_scoring(requests, range(1), lambda rollouts: rollouts, [EQUALS], STATE)
+    assert (scoring is not None) is early

@@ -90,7 +90,7 @@ def test_run_files_are_many() -> None:
 # -- Commands --------------------------------------------------------------------------------------------
 
 PARSED_ONLY = {
-    "serve": "starts a server of vLLM's; tests/services/test_vllm_server.py does",
+    "serve": "starts a server of vLLM's; tests/services/vllm/test_vllm_server.py does",
 }
 """Commands that are not run, by their first words, and why."""
 AFTER_A_RUN = "tests/runs/test_docs_after_a_run.py"
