@@ -701,3 +701,10 @@ def test_groups_are_scored_early_where_a_generator_streams_and_they_are_more_tha
     requests = [Prompt(group, (1,), count, None) for group, count in enumerate(samples)]
     scoring = sampler._early_scoring(requests, range(1), lambda rollouts: rollouts, [EQUALS], STATE)
     assert (scoring is not None) is early
+
+
+def test_by_default_no_flat_group_is_replaced():
+    made = collector(Scripted(), EQUALS)
+    batch = made.collect(0, [2], STATE, draw=lambda count: pytest.fail("drawn"))
+    assert batch.metrics["frac_reward_zero_std"] == 1
+    assert batch.metrics["dynamic_sampling/rounds"] == 0
