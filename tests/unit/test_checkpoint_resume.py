@@ -178,6 +178,7 @@ def test_damage_of_any_file_is_found_by_all_ranks_and_named(
     assert found == Checkpoint(good, progress_of(step=5))
     assert told.startswith(f"warning: the checkpoint {damaged} is damaged and passed over: {name} ")
     assert told.count("\n") == told.count("warning") == 1
+    assert told.count(f"{name} ") == 1  # each file is read by one rank
 
 
 def test_of_much_damage_three_files_are_named(tmp_path: Path) -> None:
