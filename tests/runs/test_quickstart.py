@@ -75,7 +75,7 @@ def test_the_report_shows_the_run_and_is_in_mlflow(run, output, tracked, grpox, 
     assert "report: runs/quickstart/report.html\n" in run.stdout
     assert "mlflow ui --backend-store-uri sqlite:///mlflow.db\n" in run.stdout
     client, mlflow_run = tracked
-    stored = client.download_artifacts(mlflow_run.info.run_id, "report.html")
+    stored = client.download_artifacts(mlflow_run.info.run_id, "report.html", str(tmp_path))
     assert Path(stored).read_text(encoding="utf-8") == text
     made = tmp_path / "again.html"
     again = grpox("report", "runs/quickstart", "--output", str(made))

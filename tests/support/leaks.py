@@ -15,10 +15,12 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import thread as executors
 from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import psutil
@@ -166,12 +168,21 @@ def _left_threads(before: frozenset[threading.Thread]) -> list[str]:
         gc.collect()  # ends the workers of executors that nobody refers to
     for each in new:
         each.join(patient(GRACE))
-    return [f"thread {each.name}" for each in new if each.is_alive()]
+    going_on = _threads() if new else []
+    return [f"thread {each.name}" for each in new if each in going_on]
 
 
 def _threads() -> list[threading.Thread]:
+    """Return the threads that go on: no daemons, and no workers of executors that wait for work."""
+    frames = sys._current_frames()
     main = threading.main_thread()
-    return [each for each in threading.enumerate() if not each.daemon and each is not main]
+    others = [each for each in threading.enumerate() if not each.daemon and each is not main]
+    return [each for each in others if not _waits_for_work(frames.get(each.ident or 0))]
+
+
+def _waits_for_work(frame: FrameType | None) -> bool:
+    """Return whether a thread is an executor's that has nothing to do: it ends with the process."""
+    return frame is not None and frame.f_code is executors._worker.__code__
 
 
 # -- Files -----------------------------------------------------------------------------------------------

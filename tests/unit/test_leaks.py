@@ -11,6 +11,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -113,6 +114,20 @@ def test_a_thread_is_found_unless_it_is_a_daemon() -> None:
         assert left_since(before) == ["thread goes-on"]
     finally:
         end.set()
+
+
+def test_a_worker_of_an_executor_is_found_only_while_it_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leaks, "GRACE", 0.05)
+    before, both, end = surroundings([]), threading.Barrier(2), threading.Event()
+    with ThreadPoolExecutor(1, thread_name_prefix="works") as executor:
+        executor.submit(int).result()
+        assert left_since(before) == []
+        executor.submit(lambda: (both.wait(), end.wait()))
+        both.wait()
+        try:
+            assert left_since(before) == ["thread works_0"]
+        finally:
+            end.set()
 
 
 def test_a_thread_that_is_about_to_end_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
