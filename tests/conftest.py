@@ -1,4 +1,4 @@
-"""What all tests need."""
+"""Set-up for all tests: variables, the session's folder, plugins."""
 
 import os
 import shutil

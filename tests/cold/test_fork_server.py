@@ -23,7 +23,7 @@ from support.mlflow_store import migrated_store
 from support.patience import patient
 
 OF_A_MOMENT = re.compile(r"[\d,]+ tokens/s|[\d.]+ s/step|\d+ s left|│ time +│.*│|MLflow run \w{32}")
-"""What a run prints that is never the same twice."""
+"""Printed text that differs from run to run: times and identifiers."""
 SETTINGS = ("train.max_steps=8", "train.per_device_train_batch_size=64", "checkpoint.every=2")
 ON_TWO = ("train.max_steps=2", "train.per_device_train_batch_size=32", "evaluation=null", "tracking={}")
 

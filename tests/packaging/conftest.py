@@ -22,7 +22,7 @@ THIRD_PARTY = ROOT / "tests" / "packaging" / "third_party"
 EXAMPLES = sorted(path.parent for path in (ROOT / "plugins" / "examples").glob("*/pyproject.toml"))
 LEFTOVERS = ("build", "dist", "runs", "*.egg-info", "__pycache__", ".*_cache", ".venv", ".git")
 OF_GRPOX = ("pyproject.toml", "README.md", "LICENSE", "grpox", "plugins/builtin")
-"""What goes into the wheel of grpox."""
+"""Files that go into the wheel of grpox."""
 KEPT = 50
 """Wheels in the cache, the newest ones."""
 

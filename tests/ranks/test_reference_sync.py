@@ -11,7 +11,7 @@ SHARDS, WHOLE = "0", "1000000"
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
-    """What each rank made, for each number of ranks and each threshold."""
+    """Results of each rank, for each number of ranks and each threshold."""
     import torch
 
     folder = tmp_path_factory.mktemp("reference")

@@ -77,7 +77,7 @@ class Block:
 
     @property
     def is_done_by_the_tutorial(self) -> bool:
-        """Whether `tests/cold/test_tutorial.py` writes or runs it."""
+        """True if `tests/cold/test_tutorial.py` writes or runs it."""
         return self.page.stem in TUTORIALS and ("title=" in self.info or self.language == "console")
 
     @property

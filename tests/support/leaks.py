@@ -50,7 +50,7 @@ _made: list[str] = []
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What tests may change beside their own folders."""
+    """Things outside their own folders that tests may change."""
 
     processes: frozenset[psutil.Process]
     threads: frozenset[threading.Thread]

@@ -1,4 +1,4 @@
-"""How long tests wait for what must come: seconds of a quiet machine, times what this machine takes longer."""
+"""Limits of waits in tests: seconds on a quiet machine, scaled by the speed of this one."""
 
 from __future__ import annotations
 

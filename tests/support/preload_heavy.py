@@ -1,4 +1,4 @@
-"""What the fork server imports: all that a run of grpox does, the way that a run does it."""
+"""Imports for the fork server: everything that a run of grpox imports, in the same order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the second fork server imports besides: all that an engine in the training process does."""
+"""Imports for the second fork server: everything that a vLLM engine in the training process imports."""
 
 from __future__ import annotations
 

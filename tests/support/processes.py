@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -33,7 +34,7 @@ MODULES = {
     "heavy": ("support.preload_heavy",),
     "vllm": ("support.preload_heavy", "support.preload_vllm"),
 }
-"""What each of the two servers has imported."""
+"""Modules that each of the two servers imports."""
 NO_THREADS = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}
 """For the servers alone: pyarrow's allocator would start a thread, and a process of several must not fork."""
 READ_AT_IMPORT = (
@@ -53,7 +54,7 @@ SET_BY_LIBRARIES = (
 """Variables that libraries set in the tests' own process as they are imported. They are not handed on."""
 
 
-class Process:
+class Process(ABC):
     """A started process, as `subprocess.Popen` is one; what it prints goes to files.
 
     Args:
@@ -106,8 +107,9 @@ class Process:
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
 
+    @abstractmethod
     def _poll(self, seconds: float) -> int | None:
-        raise NotImplementedError
+        """Return the return code, or None if the process still runs after so many seconds."""
 
 
 class _Forked(Process):
@@ -363,7 +365,7 @@ def start_server(address: Path, modules: Sequence[str], environment: Mapping[str
 
 
 _servers: list[subprocess.Popen[bytes]] = []
-"""Those that this worker has started: they outlive it where others use them."""
+"""Servers that this worker has started. They outlive it while other workers use them."""
 
 
 def fork_from(address: Path, request: Mapping[str, Any], stdout: IO[bytes], stderr: IO[bytes]) -> Process:

@@ -22,7 +22,7 @@ from support.patience import patient
 from support.session import locked
 
 Facts = dict[str, Any]
-"""What a user must know of a service: `pid`, the leader of its process group, and what else JSON can hold."""
+"""Facts about a service: `pid`, the leader of its process group, and whatever else its users need, as JSON."""
 
 _used: dict[str, IO[str]] = {}
 """The lock of each service that this worker uses."""

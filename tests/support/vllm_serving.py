@@ -30,7 +30,7 @@ TOKEN = "a-token-of-the-tests-0123456789"
 MODEL = str(resources.files("grpox.recipes") / "quickstart" / "model")
 NAMES = ("vllm-0", "vllm-1")
 OPTIONS = ("--max-model-len", "64", "--kv-cache-gib", "0.25")
-"""Of the session's two servers."""
+"""Options of the session's two servers."""
 
 
 class Served:

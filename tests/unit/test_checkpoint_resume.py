@@ -1,4 +1,4 @@
-"""What a run goes on from: damage in any file of any rank is found, and a trainer becomes what it was."""
+"""Resuming: damage in any file of any rank is found, and the trainer's state is restored."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Meeting:
         self.barrier = threading.Barrier(size)
 
     def run(self, work: Callable[[Any], Any]) -> list[Any]:
-        """What `work` returns on each rank."""
+        """Return the result of `work` on each rank."""
         found: list[Any] = [None] * len(self.given)
 
         def on(rank: int) -> None:
@@ -151,7 +151,7 @@ def shorter(path: Path) -> None:
 
 
 def newest(output_dir: Path, ranks: int) -> tuple[Checkpoint | None, str]:
-    """What `newest_good` gives on every rank, which is the same, and what it tells on all of them together."""
+    """Return the result of `newest_good`, equal on all ranks, and the messages of all ranks together."""
     consoles = [Console(record=True, width=1000, file=open("/dev/null", "w")) for _ in range(ranks)]  # noqa: SIM115
     found = Meeting(ranks).run(lambda world: newest_good(output_dir, world, consoles[world.rank]))
     assert all(each == found[0] for each in found)
@@ -325,7 +325,7 @@ def problems_of(
     world: World = ALONE,
     **options: Any,
 ) -> list[Problem]:
-    """What `check_changes` refuses, behind the line that names the checkpoint."""
+    """Return the problems that `check_changes` finds, without the line that names the checkpoint."""
     folder = Path("runs/mine/checkpoints/step-00000005")
     try:
         check_changes(Checkpoint(folder, saved), config, lock, data or {}, world, **options)

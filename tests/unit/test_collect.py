@@ -530,7 +530,7 @@ def test_an_evaluation_is_scored_by_rewards_of_its_own():
 
 
 def test_a_generator_is_taken_to_stream_only_if_it_says_so():
-    """Of one that does not, all groups are scored in one call, as functions that compare completions expect."""
+    """Without streaming all groups are scored in one call, as functions that compare completions expect."""
     assert sampler_of(Scripted()).streaming is False
 
 

@@ -1,4 +1,4 @@
-"""What a test file leaves behind is found, each kind of it, and nothing where nothing was left."""
+"""Leaks of a test file are found, each kind of them, and a clean file has none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a step's rows are cut into passes: budgets met exactly, kinds, blanks, padding, and the way back."""
+"""Rows of a step cut into passes: budgets met exactly, kinds, blanks, padding, and the way back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which folders of tests a change asks for, and that no source is forgotten."""
+"""A change asks for the folders of tests that see it, and no source is forgotten."""
 
 from __future__ import annotations
 
