@@ -27,6 +27,7 @@ import psutil
 import pytest
 
 from support.patience import patient
+from support.services import is_running
 from support.session import session_folder
 
 ROOT = Path(__file__).parents[2]
@@ -109,7 +110,7 @@ def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
 def _left_processes(before: frozenset[psutil.Process]) -> list[str]:
     new = [each for each in _processes() if each not in before]
     _, alive = psutil.wait_procs(new, patient(GRACE)) if new else ([], [])
-    return [f"process {each.pid}: {_command_line(each)[:200]}" for each in alive if _is_running(each)]
+    return [f"process {each.pid}: {_command_line(each)[:200]}" for each in alive if is_running(each.pid)]
 
 
 def _processes() -> list[psutil.Process]:
@@ -128,7 +129,7 @@ def _processes() -> list[psutil.Process]:
             pid = parents[pid]
         return pid in servers
 
-    return [each for each in children if _is_running(each) and not serves(each.pid)]
+    return [each for each in children if is_running(each.pid) and not serves(each.pid)]
 
 
 def _leaders_of_services() -> set[int]:
@@ -152,14 +153,6 @@ def _command_line(process: psutil.Process) -> str:
         return " ".join(process.cmdline())
     except psutil.Error:
         return "?"
-
-
-def _is_running(process: psutil.Process) -> bool:
-    """Return whether it runs; one that has ended and not been waited for does not."""
-    try:
-        return bool(process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
 
 
 def _left_threads(before: frozenset[threading.Thread]) -> list[str]:
