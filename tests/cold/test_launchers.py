@@ -1,49 +1,98 @@
-"""torchrun and the deepspeed launcher start one and the same run on two ranks."""
+"""The documented launchers start one and the same run, and it listens on loopback alone."""
 
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
+import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from support.patience import patient
+from support import processes
+from support.listening import beyond_loopback, listening
 from support.ports import free_port
 
-RUN = [
-    "train",
-    "quickstart",
-    "train.max_steps=2",
-    "train.per_device_train_batch_size=32",
-    "train.warmup_steps=0",
-]
-RUN += ["evaluation=null", "tracking={}"]
-BIN = Path(sys.executable).parent
+TRAIN = "grpox train quickstart train.max_steps=2 train.warmup_steps=0 evaluation=null tracking={}"
+TORCHRUN = "torch.distributed.run --rdzv-backend=c10d --rdzv-conf=store_type=file --local-addr=127.0.0.1"
+DEEPSPEED = "deepspeed.launcher.runner --num_accelerators=2"
 
 
-def metrics_of(folder: Path, name: str, *launcher: str) -> list[dict[str, float]]:
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
-    command = [*launcher, *RUN, f"output_dir={name}"]
-    limit = patient(240)
-    done = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=limit, check=False
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    assert "2 steps on 2 ranks" in done.stdout
-    lines = [json.loads(line) for line in (folder / name / "metrics.jsonl").read_text().splitlines()]
-    return [line["metrics"] for line in lines if "metrics" in line]
+@dataclass
+class Ran:
+    """A run that has ended."""
+
+    stdout: str
+    metrics: list[dict[str, float]]
+    """Of each step."""
+    addresses: set[str]
+    """Those on which any of its processes listened."""
 
 
-def test_both_launchers_start_the_same_run(tmp_path: Path) -> None:
-    port = f"--master_port={free_port()}"
-    deepspeed = [str(BIN / "deepspeed"), "--num_accelerators=2", port, "--module", "grpox"]
-    torchrun = [str(BIN / "torchrun"), "--standalone", "--nproc-per-node=2", "-m", "grpox"]
-    ours = metrics_of(tmp_path, "deepspeed", *deepspeed)
-    theirs = metrics_of(tmp_path, "torchrun", *torchrun)
-    assert len(ours) == len(theirs) == 2
-    for one, other in zip(ours, theirs, strict=True):
+def run(folder: Path, module: str, rows: int, **environment: str) -> Ran:
+    """``python -m MODULE``, watched until it ends, with so many rows a rank."""
+    words = [*module.split(), f"train.per_device_train_batch_size={rows}", "output_dir=run"]
+    process = processes.start("-m", *words, cwd=folder, env=environment)
+    found: set[str] = set()
+    while process.poll() is None:
+        found |= listening(process.pid)
+        time.sleep(0.1)
+    stdout, stderr = process.output()
+    assert process.returncode == 0, stderr
+    lines = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
+    return Ran(stdout, [line["metrics"] for line in lines if "metrics" in line], found)
+
+
+@pytest.fixture(scope="module")
+def by_torchrun(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    """Two ranks by the documented command."""
+    command = f"{TORCHRUN} --nproc-per-node=2 -m {TRAIN}"
+    variables = {"DS_ACCELERATOR": "cpu", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    return run(tmp_path_factory.mktemp("torchrun"), command, 32, **variables)
+
+
+@pytest.fixture(scope="module")
+def by_deepspeed(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    """Two ranks."""
+    command = f"{DEEPSPEED} --master_port={free_port()} --module {TRAIN}"
+    return run(tmp_path_factory.mktemp("deepspeed"), command, 32, DS_ACCELERATOR="cpu")
+
+
+def test_both_launchers_start_the_same_run(by_torchrun: Ran, by_deepspeed: Ran) -> None:
+    for ran in (by_torchrun, by_deepspeed):
+        assert "2 steps on 2 ranks" in ran.stdout
+        assert len(ran.metrics) == 2
+    for one, other in zip(by_deepspeed.metrics, by_torchrun.metrics, strict=True):
         for name in ("loss", "reward", "grad_norm", "entropy", "learning_rate"):
             assert one[name] == pytest.approx(other[name], rel=1e-6)
-    assert ours[0]["loss"] != ours[1]["loss"]
+    assert by_torchrun.metrics[0]["loss"] != by_torchrun.metrics[1]["loss"]
+
+
+def test_a_socket_on_all_interfaces_is_found() -> None:
+    command = "import socket, time; s = socket.create_server(('', 0)); print(flush=True); time.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", command], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        found = listening(process.pid)
+        process.kill()
+    assert beyond_loopback(found) == {"0.0.0.0"}
+
+
+def test_a_run_of_one_rank_listens_on_loopback_alone(tmp_path: Path) -> None:
+    found = run(tmp_path, TRAIN, 32).addresses
+    assert found  # gloo does listen
+    assert beyond_loopback(found) == set()
+
+
+def test_two_ranks_by_the_documented_torchrun_command_listen_on_loopback_alone(by_torchrun: Ran) -> None:
+    assert by_torchrun.addresses
+    assert beyond_loopback(by_torchrun.addresses) == set()
+    page = (Path(__file__).parents[2] / "docs" / "security.md").read_text().replace("\\\n", " ")
+    documented = TORCHRUN.replace("torch.distributed.run", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun")
+    assert documented in " ".join(page.split())
+
+
+def test_two_ranks_by_the_deepspeed_launcher_listen_on_loopback_alone(by_deepspeed: Ran) -> None:
+    assert by_deepspeed.addresses
+    assert beyond_loopback(by_deepspeed.addresses) == set()

@@ -28,7 +28,6 @@ def test_the_loss_in_15_lines_trains(grpox, folder):
         "evaluation=null",
         "tracking={}",
         "output_dir=runs/loss",
-        cold=True,
     )
     assert done.returncode == 0, done.stderr
     metrics = json.loads((folder / "runs" / "loss" / "metrics.jsonl").read_text())["metrics"]
@@ -51,7 +50,7 @@ def test_the_python_example_trains_on_the_example_run_file(grpox, folder):
         "def is_short(completions, **columns):\n    return [1.0] * len(completions)\n"
     )
     script = block("python", "from grpox import train")
-    done = processes.run("-c", script, cwd=folder, cold=True)
+    done = processes.run("-c", script, cwd=folder)
     assert done.returncode == 0, done.stderr
     metrics = json.loads((folder / run["output_dir"] / "metrics.jsonl").read_text())["metrics"]
     assert metrics["rewards/is_short/mean"] == 1

@@ -53,7 +53,7 @@ def run_of(folder: Path, ranks: int, *overrides: str) -> list[Ended]:
     where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(ranks)}
     command = ["-m", "grpox", "train", "quickstart", *SMALL, *overrides, "output_dir=run"]
     places = [where | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
-    started = [processes.start(*command, cwd=folder, env=place, cold=True) for place in places]
+    started = [processes.start(*command, cwd=folder, env=place) for place in places]
     try:
         return [Ended(process.wait(), process.output()[1]) for process in started]
     finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import doctest
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from importlib import util
 from pathlib import Path
 
 import pytest
+from support import processes
 from support.patience import patient
 from support.ports import free_port
 
@@ -37,6 +39,13 @@ ELSEWHERE = "another terminal"
 """How the title of a block begins whose command runs until the page ends."""
 PORT = "8111"
 """That of a page's server; here it listens on one that is free."""
+OURS = re.compile(r"grpox [^;&|<>$`]*")
+"""A command that is grpox alone. It is forked: a cold one would do the same, later."""
+IN_ITS_ENVIRONMENT = """
+import runpy, site, sys
+site.addsitedir(sys.argv.pop(1))
+runpy.run_module("grpox", run_name="__main__", alter_sys=True)
+"""
 
 
 @pytest.fixture
@@ -128,6 +137,10 @@ def another_terminal(command: str, shown: str, folder: Path, environment: dict[s
 
 def run(command: str, last: int, folder: Path, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
     """A command, in a shell in which the last one ended with a given status."""
+    if OURS.fullmatch(command):
+        [site] = Path(environment["PATH"].partition(os.pathsep)[0]).parent.glob("lib/*/site-packages")
+        words = ["-c", IN_ITS_ENVIRONMENT, site, *shlex.split(command)[1:]]
+        return processes.run(*words, cwd=folder, env={**environment, "GRPOX_SERVER_TOKEN": None})
     return subprocess.run(
         ["bash", "-c", f"(exit {last}); {command}"],
         cwd=folder,

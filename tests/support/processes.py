@@ -41,7 +41,7 @@ READ_AT_IMPORT = (
     "CUDA_", "DS_", "FORCE_COLOR", "HF_", "HOME", "HUGGINGFACE_", "KMP_", "LANG", "LC_", "LD_",
     "MALLOC_", "MKL_", "MLFLOW_CONFIGURE_LOGGING", "MLFLOW_LOGGING_LEVEL", "MPL", "NO_COLOR", "OMP_",
     "OPENBLAS_", "PYTHON", "PYTORCH_", "PY_COLORS", "TERM", "TORCH_", "TRANSFORMERS_", "TYPER_", "TZ",
-    "VLLM_", "XDG_", "_TYPER_",
+    "VLLM_", "XDG_CACHE_HOME", "_TYPER_",
 )  # fmt: skip
 """Beginnings of variables that an interpreter and its libraries read once, as they begin or are imported."""
 

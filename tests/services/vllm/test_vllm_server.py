@@ -12,6 +12,7 @@ import aiohttp
 import pytest
 import torch
 from support.generator_line import assert_learned, run_file
+from support.listening import beyond_loopback, listening
 from support.sampling_parity import SETTINGS, largest_difference
 from support.services import wait_until
 from support.vllm_serving import MODEL, TOKEN, Served, borrowed
@@ -199,6 +200,12 @@ def test_every_path_but_health_asks_for_the_token(servers):
         assert {("post", "/collective_rpc"), ("post", "/update_weights"), ("post", "/pause")} <= set(found)
         assert found.pop(("get", "/health")) == 200
         assert set(found.values()) == {401}
+
+
+def test_a_server_listens_on_loopback_alone(servers):
+    found = listening(servers[0].pid)
+    assert "127.0.0.1" in found
+    assert beyond_loopback(found) == set()
 
 
 def test_a_wrong_token_is_told_before_the_model_is_loaded(servers, policy, monkeypatch):
