@@ -19,6 +19,7 @@ import pytest
 from support import processes
 from support.patience import patient
 from support.ports import free_port
+from support.services import wait_until
 
 ROOT = Path(__file__).parents[2]
 LEAVES = {
@@ -121,11 +122,14 @@ def test_a_tutorial_does_what_it_shows(name: str, environment: dict[str, str], t
 
 @contextmanager
 def another_terminal(command: str, shown: str, folder: Path, environment: dict[str, str]) -> Iterator[None]:
-    """A command that runs meanwhile, and is ended as by Ctrl-C; what it has printed by then is compared."""
+    """A server that runs meanwhile, and is ended as by Ctrl-C; what it has printed by then is compared."""
     process = subprocess.Popen(
         ["bash", "-c", f"exec {command}"], cwd=folder, env=environment, stdout=subprocess.PIPE, text=True
     )
+    token = Path(environment["XDG_CONFIG_HOME"], "grpox", "server-token")
     try:
+        # A reader takes longer to type the next command than a server to make its token; a forked one does not.
+        wait_until(token.exists, command, process=process)
         yield
         process.send_signal(signal.SIGINT)
         output = process.communicate(timeout=patient(60))[0]
