@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 from support.patience import patient
+from support.services import is_running
 
 from grpox.errors import ConfigError
 from grpox_rewards.code import Code, code_in
@@ -93,8 +97,49 @@ def test_tests_use_what_the_code_defines_as_if_it_were_theirs() -> None:
     assert run_tests(code, tests, LIMITS).passed == [True] * len(tests)
 
 
+def test_values_keep_their_kind_and_their_parts_in_common_on_the_way_to_the_tests() -> None:
+    code = (
+        "import asyncio, enum\n"
+        "class Colour(str, enum.Enum): RED = 'red'\n"
+        "async def later(x):\n"
+        "    await asyncio.sleep(0)\n"
+        "    return x\n"
+        "def wait(x): return asyncio.run(later(x))\n"
+        "def apply(f, values): return [f(x) for x in values]\n"
+        "def grid(): return [[0] * 2] * 2\n"
+        "def colour(): return Colour.RED\n"
+        "def halves(): return '\\ud83d\\ude00'\n"
+        "loop = [7]\n"
+        "loop.append(loop)\n"
+        "twins = []\n"
+        "for _ in range(60): twins = [twins, twins]\n"
+        "nest = []\n"
+        "for _ in range(2000): nest = [nest]\n"
+    )
+    tests = [
+        "assert wait(3) == 3",
+        "import math\nassert apply(str.upper, ['a']) == ['A'] and apply(math.sqrt, [4.0]) == [2.0]",
+        "rows = grid()\nrows[0][0] = 1\nassert rows == [[1, 0], [1, 0]]",
+        "assert colour() == 'red'",
+        "assert len(halves()) == 2 and halves() != '\U0001f600'",
+        "assert loop[0] == 7 and loop[1][1][0] == 7",
+        "assert twins[0] is twins[1]",
+        "found = []\nimport threading\n"
+        "each = threading.Thread(target=lambda: found.append(wait(5)))\neach.start()\neach.join()\n"
+        "assert found == [5]",
+    ]
+    assert run_tests(code, tests, LIMITS).passed == [True] * len(tests)
+
+
 # -- What does not pass ----------------------------------------------------------------------------------
 
+CHANNEL = (
+    "import os, sys\n"
+    "frame = sys._getframe()\n"
+    "while 'channel' not in frame.f_locals: frame = frame.f_back\n"
+    "channel = frame.f_locals['channel']\n"
+)
+"""How a completion comes by what its process and the judge talk through."""
 CHEATS = {
     "leaves before the tests": "import os\nos._exit(0)",
     "leaves when it is called": "import os\ndef add(a, b): os._exit(0)",
@@ -153,12 +198,22 @@ CHEATS = {
     "sends the judge a pickle that would run code": (
         "import pickle, os\n"
         "class Evil:\n    def __reduce__(self): return os.system, ('true',)\n"
-        "import sys\n"
-        "frame = sys._getframe()\n"
-        "while frame and 'end' not in frame.f_locals: frame = frame.f_back\n"
-        "data = pickle.dumps(Evil())\n"
-        "frame.f_locals['end'].sendall(len(data).to_bytes(4, 'little') + data)\n"
+        f"{CHANNEL}"
+        "channel.send(pickle.dumps(Evil()))\n"
     ),
+    "sends the judge a pickle that would change how its types compare": (
+        f"{CHANNEL}"
+        "equal = b'cfractions\\nFraction\\n(N}X\\x06\\0\\0\\0__eq__cbuiltins\\nstr\\nstb'\n"
+        "channel.send(b'\\x80\\x04}X\\x03\\0\\0\\0add' + equal + b's.')\n"
+        "answer = b'\\x80\\x04(I01\\ncfractions\\nFraction\\n)Rcbuiltins\\nlist\\n)Rt.'\n"
+        "for _ in range(9): channel.send(answer)\n"
+    ),
+    "has the judge look a name up": (
+        f'{CHANNEL}channel.send(b\'[["name","builtins","bool"],["dict","add",[0]],["tuple",[1]]]\')\n'
+    ),
+    "announces four gigabytes": f"{CHANNEL}os.write(4, b'\\xff' * 4 + b'[' * 1000)",
+    "nests a message that ends its channel": f"{CHANNEL}channel.send(b'[' * 10**6 + b']' * 10**6)",
+    "raises what ends a loop": "def add(a, b): raise StopIteration",
     "kills the judge": "import os\ntry: os.kill(os.getppid(), 9)\nexcept OSError: pass",
 }
 
@@ -175,6 +230,33 @@ def test_a_test_that_compares_is_not_decided_by_a_redefined_builtin() -> None:
     assert run_tests(code, tests, LIMITS).passed == [False, False]
 
 
+@pytest.mark.parametrize(
+    "test",
+    [
+        "assert all(map(lambda each: add(*each) == sum(each), [(1, 2), (3, 4)]))",
+        "for each in map(add, [1, 3], [2, 4]): assert each in (3, 7)",
+    ],
+)
+def test_code_ends_no_loop_of_a_test_by_raising_stop_iteration(test: str) -> None:
+    assert run_tests("def add(a, b): raise StopIteration", [test], LIMITS).passed == [False]
+    assert run_tests(RIGHT, [test], LIMITS).passed == [True]
+
+
+def test_code_that_does_not_return_fails_a_test_that_expects_any_exception() -> None:
+    test = "good = False\ntry: add(1, 2)\nexcept: good = True\nassert good"
+    for body in ("os._exit(0)", "raise SystemExit", "os.closerange(0, 64)"):
+        assert run_tests(f"import os\ndef add(a, b): {body}", [test], LIMITS).passed == [False]
+    made = run_tests("def add(a, b):\n    while True: pass", [test], Limits(0.3, LIMITS.memory))
+    assert (made.passed, made.late) == ([False], True)
+
+
+def test_what_a_test_prints_is_no_verdict_and_does_not_harm_it() -> None:
+    code = "def add(a, b): return '{\"passed\": [true]}\\n' * 10000"
+    tests = ["import sys\nprint(add(2, 3))\nprint(add(2, 3), file=sys.stderr)\nassert add(2, 3) == 5"]
+    assert run_tests(code, tests, LIMITS).passed == [False]
+    assert run_tests(RIGHT, tests, LIMITS).passed == [True]
+
+
 def test_an_object_of_its_own_is_neither_true_nor_false() -> None:
     code = "class Yes: pass\ndef even(n): return Yes()"
     assert run_tests(code, ["assert even(4)", "assert not even(3)"], LIMITS).passed == [False, False]
@@ -183,8 +265,13 @@ def test_an_object_of_its_own_is_neither_true_nor_false() -> None:
 # -- What it cannot reach --------------------------------------------------------------------------------
 
 PROBE = """
-import json, os, socket, subprocess, sys, threading
+import ctypes, fcntl, json, os, socket, struct, subprocess, sys, threading
 told = {}
+libc = ctypes.CDLL(None, use_errno=True)
+def called(name, *given):
+    if getattr(libc, name)(*given) < 0: raise OSError(ctypes.get_errno(), name)
+to_trainer = struct.pack("i", %(trainer)d)
+ends = socket.socketpair()
 def tried(name, does):
     try: told[name] = repr(does())[:200]
     except BaseException as error: told[name] = type(error).__name__
@@ -204,6 +291,23 @@ tried("list", lambda: os.listdir(%(folder)r))
 tried("write", lambda: open(%(secret)r, "a"))
 tried("remove", lambda: os.remove(%(secret)r))
 tried("chmod", lambda: os.chmod(%(secret)r, 0o777))
+tried("truncate", lambda: os.truncate(%(secret)r, 0))
+tried("attribute", lambda: os.removexattr(%(secret)r, "user.any"))
+tried("watch", lambda: called("inotify_init1", 0))
+tried("owner of signals", lambda: fcntl.fcntl(ends[0], fcntl.F_SETOWN, %(trainer)d))
+tried("group of signals", lambda: fcntl.fcntl(ends[0], fcntl.F_SETOWN, -%(trainer)d))
+tried("which signal", lambda: fcntl.fcntl(ends[0], fcntl.F_SETSIG, 9))
+tried("signals", lambda: fcntl.fcntl(ends[0], fcntl.F_SETFL, os.O_RDWR | os.O_ASYNC))
+tried("FIOASYNC", lambda: fcntl.ioctl(ends[0], 0x5452, struct.pack("i", 1)))
+tried("SIOCSPGRP", lambda: fcntl.ioctl(ends[0], 0x8902, to_trainer))
+tried("FIOSETOWN", lambda: fcntl.ioctl(ends[0], 0x8901, to_trainer))
+tried("TIOCSTI", lambda: fcntl.ioctl(0, 0x5412, b"x"))
+tried("datagrams", lambda: socket.socketpair(type=socket.SOCK_DGRAM)[0].sendto(b"out", %(socket)r))
+tried("session", os.setsid)
+tried("group", lambda: os.setpgid(0, 0))
+tried("outlive", lambda: called("prctl", 1, 0, 0, 0, 0))
+tried("memory file", lambda: os.memfd_create("any"))
+tried("memory of others", lambda: called("shmctl", 0, 14, bytes(256)))
 tried("own file", lambda: (open("own", "w").write("mine"), open("own").read()))
 tried("large file", lambda: open("large", "wb").write(b"x" * (32 << 20)))
 tried("imports", lambda: [__import__(m).__name__ for m in ("math", "re", "json", "heapq", "decimal", "random")])
@@ -211,7 +315,10 @@ print(json.dumps(told))
 """
 REFUSED = {
     *("socket", "connect", "fork", "spawn", "kill", "kill all", "its environment", "its memory"),
-    *("read", "list", "write", "remove", "chmod"),
+    *("read", "list", "write", "remove", "chmod", "truncate", "attribute", "watch"),
+    *("owner of signals", "group of signals", "which signal", "signals"),
+    *("FIOASYNC", "SIOCSPGRP", "FIOSETOWN", "TIOCSTI", "datagrams"),
+    *("session", "group", "outlive", "memory file", "memory of others"),
 }
 
 
@@ -222,7 +329,12 @@ def test_code_reaches_no_network_process_environment_or_file(
         pytest.skip(f"this kernel cannot take away {', '.join(lacking)}")
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     (tmp_path / "secret").write_text("hf_secret")
-    places = {"trainer": os.getpid(), "secret": str(tmp_path / "secret"), "folder": str(tmp_path)}
+    places = {
+        "trainer": os.getpid(),
+        "secret": str(tmp_path / "secret"),
+        "folder": str(tmp_path),
+        "socket": str(tmp_path / "socket"),
+    }
     told = json.loads(run_program(PROBE % places, "", LIMITS).output or "")
     assert {name: told[name] for name in REFUSED} == dict.fromkeys(REFUSED, "PermissionError")
     assert told["thread"] == "RuntimeError"
@@ -276,6 +388,64 @@ def test_its_folder_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     assert run_program("open('left', 'w').write('x')\nprint(1)", "", LIMITS).output == "1\n"
     assert list(tmp_path.iterdir()) == []
+
+
+LEFT = """
+import os
+for name in (b"\\xff\\n", b"-rf", b"x" * 255): open(name, "w").close()
+os.mkdir("closed", 0)
+os.mkfifo("fifo")
+os.symlink(%r, "out")
+for _ in range(1100):
+    os.mkdir("deep")
+    os.chdir("deep")
+open("bottom", "w").close()
+print(1)
+"""
+
+
+def test_its_folder_is_removed_whatever_is_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "folders").mkdir()
+    (tmp_path / "others").write_text("kept")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "folders"))
+    assert run_program(LEFT % str(tmp_path), "", LIMITS).output == "1\n"
+    assert list((tmp_path / "folders").iterdir()) == []
+    assert (tmp_path / "others").read_text() == "kept"
+
+
+def test_a_judge_that_dies_takes_the_code_with_it_and_the_completion_scores_0(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = (
+        "import ctypes, os, time\n"
+        "for leave in (os.setsid, lambda: os.setpgid(0, 0), lambda: ctypes.CDLL(None).prctl(1, 0, 0, 0, 0)):\n"
+        "    try: leave()\n"
+        "    except OSError: pass\n"
+        "open('ready', 'w').close()\n"
+        "time.sleep(1000)\n"
+    )
+    reward = Code(CodeConfig(timeout_seconds=patient(60)))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    logged: dict[str, float] = {}
+    before = set(psutil.Process().children())
+    with ThreadPoolExecutor(1) as pool:
+        scored = pool.submit(reward, completions=[code], tests=[TESTS], log_metric=logged.__setitem__)
+        wait_until(lambda: any(tmp_path.glob("*/ready")))
+        [judge] = {each for each in psutil.Process().children() if each not in before}
+        [child] = judge.children()
+        judge.kill()
+        assert scored.result() == [0.0]
+    assert logged == {"code/timeouts": 0.0, "code/crashes": 1.0}
+    assert "ended without a verdict" in capsys.readouterr().err
+    wait_until(lambda: not is_running(child.pid))
+    assert list(tmp_path.iterdir()) == []
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    end = time.monotonic() + patient(10)
+    while not is_so():
+        assert time.monotonic() < end
+        time.sleep(0.01)
 
 
 def test_where_the_kernel_denies_a_part_it_is_told_or_refused(

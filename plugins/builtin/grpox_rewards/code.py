@@ -12,7 +12,7 @@ from grpox.contracts import Text
 from grpox.errors import ConfigError, Problem
 from grpox.rewards import completion_text
 from grpox.tell_once import TellOnce
-from grpox_rewards.code_process import Limits, run_program, run_tests
+from grpox_rewards.code_process import Judgement, Limits, run_program, run_tests
 from grpox_rewards.configs import CodeConfig
 
 BLOCK = re.compile(r"^```[^\n`]*\n(.*?)^```", re.DOTALL | re.MULTILINE)
@@ -29,6 +29,7 @@ class Code:
 
     Raises:
         ConfigError: the kernel denies a part of the confinement, which the config requires.
+        RuntimeError: no code can be judged on this machine.
     """
 
     def __init__(self, config: CodeConfig) -> None:
@@ -36,7 +37,11 @@ class Code:
         self.reads_columns = (config.column,)
         self._limits = Limits(config.timeout_seconds, config.memory_mib << 20)
         self._processes = config.processes or _own_cores()
-        self._tell(run_tests("", [], self._limits).lacking)
+        self._warn = TellOnce()
+        probe = run_tests("", [], self._limits)
+        if probe.crash:
+            raise RuntimeError(f"the process that judges code failed: {probe.crash}")
+        self._tell(probe.lacking)
 
     def __call__(
         self,
@@ -54,32 +59,36 @@ class Code:
         codes = [code_in(completion_text(completion)) for completion in completions]
         with ThreadPoolExecutor(self._processes) as pool:
             judged = list(pool.map(self._judge, codes, tests))
+        crashes = [made.crash for _, made in judged if made.crash]
         if log_metric is not None:
-            log_metric("code/timeouts", sum(late for _, late in judged) / len(judged))
+            log_metric("code/timeouts", sum(made.late for _, made in judged) / len(judged))
+            log_metric("code/crashes", len(crashes) / len(judged))
+        if crashes:
+            told = "a process that judged code ended without a verdict, and the completion scored 0"
+            self._warn("crash", f"{told} (code/crashes has their share): {crashes[0]}")
         return [score for score, _ in judged]
 
-    def _judge(self, code: str, tests: Sequence[Any]) -> tuple[float | None, bool]:
-        """The score, and whether it ran out of time."""
+    def _judge(self, code: str, tests: Sequence[Any]) -> tuple[float | None, Judgement]:
+        """Return the score, and what became of the code."""
         if not tests:
-            return None, False
+            return None, Judgement([])
         if isinstance(tests[0], str):
             made = run_tests(code, list(tests), self._limits)
-            passed, late = made.passed, made.late
         else:
-            passed, late = self._run_pairs(code, tests)
-        share = sum(passed) / len(tests)
-        return (share if self.config.partial else float(share == 1.0)), late
+            made = self._run_pairs(code, tests)
+        share = sum(made.passed) / len(tests)
+        return (share if self.config.partial else float(share == 1.0)), made
 
-    def _run_pairs(self, code: str, pairs: Sequence[Mapping[str, str]]) -> tuple[list[bool], bool]:
+    def _run_pairs(self, code: str, pairs: Sequence[Mapping[str, str]]) -> Judgement:
         passed: list[bool] = []
-        late = False
+        late, crash = False, ""
         for pair in pairs:
             made = run_program(code, pair["input"], self._limits)
             passed.append(made.output is not None and _lines(made.output) == _lines(pair["output"]))
-            late |= made.late
+            late, crash = late or made.late, crash or made.crash
             if not self.config.partial and not passed[-1]:
                 break
-        return passed, late
+        return Judgement(passed, late=late, crash=crash)
 
     def _tell(self, lacking: Sequence[str]) -> None:
         if not lacking:
@@ -88,7 +97,7 @@ class Code:
         what = f"this kernel or container does not let reward 'code' take from the code {open_to}"
         if self.config.confinement == "require":
             raise ConfigError(Problem(what, allowed="confinement: warn, or a machine that does"))
-        TellOnce()("confinement of code", f"{what}: run it in a container or virtual machine of its own")
+        self._warn("confinement", f"{what}: run it in a container or virtual machine of its own")
 
 
 def code_in(text: str) -> str:

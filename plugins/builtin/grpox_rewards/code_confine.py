@@ -7,19 +7,41 @@ it: `confine` tells which. A flaw of the kernel undoes all of it.
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import resource
+import signal
 import struct
 import sys
 import sysconfig
 from collections.abc import Iterable
 
-from grpox_rewards.code_syscalls import AUDIT_ARCH, denied
+from grpox_rewards.code_syscalls import AUDIT_ARCH, CLONE, NEWEST, checked, denied
 
 LIBC = ctypes.CDLL(None, use_errno=True)
 
 FILE_BYTES = 16 << 20
 OPEN_FILES = 64
+
+
+def fork_apart() -> int:
+    """Fork, as `os.fork` does, into a user, process, network and IPC namespace, where the kernel gives them.
+
+    The child is the first process of its namespace: whatever it starts ends with it, and it has no number for
+    any process outside. After `unshare`, which does the same to the next child, a test could start no thread.
+    """
+    namespaces = 0x10000000 | 0x20000000 | 0x40000000 | 0x08000000
+    clone = CLONE.get(os.uname().machine)
+    if clone is None:
+        return os.fork()
+    call = ctypes.PyDLL(None).syscall  # which keeps the interpreter's lock, as a fork must
+    ctypes.pythonapi.PyOS_BeforeFork()
+    child: int = call(clone, ctypes.c_long(namespaces | signal.SIGCHLD), 0, 0, 0, 0)
+    if child == 0:
+        ctypes.pythonapi.PyOS_AfterFork_Child()
+    else:
+        ctypes.pythonapi.PyOS_AfterFork_Parent()
+    return os.fork() if child < 0 else child
 
 
 def confine(folder: str, seconds: int, memory: int) -> tuple[str, ...]:
@@ -33,13 +55,17 @@ def confine(folder: str, seconds: int, memory: int) -> tuple[str, ...]:
     Returns:
         what could not be taken away: of ``network`` (with processes and signals) and ``files``.
     """
-    namespaces = 0x10000000 | 0x40000000 | 0x08000000  # user, network, IPC
-    LIBC.unshare(namespaces)  # beside what follows; where it is denied, that will do
     _limit(seconds, memory)
-    LIBC.prctl(38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS, which the next two ask for
+    LIBC.prctl(38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS, which Landlock and seccomp ask for
     lacking = () if _confine_files(folder) else ("files",)
     _drop_capabilities()
+    die_with_parent()  # after what would undo it, and before that is refused
     return lacking if _deny_calls() else (*lacking, "network")
+
+
+def die_with_parent() -> None:
+    """Have the kernel kill this process when the one that started it ends (PR_SET_PDEATHSIG)."""
+    LIBC.prctl(1, signal.SIGKILL, 0, 0, 0)
 
 
 def hide() -> None:
@@ -78,8 +104,11 @@ def _confine_files(folder: str) -> bool:
         return False
     reads = 1 << 2 | 1 << 3  # READ_FILE, READ_DIR
     rights = (1 << 13) - 1 | (1 << 13 if version >= 2 else 0) | (1 << 14 if version >= 3 else 0)
-    attributes = ctypes.create_string_buffer(struct.pack("=Q", rights), 8)
-    ruleset = LIBC.syscall(444, attributes, ctypes.c_size_t(8), 0)
+    # Beside what seccomp refuses: devices' own calls, TCP, and unix sockets and signals to outside.
+    rights |= 1 << 15 if version >= 5 else 0
+    ports, scopes = (3 if version >= 4 else 0), (3 if version >= 6 else 0)
+    attributes = ctypes.create_string_buffer(struct.pack("=QQQ", rights, ports, scopes), 24)
+    ruleset = LIBC.syscall(444, attributes, ctypes.c_size_t(24), 0)
     if ruleset < 0:
         return False
     for path in _readable():
@@ -119,11 +148,11 @@ def _allow(ruleset: int, path: str, rights: int) -> None:
 
 
 def _deny_calls() -> bool:
-    """Refuse the calls of `denied` with EPERM, by seccomp; whether the kernel can."""
+    """Refuse the calls of `denied`, and in part those of `checked`, by seccomp; whether the kernel can."""
     machine = os.uname().machine
     if machine not in AUDIT_ARCH or sys.maxsize < 2**32:
         return False
-    program = b"".join(_filter(AUDIT_ARCH[machine], denied(machine), machine == "x86_64"))
+    program = b"".join(_filter(machine))
 
     class Program(ctypes.Structure):
         _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_char_p))
@@ -132,18 +161,30 @@ def _deny_calls() -> bool:
     return bool(LIBC.prctl(22, 2, ctypes.byref(made), 0, 0) == 0)
 
 
-def _filter(architecture: int, numbers: list[int], has_x32: bool) -> Iterable[bytes]:
-    """The filter's instructions in BPF: each a code, two jumps and a constant."""
-    load, equal, at_least, give = 0x20, 0x15, 0x35, 0x06
-    refuse, kill, allow = 0x00050000 | 1, 0x80000000, 0x7FFF0000
+def _filter(machine: str) -> Iterable[bytes]:
+    """Yield the filter's instructions in BPF: each a code, two jumps and a constant."""
+    load, mask, equal, at_least, give = 0x20, 0x54, 0x15, 0x35, 0x06
+    kill, allow = struct.pack("=HBBI", give, 0, 0, 0x80000000), struct.pack("=HBBI", give, 0, 0, 0x7FFF0000)
+    refuse = struct.pack("=HBBI", give, 0, 0, 0x00050000 | errno.EPERM)
+    unknown = struct.pack("=HBBI", give, 0, 0, 0x00050000 | errno.ENOSYS)
     yield struct.pack("=HBBI", load, 0, 0, 4)  # the architecture
-    yield struct.pack("=HBBI", equal, 1, 0, architecture)
-    yield struct.pack("=HBBI", give, 0, 0, kill)
+    yield struct.pack("=HBBI", equal, 1, 0, AUDIT_ARCH[machine])
+    yield kill
     yield struct.pack("=HBBI", load, 0, 0, 0)  # the call's number
-    if has_x32:  # the same calls under other numbers
-        yield struct.pack("=HBBI", at_least, 0, 1, 0x40000000)
-        yield struct.pack("=HBBI", give, 0, 0, refuse)
-    for number in numbers:
+    yield struct.pack("=HBBI", at_least, 0, 1, NEWEST + 1)  # x32, too: the same calls under other numbers
+    yield unknown
+    for number in denied(machine):
         yield struct.pack("=HBBI", equal, 0, 1, number)
-        yield struct.pack("=HBBI", give, 0, 0, refuse)
-    yield struct.pack("=HBBI", give, 0, 0, allow)
+        yield refuse
+    for number, arguments in checked(machine).items():
+        block = []
+        for place, values, bits in arguments:
+            block.append(struct.pack("=HBBI", load, 0, 0, 16 + 8 * place))
+            block.append(struct.pack("=HBBI", mask, 0, 0, bits))
+            for left, value in zip(range(len(values), 0, -1), values, strict=True):
+                block.append(struct.pack("=HBBI", equal, left, 0, value))  # over the others, and the refusal
+            block.append(refuse)
+        yield struct.pack("=HBBI", equal, 0, len(block) + 1, number)
+        yield from block
+        yield allow
+    yield allow

@@ -6,11 +6,9 @@ child may not look into, and are read after the child has been made.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
-import socket
 import struct
 import sys
 import time
@@ -18,8 +16,8 @@ from typing import Any, NoReturn
 
 sys.path.append(sys.argv[1])
 
-from grpox_rewards.code_confine import confine, hide, limit_memory
-from grpox_rewards.code_remote import Asked, Closed, serve
+from grpox_rewards.code_confine import confine, die_with_parent, fork_apart, hide, limit_memory
+from grpox_rewards.code_remote import Asked, Channel, Closed, serve
 
 sys.path.remove(sys.argv[1])
 
@@ -28,39 +26,55 @@ MOST_OUTPUT = 1 << 20
 
 
 class OutOfTime(BaseException):
-    """So that no test catches it."""
+    """So that no test catches it by what it expects of the code."""
 
 
 def main() -> None:
-    """Two messages in, the code and then the tests, and the verdict out."""
+    """Two messages in, the code and then the tests; two lines out, about the confinement and the verdict."""
     hide()
+    die_with_parent()
     verdicts = os.dup(1)
     code = _read()
-    near, far = socket.socketpair()
+    questions, ask = os.pipe()
+    answers, answer = os.pipe()
     stdin, feed = os.pipe()
     output, stdout = os.pipe()
-    child = os.fork()
+    child = fork_apart()
     if child == 0:
-        _run(code, far, stdin, stdout)
-    far.close()
-    os.close(stdin)
-    os.close(stdout)
+        _run(code, (questions, answer), (stdin, stdout))
+    for file in (questions, answer, stdin, stdout):
+        os.close(file)
     limit_memory(code["memory"])
-    verdict: dict[str, Any] = {"lacking": _said(near)}
+    channel = Channel(answers, ask)
+    try:
+        _write(verdicts, {"lacking": json.loads(channel.receive())})
+    except Closed:
+        raise SystemExit("the code could not be confined") from None
+    tests = _read()
+    _silence()
+    verdict: dict[str, Any] = {}
     signal.signal(signal.SIGALRM, _out_of_time)
+    end = time.monotonic() + code["seconds"]
     signal.setitimer(signal.ITIMER_REAL, code["seconds"])
     try:
         if code["program"]:
-            near.close()
-            verdict |= _output(child, _read()["input"], feed, output)
+            verdict["output"] = _output(child, tests["input"], feed, output)
         else:
-            verdict |= _tested(Asked(near), _read()["tests"])
+            passed = verdict["passed"] = [False] * len(tests["tests"])
+            _test(Asked(channel), tests["tests"], passed, end)
+        signal.setitimer(signal.ITIMER_REAL, 0)
     except OutOfTime:
         verdict["late"] = True
-    signal.setitimer(signal.ITIMER_REAL, 0)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)  # and with it all that it started: there is a verdict when nothing of it runs
     _write(verdicts, verdict)
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(child, signal.SIGKILL)
+
+
+def _silence() -> None:
+    """Have tests print to nowhere: what a completion gets them to print is no verdict, and fills no memory."""
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for file in (0, 1, 2):
+        os.dup2(nowhere, file)
 
 
 def _out_of_time(*_: Any) -> NoReturn:
@@ -70,25 +84,30 @@ def _out_of_time(*_: Any) -> NoReturn:
 # -- The child -------------------------------------------------------------------------------------------
 
 
-def _run(code: dict[str, Any], end: socket.socket, stdin: int, stdout: int) -> NoReturn:
-    """Confine this process, run the code, and answer the tests; never returns."""
+def _run(code: dict[str, Any], asked: tuple[int, int], standard: tuple[int, int]) -> NoReturn:
+    """Confine this process, run the code, and answer the tests; never returns.
+
+    Args:
+        asked: the pipes of the tests' questions and of the answers.
+        standard: those of a program's input and output.
+    """
     try:
         nowhere = os.open(os.devnull, os.O_RDWR)
-        os.dup2(stdin if code["program"] else nowhere, 0)
-        os.dup2(stdout if code["program"] else nowhere, 1)
-        os.dup2(nowhere, 2)
-        os.closerange(3, end.fileno())
-        os.closerange(end.fileno() + 1, 1024)
+        stdin, stdout = standard if code["program"] else (nowhere, nowhere)
+        for place, file in enumerate((stdin, stdout, nowhere, *asked)):
+            os.dup2(file, place)  # `main` has opened others before each of these: none is overwritten too early
+        os.closerange(5, 1024)
+        channel = Channel(3, 4)
         os.environ.clear()
         os.chdir(code["folder"])
         sys.argv[:] = ["completion.py"]
         lacking = confine(code["folder"], int(code["seconds"]) + 1, code["memory"])
-        end.sendall(json.dumps(lacking).ljust(64).encode())
+        channel.send(json.dumps(lacking).encode())
         name = "__main__" if code["program"] else "completion"
         namespace: dict[str, Any] = {"__name__": name, "__builtins__": __builtins__}
         exec(compile(code["code"], "completion.py", "exec"), namespace)
         if not code["program"]:
-            serve(end, namespace)
+            serve(channel, namespace)
         sys.stdout.flush()
         os._exit(0)
     except SystemExit as error:
@@ -103,31 +122,23 @@ def _run(code: dict[str, Any], end: socket.socket, stdin: int, stdout: int) -> N
 # -- The judge -------------------------------------------------------------------------------------------
 
 
-def _said(end: socket.socket) -> list[str]:
-    """What could not be taken from the child, as it said before it ran the code."""
-    said = b""
-    while len(said) < 64:
-        part = end.recv(64 - len(said))
-        if not part:
-            raise SystemExit("the child was not confined")
-        said += part
-    lacking: list[str] = json.loads(said)
-    return lacking
+def _test(completion: Asked, tests: list[str], passed: list[bool], end: float) -> None:
+    """Set in `passed` which tests run to their end, and in time, with a completion that answers.
 
-
-def _tested(completion: Asked, tests: list[str]) -> dict[str, Any]:
-    """Which tests pass: those that run to their end."""
-    passed = [False] * len(tests)
-    verdict = {"passed": passed, "late": False}
+    Raises:
+        OutOfTime: a test has not ended by `end`.
+    """
     try:
         names = completion.names()
         for place, test in enumerate(tests):
-            passed[place] = _passes(test, names)
-    except OutOfTime:
-        verdict["late"] = True
+            is_passed = _passes(test, names)
+            if time.monotonic() >= end:  # a bare `except` of the test's has caught it
+                raise OutOfTime
+            if not completion.is_open:
+                return
+            passed[place] = is_passed
     except Closed:
-        pass
-    return verdict
+        return
 
 
 def _passes(test: str, names: dict[str, Any]) -> bool:
@@ -140,9 +151,8 @@ def _passes(test: str, names: dict[str, Any]) -> bool:
     return True
 
 
-def _output(child: int, text: str, feed: int, output: int) -> dict[str, Any]:
-    """What the program wrote, given `text`; None if it failed or wrote too much."""
-    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+def _output(child: int, text: str, feed: int, output: int) -> str | None:
+    """Return what the program wrote, given `text`; None if it failed or wrote too much."""
     os.set_blocking(feed, False)
     os.set_blocking(output, False)
     waiting, written = text.encode("utf-8", "surrogatepass"), bytearray()
@@ -164,11 +174,12 @@ def _output(child: int, text: str, feed: int, output: int) -> dict[str, Any]:
             continue
         written += part
         if len(written) > MOST_OUTPUT:
-            return {"output": None}
+            return None
         if not part:
             break
-    _, status = os.waitpid(child, 0)
-    return {"output": written.decode("utf-8", "replace") if status == 0 else None}
+    ended = os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+    is_good = ended is not None and (ended.si_code, ended.si_status) == (os.CLD_EXITED, 0)
+    return written.decode("utf-8", "replace") if is_good else None
 
 
 def _read() -> dict[str, Any]:
@@ -178,17 +189,17 @@ def _read() -> dict[str, Any]:
 
 
 def _exactly(count: int) -> bytes:
-    data = b""
+    data = bytearray()
     while len(data) < count:
         part = os.read(0, count - len(data))
         if not part:
             raise SystemExit("the trainer has gone")
         data += part
-    return data
+    return bytes(data)
 
 
 def _write(file: int, message: dict[str, Any]) -> None:
-    data = json.dumps(message).encode()
+    data = json.dumps(message).encode() + b"\n"
     while data:
         data = data[os.write(file, data) :]
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
+import secrets
 import signal
 import struct
 import subprocess
@@ -19,6 +21,7 @@ GRACE_SECONDS = 5.0
 """For the start of the interpreter, beyond the code's own time; ten times what it takes."""
 ENVIRONMENT = {"PYTHONHASHSEED": "0", "PYTHONUTF8": "1"}
 """All of it: no secret of the trainer's; and sets in the same order in every run."""
+FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 @dataclass(frozen=True)
@@ -41,28 +44,25 @@ class Judgement:
     late: bool = False
     lacking: tuple[str, ...] = ()
     """What the kernel did not let be taken from it: ``network``, ``files``."""
+    crash: str = ""
+    """Why the judging process ended without a verdict: nothing passed."""
 
 
 def run_tests(code: str, tests: list[str], limits: Limits) -> Judgement:
-    """Which of `tests` pass on what `code` defines."""
+    """Return which of `tests` pass on what `code` defines."""
     made = _judged(code, False, {"tests": tests}, limits)
-    passed = made.get("passed", [False] * len(tests))
-    return Judgement(passed, None, made.get("late", False), tuple(made.get("lacking", ())))
+    return Judgement(**{"passed": [False] * len(tests), **made})
 
 
 def run_program(code: str, text: str, limits: Limits) -> Judgement:
-    """What the program `code` writes when it is given `text`."""
-    made = _judged(code, True, {"input": text}, limits)
-    return Judgement([], made.get("output"), made.get("late", False), tuple(made.get("lacking", ())))
+    """Return what the program `code` writes when it is given `text`."""
+    return Judgement(**{"passed": [], **_judged(code, True, {"input": text}, limits)})
 
 
 def _judged(code: str, program: bool, tests: dict[str, Any], limits: Limits) -> dict[str, Any]:
-    """What the judging process said, as it has it; nothing but that it is late where it had to be killed.
-
-    Raises:
-        RuntimeError: it failed by itself, which no completion can bring about.
-    """
-    with tempfile.TemporaryDirectory(prefix="grpox-code-", ignore_cleanup_errors=True) as folder:
+    """Return what the judging process said, as fields of a `Judgement`, and why it said no more."""
+    folder = tempfile.mkdtemp(prefix="grpox-code-")
+    try:
         about = {"code": code, "program": program, "folder": folder}
         message = _framed({**about, "seconds": limits.seconds, "memory": limits.memory}) + _framed(tests)
         # Without site-packages, the user's and the environment's own settings: the same everywhere.
@@ -84,13 +84,57 @@ def _judged(code: str, program: bool, tests: dict[str, Any], limits: Limits) -> 
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.communicate()
-    if not told:
-        reason = errors.decode("utf-8", "replace").strip().splitlines()[-1:] or [f"code {process.returncode}"]
-        raise RuntimeError(f"the process that judges code failed: {reason[0]}")
-    made: dict[str, Any] = json.loads(told)
-    return made
+    finally:
+        remove_folder(folder)
+    said = [json.loads(line) for line in told.splitlines()]
+    made = {name: value for line in said for name, value in line.items()}
+    if len(said) < 2:
+        reason = errors.decode("utf-8", "replace").strip().splitlines()[-1:]
+        made["crash"] = reason[0] if reason else f"it ended with code {process.returncode}"
+    return {**made, "lacking": tuple(made.get("lacking", ()))}
 
 
 def _framed(message: dict[str, Any]) -> bytes:
     data = json.dumps(message).encode()
     return struct.pack("=I", len(data)) + data
+
+
+def remove_folder(folder: str) -> None:
+    """Remove a folder with all that code has left in it, as far as the disk lets.
+
+    Folders may be unreadable, and nested too deep for a path or for recursion: what a folder holds is moved to
+    the top, under a new name, before the folder goes. Nothing outside is touched: no link is followed.
+    """
+    with contextlib.suppress(OSError):
+        top = os.open(folder, FOLDER)
+        try:
+            prefix, numbers = secrets.token_hex(), itertools.count()
+            while names := os.listdir(top):
+                for name in names:
+                    if not _is_opened_up(name, top):
+                        os.unlink(name, dir_fd=top)
+                        continue
+                    inside = os.open(name, FOLDER, dir_fd=top)
+                    try:
+                        for inner in os.listdir(inside):
+                            _is_opened_up(inner, inside)  # only a folder that may be written can be moved
+                            os.rename(inner, f"{prefix}{next(numbers)}", src_dir_fd=inside, dst_dir_fd=top)
+                    finally:
+                        os.close(inside)
+                    os.rmdir(name, dir_fd=top)
+        finally:
+            os.close(top)
+        os.rmdir(folder)
+
+
+def _is_opened_up(name: str, parent: int) -> bool:
+    """Return whether it is a folder; if so, let it be read and written."""
+    try:
+        handle = os.open(name, FOLDER | os.O_PATH, dir_fd=parent)
+    except NotADirectoryError:
+        return False
+    try:
+        os.chmod(f"/proc/self/fd/{handle}", 0o700)
+    finally:
+        os.close(handle)
+    return True

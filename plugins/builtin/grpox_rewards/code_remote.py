@@ -1,4 +1,5 @@
-"""What a completion defines, as tests in another process see it: plain values are copied, the rest stays there.
+"""The names that a completion defines, as tests in another process see them: plain values are copied, the rest
+stays there.
 
 A test that compares can so be decided by no code of the completion's: it holds a copy of a plain value, or a
 `Remote`, which equals nothing but itself.
@@ -7,76 +8,58 @@ A test that compares can so be decided by no code of the completion's: it holds 
 from __future__ import annotations
 
 import builtins
-import collections
-import datetime
-import decimal
-import fractions
-import io
-import pickle
-import socket
+import functools
+import importlib
+import os
 import struct
 import sys
+from collections.abc import Callable
 from typing import Any
+
+from grpox_rewards.code_values import decode, encode
 
 MOST_BYTES = 16 << 20
 """Of one message."""
-BASES = (bool, int, float, complex, str, bytes, bytearray, list, tuple, dict, set, frozenset, range)
-VALUES = {
-    *((kind.__module__, kind.__name__) for kind in BASES),
-    *(("collections", name) for name in ("OrderedDict", "Counter", "deque")),
-    *(("datetime", name) for name in ("date", "datetime", "time", "timedelta", "timezone")),
-    *(("decimal", "Decimal"), ("fractions", "Fraction")),
-}
-PLAIN = {
-    *BASES,
-    type(None),
-    *(collections.OrderedDict, collections.Counter, collections.deque),
-    *(datetime.date, datetime.datetime, datetime.time, datetime.timedelta, datetime.timezone),
-    *(decimal.Decimal, fractions.Fraction),
-}
-"""What is copied; an object of a subclass of `BASES` is copied as one of the base."""
 HIDDEN = {*dir(builtins), *sys.stdlib_module_names}
 """Names that mean in a test what they mean in Python, whatever the completion defines."""
 FORWARDED = ("__len__", "__getitem__", "__setitem__", "__str__")
 """Not what compares or says yes or no: the completion would be told what a test is after."""
 
 
-class Closed(Exception):
-    """The other process is gone, or sent what is no message."""
+class Closed(BaseException):
+    """The other process is gone, or sent what is no message; no exception that a test may expect."""
 
 
 class Channel:
-    """Messages over a socket; `pickler` and `unpickler` say what becomes of what is not plain."""
+    """Messages from one pipe and to another."""
 
-    def __init__(self, end: socket.socket, pickler: Any, unpickler: Any) -> None:
-        self._end = end
-        self._pickler = pickler
-        self._unpickler = unpickler
+    def __init__(self, source: int, sink: int) -> None:
+        self._source = source
+        self._sink = sink
 
-    def send(self, message: Any) -> None:
-        """Send; raises what pickling raises, and Closed."""
-        buffer = io.BytesIO()
-        self._pickler(buffer).dump(message)
-        data = buffer.getvalue()
+    def send(self, data: bytes) -> None:
+        """Send one message; raises Closed."""
+        rest = memoryview(struct.pack("=I", len(data)) + data)
         try:
-            self._end.sendall(struct.pack("=I", len(data)) + data)
+            while rest:
+                rest = rest[os.write(self._sink, rest) :]
         except OSError as error:
             raise Closed from error
 
-    def receive(self) -> Any:
-        """The next message; raises Closed."""
+    def receive(self) -> bytes:
+        """Return the next message; raises Closed."""
         (length,) = struct.unpack("=I", self._exactly(4))
         if length > MOST_BYTES:
             raise Closed("too long")
-        try:
-            return self._unpickler(io.BytesIO(self._exactly(length))).load()
-        except Exception as error:
-            raise Closed(str(error)) from error
+        return self._exactly(length)
 
     def _exactly(self, count: int) -> bytes:
-        data = bytearray()
+        data = bytearray()  # which grows with what has come, not with what was announced
         while len(data) < count:
-            part = self._end.recv(min(1 << 16, count - len(data)))
+            try:
+                part = os.read(self._source, min(1 << 16, count - len(data)))
+            except OSError as error:
+                raise Closed from error
             if not part:
                 raise Closed
             data += part
@@ -86,30 +69,21 @@ class Channel:
 # -- In the process of the completion --------------------------------------------------------------------
 
 
-def serve(end: socket.socket, namespace: dict[str, Any]) -> None:
-    """Send what `namespace` holds, then do what is asked with it, until nobody asks."""
+def serve(channel: Channel, namespace: dict[str, Any]) -> None:
+    """Send the names of `namespace`, then do what is asked with them, until nobody asks."""
     kept: list[Any] = []
 
-    class Sending(pickle.Pickler):
-        def persistent_id(self, value: Any) -> Any:
-            if type(value) in PLAIN or isinstance(value, BASES):
-                return None
-            kept.append(value)
-            return len(kept) - 1
+    def keep(value: Any) -> list[Any]:
+        kept.append(value)
+        return ["object", len(kept) - 1]
 
-        def reducer_override(self, value: Any) -> Any:
-            base = next((kind for kind in BASES if isinstance(value, kind)), None)
-            return NotImplemented if base is None or type(value) in PLAIN else (base, (base(value),))
+    def find(module: str, name: str) -> Any:
+        return functools.reduce(getattr, name.split("."), importlib.import_module(module))
 
-    class Taking(pickle.Unpickler):
-        def persistent_load(self, handle: Any) -> Any:
-            return kept[handle]
-
-    channel = Channel(end, Sending, Taking)
-    channel.send({name: value for name, value in namespace.items() if name not in HIDDEN and name[:2] != "__"})
+    take: dict[str, Callable[..., Any]] = {"object": kept.__getitem__, "name": find}
+    channel.send(encode({name: value for name, value in namespace.items() if _is_shown(name)}, keep))
     while True:
-        what, target, name, positional, named = channel.receive()
-        answer: tuple[bool, Any, list[Any]]
+        what, target, name, positional, named = decode(channel.receive(), take)
         try:
             if what == "get":
                 value = getattr(target, name)
@@ -117,10 +91,15 @@ def serve(end: socket.socket, namespace: dict[str, Any]) -> None:
                 value = list(target)
             else:
                 value = (getattr(target, name) if name else target)(*positional, **named)
-            answer = (True, value, [x if isinstance(x, list | dict | set) else None for x in positional])
+            after = [x if isinstance(x, list | dict | set) else None for x in positional]
+            answer = encode((True, value, after), keep)
         except Exception as error:  # noqa: BLE001 - for the test, which may expect it
-            answer = (False, type(error).__name__, [str(error)])
+            answer = encode((False, type(error).__name__, str(error)), keep)
         channel.send(answer)
+
+
+def _is_shown(name: str) -> bool:
+    return name not in HIDDEN and name[:2] != "__"
 
 
 # -- In the process of the tests -------------------------------------------------------------------------
@@ -167,53 +146,78 @@ for _name in FORWARDED:
 class Asked:
     """The process of a completion, as that of its tests asks it."""
 
-    def __init__(self, end: socket.socket) -> None:
-        asked = self
-
-        class Sending(pickle.Pickler):
-            def persistent_id(self, value: Any) -> Any:
-                return value._handle if type(value) is Remote else None
-
-        class Taking(pickle.Unpickler):
-            def persistent_load(self, handle: Any) -> Any:
-                return Remote(asked, int(handle))
-
-            def find_class(self, module: str, name: str) -> Any:
-                if (module, name) not in VALUES:
-                    raise pickle.UnpicklingError(f"{module}.{name} is no plain value")
-                return super().find_class(module, name)
-
-        self._channel = Channel(end, Sending, Taking)
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self.is_open = True
+        """False once an answer has not come, or was none."""
 
     def names(self) -> dict[str, Any]:
-        """What the completion defined, once it has run."""
-        names = self._channel.receive()
-        if not isinstance(names, dict):
+        """Return what the completion defined, once it has run."""
+        names = self._receive()
+        if type(names) is not dict:
             raise Closed
-        return {n: v for n, v in names.items() if isinstance(n, str) and n not in HIDDEN and n[:2] != "__"}
+        return {name: value for name, value in names.items() if type(name) is str and _is_shown(name)}
 
     def ask(self, what: str, target: Remote, name: str = "", positional: Any = (), named: Any = None) -> Any:
-        """Its answer; raises what it raised, where that is an exception of Python's."""
-        self._channel.send((what, target, name, positional, named or {}))
-        answer = self._channel.receive()
-        if not (isinstance(answer, tuple) and len(answer) == 3):
+        """Return its answer; raises what it raised, where that is an exception of Python's."""
+        question = encode((what, target, name, positional, named or {}), _refer)
+        if not self.is_open:
             raise Closed
-        good, value, after = answer
-        if good is not True:
-            kind = getattr(builtins, value, None) if isinstance(value, str) else None
-            raised = isinstance(kind, type) and issubclass(kind, Exception)
-            raise (kind if raised else RuntimeError)(*after)  # type: ignore[misc]
+        self.is_open = False  # until the whole answer is here, which no other call may take for its own
+        self._channel.send(question)
+        match self._receive():
+            case (True, value, list(after)) if what != "list" or type(value) is list:
+                self.is_open = True
+            case (False, str(kind), str(text)):
+                self.is_open = True
+                raise _exception(kind, text)
+            case _:
+                raise Closed
         for before, now in zip(positional, after, strict=False):
             _take_over(before, now)
         return value
 
+    def _receive(self) -> Any:
+        data = self._channel.receive()
+        try:
+            return decode(data, {"object": functools.partial(Remote, self)})
+        except Exception as error:
+            raise Closed(str(error)) from error
+
+
+def _refer(value: Any) -> list[Any]:
+    """Return the node of what is no plain value of a test's: the completion's own, or a name of Python's.
+
+    Raises:
+        TypeError: it is neither.
+    """
+    if type(value) is Remote:
+        return ["object", value._handle]
+    owner = getattr(value, "__objclass__", value)  # str.upper says of which type it is, not of which module
+    module, name = str(getattr(owner, "__module__", None)), getattr(value, "__qualname__", None)
+    if isinstance(name, str) and module.partition(".")[0] in sys.stdlib_module_names:
+        held: Any = sys.modules.get(module)
+        for part in name.split("."):
+            held = getattr(held, part, None)
+        if held is value:
+            return ["name", module, name]
+    raise TypeError(f"a test can hand over plain values and names of Python's, not {value!r}"[:300])
+
+
+def _exception(name: str, text: str) -> Exception:
+    """Return what the completion raised, as its process names it."""
+    kind = getattr(builtins, name, None)
+    if not (isinstance(kind, type) and issubclass(kind, Exception)):
+        return RuntimeError(text)
+    if issubclass(kind, StopIteration | StopAsyncIteration):  # either ends a loop of the test's quietly
+        return RuntimeError(f"{name}: {text}")
+    return kind(text)
+
 
 def _take_over(before: Any, now: Any) -> None:
-    """What a function changed in its argument, changed in the test's own."""
-    if type(before) is not type(now):
-        return
-    if isinstance(before, list):
+    """Change a test's argument as the function has changed its copy."""
+    if isinstance(before, list) and isinstance(now, list):
         before[:] = now
-    elif isinstance(before, dict | set):
+    elif any(isinstance(before, kind) and isinstance(now, kind) for kind in (dict, set)):
         before.clear()
         before.update(now)
