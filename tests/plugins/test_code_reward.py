@@ -124,9 +124,12 @@ def test_values_keep_their_kind_and_their_parts_in_common_on_the_way_to_the_test
         "assert len(halves()) == 2 and halves() != '\U0001f600'",
         "assert loop[0] == 7 and loop[1][1][0] == 7",
         "assert twins[0] is twins[1]",
-        "found = []\nimport threading\n"
-        "each = threading.Thread(target=lambda: found.append(wait(5)))\neach.start()\neach.join()\n"
-        "assert found == [5]",
+        "import threading\n"
+        "found = []\n"
+        "asking = [threading.Thread(target=lambda n=n: found.append((n, wait(n)))) for n in range(9)]\n"
+        "for each in asking: each.start()\n"
+        "for each in asking: each.join()\n"
+        "assert sorted(found) == [(n, n) for n in range(9)]",
     ]
     assert run_tests(code, tests, LIMITS).passed == [True] * len(tests)
 

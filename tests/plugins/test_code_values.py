@@ -23,7 +23,7 @@ def sent(value: Any) -> Any:
     return decode(encode(value, refuse), {})
 
 
-VALUES = [
+VALUES: list[Any] = [
     *(None, True, 0, -(2**63), 2**63, 10**5000, -(10**5000), 0.1, -math.inf, 5e-324, 2j),
     *("", "a\n\0", "\ud83d\ude00", "\U0001f600", b"\0\xff", bytearray(b"ab"), range(9, 1, -2)),
     *([], (), {}, set(), frozenset({1}), [1, [2.0, ("3", {4: {5}})]], {(1, 2): None}),

@@ -32,7 +32,7 @@ def fork_apart() -> int:
     """
     namespaces = 0x10000000 | 0x20000000 | 0x40000000 | 0x08000000
     clone = CLONE.get(os.uname().machine)
-    if clone is None:
+    if clone is None or sys.maxsize < 2**32:
         return os.fork()
     call = ctypes.PyDLL(None).syscall  # which keeps the interpreter's lock, as a fork must
     ctypes.pythonapi.PyOS_BeforeFork()

@@ -13,6 +13,7 @@ import importlib
 import os
 import struct
 import sys
+from _thread import allocate_lock
 from collections.abc import Callable
 from typing import Any
 
@@ -148,6 +149,7 @@ class Asked:
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
+        self._asking = allocate_lock()  # threads of a test's ask one after the other
         self.is_open = True
         """False once an answer has not come, or was none."""
 
@@ -161,18 +163,19 @@ class Asked:
     def ask(self, what: str, target: Remote, name: str = "", positional: Any = (), named: Any = None) -> Any:
         """Return its answer; raises what it raised, where that is an exception of Python's."""
         question = encode((what, target, name, positional, named or {}), _refer)
-        if not self.is_open:
-            raise Closed
-        self.is_open = False  # until the whole answer is here, which no other call may take for its own
-        self._channel.send(question)
-        match self._receive():
-            case (True, value, list(after)) if what != "list" or type(value) is list:
-                self.is_open = True
-            case (False, str(kind), str(text)):
-                self.is_open = True
-                raise _exception(kind, text)
-            case _:
+        with self._asking:
+            if not self.is_open:
                 raise Closed
+            self.is_open = False  # until the whole answer is here, which no other call may take for its own
+            self._channel.send(question)
+            match self._receive():
+                case (True, value, list(after)) if what != "list" or type(value) is list:
+                    self.is_open = True
+                case (False, str(kind), str(text)):
+                    self.is_open = True
+                    raise _exception(kind, text)
+                case _:
+                    raise Closed
         for before, now in zip(positional, after, strict=False):
             _take_over(before, now)
         return value
