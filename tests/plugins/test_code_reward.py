@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -416,23 +418,30 @@ def test_its_folder_is_removed_whatever_is_in_it(tmp_path: Path, monkeypatch: py
     assert (tmp_path / "others").read_text() == "kept"
 
 
+STAYS = """
+import ctypes, os, time
+for leave in (os.setsid, lambda: os.setpgid(0, 0), lambda: ctypes.CDLL(None).prctl(1, 0, 0, 0, 0)):
+    try: leave()
+    except OSError: pass
+open("ready", "w").close()
+time.sleep(1000)
+"""
+
+
 def test_a_judge_that_dies_takes_the_code_with_it_and_the_completion_scores_0(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    lacking: tuple[str, ...],
 ) -> None:
-    code = (
-        "import ctypes, os, time\n"
-        "for leave in (os.setsid, lambda: os.setpgid(0, 0), lambda: ctypes.CDLL(None).prctl(1, 0, 0, 0, 0)):\n"
-        "    try: leave()\n"
-        "    except OSError: pass\n"
-        "open('ready', 'w').close()\n"
-        "time.sleep(1000)\n"
-    )
+    if lacking:
+        pytest.skip(f"this kernel cannot take away {', '.join(lacking)}")
     reward = Code(CodeConfig(timeout_seconds=patient(60)))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     logged: dict[str, float] = {}
     before = set(psutil.Process().children())
     with ThreadPoolExecutor(1) as pool:
-        scored = pool.submit(reward, completions=[code], tests=[TESTS], log_metric=logged.__setitem__)
+        scored = pool.submit(reward, completions=[STAYS], tests=[TESTS], log_metric=logged.__setitem__)
         wait_until(lambda: any(tmp_path.glob("*/ready")))
         [judge] = {each for each in psutil.Process().children() if each not in before}
         [child] = judge.children()
@@ -442,6 +451,22 @@ def test_a_judge_that_dies_takes_the_code_with_it_and_the_completion_scores_0(
     assert "ended without a verdict" in capsys.readouterr().err
     wait_until(lambda: not is_running(child.pid))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_trainer_that_is_killed_leaves_no_process(tmp_path: Path, lacking: tuple[str, ...]) -> None:
+    if lacking:
+        pytest.skip(f"this kernel cannot take away {', '.join(lacking)}")
+    trainer = (
+        f"from grpox_rewards.code_process import *\nrun_tests({STAYS!r}, ['1'], Limits(1000.0, 512 << 20))"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", trainer], env={**os.environ, "TMPDIR": str(tmp_path)}
+    ) as process:
+        wait_until(lambda: any(tmp_path.glob("*/ready")))
+        started = psutil.Process(process.pid).children(recursive=True)
+        process.kill()
+    assert len(started) == 2
+    wait_until(lambda: not any(is_running(each.pid) for each in started))
 
 
 def wait_until(is_so: Callable[[], bool]) -> None:
