@@ -71,6 +71,7 @@ from grpox.run_inputs import (
     open_schedule,
     open_tokenizer,
 )
+from grpox.run_lock import hold_on_all_ranks
 from grpox.runfile.load import ResolvedRun, load_run, resolve_config
 from grpox.sampling import Schedule
 from grpox.tell_once import TellOnce
@@ -141,7 +142,11 @@ def train_run(
     # Longer than any rank may stall, so that the one that does tells it before the others give up.
     world = start_world(run.config.watchdog.end_after + 2 * GRACE)
     lose_silent_peers(run.config.watchdog.host_lost_after)
-    with reward_functions(run) as functions, reward_functions(run, OF_EVALUATION) as of_evaluation:
+    with (
+        hold_on_all_ranks(Path(run.config.output_dir), world),
+        reward_functions(run) as functions,
+        reward_functions(run, OF_EVALUATION) as of_evaluation,
+    ):
         return _train_run(run, world, functions, of_evaluation, resume, allow_changes, needs_checkpoint)
 
 
