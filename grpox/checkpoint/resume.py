@@ -14,7 +14,7 @@ from grpox.checkpoint.manifest import faults, read_manifest
 from grpox.checkpoint.progress import Progress
 from grpox.checkpoint.rank_state import restore_rank
 from grpox.checkpoint.reference import read_reference
-from grpox.checkpoint.same_batches import other_batches, plan_of, same_steps
+from grpox.checkpoint.same_batches import SPLITS, other_batches, plan_of, same_steps
 from grpox.checkpoint.same_run import changes
 from grpox.checkpoint.saver import ENGINE
 from grpox.config import RunConfig
@@ -110,6 +110,7 @@ def check_changes(
     problems += [
         Problem("is not what the checkpoint was made with", found.what, given=found.new, allowed=found.old)
         for found in changes(saved.config, config)
+        if found.what not in SPLITS
     ]
     problems += [
         Problem(f"other code than the checkpoint was made with: {found}")

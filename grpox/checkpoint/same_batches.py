@@ -5,11 +5,18 @@ from __future__ import annotations
 from math import gcd
 from typing import Any
 
-from grpox.checkpoint.same_run import SPLITS
 from grpox.config import TrainConfig
 from grpox.errors import Problem
 from grpox.sampling import BatchPlan
 from grpox.wording import counted
+
+SPLITS = (
+    "train.per_device_train_batch_size",
+    "train.gradient_accumulation_steps",
+    "train.steps_per_generation",
+    "train.generation_batch_size",
+)
+"""Keys that say how batches are split over ranks and micro-batches."""
 
 
 def plan_of(config: dict[str, Any], world_size: int) -> BatchPlan:

@@ -13,13 +13,6 @@ FREE = ("output_dir", "logging", "checkpoint", "tracking", "hub", "plugins", "wa
 """Sections of the run file that change nothing of what is computed."""
 FREE_KEYS = ("train.on_nonfinite", "train.max_skips_in_a_row", "evaluation.early_stop")
 """Keys that are changed for a run that stopped to go on."""
-SPLITS = (
-    "train.per_device_train_batch_size",
-    "train.gradient_accumulation_steps",
-    "train.steps_per_generation",
-    "train.generation_batch_size",
-)
-"""Keys that say how batches are split over ranks and micro-batches."""
 
 
 def changes(saved: Mapping[str, Any], config: RunConfig) -> list[Difference]:
@@ -27,7 +20,5 @@ def changes(saved: Mapping[str, Any], config: RunConfig) -> list[Difference]:
     return [
         found
         for found in config_differences(saved, redacted(config.model_dump(mode="json")))
-        if found.what.partition(".")[0].partition("[")[0] not in FREE
-        and found.what not in SPLITS
-        and not found.what.startswith(FREE_KEYS)
+        if found.what.partition(".")[0].partition("[")[0] not in FREE and not found.what.startswith(FREE_KEYS)
     ]

@@ -149,8 +149,9 @@ def config_text(config: RunConfig) -> str:
 
 
 def began(config: RunConfig) -> bool:
-    """Whether the run's folder holds the record of this run, but for what may change when one goes on."""
-    return _recorded(config) is not None
+    """Whether the run's folder holds the record of this run, but for what changes nothing that is computed."""
+    recorded = _recorded(config)
+    return recorded is not None and recorded.evaluation == config.evaluation
 
 
 def finished(config: RunConfig, steps: int) -> dict[str, Any] | None:

@@ -144,6 +144,7 @@ def test_a_run_is_complete_whatever_changes_nothing_that_it_computed(tmp_path: P
 
     assert is_done({"steps": 9}, tracking={}, checkpoint={"every": 3})
     assert not is_done({"steps": 9}, train={"learning_rate": 0.5})
+    assert not is_done({"steps": 9}, train={"gradient_accumulation_steps": 2})
     patient = evaluation | {"early_stop": {"metric": "accuracy", "patience": 5}}
     assert is_done({"steps": 9}, evaluation=patient)
     stopped = {"steps": 6, "stopped_early": {"step": 6}}
