@@ -233,8 +233,8 @@ def environment(settings: ServerSettings, weights: Path, sockets: Path, instance
 def _folder(prefix: str, parent: str) -> Iterator[Path]:
     """A folder of this server alone; those of servers that were killed are removed first."""
     for left in Path(parent).glob(f"{prefix}*"):
-        with suppress(OSError), _own(left, os.O_DIRECTORY) as folder, _own(LOCK, os.O_CREAT, folder) as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # held by the kernel while its server lives
+        with suppress(OSError), _own(left, os.O_DIRECTORY) as own, _own(LOCK, os.O_CREAT, own) as held:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)  # by the kernel while its server lives
             shutil.rmtree(left)
     made = tempfile.TemporaryDirectory(prefix=prefix, dir=parent, ignore_cleanup_errors=True)
     with made as folder, (Path(folder) / LOCK).open("w") as lock:
