@@ -115,7 +115,7 @@ def train(
         what ``summary.json`` holds: accuracy before and after, steps, seconds.
 
     Raises:
-        ConfigError: the config or an argument is wrong; nothing was loaded.
+        ConfigError: the config or an argument is wrong, or a run goes on in output_dir; nothing was loaded.
         RunFailed: the run failed.
     """
     given = given_objects(model, tokenizer, dataset, eval_dataset, rewards)
