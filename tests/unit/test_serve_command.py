@@ -135,12 +135,15 @@ def test_folders_of_servers_that_were_killed_are_removed_and_those_of_living_one
     killed = tmp_path / "grpox-weights-killed"
     killed.mkdir()
     (killed / "bucket").touch()
+    (killed / "lock").touch()
+    starting = tmp_path / "grpox-weights-starting"  # it has no lock yet
+    starting.mkdir()
     with _folder("grpox-weights-", str(tmp_path)) as living:
         assert not killed.exists()
         with _folder("grpox-weights-", str(tmp_path)) as second:
             assert living.is_dir()
             assert second != living
-    assert [*tmp_path.iterdir()] == []
+    assert [*tmp_path.iterdir()] == [starting]
 
 
 def test_what_others_put_in_the_place_of_a_servers_folder_is_neither_opened_nor_removed(tmp_path):
@@ -164,7 +167,8 @@ def test_what_others_put_in_the_place_of_a_servers_folder_is_neither_opened_nor_
 def test_the_folder_of_another_users_server_stays(tmp_path, monkeypatch):
     theirs = tmp_path / "grpox-weights-theirs"
     theirs.mkdir()
+    (theirs / "lock").touch()
     monkeypatch.setattr(os, "geteuid", lambda: theirs.stat().st_uid + 1)  # only root could give it away
     with _folder("grpox-weights-", str(tmp_path)):
         pass
-    assert [*theirs.iterdir()] == []
+    assert (theirs / "lock").exists()
