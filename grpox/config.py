@@ -376,6 +376,8 @@ class HubConfig(Section):
 class CheckpointConfig(Section):
     every: int = Field(100, ge=0)
     """Optimizer steps between checkpoints; 0: none but the one that an interrupted run leaves."""
+    last: bool | None = None
+    """Whether one is saved after the last step too; default: where `every` is not 0."""
     keep: int = Field(2, ge=1)
     """How many of the newest are kept."""
     best: str | None = None
@@ -384,6 +386,11 @@ class CheckpointConfig(Section):
     """Which value of that metric is the best; max is highest, min is lowest."""
     background: bool = False
     """Let a thread write while training goes on: costs memory for a copy of weights and optimizer states."""
+
+    @property
+    def saves_last(self) -> bool:
+        """Whether there is one of the last step."""
+        return self.every > 0 if self.last is None else self.last
 
 
 class LoggingConfig(Section):

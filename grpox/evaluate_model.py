@@ -127,7 +127,7 @@ def _loaded(parts: _Parts, checkpoint: Path | None) -> PreTrainedModel:
             # Only here, because it knows of DeepSpeed's files.
             from grpox.checkpoint.export import checkpoint_model
 
-            model = checkpoint_model(checkpoint)
+            model = checkpoint_model(checkpoint, parts.run.config.model)
         return model.eval().requires_grad_(False).to(parts.world.device)
 
 

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from grpox.agreement import on_every_rank
 from grpox.checkpoint.fingerprints import fingerprints
-from grpox.checkpoint.resume import Checkpoint, check_changes, newest_good
+from grpox.checkpoint.resume import Checkpoint, check_changes, newest_good, no_checkpoint
 from grpox.checkpoint.saver import CheckpointSaver
 from grpox.checkpoint.shards import ShardFiles
 from grpox.collect import STREAMING, Collector, Sampler
@@ -71,6 +71,7 @@ from grpox.run_inputs import (
     open_schedule,
     open_tokenizer,
 )
+from grpox.run_lock import hold_on_all_ranks
 from grpox.runfile.load import ResolvedRun, load_run, resolve_config
 from grpox.sampling import Schedule
 from grpox.tell_once import TellOnce
@@ -114,7 +115,7 @@ def train(
         what ``summary.json`` holds: accuracy before and after, steps, seconds.
 
     Raises:
-        ConfigError: the config or an argument is wrong; nothing was loaded.
+        ConfigError: the config or an argument is wrong, or a run goes on in output_dir; nothing was loaded.
         RunFailed: the run failed.
     """
     given = given_objects(model, tokenizer, dataset, eval_dataset, rewards)
@@ -126,20 +127,27 @@ def train(
     return train_run(run, resume)
 
 
-def train_run(run: ResolvedRun, resume: bool = False, allow_changes: bool = False) -> dict[str, Any]:
+def train_run(
+    run: ResolvedRun, resume: bool = False, allow_changes: bool = False, needs_checkpoint: bool = False
+) -> dict[str, Any]:
     """Train a resolved run to its end; a collective of all ranks. Returns what ``summary.json`` holds.
 
     Args:
         resume: go on from the newest good checkpoint in the run's folder; without one the run starts over.
         allow_changes: even where config, data or plugins are not what the checkpoint was made with.
+        needs_checkpoint: refuse to start over.
     """
     quieten()
     keep_files_from_others()
     # Longer than any rank may stall, so that the one that does tells it before the others give up.
     world = start_world(run.config.watchdog.end_after + 2 * GRACE)
     lose_silent_peers(run.config.watchdog.host_lost_after)
-    with reward_functions(run) as functions, reward_functions(run, OF_EVALUATION) as of_evaluation:
-        return _train_run(run, world, functions, of_evaluation, resume, allow_changes)
+    with (
+        hold_on_all_ranks(Path(run.config.output_dir), world),
+        reward_functions(run) as functions,
+        reward_functions(run, OF_EVALUATION) as of_evaluation,
+    ):
+        return _train_run(run, world, functions, of_evaluation, resume, allow_changes, needs_checkpoint)
 
 
 def _train_run(
@@ -149,6 +157,7 @@ def _train_run(
     of_evaluation: Sequence[Any],
     resume: bool,
     allow_changes: bool,
+    needs_checkpoint: bool,
 ) -> dict[str, Any]:
     config = run.config
     lock = lock_of(run)
@@ -177,6 +186,8 @@ def _train_run(
     checkpoint = newest_good(Path(config.output_dir), world) if resume else None
     if checkpoint is not None:
         check_changes(checkpoint, config, lock, data, world, allow_changes)
+    elif needs_checkpoint:
+        raise no_checkpoint(Path(config.output_dir))
     context = _context(run, world, schedule, resume, checkpoint, data)
     parts = _Parts(
         run,

@@ -24,27 +24,33 @@ from grpox.lora.folder import write_adapter
 from grpox.lora.layers import adapter_parameters, merge_adapters
 from grpox.model_card import write_card
 from grpox.models import load_model, load_tokenizer
+from grpox.runfile.model_options import model_problems, runs_code
 from grpox.world import World
 
 ALONE = World(0, 1, torch.device("cpu"))
 
 
-def export_checkpoint(source: Path, out: Path) -> Path:
+def export_checkpoint(source: Path, out: Path, trusts_code: bool = False) -> Path:
     """Write a checkpoint's model, tokenizer and configs to `out`, whole or not at all; returns the checkpoint.
 
     Where adapters were trained they are merged in, and stand in ``adapter/`` by themselves.
 
     Args:
         source: a checkpoint, or a run's folder: its newest good checkpoint.
+        trusts_code: run code that comes with the model, where the checkpoint says that the run did.
 
     Raises:
-        ConfigError: there is no good checkpoint, `out` is not empty, or the run's model is gone, from which all
-            but the weights is.
+        ConfigError: there is no good checkpoint, `out` is not empty, the model comes with code, or the run's
+            model is gone, from which all but the weights is.
     """
     logging.disable_progress_bar()
     _check_empty(out)
     checkpoint, progress = _checkpoint(source)
     config = _model_config(checkpoint, progress)
+    if (code := runs_code(config.init)) and not trusts_code:
+        what = f"the checkpoint asks for {', '.join(code)}: that may run code which comes with its model"
+        allowed = f"--trust-remote-code, where you trust {config.path}"
+        raise ConfigError(Problem(what, "CHECKPOINT", given=str(checkpoint), allowed=allowed))
     model, tokenizer = load_model(config), load_tokenizer(config)
     if config.lora is not None:
         add_adapters(model, config.lora, seed=0)
@@ -66,14 +72,17 @@ def export_checkpoint(source: Path, out: Path) -> Path:
     return checkpoint
 
 
-def checkpoint_model(checkpoint: Path) -> PreTrainedModel:
+def checkpoint_model(checkpoint: Path, base: ModelConfig) -> PreTrainedModel:
     """The model of a checkpoint, on CPU, adapters merged in.
+
+    Args:
+        base: what it began with, as whoever asks allows it to be loaded.
 
     Raises:
         ConfigError: it is damaged, or the model that the run began with is gone.
     """
     config = _model_config(checkpoint, _good(checkpoint))
-    model = load_model(config)
+    model = load_model(base)
     if config.lora is not None:
         add_adapters(model, config.lora, seed=0)
     _fill(model, checkpoint)
@@ -129,11 +138,13 @@ def _near(source: Path) -> str:
 
 
 def _model_config(checkpoint: Path, progress: Progress) -> ModelConfig:
-    held = progress.config["model"]
+    held = progress.config.get("model")
     try:
         config = ModelConfig.model_validate(held)
     except ValidationError as error:
         raise ConfigError(Problem(f"{checkpoint} names no model", given=str(held))) from error
+    if problems := model_problems(config):
+        raise ConfigError(problems)
     path = Path(config.path)
     if path.is_absolute() and not path.is_dir():
         what = "the run's model is gone, which holds the architecture and the tokenizer"

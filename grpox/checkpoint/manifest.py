@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import stat
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -113,7 +114,10 @@ def _facts(path: Path) -> FileFacts:
 
 def _fault(path: Path, wanted: FileFacts) -> str:
     try:
-        size = path.stat().st_size
+        found = path.stat()
+        if not stat.S_ISREG(found.st_mode):
+            return "cannot be read: it is no file"  # a pipe would be waited on
+        size = found.st_size
         if size != wanted.size:
             return f"has {size} bytes, not {wanted.size}"
         return "" if _facts(path) == wanted else "has another content than was written"

@@ -15,24 +15,19 @@ from grpox.checkpoint.progress import Progress
 from grpox.checkpoint.rank_state import restore_rank
 from grpox.checkpoint.reference import read_reference
 from grpox.checkpoint.same_batches import SPLITS, other_batches, plan_of, same_steps
+from grpox.checkpoint.same_run import changes
 from grpox.checkpoint.saver import ENGINE
 from grpox.config import RunConfig
 from grpox.errors import ConfigError, Problem
 from grpox.evaluation_settings import evaluation_in
-from grpox.lock.differences import Severity, config_differences, differences
+from grpox.lock.differences import Severity, differences
 from grpox.lock.model import Lock
-from grpox.redact import redacted
 from grpox.sampling import BatchPlan
 from grpox.wording import counted
 from grpox.world import World
 
 if TYPE_CHECKING:
     from grpox.trainer import Trainer
-
-FREE = ("output_dir", "logging", "checkpoint", "tracking", "hub", "plugins", "watchdog")
-"""Sections of the run file that change nothing of what is computed."""
-FREE_KEYS = ("train.on_nonfinite", "train.max_skips_in_a_row", "evaluation.early_stop")
-"""Keys that are changed for a run that stopped to go on."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +79,13 @@ def newest_good(output_dir: Path, world: World, console: Console | None = None) 
     return None
 
 
+def no_checkpoint(output_dir: Path) -> ConfigError:
+    """Why a run cannot be gone on with of which there is no good checkpoint."""
+    what = "holds no checkpoint to go on from" + (" that is whole" if checkpoints_in(output_dir) else "")
+    again = f"grpox train {output_dir / 'config.yaml'} --resume auto"
+    return ConfigError(Problem(what, "--resume", given=str(output_dir), allowed=f"{again}, which begins anew"))
+
+
 def check_changes(
     checkpoint: Checkpoint,
     config: RunConfig,
@@ -107,10 +109,8 @@ def check_changes(
     problems = [] if same else [other_batches(before, plan)]
     problems += [
         Problem("is not what the checkpoint was made with", found.what, given=found.new, allowed=found.old)
-        for found in config_differences(saved.config, redacted(config.model_dump(mode="json")))
-        if found.what.partition(".")[0].partition("[")[0] not in FREE
-        and found.what not in SPLITS
-        and not found.what.startswith(FREE_KEYS)
+        for found in changes(saved.config, config)
+        if found.what not in SPLITS
     ]
     problems += [
         Problem(f"other code than the checkpoint was made with: {found}")
@@ -126,11 +126,12 @@ def check_changes(
             text = "\n".join(["warning: going on in spite of changes:", *(f"    {each}" for each in problems)])
             Console(stderr=True).print(text, style="yellow", markup=False, highlight=False, soft_wrap=True)
         problems = []
+    cure = "the run as it was saved; --allow-changes goes on all the same" if problems else ""
     if saved.world_size != world.size and config.deepspeed.offload_optimizer == "nvme":
         what = f"the checkpoint is of {saved.world_size} ranks; with offload to nvme it stays so"
         problems.append(Problem(what, given=str(world.size), allowed=str(saved.world_size)))
     if problems:
-        raise ConfigError([Problem(f"cannot go on from {checkpoint.folder}"), *problems])
+        raise ConfigError([Problem(f"cannot go on from {checkpoint.folder}", allowed=cure), *problems])
 
 
 def _damage(folder: Path, world: World) -> Sequence[str]:

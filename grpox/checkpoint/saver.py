@@ -27,6 +27,7 @@ from grpox.config import CheckpointConfig
 from grpox.contracts import RunContext
 from grpox.lock.model import Lock
 from grpox.observing.observers import Observers
+from grpox.observing.record import sync_record
 from grpox.redact import redacted
 from grpox.tell_once import TellOnce
 from grpox.whole_file import unwritten
@@ -64,7 +65,7 @@ class CheckpointSaver:
         """Save if it is time to, and complete what the thread has written."""
         if self._pending is not None and self._all_written():
             self._complete()
-        if self.config.every and (step % self.config.every == 0 or self._last_counts(trainer)):
+        if self._is_due(trainer, step):
             self.save(trainer, step)
 
     def save(self, trainer: Trainer, step: int, wait: bool = False) -> None:
@@ -91,9 +92,9 @@ class CheckpointSaver:
             found.append(best.summary())
         return {"best_checkpoint": found[0]} if (found := self.world.gather(found)) else {}
 
-    def _last_counts(self, trainer: Trainer) -> bool:
-        """Whether this is the last step, which is saved where it may be the best."""
-        return self.config.best is not None and trainer.ended
+    def _is_due(self, trainer: Trainer, step: int) -> bool:
+        every = self.config.every
+        return (every > 0 and step % every == 0) or (self.config.saves_last and trainer.ended)
 
     def _begin(self, trainer: Trainer, step: int) -> None:
         folder = unfinished_of(self.context.output_dir, step)
@@ -102,7 +103,8 @@ class CheckpointSaver:
             try:
                 clear_unfinished(self.context.output_dir)
                 folder.mkdir(parents=True)
-                self._progress(trainer, step).write(folder)
+                metrics_bytes = sync_record(self.context.output_dir, self._saved)
+                self._progress(trainer, step, metrics_bytes).write(folder)
             except OSError as error:
                 failure = _told(error)
         self._saved = step
@@ -114,8 +116,7 @@ class CheckpointSaver:
             write_reference(trainer.policy, folder, self.shards, self.world)
         self._pending = step
 
-    def _progress(self, trainer: Trainer, step: int) -> Progress:
-        record = self.context.output_dir / "metrics.jsonl"
+    def _progress(self, trainer: Trainer, step: int, metrics_bytes: int) -> Progress:
         return Progress(
             step=step,
             world_size=self.world.size,
@@ -127,7 +128,7 @@ class CheckpointSaver:
             skipped_in_a_row=trainer.policy.nonfinite.in_a_row,
             evaluation_before=trainer.before,
             metrics=trainer.latest,
-            metrics_bytes=record.stat().st_size if record.exists() else 0,
+            metrics_bytes=metrics_bytes,
             config=redacted(self.context.config.model_dump(mode="json")),
             data=dict(self.data),
             lock=self.lock,

@@ -110,9 +110,11 @@ def train(
       grpox train run.yaml --resume auto     or begin, where there is nothing yet
       torchrun --nproc-per-node 8 -m grpox train run.yaml
     """
+    needs_checkpoint = False
     if resume is not None:
-        from grpox.cli.resume import run_to_resume
+        from grpox.cli.resume import AUTO, run_to_resume
 
+        needs_checkpoint = resume != AUTO
         run, overrides = run_to_resume(run, overrides or (), resume)
     if run is None:
         raise typer.BadParameter(
@@ -122,7 +124,7 @@ def train(
     # Only now, because it imports torch: a mistake in the run file is told at once.
     from grpox.run import train_run
 
-    train_run(resolved, resume is not None, allow_changes)
+    train_run(resolved, resume is not None, allow_changes, needs_checkpoint)
 
 
 @app.command()

@@ -22,6 +22,10 @@ def export(
     out_dir: Annotated[
         Path, typer.Argument(metavar="OUT_DIR", help="Where the model is to be: a new or empty folder.")
     ],
+    trust_remote_code: Annotated[
+        bool,
+        typer.Option("--trust-remote-code", help="Run the code that comes with the model, as the run did."),
+    ] = False,
 ) -> None:
     """Make a model of a checkpoint: a plain Hugging Face folder with the weights as they were trained.
 
@@ -44,7 +48,7 @@ def export(
         from grpox.checkpoint.export import export_checkpoint
 
         try:
-            found = export_checkpoint(checkpoint, out_dir)
+            found = export_checkpoint(checkpoint, out_dir, trust_remote_code)
         except OSError as error:
             what = f"cannot be read or written: {error.strerror or error}"
             raise ConfigError(Problem(what, given=str(error.filename or out_dir))) from error

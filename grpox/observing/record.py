@@ -13,7 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
+from rich.console import Console
 
+from grpox.checkpoint.manifest import sync
+from grpox.checkpoint.same_run import changes
+from grpox.config import RunConfig
 from grpox.errors import RunFailed
 from grpox.hookspecs import hookimpl
 from grpox.observing.completions import CompletionFiles, write_completions
@@ -25,7 +29,6 @@ from grpox.whole_file import unwritten, write_whole
 from grpox.wording import counted
 
 if TYPE_CHECKING:
-    from grpox.config import RunConfig
     from grpox.contracts import RunContext, ScoredRollout
 
 
@@ -146,15 +149,15 @@ def config_text(config: RunConfig) -> str:
 
 
 def began(config: RunConfig) -> bool:
-    """Whether the run's folder holds the record of a run of this very config."""
-    try:
-        return (Path(config.output_dir) / "config.yaml").read_text(encoding="utf-8") == config_text(config)
-    except OSError:
-        return False
+    """Whether the run's folder holds the record of this run, but for what changes nothing that is computed."""
+    recorded = _recorded(config)
+    return recorded is not None and recorded.evaluation == config.evaluation
 
 
 def finished(config: RunConfig, steps: int) -> dict[str, Any] | None:
-    """The summary of the run of this very config in its folder, if it has ended; else None.
+    """The summary of this run in its folder, if it has ended; else None.
+
+    One that `evaluation.early_stop` ended has not where that is another now: it may go on.
 
     Args:
         steps: those of the schedule, of which a run that stopped early has taken fewer.
@@ -163,8 +166,35 @@ def finished(config: RunConfig, steps: int) -> dict[str, Any] | None:
         summary = json.loads((Path(config.output_dir) / "summary.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    ended = summary.get("steps") == steps or "stopped_early" in summary
-    return summary if ended and began(config) else None
+    recorded = _recorded(config)
+    if recorded is None:
+        return None
+    stopped = "stopped_early" in summary and recorded.evaluation == config.evaluation
+    return summary if summary.get("steps") == steps or stopped else None
+
+
+def _recorded(config: RunConfig) -> RunConfig | None:
+    """The config of the run's folder, if it is of the same run."""
+    try:
+        text = (Path(config.output_dir) / "config.yaml").read_text(encoding="utf-8")
+        recorded = RunConfig.model_validate(yaml.safe_load(text))
+    except (OSError, ValueError, yaml.YAMLError):
+        return None
+    return None if changes(redacted(recorded.model_dump(mode="json")), config) else recorded
+
+
+def sync_record(folder: Path, after: int) -> int:
+    """Have the disk hold what a run that goes on relies on. Returns how many bytes of metrics there are.
+
+    Args:
+        after: completions of the steps up to this one are on the disk already.
+    """
+    metrics, completions = folder / "metrics.jsonl", folder / "completions"
+    new = (path for path in completions.glob("step_*.parquet") if _step_of(path) > after)
+    for path in (*new, metrics, folder / "traces.jsonl", completions, folder):
+        if path.exists():
+            sync(path)
+    return metrics.stat().st_size if metrics.exists() else 0
 
 
 def _strict(value: float) -> float | str:
@@ -191,21 +221,39 @@ def _go_back(run: RunContext, step: int) -> None:
     What was recorded since then is done again. The lines of metrics are kept in ``metrics.undone.jsonl``.
     """
     folder, metrics = run.output_dir, run.output_dir / "metrics.jsonl"
+    end = _end_of_metrics(metrics, run.metrics_bytes)
     if metrics.exists():
         with metrics.open("r+b") as file:
-            file.seek(run.metrics_bytes)
-            since = file.readlines()
+            file.seek(end)
+            since = [line.rstrip(b"\n") + b"\n" for line in file]  # the last one may be torn
             late = [line for line in since if _of_before(line, step)]
             with (folder / "metrics.undone.jsonl").open("ab") as undone:
                 undone.writelines(line for line in since if line not in late)
-            file.seek(run.metrics_bytes)
+            file.seek(end)
             file.writelines(late)
             file.truncate()
     for path in (folder / "completions").glob("step_*.parquet"):
-        if int(path.stem.split("_")[1]) > step:
+        if _step_of(path) > step:
             path.unlink()
     for name in ("failure.json", "summary.json"):
         (folder / name).unlink(missing_ok=True)
+
+
+def _end_of_metrics(path: Path, saved: int) -> int:
+    """Where the lines end that were there when a checkpoint was saved; that some are lost is told.
+
+    Args:
+        saved: bytes of the file then.
+    """
+    size = path.stat().st_size if path.exists() else 0
+    if size >= saved:
+        return saved
+    text = (
+        f"warning: {path} has {size} bytes, and had {saved} when the checkpoint was saved\n"
+        "    the run goes on behind what is there; the metrics that are lost are not made again"
+    )
+    Console(stderr=True).print(text, style="yellow", markup=False, highlight=False, soft_wrap=True)
+    return path.read_bytes().rfind(b"\n") + 1 if size else 0
 
 
 def _of_before(line: bytes, step: int) -> bool:
@@ -216,6 +264,11 @@ def _of_before(line: bytes, step: int) -> bool:
         return False
     # An evaluation comes before the checkpoint of its step; that of step 0 is made again.
     return 0 < int(told["step"]) <= step
+
+
+def _step_of(completions: Path) -> int:
+    """The step in the name of a file of completions."""
+    return int(completions.stem.split("_")[1])
 
 
 def _new_folder(parent: Path, seconds: float) -> Path:

@@ -12,6 +12,7 @@ from grpox.runfile.load import ResolvedRun, read_run, resolve
 from grpox.runfile.model_argument import NamedModel
 from grpox.runfile.overrides import COMMAND_LINE
 
+TRUST = "model.init.trust_remote_code"
 SECTIONS = ("model", "data", "rewards", "generator", "sampling", "evaluation", "plugins", "watchdog")
 """What takes part in an evaluation."""
 _OF_PROMPTS = ("prompt_column", "max_prompt_length", "long_prompts")
@@ -32,12 +33,25 @@ def load_evaluation(
         ConfigError: with every problem found.
     """
     _check_overrides(overrides)
+    _check_code(model, run, overrides)
     data, origin = read_run(run, [*model.overrides, *overrides])
     if data.get("evaluation") is None:
         what = "the run file has no evaluation, which names the prompts"
         allowed = "evaluation: {path: held-out.jsonl}"
         raise ConfigError(Problem(what, "evaluation", origin.where("evaluation"), allowed=allowed))
     return resolve(_reduced(data), origin, str(run), Given(), world_size, trains=False)
+
+
+def _check_code(model: NamedModel, run: str | Path, overrides: Sequence[str]) -> None:
+    """Refuse a checkpoint whose model runs code of its own, unless the run file or an override allows it."""
+    if not model.code:
+        return
+    said, _ = read_run(run, overrides)
+    init = said["model"].get("init") if isinstance(said.get("model"), dict) else None
+    if not isinstance(init, dict) or init.get("trust_remote_code") is not True:
+        what = f"the checkpoint asks for {', '.join(model.code)}: that may run code which comes with its model"
+        allowed = f"{TRUST}=true, where you trust {model.keys['path']}"
+        raise ConfigError(Problem(what, TRUST, given=model.given, allowed=allowed))
 
 
 def _check_overrides(overrides: Sequence[str]) -> None:

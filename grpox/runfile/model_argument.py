@@ -12,6 +12,7 @@ from grpox.checkpoint.folders import checkpoints_in
 from grpox.checkpoint.manifest import MANIFEST
 from grpox.checkpoint.progress import PROGRESS, Progress
 from grpox.errors import ConfigError, Problem
+from grpox.runfile.model_options import runs_code
 
 ARGUMENT = "MODEL"
 FROM_CHECKPOINT = ("path", "dtype", "init")
@@ -26,6 +27,8 @@ class NamedModel:
     keys: Mapping[str, Any]
     checkpoint: Path | None = None
     """Whose weights take the place of those that `keys` names."""
+    code: tuple[str, ...] = ()
+    """Arguments in `keys` by which code of others runs: a checkpoint alone does not decide that."""
 
     @property
     def overrides(self) -> list[str]:
@@ -58,6 +61,7 @@ def _checkpoint(given: str, folder: Path) -> NamedModel:
     try:
         model = Progress.read(folder).config["model"]
         keys = {key: model[key] for key in FROM_CHECKPOINT}
-    except (ValueError, KeyError) as error:
+        code = runs_code(keys["init"])
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(Problem(f"is a damaged checkpoint: {error}", ARGUMENT, given=given)) from error
-    return NamedModel(given, keys, folder)
+    return NamedModel(given, keys, folder, tuple(code))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from grpox.config import ModelConfig, TrainConfig
 from grpox.errors import Problem, nearest
 
@@ -20,6 +23,15 @@ REFUSED_INIT = {
 }
 """Arguments of `from_pretrained` that cannot be given, and why."""
 
+HARMLESS: dict[str, tuple[bool | None, ...]] = {
+    "trust_remote_code": (False, None),
+    "weights_only": (True,),
+    "use_kernels": (False, None),
+    "allow_all_kernels": (False, None),
+    "kernel_config": (None,),
+}
+"""Arguments of `from_pretrained` by which code of others runs, and with which values none does."""
+
 CHECKPOINT_ARGUMENTS = ("use_reentrant", "preserve_rng_state", "determinism_check", "debug", "early_stop")
 """Those of torch.utils.checkpoint.checkpoint that a run file can write; a test compares them."""
 
@@ -30,6 +42,17 @@ def model_problems(config: ModelConfig) -> list[Problem]:
         Problem(f"cannot be given here: {REFUSED_INIT[name]}", f"model.init.{name}", given=str(value))
         for name, value in config.init.items()
         if name in REFUSED_INIT
+    ]
+
+
+def runs_code(init: Mapping[str, Any]) -> list[str]:
+    """Those arguments by which code that comes with a model, or is fetched from a hub, would run."""
+    return [
+        name
+        for name, value in init.items()
+        if (name in HARMLESS and value not in HARMLESS[name])
+        # eager, sdpa, ...; else the id of a repository with a kernel.
+        or ("implementation" in name and "/" in str(value))
     ]
 
 

@@ -20,6 +20,7 @@ from urllib.request import url2pathname
 import pytest
 from pydantic import ValidationError
 from rich.console import Console
+from support import processes
 from support.mlflow_store import migrated_store
 from support.patience import patient
 
@@ -27,6 +28,7 @@ from grpox.config import ComponentRef, RunConfig
 from grpox.contracts import Rollout, RunContext, ScoredRollout
 from grpox.errors import ConfigError, RunFailed
 from grpox.observing.record import LocalRecord
+from grpox.run_lock import hold
 from grpox_mlflow.configs import MlflowConfig
 from grpox_mlflow.naming import NAME_LENGTH, VALUE_LENGTH, Names, flattened, shortened
 from grpox_mlflow.store import place_of, quick_requests, resolved_uri
@@ -389,11 +391,8 @@ def test_sync_says_how_a_run_ended_that_is_not_complete(
 
 
 def test_sync_refuses_a_run_that_is_going_on_and_what_is_no_run(away: Session, tmp_path: Path) -> None:
-    # Another process: the lock that a run holds keeps others out, not itself.
-    command = [sys.executable, "-m", "grpox", "sync", str(away.run.output_dir)]
-    refused = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (refused.returncode, refused.stdout) == (2, "")
-    assert "still going on" in refused.stderr
+    with hold(away.run.output_dir), pytest.raises(ConfigError, match=f"is in use by process {os.getpid()} "):
+        sync(away.run.output_dir)
     dead(away)
 
     with pytest.raises(ConfigError, match="no such folder") as caught:
@@ -614,3 +613,20 @@ def test_closing_waits_no_longer_than_told() -> None:
     gate.set()
     writer._thread.join(patient(60))
     assert ended.is_set()
+
+
+OPENS = """
+import sys, time
+from pathlib import Path
+from grpox_mlflow.store import open_store
+Path(sys.argv[1]).touch()
+while len(list(Path().glob("*.here"))) < 3:
+    time.sleep(0.01)
+open_store(f"sqlite:///{Path('mlflow.db').absolute()}", "new")
+"""
+
+
+def test_runs_that_begin_beside_a_new_database_all_open_it(tmp_path: Path) -> None:
+    runs = [processes.start("-c", OPENS, f"{number}.here", cwd=tmp_path) for number in range(3)]
+    assert [run.communicate()[1] for run in runs if run.wait() != 0] == []
+    assert {path.name for path in tmp_path.iterdir()} == {"mlflow.db", "0.here", "1.here", "2.here"}

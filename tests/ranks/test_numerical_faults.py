@@ -180,6 +180,7 @@ def test_a_run_that_skipped_goes_on_bit_by_bit_and_keeps_the_first_batches(fault
 
     shutil.copytree(runs / "whole", runs / "again")
     shutil.rmtree(runs / "again" / "checkpoints" / "step-00000006")
+    (runs / "again" / "summary.json").unlink()  # as if it had been killed
     shutil.copytree(runs / "again", runs / "ends")
     done = faulty("2,3,4,6", "--resume", "runs/again")
     assert done.returncode == 0, done.stderr

@@ -7,6 +7,7 @@ import os
 import random
 import shutil
 import signal
+import socket
 import time
 from importlib import util
 from pathlib import Path
@@ -14,6 +15,10 @@ from pathlib import Path
 import pytest
 from mlflow import MlflowClient
 from support.killing import assert_same, kill, start, wait_for_steps
+from typer.testing import CliRunner
+
+from grpox.cli.app import app
+from grpox.run_lock import hold
 
 NO_VLLM = util.find_spec("vllm") is None
 
@@ -138,12 +143,15 @@ def test_the_mlflow_run_is_taken_over_and_no_value_comes_twice(stopped: Path) ->
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The working directory of a run in runs/a that has ended, with checkpoints after steps 2 and 4."""
+    """The working directory of a run in runs/a that has ended, with checkpoints after steps 3 and 4."""
     folder = tmp_path_factory.mktemp("finished")
-    settings = ("train.max_steps=4", "checkpoint.every=2", "evaluation=null", "tracking={}")
+    settings = ("train.max_steps=4", "checkpoint.every=3", "evaluation=null", "tracking={}")
     process = start(folder, "quickstart", *settings, "output_dir=runs/a")
     stderr = process.communicate()[1]
     assert process.returncode == 0, stderr
+    names = ["step-00000003", "step-00000004"]
+    assert sorted(path.name for path in (folder / "runs" / "a" / "checkpoints").iterdir()) == names
+    assert not (folder / "runs" / "a" / "run.lock").exists()
     return folder
 
 
@@ -160,7 +168,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_taken(finished: Path, 
     assert process.returncode == 0, stderr
     assert "step-00000004 is damaged" in stderr
     assert weights.name in stderr
-    assert (tmp_path / "runs" / "a" / "metrics.undone.jsonl").read_text().count('"metrics"') == 2
+    assert (tmp_path / "runs" / "a" / "metrics.undone.jsonl").read_text().count('"metrics"') == 1
 
 
 def test_a_finished_run_says_so(finished: Path) -> None:
@@ -170,3 +178,47 @@ def test_a_finished_run_says_so(finished: Path) -> None:
     assert process.returncode == 0, stderr
     assert (finished / "runs" / "a" / "summary.json").read_text() == before
     assert not (finished / "runs" / "a" / "earlier").exists()
+
+
+def files_in(folder: Path) -> dict[str, tuple[int, int]]:
+    """Return every file below a folder with its size and time of change."""
+    found = {path: path.stat() for path in sorted(folder.rglob("*"))}
+    return {str(path): (stat.st_size, stat.st_mtime_ns) for path, stat in found.items() if path.is_file()}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "ranks"),
+    [(["quickstart", "output_dir=runs/a", "tracking={mlflow: {}}"], 2), (["--resume", "runs/a"], 1)],
+    ids=["a second run", "one that resumes"],
+)
+def test_a_folder_in_which_a_run_goes_on_is_refused_and_read(
+    finished: Path, arguments: list[str], ranks: int
+) -> None:
+    folder = finished / "runs" / "a"
+    with hold(folder):
+        before = files_in(finished)
+        process = start(finished, *arguments, ranks=ranks)
+        stderr = process.communicate()[1]
+        assert process.returncode != 0
+        assert f"is in use by process {os.getpid()} on {socket.gethostname()}" in stderr
+        assert "Traceback" not in stderr
+        assert files_in(finished) == before
+        if ranks == 1:
+            assert CliRunner().invoke(app, ["report", str(folder)]).exit_code == 0
+
+
+def test_a_run_without_a_checkpoint_is_resumed_by_auto_alone(finished: Path, tmp_path: Path) -> None:
+    shutil.copytree(finished, tmp_path, dirs_exist_ok=True)
+    run = tmp_path / "runs" / "a"
+    shutil.rmtree(run / "checkpoints")
+    (run / "summary.json").unlink()
+    before = files_in(run)
+    process = start(tmp_path, "--resume", "runs/a")
+    stderr = process.communicate()[1]
+    assert process.returncode == 2, stderr
+    assert "--resume: holds no checkpoint to go on from" in stderr
+    assert files_in(run) == before
+    process = start(tmp_path, str(run / "config.yaml"), "--resume", "auto", "checkpoint.every=0")
+    stderr = process.communicate()[1]
+    assert process.returncode == 0, stderr
+    assert (run / "metrics.jsonl").read_text().count('"metrics"') == 4

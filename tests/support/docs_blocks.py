@@ -186,7 +186,7 @@ def invoke(words: Sequence[str], ranks: int = 1) -> Ended:
 
 
 def _collecting(runs: list[ResolvedRun]) -> Callable[..., dict[str, Any]]:
-    def train_run(run: ResolvedRun, resume: bool = False, allow_changes: bool = False) -> dict[str, Any]:
+    def train_run(run: ResolvedRun, *resume: bool) -> dict[str, Any]:
         runs.append(run)
         return {"steps": 0}
 

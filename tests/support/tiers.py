@@ -54,7 +54,8 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "grpox/rewards/* grpox/reward_sum.py": ("unit", "plugins", "runs", "cold"),
     "grpox/data/*": ("unit", "fuzz", "runs"),
     # A run as a whole, and its checkpoints.
-    "grpox/run.py grpox/run_inputs.py grpox/trainer.py grpox/given/* grpox/contracts.py grpox/__init__.py": (
+    "grpox/run.py grpox/run_inputs.py grpox/run_lock.py grpox/trainer.py grpox/given/* grpox/contracts.py "
+    "grpox/__init__.py": (
         "unit", "ranks", "runs", *REST,
     ),
     "grpox/checkpoint/* grpox/export.py grpox/hub.py grpox/model_card.py": (

@@ -46,12 +46,18 @@ def flip(path: Path) -> None:
     path.write_bytes(bytes(500) + b"\1" + bytes(499))
 
 
+def pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
 @pytest.mark.parametrize(
     ("damage", "told"),
     [
         (cut, "engine/weights.pt has 999 bytes, not 1000"),
         (flip, "engine/weights.pt has another content than was written"),
         (Path.unlink, "engine/weights.pt is missing"),
+        (pipe, "engine/weights.pt cannot be read: it is no file"),
     ],
 )
 def test_a_damaged_file_is_named(whole: Path, damage, told: str) -> None:

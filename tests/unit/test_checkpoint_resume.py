@@ -17,10 +17,11 @@ from grpox.checkpoint.folders import folder_of, publish, rank_file, unfinished_o
 from grpox.checkpoint.manifest import MANIFEST, facts_of, files_of, read_manifest, write_manifest
 from grpox.checkpoint.progress import PROGRESS, Progress
 from grpox.checkpoint.reference import REFERENCE
-from grpox.checkpoint.resume import FREE, FREE_KEYS, Checkpoint, check_changes, newest_good
-from grpox.checkpoint.saver import ENGINE
+from grpox.checkpoint.resume import Checkpoint, check_changes, newest_good, no_checkpoint
+from grpox.checkpoint.same_run import FREE, FREE_KEYS
+from grpox.checkpoint.saver import ENGINE, CheckpointSaver
 from grpox.checkpoint.shards import ShardFiles
-from grpox.config import RunConfig
+from grpox.config import CheckpointConfig, RunConfig
 from grpox.early_stop import EarlyStopState
 from grpox.errors import ConfigError, Problem
 from grpox.lock.model import Lock, LockedComponent
@@ -331,7 +332,9 @@ def problems_of(
         check_changes(Checkpoint(folder, saved), config, lock, data or {}, world, **options)
     except ConfigError as error:
         first, *others = error.problems
-        assert first == Problem(f"cannot go on from {folder}")
+        assert first.what == f"cannot go on from {folder}"
+        # What the user may do is named where it helps: `--allow-changes` does not move states on nvme.
+        assert ("--allow-changes" in first.allowed) == any("nvme" not in each.what for each in others)
         assert others
         return others
     return []
@@ -493,3 +496,49 @@ def test_a_tuple_that_python_gave_is_the_list_that_was_saved() -> None:
     saved = config.model_dump(mode="json")
     assert saved["loss"]["bounds"] == [0.1, 0.2]
     assert problems_of(progress_of(config=saved), config) == []
+
+
+# -- none to go on from ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_run_without_a_checkpoint_is_told_with_what_begins_anew(tmp_path: Path, damaged: bool) -> None:
+    if damaged:
+        (save(tmp_path, progress_of()) / MANIFEST).unlink()
+    [problem] = no_checkpoint(tmp_path).problems
+    assert (problem.key, problem.given) == ("--resume", str(tmp_path))
+    assert problem.what == "holds no checkpoint to go on from" + (" that is whole" if damaged else "")
+    assert f"grpox train {tmp_path}/config.yaml --resume auto" in problem.allowed
+
+
+# -- when one is saved -----------------------------------------------------------------------------------
+
+
+class Dates(CheckpointSaver):
+    """Notes the steps at which it would save."""
+
+    def save(self, trainer: Any, step: int, wait: bool = False) -> None:
+        self.steps.append(step)
+
+
+@pytest.mark.parametrize(
+    ("settings", "steps"),
+    [
+        ({"every": 4}, [4, 7]),
+        ({"every": 7}, [7]),
+        ({"every": 100}, [7]),
+        ({"every": 4, "last": False}, [4]),
+        ({"every": 4, "last": False, "best": "reward"}, [4]),
+        ({"every": 0}, []),
+        ({"every": 0, "last": True}, [7]),
+    ],
+    ids=str,
+)
+def test_a_checkpoint_is_saved_every_so_many_steps_and_once_after_the_last(
+    settings: dict[str, Any], steps: list[int]
+) -> None:
+    saver: Any = object.__new__(Dates)
+    saver.config, saver._pending, saver.steps = CheckpointConfig(**settings), None, []
+    for step in range(1, 8):
+        saver.after_step(SimpleNamespace(ended=step == 7), step)
+    assert saver.steps == steps

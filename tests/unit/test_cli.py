@@ -28,7 +28,7 @@ SURFACE = {
     "": ["--help", "--traceback", "--version"],
     "doctor": ["--help", "--json"],
     "eval": ["--completions", "--help", "--out", "config", "model", "overrides"],
-    "export": ["--help", "checkpoint", "out_dir"],
+    "export": ["--help", "--trust-remote-code", "checkpoint", "out_dir"],
     "import-trl": ["--force", "--help", "--out", "setup"],
     "plan": ["--generations", "--help", "--memory", "--prompt-tokens", "--world-size", "overrides", "run"],
     "plugins check": ["--help", "name", "params"],

@@ -15,7 +15,7 @@ from pyarrow import parquet
 
 from grpox.config import RunConfig
 from grpox.contracts import Rollout, RunContext, ScoredRollout
-from grpox.observing.record import LocalRecord
+from grpox.observing.record import LocalRecord, sync_record
 
 
 def context(folder: Path, **logging: int) -> RunContext:
@@ -210,3 +210,63 @@ def test_two_generation_batches_of_one_step_do_not_overwrite_each_other(
         for name in ("step_000001.parquet", "step_000001_2.parquet")
     ]
     assert rewards == [[1.0], [0.0]]
+
+
+def lines_of(run: RunContext, name: str = "metrics.jsonl") -> list[int]:
+    """Return the step of each line; anything that is no line of JSON fails."""
+    path = run.output_dir / name
+    return [json.loads(line)["step"] for line in path.read_text().splitlines()] if path.exists() else []
+
+
+@pytest.mark.parametrize("lost", [1, 30, 10**6, None])
+def test_metrics_that_a_disk_lost_are_told_and_never_padded(
+    run: RunContext, record: LocalRecord, capsys: pytest.CaptureFixture[str], lost: int | None
+) -> None:
+    """As after a power cut; None: the file is gone."""
+    for step in (1, 2, 3):
+        record.grpox_step_finished(step, {"loss": 1.0})
+    metrics = run.output_dir / "metrics.jsonl"
+    whole = metrics.read_bytes()
+    if lost is None:
+        metrics.unlink()
+    else:
+        metrics.write_bytes(whole[: max(0, len(whole) - lost)])
+    size = metrics.stat().st_size if lost is not None else 0
+    again = LocalRecord()
+    again.grpox_run_started(replace(run, resumed_at=3, metrics_bytes=len(whole)))
+    again.grpox_step_finished(4, {"loss": 1.0})
+    kept = {1: [1, 2, 3], 30: [1, 2]}.get(lost or 0, [])
+    assert lines_of(run) == [*kept, 4]
+    told = capsys.readouterr().err
+    assert told.startswith(f"warning: {metrics} has {size} bytes, and had {len(whole)} when the checkpoint was")
+
+
+def test_metrics_since_the_checkpoint_are_undone_and_nothing_is_told(
+    run: RunContext, record: LocalRecord, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record.grpox_step_finished(1, {"loss": 1.0})
+    size = (run.output_dir / "metrics.jsonl").stat().st_size
+    record.grpox_step_finished(2, {"loss": 1.0})
+    LocalRecord().grpox_run_started(replace(run, resumed_at=1, metrics_bytes=size))
+    assert (lines_of(run), lines_of(run, "metrics.undone.jsonl")) == ([1], [2])
+    assert capsys.readouterr().err == ""
+
+
+def test_what_a_checkpoint_relies_on_is_on_the_disk_before_it(
+    run: RunContext, record: LocalRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for step in (1, 2, 3):
+        record.grpox_rollouts_scored(step, [scored(0, 0, math=1.0)])
+        record.grpox_step_finished(step, {"loss": 1.0})
+    synced = []
+    fsync = os.fsync
+
+    def noted(descriptor: int) -> None:
+        synced.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    metrics = run.output_dir / "metrics.jsonl"
+    assert sync_record(run.output_dir, 1) == metrics.stat().st_size
+    new = [run.output_dir / "completions" / f"step_00000{step}.parquet" for step in (2, 3)]
+    assert sorted(synced) == sorted(map(str, [*new, new[0].parent, metrics, run.output_dir]))

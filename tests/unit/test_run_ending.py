@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 
 from grpox.config import EarlyStopConfig, RunConfig
 from grpox.early_stop import EarlyStop
@@ -123,3 +124,29 @@ def test_a_run_that_stopped_early_is_complete(tmp_path: Path, summary: dict[str,
     (tmp_path / "config.yaml").write_text(config_text(config))
     (tmp_path / "summary.json").write_text(json.dumps(summary))
     assert (finished(config, 9) is not None) == is_done
+
+
+def test_a_run_is_complete_whatever_changes_nothing_that_it_computed(tmp_path: Path) -> None:
+    """Also one whose record was written by a grpox that did not know all keys, or that was moved since."""
+
+    def config_of(**changed: Any) -> RunConfig:
+        given = {"model": {"path": "m"}, "data": {"path": "d"}, "rewards": ["exact"]}
+        return RunConfig.model_validate(given | {"output_dir": str(tmp_path)} | changed)
+
+    evaluation: dict[str, Any] = {"path": "h", "early_stop": {"metric": "accuracy"}}
+    recorded = yaml.safe_load(config_text(config_of(evaluation=evaluation)))
+    del recorded["checkpoint"]
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(recorded | {"output_dir": "elsewhere"}))
+
+    def is_done(summary: dict[str, Any], **changed: Any) -> bool:
+        (tmp_path / "summary.json").write_text(json.dumps(summary))
+        return finished(config_of(**{"evaluation": evaluation} | changed), 9) is not None
+
+    assert is_done({"steps": 9}, tracking={}, checkpoint={"every": 3})
+    assert not is_done({"steps": 9}, train={"learning_rate": 0.5})
+    assert not is_done({"steps": 9}, train={"gradient_accumulation_steps": 2})
+    patient = evaluation | {"early_stop": {"metric": "accuracy", "patience": 5}}
+    assert is_done({"steps": 9}, evaluation=patient)
+    stopped = {"steps": 6, "stopped_early": {"step": 6}}
+    assert is_done(stopped, tracking={})
+    assert not is_done(stopped, evaluation=patient)  # it may go on

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import json
 import os
 import pickle
+import re
 import shutil
 import stat
 from collections.abc import Callable, Iterator
@@ -15,12 +17,22 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from support.handlers import handlers_kept
+from transformers import PreTrainedModel
 
+from grpox.checkpoint.export import checkpoint_model, export_checkpoint
+from grpox.checkpoint.folders import folder_of
+from grpox.checkpoint.manifest import facts_of, files_of, write_manifest
+from grpox.checkpoint.progress import Progress
 from grpox.cli.errors import run_command
 from grpox.config import ModelConfig, RunConfig
 from grpox.errors import ConfigError, RunFailed
+from grpox.lock.of_run import lock_of
 from grpox.models import load_config, load_model, load_tokenizer
 from grpox.observing.record import config_text
+from grpox.runfile.load import load_run
+from grpox.runfile.load_evaluation import load_evaluation
+from grpox.runfile.model_argument import named_model
+from grpox.runfile.model_options import HARMLESS
 from grpox.whole_file import write_whole
 from grpox_rewards.configs import RewardModelConfig
 from grpox_rewards.reward_model import RewardModel
@@ -153,3 +165,121 @@ def test_no_secret_is_in_the_record_of_a_run_or_on_the_terminal(
     told = capsys.readouterr().err
     assert "hunter2" not in told
     assert "host/x does not answer" in told
+
+
+# -- Checkpoints of others -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def theirs(model: Path, tmp_path: Path) -> Path:
+    """A checkpoint that says to trust the code that comes with its model, which leaves `tmp_path`/ran."""
+    (model / "theirs.py").write_text(f"import os\nos.mkdir({str(tmp_path / 'ran')!r})\n")
+    held = json.loads((model / "config.json").read_text())
+    held |= {"model_type": "theirs", "auto_map": {"AutoConfig": "theirs.Theirs"}}
+    (model / "config.json").write_text(json.dumps(held))
+    (tmp_path / "rewards.py").write_text(f"import os\nos.mkdir({str(tmp_path / 'ran')!r})\n")
+    return checkpoint_with(tmp_path, {"path": str(model), "init": {"trust_remote_code": True}})
+
+
+def checkpoint_with(folder: Path, model: dict[str, object]) -> Path:
+    """A checkpoint that is whole but for its weights, with this section `model` and a reward in a file."""
+    run = load_run("quickstart", ["evaluation=null"])
+    config = run.config.model_dump(mode="json")
+    config["model"] |= model
+    config["rewards"] = [{"path": str(folder / "rewards.py"), "name": "r", "weight": 1.0}]
+    made = folder_of(folder / "theirs", 3)
+    made.mkdir(parents=True)
+    told = {"step": 3, "world_size": 1, "num_tokens": 0, "seconds": 0, "metrics_bytes": 0, "data": {}}
+    progress = Progress.model_validate(
+        told | {"evaluation_before": {}, "metrics": {}, "config": config, "lock": lock_of(run)}
+    )
+    progress.write(made)
+    write_manifest(made, facts_of(made, files_of(made)))
+    return made
+
+
+def test_a_checkpoint_does_not_say_whose_code_an_export_runs(theirs: Path, tmp_path: Path) -> None:
+    for source in (theirs, theirs.parents[1]):
+        with pytest.raises(ConfigError) as caught:
+            export_checkpoint(source, tmp_path / "out")
+        [problem] = caught.value.problems
+        assert (problem.key, problem.given) == ("CHECKPOINT", str(theirs))
+        assert "trust_remote_code" in problem.what
+        assert "--trust-remote-code" in problem.allowed
+    assert not (tmp_path / "ran").exists()
+    # The trap itself works.
+    with pytest.raises(ConfigError, match="cannot be loaded"):
+        export_checkpoint(theirs, tmp_path / "out", trusts_code=True)
+    assert (tmp_path / "ran").exists()
+
+
+def test_a_checkpoint_does_not_say_whose_code_an_evaluation_runs(theirs: Path, tmp_path: Path) -> None:
+    named = named_model(str(theirs))
+    with pytest.raises(ConfigError) as caught:
+        load_evaluation(named, "quickstart")
+    [problem] = caught.value.problems
+    assert (problem.key, problem.given) == ("model.init.trust_remote_code", str(theirs))
+    assert "model.init.trust_remote_code=true" in problem.allowed
+    allowed = load_evaluation(named, "quickstart", ["model.init.trust_remote_code=true"])
+    assert allowed.config.model.init == {"trust_remote_code": True}
+    # What is loaded is what the run file and its overrides say, whatever the checkpoint does.
+    wary = ModelConfig(path=allowed.config.model.path)
+    with pytest.raises(ConfigError) as caught:
+        checkpoint_model(theirs, wary)
+    assert [problem.key for problem in caught.value.problems] == ["model.init.trust_remote_code"]
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    "init",
+    [
+        {"weights_only": False},
+        {"weights_only": None},
+        {"use_kernels": True},
+        {"allow_all_kernels": True},
+        {"kernel_config": {"Linear": "them/kernel"}},
+        {"attn_implementation": "them/kernel"},
+        {"attn_implementation": {"text_config": "them/kernel"}},
+        {"_attn_implementation": "them/kernel"},
+    ],
+    ids=str,
+)
+def test_nor_does_it_by_another_argument_that_runs_code(
+    model: Path, tmp_path: Path, init: dict[str, object]
+) -> None:
+    with_pickled_weights(model, Evil(tmp_path / "ran"))
+    checkpoint = checkpoint_with(tmp_path, {"path": str(model), "init": init})
+    with pytest.raises(ConfigError, match="that may run code"):
+        export_checkpoint(checkpoint, tmp_path / "out")
+    with pytest.raises(ConfigError, match="that may run code"):
+        load_evaluation(named_model(str(checkpoint)), "quickstart")
+    assert not (tmp_path / "ran").exists()
+
+
+def test_pickled_weights_that_a_checkpoint_leads_to_are_refused_and_not_run(
+    model: Path, tmp_path: Path
+) -> None:
+    with_pickled_weights(model, Evil(tmp_path / "ran"))
+    harmless = {"attn_implementation": "eager", "trust_remote_code": False, "weights_only": True}
+    checkpoint = checkpoint_with(tmp_path, {"path": str(model), "init": harmless})
+    with pytest.raises(ConfigError, match="cannot be loaded"):
+        export_checkpoint(checkpoint, tmp_path / "out")
+    assert not (tmp_path / "ran").exists()
+
+
+def test_every_argument_of_from_pretrained_is_known_to_run_code_or_not() -> None:
+    """One that a later transformers adds must be looked at: does it run code? Then it belongs to HARMLESS."""
+    source = inspect.getsource(PreTrainedModel.from_pretrained)
+    parameters = inspect.signature(PreTrainedModel.from_pretrained).parameters
+    named = {*parameters, *re.findall(r'kwargs\.pop\(\s*"(\w+)"', source)}
+    data = {
+        "_commit_hash", "_from_auto", "_from_pipeline", "adapter_kwargs", "adapter_name", "args",
+        "attn_implementation", "cache_dir", "cls", "config", "device_map", "device_mesh", "disable_mmap",
+        "distributed_config", "dtype", "experts_implementation", "force_download", "fusion_config",
+        "generation_config", "gguf_file", "ignore_mismatched_sizes", "key_mapping", "kwargs",
+        "local_files_only", "max_memory", "model_args", "offload_buffers", "offload_folder",
+        "output_loading_info", "pretrained_model_name_or_path", "proxies", "quantization_config", "revision",
+        "state_dict", "subfolder", "token", "torch_dtype", "tp_plan", "tp_size", "tqdm_class",
+        "use_safetensors", "variant",
+    }  # fmt: skip
+    assert named - data == HARMLESS.keys()

@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from grpox.checkpoint.manifest import sync
+
 FILE = "mlflow.json"
 
 
@@ -39,6 +41,7 @@ class FollowedRun:
         """Keep it in the run's folder, whole or not at all."""
         unfinished = folder / f"{FILE}.unfinished"
         unfinished.write_text(json.dumps(asdict(self), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        sync(unfinished)  # a resumed run that found it empty would begin another in MLflow
         unfinished.replace(folder / FILE)
 
     @classmethod

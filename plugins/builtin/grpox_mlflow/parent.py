@@ -17,10 +17,10 @@ from pathlib import Path
 from grpox import __version__
 from grpox.errors import RunFailed
 from grpox.redact import redact, redacted
+from grpox.run_lock import hold
 from grpox.whole_file import write_whole
 from grpox_mlflow.configs import MlflowConfig
 from grpox_mlflow.followed import FollowedRun
-from grpox_mlflow.held import hold
 from grpox_mlflow.naming import TAG_LENGTH, Names, changes, shortened
 from grpox_mlflow.shipment import Shipment
 from grpox_mlflow.store import is_passing, place_of, quick_requests, resolved_uri, told
@@ -44,7 +44,7 @@ class ParentRun:
         say: told where it is, and what went wrong.
 
     Raises:
-        RunFailed: another process writes this sweep to MLflow.
+        ConfigError: another process writes this sweep to MLflow.
     """
 
     def __init__(
@@ -53,10 +53,7 @@ class ParentRun:
         self._folder, self._say = folder.absolute(), say
         self._uri = resolved_uri(config.tracking_uri)
         self._held = ExitStack()
-        held = hold(self._folder)
-        if held is None:
-            raise RunFailed(f"another process writes {folder} to MLflow: wait until it has ended")
-        self._held.enter_context(held)
+        self._held.enter_context(hold(self._folder))
         for name in ("summary.json", "failure.json"):
             (self._folder / name).unlink(missing_ok=True)
         followed = self._followed(config, folder.name, redacted(dict(params)))

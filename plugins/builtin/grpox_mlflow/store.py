@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from filelock import FileLock
+
 from grpox.kept_variables import variables_kept
 from grpox.redact import redact
 
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 
 PROBE_SECONDS = 5
 """How long the start of a run waits for an answer."""
+OPEN_SECONDS = 120
+"""How long a run waits for others that open the same SQLite file."""
 _SQLITE = "sqlite:///"
 _DATABASE_PORTS = {"postgresql": 5432, "mysql": 3306, "mssql": 1433}
 _TOLD_LENGTH = 500
@@ -61,12 +65,35 @@ def open_store(uri: str, experiment: str) -> tuple[MlflowClient, str]:
     Raises:
         Exception: the store cannot be used now; `is_passing` tells whether it may be later.
     """
-    probe(uri)
+    with _alone(uri):
+        probe(uri)
     # Imported here because it takes two seconds, which a database that is not there need not cost.
     from mlflow import MlflowClient
 
-    client = MlflowClient(tracking_uri=uri)
-    return client, _experiment_id(client, uri, experiment)
+    with _alone(uri):
+        client = MlflowClient(tracking_uri=uri)
+        return client, _experiment_id(client, uri, experiment)
+
+
+@contextmanager
+def _alone(uri: str) -> Iterator[None]:
+    """Keep other runs from an SQLite file while a store is opened, which makes its tables where they lack.
+
+    MLflow fails where two processes do that at the same time.
+
+    Raises:
+        TimeoutError: others took all of `OPEN_SECONDS`.
+    """
+    path = sqlite_path(uri)
+    if path is None:
+        yield
+        return
+    file = path.with_name(f"{path.name}.lock")
+    with FileLock(file, OPEN_SECONDS, thread_local=False):
+        try:
+            yield
+        finally:
+            file.unlink(missing_ok=True)  # whoever waits for it sees that it is gone, and makes another
 
 
 def is_passing(error: Exception) -> bool:

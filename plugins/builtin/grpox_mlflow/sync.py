@@ -9,10 +9,10 @@ from pathlib import Path
 
 from grpox.errors import ConfigError, Problem, RunFailed, nearest
 from grpox.redact import MASK, redact
+from grpox.run_lock import hold
 from grpox.wording import duration
 from grpox_mlflow.ending import ending
 from grpox_mlflow.followed import FILE, FollowedRun
-from grpox_mlflow.held import hold
 from grpox_mlflow.shipment import Progress, Shipment
 from grpox_mlflow.store import is_passing, place_of, quick_requests, resolved_uri, told
 
@@ -46,11 +46,7 @@ def sync(folder: Path, uri: str | None = None, progress: Progress | None = None)
     if followed is None:
         raise ConfigError(_not_followed(folder))
     address = resolved_uri(uri) if uri is not None else address_of(followed)
-    held = hold(folder)
-    if held is None:
-        what = "the run is still going on, and writes to MLflow by itself (or another sync does)"
-        raise ConfigError(Problem(what, given=str(folder), allowed="a run that has ended"))
-    with held, quick_requests(_REQUEST):
+    with hold(folder), quick_requests(_REQUEST):
         shipment = Shipment(folder, replace(followed, tracking_uri=redact(address)), address, live=False)
         status, _ = shipment.ending = ending(folder)
         _persist(shipment, progress)

@@ -26,7 +26,6 @@ from grpox.redact import redact, redacted
 from grpox_mlflow.datasets import datasets_of
 from grpox_mlflow.ending import CHECKPOINT, ERROR
 from grpox_mlflow.followed import FollowedRun
-from grpox_mlflow.held import hold
 from grpox_mlflow.naming import CHANGED, TAG_LENGTH, Names, changes, flattened, shortened
 from grpox_mlflow.parent import PARENT, PARENT_TAG
 from grpox_mlflow.registry import Registration
@@ -73,10 +72,6 @@ class MlflowTracker:
         # Absolute: the process may change folders.
         self._folder = run.output_dir.absolute()
         self._folder.mkdir(parents=True, exist_ok=True)
-        held = hold(self._folder)
-        if held is None:
-            raise RunFailed(f"another process writes {self._folder} to MLflow: wait until it has ended")
-        self._held.enter_context(held)
         followed = self._followed(run)
         followed.write(self._folder)
         self._traced = TracedRollouts(self._folder, self._config.traces, run.config.train.seed)

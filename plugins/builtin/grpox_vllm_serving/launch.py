@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import fcntl
 import json
 import os
@@ -10,6 +11,7 @@ import secrets
 import shutil
 import signal
 import ssl
+import stat
 import subprocess
 import sys
 import tempfile
@@ -231,13 +233,31 @@ def environment(settings: ServerSettings, weights: Path, sockets: Path, instance
 def _folder(prefix: str, parent: str) -> Iterator[Path]:
     """A folder of this server alone; those of servers that were killed are removed first."""
     for left in Path(parent).glob(f"{prefix}*"):
-        with suppress(OSError), (left / LOCK).open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # held by the kernel while its server lives
+        with suppress(OSError), _own(left, os.O_DIRECTORY) as own, _own(LOCK, os.O_RDWR, own) as held:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)  # by the kernel while its server lives
             shutil.rmtree(left)
     made = tempfile.TemporaryDirectory(prefix=prefix, dir=parent, ignore_cleanup_errors=True)
-    with made as folder, (Path(folder) / LOCK).open("w") as lock:
+    with made as folder, Path(folder, f"{LOCK}.unfinished").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
+        os.rename(lock.name, Path(folder, LOCK))  # never there without being held
         yield Path(folder)
+
+
+@contextmanager
+def _own(path: Path | str, flags: int, folder: int | None = None) -> Iterator[int]:
+    """A folder or plain file of this user's, opened. What anybody may have put there is none.
+
+    Raises:
+        OSError: it is another user's, a link, which is not followed, or a pipe, which is not waited on.
+    """
+    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
+    try:
+        found = os.fstat(descriptor)
+        if found.st_uid != os.geteuid() or not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):
+            raise PermissionError(errno.EPERM, "is not this user's own", str(path))
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def _shared_memory() -> str:
