@@ -59,6 +59,7 @@ from grpox.observing.record import LocalRecord, began, finished
 from grpox.optimizers import AdamW, NamedSchedule
 from grpox.private_files import keep_files_from_others
 from grpox.process_setup import quieten, seed_libraries
+from grpox.redact import redacted
 from grpox.report.observer import RunReport
 from grpox.rewards import NamedReward
 from grpox.rewards.fitting import fitting_rewards
@@ -152,7 +153,7 @@ def _train_run(
 ) -> dict[str, Any]:
     config = run.config
     lock = lock_of(run)
-    check_ranks(world, lock, config.model_dump(mode="json"))
+    check_ranks(world, lock, redacted(config.model_dump(mode="json")))
     check_deepspeed(config)
     if config.hub is not None and world.is_main:
         check_hub(config.hub)

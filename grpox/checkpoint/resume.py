@@ -107,7 +107,7 @@ def check_changes(
     problems = [] if same else [other_batches(before, plan)]
     problems += [
         Problem("is not what the checkpoint was made with", found.what, given=found.new, allowed=found.old)
-        for found in config_differences(saved.config, redacted(config.model_dump(mode="json")))
+        for found in config_differences(redacted(saved.config), redacted(config.model_dump(mode="json")))
         if found.what.partition(".")[0].partition("[")[0] not in FREE
         and found.what not in SPLITS
         and not found.what.startswith(FREE_KEYS)

@@ -20,6 +20,7 @@ from grpox.observing.completions import CompletionFiles, write_completions
 from grpox.observing.earlier import tell_size
 from grpox.observing.metrics_file import MetricsFile
 from grpox.redact import redact, redacted
+from grpox.runfile.masked import VERSIONS
 from grpox.runfile.yaml_text import Dumper
 from grpox.whole_file import unwritten, write_whole
 from grpox.wording import counted
@@ -71,7 +72,7 @@ class LocalRecord:
     def grpox_run_started(self, run: RunContext) -> None:
         self._files = CompletionFiles(run)
         self._metrics = MetricsFile(run.output_dir / "metrics.jsonl")
-        versions = {"versions": dict(run.versions), "git_commit": run.git_commit, "source": run.source}
+        versions = {"versions": dict(run.versions), "git_commit": run.git_commit, "source": _source(run)}
         text = json.dumps(versions, indent=2, ensure_ascii=False) + "\n"
         try:
             run.output_dir.mkdir(parents=True, exist_ok=True)
@@ -80,7 +81,7 @@ class LocalRecord:
             else:
                 _go_back(run, run.resumed_at)
             write_whole(run.output_dir / "config.yaml", config_text(run.config))
-            write_whole(run.output_dir / "versions.json", text)
+            write_whole(run.output_dir / VERSIONS, text)
         except OSError as error:
             raise RunFailed(unwritten(error, Path(error.filename or run.output_dir))) from error
 
@@ -165,6 +166,16 @@ def finished(config: RunConfig, steps: int) -> dict[str, Any] | None:
         return None
     ended = summary.get("steps") == steps or "stopped_early" in summary
     return summary if ended and began(config) else None
+
+
+def _source(run: RunContext) -> str:
+    """The run file; of a run that goes on by its own record, the one that it was begun with."""
+    if Path(run.source).absolute() != (run.output_dir / "config.yaml").absolute():
+        return run.source
+    try:
+        return str(json.loads((run.output_dir / VERSIONS).read_text(encoding="utf-8"))["source"])
+    except (OSError, ValueError, KeyError):
+        return run.source
 
 
 def _strict(value: float) -> float | str:

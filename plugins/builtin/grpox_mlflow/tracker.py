@@ -121,7 +121,7 @@ class MlflowTracker:
             return
         self._traced.write({})
         killed = not isinstance(error, Exception)  # Ctrl-C, SIGTERM, SystemExit
-        text = f"{type(error).__name__}: {error}".removesuffix(": ")[:TAG_LENGTH]
+        text = redact(f"{type(error).__name__}: {error}".removesuffix(": "))[:TAG_LENGTH]
         self._shipment.more_tags = {**self._shipment.more_tags, ERROR: text}
         self._close(self._writer, "KILLED" if killed else "FAILED")
 
