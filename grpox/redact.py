@@ -59,7 +59,7 @@ _KNOWN_FORM = re.compile(
     r"|(?P<vendor>glpat-|xox[abeoprs]-|sk-(?:ant|proj|or|svcacct|admin)-|[srp]k_(?:live|test)_|nvapi-|pypi-AgE|ya29\.)"
     r"[\w-]{8,}"
     r"|(?P<hub>hf_|gsk_|npm_)(?=[a-z]*[A-Z0-9]|[a-z]{30})[A-Za-z0-9]{20,}"
-    r"|(?P<openai>sk-)(?=[\w-]*[A-Za-z0-9]{12})(?=[A-Za-z_-]*\d)[\w-]{16,}"
+    r"|(?P<openai>sk-)(?=[\w-]{0,99}[A-Za-z0-9]{12})(?=[A-Za-z_-]{0,99}\d)[\w-]{16,}"
     r"|(?P<aws>AKIA|ASIA)[A-Z0-9]{12,}"
     r"|(?P<google>AIza)[\w-]{20,}"
     r"|(?P<databricks>dapi)[0-9a-f]{32}"
@@ -67,7 +67,7 @@ _KNOWN_FORM = re.compile(
     r"|(?P<jwt>eyJ)[\w-]{5,}\.[\w-]{5,}(?:\.[\w-]*)?"
     r")"
 )
-_COOKIE = re.compile(r"(\bcookie:\s*)[^\r\n\"']*\w=[^\r\n\"']+", re.IGNORECASE)
+_COOKIE = re.compile(r"(\bcookie:\s*)[^\r\n\"']{0,200}\w=[^\r\n\"']+", re.IGNORECASE)
 _KEY = re.compile(
     r"(?<![\w.\-\[\]])(?P<flag>--)?(?P<quote>\\?[\"']|)(?P<key>[A-Za-z_][\w.\-\[\]]*)(?P=quote)"
     r"(?P<between>\s*[=:]\s*|(?(flag)[ ]|(?!)))"
@@ -84,6 +84,8 @@ _LEFT = re.compile(
     re.IGNORECASE,
 )
 """What masking by form leaves."""
+_PLACEHOLDER = re.compile(r"[(\[{<\\^]|\$\{|\$[A-Z_]+$")
+"""How a value begins that is none: ``{key}``, ``<your token>``, ``$TOKEN``, a part of a pattern."""
 _NOTHING = {"null", "none", "true", "false"}
 
 _known: set[str] = set()
@@ -253,6 +255,8 @@ def _values_of_secrets(text: str) -> Iterator[tuple[int, int]]:
         is_masked = given.startswith(MASK)
         done = begin + len(MASK if is_masked else given)
         if given.lower() in _NOTHING or not (is_masked or re.search(r"\w", given)):
+            continue
+        if not is_quoted and _PLACEHOLDER.match(given):
             continue
         is_header = _words(found["key"]).startswith(("x_", "authori", "proxy_authori"))
         is_given = is_quoted or is_header or found["flag"] or found["between"] == "="

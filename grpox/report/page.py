@@ -66,10 +66,11 @@ def render(record: RunRecord) -> str:
     )
     environment.filters |= {"number": number, "duration": duration, "moment": moment}
     batches, saved = read_samples(record.folder)
+    config = redacted(record.config)
     script = (_HERE / "report.js").read_text(encoding="utf-8")
     return environment.get_template("report.html.j2").render(
         run=record,
-        model=(record.config.get("model") or {}).get("path"),
+        model=(config.get("model") or {}).get("path"),
         tiles=list(_tiles(record)),
         charts=[(chart, left_out(chart, record), Markup(draw(chart, record))) for chart in charts_of(record)],
         colours=COLOURS,
@@ -79,8 +80,8 @@ def render(record: RunRecord) -> str:
         saved=saved,
         limits=(MOST_BATCHES, MOST_SAMPLES, PROMPT_CHARACTERS, COMPLETION_CHARACTERS),
         metrics=list(_metric_rows(record)),
-        components=list(_components(record.config)),
-        config=_shown(record),
+        components=list(_components(config)),
+        config=_text_of(config, record),
         error=redact(record.error),
         style=Markup((_HERE / "report.css").read_text(encoding="utf-8")),
         script=Markup(script),
@@ -90,12 +91,11 @@ def render(record: RunRecord) -> str:
     )
 
 
-def _shown(record: RunRecord) -> str:
-    """The config as it is written, but for secrets of one that somebody else has written."""
-    shown = redacted(record.config)
-    if shown == record.config:
+def _text_of(config: Mapping[str, Any], record: RunRecord) -> str:
+    """The config as the run wrote it, unless somebody else has written secrets into it."""
+    if config == record.config:
         return record.config_text
-    return yaml.dump(shown, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=110)
+    return yaml.dump(config, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=110)
 
 
 def _stopped_early(record: RunRecord) -> str:
@@ -159,6 +159,6 @@ def _components(config: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     refs += [("observer", {"name": name, **ref}) for name, ref in (config.get("tracking") or {}).items()]
     for kind, ref in refs:
         if isinstance(ref, Mapping):
-            given = {key: value for key, value in redacted(ref).items() if key not in ("name", "path")}
+            given = {key: value for key, value in ref.items() if key not in ("name", "path")}
             told = ", ".join(f"{key}: {value}" for key, value in given.items() if value is not None)
             yield kind, str(ref.get("name") or ref.get("path")), told

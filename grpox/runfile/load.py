@@ -163,10 +163,12 @@ def resolve(
     data = copy.deepcopy(given.merged(data))
     origin = origin.with_arguments(given.keys)
     if isinstance(data, RunConfig):
-        masked = masked_problems(data.model_dump(mode="json"))
+        read = data.model_dump(mode="json")
+        masked = masked_problems(read)
     else:
-        masked = give_back_secrets(data, origin.folder)
-    remember_secrets(data.model_dump(mode="json") if isinstance(data, RunConfig) else data)
+        data = read = dict(data)
+        masked = give_back_secrets(read, origin.folder)
+    remember_secrets(read)
     if masked:
         raise ConfigError(origin.place(masked))
     truths = truths_for_numbers(data, RunConfig)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from support.fixtures import GrpoxCommand
 
 from grpox.runfile.recipe_files import copy_recipe
 
@@ -88,7 +89,9 @@ def contents(folder: Path) -> Iterator[tuple[Path, bytes]]:
             yield path, path.read_bytes()
 
 
-def test_no_secret_of_a_run_is_in_what_it_leaves_and_a_resume_needs_none_again(grpox, folder):
+def test_no_secret_of_a_run_is_in_what_it_leaves_and_a_resume_needs_none_again(
+    grpox: GrpoxCommand, folder: Path
+) -> None:
     copy_recipe("quickstart", folder)
     run, secrets = yaml.safe_load((folder / "quickstart.yaml").read_text()), Secrets()
     for section, given in secret_keys(secrets).items():

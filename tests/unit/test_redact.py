@@ -105,6 +105,7 @@ SECRET_TEXTS = [
     ("sent Cookie: session=hush; id=hush", "sent Cookie: ***"),
 ]
 OTHER_TEXTS = [
+    *("token=(\\d+)", "api_key={key}", "password=<yours>", "token=${HF_TOKEN}", "--api-key $KEY"),
     *("http://host:5000/a@b", "http://host:8000", "sqlite:////data/mlflow.db", "me@host.org", "a: b"),
     *("git+ssh://git@github.com/a/b", "https://git@github.com/a/b", "hf://datasets/a/b@main/c.parquet"),
     *("loss at step 3: 0.5", "?tokens=3", "max_tokens=512", "eos_token='</s>'"),

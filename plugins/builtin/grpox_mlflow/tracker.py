@@ -138,7 +138,7 @@ class MlflowTracker:
             experiment=self._config.experiment,
             key=uuid.uuid4().hex,
             start_time=time.time_ns() // 1_000_000,
-            run_name=self._config.run_name or invented_name(),
+            run_name=redact(self._config.run_name or invented_name()),
             log_completions=self._config.log_completions,
             params={names[key]: shortened(value) for key, value in _params(run)},
             tags=self._tags(run),
