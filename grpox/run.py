@@ -47,6 +47,7 @@ from grpox.lora.folder import save_adapter
 from grpox.lora.layers import parameter_counts, told_of
 from grpox.lora.reference import BaseAsReference
 from grpox.lost_rank import lost_ranks_told
+from grpox.memory_plan.at_load import check_load, free_memory
 from grpox.metrics import PhaseTimes
 from grpox.mismatch import LOGPROBS
 from grpox.model_card import write_card
@@ -171,6 +172,7 @@ def _train_run(
             early = ", where it stopped early" if "stopped_early" in done else ""
             print(f"{config.output_dir}: the run is complete, {done['steps']} steps{early}", flush=True)
         return done
+    check_load(run, free_memory(world))
     generator: Generator = run.build("generator")
     if world.is_main and hasattr(generator, "preflight"):
         generator.preflight(model_config(run))
