@@ -19,22 +19,24 @@ SHORTEST_KNOWN = 8
 """Characters of a secret that is masked wherever it stands: a shorter one may be a word like any other."""
 
 # Names of keys, in lower case, with _ between their words.
-_ENDING = r"(?:_(?:\d+|value|text|string|plain|raw|base64|b64|default|old|new|prod|dev))?$"
+_ENDING = r"(?:_(?:\d+|value|text|string|plain|raw|base64|b64|hash|base|default|old|new|prod|dev))?$"
 _NAMES = re.compile(
     r"(?:^|_)(?:"
     r"[a-z]*passw(?:or)?ds?|pass_?(?:phrase|code)s?|(?:db|user|smtp|admin|root|login|my)_?pass|pwd"
     r"|(?:client|app|shared|consumer)?secrets?|credentials?|creds?"
     r"|(?:basic|http|proxy)?_?auth|authori[sz]ation|bearer|jwt|(?:session)?cookies?"
-    r"|dsn|conn(?:ection)?_?str(?:ing)?s?|shared_access_signature"
-    r"|(?:api|app|access|auth|private|secret|client|account|signing|encryption|master|shared|storage|service"
-    r"|subscription|license|deploy|ssh|gpg|aes|hmac|hub|hf|openai|anthropic|wandb|aws|azure|judge)_?keys?(?:_id)?"
-    r"|(?:api|access|auth|bearer|hf|hub|refresh|secret|session|private|personal|github|gitlab|slack)_?tokens?"
+    r"|dsn|conn(?:ection)?_?str(?:ing)?s?|shared_access_signature|webhook(?:_url)?s?|otp|(?:gh|github|gitlab)_pat"
+    r"|(?:api|app|access|auth|priv|private|secret|client|account|signing|encryption|master|shared|storage|service"
+    r"|subscription|license|deploy|ssh|gpg|aes|hmac|hub|hf|openai|anthropic|wandb|aws|azure|google"
+    r"|gemini|mistral|groq|deepseek|cohere|judge)_?keys?(?:_id)?"
+    r"|(?:api|access|auth|bearer|bot|hf|hub|refresh|secret|session|private|personal|github|gitlab|slack)_?tokens?"
     rf"){_ENDING}"
 )
+_ANY_KEY = re.compile(rf"(?:^|_)keys?{_ENDING}")
 _TOKEN = re.compile(rf"(?:^|_)token{_ENDING}")
 _OF_MODELS = re.compile(
-    r"(?:^|_)(?:pad|eos|bos|unk|sep|cls|mask|stop|image|video|audio|special|start|end|begin|think|tool|boi|eoi|bot"
-    r"|eot|newline|blank|prefix|suffix|middle|first|last|next|new|per|max|min|num|n|total|count|every|each|text"
+    r"(?:^|_)(?:pad|eos|bos|unk|sep|cls|mask|stop|image|video|audio|special|start|end|begin|think|tool|boi|eoi"
+    r"|newline|blank|prefix|suffix|middle|first|last|next|new|per|max|min|num|n|total|count|every|each|text"
     r"|separator|delimiter|placeholder|answer|system|assistant|role|reward|prompt|completion|input|output|draft)"
     r"_token$"
 )
@@ -73,9 +75,10 @@ _KEY = re.compile(
     r"(?P<between>\s*[=:]\s*|(?(flag)[ ]|(?!)))"
 )
 _VALUE = re.compile(
-    r"\\\"(.*?)(?:\\\"|$)|\"((?:[^\"\\]|\\.)*)|'((?:[^'\\]|\\.)*)|((?:(?:Bearer|Basic|Token|Digest)\s+)?[^\s\"',;&)}\]]+)"
+    r"\\\"(.*?)(?:\\\"|$)|([\[({][^\])}\"']*[\"'][^\])}]*[\])}])|\"((?:[^\"\\]|\\.)*)|'((?:[^'\\]|\\.)*)|((?:(?:bearer|basic|token|digest)\s+)?[^\s\"',;&)}\]]+)",
+    re.IGNORECASE,
 )
-UNQUOTED = 4
+UNQUOTED = 5
 """The group of a value without quotes."""
 _LEFT = re.compile(
     r":\*\*\*@|//\*\*\*(?::[^\s/@]*)?@|PRIVATE KEY-----\*\*\*|\b(?:bearer|basic)\s+\*\*\*|\bcookie:\s*\*\*\*"
@@ -86,6 +89,8 @@ _LEFT = re.compile(
 """What masking by form leaves."""
 _PLACEHOLDER = re.compile(r"[(\[{<\\^]|\$\{|\$[A-Z_]+$")
 """How a value begins that is none: ``{key}``, ``<your token>``, ``$TOKEN``, a part of a pattern."""
+_DRAWN = re.compile(r"(?=\D*\d)(?=[^a-z]*[a-z])(?=[^A-Z]*[A-Z])[\w+/=-]{20,}", re.ASCII)
+"""As a key is that a machine has drawn, and no digest or name."""
 _NOTHING = {"null", "none", "true", "false"}
 
 _known: set[str] = set()
@@ -123,7 +128,8 @@ def masked_keys(config: Any) -> list[str]:
     found: list[str] = []
 
     def look(value: Any, key: str, is_secret: bool) -> None:
-        if isinstance(value, str) and MASK in value and (is_secret or _is_left(value)):
+        is_drawn = value == MASK and _ANY_KEY.search(_words(key))
+        if isinstance(value, str) and MASK in value and (is_secret or is_drawn or _is_left(value)):
             found.append(key)
 
     _mapped(config, look)
@@ -181,6 +187,8 @@ def _masked(value: Any, key: str, is_secret: bool) -> Any:
         is_of_model = bool(_TOKEN.search(_words(key))) and (not is_text or value[0] in "<[")
         if not is_of_model or _is_named_surely(key):
             return MASK
+    if isinstance(value, str) and _DRAWN.fullmatch(value) and _ANY_KEY.search(_words(key)):
+        return MASK
     return _without_forms(value) if isinstance(value, str) else value
 
 
@@ -259,7 +267,7 @@ def _values_of_secrets(text: str) -> Iterator[tuple[int, int]]:
         if not is_quoted and _PLACEHOLDER.match(given):
             continue
         is_header = _words(found["key"]).startswith(("x_", "authori", "proxy_authori"))
-        is_given = is_quoted or is_header or found["flag"] or found["between"] == "="
+        is_given = is_quoted or is_header or found["flag"] or found["between"] in "=:"
         if is_given or is_masked or _looks_drawn(given):
             yield begin, done
 

@@ -56,7 +56,7 @@ SECRET_KEYS = [
     *("Authorization", "Proxy-Authorization", "bearer", "auth", "basic_auth", "jwt", "cookie"),
     *("Set-Cookie", "session_cookie", "sessionCookie", "dsn", "sentry.dsn", "connection_string"),
     *("connectionString", "conn_str", "db.password", "rewards[0].api_key", "keys.password.0"),
-    *("api_keys[1]",),
+    *("api_keys[1]", "bot_token", "slack_webhook", "webhook_url", "gh_pat", "passwordHash", "groq_key"),
 ]  # fmt: skip
 OTHER_KEYS = [
     *("eos_token", "pad_token", "additional_special_token", "think_token", "max_token"),
@@ -101,6 +101,11 @@ SECRET_TEXTS = [
     ("api_key: h4shh4sh", "api_key: ***"),
     ("X-Api-Key: hush", "X-Api-Key: ***"),
     ("Authorization: Bearer hush", "Authorization: ***"),
+    ("authorization: token hush", "authorization: ***"),
+    ("http://me:hush@[::1]:8000/a", "http://me:***@[::1]:8000/a"),
+    ("passwd:hush", "passwd:***"),
+    ("{'api_keys': ['hush', 'hush'], 'n': 1}", "{'api_keys': ***, 'n': 1}"),
+    ("credentials={'user': 'me', 'value': 'hush'}", "credentials=***"),
     ("{'Authorization': 'Basic hush'}", "{'Authorization': '***'}"),
     ("sent Cookie: session=hush; id=hush", "sent Cookie: ***"),
 ]
@@ -171,6 +176,8 @@ def test_values_of_secret_keys_are_masked_at_any_depth_and_others_are_not() -> N
         "other_token": 7,
         "token": 7,
         "stop": ["token", "secret"],
+        "vendor_key": DRAWN,
+        "cache_key": "9f86d081884c7d659a2feaa0c55ad015",
     }
     assert redacted(config) == {
         "rewards": [{"name": "judge", "api_key": "***", "url": "https://me:***@host"}],
@@ -185,7 +192,10 @@ def test_values_of_secret_keys_are_masked_at_any_depth_and_others_are_not() -> N
         "other_token": 7,
         "token": "***",
         "stop": ["token", "secret"],
+        "vendor_key": "***",
+        "cache_key": "9f86d081884c7d659a2feaa0c55ad015",
     }
+    assert masked_keys(redacted(config))[-1] == "vendor_key"
     assert redacted(redacted(config)) == redacted(config)
 
 
