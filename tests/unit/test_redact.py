@@ -15,6 +15,9 @@ from grpox import redact as module
 from grpox.cli.resume import run_to_resume
 from grpox.config import ComponentRef, HubConfig, ModelConfig, RewardRef, RunConfig
 from grpox.errors import ConfigError, Problem, plain
+from grpox.faults.dump import Fault
+from grpox.faults.read import Dump
+from grpox.faults.replay import replay
 from grpox.field_words import fields_by_key
 from grpox.plugins import discover
 from grpox.redact import MASK, masked_keys, names_a_secret, redact, redacted, remember_secrets
@@ -299,6 +302,15 @@ def test_another_run_file_gives_no_value_that_is_not_the_masked_one(folder: Path
     other = {**RUN, "rewards": [{"name": "exact", "api_key": "hush", "url": "http://you:hush@elsewhere"}]}
     (folder.parents[1] / "run.yaml").write_text(yaml.safe_dump(other))
     assert list(_refused(folder)) == ["rewards[0].url"]
+
+
+def test_a_replay_asks_for_the_secrets_of_the_parts_that_it_runs(folder: Path) -> None:
+    config = load_run("quickstart").config.model_dump(mode="json")
+    config["loss"]["api_key"] = config["rewards"][0]["api_key"] = MASK
+    fault = Fault(step=1, what="NaN", world_size=1, found=[], config=config)
+    with pytest.raises(ConfigError) as refused:
+        replay(Dump(folder / "faults" / "step-00000001", fault))
+    assert [problem.key for problem in refused.value.problems] == ["loss.api_key"]
 
 
 def test_a_mask_is_no_value_of_a_run_given_in_python() -> None:
