@@ -75,15 +75,17 @@ _KEY = re.compile(
     r"(?P<between>\s*[=:]\s*|(?(flag)[ ]|(?!)))"
 )
 _VALUE = re.compile(
-    r"\\\"(.*?)(?:\\\"|$)|([\[({][^\])}\"']*[\"'][^\])}]*[\])}])|\"((?:[^\"\\]|\\.)*)|'((?:[^'\\]|\\.)*)|((?:(?:bearer|basic|token|digest)\s+)?[^\s\"',;&)}\]]+)",
+    r"\\\"(.*?)(?:\\\"|$)|([\[({][^\])}\"']*[\"'][^\])}]*[\])}])"
+    r"|\"((?:[^\"\\]|\\.)*)|'((?:[^'\\]|\\.)*)"
+    r"|((?:(?:bearer|basic|token|digest)\s+)?[^\s\"',;&)}\]]+)",
     re.IGNORECASE,
 )
 UNQUOTED = 5
 """The group of a value without quotes."""
 _LEFT = re.compile(
-    r":\*\*\*@|//\*\*\*(?::[^\s/@]*)?@|PRIVATE KEY-----\*\*\*|\b(?:bearer|basic)\s+\*\*\*|\bcookie:\s*\*\*\*"
-    r"|(?:(?<![A-Za-z0-9_])(?:gh[opusr]_|github_pat_|glpat-|xox[abeoprs]-|sk-(?:[a-z]+-)?|[srp]k_(?:live|test)_|nvapi-"
-    r"|pypi-AgE|ya29\.|hf_|gsk_|npm_|AKIA|ASIA|AIza|dapi|eyJ)|slack\.com/services/)\*\*\*",
+    r":\*\*\*@|//\*\*\*(?::[^\s/@]*)?@|PRIVATE KEY-----\*\*\*|\b(?:bearer|basic)\s+\*\*\*(?![\w*])"
+    r"|\bcookie:\s*\*\*\*|(?<![A-Za-z0-9_])(?:gh[opusr]_|github_pat_|glpat-|xox[abeoprs]-|sk-(?:[a-z]+-)?|[srp]k_(?:live|test)_"
+    r"|nvapi-|pypi-AgE|ya29\.|hf_|gsk_|npm_|AKIA|ASIA|AIza|dapi|eyJ|hooks\.slack\.com/services/)\*\*\*",
     re.IGNORECASE,
 )
 """What masking by form leaves."""
@@ -257,11 +259,10 @@ def _values_of_secrets(text: str) -> Iterator[tuple[int, int]]:
         )
         if value is None or value.lastindex is None:
             continue
-        begin, done = value.span(value.lastindex)
+        begin, end = value.span(value.lastindex)
         is_quoted = bool(found["quote"]) or value.lastindex < UNQUOTED
-        given = text[begin:done] if is_quoted else text[begin:done].rstrip(".:")
+        given = text[begin:end] if is_quoted else text[begin:end].rstrip(".:")
         is_masked = given.startswith(MASK)
-        done = begin + len(MASK if is_masked else given)
         if given.lower() in _NOTHING or not (is_masked or re.search(r"\w", given)):
             continue
         if not is_quoted and _PLACEHOLDER.match(given):
@@ -269,6 +270,7 @@ def _values_of_secrets(text: str) -> Iterator[tuple[int, int]]:
         is_header = _words(found["key"]).startswith(("x_", "authori", "proxy_authori"))
         is_given = is_quoted or is_header or found["flag"] or found["between"] in "=:"
         if is_given or is_masked or _looks_drawn(given):
+            done = begin + len(MASK if is_masked else given)
             yield begin, done
 
 

@@ -107,6 +107,7 @@ SECRET_TEXTS = [
     ("authorization: token hush", "authorization: ***"),
     ("http://me:hush@[::1]:8000/a", "http://me:***@[::1]:8000/a"),
     ("passwd:hush", "passwd:***"),
+    ("unexpected token: api_key=hush", "unexpected token: api_key=***"),
     ("{'api_keys': ['hush', 'hush'], 'n': 1}", "{'api_keys': ***, 'n': 1}"),
     ("credentials={'user': 'me', 'value': 'hush'}", "credentials=***"),
     ("{'Authorization': 'Basic hush'}", "{'Authorization': '***'}"),
@@ -123,7 +124,7 @@ OTHER_TEXTS = [
     *("9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08",),
     *("2b0a3c5d7e9f1a2b3c4d5e6f708192a3b4c5d6e7", "Qwen/Qwen2.5-72B-Instruct"),
     *("/models/sk-2024-finetuned-llama3", "/models/hf_llama3", "hf_generator", "npm_config_registry"),
-    *("task-specific-rewards-of-2024", "***important***", "run-20240131-a1b2c3d4e5f6"),
+    *("task-specific-rewards-of-2024", "Basic ***rules***", "***important***", "run-20240131-a1b2c3d4e5f6"),
     *("tr-0123456789abcdef0123456789abcdef", "step=3 reward=0.5", "key=value"),
 ]  # fmt: skip
 
