@@ -72,7 +72,7 @@ class LocalRecord:
     def grpox_run_started(self, run: RunContext) -> None:
         self._files = CompletionFiles(run)
         self._metrics = MetricsFile(run.output_dir / "metrics.jsonl")
-        versions = {"versions": dict(run.versions), "git_commit": run.git_commit, "source": _source(run)}
+        versions = {"versions": dict(run.versions), "git_commit": run.git_commit, **_source(run)}
         text = json.dumps(versions, indent=2, ensure_ascii=False) + "\n"
         try:
             run.output_dir.mkdir(parents=True, exist_ok=True)
@@ -168,14 +168,17 @@ def finished(config: RunConfig, steps: int) -> dict[str, Any] | None:
     return summary if ended and began(config) else None
 
 
-def _source(run: RunContext) -> str:
-    """The run file; of a run that goes on by its own record, the one that it was begun with."""
-    if Path(run.source).absolute() != (run.output_dir / "config.yaml").absolute():
-        return run.source
+def _source(run: RunContext) -> dict[str, str]:
+    """Name and place of the run file; of a run that goes on by its own record, of the one it was begun with."""
+    path = Path(run.source).absolute()
+    named = {"source": run.source, **({"file": str(path)} if path.is_file() else {})}
+    if path != (run.output_dir / "config.yaml").absolute():
+        return named
     try:
-        return str(json.loads((run.output_dir / VERSIONS).read_text(encoding="utf-8"))["source"])
-    except (OSError, ValueError, KeyError):
-        return run.source
+        told = json.loads((run.output_dir / VERSIONS).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return named
+    return {key: str(told[key]) for key in ("source", "file") if key in told}
 
 
 def _strict(value: float) -> float | str:

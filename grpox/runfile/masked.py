@@ -12,7 +12,7 @@ from typing import Any
 from grpox.errors import ConfigError, Problem
 from grpox.redact import masked_keys, redacted
 from grpox.runfile.overrides import apply_overrides
-from grpox.runfile.recipe_files import recipe_path
+from grpox.runfile.recipe_files import recipe_names, recipe_path
 from grpox.runfile.yaml_lines import read_yaml
 
 VERSIONS = "versions.json"
@@ -57,9 +57,12 @@ def _variable(key: str) -> str:
 def _run_file(folder: Path) -> Any:
     """What the run file says of which `folder` holds the record; None where it is not to be found."""
     try:
-        source = json.loads((folder / VERSIONS).read_text(encoding="utf-8"))["source"]
-        path = recipe_path(source)
-        return read_yaml(path.read_text(encoding="utf-8"), source).data
+        told = json.loads((folder / VERSIONS).read_text(encoding="utf-8"))
+        # By its whole path: in another folder a file of that name may be another run's.
+        if "file" not in told and told["source"] not in recipe_names():
+            return None
+        path = Path(told["file"]) if "file" in told else recipe_path(told["source"])
+        return read_yaml(path.read_text(encoding="utf-8"), str(path)).data
     except (OSError, ValueError, TypeError, KeyError, ConfigError):
         return None
 

@@ -260,7 +260,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     made = tmp_path / "runs" / "mine"
     made.mkdir(parents=True)
     (made / "config.yaml").write_text(yaml.safe_dump(redacted(RUN)))
-    (made / "versions.json").write_text(json.dumps({"source": "run.yaml"}))
+    (made / "versions.json").write_text(json.dumps({"source": "run.yaml", "file": str(tmp_path / "run.yaml")}))
     return made
 
 
@@ -297,6 +297,16 @@ def test_a_resume_takes_its_secrets_from_where_they_are(
     with pytest.raises(ConfigError):  # nothing of what it names is there
         load_run(run or "", changes)
     assert taken[0]["rewards"] == RUN["rewards"]
+
+
+def test_a_run_file_of_the_same_name_elsewhere_gives_no_value(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "run.yaml").write_text(yaml.safe_dump(RUN))
+    monkeypatch.chdir(elsewhere)
+    assert list(_refused(folder)) == ["rewards[0].api_key", "rewards[0].url"]
 
 
 def test_another_run_file_gives_no_value_that_is_not_the_masked_one(folder: Path) -> None:
