@@ -252,7 +252,8 @@ class TrainConfig(Section):
     layers full) and `chunked_logprobs` is on. Changes no gradient."""
     packing: bool = True
     """Lay the sequences of a micro-batch in one row without padding, where attention has a kernel for that
-    (flash_attention_2 and its kin, on CUDA) and `chunked_logprobs` is on. Changes no gradient."""
+    (flash_attention_2 and its kin, on CUDA) and `chunked_logprobs` is on. It is tried before the run moves the
+    model to its GPU, so for now only a model given in Python that is there is packed. Changes no gradient."""
     chunked_logprobs: bool = True
     """Compute log-probabilities from hidden states, a few tokens at a time, and never all logits, where the
     model's head is a linear layer. Changes no gradient."""

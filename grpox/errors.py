@@ -6,6 +6,8 @@ import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from grpox.redact import redact, redacted
+
 
 class GrpoxError(Exception):
     """An error whose message is meant for the user. The command line prints it and exits with `exit_code`."""
@@ -20,14 +22,14 @@ ALLOWED = 1000
 
 
 def plain(text: str, longest: int = 300) -> str:
-    """`text` cut in its middle to at most `longest` characters, with escapes for those that show nothing.
+    """`text` without secrets, cut in its middle to at most `longest` characters; what shows nothing is escaped.
 
     What a user gives may hold colours for the terminal, ends of lines or a change of the writing direction:
     a message that repeats it must still read as what it is.
     """
     shown = "".join(
         character if character.isprintable() else character.encode("unicode_escape").decode("ascii")
-        for character in _cut(text, longest)
+        for character in _cut(redact(text), longest)
     )
     return _cut(shown, longest)
 
@@ -56,7 +58,7 @@ class Problem:
         parts = (plain(self.where), plain(self.key), plain(self.what, WHAT))
         head = ": ".join(part for part in parts if part)
         rows = (
-            ("given", plain(self.given)),
+            ("given", plain(redacted(self.given, self.key))),
             ("allowed", plain(self.allowed, ALLOWED)),
             ("did you mean", plain(self.nearest)),
         )

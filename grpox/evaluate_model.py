@@ -20,6 +20,7 @@ from grpox.evaluation_metrics import totals_of
 from grpox.evaluation_settings import rewards_of
 from grpox.fixed_policy import FixedPolicy
 from grpox.lost_rank import lost_ranks_told
+from grpox.memory_plan.at_load import check_load, free_memory
 from grpox.metrics import PhaseTimes
 from grpox.models import architecture_of, load_model, stop_token_ids
 from grpox.process_setup import quieten, seed_libraries
@@ -93,6 +94,7 @@ def _parts(
     tokenizer = open_tokenizer(run)
     prompts = open_held_out(run, tokenizer, evaluation)
     rewards = fitting_rewards(rewards_of(run.config), functions, prompts, key)
+    check_load(run, free_memory(world))
     generator: Generator = run.build("generator")
     if world.is_main and hasattr(generator, "preflight"):
         generator.preflight(model_config(run))

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from grpox.contracts import Rollout
+from grpox.errors import plain
 from grpox.head import LogitTransform, Wanted, chosen_logprobs
 from grpox.layout import Layout
 from grpox.lora import head as adapted_head
@@ -43,6 +44,13 @@ class ForwardWays:
     """The hidden size, where sequences can share their prompt in a row; 0: they cannot."""
     packed: bool = False
     """The sequences of a micro-batch lie in one row, without padding between them."""
+    failures: tuple[str, ...] = field(default=(), compare=False)
+    """What the trials of other ways raised, for the user."""
+
+    def __str__(self) -> str:
+        """The key of the run file that asks for it."""
+        way = "packing" if self.packed else "prefix_sharing" if self.shared_width else "chunked_logprobs"
+        return f"train.{way}"
 
 
 PLAIN = ForwardWays()
@@ -62,20 +70,32 @@ def prepare(model: PreTrainedModel, train: TrainConfig) -> ForwardWays:
         allowed.insert(0, replace(chunked, packed=True))
     if train.prefix_sharing and _attends_as_masked(model):
         allowed.insert(0, replace(chunked, shared_width=_hidden_size(model)))
+    failures: list[str] = []
     for ways in allowed:
-        if _agrees(model, ways):
-            return ways
+        try:
+            if _agrees(model, ways):
+                return replace(ways, failures=tuple(failures))
+        except Exception as error:  # noqa: BLE001 - whatever a model's code makes of inputs that are new to it
+            failures.append(f"the trial of {ways} raised {type(error).__name__}: {plain(str(error))}")
     forget(model)
-    return PLAIN
+    return replace(PLAIN, failures=tuple(failures))
 
 
 def not_taken(model: PreTrainedModel, train: TrainConfig, ways: ForwardWays) -> str | None:
-    """What the run allows and `model` was not prepared for, for the user."""
-    if not train.chunked_logprobs or ways.shared_width or ways.packed:
-        return None
-    if ways.chunked and not train.prefix_sharing:
-        return None
+    """What the run allows and `model` was not prepared for, and what its trials raised, for the user."""
+    told = _lost(model, train, ways) if train.chunked_logprobs else ""
+    return "; ".join(each for each in (told, *ways.failures) if each) or None
+
+
+def _lost(model: PreTrainedModel, train: TrainConfig, ways: ForwardWays) -> str:
     name = type(model).__name__
+    if _attends_by_positions(model):
+        taken = {"chunked_logprobs": ways.chunked, "packing": ways.packed, "prefix_sharing": False}
+        lost = " and ".join(f"train.{way}" for way, is_taken in taken.items() if getattr(train, way) > is_taken)
+        attention = model.config._attn_implementation
+        return f"{name} goes without {lost}: model.init.attn_implementation is {attention}" if lost else ""
+    if ways.shared_width or ways.packed or (ways.chunked and not train.prefix_sharing):
+        return ""
     if ways.chunked:
         return f"{name} computes a prompt anew for each completion: it cannot use train.prefix_sharing"
     return f"{name} computes all logits: it can use neither train.chunked_logprobs nor train.prefix_sharing"
@@ -190,8 +210,6 @@ def _agrees(model: PreTrainedModel, ways: ForwardWays) -> bool:
     try:
         expected = completion_logprobs(model, batch, 0.7)
         found = completion_logprobs(model, batch, 0.7, ways)
-    except Exception:  # noqa: BLE001 - whatever a model's code makes of inputs that it was not written for
-        return False
     finally:
         model.train(training)
     mask = batch.token_mask

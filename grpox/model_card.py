@@ -10,7 +10,7 @@ import yaml
 
 from grpox import __version__
 from grpox.config import RewardRef, RunConfig
-from grpox.redact import redacted
+from grpox.redact import redact, redacted
 from grpox.runfile.input_paths import GIVEN
 from grpox.runfile.yaml_text import Dumper
 from grpox.whole_file import write_whole
@@ -51,7 +51,7 @@ def model_card(
     is_id = not base.is_absolute() and config.model.path != GIVEN
     name, known = (str(base), f"base_model: {base}\n") if is_id else (base.name, "")
     title = config.hub.repo.rpartition("/")[2] if config.hub else Path(config.output_dir).name or name
-    return (
+    return redact(
         f"---\nlibrary_name: transformers\npipeline_tag: text-generation\n{known}tags: [grpo, grpox]\n---\n\n"
         f"# {title}\n\n"
         f"Trained with GRPO by grpox {__version__} on DeepSpeed ZeRO-3.\n\n"

@@ -33,7 +33,8 @@ _OFFLOAD = "deepspeed.offload_param and deepspeed.offload_optimizer (cpu or nvme
 _ENGINE = "the share of a vLLM engine (generator.gpu_memory_utilization, generator.kv_cache_gib)"
 SETTINGS = {
     "load": "model.dtype: bfloat16, train.beta: 0 (no reference model)",
-    "shard": f"model.dtype: bfloat16, train.beta: 0 (no reference model), {_OFFLOAD}",
+    "shard": "model.dtype: bfloat16, train.beta: 0 (no reference model), a smaller model, which every rank "
+    f"holds whole until it is sharded; for what comes after that {_OFFLOAD}",
     "start generator": f"{_ENGINE}: the trainer needs the rest; {_OFFLOAD}",
     "restore": _OFFLOAD,
     "sync": f"{_ENGINE}, {_OFFLOAD}",

@@ -12,6 +12,7 @@ from pydantic.fields import FieldInfo
 
 from grpox.errors import Problem, nearest
 from grpox.field_words import allowed_values, fields_by_key, written
+from grpox.redact import redacted
 from grpox.runfile.yaml_lines import join
 
 if TYPE_CHECKING:
@@ -121,7 +122,7 @@ def _holds(container: Any, part: str | int) -> bool:
 
 def _problem(detail: ErrorDetails, place: _Place, key: str, also: Iterable[str]) -> Problem:
     kind = detail["type"]
-    given = "" if kind == "missing" or not place.path else written(detail["input"])
+    given = "" if kind == "missing" or not place.path else written(redacted(detail["input"], key))
     if kind == "extra_forbidden":
         names = [*fields_by_key(place.model), *also]
         near = nearest(str(place.path[-1]), names)

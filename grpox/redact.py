@@ -1,40 +1,279 @@
-"""Keeps secrets out of what is shown or sent elsewhere: passwords in addresses, values of secret keys."""
+"""Keeps secrets out of all that is shown, kept or sent elsewhere: by the name of a key, and by their form.
+
+`redacted` is for configs and whatever else has keys, `redact` for text: messages, addresses, tracebacks. Both
+leave ``***`` in a secret's place, and of its form what says which sort it was: ``hf_***``, ``me:***@host``.
+"""
 
 from __future__ import annotations
 
+import base64
+import binascii
+import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 MASK = "***"
-_IN_ADDRESS = re.compile(r"(?<=://)([^\s/:@]*):[^\s/]*@")
-_SECRET = (
-    r"(?:access_?|auth_?|api_?|hf_?|private_?)?(?:token|key)|password|passwd|passphrase|secret|credentials?"
+SHORTEST_KNOWN = 8
+"""Characters of a secret that is masked wherever it stands: a shorter one may be a word like any other."""
+
+# Names of keys, in lower case, with _ between their words.
+_ENDING = r"(?:_(?:\d+|value|text|string|plain|raw|base64|b64|hash|base|default|old|new|prod|dev))?$"
+_NAMES = re.compile(
+    r"(?:^|_)(?:"
+    r"[a-z]*passw(?:or)?ds?|pass_?(?:phrase|code)s?|(?:db|user|smtp|admin|root|login|my)_?pass|pwd"
+    r"|(?:client|app|shared|consumer)?secrets?|credentials?|creds?"
+    r"|(?:basic|http|proxy)?_?auth|authori[sz]ation|bearer|jwt|(?:session)?cookies?"
+    r"|dsn|conn(?:ection)?_?str(?:ing)?s?|shared_access_signature|webhook(?:_url)?s?|otp|(?:gh|github|gitlab)_pat"
+    r"|(?:api|app|access|auth|priv|private|secret|client|account|signing|encryption|master|shared|storage|service"
+    r"|subscription|license|deploy|ssh|gpg|aes|hmac|hub|hf|openai|anthropic|wandb|aws|azure|google"
+    r"|gemini|mistral|groq|deepseek|cohere|judge)_?keys?(?:_id)?"
+    r"|(?:api|access|auth|bearer|bot|hf|hub|refresh|secret|session|private|personal|github|gitlab|slack)_?tokens?"
+    rf"){_ENDING}"
 )
-_IN_QUERY = re.compile(rf"([?&](?:\w+_)?(?:{_SECRET})=)[^\s&#'\")]+", re.IGNORECASE)
-_NAMES_ONE = re.compile(
-    r"(?:^|[_.-])(?:token|password|passwd|passphrase|secret|credentials?|(?:api|access|auth|private|secret)[_-]?key)$",
+_ANY_KEY = re.compile(rf"(?:^|_)keys?{_ENDING}")
+_TOKEN = re.compile(rf"(?:^|_)token{_ENDING}")
+_OF_MODELS = re.compile(
+    r"(?:^|_)(?:pad|eos|bos|unk|sep|cls|mask|stop|image|video|audio|special|start|end|begin|think|tool|boi|eoi"
+    r"|newline|blank|prefix|suffix|middle|first|last|next|new|per|max|min|num|n|total|count|every|each|text"
+    r"|separator|delimiter|placeholder|answer|system|assistant|role|reward|prompt|completion|input|output|draft)"
+    r"_token$"
+)
+_IN_QUERIES = {"key", "sig", "signature", "pass", "x_amz_signature", "x_amz_credential"}
+"""Names of secrets in the query of an address; elsewhere they may be anything."""
+_HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
+_PLACE = re.compile(r"\[\d+\]|\.\d+(?=\.|$)")
+
+# Forms of secrets.
+_PRIVATE_KEY = re.compile(
+    r"(-----BEGIN [A-Z ]*PRIVATE KEY-----).*?(?=-----END [A-Z ]*PRIVATE KEY|\Z)", re.DOTALL
+)
+_PASSWORD = re.compile(r"(?<=://)([^\s/:@\"\[]*):(?!\d{1,5}(?:[/?#,;\s\"']|$))((?:(?!://)[^\s\"])*)@")
+_USER = re.compile(r"((?:git\+)?https?://)(?!git@)[^\s/:@\"?#]+@")
+_QUERY = re.compile(r"([?&#;])([\w.%-]+)=([^\s&#;\"')\]}>]+)")
+_SCHEME = re.compile(r"\b(bearer|basic)(\s+)([\w.~+/-]+=*)", re.IGNORECASE)
+_PROSE = re.compile(r"(?:tokens?|auth\w*|credentials?|schemes?|of)\b", re.IGNORECASE)
+"""Words that follow Bearer in a sentence."""
+_KNOWN_FORM = re.compile(
+    r"(?<![A-Za-z0-9_])(?:"
+    r"(?P<github>gh[opusr]_|github_pat_)\w{16,}"
+    r"|(?P<vendor>glpat-|xox[abeoprs]-|sk-(?:ant|proj|or|svcacct|admin)-|[srp]k_(?:live|test)_|nvapi-|pypi-AgE|ya29\.)"
+    r"[\w-]{8,}"
+    r"|(?P<hub>hf_|gsk_|npm_)(?=[a-z]*[A-Z0-9]|[a-z]{30})[A-Za-z0-9]{20,}"
+    r"|(?P<openai>sk-)(?=[\w-]{0,99}[A-Za-z0-9]{12})(?=[A-Za-z_-]{0,99}\d)[\w-]{16,}"
+    r"|(?P<aws>AKIA|ASIA)[A-Z0-9]{12,}"
+    r"|(?P<google>AIza)[\w-]{20,}"
+    r"|(?P<databricks>dapi)[0-9a-f]{32}"
+    r"|(?P<slack>hooks\.slack\.com/services/)[\w/]{8,}"
+    r"|(?P<jwt>eyJ)[\w-]{5,}\.[\w-]{5,}(?:\.[\w-]*)?"
+    r")"
+)
+_COOKIE = re.compile(r"(\bcookie:\s*)[^\r\n\"']{0,200}\w=[^\r\n\"']+", re.IGNORECASE)
+_KEY = re.compile(
+    r"(?<![\w.\-\[\]])(?P<flag>--)?(?P<quote>\\?[\"']|)(?P<key>[A-Za-z_][\w.\-\[\]]*)(?P=quote)"
+    r"(?P<between>\s*[=:]\s*|(?(flag)[ ]|(?!)))"
+)
+_VALUE = re.compile(
+    r"\\\"(.*?)(?:\\\"|$)|([\[({][^\])}\"']*[\"'][^\])}]*[\])}])"
+    r"|\"((?:[^\"\\]|\\.)*)|'((?:[^'\\]|\\.)*)"
+    r"|((?:(?:bearer|basic|token|digest)\s+)?[^\s\"',;&)}\]]+)",
     re.IGNORECASE,
 )
-_OF_TOKENIZERS = re.compile(r"(?:^|_)(?:pad|eos|bos|unk|sep|cls|mask|stop|image|additional_special)_token$")
+UNQUOTED = 5
+"""The group of a value without quotes."""
+_LEFT = re.compile(
+    r":\*\*\*@|//\*\*\*(?::[^\s/@]*)?@|PRIVATE KEY-----\*\*\*|\b(?:bearer|basic)\s+\*\*\*(?![\w*])"
+    r"|\bcookie:\s*\*\*\*|(?<![A-Za-z0-9_])(?:gh[opusr]_|github_pat_|glpat-|xox[abeoprs]-|sk-(?:[a-z]+-)?|[srp]k_(?:live|test)_"
+    r"|nvapi-|pypi-AgE|ya29\.|hf_|gsk_|npm_|AKIA|ASIA|AIza|dapi|eyJ|hooks\.slack\.com/services/)\*\*\*",
+    re.IGNORECASE,
+)
+"""What masking by form leaves."""
+_PLACEHOLDER = re.compile(r"[(\[{<\\^]|\$\{|\$[A-Z_]+$")
+"""How a value begins that is none: ``{key}``, ``<your token>``, ``$TOKEN``, a part of a pattern."""
+_DRAWN = re.compile(r"(?=\D*\d)(?=[^a-z]*[a-z])(?=[^A-Z]*[A-Z])[\w+/=-]{20,}", re.ASCII)
+"""As a key is that a machine has drawn, and no digest or name."""
+_NOTHING = {"null", "none", "true", "false"}
+
+_known: set[str] = set()
+"""Secrets of this process's run and environment."""
 
 
 def redact(text: str) -> str:
-    """`text` with ``***`` in place of passwords in addresses (``http://me:secret@host``, ``?token=secret``)."""
-    return _IN_QUERY.sub(rf"\1{MASK}", _IN_ADDRESS.sub(rf"\1:{MASK}@", text))
+    """`text` without secrets: ``http://me:secret@host``, ``?token=secret``, ``api_key='secret'``, ``hf_...``.
 
-
-def names_a_secret(key: str) -> bool:
-    """Whether a key names a secret: ``api_key``, ``hf_token``, ``db.password``; not ``eos_token``."""
-    return bool(_NAMES_ONE.search(key)) and not _OF_TOKENIZERS.search(key)
+    Those that `remember_secrets` was given are masked wherever they stand.
+    """
+    for secret in sorted(_known, key=len, reverse=True):
+        if secret in text:
+            text = re.sub(rf"(?<!\w){re.escape(secret)}(?!\w)", MASK, text)
+    return _without_forms(text)
 
 
 def redacted(value: Any, key: str = "") -> Any:
-    """`value`, of mappings, lists and scalars, without secrets; a mapping's values are judged by their keys."""
+    """`value`, of mappings, lists and scalars, without secrets: by the keys of mappings, and by form.
+
+    A number under a secret's key is masked too; true, false, null and an empty text never are.
+    """
+    return _mapped(value, _masked, key)
+
+
+def remember_secrets(config: Any) -> None:
+    """Have `redact` mask what `config` and the environment hold under keys of secrets, wherever it stands."""
+    environment = {name: text for name, text in os.environ.items() if name not in ("PWD", "OLDPWD")}
+    for each in (config, environment):
+        _mapped(each, _remember)
+
+
+def masked_keys(config: Any) -> list[str]:
+    """Dotted keys, such as ``rewards.0.api_key``, whose value is what `redacted` leaves of a secret."""
+    found: list[str] = []
+
+    def look(value: Any, key: str, is_secret: bool) -> None:
+        is_drawn = value == MASK and _ANY_KEY.search(_words(key))
+        if isinstance(value, str) and MASK in value and (is_secret or is_drawn or _is_left(value)):
+            found.append(key)
+
+    _mapped(config, look)
+    return found
+
+
+@lru_cache(maxsize=4096)
+def names_a_secret(key: str) -> bool:
+    """Whether a key names a secret: ``api_key``, ``hfToken``, ``db.password``; not ``eos_token``."""
+    return _is_named_surely(key) or (bool(_TOKEN.search(_words(key))) and not _OF_MODELS.search(_words(key)))
+
+
+def _is_named_surely(key: str) -> bool:
+    """Whether nothing else is called so, as a language model's ``boundary_token`` is called a token."""
+    return bool(_NAMES.search(_words(key))) or _words(key) == "token"
+
+
+def _words(key: str) -> str:
+    """Those of the last part of a dotted key: ``rewards[0].apiKeys[1]`` -> ``api_keys``."""
+    last = _PLACE.sub("", key).rpartition(".")[2]
+    return re.sub(r"[^a-z0-9]+", "_", _HUMP.sub("_", last).lower()).strip("_")
+
+
+def _mapped(value: Any, visit: Callable[[Any, str, bool], Any], key: str = "", is_secret: bool = False) -> Any:
+    """`value` with `visit` of each scalar: what it is, its dotted key, and whether that is a secret's."""
+    is_secret = is_secret or names_a_secret(key)
     if isinstance(value, Mapping):
-        return {name: redacted(item, str(name)) for name, item in value.items()}
+        # As in [{name: API_KEY, value: ...}].
+        is_pair = names_a_secret(str(value.get("name") or value.get("key") or ""))
+        return {
+            _without_forms(name) if isinstance(name, str) else name: _mapped(
+                item, visit, f"{key}.{name}".lstrip("."), is_secret or (is_pair and name == "value")
+            )
+            for name, item in value.items()
+        }
     if isinstance(value, list | tuple):
-        return [redacted(item, key) for item in value]
-    if isinstance(value, str):
-        return MASK if value and names_a_secret(key) else redact(value)
-    return value
+        return [
+            _mapped(item, visit, f"{key}.{place}".lstrip("."), is_secret or _follows_name(value, place, key))
+            for place, item in enumerate(value)
+        ]
+    return visit(value, key, is_secret)
+
+
+def _follows_name(items: Sequence[Any], place: int, key: str) -> bool:
+    """Whether the item before names this one: ``--token`` of a command line, a pair in a list of pairs."""
+    before = items[place - 1] if place else None
+    is_pair = len(items) == 2 and key.rpartition(".")[2].isdecimal()
+    return isinstance(before, str) and (is_pair or before[:2] == "--") and names_a_secret(before.lstrip("-"))
+
+
+def _masked(value: Any, key: str, is_secret: bool) -> Any:
+    if is_secret and not isinstance(value, bool) and value not in (None, ""):
+        is_text = isinstance(value, str)
+        # A language model's token: its number, or <|its text|>.
+        is_of_model = bool(_TOKEN.search(_words(key))) and (not is_text or value[0] in "<[")
+        if not is_of_model or _is_named_surely(key):
+            return MASK
+    if isinstance(value, str) and _DRAWN.fullmatch(value) and _ANY_KEY.search(_words(key)):
+        return MASK
+    return _without_forms(value) if isinstance(value, str) else value
+
+
+def _remember(value: Any, key: str, is_secret: bool) -> None:
+    if (
+        isinstance(value, str)
+        and len(value) >= SHORTEST_KNOWN
+        and _masked(value, key, is_secret) == MASK != value
+    ):
+        _known.add(value)
+
+
+def _is_left(text: str) -> bool:
+    """Whether masking by form has been here."""
+    if _LEFT.search(text) or any(
+        _names_in_query(each[2]) and each[3] == MASK for each in _QUERY.finditer(text)
+    ):
+        return True
+    return any(text[begin:end] == MASK for begin, end in _values_of_secrets(text))
+
+
+def _without_forms(text: str) -> str:
+    text = _PRIVATE_KEY.sub(rf"\1{MASK}", text)
+    text = _PASSWORD.sub(_without_password, text)
+    text = _USER.sub(rf"\1{MASK}@", text)
+    text = _QUERY.sub(lambda each: f"{each[1]}{each[2]}={MASK}" if _names_in_query(each[2]) else each[0], text)
+    text = _COOKIE.sub(rf"\1{MASK}", text)
+    text = _SCHEME.sub(_without_credentials, text)
+    text = _KNOWN_FORM.sub(lambda each: f"{each[str(each.lastgroup)]}{MASK}", text)
+    parts, done = [], 0
+    for begin, end in _values_of_secrets(text):
+        parts += [text[done:begin], MASK]
+        done = end
+    return "".join([*parts, text[done:]])
+
+
+def _without_password(found: re.Match[str]) -> str:
+    user, password = found[1], found[2]
+    # Some take a token as the user, with no password or this one.
+    return f"{MASK}:{password}@" if user and password in ("", "x-oauth-basic") else f"{user}:{MASK}@"
+
+
+def _names_in_query(name: str) -> bool:
+    return names_a_secret(name) or _words(name) in _IN_QUERIES
+
+
+def _without_credentials(found: re.Match[str]) -> str:
+    """``Bearer ...`` and ``Basic ...`` of a header, but the same words in a sentence."""
+    scheme, space, given = found.groups()
+    if scheme.lower() == "basic":
+        try:
+            is_secret = b":" in base64.b64decode(given, validate=True)
+        except binascii.Error:
+            is_secret = len(given) >= SHORTEST_KNOWN and _looks_drawn(given)
+    else:
+        is_secret = not _PROSE.match(given) and (scheme == "Bearer" or _looks_drawn(given))
+    return f"{scheme}{space}{MASK}" if is_secret else found[0]
+
+
+def _values_of_secrets(text: str) -> Iterator[tuple[int, int]]:
+    """Where values stand behind the names of secrets: ``api_key=...``, ``'token': '...'``, ``--pwd ...``."""
+    done = 0
+    for found in _KEY.finditer(text):
+        value = (
+            _VALUE.match(text, found.end()) if found.start() >= done and names_a_secret(found["key"]) else None
+        )
+        if value is None or value.lastindex is None:
+            continue
+        begin, end = value.span(value.lastindex)
+        is_quoted = bool(found["quote"]) or value.lastindex < UNQUOTED
+        given = text[begin:end] if is_quoted else text[begin:end].rstrip(".:")
+        is_masked = given.startswith(MASK)
+        if given.lower() in _NOTHING or not (is_masked or re.search(r"\w", given)):
+            continue
+        if not is_quoted and _PLACEHOLDER.match(given):
+            continue
+        is_header = _words(found["key"]).startswith(("x_", "authori", "proxy_authori"))
+        is_given = is_quoted or is_header or found["flag"] or found["between"] in "=:"
+        if is_given or is_masked or _looks_drawn(given):
+            done = begin + len(MASK if is_masked else given)
+            yield begin, done
+
+
+def _looks_drawn(text: str) -> bool:
+    """Whether `text` is no word: letters and digits, as of what a machine has drawn."""
+    return len(text) >= 6 and bool(re.search(r"\d", text)) and bool(re.search(r"[A-Za-z]", text))

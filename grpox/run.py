@@ -47,6 +47,7 @@ from grpox.lora.folder import save_adapter
 from grpox.lora.layers import parameter_counts, told_of
 from grpox.lora.reference import BaseAsReference
 from grpox.lost_rank import lost_ranks_told
+from grpox.memory_plan.at_load import check_load, free_memory
 from grpox.metrics import PhaseTimes
 from grpox.mismatch import LOGPROBS
 from grpox.model_card import write_card
@@ -59,6 +60,7 @@ from grpox.observing.record import LocalRecord, began, finished
 from grpox.optimizers import AdamW, NamedSchedule
 from grpox.private_files import keep_files_from_others
 from grpox.process_setup import quieten, seed_libraries
+from grpox.redact import redacted
 from grpox.report.observer import RunReport
 from grpox.rewards import NamedReward
 from grpox.rewards.fitting import fitting_rewards
@@ -161,7 +163,7 @@ def _train_run(
 ) -> dict[str, Any]:
     config = run.config
     lock = lock_of(run)
-    check_ranks(world, lock, config.model_dump(mode="json"))
+    check_ranks(world, lock, redacted(config.model_dump(mode="json")))
     check_deepspeed(config)
     if config.hub is not None and world.is_main:
         check_hub(config.hub)
@@ -179,6 +181,7 @@ def _train_run(
             early = ", where it stopped early" if "stopped_early" in done else ""
             print(f"{config.output_dir}: the run is complete, {done['steps']} steps{early}", flush=True)
         return done
+    check_load(run, free_memory(world))
     generator: Generator = run.build("generator")
     if world.is_main and hasattr(generator, "preflight"):
         generator.preflight(model_config(run))

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 
 from rich.console import Console
 
+from grpox.redact import redact
+
 
 class TellOnce:
     """Tells warnings by a key; those of a key that was told before are dropped.
@@ -22,7 +24,7 @@ class TellOnce:
         if key not in self._told:
             self._told.add(key)
             self._console.print(
-                f"warning: {warning}", style="yellow", markup=False, highlight=False, soft_wrap=True
+                redact(f"warning: {warning}"), style="yellow", markup=False, highlight=False, soft_wrap=True
             )
 
     def all(self, warnings: Mapping[str, str]) -> None:

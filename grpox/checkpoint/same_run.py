@@ -1,4 +1,4 @@
-"""Whether two resolved configs are of one run: they may differ in what changes nothing that is computed."""
+"""Compare the resolved configs of two runs, but for what changes nothing that is computed."""
 
 from __future__ import annotations
 
@@ -19,6 +19,6 @@ def changes(saved: Mapping[str, Any], config: RunConfig) -> list[Difference]:
     """The keys by which `config` is another run's than the resolved config `saved`."""
     return [
         found
-        for found in config_differences(saved, redacted(config.model_dump(mode="json")))
+        for found in config_differences(redacted(saved), redacted(config.model_dump(mode="json")))
         if found.what.partition(".")[0].partition("[")[0] not in FREE and not found.what.startswith(FREE_KEYS)
     ]

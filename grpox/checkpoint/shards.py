@@ -19,6 +19,10 @@ import torch
 
 from grpox.checkpoint.manifest import FileFacts, Hashed, sync
 from grpox.quiet_deepspeed import CheckpointCommitInfo, CheckpointEngine
+from grpox.redact import redacted
+
+DS_CONFIG = "ds_config"
+"""Under which DeepSpeed keeps its configuration in each file, `deepspeed.settings` with it."""
 
 _FORCED, _REFUSED = "TORCH_FORCE_WEIGHTS_ONLY_LOAD", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
 """What torch reads from the environment, above what a call asks for."""
@@ -52,6 +56,8 @@ class ShardFiles(CheckpointEngine):  # type: ignore[misc]
 
     def save(self, state_dict: Any, path: str) -> None:
         """Write a file, or have it written. What goes wrong is told by `finished`."""
+        if DS_CONFIG in state_dict:
+            state_dict = {**state_dict, DS_CONFIG: redacted(state_dict[DS_CONFIG])}
         self.submit(state_dict, Path(path))
 
     def load(self, path: str, map_location: Any = None) -> Any:

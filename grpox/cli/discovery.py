@@ -6,6 +6,7 @@ import typer
 
 from grpox import launch
 from grpox.plugins import PluginSet, discover
+from grpox.redact import redact
 
 
 def discovered(fresh: bool = False) -> PluginSet:
@@ -22,4 +23,4 @@ def discovered(fresh: bool = False) -> PluginSet:
 def tell_warnings(plugins: PluginSet) -> None:
     """Print the warnings on standard error; of several ranks, the first one does."""
     for warning in plugins.warnings if launch.rank_told() == 0 else ():
-        typer.secho(f"warning: {warning}", fg=typer.colors.YELLOW, err=True)
+        typer.secho(redact(f"warning: {warning}"), fg=typer.colors.YELLOW, err=True)

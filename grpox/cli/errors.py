@@ -78,7 +78,7 @@ def _code_of(error: BaseException, with_traceback: bool) -> int:
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else int(error.code is not None)
     if with_traceback:
-        traceback.print_exception(error)
+        typer.echo(redact("".join(traceback.format_exception(error))), err=True, nl=False)
     return _tell(error, with_traceback)
 
 

@@ -166,7 +166,7 @@ def _figures(model: str, run: ResolvedRun, found: Evaluated, seconds: float) -> 
         "completions": len(found.completions),
         "rewards": labels_of_evaluation(config),
         "evaluation": dumped["evaluation"],
-        "sampling": sampling_of(config.evaluation, config.sampling).model_dump(mode="json"),
+        "sampling": redacted(sampling_of(config.evaluation, config.sampling).model_dump(mode="json")),
         "generator": dumped["generator"],
         "model_config": dumped["model"],
         "seed": config.train.seed,

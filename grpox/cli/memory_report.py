@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from grpox.memory_plan.formula import PHASES, Part, parts_of, peak_of, size_in
+from grpox.memory_plan.formula import LOAD, PHASES, Part, parts_of, peak_of, size_in
 from grpox.memory_plan.setting import Setting
 from grpox.wording import amount, counted
 
@@ -20,6 +20,8 @@ PHASE_WORDS = {
     "reduce": "summing gradients over the ranks",
     "step": "the optimizer's step",
 }
+COMMON = (16, 24, 40, 48, 80, 141, 180)
+"""GiB of memory that GPUs have, about."""
 NOT_COUNTED = (
     "Python and its libraries: 0.5 to 1 GiB of the host for each rank",
     "on a GPU: CUDA's context, cuBLAS and NCCL, 1 to 2 GiB",
@@ -77,6 +79,14 @@ def _notes(setting: Setting, prompt_assumed: bool) -> Iterator[Text]:
     without = peak_of(parts_of(replace(setting, gpu=False)), on_host=True)
     yield Text(f"Without GPUs, all in the host's memory: {amount(without.size)} a rank, while: {without.phase}")
     yield Text("The host's figures are for each rank: a machine needs them as many times as it has ranks.")
+    whole = size_in(parts_of(replace(setting, gpu=True)), LOAD, on_host=False)
+    told = (
+        f"Every rank's GPU holds the whole model while it loads, {amount(whole)}, however many ranks there are"
+    )
+    common = ", ".join(str(size) for size in COMMON if whole > size * 2**30)
+    yield Text(
+        f"{told}." if not common else f"{told}: it does not fit one of {common} GiB.", "bold" if common else ""
+    )
     tokens = f"{setting.prompt} tokens" + (", assumed: say it by --prompt-tokens" if prompt_assumed else "")
     yield Text(f"Prompts: {tokens}; completions: {setting.completion}, sequences not sharing their prompts.")
     if setting.copy == "engine" and setting.gpu and setting.engine_cache is None:

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from grpox.errors import ConfigError, Problem, nearest
-from grpox.redact import MASK
 from grpox.runfile.output_paths import unreachable
-from grpox.runfile.yaml_lines import read_yaml
 
 AUTO = "auto"
 _CONFIG = "config.yaml"
@@ -41,25 +38,7 @@ def run_to_resume(run: str | None, overrides: Sequence[str], resume: str) -> tup
         raise ConfigError(Problem(f"cannot be opened: {reason}", "--resume", given=resume))
     if not (folder / _CONFIG).is_file():
         raise ConfigError(_no_run(folder))
-    if run is None and (lacking := _masked(folder / _CONFIG, changes)):
-        what = "no secret is kept in a run's folder: give it again"
-        raise ConfigError([Problem(what, key, allowed=f"{key}=... beside --resume, or RUN") for key in lacking])
     return run or str(folder / _CONFIG), [*changes, f"output_dir={folder}"]
-
-
-def _masked(config: Path, changes: Sequence[str]) -> list[str]:
-    """Keys whose value was not written because it holds a secret, but those that `changes` give."""
-    text, given = config.read_text(encoding="utf-8"), {change.partition("=")[0] for change in changes}
-    if MASK not in text:
-        return []
-    return [key for key in _keys_with_mask(read_yaml(text, str(config)).data) if key not in given]
-
-
-def _keys_with_mask(value: Any, key: str = "") -> list[str]:
-    if isinstance(value, str):
-        return [key] if MASK in value else []
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    return [found for name, item in items for found in _keys_with_mask(item, f"{key}.{name}".strip("."))]
 
 
 def _no_run(folder: Path) -> Problem:

@@ -16,7 +16,7 @@ from urllib.request import url2pathname
 
 from grpox.cli.runs_tracked import KEY_TAG, Point, TrackedRun
 from grpox.errors import ConfigError, Problem, RunFailed, nearest
-from grpox.redact import redact
+from grpox.redact import redact, redacted
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -204,8 +204,8 @@ def _tracked(run: Run, experiment: str) -> TrackedRun:
         status=info.status,
         started=info.start_time or 0,
         ended=info.end_time or None,
-        params=dict(data.params),
-        tags=dict(data.tags),
+        params=redacted(dict(data.params)),
+        tags=redacted(dict(data.tags)),
         last={metric.key: Point(metric.step, metric.value, metric.timestamp) for metric in values},
         artifact_uri=info.artifact_uri or "",
     )

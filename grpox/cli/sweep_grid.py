@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from grpox.errors import ConfigError, Problem
+from grpox.redact import names_a_secret, redact
 from grpox.runfile.overrides import COMMAND_LINE
 from grpox.runfile.yaml_lines import read_yaml
 
@@ -126,6 +127,9 @@ def _axis_problems(axis: Axis) -> Iterator[Problem]:
     if axis.key == OUTPUT:
         what = "cannot be swept: every run has a folder of its own in the sweep's"
         yield Problem(what, OUTPUT, COMMAND_LINE, allowed="--dir DIR, or one output_dir")
+    if names_a_secret(axis.key) or any(redact(value) != value for value in axis.values):
+        what = "a secret cannot be swept: the runs' folders are named by the values"
+        yield Problem(what, axis.key, COMMAND_LINE, allowed=f"{axis.key} in the run file")
     if "" in axis.values:
         what = "one of the values between the commas is empty"
         yield Problem(what, axis.key, COMMAND_LINE, ",".join(axis.values), 'a value; an empty text is ""')

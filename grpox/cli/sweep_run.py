@@ -32,6 +32,7 @@ from grpox.cli.sweep_results import (
 from grpox.cli.sweep_tracking import Parent, open_parent
 from grpox.config import RunConfig
 from grpox.errors import ConfigError, Problem, RunFailed, nearest
+from grpox.redact import redact
 from grpox.wording import counted, duration
 
 
@@ -100,7 +101,7 @@ class Sweep:
 
             def ended(child: Child, code: int, seconds: float) -> None:
                 failed = code != 0 or child.summary() is None
-                error = "; ".join(last_lines(child.log, 1)) if failed else ""
+                error = redact("; ".join(last_lines(child.log, 1))) if failed else ""
                 self._status[child.name] = (FAILED if failed else FINISHED, error)
                 bars.end(child)
                 result = result_of(child, self.metric, *self._of(child))

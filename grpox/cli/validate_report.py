@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from grpox.component import BoundComponent
+from grpox.redact import redacted
 from grpox.runfile.load import ResolvedRun
 from grpox.wording import counted
 
@@ -45,7 +46,7 @@ def _origin(bound: BoundComponent) -> str:
 
 
 def _parameters(bound: BoundComponent) -> str:
-    values = bound.config.model_dump() if bound.config is not None else {}
+    values = redacted(bound.config.model_dump()) if bound.config is not None else {}
     return ", ".join(f"{name}={_value(value)}" for name, value in values.items())
 
 

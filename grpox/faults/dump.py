@@ -15,7 +15,7 @@ from grpox.checkpoint.manifest import facts_of, files_of, sync, write_manifest
 from grpox.checkpoint.rank_state import slice_state, write_state
 from grpox.config import RunConfig
 from grpox.faults.found import Found
-from grpox.redact import redacted
+from grpox.redact import redact, redacted
 from grpox.world import World
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ class FaultDumps:
                 write()
             except Exception as error:  # noqa: BLE001 - libraries have their own for a full disk
                 told = str(getattr(error, "strerror", None) or error)
-                failure = " ".join(told.split()) or type(error).__name__
+                failure = redact(" ".join(told.split())) or type(error).__name__
         return next((told for told in self.world.gather([failure]) if told), "")
 
 

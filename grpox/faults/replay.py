@@ -27,6 +27,7 @@ from grpox.problems import problems_of
 from grpox.reduction import StepTotals, count_masks
 from grpox.registry import Registry
 from grpox.runfile.input_paths import resolve_paths
+from grpox.runfile.masked import give_back_secrets
 from grpox.runfile.overrides import COMMAND_LINE, apply_overrides
 from grpox.slices import Slice
 from grpox.step_loss import StepLoss
@@ -135,8 +136,12 @@ def _config(dump: Dump, overrides: Sequence[str]) -> RunConfig:
         for key in keys
         if not any(f"{key}.".startswith(f"{each}.") for each in REPLAYED)
     ]
+    # Rewards, trackers and the generator are not asked, and so need none of theirs.
+    needed = {name: data[name] for name in ("loss", "correction", "model")}
+    problems += give_back_secrets(needed, dump.folder.absolute().parents[1])
     if problems:
         raise ConfigError(problems)
+    data |= needed
     try:
         config = RunConfig.model_validate(data)
     except ValidationError as error:

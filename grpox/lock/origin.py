@@ -12,6 +12,8 @@ from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
+from grpox.redact import redact
+
 
 @dataclass(frozen=True)
 class Origin:
@@ -29,7 +31,7 @@ def origin_of(distribution: metadata.Distribution) -> Origin:
     """Read ``direct_url.json`` (PEP 610); ask git about the folder of an editable install."""
     installed = Path(str(distribution.locate_file(""))).resolve()
     direct = _direct_url(distribution)
-    url = direct.get("url")
+    url = redact(direct["url"]) if isinstance(direct.get("url"), str) else None
     if direct.get("dir_info", {}).get("editable", False) and url:
         folder = Path(url2pathname(urlsplit(url).path)).resolve()
         return Origin(True, folder, url, *git_state(folder))

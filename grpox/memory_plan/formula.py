@@ -79,7 +79,9 @@ def _sharded(s: Setting) -> Iterator[Part]:
     if s.reference:
         where = host or s.offload_param == "cpu"
         size = 0 if s.offload_param == "nvme" else s.weight_bytes * weights
-        yield Part("reference weights", size, ALWAYS, where, "b Psi / P")
+        # It is sharded before the policy is.
+        phases = ALWAYS if where else (LOAD, *ALWAYS)
+        yield Part("reference weights", size, phases, where, "b Psi / P")
     offloaded = s.offload_optimizer != "none"
     where = host or offloaded
     if s.offload_optimizer != "nvme":
@@ -100,6 +102,10 @@ def _sharded(s: Setting) -> Iterator[Part]:
 def _moving(s: Setting) -> Iterator[Part]:
     """What is whole on a rank for a while."""
     host, trained = not s.gpu, sum(s.trained_weights)
+    if s.gpu:
+        # deepspeed.initialize moves a model to its device before it divides it, whatever is offloaded later.
+        whole = s.weight_bytes * (s.shape.parameters + sum(s.trained))
+        yield Part("whole model, before it is sharded", whole, (LOAD,), host, "b Psi, however many ranks")
     bucket = FLOAT32 * min(trained, s.reduce_bucket)
     # torch.empty takes the GPU's memory at once; the host's where it is written to.
     held = FLOAT32 * s.reduce_bucket if s.gpu else bucket

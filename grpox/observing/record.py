@@ -24,6 +24,7 @@ from grpox.observing.completions import CompletionFiles, write_completions
 from grpox.observing.earlier import tell_size
 from grpox.observing.metrics_file import MetricsFile
 from grpox.redact import redact, redacted
+from grpox.runfile.masked import VERSIONS
 from grpox.runfile.yaml_text import Dumper
 from grpox.whole_file import unwritten, write_whole
 from grpox.wording import counted
@@ -74,7 +75,7 @@ class LocalRecord:
     def grpox_run_started(self, run: RunContext) -> None:
         self._files = CompletionFiles(run)
         self._metrics = MetricsFile(run.output_dir / "metrics.jsonl")
-        versions = {"versions": dict(run.versions), "git_commit": run.git_commit, "source": run.source}
+        versions = {"versions": dict(run.versions), "git_commit": run.git_commit, **_source(run)}
         text = json.dumps(versions, indent=2, ensure_ascii=False) + "\n"
         try:
             run.output_dir.mkdir(parents=True, exist_ok=True)
@@ -83,7 +84,7 @@ class LocalRecord:
             else:
                 _go_back(run, run.resumed_at)
             write_whole(run.output_dir / "config.yaml", config_text(run.config))
-            write_whole(run.output_dir / "versions.json", text)
+            write_whole(run.output_dir / VERSIONS, text)
         except OSError as error:
             raise RunFailed(unwritten(error, Path(error.filename or run.output_dir))) from error
 
@@ -195,6 +196,19 @@ def sync_record(folder: Path, after: int) -> int:
         if path.exists():
             sync(path)
     return metrics.stat().st_size if metrics.exists() else 0
+
+
+def _source(run: RunContext) -> dict[str, str]:
+    """Name and place of the run file; of a run that goes on by its own record, of the one it was begun with."""
+    path = Path(run.source).absolute()
+    named = {"source": run.source, **({"file": str(path)} if path.is_file() else {})}
+    if path != (run.output_dir / "config.yaml").absolute():
+        return named
+    try:
+        told = json.loads((run.output_dir / VERSIONS).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return named
+    return {key: str(told[key]) for key in ("source", "file") if key in told}
 
 
 def _strict(value: float) -> float | str:

@@ -9,16 +9,17 @@ from __future__ import annotations
 import base64
 import hashlib
 import math
-import re
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import jinja2
+import yaml
 from markupsafe import Markup
 
 from grpox.early_stop import told as early_stop_told
+from grpox.redact import redact, redacted
 from grpox.report.charts import charts_of
 from grpox.report.curves import COLOURS, MOST_POINTS, draw, left_out, marked_evaluations
 from grpox.report.data import RunRecord, read_record
@@ -29,6 +30,7 @@ from grpox.report.samples import (
     PROMPT_CHARACTERS,
     read_samples,
 )
+from grpox.runfile.yaml_text import Dumper
 from grpox.whole_file import write_whole
 from grpox.wording import duration
 
@@ -64,10 +66,11 @@ def render(record: RunRecord) -> str:
     )
     environment.filters |= {"number": number, "duration": duration, "moment": moment}
     batches, saved = read_samples(record.folder)
+    config = redacted(record.config)
     script = (_HERE / "report.js").read_text(encoding="utf-8")
     return environment.get_template("report.html.j2").render(
         run=record,
-        model=(record.config.get("model") or {}).get("path"),
+        model=(config.get("model") or {}).get("path"),
         tiles=list(_tiles(record)),
         charts=[(chart, left_out(chart, record), Markup(draw(chart, record))) for chart in charts_of(record)],
         colours=COLOURS,
@@ -77,15 +80,22 @@ def render(record: RunRecord) -> str:
         saved=saved,
         limits=(MOST_BATCHES, MOST_SAMPLES, PROMPT_CHARACTERS, COMPLETION_CHARACTERS),
         metrics=list(_metric_rows(record)),
-        components=list(_components(record.config)),
-        config=without_passwords(record.config_text),
-        error=without_passwords(record.error),
+        components=list(_components(config)),
+        config=_text_of(config, record),
+        error=redact(record.error),
         style=Markup((_HERE / "report.css").read_text(encoding="utf-8")),
         script=Markup(script),
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         now=time.time(),
         stopped_early=_stopped_early(record),
     )
+
+
+def _text_of(config: Mapping[str, Any], record: RunRecord) -> str:
+    """The config as the run wrote it, unless somebody else has written secrets into it."""
+    if config == record.config:
+        return record.config_text
+    return yaml.dump(config, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=110)
 
 
 def _stopped_early(record: RunRecord) -> str:
@@ -104,11 +114,6 @@ def number(value: float | None) -> str:
 
 def moment(seconds: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds))
-
-
-def without_passwords(text: str) -> str:
-    """`text` with ``***`` for the password of every URL such as ``https://user:password@host``."""
-    return re.sub(r"(://[^/\s:@]*):[^/\s@]+@", r"\1:***@", text)
 
 
 def _tiles(record: RunRecord) -> Iterator[tuple[str, str, str]]:
@@ -156,4 +161,4 @@ def _components(config: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
         if isinstance(ref, Mapping):
             given = {key: value for key, value in ref.items() if key not in ("name", "path")}
             told = ", ".join(f"{key}: {value}" for key, value in given.items() if value is not None)
-            yield kind, str(ref.get("name") or ref.get("path")), without_passwords(told)
+            yield kind, str(ref.get("name") or ref.get("path")), told

@@ -21,6 +21,7 @@ from grpox.errors import ConfigError, Problem
 from grpox.given.objects import Given
 from grpox.plugins import discover
 from grpox.problems import problems_of, truths_for_numbers
+from grpox.redact import remember_secrets
 from grpox.registry import Registry
 from grpox.required import missing_plugins
 from grpox.runfile.deepspeed_settings import deepspeed_problems
@@ -30,6 +31,7 @@ from grpox.runfile.hub_names import hub_problems
 from grpox.runfile.input_paths import check_inputs, resolve_paths
 from grpox.runfile.lora import lora_problems
 from grpox.runfile.lr_schedules import schedule_problems
+from grpox.runfile.masked import give_back_secrets, masked_problems
 from grpox.runfile.model_options import checkpointing_problems, model_problems
 from grpox.runfile.off_policy import off_policy_problems
 from grpox.runfile.old_logprobs import old_logprobs_problems
@@ -160,6 +162,15 @@ def resolve(
     """
     data = copy.deepcopy(given.merged(data))
     origin = origin.with_arguments(given.keys)
+    if isinstance(data, RunConfig):
+        read = data.model_dump(mode="json")
+        masked = masked_problems(read)
+    else:
+        data = read = dict(data)
+        masked = give_back_secrets(read, origin.folder)
+    remember_secrets(read)
+    if masked:
+        raise ConfigError(origin.place(masked))
     truths = truths_for_numbers(data, RunConfig)
     try:
         config = RunConfig.model_validate(data if isinstance(data, RunConfig) else _empty_sections(data))

@@ -88,3 +88,30 @@ print("fine", "accuracy_before" in one, "accuracy_before" in two)
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_the_object_holds_the_trained_weights_and_trains_again(python, ranks):
     assert python(TWICE, ranks) == "fine True False"
+
+
+SMALL_GPU = """
+import grpox.run
+from grpox import train
+from grpox.errors import ConfigError
+
+
+def free_memory(world):
+    return min(world.gather([10**9 if world.is_main else 10**6]))
+
+
+def loaded(run):
+    raise AssertionError("the model was loaded")
+
+
+grpox.run.free_memory, grpox.run.open_model = free_memory, loaded
+try:
+    train("quickstart.yaml", ["tracking={}", "output_dir=runs/small-gpu"])
+except ConfigError as error:
+    print(error.problems[0].key, "on its GPU" in str(error))
+"""
+
+
+def test_a_model_that_the_gpu_of_one_rank_cannot_hold_is_refused_by_all_before_it_loads(python, folder):
+    assert python(SMALL_GPU, ranks=2) == "model.path True"
+    assert not (folder / "runs" / "small-gpu").exists()

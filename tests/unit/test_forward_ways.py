@@ -173,6 +173,45 @@ def test_a_prepared_model_still_generates_and_can_forget() -> None:
     assert "forward" not in vars(model.get_output_embeddings())
 
 
+def test_what_the_trial_of_a_way_raises_is_told_with_its_type_and_text() -> None:
+    model = model_of("llama")
+    own = model.base_model.forward
+
+    def forward(*args: Any, **inputs: Any) -> Any:
+        if getattr(inputs.get("attention_mask"), "ndim", 0) == 4:
+            raise RuntimeError("no mask of four dimensions")
+        return own(*args, **inputs)
+
+    model.base_model.forward = forward
+    ways = prepare(model, TRAIN)
+    assert ways == CHUNKED
+    told = "the trial of train.prefix_sharing raised RuntimeError: no mask of four dimensions"
+    assert told in str(not_taken(model, TRAIN, ways))
+    assert prepare(model_of("llama"), TRAIN).failures == ()
+
+
+def test_flash_attention_says_what_it_turns_off() -> None:
+    """Its kernels work on a GPU alone, and the ways are tried before the model is there."""
+    model = model_of("llama")
+    model.config._attn_implementation = "flash_attention_2"
+
+    def forward(*args: Any, **inputs: Any) -> Any:
+        raise RuntimeError("FlashAttention only supports CUDA")
+
+    model.base_model.forward = forward
+    ways = prepare(model, TRAIN)
+    assert ways == PLAIN
+    told = str(not_taken(model, TRAIN, ways))
+    assert "goes without train.chunked_logprobs and train.packing and train.prefix_sharing" in told
+    assert "model.init.attn_implementation is flash_attention_2" in told
+    for way in ("packing", "chunked_logprobs"):
+        assert f"the trial of train.{way} raised RuntimeError: FlashAttention only supports CUDA" in told
+    assert str(not_taken(model, TRAIN, PACKED)).startswith(
+        "LlamaForCausalLM goes without train.prefix_sharing:"
+    )
+    assert not_taken(model, TrainConfig(prefix_sharing=False), PACKED) is None
+
+
 def test_what_a_run_asks_for_in_vain_is_told() -> None:
     model = model_of("llama")
     assert not_taken(model, TRAIN, SHARED) is None

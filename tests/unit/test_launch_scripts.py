@@ -133,7 +133,7 @@ def test_torchrun_by_hand(tmp_path: Path) -> None:
     assert call[-1] == "train.max_steps=2"
 
 
-def test_the_run_file_of_72b_fits_its_four_nodes() -> None:
-    run = load_run(EXAMPLES / "slurm" / "qwen2.5-72b.yaml", world_size=32)
+def test_the_run_file_of_32b_fits_its_two_nodes() -> None:
+    run = load_run(EXAMPLES / "slurm" / "qwen2.5-32b.yaml", world_size=16)
     assert run.plan.train_batch_size == 512
     assert run.plan.prompts_per_generation == 64

@@ -257,9 +257,13 @@ def test_an_installed_wheel_is_locked_by_the_files_of_its_record(tmp_path: Path)
 
 def test_the_origin_of_an_install_from_git_is_its_commit(tiny: Path) -> None:
     vcs = {"vcs": "git", "commit_id": "abc123"}
-    direct_url(tiny, {"url": "https://example.org/tiny.git", "vcs_info": vcs})
+    direct_url(tiny, {"url": "https://me:hush@example.org/tiny.git", "vcs_info": vcs})
     held = locked("loss=tiny").distributions["grpox-tiny"]
-    assert (held.origin, held.commit, held.editable) == ("https://example.org/tiny.git", "abc123", False)
+    assert (held.origin, held.commit, held.editable) == (
+        "https://me:***@example.org/tiny.git",
+        "abc123",
+        False,
+    )
 
 
 def test_an_editable_install_is_locked_by_the_commit_of_its_folder_and_whether_that_is_clean(

@@ -5,22 +5,30 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 
 import pytest
+import torch
+from rich.console import Console
+from transformers import AutoConfig, AutoModelForCausalLM
 from typer.testing import CliRunner
 
 from grpox import head, weight_sync
 from grpox.cli import app as cli
+from grpox.cli.memory_report import memory_report
 from grpox.config import ModelConfig
 from grpox.errors import ConfigError
+from grpox.given.objects import Given
 from grpox.memory_plan import formula
+from grpox.memory_plan.at_load import check_load
 from grpox.memory_plan.built_shape import built_shape
 from grpox.memory_plan.formula import PHASES, parts_of, peak_of, size_in
 from grpox.memory_plan.of_run import model_shape, run_setting
 from grpox.memory_plan.setting import DEFAULTS, Setting
 from grpox.memory_plan.shape import ModelShape, shape_of
-from grpox.memory_plan.table import MODELS, tables
+from grpox.memory_plan.table import GIB, MODELS, tables
+from grpox.memory_plan.table import setting as setting_of_table
 from grpox.runfile.load import load_run
 
 ROOT = Path(__file__).parents[2]
@@ -169,6 +177,69 @@ def test_every_rank_loads_the_model_whole(setting: Setting) -> None:
     assert both == size_in(parts_of(setting), "load", on_host=True) + 4 * 1080
 
 
+def test_every_gpu_holds_the_whole_model_before_it_is_sharded(setting: Setting) -> None:
+    found = sizes(setting)
+    assert found["whole model, before it is sharded"] == 4 * 1080
+    everything_away = replace(setting, ranks=64, offload_optimizer="cpu", offload_param="cpu")
+    assert size_in(parts_of(everything_away), "load", on_host=False) == 4 * 1080
+    # The reference has been sharded by then.
+    assert size_in(parts_of(replace(setting, reference=True)), "load", on_host=False) == 4 * (
+        1080 + 250 + 18 + 3
+    )
+    assert "whole model, before it is sharded" not in sizes(replace(setting, gpu=False))
+
+
+def test_no_number_of_gpus_of_80_gib_loads_72b_and_the_example_of_32b_fits_its_sixteen() -> None:
+    large, example = (shape_of(MODELS[name]) for name in ("Qwen2.5-72B", "Qwen2.5-32B"))
+    assert large is not None
+    assert example is not None
+    usable = 0.9 * 80 * GIB - 2 * GIB
+    assert peak_of(parts_of(setting_of_table(large, 64)), on_host=False).size > 80 * GIB
+    assert peak_of(parts_of(setting_of_table(example, 16)), on_host=False).size < usable
+
+
+@pytest.mark.parametrize(
+    ("overrides", "needed"),
+    [
+        ([], 4 * 527_104),
+        (["model.dtype=bfloat16"], 2 * 527_104),
+        (["train.beta=0.1"], 4 * 527_104 * 2),
+        (["train.beta=0.1", "deepspeed.offload_param=cpu"], 4 * 527_104),
+    ],
+)
+def test_a_model_that_no_gpu_holds_is_refused_before_it_loads(overrides: list[str], needed: int) -> None:
+    run = load_run("quickstart", overrides, world_size=1)
+    check_load(run, needed)
+    check_load(run, None)
+    with pytest.raises(ConfigError, match="holds the whole model on its GPU while it loads") as refused:
+        check_load(run, needed - 1)
+    [problem] = refused.value.problems
+    assert problem.key == "model.path"
+    assert ("model.dtype: bfloat16" in problem.allowed) == ("model.dtype=bfloat16" not in overrides)
+    assert "more ranks" in problem.allowed
+
+
+def test_a_model_that_is_given_is_measured_itself() -> None:
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", **SMALL), dtype=torch.bfloat16)
+    weights = sum(weight.numel() for weight in model.parameters())
+    run = replace(load_run("quickstart", world_size=1), given=Given(model=model))
+    check_load(run, 2 * weights)
+    with pytest.raises(ConfigError):
+        check_load(run, 2 * weights - 1)
+
+
+def test_the_plan_says_which_gpus_are_too_small(setting: Setting) -> None:
+    shape = shape_of(MODELS["Qwen2.5-72B"])
+    assert shape is not None
+    console = Console(width=200, record=True, file=StringIO())
+    console.print(memory_report(setting_of_table(shape, 32), prompt_assumed=False))
+    told = " ".join(console.export_text().split())
+    assert "whole model while it loads, 135.4 GiB, however many ranks" in told
+    assert "it does not fit one of 16, 24, 40, 48, 80 GiB." in told
+    console.print(memory_report(setting, prompt_assumed=False))
+    assert "does not fit" not in console.export_text()
+
+
 def test_adapters_alone_have_gradients_and_states(setting: Setting) -> None:
     shape = shape_of(SMALL | CONFIGS["llama"])
     assert shape is not None
@@ -260,6 +331,7 @@ def test_the_page_explains_every_part() -> None:
         base,
         replace(base, offload_optimizer="cpu", reference=True, fused=False, background=True),
         replace(base, copy="engine"),
+        replace(base, gpu=True),
     ]
     names = {part.name for way in ways for part in parts_of(way)}
     listed = set(re.findall(r"^\| ([^|`]+?) \|", page, flags=re.MULTILINE))

@@ -99,6 +99,13 @@ def test_another_config_is_refused_unless_it_is_allowed(
     check_changes(checkpoint, other.config, lock_of(other), {}, ALONE, allow=True)
 
 
+def test_a_secret_that_an_older_version_has_kept_is_no_change(run: ResolvedRun, tmp_path: Path) -> None:
+    model = run.config.model.model_copy(update={"init": {"hubToken": "hush"}})
+    config = run.config.model_copy(update={"model": model})
+    progress = progress_of(run).model_copy(update={"config": config.model_dump(mode="json")})
+    check_changes(Checkpoint(tmp_path, progress), config, lock_of(run), {}, ALONE)
+
+
 @pytest.mark.parametrize(
     "override", ["output_dir=elsewhere", "checkpoint.every=7", "logging.completions_every=0", "tracking={}"]
 )

@@ -66,6 +66,8 @@ def test_a_key_is_told_by_its_last_part_where_that_is_enough() -> None:
         ([], "0,x", "train.seed", "whole numbers"),
         ([], "0,-1", "train.seed", "whole numbers"),
         (["output_dir=a,b"], None, "output_dir", "cannot be swept"),
+        (["rewards.0.apiKey=a,b"], None, "rewards.0.apiKey", "a secret cannot be swept"),
+        (["rewards.0.url=http://a:b@c,d"], None, "rewards.0.url", "a secret cannot be swept"),
     ],
 )
 def test_what_makes_no_grid_is_told(arguments: list[str], seeds: str | None, key: str, told: str) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from grpox.errors import ConfigError, Problem, RunFailed
+from grpox.redact import redact
 from grpox_generators.loop_thread import LoopThread
 from grpox_generators.server_client import ServerClient, ServerLost
 from grpox_generators.server_config import VllmServerConfig
@@ -184,4 +185,4 @@ def _check_folder(url: str, about: Mapping[str, Any]) -> None:
 
 def tell(text: str) -> None:
     """Tell the user of a run what becomes of its servers."""
-    print(f"vllm-server: {text}", file=sys.stderr, flush=True)
+    print(redact(f"vllm-server: {text}"), file=sys.stderr, flush=True)

@@ -72,7 +72,7 @@ def _dataset(run: RunContext, key: str, path: str | None, context: str, hub: dic
         kind, name, where = "hugging_face", path or "", {"path": path or "", **hub}
     told = redact(json.dumps(where, sort_keys=True, default=str))
     dataset = {
-        "name": name[:_NAME_LENGTH],
+        "name": redact(name)[:_NAME_LENGTH],
         "digest": _hexadecimal(known or told),
         "source_type": kind,
         "source": told,

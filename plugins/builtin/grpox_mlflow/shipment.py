@@ -284,7 +284,9 @@ class Shipment:
 
     def _ship_file(self, client: MlflowClient, name: str, path: Path) -> None:
         folder = name.rpartition("/")[0] or None
-        shown = _without_secrets(path) if path.suffix in (".yaml", ".json") else None
+        # Completions are shown as they are, whatever they look like.
+        is_config = path.suffix in (".yaml", ".json") and name not in _SHOWING
+        shown = _without_secrets(path) if is_config else None
         if shown is None:
             client.log_artifact(self._run_id, str(path), folder)
         else:

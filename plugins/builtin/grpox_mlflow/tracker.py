@@ -116,7 +116,7 @@ class MlflowTracker:
             return
         self._traced.write({})
         killed = not isinstance(error, Exception)  # Ctrl-C, SIGTERM, SystemExit
-        text = f"{type(error).__name__}: {error}".removesuffix(": ")[:TAG_LENGTH]
+        text = redact(f"{type(error).__name__}: {error}".removesuffix(": "))[:TAG_LENGTH]
         self._shipment.more_tags = {**self._shipment.more_tags, ERROR: text}
         self._close(self._writer, "KILLED" if killed else "FAILED")
 
@@ -133,7 +133,7 @@ class MlflowTracker:
             experiment=self._config.experiment,
             key=uuid.uuid4().hex,
             start_time=time.time_ns() // 1_000_000,
-            run_name=self._config.run_name or invented_name(),
+            run_name=redact(self._config.run_name or invented_name()),
             log_completions=self._config.log_completions,
             params={names[key]: shortened(value) for key, value in _params(run)},
             tags=self._tags(run),

@@ -60,7 +60,7 @@ def read_or_make_token(file: str | None) -> str:
 def _checked(text: str, where: str) -> str:
     token = text.strip()
     if len(token) < SHORTEST or not token.isascii() or not token.isprintable() or " " in token:
-        what = "no usable token for the vLLM server"
+        what = f"no usable token for the vLLM server: it has {len(token)} characters"
         allowed = f"at least {SHORTEST} printable ASCII characters without a blank"
-        raise ConfigError(Problem(what, where, given=f"{len(token)} characters", allowed=allowed))
+        raise ConfigError(Problem(what, where, allowed=allowed))
     return token

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from grpox import hookimpl
 from grpox.observing.record import config_text
+from grpox.redact import redact, redacted
 
 from grpox_tensorboard.hyperparameters import hyperparameters
 from grpox_tensorboard.text import as_code, completion_text
@@ -53,7 +54,7 @@ class TensorBoard:
         self._writer.add_text("config", as_code(config_text(run.config)), 0)
         self._writer.add_text("versions", as_code(_lines(run.versions)), 0)
         events: Any = self._writer.file_writer
-        for summary in hyperparameters(run.config.model_dump(mode="json")):
+        for summary in hyperparameters(redacted(run.config.model_dump(mode="json"))):
             events.add_summary(summary)
         self._writer.flush()
 
@@ -83,7 +84,7 @@ class TensorBoard:
     def grpox_run_failed(self, error: BaseException) -> None:
         """Keep what there is, and why there is no more."""
         if self._writer is not None:
-            self._writer.add_text("error", as_code(f"{type(error).__name__}: {error}"), self._step)
+            self._writer.add_text("error", as_code(redact(f"{type(error).__name__}: {error}")), self._step)
             self._close()
 
     @hookimpl

@@ -1,0 +1,79 @@
+"""What takes the place of secrets that a run's folder does not keep: the environment, or the run file."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from grpox.errors import ConfigError, Problem
+from grpox.redact import masked_keys, redacted
+from grpox.runfile.overrides import apply_overrides
+from grpox.runfile.recipe_files import recipe_names, recipe_path
+from grpox.runfile.yaml_lines import read_yaml
+
+VERSIONS = "versions.json"
+"""In a run's folder; names the run file."""
+
+
+def give_back_secrets(data: dict[str, Any], folder: Path) -> list[Problem]:
+    """Put the secrets that are masked in `data` into it.
+
+    Args:
+        folder: of the run whose record `data` is; where it is none, the environment alone is looked at.
+
+    Returns:
+        a problem for each that is to be found nowhere.
+    """
+    masked = masked_keys(data)
+    came_from = _run_file(folder) if masked else None
+    shown = redacted(came_from)
+    for key in masked:
+        given = os.environ.get(_variable(key))
+        if given is None and _at(shown, key) == _at(data, key):
+            given = _at(came_from, key)
+        if given is not None:
+            apply_overrides(data, [f"{key}={json.dumps(given)}"])
+    return masked_problems(data)
+
+
+def masked_problems(data: Mapping[str, Any]) -> list[Problem]:
+    """A problem for each value of `data` that is only the mask of a secret."""
+    what = "a secret is masked here, and no run's folder keeps it: give it again"
+    return [
+        Problem(what, key, allowed=f"{key}=... on the command line, or in the environment {_variable(key)}")
+        for key in masked_keys(data)
+    ]
+
+
+def _variable(key: str) -> str:
+    """``GRPOX_REWARDS_0_API_KEY``."""
+    return "GRPOX_" + re.sub(r"\W+", "_", key).upper()
+
+
+def _run_file(folder: Path) -> Any:
+    """What the run file says of which `folder` holds the record; None where it is not to be found."""
+    try:
+        told = json.loads((folder / VERSIONS).read_text(encoding="utf-8"))
+        # By its whole path: in another folder a file of that name may be another run's.
+        if "file" not in told and told["source"] not in recipe_names():
+            return None
+        path = Path(told["file"]) if "file" in told else recipe_path(told["source"])
+        return read_yaml(path.read_text(encoding="utf-8"), str(path)).data
+    except (OSError, ValueError, TypeError, KeyError, ConfigError):
+        return None
+
+
+def _at(data: Any, key: str) -> Any:
+    """The value under a dotted key; None where there is none."""
+    for part in key.split("."):
+        if isinstance(data, list) and part.isdecimal() and int(part) < len(data):
+            data = data[int(part)]
+        elif isinstance(data, dict):
+            data = data.get(part)
+        else:
+            return None
+    return data
