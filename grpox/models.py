@@ -26,13 +26,12 @@ from grpox import launch
 from grpox.config import ModelConfig
 from grpox.errors import ConfigError, Problem, plain
 from grpox.model_source import model_location
+from grpox.wording import some
 
 SIZES = ("num_hidden_layers", "num_attention_heads", "hidden_size", "vocab_size")
 """Of a model's configuration: what transformers takes even where it is less than 1."""
 NO_CODE = {"trust_remote_code": False}
 """Unless the run file says otherwise; left out, transformers would ask whoever sits at the terminal."""
-TOLD = 3
-"""Weights that a message names."""
 
 
 def load_model(config: ModelConfig) -> PreTrainedModel:
@@ -172,14 +171,14 @@ def _check_weights(info: dict[str, Any], path: str) -> None:
     """Refuse a checkpoint that does not fill the model; tied weights that are stored once are no gap."""
     problems = []
     if missing := sorted(info["missing_keys"]):
-        problems.append(f"weights missing in the checkpoint, {len(missing)} in all: {_some(missing)}")
+        problems.append(f"weights missing in the checkpoint, {len(missing)} in all: {some(missing)}")
     if mismatched := sorted(info["mismatched_keys"]):
         shapes = [f"{name} is {list(there)}, not {list(here)}" for name, there, here in mismatched]
-        problems.append(f"weights of another shape, {len(shapes)} in all: {_some(shapes)}")
+        problems.append(f"weights of another shape, {len(shapes)} in all: {some(shapes)}")
     if problems:
         raise ConfigError([Problem(what, key="model.path", given=path) for what in problems])
     if (unused := sorted(info["unexpected_keys"])) and launch.rank() == 0:
-        what = f"weights that its config.json does not use, {len(unused)} in all: {_some(unused)}"
+        what = f"weights that its config.json does not use, {len(unused)} in all: {some(unused)}"
         text = f"warning: {path} holds {what}"
         Console(stderr=True).print(plain(text), style="yellow", markup=False, highlight=False, soft_wrap=True)
 
@@ -197,10 +196,6 @@ def _without_load_report() -> Iterator[None]:
         yield
     finally:
         logger.removeFilter(is_other)
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:TOLD]) + (", ..." if len(names) > TOLD else "")
 
 
 def _unloadable(what: str, config: ModelConfig, error: Exception) -> ConfigError:

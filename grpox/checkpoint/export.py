@@ -24,6 +24,7 @@ from grpox.lora.folder import write_adapter
 from grpox.lora.layers import adapter_parameters, merge_adapters
 from grpox.model_card import write_card
 from grpox.models import load_model, load_tokenizer
+from grpox.saved_whole import save_whole
 from grpox.world import World
 
 ALONE = World(0, 1, torch.device("cpu"))
@@ -40,6 +41,7 @@ def export_checkpoint(source: Path, out: Path) -> Path:
     Raises:
         ConfigError: there is no good checkpoint, `out` is not empty, or the run's model is gone, from which all
             but the weights is.
+        RunFailed: whoever loads what was written would not have the whole model.
     """
     logging.disable_progress_bar()
     _check_empty(out)
@@ -57,7 +59,7 @@ def export_checkpoint(source: Path, out: Path) -> Path:
             state = {name: parameter.detach() for name, parameter in adapter_parameters(model)}
             write_adapter(model, state, config.path, unfinished / ADAPTER_FOLDER)
             merge_adapters(model)
-        model.save_pretrained(unfinished)
+        save_whole(model, unfinished)
         tokenizer.save_pretrained(unfinished)
         _write_card(unfinished, progress)
         unfinished.rename(out)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig
 
+from grpox.buffers import persistent_buffers
 from grpox.config import SamplingConfig
 from grpox.contracts import GeneratorContext, Prompt, Rollout, WeightStream
 from grpox.errors import ConfigError, Problem, RunFailed
@@ -63,7 +64,7 @@ class HfGenerator:
         self.model.generation_config = GenerationConfig()
         if not self.config.continuous_batching:
             group_heads(self.model)
-        self._weights = dict(self.model.named_parameters())
+        self._weights = dict(self.model.named_parameters()) | dict(persistent_buffers(self.model))
 
     @torch.no_grad()
     def sync(self, weights: WeightStream, version: int) -> None:

@@ -19,6 +19,7 @@ from vllm.distributed.weight_transfer.base import WeightTransferInitInfo, Weight
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
 from grpox_vllm_serving.about import WEIGHTS_FOLDER
+from grpox_vllm_serving.experts import pack_experts
 from grpox_vllm_serving.launch import FILE_BACKEND, SHARED_MEMORY
 from grpox_vllm_serving.tied import as_loaded, head_is_embedding
 
@@ -70,6 +71,7 @@ class FileTransferEngine(WeightTransferEngine[NoInitInfo, BucketFile]):  # type:
 
     def finish_weight_update(self) -> None:
         finalize_layerwise_reload(self.model, self.model_config)
+        pack_experts(self.model)
 
     def shutdown(self) -> None:
         """Nothing is held."""
