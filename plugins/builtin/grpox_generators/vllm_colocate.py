@@ -24,6 +24,7 @@ from grpox.kept_variables import variables_kept
 from grpox.lora.layers import adapted_layers, base_buffers
 from grpox.lora.streams import stream_base
 from grpox.weight_sync import stream_weights
+from grpox.wording import some
 from grpox_generators.configs import VllmColocateConfig
 from grpox_generators.limits import check_length, end_ids
 from grpox_generators.ranks import any_rank
@@ -32,8 +33,8 @@ from grpox_generators.stored_names import as_stored
 from grpox_generators.tensor_parallel import ask_together, check_size, engine_arguments
 from grpox_generators.vllm_adapter import AdapterFiles
 from grpox_generators.vllm_sampling import request_params, seed_of
-from grpox_vllm_serving.experts import pack_experts
 from grpox_vllm_serving.launch import CPU_BLOCK_SIZE
+from grpox_vllm_serving.reloaded import pack_again, untouched
 from grpox_vllm_serving.tied import as_loaded, head_is_embedding
 
 ENVIRONMENT = {
@@ -159,8 +160,9 @@ class VllmColocateGenerator:
         with random_numbers_kept():
             stored = as_stored(self.context.policy, weights)
             named = as_loaded(stored, self._tied, self._head_is_embedding)
+            self._engine.apply_model(_see_what_is_loaded)
             self._engine.collective_rpc("reload_weights", kwargs={"weights_iterator": named})
-            self._engine.apply_model(pack_experts)
+            self._engine.apply_model(pack_again)
         for _ in weights:  # a collective: whatever the engine left must be gathered on every rank
             pass
 
@@ -234,6 +236,22 @@ class VllmColocateGenerator:
             policy_version=self.version,
             sampler_logprobs=tuple(position[token].logprob for token, position in chosen),
         )
+
+
+def _see_what_is_loaded(model: Any) -> None:
+    """Have the next load of weights, of which vLLM says only how it ended, fail where it left some out."""
+    load_weights = model.load_weights
+
+    def load(weights: WeightStream) -> Any:
+        del model.load_weights
+        loaded = load_weights(weights)
+        if left := untouched(model):
+            raise RunFailed(
+                f"vLLM does not take new weights for {some(left)}: it would sample from another model"
+            )
+        return loaded
+
+    model.load_weights = load
 
 
 def _typed(params: dict[str, Any]) -> dict[str, Any]:
