@@ -32,7 +32,7 @@ def model_config(run: ResolvedRun) -> PreTrainedConfig:
 
 def open_model(run: ResolvedRun) -> PreTrainedModel:
     """The model to train: the object given, itself, or what the config names; with adapters if asked."""
-    model = load_model(run.config.model) if run.given.model is None else run.given.model
+    model = load_model(run.config.model, trains=True) if run.given.model is None else run.given.model
     if run.config.model.lora is not None:
         add_adapters(model, run.config.model.lora, run.config.train.seed)
     return model

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from grpox.errors import ConfigError, Problem
 from grpox.lora.layers import adapted_layers, merge_adapters
 from grpox.lora.streams import stream_as_trained
+from grpox.runfile.model_parts import media_parts
 from grpox.runfile.origins import ARGUMENT
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ def _unfit(model: Any) -> str:
         return "is no language model: it cannot generate"
     if adapted_layers(model):
         return "it has adapters: merge them (merge_and_unload), and give model.lora for new ones"
+    if parts := list(media_parts(model.config.to_dict())):
+        return f"is a model of more than text ({', '.join(parts)}), and only text is trained"
     parameters = list(model.parameters())
     if any(hasattr(parameter, "ds_id") for parameter in parameters):
         return "its weights are in the shards of a run that did not end; load it anew"
