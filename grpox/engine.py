@@ -143,10 +143,11 @@ class Engine:
 
     def load_of_other_ranks(self, folder: Path, name: str, steps: int) -> None:
         """The same, of another number of ranks; a collective. `folder` needs room for it twice more."""
-        from grpox.checkpoint.universal import converted, load_universal
+        from grpox.checkpoint.universal import converted, load_buffers, load_universal
 
         with converted(folder / name, self.world) as universal:
             load_universal(self._deepspeed, universal)
+        load_buffers(self.module, folder / name)
         self.steps = steps
 
     def close(self) -> None:

@@ -41,8 +41,8 @@ def mix(policy: Engine, reference: FrozenEngine, alpha: float) -> None:
         with zero.GatheredParameters([source]), zero.GatheredParameters([target], modifier_rank=0):
             target.lerp_(source.to(target.dtype), alpha)
     buffers = zip(persistent_buffers(policy.module), persistent_buffers(reference.module), strict=True)
-    for (_, source), (_, target) in buffers:
-        if target.is_floating_point():
-            target.lerp_(source.to(target.dtype), alpha)
+    for (_, now), (_, kept) in buffers:
+        if kept.is_floating_point():
+            kept.lerp_(now.to(kept.dtype), alpha)
         else:
-            target.copy_(source)
+            kept.copy_(now)
