@@ -26,6 +26,7 @@ from grpox.weight_sync import stream_weights
 from grpox.world import World
 from grpox_generators.configs import HfConfig
 from grpox_generators.hf import HfGenerator
+from grpox_generators.server_weights import _StreamSource
 from grpox_generators.stored_names import as_stored
 
 CPU = torch.device("cpu")
@@ -100,6 +101,13 @@ def test_vllm_is_sent_what_the_files_would_hold(kind: str, tmp_path: Path) -> No
         files = load_file(tmp_path / "model.safetensors")
         assert sent.keys() == files.keys()
         assert all(torch.equal(weight, files[name]) for name, weight in sent.items())
+
+
+def test_what_a_server_is_told_to_expect_is_what_it_is_sent(kind: str) -> None:
+    model = tiny_model(kind)
+    expected = [(name, tensor.shape) for name, tensor in as_stored(model, _StreamSource(model)._shapes())]
+    sent = [(name, tensor.shape) for name, tensor in as_stored(model, stream_weights(model))]
+    assert expected == sent
 
 
 @pytest.mark.parametrize("kind", WITH_BUFFERS)
