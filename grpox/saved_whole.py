@@ -42,8 +42,7 @@ def save_whole(model: PreTrainedModel, folder: Path, state: Mapping[str, Tensor]
 
 def lost_parts(model: PreTrainedModel, folder: Path) -> list[str]:
     """One line for each way in which a reload of `folder` would differ from `model`; none where it is whole."""
-    with META:
-        empty: Any = type(model)(copy.deepcopy(model.config))
+    empty = built_empty(model)
     way = LoadStateDictConfig(
         device_map={"": META}, dtype=model.dtype, weight_mapping=get_model_conversion_mapping(empty)
     )
@@ -58,6 +57,26 @@ def lost_parts(model: PreTrainedModel, folder: Path) -> list[str]:
         "that cannot be converted": info.conversion_errors,
     }
     return [f"weights {what}, {len(names)} in all: {some(names)}" for what, names in found.items() if names]
+
+
+def built_empty(model: PreTrainedModel) -> Any:
+    """What the configuration of `model` describes, without data."""
+    with META:
+        return type(model)(copy.deepcopy(model.config))
+
+
+def undescribed(model: PreTrainedModel) -> str:
+    """Why files could not hold a model; empty where its configuration describes it."""
+    try:
+        described = {name: tensor.shape for name, tensor in built_empty(model).state_dict().items()}
+    except Exception as error:  # noqa: BLE001 - whatever a class of the user's does
+        return f"cannot be built from its configuration: {type(error).__name__}: {error}"
+    held = {name: tensor.shape for name, tensor in model.state_dict().items()}
+    others = [name for name in held.keys() | described.keys() if held.get(name) != described.get(name)]
+    if not others:
+        return ""
+    what = "it is not what its configuration describes, by which it is copied and loaded again"
+    return f"{what}: other weights, {len(others)} in all: {some(others)}"
 
 
 def _stored(folder: Path) -> dict[str, Tensor]:

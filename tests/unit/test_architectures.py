@@ -126,6 +126,18 @@ def test_a_buffer_that_is_changed_alone_is_sampled_from_and_saved(kind: str, tmp
     torch.testing.assert_close(logits(loaded), logits(model), atol=1e-6, rtol=0)
 
 
+def test_a_buffer_that_loading_keeps_in_float32_is_sampled_from_in_float32(tmp_path: Path) -> None:
+    save(tiny_model("glm4_moe"), tmp_path / "model")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.bfloat16)
+    generator = started(model)
+    generator.sync(stream_weights(model), 0)
+    copied = dict(persistent_buffers(generator.model))
+    for name, buffer in persistent_buffers(model):
+        assert buffer.dtype == torch.float32
+        assert torch.equal(copied[name], buffer)
+    assert generator.model.dtype == torch.bfloat16
+
+
 def test_a_buffer_is_told_once_and_not_where_the_state_dict_lacks_it() -> None:
     module = nn.Module()
     module.register_buffer("kept", torch.ones(2))

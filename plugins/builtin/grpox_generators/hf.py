@@ -71,7 +71,11 @@ class HfGenerator:
         """Copy the weights; the stream is not begun where the policy itself generates."""
         if self.config.gather_weights:
             for name, tensor in weights:
-                self._weights[name].copy_(tensor)
+                own = self._weights[name]
+                if own.dtype != tensor.dtype:
+                    # Loading keeps some buffers in float32, which building a model does not.
+                    own.data = own.to(tensor.dtype)
+                own.copy_(tensor)
         self.version = version
 
     @torch.no_grad()
