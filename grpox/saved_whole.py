@@ -8,7 +8,7 @@ the meta device, where a model of any size takes no memory and no tensor is read
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from grpox.wording import some
 META = torch.device("meta")
 
 
-def save_whole(model: PreTrainedModel, folder: Path, state: Mapping[str, Tensor] | None = None) -> None:
+def save_whole(model: PreTrainedModel, folder: Path, state: dict[str, Tensor] | None = None) -> None:
     """Write a model and its configs to `folder`.
 
     Args:
@@ -35,7 +35,7 @@ def save_whole(model: PreTrainedModel, folder: Path, state: Mapping[str, Tensor]
     Raises:
         RunFailed: a part would be lost to whoever loads it. What was written stays.
     """
-    model.save_pretrained(folder, state_dict=None if state is None else dict(state))
+    model.save_pretrained(folder, state_dict=state)
     if lost := lost_parts(model, folder):
         raise RunFailed(f"{folder} is written, and does not hold the model whole: {'; '.join(lost)}")
 

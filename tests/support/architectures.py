@@ -43,6 +43,7 @@ OWN: dict[str, dict[str, Any]] = {
     "gpt2": {"n_embd": 64, "n_layer": 2, "n_head": 2, "n_positions": 128, "tie_word_embeddings": True},
     "gpt_neox": {},
     "bloom": {"n_layer": 2, "n_head": 2, "tie_word_embeddings": True},
+    "gemma2": {"tie_word_embeddings": True, "sliding_window": 8, "query_pre_attn_scalar": 32},
     "gemma3_text": {"tie_word_embeddings": True, "sliding_window": 8},
     "gemma4_text": {
         "tie_word_embeddings": True,

@@ -13,23 +13,22 @@ from torch import nn
 def untouched(model: nn.Module) -> list[str]:
     """Parameters that a reload has brought nothing for; asked before it is finished."""
     from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
-    from vllm.model_executor.model_loader.reload.meta import SKIP_LOAD_TENSORS
 
     left: dict[str, int] = {}
     brought: set[int] = set()
     for prefix, layer in model.named_modules():
         info = get_layerwise_info(layer)
-        # Of a layer that is complete nothing is noted any more, and its parameters are in their places again.
-        names = {name for name, _ in info.loaded_weights} if info.can_load() else layer._parameters
         lasting = info.kernel_tensors[0] if info.kernel_tensors is not None else layer._parameters
+        names = {name for name, _ in info.loaded_weights}
         for name, parameter in layer._parameters.items():
-            if parameter is None or name in SKIP_LOAD_TENSORS:
+            if parameter is None:
                 continue
             place = id(lasting.get(name, parameter))
-            if name in names:
-                brought.add(place)
-            else:
+            # One that has memory was loaded at once, or belongs to a layer that is complete.
+            if parameter.is_meta and name not in names:
                 left[f"{prefix}.{name}"] = place
+            else:
+                brought.add(place)
     # One that is shared, as a tied head is, may be brought under its other name.
     return [name for name, place in left.items() if place not in brought]
 
