@@ -19,13 +19,20 @@ def media_columns(columns: Iterable[str]) -> list[str]:
 
 def media_part(prompt: Any) -> str:
     """The type of the first part of a prompt's messages that is no text; empty where all are."""
-    messages = prompt if isinstance(prompt, list) else []
-    contents = [message.get("content") for message in messages if isinstance(message, dict)]
-    parts = [part for content in contents if isinstance(content, list) for part in content]
-    return next((kind for part in parts if isinstance(part, dict) and (kind := _kind(part))), "")
+    for message in prompt if isinstance(prompt, list) else []:
+        if not isinstance(message, dict):
+            continue
+        content = message.get("content")
+        beside = media_columns(name for name, value in message.items() if value)
+        parts = content if isinstance(content, list) else [content]
+        if kinds := [*filter(None, map(_kind, parts)), *beside]:
+            return kinds[0]
+    return ""
 
 
-def _kind(part: dict[str, Any]) -> str:
+def _kind(part: Any) -> str:
     """The type of a part, or where it has none the key of its value; empty for text."""
+    if not isinstance(part, dict):
+        return ""
     names = [part["type"]] if part.get("type") else [name for name, value in part.items() if value is not None]
     return next((str(name) for name in names if any(kind in str(name) for kind in KINDS)), "")

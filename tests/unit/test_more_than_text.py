@@ -203,6 +203,13 @@ def test_messages_of_text_are_taken_whatever_their_form(refuse: Refuse) -> None:
 )
 def test_parts_are_told_apart_by_their_type(part: dict[str, Any], kind: str) -> None:
     assert media_part(messages(TEXT, part)) == kind
+    assert media_part([{"role": "user", "content": part}]) == kind
+
+
+def test_what_stands_beside_the_content_of_a_message_counts_too() -> None:
+    message = {"role": "user", "content": "1+1="}
+    assert media_part([message | {"images": ["a.png"]}]) == "images"
+    assert media_part([message | {"images": None, "video": []}]) == ""
 
 
 def test_rows_that_no_file_showed_before_are_refused_when_they_are_opened() -> None:
