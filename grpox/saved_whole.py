@@ -42,7 +42,10 @@ def save_whole(model: PreTrainedModel, folder: Path, state: dict[str, Tensor] | 
 
 def lost_parts(model: PreTrainedModel, folder: Path) -> list[str]:
     """One line for each way in which a reload of `folder` would differ from `model`; none where it is whole."""
-    empty = built_empty(model)
+    try:
+        empty = built_empty(model)
+    except Exception as error:  # noqa: BLE001 - other ranks wait, and what was written is to be told of
+        return [f"no model can be built from its config.json: {type(error).__name__}: {error}"]
     way = LoadStateDictConfig(
         device_map={"": META}, dtype=model.dtype, weight_mapping=get_model_conversion_mapping(empty)
     )
@@ -61,8 +64,10 @@ def lost_parts(model: PreTrainedModel, folder: Path) -> list[str]:
 
 def built_empty(model: PreTrainedModel) -> Any:
     """What the configuration of `model` describes, without data."""
+    config = copy.deepcopy(model.config)
+    config.dtype = model.dtype  # a save leaves its name there, which some classes cannot be built with
     with META:
-        return type(model)(copy.deepcopy(model.config))
+        return type(model)(config)
 
 
 def undescribed(model: PreTrainedModel) -> str:

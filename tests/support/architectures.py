@@ -54,6 +54,8 @@ OWN: dict[str, dict[str, Any]] = {
         "hidden_size_per_layer_input": 0,
         "num_kv_shared_layers": 0,
     },
+    "apertus": {},
+    "hrm_text": {},
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
     "olmoe": {"num_experts": 4, "num_experts_per_tok": 2},
