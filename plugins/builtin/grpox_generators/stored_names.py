@@ -44,7 +44,8 @@ def as_stored(model: PreTrainedModel, weights: WeightStream) -> WeightStream:
 
 def _converted(model: PreTrainedModel, name: str, converter: Any) -> WeightStream:
     for stored, weight in converter.convert(name, model=model, config=model.config).items():
-        yield stored, weight[0] if isinstance(weight, list) else weight
+        # What sends it on takes no views with gaps.
+        yield stored, (weight[0] if isinstance(weight, list) else weight).contiguous()
 
 
 def _conversions(model: PreTrainedModel) -> list[Any]:
