@@ -126,6 +126,21 @@ def test_frozen_weights_come_once_and_then_the_adapter_alone(monkeypatch: pytest
     assert generator.version == 2
 
 
+def test_a_buffer_that_has_changed_is_brought_with_the_frozen_weights_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = policy()
+    scale = torch.ones(1)
+    model.model.layers[0].register_buffer("scale", scale)
+    generator, engine = started(model, "cpu", monkeypatch)
+    for version in range(3):
+        if version == 2:
+            scale += 1
+        generator.sync(stream_weights(model), version)
+        assert torch.equal(engine.base["model.layers.0.scale"], scale)
+    assert engine.calls == ["base", "adapter", "reset", "adapter", "reset", "base", "adapter", "reset"]
+
+
 def test_an_engine_that_forgets_its_weights_gets_the_frozen_ones_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     model = policy()
     generator, engine = started(model, "cuda", monkeypatch)
