@@ -212,7 +212,8 @@ class GeneratorContext:
 
 WeightStream = Iterator[tuple[str, "Tensor"]]
 """(name, full tensor) pairs gathered bucket by bucket: a collective, to be exhausted on every rank or begun on
-none. The tensors may be the policy's own memory: read them, and copy what is kept after `sync`."""
+none. They are what the checkpoint of the model holds: parameters, tied ones once, and persistent buffers. The
+tensors may be the policy's own memory: read them, and copy what is kept after `sync`."""
 
 
 class Generator(Protocol):

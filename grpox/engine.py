@@ -21,7 +21,7 @@ from grpox.errors import ConfigError, Problem, RunFailed
 from grpox.forward_ways import forget, prepare
 from grpox.lora.layers import adapted_layers
 from grpox.quiet_deepspeed import deepspeed
-from grpox.weight_sync import stream_parameters, stream_weights
+from grpox.weight_sync import stream_weights
 from grpox.world import World
 
 if TYPE_CHECKING:
@@ -122,9 +122,7 @@ class Engine:
 
     def weights(self) -> WeightStream:
         """The current weights, whole, adapters merged in; a collective."""
-        if self._adapted:
-            return stream_weights(self.module)
-        return stream_parameters(self.module.named_parameters())  # without a walk over the modules
+        return stream_weights(self.module)
 
     def save(self, folder: Path, name: str) -> None:
         """Write weights, optimizer and schedule to `folder`/`name`, one file or more a rank; a collective.
@@ -145,10 +143,11 @@ class Engine:
 
     def load_of_other_ranks(self, folder: Path, name: str, steps: int) -> None:
         """The same, of another number of ranks; a collective. `folder` needs room for it twice more."""
-        from grpox.checkpoint.universal import converted, load_universal
+        from grpox.checkpoint.universal import converted, load_buffers, load_universal
 
         with converted(folder / name, self.world) as universal:
             load_universal(self._deepspeed, universal)
+        load_buffers(self.module, folder / name)
         self.steps = steps
 
     def close(self) -> None:

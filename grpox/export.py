@@ -12,6 +12,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase
 from grpox.checkpoint.folders import checkpoints_in
 from grpox.engine import Engine
 from grpox.errors import RunFailed
+from grpox.saved_whole import save_whole
 from grpox.whole_file import unwritten
 from grpox.world import World
 
@@ -26,7 +27,8 @@ def save_model(
     """Gather the weights bucket by bucket and write them on rank 0, whole or not at all; a collective.
 
     Raises:
-        RunFailed: they cannot be written, on every rank. What stood in their place is still there.
+        RunFailed: they cannot be written, on every rank; or a reload would not find all of them. What stood in
+            their place is still there.
     """
     state = {}
     for name, tensor in engine.weights():
@@ -37,7 +39,7 @@ def save_model(
         unfinished = folder.with_name(folder.name + ".unfinished")
         try:
             shutil.rmtree(unfinished, ignore_errors=True)
-            engine.module.save_pretrained(unfinished, state_dict=state)
+            save_whole(engine.module, unfinished, state)
             tokenizer.save_pretrained(unfinished)
             if generation_config is not None:
                 generation_config.save_pretrained(unfinished)
@@ -45,6 +47,8 @@ def save_model(
         except (OSError, SafetensorError) as error:
             shutil.rmtree(unfinished, ignore_errors=True)
             failure = f"the model is not saved: {unwritten(error, folder, size)}\n    {_rest(folder)}"
+        except RunFailed as error:
+            failure = f"{error}\n    {_rest(folder)}"
     if any(failures := world.gather([failure])):
         raise RunFailed("".join(failures))
 

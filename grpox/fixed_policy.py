@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import TYPE_CHECKING, Protocol
+
+from grpox.buffers import persistent_buffers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -32,6 +35,6 @@ class FixedPolicy:
         self.module = model
 
     def weights(self) -> WeightStream:
-        """Every parameter under its name, tied ones once."""
-        for name, parameter in self.module.named_parameters():
-            yield name, parameter.detach()
+        """Every parameter under its name, tied ones once, and the persistent buffers."""
+        for name, tensor in chain(self.module.named_parameters(), persistent_buffers(self.module)):
+            yield name, tensor.detach()

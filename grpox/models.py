@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,17 +27,21 @@ from grpox import launch
 from grpox.config import ModelConfig
 from grpox.errors import ConfigError, Problem, plain
 from grpox.model_source import model_location
+from grpox.wording import some
 
 SIZES = ("num_hidden_layers", "num_attention_heads", "hidden_size", "vocab_size")
 """Of a model's configuration: what transformers takes even where it is less than 1."""
+OTHER_PARTS = re.compile(r"(^|\.)((vision|visual|image|audio|speech)(_\w+)?|(multi_modal|mm)_projector)\.")
+"""In the names of weights: towers for images or sounds, and what leads from them to the text."""
 NO_CODE = {"trust_remote_code": False}
 """Unless the run file says otherwise; left out, transformers would ask whoever sits at the terminal."""
-TOLD = 3
-"""Weights that a message names."""
 
 
-def load_model(config: ModelConfig) -> PreTrainedModel:
+def load_model(config: ModelConfig, trains: bool = False) -> PreTrainedModel:
     """The model with its weights, on CPU, in the dtype of the config.
+
+    Args:
+        trains: whether it is trained and saved: whole parts that the checkpoint has besides would be lost.
 
     Raises:
         ConfigError: transformers can load no model there; or the checkpoint lacks weights, or holds them in
@@ -57,7 +62,7 @@ def load_model(config: ModelConfig) -> PreTrainedModel:
             )
     except Exception as error:
         raise _unloadable("model", config, error) from error
-    _check_weights(info, config.path)
+    _check_weights(info, config.path, trains)
     _check_stop_tokens(model, config.path)
     return model
 
@@ -168,18 +173,22 @@ def _check_stop_tokens(model: PreTrainedModel, path: str) -> None:
             raise ConfigError(Problem(what, "model.path", given=f"{path}, token {token!r}", allowed=allowed))
 
 
-def _check_weights(info: dict[str, Any], path: str) -> None:
+def _check_weights(info: dict[str, Any], path: str, trains: bool) -> None:
     """Refuse a checkpoint that does not fill the model; tied weights that are stored once are no gap."""
     problems = []
     if missing := sorted(info["missing_keys"]):
-        problems.append(f"weights missing in the checkpoint, {len(missing)} in all: {_some(missing)}")
+        problems.append(f"weights missing in the checkpoint, {len(missing)} in all: {some(missing)}")
     if mismatched := sorted(info["mismatched_keys"]):
         shapes = [f"{name} is {list(there)}, not {list(here)}" for name, there, here in mismatched]
-        problems.append(f"weights of another shape, {len(shapes)} in all: {_some(shapes)}")
+        problems.append(f"weights of another shape, {len(shapes)} in all: {some(shapes)}")
+    unused = sorted(info["unexpected_keys"])
+    if trains and (towers := [name for name in unused if OTHER_PARTS.search(name)]):
+        what = "parts for something else than text, which its config.json does not use and a save would lose"
+        problems.append(f"{what}, {len(towers)} weights in all: {some(towers)}")
     if problems:
         raise ConfigError([Problem(what, key="model.path", given=path) for what in problems])
-    if (unused := sorted(info["unexpected_keys"])) and launch.rank() == 0:
-        what = f"weights that its config.json does not use, {len(unused)} in all: {_some(unused)}"
+    if unused and launch.rank() == 0:
+        what = f"weights that its config.json does not use, {len(unused)} in all: {some(unused)}"
         text = f"warning: {path} holds {what}"
         Console(stderr=True).print(plain(text), style="yellow", markup=False, highlight=False, soft_wrap=True)
 
@@ -197,10 +206,6 @@ def _without_load_report() -> Iterator[None]:
         yield
     finally:
         logger.removeFilter(is_other)
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:TOLD]) + (", ..." if len(names) > TOLD else "")
 
 
 def _unloadable(what: str, config: ModelConfig, error: Exception) -> ConfigError:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
+from grpox.buffers import persistent_buffers
 from grpox.config import TrainConfig
 from grpox.engine import Engine, FrozenEngine
 
@@ -28,7 +29,10 @@ class ReferenceSync:
 
 @torch.no_grad()
 def mix(policy: Engine, reference: FrozenEngine, alpha: float) -> None:
-    """``ref <- alpha pi + (1 - alpha) ref``, one parameter whole at a time; a collective."""
+    """``ref <- alpha pi + (1 - alpha) ref``, one parameter whole at a time; a collective.
+
+    Persistent buffers too; those that hold no fractions become the policy's.
+    """
     from deepspeed import zero
 
     pairs = zip(policy.module.parameters(), reference.module.parameters(), strict=True)
@@ -36,3 +40,9 @@ def mix(policy: Engine, reference: FrozenEngine, alpha: float) -> None:
         # With a modifier rank the values that rank 0 leaves are sharded anew over all ranks.
         with zero.GatheredParameters([source]), zero.GatheredParameters([target], modifier_rank=0):
             target.lerp_(source.to(target.dtype), alpha)
+    buffers = zip(persistent_buffers(policy.module), persistent_buffers(reference.module), strict=True)
+    for (_, now), (_, kept) in buffers:
+        if kept.is_floating_point():
+            kept.lerp_(now.to(kept.dtype), alpha)
+        else:
+            kept.copy_(now)

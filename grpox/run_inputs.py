@@ -17,6 +17,7 @@ from grpox.errors import ConfigError, Problem
 from grpox.evaluation_settings import sampling_of
 from grpox.lora.add import add_adapters
 from grpox.models import check_special_tokens, load_config, load_model, load_tokenizer, vocabulary_of
+from grpox.runfile.model_parts import media_problem
 from grpox.runfile.streaming import stream_problems
 from grpox.sampling import BatchPlan, PromptSampler, Schedule, StreamSampler
 
@@ -31,7 +32,7 @@ def model_config(run: ResolvedRun) -> PreTrainedConfig:
 
 def open_model(run: ResolvedRun) -> PreTrainedModel:
     """The model to train: the object given, itself, or what the config names; with adapters if asked."""
-    model = load_model(run.config.model) if run.given.model is None else run.given.model
+    model = load_model(run.config.model, trains=True) if run.given.model is None else run.given.model
     if run.config.model.lora is not None:
         add_adapters(model, run.config.model.lora, run.config.train.seed)
     return model
@@ -58,11 +59,13 @@ def open_prompts(run: ResolvedRun, tokenizer: PreTrainedTokenizerBase) -> tuple[
 
     Raises:
         ConfigError: data cannot be opened, or holds what is no prompt or is too long; see `PromptSet`. Or the
-            tokenizer's special tokens are not the model's.
+            tokenizer's special tokens are not the model's, or the model is one of more than text.
         RunFailed: the first row of a stream cannot be read.
     """
     config = run.config
     model = model_config(run)
+    if problem := media_problem(model.to_dict(), "model.path", config.model.path):
+        raise ConfigError(problem)
     check_special_tokens(tokenizer, model, config.model.path)
     limit, vocabulary = PromptLimit.of_run(config.data, config.sampling, model), vocabulary_of(model)
     column, template = config.data.prompt_column, config.model.chat_template_kwargs

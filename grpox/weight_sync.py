@@ -1,4 +1,7 @@
-"""The policy's weights out of their ZeRO-3 shards: a stream of (name, tensor), gathered bucket by bucket."""
+"""The policy's weights out of their ZeRO-3 shards: a stream of (name, tensor), gathered bucket by bucket.
+
+It is what a checkpoint of the model holds: the parameters, and the buffers of the state dict.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from grpox.contracts import WeightStream
-from grpox.lora.layers import Factors, adapted_layers, base_parameters, factors_of, parameters_of
+from grpox.lora.layers import (
+    Factors,
+    adapted_layers,
+    base_buffers,
+    base_parameters,
+    factors_of,
+    parameters_of,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -15,7 +25,7 @@ BUCKET_BYTES = 256 * 2**20
 
 
 def stream_weights(module: nn.Module, bucket_bytes: int = BUCKET_BYTES) -> WeightStream:
-    """Yield every parameter whole, under its name; tied parameters once.
+    """Yield every parameter whole, under its name, tied ones once; then the persistent buffers.
 
     Where adapters are trained (`grpox.lora`), each is merged into its layer's weight, and all names are those
     of the model without them. What is merged is a new tensor, one at a time.
@@ -25,8 +35,8 @@ def stream_weights(module: nn.Module, bucket_bytes: int = BUCKET_BYTES) -> Weigh
     as the shard of a single rank is: to be read, and copied where it is kept beyond the next update.
     """
     adapted = {id(layer.base_layer.weight): layer for layer in adapted_layers(module).values()}
-    named = base_parameters(module) if adapted else module.named_parameters()
-    return stream_parameters(named, bucket_bytes, adapted)
+    yield from stream_parameters(base_parameters(module), bucket_bytes, adapted)
+    yield from stream_buffers(module)
 
 
 def stream_parameters(
@@ -52,6 +62,12 @@ def stream_parameters(
             ]
         while whole:  # given away one by one: nothing of this bucket is left when the next is gathered
             yield _given(*whole.pop())
+
+
+def stream_buffers(module: nn.Module) -> WeightStream:
+    """Yield every persistent buffer, which each rank has whole; as `stream_weights`."""
+    for name, buffer in base_buffers(module):
+        yield name, buffer.detach()
 
 
 def _given(name: str, weight: Tensor, factors: Factors | None) -> tuple[str, Tensor]:

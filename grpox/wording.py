@@ -1,6 +1,17 @@
-"""Numbers as people read them: ``1 step``, ``2 steps``, ``3 min 05 s``."""
+"""Numbers and lists as people read them: ``1 step``, ``2 steps``, ``3 min 05 s``, ``a, b, c, ...``."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
+
+TOLD = 3
+"""Names that a message tells of many."""
+
+
+def some(names: Iterable[str]) -> str:
+    """The first `TOLD` of `names` in their order, and dots for more."""
+    ordered = sorted(names)
+    return ", ".join(ordered[:TOLD]) + (", ..." if len(ordered) > TOLD else "")
 
 
 def counted(number: int, noun: str) -> str:

@@ -25,6 +25,7 @@ from grpox.lora.layers import adapter_parameters, merge_adapters
 from grpox.model_card import write_card
 from grpox.models import load_model, load_tokenizer
 from grpox.runfile.model_options import model_problems, runs_code
+from grpox.saved_whole import save_whole
 from grpox.world import World
 
 ALONE = World(0, 1, torch.device("cpu"))
@@ -42,6 +43,7 @@ def export_checkpoint(source: Path, out: Path, trusts_code: bool = False) -> Pat
     Raises:
         ConfigError: there is no good checkpoint, `out` is not empty, the model comes with code, or the run's
             model is gone, from which all but the weights is.
+        RunFailed: whoever loads what was written would not have the whole model.
     """
     logging.disable_progress_bar()
     _check_empty(out)
@@ -63,7 +65,7 @@ def export_checkpoint(source: Path, out: Path, trusts_code: bool = False) -> Pat
             state = {name: parameter.detach() for name, parameter in adapter_parameters(model)}
             write_adapter(model, state, config.path, unfinished / ADAPTER_FOLDER)
             merge_adapters(model)
-        model.save_pretrained(unfinished)
+        save_whole(model, unfinished)
         tokenizer.save_pretrained(unfinished)
         _write_card(unfinished, progress)
         unfinished.rename(out)

@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+import torch.distributed as dist
 
+from grpox.buffers import persistent_buffers
 from grpox.checkpoint.rank_state import read_state
 from grpox.checkpoint.shards import ShardFiles
 from grpox.weight_sync import stream_weights
@@ -43,3 +45,8 @@ def read_reference(policy: PolicyUpdate, folder: Path, world: World) -> None:
         with zero.GatheredParameters([parameter], modifier_rank=0):
             if world.is_main:
                 parameter.copy_(weights[name])
+    for name, buffer in persistent_buffers(policy.reference.module):
+        if world.is_main:
+            buffer.copy_(weights[name])
+        if world.size > 1:
+            dist.broadcast(buffer, src=0)

@@ -2,7 +2,7 @@
 
 What DeepSpeed 0.19 does wrong as it loads one is made good here: it gives every group of parameters the
 settings of the first (weight decay to biases and norms), and all of them one counter of steps, which each of
-them then advances.
+them then advances. Buffers it leaves as the model came with them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
+from grpox.buffers import persistent_buffers
 from grpox.checkpoint.shards import only_weights
 from grpox.errors import RunFailed
 from grpox.world import World
@@ -61,6 +63,18 @@ def load_universal(engine: Any, folder: Path) -> None:
     if loaded is None:
         raise RunFailed(f"DeepSpeed finds no checkpoint in {folder}")
     _mend(engine.optimizer, saved["param_groups"])
+
+
+@torch.no_grad()
+def load_buffers(model: nn.Module, engine_folder: Path) -> None:
+    """Give `model` the buffers that rank 0 had when DeepSpeed's folder of a checkpoint was written."""
+    from deepspeed.utils import zero_to_fp32
+
+    with only_weights():
+        file = zero_to_fp32.get_model_state_file(str(engine_folder), zero_stage=3)
+        held = torch.load(file, map_location="cpu", weights_only=True)["module"]
+    for name, buffer in persistent_buffers(model):
+        buffer.copy_(held[name])
 
 
 def _mend(sharded: Any, saved: list[dict[str, Any]]) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from grpox import launch
 from grpox.contracts import Text
+from grpox.data.media import CURE, media_columns, media_part
 from grpox.data.prompt_length import PromptLimit
 from grpox.data.row_stream import RowStream
 from grpox.errors import ConfigError, Problem, RunFailed, nearest
@@ -39,7 +40,8 @@ class PromptSet:
 
     Raises:
         ConfigError: the data has no row, no such column, or a row without a prompt or with one that is too
-            long or has tokens the model lacks; or it needs a chat template that the tokenizer lacks.
+            long, more than text, or has tokens the model lacks; or it needs a chat template that the tokenizer
+            lacks.
     """
 
     def __init__(
@@ -64,7 +66,7 @@ class PromptSet:
         self._ids, self._ends = array("i"), array("q", [0])
         if not isinstance(rows, RowStream) and len(rows) == 0:
             raise ConfigError(Problem(f"{data} holds no row", key="data"))
-        _check_column(prompt_column, list(rows.column_names), data)
+        _check_columns(prompt_column, list(rows.column_names), data)
         self.conversational = not isinstance(rows[0][prompt_column], str)
         if problem := self._no_prompt(0, self.prompt(0)):
             raise ConfigError(problem)
@@ -212,7 +214,10 @@ class PromptSet:
         return Problem(what, key="data.prompt_column", given=repr(self.prompt(index))[:200])
 
     def _no_prompt(self, index: int, value: Any) -> Problem | None:
-        """That a row holds something else than the first row's kind of prompt, or nothing."""
+        """That a row holds something else than the first row's kind of prompt, more than text, or nothing."""
+        if kind := media_part(value):
+            what = f"{self._place(index)} has a part of type {kind}, and nothing but text is read"
+            return Problem(what, key="data.prompt_column", given=self._prompt_column, allowed=CURE)
         messages = isinstance(value, list) and all(isinstance(part, dict) for part in value)
         if value and (messages if self.conversational else isinstance(value, str)):
             return None
@@ -229,7 +234,10 @@ class PromptSet:
         return f"row {index} (from 0) of {self._data}"
 
 
-def _check_column(column: str, columns: list[str], data: str) -> None:
+def _check_columns(column: str, columns: list[str], data: str) -> None:
+    if media := media_columns(columns):
+        what = f"{data} has a column of what is no text, which is not read"
+        raise ConfigError([Problem(what, "data", given=each, allowed=CURE) for each in media])
     if column not in columns:
         raise ConfigError(
             Problem(

@@ -16,6 +16,7 @@ from grpox.checkpoint.rank_state import slice_state, write_state
 from grpox.config import RunConfig
 from grpox.faults.found import Found
 from grpox.redact import redact, redacted
+from grpox.saved_whole import save_whole
 from grpox.world import World
 
 if TYPE_CHECKING:
@@ -111,7 +112,7 @@ class FaultDumps:
                 state[name] = tensor.cpu()
 
         def write() -> None:
-            self.engine.module.save_pretrained(folder, state_dict=state)
+            save_whole(self.engine.module, folder, state)
             self.tokenizer.save_pretrained(folder)
 
         return self._all(write, main=True)

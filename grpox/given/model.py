@@ -11,7 +11,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from grpox.errors import ConfigError, Problem
 from grpox.lora.layers import adapted_layers, merge_adapters
 from grpox.lora.streams import stream_as_trained
+from grpox.runfile.model_parts import media_parts
 from grpox.runfile.origins import ARGUMENT
+from grpox.saved_whole import undescribed
 
 if TYPE_CHECKING:
     from grpox.engine import Engine
@@ -22,7 +24,8 @@ def check_model(model: Any) -> None:
 
     Raises:
         ConfigError: it is no transformers model, or its weights are quantised, spread over devices, on none,
-            in another dtype than float32 or bfloat16, or sharded by an earlier run that failed.
+            in another dtype than float32 or bfloat16, or sharded by an earlier run that failed; or its
+            configuration describes another model.
     """
     what = _unfit(model)
     if what:
@@ -37,6 +40,8 @@ def _unfit(model: Any) -> str:
         return "is no language model: it cannot generate"
     if adapted_layers(model):
         return "it has adapters: merge them (merge_and_unload), and give model.lora for new ones"
+    if parts := list(media_parts(model.config.to_dict())):
+        return f"is a model of more than text ({', '.join(parts)}), and only text is trained"
     parameters = list(model.parameters())
     if any(hasattr(parameter, "ds_id") for parameter in parameters):
         return "its weights are in the shards of a run that did not end; load it anew"
@@ -47,7 +52,7 @@ def _unfit(model: Any) -> str:
     dtypes = {str(parameter.dtype).removeprefix("torch.") for parameter in parameters}
     if len(dtypes) > 1 or not dtypes <= {"float32", "bfloat16"}:
         return f"its weights are in {' and '.join(sorted(dtypes))}: make all of them float32 or bfloat16"
-    return ""
+    return undescribed(model)
 
 
 def check_tokenizer(tokenizer: Any) -> None:

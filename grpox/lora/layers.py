@@ -5,15 +5,18 @@ They are known by what they hold, so that nothing here needs peft: most runs hav
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from grpox.buffers import persistent_buffers
 from grpox.wording import counted
+
+Weight = TypeVar("Weight", bound=Tensor)
 
 ADAPTER = "default"
 """peft's name for the adapter of a model that has one."""
@@ -59,13 +62,12 @@ def factors_of(layer: Any, down: Tensor, up: Tensor) -> Factors:
 
 def base_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     """The parameters of `model` without its adapters, under the names that they have in a model without any."""
-    adapted = adapted_layers(model)
-    for name, parameter in model.named_parameters():
-        layer, inside, rest = name.partition(".base_layer.")
-        if inside and layer in adapted:
-            yield f"{layer}.{rest}", parameter
-        elif not any(name.startswith(f"{layer}.lora_") for layer in _outer(name, adapted)):
-            yield name, parameter
+    return _of_base(model, model.named_parameters())
+
+
+def base_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """The buffers that a checkpoint holds, under the names that they have in a model without adapters."""
+    return _of_base(model, persistent_buffers(model))
 
 
 def adapter_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
@@ -119,8 +121,18 @@ def told_of(model: nn.Module) -> str:
     return f"training {share}: adapters of rank {rank} on {counted(len(layers), 'layer')}"
 
 
+def _of_base(model: nn.Module, named: Iterable[tuple[str, Weight]]) -> Iterator[tuple[str, Weight]]:
+    adapted = adapted_layers(model)
+    for name, weight in named:
+        layer, inside, rest = name.partition(".base_layer.")
+        if inside and layer in adapted:
+            yield f"{layer}.{rest}", weight
+        elif not any(name.startswith(f"{layer}.lora_") for layer in _outer(name, adapted)):
+            yield name, weight
+
+
 def _outer(name: str, layers: dict[str, Any]) -> list[str]:
-    """Those of `layers` that a parameter of this name is in."""
+    """Those of `layers` that a parameter or buffer of this name is in."""
     parts = name.split(".")
     prefixes = (".".join(parts[:length]) for length in range(1, len(parts)))
     return [prefix for prefix in prefixes if prefix in layers]

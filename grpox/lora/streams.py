@@ -9,12 +9,13 @@ from torch import nn
 
 from grpox.contracts import WeightStream
 from grpox.lora.layers import adapter_parameters, base_parameters
-from grpox.weight_sync import stream_parameters
+from grpox.weight_sync import stream_buffers, stream_parameters
 
 
 def stream_base(model: nn.Module) -> WeightStream:
-    """The frozen weights under the names of a model without adapters; a collective."""
-    return stream_parameters(base_parameters(model))
+    """The frozen weights and the buffers under the names of a model without adapters; a collective."""
+    yield from stream_parameters(base_parameters(model))
+    yield from stream_buffers(model)
 
 
 def stream_adapters(model: nn.Module) -> WeightStream:

@@ -7,6 +7,8 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from grpox.data.media import media_part
+
 COUNTED_UP_TO = 32 * 2**20
 """Bytes of text up to which records are counted, which parses each of them."""
 
@@ -23,20 +25,25 @@ class DataFile:
     """Of the first record."""
     records: int | None
     """None when the file is too large to count cheaply."""
+    media: str = ""
+    """Where a prompt has an image or the like, and what: ``line 3 has a part of type image_url``."""
 
 
-def look_at(path: Path) -> DataFile:
+def look_at(path: Path, prompt_column: str = "") -> DataFile:
     """The first record's columns and the number of records of a .jsonl, .json, .csv or .parquet file.
+
+    Args:
+        prompt_column: where prompts are looked for that are more than text.
 
     Raises:
         UnreadableData: it holds no record, or what is none: its line is named. In a file that is too large to
             be counted only the first record is looked at.
     """
     if path.suffix == ".parquet":
-        return _parquet(path)
+        return _parquet(path, prompt_column)
     counted = path.stat().st_size <= COUNTED_UP_TO
     try:
-        found = _text(path, counted)
+        found = _text(path, counted, prompt_column)
     except UnicodeDecodeError as error:
         raise UnreadableData(f"is not UTF-8 text: {error}") from error
     except OSError as error:
@@ -48,49 +55,59 @@ def look_at(path: Path) -> DataFile:
     return found
 
 
-def _text(path: Path, counted: bool) -> DataFile:
+def _text(path: Path, counted: bool, prompt_column: str) -> DataFile:
     if path.suffix == ".csv":
         return _csv(path, counted)
     with path.open(encoding="utf-8-sig") as file:
         begins_with = next((line.lstrip()[0] for line in file if line.strip()), "")
     # A .json file may hold an array or one object a line: what loads it takes either.
-    return _array(path) if path.suffix == ".json" and begins_with == "[" else _lines(path, counted)
+    if path.suffix == ".json" and begins_with == "[":
+        return _array(path, prompt_column)
+    return _lines(path, counted, prompt_column)
 
 
-def _lines(path: Path, counted: bool) -> DataFile:
+def _lines(path: Path, counted: bool, prompt_column: str) -> DataFile:
     columns: tuple[str, ...] = ()
-    records = 0
+    records, media = 0, ""
     with path.open(encoding="utf-8-sig") as file:
         for number, line in enumerate(file, start=1):
             if not line.strip():
                 continue
-            found = _columns(line.rstrip("\n"), f"line {number}")
-            columns = columns if records else found
+            record = _record(line.rstrip("\n"), f"line {number}")
+            columns = columns if records else tuple(record)
+            media = media or _media(record, prompt_column, f"line {number}")
             records += 1
             if not counted:
-                return DataFile(columns, None)
-    return DataFile(columns, records)
+                return DataFile(columns, None, media)
+    return DataFile(columns, records, media)
 
 
-def _columns(text: str, place: str) -> tuple[str, ...]:
+def _media(record: dict[str, object], prompt_column: str, place: str) -> str:
+    kind = media_part(record.get(prompt_column))
+    return f"{place} has a part of type {kind}" if kind else ""
+
+
+def _record(text: str, place: str) -> dict[str, object]:
     try:
         record = json.loads(text)
     except json.JSONDecodeError as error:
         raise UnreadableData(f"{place} is not JSON: {error.msg} at column {error.colno}") from error
     if not isinstance(record, dict):
         raise UnreadableData(f"{place} is not an object with columns as keys")
-    return tuple(record)
+    return record
 
 
-def _array(path: Path) -> DataFile:
+def _array(path: Path, prompt_column: str) -> DataFile:
     try:
         records = json.loads(path.read_text(encoding="utf-8-sig"))
     except json.JSONDecodeError as error:
         raise UnreadableData(f"line {error.lineno} is not JSON: {error.msg}") from error
+    media = ""
     for number, record in enumerate(records):
         if not isinstance(record, dict):
             raise UnreadableData(f"record {number} (from 0) is not an object with columns as keys")
-    return DataFile(tuple(records[0]) if records else (), len(records))
+        media = media or _media(record, prompt_column, f"record {number} (from 0)")
+    return DataFile(tuple(records[0]) if records else (), len(records), media)
 
 
 def _csv(path: Path, counted: bool) -> DataFile:
@@ -112,7 +129,7 @@ def _is_record(row: list[str], columns: tuple[str, ...], line: int) -> bool:
     return bool(row)
 
 
-def _parquet(path: Path) -> DataFile:
+def _parquet(path: Path, prompt_column: str) -> DataFile:
     import pyarrow
     import pyarrow.parquet
 
@@ -125,4 +142,11 @@ def _parquet(path: Path) -> DataFile:
     with parquet:
         if not parquet.metadata.num_rows:
             raise UnreadableData("holds no record")
-        return DataFile(tuple(parquet.schema_arrow.names), parquet.metadata.num_rows)
+        columns, media = parquet.schema_arrow, ""
+        nested = prompt_column in columns.names and pyarrow.types.is_nested(columns.field(prompt_column).type)
+        if nested and path.stat().st_size <= COUNTED_UP_TO:
+            prompts = parquet.read([prompt_column]).column(prompt_column).to_pylist()
+            rows = ({prompt_column: prompt} for prompt in prompts)
+            told = (_media(row, prompt_column, f"row {number} (from 0)") for number, row in enumerate(rows))
+            media = next(filter(None, told), "")
+        return DataFile(tuple(columns.names), parquet.metadata.num_rows, media)

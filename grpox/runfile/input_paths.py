@@ -7,9 +7,11 @@ from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 from grpox.config import DataConfig, RunConfig
+from grpox.data.media import CURE, media_columns
 from grpox.data.open_data import LOADERS, is_data_file
 from grpox.errors import Problem, nearest
 from grpox.runfile.data_files import UnreadableData, look_at
+from grpox.runfile.model_parts import media_problem_of
 from grpox.runfile.output_paths import output_problems, unreachable
 from grpox.runfile.slots import selected
 
@@ -80,6 +82,8 @@ def check_inputs(
     problems = output_problems(config) if trains else []
     if "model.path" not in given:
         problems += model_problems("model.path", config.model.path)
+        if trains and (problem := media_problem_of(Path(config.model.path), "model.path")):
+            problems.append(problem)
     records = None
     data = config.data
     if trains and data.path is not None and "data.path" not in given:
@@ -154,7 +158,7 @@ def _data_problems(key: str, given: str, prompt_column: str) -> tuple[list[Probl
             Problem("not a kind of file that can be read", key, given=given, allowed=", ".join(LOADERS))
         ], None
     try:
-        file = look_at(path)
+        file = look_at(path, prompt_column)
     except UnreadableData as error:
         return [Problem(str(error), key=key, given=given)], None
     if prompt_column not in file.columns:
@@ -166,7 +170,19 @@ def _data_problems(key: str, given: str, prompt_column: str) -> tuple[list[Probl
             nearest=nearest(prompt_column, file.columns),
         )
         return [problem], file.records
-    return [], file.records
+    problems = [
+        Problem(
+            f"{path.name} has a column of what is no text, which is not read",
+            key,
+            given=column,
+            allowed=CURE,
+        )
+        for column in media_columns(file.columns)
+    ]
+    if file.media:
+        what = f"{file.media}, and nothing but text is read"
+        problems.append(Problem(what, key, given=given, allowed=CURE))
+    return problems, file.records
 
 
 def _is_readable(path: Path) -> bool:

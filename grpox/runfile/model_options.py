@@ -20,6 +20,7 @@ REFUSED_INIT = {
     "ignore_mismatched_sizes": "weights of another shape would be drawn at random",
     "output_loading_info": "grpox itself reads it",
     "state_dict": "weights come from model.path",
+    "key_mapping": "what is saved could be loaded with it alone",
 }
 """Arguments of `from_pretrained` that cannot be given, and why."""
 

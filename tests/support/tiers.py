@@ -37,7 +37,7 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "plugins/builtin/grpox_rewards/*": ("unit", "plugins", "runs"),
     # The model, its engine and its weights on the way to a generator.
     "grpox/deepspeed_config.py grpox/engine.py grpox/forward_ways.py grpox/from_lists.py grpox/logprobs.py "
-    "grpox/lora/* grpox/model_source.py grpox/models.py grpox/optimizers.py grpox/rollout.py "
+    "grpox/buffers.py grpox/lora/* grpox/model_source.py grpox/models.py grpox/optimizers.py grpox/rollout.py "
     "grpox/weight_sync.py": (
         "unit", "ranks", "runs", "services/vllm",
     ),
@@ -58,7 +58,7 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "grpox/__init__.py": (
         "unit", "ranks", "runs", *REST,
     ),
-    "grpox/checkpoint/* grpox/export.py grpox/hub.py grpox/model_card.py": (
+    "grpox/checkpoint/* grpox/export.py grpox/hub.py grpox/model_card.py grpox/saved_whole.py": (
         "unit", "ranks", "runs", "services/mlflow", "services/hosts",
     ),
     "grpox/evaluate_model.py grpox/evaluation.py grpox/evaluation_metrics.py grpox/evaluation_settings.py "

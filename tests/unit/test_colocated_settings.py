@@ -18,6 +18,12 @@ from grpox_generators.configs import ENGINE_OWNED, VllmColocateConfig
 from grpox_generators.vllm_colocate import VllmColocateGenerator
 
 
+class Model(nn.Module):
+    """vLLM's model, which loads nothing by itself here."""
+
+    def load_weights(self, weights: Any) -> None: ...
+
+
 class EngineDouble:
     """vLLM's engine as far as sleep goes.
 
@@ -40,7 +46,7 @@ class EngineDouble:
         self.asleep -= set(tags)
 
     def apply_model(self, function: Callable[[nn.Module], bool]) -> list[bool]:
-        return [function(nn.Linear(1, 1))]
+        return [function(Model())]
 
     def collective_rpc(self, method: str, kwargs: dict[str, Iterator[tuple[str, Tensor]]]) -> None:
         self.calls.append(method)
@@ -61,11 +67,15 @@ class Policy(SimpleNamespace):
     """A policy of one weight, as the generator sees it."""
 
     dtype = torch.float32
+    _weight_conversions = ()
+    """Its files hold the weight under the name that it has in memory."""
 
     def __init__(self, weight: float) -> None:
         super().__init__(weight=weight)
         text = SimpleNamespace(tie_word_embeddings=False, vocab_size=17)
-        self.config = SimpleNamespace(get_text_config=lambda: text, save_pretrained=lambda folder: None)
+        self.config = SimpleNamespace(
+            architectures=["Own"], get_text_config=lambda: text, save_pretrained=lambda folder: None
+        )
 
 
 class Sampling:

@@ -59,6 +59,43 @@ def refused(call: Any, *arguments: Any, **options: Any) -> list[Problem]:
     return caught.value.problems
 
 
+# -- Models that no file could hold ----------------------------------------------------------------------
+
+
+def shortened(model: LlamaForCausalLM) -> LlamaForCausalLM:
+    del model.model.layers[0]
+    return model
+
+
+def extended(model: LlamaForCausalLM) -> LlamaForCausalLM:
+    model.register_buffer("counts", torch.zeros(17))
+    return model
+
+
+class OfParts(LlamaForCausalLM):
+    """Cannot be built from its configuration alone."""
+
+    def __init__(self, config: LlamaConfig, more: int) -> None:
+        super().__init__(config)
+        self.more = more
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (shortened, "other weights, 9 in all: model.layers.0."),
+        (extended, "other weights, 1 in all: counts"),
+        (lambda model: OfParts(model.config, 3), "cannot be built from its configuration: TypeError: "),
+    ],
+)
+def test_a_model_that_its_configuration_does_not_describe_is_refused(
+    model: LlamaForCausalLM, change: Any, told: str
+) -> None:
+    [problem] = refused(given, change(model))
+    assert problem.key == "model"
+    assert told in problem.what
+
+
 # -- What the run becomes --------------------------------------------------------------------------------
 
 

@@ -38,6 +38,12 @@ class Request:
     load_inplace: bool = False
 
 
+class Model(nn.Module):
+    """vLLM's model, which loads nothing by itself here."""
+
+    def load_weights(self, weights: Any) -> None: ...
+
+
 class EngineDouble:
     """vLLM's engine: keeps what it is given."""
 
@@ -48,7 +54,7 @@ class EngineDouble:
         self.llm_engine = SimpleNamespace(add_lora=self.add_lora)
 
     def apply_model(self, function: Any) -> list[bool]:
-        return [function(nn.Linear(1, 1))]
+        return [function(Model())]
 
     def collective_rpc(self, method: str, kwargs: dict[str, Iterator[tuple[str, Tensor]]]) -> None:
         self.calls.append("base")
@@ -118,6 +124,21 @@ def test_frozen_weights_come_once_and_then_the_adapter_alone(monkeypatch: pytest
     assert engine.base.keys() == frozen.keys()
     assert all(torch.equal(engine.base[name], frozen[name]) for name in frozen)
     assert generator.version == 2
+
+
+def test_a_buffer_that_has_changed_is_brought_with_the_frozen_weights_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = policy()
+    scale = torch.ones(1)
+    model.model.layers[0].register_buffer("scale", scale)
+    generator, engine = started(model, "cpu", monkeypatch)
+    for version in range(3):
+        if version == 2:
+            scale += 1
+        generator.sync(stream_weights(model), version)
+        assert torch.equal(engine.base["model.layers.0.scale"], scale)
+    assert engine.calls == ["base", "adapter", "reset", "adapter", "reset", "base", "adapter", "reset"]
 
 
 def test_an_engine_that_forgets_its_weights_gets_the_frozen_ones_anew(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig
 
+from grpox.buffers import persistent_buffers
 from grpox.config import SamplingConfig
 from grpox.contracts import GeneratorContext, Prompt, Rollout, WeightStream
 from grpox.errors import ConfigError, Problem, RunFailed
@@ -63,14 +64,18 @@ class HfGenerator:
         self.model.generation_config = GenerationConfig()
         if not self.config.continuous_batching:
             group_heads(self.model)
-        self._weights = dict(self.model.named_parameters())
+        self._weights = dict(self.model.named_parameters()) | dict(persistent_buffers(self.model))
 
     @torch.no_grad()
     def sync(self, weights: WeightStream, version: int) -> None:
         """Copy the weights; the stream is not begun where the policy itself generates."""
         if self.config.gather_weights:
             for name, tensor in weights:
-                self._weights[name].copy_(tensor)
+                own = self._weights[name]
+                if own.dtype != tensor.dtype:
+                    # Loading keeps some buffers in float32, which building a model does not.
+                    own.data = own.to(tensor.dtype)
+                own.copy_(tensor)
         self.version = version
 
     @torch.no_grad()

@@ -9,6 +9,7 @@ import shutil
 import socket
 from collections.abc import Coroutine, Iterator
 from concurrent.futures import Future
+from itertools import chain
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -19,8 +20,9 @@ from safetensors.torch import save_file
 
 from grpox.contracts import WeightStream
 from grpox.errors import RunFailed
-from grpox.lora.layers import base_parameters
+from grpox.lora.layers import base_buffers, base_parameters
 from grpox_generators.server_fleet import Fleet
+from grpox_generators.stored_names import as_stored
 
 Bucket = dict[str, torch.Tensor]
 
@@ -179,10 +181,16 @@ class _StreamSource:
         from vllm.distributed.weight_transfer import ParamMeta
 
         return [
-            # Under ZeRO-3 a parameter's own shape is that of its shard.
-            ParamMeta(name, parameter.dtype, tuple(getattr(parameter, "ds_shape", parameter.shape)))
-            for name, parameter in base_parameters(self._policy)
+            ParamMeta(name, shape.dtype, tuple(shape.shape))
+            for name, shape in as_stored(self._policy, self._shapes())
         ]
+
+    def _shapes(self) -> WeightStream:
+        """What will be streamed, without its data."""
+        for name, tensor in chain(base_parameters(self._policy), base_buffers(self._policy)):
+            # Under ZeRO-3 a parameter's own shape is that of its shard.
+            shape = getattr(tensor, "ds_shape", tensor.shape)
+            yield name, torch.empty(shape, dtype=tensor.dtype, device="meta")
 
     def __iter__(self) -> WeightStream:
         return self.weights

@@ -6,10 +6,14 @@ On CUDA it sleeps while the policy is updated, and forgets its weights: they are
 
 from __future__ import annotations
 
+import copy
 import os
 import tempfile
 from collections.abc import Iterable, Sequence
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from grpox import launch
 from grpox.checkpoint.rng import random_numbers_kept
@@ -17,16 +21,20 @@ from grpox.config import SamplingConfig
 from grpox.contracts import GeneratorContext, Prompt, Rollout, WeightStream
 from grpox.errors import ConfigError, Problem, RunFailed
 from grpox.kept_variables import variables_kept
-from grpox.lora.layers import adapted_layers
+from grpox.lora.layers import adapted_layers, base_buffers
 from grpox.lora.streams import stream_base
 from grpox.weight_sync import stream_weights
+from grpox.wording import some
 from grpox_generators.configs import VllmColocateConfig
 from grpox_generators.limits import check_length, end_ids
+from grpox_generators.ranks import any_rank
 from grpox_generators.shared_memory import own_segments
+from grpox_generators.stored_names import as_stored
 from grpox_generators.tensor_parallel import ask_together, check_size, engine_arguments
 from grpox_generators.vllm_adapter import AdapterFiles
 from grpox_generators.vllm_sampling import request_params, seed_of
 from grpox_vllm_serving.launch import CPU_BLOCK_SIZE
+from grpox_vllm_serving.reloaded import pack_again, untouched
 from grpox_vllm_serving.tied import as_loaded, head_is_embedding
 
 ENVIRONMENT = {
@@ -56,8 +64,8 @@ class VllmColocateGenerator:
         """What of the engine is asleep: weights, kv_cache."""
         self._adapter: AdapterFiles | None = None
         """Where the engine takes the policy's adapter by itself."""
-        self._has_base = False
-        """Whether it holds the frozen weights then."""
+        self._base_buffers: list[Tensor] | None = None
+        """The buffers that it holds then beside the frozen weights; None where it holds neither."""
 
     def start(self, context: GeneratorContext) -> None:
         """Start the engine; after DeepSpeed, since vLLM would otherwise make a process group of its own."""
@@ -78,7 +86,10 @@ class VllmColocateGenerator:
             tempfile.TemporaryDirectory() as folder,
         ):
             # Without the weights: a hub id, a folder and an object given in Python all start alike.
-            context.policy.config.save_pretrained(folder)
+            config = copy.deepcopy(context.policy.config)
+            # A model that was loaded from nowhere does not say what it is.
+            config.architectures = config.architectures or [type(context.policy).__name__]
+            config.save_pretrained(folder)
             context.tokenizer.save_pretrained(folder)
             self._engine = self._start_engine(folder)
         [self._head_is_embedding] = self._engine.apply_model(head_is_embedding)
@@ -90,9 +101,9 @@ class VllmColocateGenerator:
         if self._adapter is None:
             self._reload(weights)
         else:
-            if not self._has_base:
+            if self._lacks_base():
                 self._reload(stream_base(self.context.policy))
-                self._has_base = True
+                self._base_buffers = [buffer.clone() for _, buffer in base_buffers(self.context.policy)]
             with random_numbers_kept():
                 self._adapter.send(self._engine)
         if not self._engine.reset_prefix_cache():
@@ -117,7 +128,7 @@ class VllmColocateGenerator:
         """On CUDA give the memory of weights and cache back to the update."""
         if self._sleeps:
             self._engine.sleep(level=2)
-            self._has_base = False
+            self._base_buffers = None
             self._asleep = {"weights", "kv_cache"}
 
     def wake(self) -> None:
@@ -138,10 +149,20 @@ class VllmColocateGenerator:
         if self._adapter is not None:
             self._adapter.close()
 
+    def _lacks_base(self) -> bool:
+        """Whether the frozen weights are to be brought: at first, and when a forward has changed a buffer."""
+        buffers = [buffer for _, buffer in base_buffers(self.context.policy)]
+        held = self._base_buffers
+        same = held is not None and all(map(torch.equal, held, buffers))
+        return any_rank(not same, self.context)
+
     def _reload(self, weights: WeightStream) -> None:
         with random_numbers_kept():
-            named = as_loaded(weights, self._tied, self._head_is_embedding)
+            stored = as_stored(self.context.policy, weights)
+            named = as_loaded(stored, self._tied, self._head_is_embedding)
+            self._engine.apply_model(_see_what_is_loaded)
             self._engine.collective_rpc("reload_weights", kwargs={"weights_iterator": named})
+            self._engine.apply_model(pack_again)
         for _ in weights:  # a collective: whatever the engine left must be gathered on every rank
             pass
 
@@ -215,6 +236,22 @@ class VllmColocateGenerator:
             policy_version=self.version,
             sampler_logprobs=tuple(position[token].logprob for token, position in chosen),
         )
+
+
+def _see_what_is_loaded(model: Any) -> None:
+    """Have the next load of weights, of which vLLM says only how it ended, fail where it left some out."""
+    load_weights = model.load_weights
+
+    def load(weights: WeightStream) -> Any:
+        del model.load_weights
+        loaded = load_weights(weights)
+        if left := untouched(model):
+            raise RunFailed(
+                f"vLLM does not take new weights for {some(left)}: it would sample from another model"
+            )
+        return loaded
+
+    model.load_weights = load
 
 
 def _typed(params: dict[str, Any]) -> dict[str, Any]:

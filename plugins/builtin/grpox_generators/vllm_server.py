@@ -22,6 +22,7 @@ from grpox_generators.server_config import VllmServerConfig
 from grpox_generators.server_fleet import Fleet, tell
 from grpox_generators.server_pool import Member, Request, ServerPool
 from grpox_generators.server_weights import FileSender, NcclSender
+from grpox_generators.stored_names import as_stored
 from grpox_generators.vllm_sampling import request_params, seed_of
 from grpox_vllm_serving.signature import signature
 
@@ -156,7 +157,7 @@ class VllmServerGenerator:
         # The name comes last: whoever has it is ready.
         fleet.post("/update_weight_version", {"new_version": f"{self._tag}/loading"})
         fleet.post("/collective_rpc", {"method": "forget_weight_update"})
-        sender.send(weights)
+        sender.send(as_stored(self.context.policy, weights))
         fleet.post("/reset_prefix_cache")
         fleet.post("/resume")
         fleet.post("/update_weight_version", {"new_version": self._tag})

@@ -20,6 +20,7 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 
 from grpox_vllm_serving.about import WEIGHTS_FOLDER
 from grpox_vllm_serving.launch import FILE_BACKEND, SHARED_MEMORY
+from grpox_vllm_serving.reloaded import pack_again, untouched
 from grpox_vllm_serving.tied import as_loaded, head_is_embedding
 
 _NAME = re.compile(r"[0-9a-z-]+\.safetensors")
@@ -69,7 +70,11 @@ class FileTransferEngine(WeightTransferEngine[NoInitInfo, BucketFile]):  # type:
         self.receive_weights(self.parse_update_info(update_info))
 
     def finish_weight_update(self) -> None:
+        left = untouched(self.model)
         finalize_layerwise_reload(self.model, self.model_config)
+        if left:
+            raise RuntimeError(f"vLLM does not take new weights for {', '.join(left[:3])}")
+        pack_again(self.model)
 
     def shutdown(self) -> None:
         """Nothing is held."""

@@ -1,0 +1,94 @@
+"""Saves a model, and sees that loading it again would find every weight of it, in the shape that it has now.
+
+transformers writes other names than the model has in memory: those of the first checkpoints of its kind, where
+experts lie apart. So names are not compared with names. Those of the files go the way that loading takes, on
+the meta device, where a model of any size takes no memory and no tensor is read.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import convert_and_load_state_dict_in_model
+from transformers.modeling_utils import LoadStateDictConfig
+
+from grpox.errors import RunFailed
+from grpox.wording import some
+
+META = torch.device("meta")
+
+
+def save_whole(model: PreTrainedModel, folder: Path, state: dict[str, Tensor] | None = None) -> None:
+    """Write a model and its configs to `folder`.
+
+    Args:
+        state: the weights; default: those that `model` has itself.
+
+    Raises:
+        RunFailed: a part would be lost to whoever loads it. What was written stays.
+    """
+    model.save_pretrained(folder, state_dict=state)
+    if lost := lost_parts(model, folder):
+        raise RunFailed(f"{folder} is written, and does not hold the model whole: {'; '.join(lost)}")
+
+
+def lost_parts(model: PreTrainedModel, folder: Path) -> list[str]:
+    """One line for each way in which a reload of `folder` would differ from `model`; none where it is whole."""
+    try:
+        empty = built_empty(model)
+    except Exception as error:  # noqa: BLE001 - other ranks wait, and what was written is to be told of
+        return [f"no model can be built from its config.json: {type(error).__name__}: {error}"]
+    way = LoadStateDictConfig(
+        device_map={"": META}, dtype=model.dtype, weight_mapping=get_model_conversion_mapping(empty)
+    )
+    info, _ = convert_and_load_state_dict_in_model(empty, _stored(folder), way, None)
+    empty.tie_weights(missing_keys=info.missing_keys, recompute_mapping=False)
+    empty._adjust_missing_and_unexpected_keys(info)
+    shapes = [f"{name} is {list(there)}, not {list(here)}" for name, there, here in info.mismatched_keys]
+    found: dict[str, Collection[str]] = {
+        "not in its files": info.missing_keys,
+        "of no use to a model of its config.json": info.unexpected_keys,
+        "of another shape": shapes,
+        "that cannot be converted": info.conversion_errors,
+    }
+    return [f"weights {what}, {len(names)} in all: {some(names)}" for what, names in found.items() if names]
+
+
+def built_empty(model: PreTrainedModel) -> Any:
+    """What the configuration of `model` describes, without data."""
+    config = copy.deepcopy(model.config)
+    config.dtype = model.dtype  # a save leaves its name there, which some classes cannot be built with
+    with META:
+        return type(model)(config)
+
+
+def undescribed(model: PreTrainedModel) -> str:
+    """Why files could not hold a model; empty where its configuration describes it."""
+    try:
+        described = {name: tensor.shape for name, tensor in built_empty(model).state_dict().items()}
+    except Exception as error:  # noqa: BLE001 - whatever a class of the user's does
+        return f"cannot be built from its configuration: {type(error).__name__}: {error}"
+    held = {name: tensor.shape for name, tensor in model.state_dict().items()}
+    others = [name for name in held.keys() | described.keys() if held.get(name) != described.get(name)]
+    if not others:
+        return ""
+    what = "it is not what its configuration describes, by which it is copied and loaded again"
+    return f"{what}: other weights, {len(others)} in all: {some(others)}"
+
+
+def _stored(folder: Path) -> dict[str, Tensor]:
+    """The tensors in a folder's files without their data: name -> shape."""
+    stored = {}
+    for file in folder.glob("*.safetensors"):
+        with safe_open(file, framework="pt") as weights:
+            for name in weights.keys():  # noqa: SIM118 - not a mapping
+                stored[name] = torch.empty(weights.get_slice(name).get_shape(), device=META)
+    return stored

@@ -1,0 +1,130 @@
+"""Takes a model with buffers through engines, checkpoints and a reference; run alone or by torchrun.
+
+Usage: buffer_steps.py OUT
+The model is saved to OUT/base first. For each way to train, OUT/WAY.pt has what rank 0 held and read back.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from support.architectures import perturb, tiny_model
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from zero3_step import config_for
+
+from grpox.buffers import persistent_buffers
+from grpox.checkpoint.export import _fill
+from grpox.checkpoint.reference import read_reference, write_reference
+from grpox.checkpoint.saver import ENGINE
+from grpox.checkpoint.shards import ShardFiles
+from grpox.cli.leaving import leave
+from grpox.config import LoraConfig, RunConfig
+from grpox.engine import Engine, FrozenEngine
+from grpox.export import save_model
+from grpox.given.model import make_whole
+from grpox.lora.add import add_adapters
+from grpox.models import load_model
+from grpox.optimizers import AdamW, NamedSchedule
+from grpox.reference_sync import mix
+from grpox.world import World, start_world
+
+KIND = "gemma4_text"
+WAYS = ("all weights", "adapters")
+
+
+def model_of(config: RunConfig, way: str) -> Any:
+    model = load_model(config.model)
+    if way == "adapters":
+        add_adapters(model, LoraConfig(target_modules=["q_proj"]), seed=0)
+    return model
+
+
+def engine_of(config: RunConfig, way: str, world: World) -> Engine:
+    train = config.train
+    factories = AdamW(train), NamedSchedule(train)
+    return Engine(model_of(config, way), config, world, 10, *factories, ShardFiles(False))
+
+
+def values(module: Any) -> dict[str, torch.Tensor]:
+    return {name: buffer.clone() for name, buffer in persistent_buffers(module)}
+
+
+@torch.no_grad()
+def change(module: Any) -> None:
+    for place, (_, buffer) in enumerate(persistent_buffers(module), start=1):
+        buffer += 0.25 * place
+
+
+def taken_through(out: Path, way: str, world: World) -> dict[str, Any]:
+    config = config_for("dapo", 0.0, 6, 1)
+    config.model.path = str(out / "base")
+    engine = engine_of(config, way, world)
+    at_first = values(engine.module)
+    engine.begin_micro_batch(last=True)
+    engine.backward(engine(input_ids=torch.tensor([[3, 4, 5, 6]])).logits.square().mean())
+    engine.step()
+    change(engine.module)
+    streamed = {name: tensor.clone() for name, tensor in engine.weights()}
+    tokenizer = AutoTokenizer.from_pretrained(config.model.path)
+    save_model(engine, tokenizer, None, out / way / "model", world)
+    engine.save(out / way, ENGINE)
+    world.barrier()
+    found = {"at first": at_first, "changed": values(engine.module), "streamed": streamed}
+    again = engine_of(config, way, world)
+    again.load(out / way, ENGINE, 0)
+    found["resumed"] = values(again.module)
+    again.close()
+    exported = model_of(config, way)
+    _fill(exported, out / way)
+    found["exported"] = values(exported)
+    if way == "all weights":
+        found["universal"] = universal(config, way, out, world)
+        found |= referred(engine, config, out, world)
+    module = engine.module
+    make_whole(module, engine, world.device)
+    found["made whole"] = values(module)
+    return found
+
+
+def universal(config: RunConfig, way: str, out: Path, world: World) -> dict[str, torch.Tensor]:
+    engine = engine_of(config, way, world)
+    engine.load_of_other_ranks(out / way, ENGINE, 0)
+    return values(engine.module)
+
+
+def referred(engine: Engine, config: RunConfig, out: Path, world: World) -> dict[str, Any]:
+    """The reference's buffers when it has moved half the way, and as they are read from its checkpoint."""
+    reference = FrozenEngine(load_model(config.model), config, world)
+    mix(engine, reference, 0.5)
+    policy: Any = SimpleNamespace(reference=reference, reference_sync=True)
+    moved = values(reference.module)
+    write_reference(policy, out, ShardFiles(False), world)
+    change(reference.module)
+    world.barrier()
+    read_reference(policy, out, world)
+    return {"reference": moved, "reference read": values(reference.module)}
+
+
+def main(out: Path) -> None:
+    world = start_world()
+    if world.is_main:
+        model = tiny_model(KIND)
+        perturb(model, 1)
+        model.save_pretrained(out / "base")
+        quickstart = Path(config_for("dapo", 0.0, 6, 1).model.path)
+        AutoTokenizer.from_pretrained(quickstart).save_pretrained(out / "base")
+    world.barrier()
+    for way in WAYS:
+        found = taken_through(out, way, world)
+        if world.is_main:
+            loaded = AutoModelForCausalLM.from_pretrained(out / way / "model")
+            torch.save(found | {"saved": values(loaded)}, out / f"{way}.pt")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
+    leave(0)

@@ -1,0 +1,128 @@
+"""Models of many kinds in the real vLLM: it samples from the policy after every sync, or says what it lacks.
+
+The other kinds of `support.architectures` are in docs/choosing-a-generator.md, measured by this file's script.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from importlib import resources, util
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support import processes
+from support.architectures import perturb, tiny_model
+from support.sampling_parity import difference
+from support.vllm_serving import TOKEN, Served
+from transformers import AutoTokenizer, PreTrainedModel
+
+from grpox.config import SamplingConfig
+from grpox.contracts import Generator, GeneratorContext, Prompt
+from grpox.models import architecture_of
+from grpox.weight_sync import stream_weights
+from grpox_generators.server_config import LONGEST_WAIT, VllmServerConfig
+
+pytestmark = [
+    pytest.mark.skipif(util.find_spec("vllm") is None, reason="vLLM is not installed (make vllm)"),
+]
+TOKENIZER = Path(str(resources.files("grpox.recipes"))) / "quickstart" / "model"
+COLOCATED = ("gpt2", "phi3", "gemma4_text", "mixtral", "glm4_moe")
+SERVED = "glm4_moe"  # with experts and a buffer
+REFUSED = "gpt_oss"
+SCRIPT = """
+import json
+import sys
+from pathlib import Path
+
+sys.path.insert(0, {here!r})
+
+from support.architectures import tiny_model
+from test_vllm_architectures import context_of, differences_of
+
+from grpox.errors import RunFailed
+from grpox.world import start_world
+from grpox_generators.configs import VllmColocateConfig
+from grpox_generators.vllm_colocate import VllmColocateGenerator
+
+start_world()
+for kind in sys.argv[1:]:
+    policy = tiny_model(kind)
+    generator = VllmColocateGenerator(VllmColocateConfig(max_model_len=64, kv_cache_gib=0.05))
+    generator.start(context_of(policy))
+    try:
+        found = differences_of(generator, policy)
+    except RunFailed as error:
+        found = str(error)
+    print("FOUND", json.dumps([kind, found]), flush=True)
+    generator.close()
+"""
+
+
+def context_of(policy: PreTrainedModel) -> GeneratorContext:
+    tokenizer, build = AutoTokenizer.from_pretrained(TOKENIZER), architecture_of(policy)
+    return GeneratorContext(TOKENIZER, build, tokenizer, (2,), torch.device("cpu"), 0, 1, 0, policy)
+
+
+def differences_of(generator: Generator, policy: PreTrainedModel) -> list[float]:
+    """Return the largest abs(log pi - log mu) after a sync, and after each of two more of changed weights."""
+    prompts, found = [Prompt(0, tuple(range(3, 13)), 4)], []
+    for version in range(3):
+        if version:
+            perturb(policy, version)
+        generator.sync(stream_weights(policy), version)
+        rollouts = list(generator.generate(prompts, SamplingConfig(max_completion_length=8), 5))
+        found.append(difference(policy, rollouts, 1.0))
+    return found
+
+
+@pytest.fixture(scope="module")
+def colocated(folder: Path) -> dict[str, Any]:
+    """Kind -> its differences, or why it was refused; one process starts the engines one after the other."""
+    (folder / "script.py").write_text(SCRIPT.format(here=str(Path(__file__).parent)))
+    done = processes.run("script.py", *COLOCATED, REFUSED, cwd=folder, vllm=True)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return dict(
+        json.loads(line.removeprefix("FOUND ")) for line in done.stdout.splitlines() if "FOUND " in line
+    )
+
+
+@pytest.mark.parametrize("kind", COLOCATED)
+def test_the_engine_in_the_process_samples_from_the_policy_after_every_sync(
+    colocated: dict[str, Any], kind: str
+) -> None:
+    assert len(colocated[kind]) == 3
+    assert max(colocated[kind]) < 1e-4
+
+
+def test_weights_that_vllm_leaves_as_they_were_end_the_sync_by_their_names(colocated: dict[str, Any]) -> None:
+    assert "vLLM does not take new weights for model.layers.0.attn.sinks" in colocated[REFUSED]
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Served]:
+    model = tmp_path / "model"
+    tiny_model(SERVED, seed=9).save_pretrained(model)
+    AutoTokenizer.from_pretrained(TOKENIZER).save_pretrained(model)
+    started = Served(str(model), "--max-model-len", "64", "--kv-cache-gib", "0.1")
+    yield started
+    started.stop()
+
+
+def test_a_server_samples_from_the_policy_after_every_sync(
+    server: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from grpox_generators.vllm_server import VllmServerGenerator
+
+    monkeypatch.setenv("GRPOX_SERVER_TOKEN", TOKEN)
+    server.wait_until_ready()
+    policy = tiny_model(SERVED)
+    generator = VllmServerGenerator(VllmServerConfig(urls=[server.url], start_timeout=LONGEST_WAIT))
+    generator.preflight(policy.config)
+    generator.start(context_of(policy))
+    try:
+        assert max(differences_of(generator, policy)) < 1e-4
+    finally:
+        generator.close()

@@ -1,0 +1,234 @@
+"""Models and rows with images, sounds or videos: refused before a model is loaded, as only text is trained."""
+
+from __future__ import annotations
+
+import importlib.resources
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from support.architectures import tiny_model
+from transformers import AutoTokenizer, PreTrainedConfig
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from grpox.config import ModelConfig
+from grpox.data.media import media_part
+from grpox.data.prompts import PromptSet
+from grpox.data.row_stream import RowStream
+from grpox.errors import ConfigError, Problem, RunFailed
+from grpox.given.model import check_model
+from grpox.models import load_model
+from grpox.run_inputs import open_prompts, open_tokenizer
+from grpox.runfile.load import resolve_config
+from grpox.runfile.load_evaluation import load_evaluation
+from grpox.runfile.model_argument import NamedModel
+from grpox.runfile.model_parts import media_parts
+
+MODEL = Path(str(importlib.resources.files("grpox.recipes"))) / "quickstart" / "model"
+Refuse = Callable[..., list[Problem]]
+
+
+def messages(*parts: Any) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": [*parts]}]
+
+
+TEXT = {"type": "text", "text": "1+1="}
+IMAGE_URL = {"type": "image_url", "image_url": {"url": "file:///a.png"}}
+
+
+@pytest.fixture
+def refuse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Refuse:
+    """``refuse(model config, rows)``: what `grpox validate` says of them."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+
+    def run(config: dict[str, Any], rows: list[dict[str, Any]], suffix: str = "jsonl") -> list[Problem]:
+        (tmp_path / "model").mkdir()
+        (tmp_path / "model" / "config.json").write_text(json.dumps(config))
+        path = tmp_path / f"train.{suffix}"
+        if suffix == "parquet":
+            datasets.Dataset.from_list(rows * 8).to_parquet(path)
+        elif suffix == "json":
+            path.write_text(json.dumps(rows * 8))
+        else:
+            path.write_text("".join(json.dumps(row) + "\n" for row in rows * 8))
+        try:
+            resolve_config(
+                {
+                    "model": {"path": "model"},
+                    "data": {"path": path.name},
+                    "rewards": ["exact"],
+                    "train": {"num_generations": 4, "per_device_train_batch_size": 8},
+                },
+                tmp_path,
+                "test",
+            )
+        except ConfigError as error:
+            return list(error.problems)
+        return []
+
+    return run
+
+
+# -- Models ----------------------------------------------------------------------------------------------
+
+ROWS = [{"prompt": "1+1=", "answer": "2"}]
+
+
+@pytest.mark.parametrize(
+    ("kind", "parts"),
+    [
+        ("qwen2_5_vl", ["vision_config"]),
+        ("gemma3", ["vision_config"]),
+        ("gemma3n", ["vision_config", "audio_config"]),
+        ("llava", ["vision_config"]),
+        ("mistral3", ["vision_config"]),
+        ("voxtral", ["audio_config"]),
+        ("chameleon", ["vq_config"]),
+        ("qwen2_5_omni", ["thinker_config.audio_config", "thinker_config.vision_config"]),
+    ],
+)
+def test_a_model_of_more_than_text_is_refused_with_what_it_has(
+    refuse: Refuse, kind: str, parts: list[str]
+) -> None:
+    [problem] = refuse(CONFIG_MAPPING[kind]().to_dict(), ROWS)
+    assert problem.key == "model.path"
+    assert all(part in problem.what for part in parts)
+    assert "model of text" in problem.allowed
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["llama", "qwen3_5_text", "gemma3_text", "gemma3n_text", "gemma4_text", "gpt_oss", "deepseek_v3", "bart"],
+)
+def test_a_model_of_text_has_no_such_part(kind: str) -> None:
+    assert list(media_parts(CONFIG_MAPPING[kind]().to_dict())) == []
+
+
+def test_a_part_that_is_null_is_none() -> None:
+    assert list(media_parts({"vision_config": None, "audio_config": {}, "text_config": {"a": {"b": 1}}})) == []
+
+
+def test_what_a_hub_has_is_refused_as_soon_as_its_config_is_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = resolve_config(
+        {
+            "model": {"path": str(MODEL)},
+            "data": {"path": str(MODEL.parent / "train.jsonl")},
+            "rewards": ["exact"],
+            "train": {"num_generations": 4, "per_device_train_batch_size": 8},
+        },
+        Path.cwd(),
+        "test",
+    )
+    tokenizer = open_tokenizer(run)
+    config: PreTrainedConfig = CONFIG_MAPPING["qwen2_5_vl"]()
+    monkeypatch.setattr("grpox.run_inputs.load_config", lambda model: config)
+    with pytest.raises(ConfigError, match="vision_config"):
+        open_prompts(run, tokenizer)
+
+
+def test_a_model_object_of_more_than_text_is_refused() -> None:
+    model = tiny_model("llama")
+    model.config.vision_config = {"depth": 2}
+    with pytest.raises(ConfigError, match="vision_config"):
+        check_model(model)
+
+
+def test_an_evaluation_loses_nothing_and_takes_such_a_model(tmp_path: Path) -> None:
+    (tmp_path / "vlm").mkdir()
+    (tmp_path / "vlm" / "config.json").write_text(json.dumps(CONFIG_MAPPING["gemma3"]().to_dict()))
+    (tmp_path / "held-out.jsonl").write_text(json.dumps(ROWS[0]) + "\n")
+    (tmp_path / "run.yaml").write_text("evaluation: {path: held-out.jsonl}\nrewards: [exact]\n")
+    named = NamedModel("vlm", {"path": str(tmp_path / "vlm")})
+    assert load_evaluation(named, tmp_path / "run.yaml").config.model.path == str(tmp_path / "vlm")
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["vision_tower.blocks.0.weight", "model.visual.merger.weight", "multi_modal_projector.linear.weight"],
+)
+def test_towers_that_the_config_does_not_use_are_no_mere_warning(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(MODEL, folder)
+    weights = load_file(folder / "model.safetensors") | {name: torch.ones(2)}
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    config = ModelConfig(path=str(folder))
+    with pytest.raises(ConfigError) as caught:
+        load_model(config, trains=True)
+    [problem] = caught.value.problems
+    assert problem.key == "model.path"
+    assert f"1 weights in all: {name}" in problem.what
+    load_model(config)  # where nothing is saved, nothing is lost
+
+
+# -- Rows ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("column", ["image", "images", "Audio", "videos"])
+def test_a_column_of_images_or_the_like_is_refused(refuse: Refuse, column: str) -> None:
+    [problem] = refuse({}, [ROWS[0] | {column: "a.png"}])
+    assert (problem.key, problem.given) == ("data.path", column)
+    assert "is not read" in problem.what
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "json", "parquet"])
+def test_a_part_of_a_message_that_is_no_text_is_refused_with_its_row(refuse: Refuse, suffix: str) -> None:
+    rows = [{"prompt": messages(TEXT)}, {"prompt": messages(TEXT, {"type": "image"})}]
+    [problem] = refuse({}, rows, suffix)
+    place = {"jsonl": "line 2", "json": "record 1 (from 0)", "parquet": "row 1 (from 0)"}[suffix]
+    assert problem.what == f"{place} has a part of type image, and nothing but text is read"
+
+
+def test_messages_of_text_are_taken_whatever_their_form(refuse: Refuse) -> None:
+    assert refuse({}, [{"prompt": messages(TEXT)}, {"prompt": [{"role": "user", "content": "an image"}]}]) == []
+
+
+@pytest.mark.parametrize(
+    ("part", "kind"),
+    [
+        (TEXT, ""),
+        (TEXT | {"image": None}, ""),  # as arrow fills up parts of different keys
+        ({"text": "1+1="}, ""),
+        (IMAGE_URL, "image_url"),
+        ({"type": "input_audio", "input_audio": {"data": ""}}, "input_audio"),
+        ({"type": "video", "video": "a.mp4"}, "video"),
+        ({"image": "a.png"}, "image"),
+    ],
+)
+def test_parts_are_told_apart_by_their_type(part: dict[str, Any], kind: str) -> None:
+    assert media_part(messages(TEXT, part)) == kind
+    assert media_part([{"role": "user", "content": part}]) == kind
+
+
+def test_what_stands_beside_the_content_of_a_message_counts_too() -> None:
+    message = {"role": "user", "content": "1+1="}
+    assert media_part([message | {"images": ["a.png"]}]) == "images"
+    assert media_part([message | {"images": None, "video": []}]) == ""
+
+
+def test_rows_that_no_file_showed_before_are_refused_when_they_are_opened() -> None:
+    tokenizer = AutoTokenizer.from_pretrained(MODEL)
+    for rows, told in (
+        ([{"prompt": messages(TEXT, IMAGE_URL)}], "row 0 (from 0) of the data has a part of type image_url"),
+        ([ROWS[0] | {"images": ["a.png"]}], "column of what is no text"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            PromptSet(datasets.Dataset.from_list(rows), "prompt", tokenizer)
+        assert told in str(caught.value)
+
+
+def test_a_stream_is_refused_at_the_row_that_has_an_image() -> None:
+    tokenizer = AutoTokenizer.from_pretrained(MODEL)
+    tokenizer.chat_template = "{{ messages[0].content }}"
+    rows = [{"prompt": messages(TEXT)}, {"prompt": messages(IMAGE_URL)}]
+    stream = RowStream(datasets.Dataset.from_list(rows).to_iterable_dataset(), shuffle=False, seed=0)
+    prompts = PromptSet(stream, "prompt", tokenizer)
+    stream.hold(range(2))
+    with pytest.raises(RunFailed, match=r"row 1 .* has a part of type image_url"):
+        prompts.check([1])
