@@ -17,6 +17,8 @@ class GrpoxError(Exception):
 
 WHAT = 700
 """Characters of `Problem.what` that are shown."""
+TEXT = 2000
+"""Characters of a foreign exception's text that are shown or kept."""
 ALLOWED = 1000
 """Characters of `Problem.allowed` that are shown: some lists of names are long."""
 
@@ -32,6 +34,14 @@ def plain(text: str, longest: int = 300) -> str:
         for character in _cut(redact(text), longest)
     )
     return _cut(shown, longest)
+
+
+def text_of(error: BaseException) -> str:
+    """Return an exception's own text, cut to `TEXT` characters; where it has none to give, why."""
+    try:
+        return _cut(str(error), TEXT)
+    except BaseException as failed:  # noqa: BLE001 - a foreign class may raise anything here
+        return f"its text cannot be made: {type(failed).__name__}"
 
 
 def _cut(text: str, longest: int) -> str:

@@ -16,7 +16,7 @@ import pluggy
 
 from grpox import hookspecs
 from grpox.deprecated import PluginDeprecation, PluginManager
-from grpox.errors import nearest
+from grpox.errors import nearest, text_of
 from grpox.hookspecs import KINDS, ComponentSpec
 
 Component = tuple[str, ComponentSpec]
@@ -75,7 +75,7 @@ def load(entry_point: metadata.EntryPoint) -> Loaded:
 
 def described(error: BaseException) -> str:
     """An exception in one line: its type, message and notes."""
-    message = " ".join(str(error).split())
+    message = " ".join(text_of(error).split())
     notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
     return type(error).__name__ + (f": {message}" if message else "") + notes
 

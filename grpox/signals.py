@@ -41,6 +41,12 @@ def signalled() -> bool:
     return bool(_received)
 
 
+def may_be_signal() -> bool:
+    """Return False where a KeyboardInterrupt was raised by hand: signals are remembered, and none has come."""
+    is_remembered = _handle in (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM))
+    return bool(_received) or not is_remembered
+
+
 def raise_if_signalled() -> None:
     """Raise what the last signal raised, in case that was swallowed."""
     if _received:

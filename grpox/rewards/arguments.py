@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from types import NoneType
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -14,6 +16,7 @@ CORE_ARGUMENTS = ("prompts", "completions", "completion_ids", "trainer_state", "
 _asked: WeakKeyDictionary[Callable[..., Any], list[inspect.Parameter] | None] = WeakKeyDictionary()
 """Parameters by function: Python takes longer to tell them than a simple reward takes to score."""
 
+_UNCHANGING = {str, int, float, bool, bytes, NoneType}
 _BY_KEYWORD = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
@@ -21,6 +24,34 @@ def accepted(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict
     """Those of `arguments` that `function` takes: all of them with ``**kwargs``, else those it names."""
     names = taken(function)
     return {name: value for name, value in arguments.items() if names is None or name in names}
+
+
+def own_copies(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those of `arguments` that `function` takes; their lists, rows and other values are deep copies.
+
+    An object that Python cannot copy, and `trainer_state`, are shared.
+    """
+    return {
+        name: value if name == "trainer_state" else _copied(value)
+        for name, value in accepted(function, arguments).items()
+    }
+
+
+def _copied(value: Any) -> Any:
+    """Copy deeply, and a list of many numbers or texts at once, as copy.deepcopy does not."""
+    kind = type(value)
+    if kind in _UNCHANGING:
+        return value
+    if kind is list:
+        return value.copy() if set(map(type, value)) <= _UNCHANGING else [_copied(each) for each in value]
+    if kind is tuple:
+        return value if set(map(type, value)) <= _UNCHANGING else tuple(map(_copied, value))
+    if kind is dict:
+        return {name: _copied(each) for name, each in value.items()}
+    try:
+        return copy.deepcopy(value)
+    except Exception:  # noqa: BLE001 - a lock, a connection: what has no copy is shared, as documented
+        return value
 
 
 def taken(function: Callable[..., Any]) -> frozenset[str] | None:

@@ -14,13 +14,14 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
+from grpox.errors import text_of
 from grpox.rewards.arguments import accepted
 from grpox.rewards.background_loop import BackgroundCall
 from grpox.rewards.cuda_device import current_device, use_device
 from grpox.rewards.log import CallLog
 from grpox.rewards.places import hanging_at, raised_at
 from grpox.rewards.scores import BadScores, CheckedScores, checked_scores
-from grpox.signals import Terminated
+from grpox.signals import may_be_signal
 
 CANCEL_SECONDS = 1.0
 """How long a cancelled coroutine is waited for; one that goes on after that counts as hanging."""
@@ -93,19 +94,23 @@ class RewardCall:
         except BadScores as error:
             self._fail(str(error), None)
         except BaseException as error:  # SystemExit too, which in a thread ends nothing
-            signalled = isinstance(error, KeyboardInterrupt | Terminated)
-            if signalled and threading.current_thread() is not self._thread:
-                raise  # the user's Ctrl-C or a SIGTERM, where the function runs in the main thread
-            told = f"{type(error).__name__}: {error}".removesuffix(": ")
-            self._fail(f"raised {told}{_placed(raised_at(error, self.function))}", error)
+            in_main_thread = threading.current_thread() is not self._thread
+            if in_main_thread and isinstance(error, KeyboardInterrupt) and may_be_signal():
+                raise  # the user's Ctrl-C or a SIGTERM
+            self.fail_by(error)
         finally:
             self.seconds = self.seconds or time.perf_counter() - self._started
             self._ended.set()
 
+    def fail_by(self, error: BaseException) -> None:
+        """Count an exception as the function's own failure."""
+        message = f"{type(error).__name__}: {text_of(error)}".removesuffix(": ")
+        self._fail(f"raised {message}{_placed(raised_at(error, self.function))}", error)
+
     def needs_main_thread(self) -> bool:
         """Whether a plain function failed because it set a signal handler, as math-verify's time limit does."""
         error = self.error if self._awaited is None else None
-        while error is not None and "signal only works in main thread" not in str(error):
+        while error is not None and "signal only works in main thread" not in text_of(error):
             error = error.__cause__
         return error is not None
 
@@ -137,7 +142,7 @@ async def _awaited(returned: Awaitable[Any], device: int | None) -> _Awaited:
     use_device(device)
     try:
         return await returned, None
-    except (Exception, SystemExit, KeyboardInterrupt, asyncio.CancelledError) as error:  # noqa: BLE001 - told
+    except BaseException as error:  # noqa: BLE001 - told
         return None, error
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from grpox.rewards.arguments import missing_columns
+from grpox.rewards.arguments import missing_columns, own_copies
 from grpox.rewards.call import RewardCall
 from grpox.rewards.process import RewardProcess
 from grpox.rewards.process_call import ProcessCall
@@ -33,7 +33,8 @@ class NamedReward:
         """A call that has not started yet, in a thread or, where the function has one, in its process."""
         if isinstance(self.function, RewardProcess):
             return ProcessCall(self.function, arguments, count)
-        return RewardCall(self.function, arguments, count)
+        # What one function does to its lists and rows must not reach the others, nor the record.
+        return RewardCall(self.function, own_copies(self.function, arguments), count)
 
     def missing_columns(self, columns: Iterable[str]) -> list[str]:
         """Dataset columns that the function cannot do without and that `columns` lacks, in its own order."""

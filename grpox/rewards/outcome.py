@@ -31,7 +31,8 @@ class Outcome:
 def outcome_of(call: AnyCall, count: int) -> Outcome:
     """What became of a call that has ended or was abandoned."""
     if call.failure or call.scores is None:
-        return whole_call_failed(call.failure, count, call.error, call.seconds)
+        failure = call.failure or "ended without scores"
+        return whole_call_failed(failure, count, call.error, call.seconds)
     refused = call.scores.refused
     return Outcome(
         call.scores.values,

@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from grpox.errors import text_of
 from grpox.rewards.log import CallLog
 from grpox.rewards.messages import Reply, Request
 from grpox.rewards.process import ProcessFailed, RewardProcess
@@ -66,7 +67,7 @@ class ProcessCall:
         except ProcessFailed as error:
             self.failure = str(error)
         except BaseException as error:  # noqa: BLE001 - the waiting thread tells it
-            self.failure, self.error = f"could not be called: {error}", error
+            self.failure, self.error = f"could not be called: {text_of(error)}", error
         finally:
             self.seconds = time.perf_counter() - begun
             self._ended.set()

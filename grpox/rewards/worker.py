@@ -83,8 +83,10 @@ def _build(blueprint: Blueprint) -> Any:
 def _reply(function: Any, request: Request) -> Reply:
     _seed(request.seed)
     call = RewardCall(function, request.arguments, request.count)
-    with contextlib.suppress(KeyboardInterrupt):  # the function's own, which the call has noted
+    try:
         call.run()
+    except KeyboardInterrupt as error:  # the function's own: this process is in no terminal's foreground
+        call.fail_by(error)
     trace = "".join(traceback.format_exception(call.error)) if call.error else ""
     if call.failure or call.scores is None:
         return Reply(failure=call.failure, trace=trace)

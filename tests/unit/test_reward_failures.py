@@ -3,16 +3,19 @@
 import asyncio
 import math
 import re
+import signal
 import sys
 import threading
 import time
 
 import pytest
+from support.handlers import handlers_kept
 from support.patience import patient
 
 from grpox.errors import RunFailed
 from grpox.rewards import NamedReward, score
 from grpox.rewards.places import defined_at
+from grpox.signals import install_handlers
 
 LIMIT = 0.2
 
@@ -60,9 +63,45 @@ async def waits_too_long_for_a_part(**_):
         await asyncio.sleep(600)
 
 
+class Mute(Exception):
+    def __str__(self):
+        raise KeyboardInterrupt
+
+
+def interrupts(**_):
+    raise KeyboardInterrupt
+
+
+async def interrupts_later(**_):
+    await asyncio.sleep(0)
+    raise KeyboardInterrupt
+
+
+async def ends_as_a_generator(**_):
+    raise GeneratorExit
+
+
+async def several_at_once(**_):
+    raise BaseExceptionGroup("two", [KeyboardInterrupt(), ValueError()])
+
+
+def without_a_text(**_):
+    raise Mute
+
+
+async def without_a_text_later(**_):
+    raise Mute
+
+
 @pytest.mark.parametrize(
     ("function", "told"),
     [
+        (interrupts, "raised KeyboardInterrupt"),
+        (interrupts_later, "raised KeyboardInterrupt"),
+        (ends_as_a_generator, "raised GeneratorExit"),
+        (several_at_once, "raised BaseExceptionGroup: two"),
+        (without_a_text, "raised Mute: its text cannot be made: KeyboardInterrupt"),
+        (without_a_text_later, "raised Mute: its text cannot be made: KeyboardInterrupt"),
         (leaves, "raised SystemExit: 0"),
         (leaves_later, "raised SystemExit: 0"),
         (leaves_in_a_task, "raised SystemExit: 3"),
@@ -215,3 +254,60 @@ def test_a_failing_function_is_told_with_what_follows_from_it():
     assert second.endswith(
         "it abstains for those completions; further failures are only counted (rewards/judge/errors)"
     )
+
+
+def test_a_long_text_of_an_exception_is_cut():
+    def long(**_):
+        raise ValueError("x" * 100_000)
+
+    with pytest.raises(RunFailed) as caught:
+        scored(NamedReward("judge", long))
+    assert len(str(caught.value)) < 2_200
+
+
+def test_an_interrupt_of_its_own_in_the_main_thread_is_its_failure():
+    """The run remembers its signals there, and none has come."""
+
+    def limited(**_):
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)  # Python takes this in the main thread only
+        raise KeyboardInterrupt
+
+    before = signal.getsignal(signal.SIGALRM)
+    reward = NamedReward("judge", limited)
+    try:
+        with handlers_kept():
+            install_handlers()
+            with pytest.raises(RunFailed, match="reward 'judge' raised KeyboardInterrupt"):
+                scored(reward)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert reward.in_main_thread
+
+
+def test_what_one_function_does_to_its_arguments_reaches_nobody_else():
+    changed, seen = threading.Event(), []
+
+    def changes(completions, completion_ids, rows, **_):
+        completions[0][0]["content"] = "changed"
+        completions.append("more")
+        completion_ids[0][0] = 99
+        rows[0]["deep"]["list"].clear()
+        changed.set()
+        return [0.0, 0.0]
+
+    def reads(completions, completion_ids, rows, **_):
+        assert changed.wait(patient(30))
+        seen.append((completions, completion_ids, rows))
+        return [1.0, 1.0]
+
+    completions = [[{"role": "assistant", "content": each}] for each in "ab"]
+    ids, rows = [[1, 2], [3]], [{"deep": {"list": [1]}}, {"deep": {"list": [2]}}]
+    rewards = [NamedReward("changes", changes), NamedReward("reads", reads)]
+    score(rewards, ["p", "p"], completions, ids, {"rows": rows})
+    as_given = (
+        [[{"role": "assistant", "content": each}] for each in "ab"],
+        [[1, 2], [3]],
+        [{"deep": {"list": [1]}}, {"deep": {"list": [2]}}],
+    )
+    assert seen == [as_given]
+    assert (completions, ids, rows) == as_given

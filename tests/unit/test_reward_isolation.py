@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from grpox.errors import ConfigError
+from grpox.errors import ConfigError, RunFailed
+from grpox.rewards import NamedReward, score
 from grpox.rewards.isolation import isolation_of, reward_functions
 from grpox.rewards.process import RewardProcess
 from grpox.runfile.load import ResolvedRun, load_run
@@ -20,6 +21,16 @@ def on_the_gpu(completions, **_):
     return [0.0] * len(completions)
 
 on_the_gpu.isolation = "thread"
+
+class Mute(Exception):
+    def __str__(self):
+        raise ValueError
+
+def interrupts(completions, **_):
+    raise KeyboardInterrupt
+
+def without_a_text(completions, **_):
+    raise Mute
 """
 
 
@@ -71,3 +82,15 @@ def test_a_built_in_reward_works_in_a_process_and_the_processes_end_with_the_blo
         assert function.reads_columns == ("gold",)
         process = function._running._process  # type: ignore[union-attr]
     assert process.returncode == -9
+
+
+@pytest.mark.parametrize(
+    ("function", "told"),
+    [("interrupts", "KeyboardInterrupt"), ("without_a_text", "Mute: its text cannot be made")],
+)
+def test_whatever_a_function_raises_in_its_process_is_its_failure(
+    resolved: Any, function: str, told: str
+) -> None:
+    with reward_functions(resolved(f"{{path: 'mine.py:{function}'}}")) as (process,):
+        with pytest.raises(RunFailed, match=f"reward 'judge' raised {told}"):
+            score([NamedReward("judge", process)], ["p"], ["c"], [[1]], {})
