@@ -91,6 +91,6 @@ def test_a_built_in_reward_works_in_a_process_and_the_processes_end_with_the_blo
 def test_whatever_a_function_raises_in_its_process_is_its_failure(
     resolved: Any, function: str, told: str
 ) -> None:
-    with reward_functions(resolved(f"{{path: 'mine.py:{function}'}}")) as (process,):
-        with pytest.raises(RunFailed, match=f"reward 'judge' raised {told}"):
-            score([NamedReward("judge", process)], ["p"], ["c"], [[1]], {})
+    refused = pytest.raises(RunFailed, match=f"reward 'judge' raised {told}")
+    with reward_functions(resolved(f"{{path: 'mine.py:{function}'}}")) as (process,), refused:
+        score([NamedReward("judge", process)], ["p"], ["c"], [[1]], {})
