@@ -60,7 +60,8 @@ def environment(tmp_path: Path) -> dict[str, str]:
         command = commands / name
         command.write_text(f'#!/bin/sh\nexec {commands}/python -m {name} "$@"\n')
         command.chmod(0o755)
-    kept = {name: value for name, value in os.environ.items() if name != "GRPOX_SERVER_TOKEN"}
+    not_a_readers = ("GRPOX_SERVER_TOKEN", *processes.SET_BY_LIBRARIES)
+    kept = {name: value for name, value in os.environ.items() if name not in not_a_readers}
     return kept | {
         "PATH": f"{commands}{os.pathsep}{os.environ['PATH']}",
         "COLUMNS": "80",
