@@ -14,8 +14,9 @@ from support.patience import patient
 
 from grpox.errors import RunFailed
 from grpox.rewards import NamedReward, score
+from grpox.rewards.call import RewardCall
 from grpox.rewards.places import defined_at
-from grpox.signals import install_handlers
+from grpox.signals import Terminated, install_handlers
 
 LIMIT = 0.2
 
@@ -282,6 +283,22 @@ def test_an_interrupt_of_its_own_in_the_main_thread_is_its_failure():
     finally:
         signal.signal(signal.SIGALRM, before)
     assert reward.in_main_thread
+
+
+def test_a_signal_that_the_function_makes_another_exception_of_still_ends_the_run():
+    def wraps(**_):
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        except BaseException as error:
+            raise RuntimeError("wrapped") from error
+
+    with handlers_kept():
+        install_handlers()
+        try:
+            with pytest.raises(Terminated):
+                RewardCall(wraps, {}, 1).run()
+        finally:
+            install_handlers()  # forgets the signal
 
 
 def test_what_one_function_does_to_its_arguments_reaches_nobody_else():
