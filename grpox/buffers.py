@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 
 def persistent_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Those that are part of the state dict, under their names there; one that has several names once."""
+    """Yield the buffers of the state dict, under their names there; one that has several names once."""
     told: set[int] = set()
     for name, buffer in model.named_buffers(remove_duplicate=False):
         parent, _, own = name.rpartition(".")

@@ -378,7 +378,7 @@ class CheckpointConfig(Section):
     every: int = Field(100, ge=0)
     """Optimizer steps between checkpoints; 0: none but the one that an interrupted run leaves."""
     last: bool | None = None
-    """Whether one is saved after the last step too; default: where `every` is not 0."""
+    """Save one after the last step too; default: where `every` is not 0."""
     keep: int = Field(2, ge=1)
     """How many of the newest are kept."""
     best: str | None = None
@@ -390,7 +390,7 @@ class CheckpointConfig(Section):
 
     @property
     def saves_last(self) -> bool:
-        """Whether there is one of the last step."""
+        """Return True where one of the last step is saved."""
         return self.every > 0 if self.last is None else self.last
 
 

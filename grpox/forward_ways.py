@@ -45,7 +45,7 @@ class ForwardWays:
     packed: bool = False
     """The sequences of a micro-batch lie in one row, without padding between them."""
     failures: tuple[str, ...] = field(default=(), compare=False)
-    """What the trials of other ways raised, for the user."""
+    """Errors that the trials of other ways raised, for the user."""
 
     def __str__(self) -> str:
         """The key of the run file that asks for it."""
@@ -82,7 +82,7 @@ def prepare(model: PreTrainedModel, train: TrainConfig) -> ForwardWays:
 
 
 def not_taken(model: PreTrainedModel, train: TrainConfig, ways: ForwardWays) -> str | None:
-    """What the run allows and `model` was not prepared for, and what its trials raised, for the user."""
+    """Name the ways that the run allows and `model` was not prepared for, and what its trials raised."""
     told = _lost(model, train, ways) if train.chunked_logprobs else ""
     return "; ".join(each for each in (told, *ways.failures) if each) or None
 

@@ -88,9 +88,9 @@ _LEFT = re.compile(
     r"|nvapi-|pypi-AgE|ya29\.|hf_|gsk_|npm_|AKIA|ASIA|AIza|dapi|eyJ|hooks\.slack\.com/services/)\*\*\*",
     re.IGNORECASE,
 )
-"""What masking by form leaves."""
+"""Text that masking by form leaves."""
 _PLACEHOLDER = re.compile(r"[(\[{<\\^]|\$\{|\$[A-Z_]+$")
-"""How a value begins that is none: ``{key}``, ``<your token>``, ``$TOKEN``, a part of a pattern."""
+"""Beginnings of values that are none: ``{key}``, ``<your token>``, ``$TOKEN``, a part of a pattern."""
 _DRAWN = re.compile(r"(?=\D*\d)(?=[^a-z]*[a-z])(?=[^A-Z]*[A-Z])[\w+/=-]{20,}", re.ASCII)
 """As a key is that a machine has drawn, and no digest or name."""
 _NOTHING = {"null", "none", "true", "false"}
@@ -140,17 +140,17 @@ def masked_keys(config: Any) -> list[str]:
 
 @lru_cache(maxsize=4096)
 def names_a_secret(key: str) -> bool:
-    """Whether a key names a secret: ``api_key``, ``hfToken``, ``db.password``; not ``eos_token``."""
+    """Return True for a secret's name: ``api_key``, ``hfToken``, ``db.password``; not for ``eos_token``."""
     return _is_named_surely(key) or (bool(_TOKEN.search(_words(key))) and not _OF_MODELS.search(_words(key)))
 
 
 def _is_named_surely(key: str) -> bool:
-    """Whether nothing else is called so, as a language model's ``boundary_token`` is called a token."""
+    """Return True where nothing else is called so, as a model's ``boundary_token`` is called a token."""
     return bool(_NAMES.search(_words(key))) or _words(key) == "token"
 
 
 def _words(key: str) -> str:
-    """Those of the last part of a dotted key: ``rewards[0].apiKeys[1]`` -> ``api_keys``."""
+    """Return the words of a dotted key's last part: ``rewards[0].apiKeys[1]`` -> ``api_keys``."""
     last = _PLACE.sub("", key).rpartition(".")[2]
     return re.sub(r"[^a-z0-9]+", "_", _HUMP.sub("_", last).lower()).strip("_")
 
@@ -176,7 +176,7 @@ def _mapped(value: Any, visit: Callable[[Any, str, bool], Any], key: str = "", i
 
 
 def _follows_name(items: Sequence[Any], place: int, key: str) -> bool:
-    """Whether the item before names this one: ``--token`` of a command line, a pair in a list of pairs."""
+    """Return True where the item before names this one: ``--token`` of a command line, a pair in a list."""
     before = items[place - 1] if place else None
     is_pair = len(items) == 2 and key.rpartition(".")[2].isdecimal()
     return isinstance(before, str) and (is_pair or before[:2] == "--") and names_a_secret(before.lstrip("-"))
@@ -204,7 +204,7 @@ def _remember(value: Any, key: str, is_secret: bool) -> None:
 
 
 def _is_left(text: str) -> bool:
-    """Whether masking by form has been here."""
+    """Return True where masking by form has been."""
     if _LEFT.search(text) or any(
         _names_in_query(each[2]) and each[3] == MASK for each in _QUERY.finditer(text)
     ):
@@ -251,7 +251,7 @@ def _without_credentials(found: re.Match[str]) -> str:
 
 
 def _values_of_secrets(text: str) -> Iterator[tuple[int, int]]:
-    """Where values stand behind the names of secrets: ``api_key=...``, ``'token': '...'``, ``--pwd ...``."""
+    """Find the values behind names of secrets: ``api_key=...``, ``'token': '...'``, ``--pwd ...``."""
     done = 0
     for found in _KEY.finditer(text):
         value = (
@@ -275,5 +275,5 @@ def _values_of_secrets(text: str) -> Iterator[tuple[int, int]]:
 
 
 def _looks_drawn(text: str) -> bool:
-    """Whether `text` is no word: letters and digits, as of what a machine has drawn."""
+    """Return True where `text` is no word: letters and digits, as of what a machine has drawn."""
     return len(text) >= 6 and bool(re.search(r"\d", text)) and bool(re.search(r"[A-Za-z]", text))

@@ -63,7 +63,7 @@ def lost_parts(model: PreTrainedModel, folder: Path) -> list[str]:
 
 
 def built_empty(model: PreTrainedModel) -> Any:
-    """What the configuration of `model` describes, without data."""
+    """Build what the configuration of `model` describes, without data."""
     config = copy.deepcopy(model.config)
     config.dtype = model.dtype  # a save leaves its name there, which some classes cannot be built with
     with META:

@@ -6,14 +6,14 @@ from collections.abc import Iterable
 from typing import Any
 
 COLUMNS = ("image", "images", "audio", "audios", "video", "videos")
-"""What such columns are called in datasets of prompts."""
+"""Names of such columns in datasets of prompts."""
 KINDS = ("image", "audio", "video")
-"""What the types of such parts have in them: ``image_url``, ``input_audio``."""
+"""Words in the types of such parts: ``image_url``, ``input_audio``."""
 CURE = "text alone; a column that only a reward reads may have another name"
 
 
 def media_columns(columns: Iterable[str]) -> list[str]:
-    """Those of `columns` that hold what belongs to a prompt and is no text."""
+    """Return the columns that hold parts of a prompt which are no text."""
     return [column for column in columns if column.lower() in COLUMNS]
 
 

@@ -214,7 +214,7 @@ class PromptSet:
         return Problem(what, key="data.prompt_column", given=repr(self.prompt(index))[:200])
 
     def _no_prompt(self, index: int, value: Any) -> Problem | None:
-        """That a row holds something else than the first row's kind of prompt, more than text, or nothing."""
+        """Return a problem where a row holds no prompt of the first row's kind, more than text, or nothing."""
         if kind := media_part(value):
             what = f"{self._place(index)} has a part of type {kind}, and nothing but text is read"
             return Problem(what, key="data.prompt_column", given=self._prompt_column, allowed=CURE)

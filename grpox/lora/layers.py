@@ -132,7 +132,7 @@ def _of_base(model: nn.Module, named: Iterable[tuple[str, Weight]]) -> Iterator[
 
 
 def _outer(name: str, layers: dict[str, Any]) -> list[str]:
-    """Those of `layers` that a parameter or buffer of this name is in."""
+    """Return the names of `layers` that a parameter or buffer of this name is in."""
     parts = name.split(".")
     prefixes = (".".join(parts[:length]) for length in range(1, len(parts)))
     return [prefix for prefix in prefixes if prefix in layers]

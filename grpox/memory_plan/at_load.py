@@ -1,4 +1,4 @@
-"""Whether a rank's GPU can hold the whole model, as it must before DeepSpeed shards it; asked before that."""
+"""Refuses a model that a rank's GPU cannot hold whole, as it must before DeepSpeed shards it."""
 
 from __future__ import annotations
 

@@ -150,7 +150,7 @@ def config_text(config: RunConfig) -> str:
 
 
 def began(config: RunConfig) -> bool:
-    """Whether the run's folder holds the record of this run, but for what changes nothing that is computed."""
+    """Return True where the run's folder holds this run's record, but for what changes nothing computed."""
     recorded = _recorded(config)
     return recorded is not None and recorded.evaluation == config.evaluation
 
@@ -181,7 +181,7 @@ def _recorded(config: RunConfig) -> RunConfig | None:
         recorded = RunConfig.model_validate(yaml.safe_load(text))
     except (OSError, ValueError, yaml.YAMLError):
         return None
-    return None if changes(redacted(recorded.model_dump(mode="json")), config) else recorded
+    return None if changes(recorded.model_dump(mode="json"), config) else recorded
 
 
 def sync_record(folder: Path, after: int) -> int:
@@ -254,7 +254,7 @@ def _go_back(run: RunContext, step: int) -> None:
 
 
 def _end_of_metrics(path: Path, saved: int) -> int:
-    """Where the lines end that were there when a checkpoint was saved; that some are lost is told.
+    """Find where the lines end that were there when a checkpoint was saved; that some are lost is told.
 
     Args:
         saved: bytes of the file then.

@@ -26,7 +26,7 @@ class DataFile:
     records: int | None
     """None when the file is too large to count cheaply."""
     media: str = ""
-    """Where a prompt has an image or the like, and what: ``line 3 has a part of type image_url``."""
+    """Name the place of a prompt's image or the like: ``line 3 has a part of type image_url``."""
 
 
 def look_at(path: Path, prompt_column: str = "") -> DataFile:

@@ -1,4 +1,4 @@
-"""What takes the place of secrets that a run's folder does not keep: the environment, or the run file."""
+"""Finds the secrets that a run's folder does not keep: in the environment, or in the run file."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _variable(key: str) -> str:
 
 
 def _run_file(folder: Path) -> Any:
-    """What the run file says of which `folder` holds the record; None where it is not to be found."""
+    """Read the run file of which `folder` holds the record; None where it is not to be found."""
     try:
         told = json.loads((folder / VERSIONS).read_text(encoding="utf-8"))
         # By its whole path: in another folder a file of that name may be another run's.

@@ -47,7 +47,7 @@ def model_problems(config: ModelConfig) -> list[Problem]:
 
 
 def runs_code(init: Mapping[str, Any]) -> list[str]:
-    """Those arguments by which code that comes with a model, or is fetched from a hub, would run."""
+    """Name the arguments by which code that comes with a model, or is fetched from a hub, would run."""
     return [
         name
         for name, value in init.items()

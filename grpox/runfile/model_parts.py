@@ -28,7 +28,7 @@ def media_parts(config: Mapping[str, Any], within: str = "") -> Iterator[str]:
 
 
 def media_problem(config: Mapping[str, Any], key: str, given: str) -> Problem | None:
-    """That a model has such a part; None where all of it is for text."""
+    """Return a problem where a model has such a part; None where all of it is for text."""
     found = list(media_parts(config))
     if not found:
         return None

@@ -25,9 +25,9 @@ class Ran:
 
     stdout: str
     metrics: list[dict[str, float]]
-    """Of each step."""
+    """The values of each step."""
     addresses: set[str]
-    """Those on which any of its processes listened."""
+    """The addresses on which any of its processes listened."""
 
 
 def run(folder: Path, module: str, rows: int, **environment: str) -> Ran:

@@ -144,7 +144,7 @@ CHANNEL = (
     "while 'channel' not in frame.f_locals: frame = frame.f_back\n"
     "channel = frame.f_locals['channel']\n"
 )
-"""How a completion comes by what its process and the judge talk through."""
+"""Code by which a completion finds the channel between its process and the judge."""
 CHEATS = {
     "leaves before the tests": "import os\nos._exit(0)",
     "leaves when it is called": "import os\ndef add(a, b): os._exit(0)",

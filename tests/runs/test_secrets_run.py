@@ -15,7 +15,7 @@ from grpox.runfile.recipe_files import copy_recipe
 
 
 class Secrets(list[str]):
-    """Those that a run is given, each of its own."""
+    """The secrets that a run is given, each of its own."""
 
     def draw(self, form: str = "{}") -> str:
         """One more, in a form such as ``Bearer {}``."""
@@ -61,7 +61,7 @@ class Judge:
 
 
 def secret_keys(secrets: Secrets) -> dict[str, Any]:
-    """What is added to the run file of the quickstart."""
+    """Keys that are added to the run file of the quickstart."""
     draw = secrets.draw
     options = {key: draw() for key in NAMED.split()}
     nested = [

@@ -186,7 +186,7 @@ class _StreamSource:
         ]
 
     def _shapes(self) -> WeightStream:
-        """What will be streamed, without its data."""
+        """Return the tensors that will be streamed, without their data."""
         for name, tensor in chain(base_parameters(self._policy), base_buffers(self._policy)):
             # Under ZeRO-3 a parameter's own shape is that of its shard.
             shape = getattr(tensor, "ds_shape", tensor.shape)

@@ -49,7 +49,7 @@ def _converted(model: PreTrainedModel, name: str, converter: Any) -> WeightStrea
 
 
 def _conversions(model: PreTrainedModel) -> list[Any]:
-    """Those by which `model` was loaded; of one that was not, those of its kind."""
+    """Return the conversions by which `model` was loaded; of one that was not, those of its kind."""
     loaded = getattr(model, "_weight_conversions", None)
     if loaded is not None:
         return list(loaded)

@@ -150,7 +150,7 @@ class VllmColocateGenerator:
             self._adapter.close()
 
     def _lacks_base(self) -> bool:
-        """Whether the frozen weights are to be brought: at first, and when a forward has changed a buffer."""
+        """Return True where the frozen weights are to be brought: at first, and when a buffer has changed."""
         buffers = [buffer for _, buffer in base_buffers(self.context.policy)]
         held = self._base_buffers
         same = held is not None and all(map(torch.equal, held, buffers))

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 PROBE_SECONDS = 5
 """How long the start of a run waits for an answer."""
 OPEN_SECONDS = 120
-"""How long a run waits for others that open the same SQLite file."""
+"""Seconds that a run waits for others that open the same SQLite file."""
 _SQLITE = "sqlite:///"
 _DATABASE_PORTS = {"postgresql": 5432, "mysql": 3306, "mssql": 1433}
 _TOLD_LENGTH = 500

@@ -1,4 +1,4 @@
-"""What vLLM's replacing of weights leaves to be done, and to be seen.
+"""Completes and checks vLLM's replacing of weights.
 
 Its CPU build packs the weights of experts when it starts, and of a head that is also the embedding, but not
 when they are replaced: its kernels would compute with others. And some architectures copy into parameters that

@@ -13,7 +13,7 @@ EMBEDDING = "embed_tokens.weight"
 
 
 def head_is_embedding(model: nn.Module) -> bool | None:
-    """Whether vLLM's model keeps one parameter for both, or None where it has no head but the embeddings.
+    """Return True where vLLM's model keeps one parameter for both, None where it has no other head.
 
     Ask before a reload, which takes them apart.
     """
