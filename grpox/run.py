@@ -64,7 +64,7 @@ from grpox.redact import redacted
 from grpox.report.observer import RunReport
 from grpox.rewards import NamedReward
 from grpox.rewards.fitting import fitting_rewards
-from grpox.rewards.isolation import OF_EVALUATION, reward_functions
+from grpox.rewards.isolation import OF_EVALUATION, OF_TRAINING, reward_functions
 from grpox.run_inputs import (
     model_config,
     open_model,
@@ -172,9 +172,9 @@ def _train_run(
     prompts, held_out = open_prompts(run, tokenizer)
     rewards = fitting_rewards(run.config.rewards, functions, prompts)
     held_out_rewards = rewards
-    if held_out is not None and of_evaluation:
-        own = rewards_of(config)
-        held_out_rewards = fitting_rewards(own, of_evaluation, held_out, OF_EVALUATION)
+    if held_out is not None:
+        key = OF_EVALUATION if of_evaluation else OF_TRAINING
+        held_out_rewards = fitting_rewards(rewards_of(config), of_evaluation or functions, held_out, key)
     schedule = open_schedule(run, prompts, world.size)
     if resume and (done := finished(config, schedule.total_steps)):
         if world.is_main:

@@ -8,12 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from grpox import launch
+from grpox.data.json_rows import UnreadableData
 from grpox.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
     import datasets
 
-LOADERS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
+JSON = (".jsonl", ".json")
+DATA_FILES = (*JSON, ".csv", ".parquet")
+"""Suffixes of the files that can be opened."""
 
 _UNWRITABLE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.ENOTDIR, errno.EEXIST}
 
@@ -26,7 +29,7 @@ def is_data_file(path: str) -> bool:
 def open_data(
     path: str, subset: str | None = None, split: str = "train", streaming: bool = False, key: str = "data.path"
 ) -> datasets.Dataset | datasets.IterableDataset:
-    """The rows under `path` through `datasets.load_dataset`.
+    """The rows under `path`, as JSON says or as `datasets` reads them.
 
     Args:
         path: absolute path of a file, or a hub id ``org/name``.
@@ -44,12 +47,28 @@ def open_data(
         datasets.disable_progress_bars()  # those of a download stay, on one rank
     try:
         if is_data_file(path):
-            # The path is a name, not a pattern, though datasets takes it for one.
-            loader, files = LOADERS[Path(path).suffix], glob.escape(path)
-            return datasets.load_dataset(loader, data_files=files, split=split, streaming=streaming)
+            return _open_file(Path(path), split, streaming)
         return datasets.load_dataset(path, subset, split=split, streaming=streaming)
+    except UnreadableData as error:
+        raise ConfigError(Problem(str(error), key=key, given=path)) from error
     except Exception as error:
         raise ConfigError(_problem(error, key, _given(path, subset, split))) from error
+
+
+def _open_file(path: Path, split: str, streaming: bool) -> datasets.Dataset | datasets.IterableDataset:
+    import datasets
+
+    from grpox.data.json_dataset import open_json
+
+    if path.suffix not in JSON:
+        # The path is a name, not a pattern, though datasets takes it for one.
+        loader, files = path.suffix.removeprefix("."), glob.escape(str(path))
+        return datasets.load_dataset(loader, data_files=files, split=split, streaming=streaming)
+    rows = open_json(path, streaming)
+    if isinstance(rows, datasets.IterableDataset) or split == "train":
+        return rows
+    parts = datasets.ReadInstruction.from_spec(split).to_absolute({"train": len(rows)})
+    return rows.select([index for part in parts for index in range(part.from_, part.to)])
 
 
 def _given(path: str, subset: str | None, split: str) -> str:

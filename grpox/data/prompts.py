@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from grpox import launch
 from grpox.contracts import Text
-from grpox.data.media import CURE, media_columns, media_part
+from grpox.data.media import CURE, media_part
 from grpox.data.prompt_length import PromptLimit
 from grpox.data.row_stream import RowStream
+from grpox.data.unusable_columns import unusable_columns
 from grpox.errors import ConfigError, Problem, RunFailed, nearest
 
 if TYPE_CHECKING:
@@ -61,7 +62,8 @@ class PromptSet:
         self._tokenizer = tokenizer
         self._chat_template_kwargs = dict(chat_template_kwargs or {})
         self._limit = limit or PromptLimit(None)
-        self._data = data
+        self.data = data
+        """What messages call the data."""
         self._vocabulary = vocabulary
         self._ids, self._ends = array("i"), array("q", [0])
         if not isinstance(rows, RowStream) and len(rows) == 0:
@@ -231,13 +233,12 @@ class PromptSet:
     def _place(self, index: int) -> str:
         if isinstance(self._rows, RowStream):
             return self._rows.place(index)
-        return f"row {index} (from 0) of {self._data}"
+        return f"row {index} (from 0) of {self.data}"
 
 
 def _check_columns(column: str, columns: list[str], data: str) -> None:
-    if media := media_columns(columns):
-        what = f"{data} has a column of what is no text, which is not read"
-        raise ConfigError([Problem(what, "data", given=each, allowed=CURE) for each in media])
+    if problems := unusable_columns(columns, column, data, "data"):
+        raise ConfigError(problems)
     if column not in columns:
         raise ConfigError(
             Problem(

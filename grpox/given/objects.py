@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from grpox.config import RunConfig
-from grpox.data.open_data import LOADERS
+from grpox.data.open_data import DATA_FILES
 from grpox.errors import ConfigError, Problem
 from grpox.runfile.input_paths import GIVEN, input_path
 from grpox.runfile.origins import ARGUMENT
@@ -138,7 +138,7 @@ def given_objects(
     opened: dict[str, Any] = {"data": dataset, "evaluation": eval_dataset}
     for section, value in opened.items():
         if isinstance(value, str | Path):
-            changes[section] = {"path": input_path(str(value), Path.cwd(), LOADERS)}
+            changes[section] = {"path": input_path(str(value), Path.cwd(), DATA_FILES)}
             opened[section] = None
         elif value is not None:
             changes[section] = {"path": GIVEN}

@@ -10,8 +10,7 @@ from types import NoneType
 from typing import Any
 from weakref import WeakKeyDictionary
 
-CORE_ARGUMENTS = ("prompts", "completions", "completion_ids", "trainer_state", "log_metric", "log_extra")
-"""What the core passes by itself; every other argument of a reward function is a dataset column."""
+from grpox.data.unusable_columns import REWARD_ARGUMENTS
 
 _asked: WeakKeyDictionary[Callable[..., Any], list[inspect.Parameter] | None] = WeakKeyDictionary()
 """Parameters by function: Python takes longer to tell them than a simple reward takes to score."""
@@ -68,7 +67,7 @@ def missing_columns(function: Callable[..., Any], columns: Iterable[str]) -> lis
     These are its parameters without a default and whatever its optional attribute `reads_columns` names
     (for a function that takes ``**columns`` and picks one by a name from its config).
     """
-    available = {*columns, *CORE_ARGUMENTS}
+    available = {*columns, *REWARD_ARGUMENTS}
     needed = [p.name for p in _parameters(function) or () if p.kind in _BY_KEYWORD and p.default is p.empty]
     needed += [name for name in getattr(function, "reads_columns", ()) if name not in needed]
     return [name for name in needed if name not in available]

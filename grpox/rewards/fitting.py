@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from grpox.config import RewardRef, labels_of
-from grpox.errors import ConfigError, Problem
-from grpox.rewards.arguments import CORE_ARGUMENTS
+from grpox.errors import ConfigError
 from grpox.rewards.isolation import OF_TRAINING
 from grpox.rewards.named import NamedReward
 from grpox.rewards.scoring import column_problems
@@ -27,19 +26,12 @@ def fitting_rewards(
         key: under which the run file lists them.
 
     Raises:
-        ConfigError: a function needs a column that the data lacks, or a column is called as an argument that
-            functions are given anyway: they would never see it.
+        ConfigError: a function needs a column that the data lacks.
     """
     rewards = [
         NamedReward(label, function, ref.weight, ref.on_error, ref.timeout)
         for label, function, ref in zip(labels_of(refs), functions, refs, strict=True)
     ]
-    what = "the data has a column with the name of an argument that grpox itself gives to reward functions"
-    problems = [
-        Problem(what, "data", given=name, allowed="any other name: rename the column")
-        for name in prompts.column_names
-        if name in CORE_ARGUMENTS
-    ]
-    if problems := problems + column_problems(rewards, prompts.column_names, key):
+    if problems := column_problems(rewards, prompts.column_names, key, prompts.data):
         raise ConfigError(problems)
     return rewards

@@ -114,16 +114,20 @@ def _warnings(rewards: Sequence[NamedReward], outcomes: Sequence[Outcome]) -> di
 
 
 def column_problems(
-    rewards: Sequence[NamedReward], columns: Sequence[str], key: str = "rewards"
+    rewards: Sequence[NamedReward],
+    columns: Sequence[str],
+    key: str = "rewards",
+    data: str = "the data",
 ) -> list[Problem]:
     """A problem for each column that a reward function cannot do without and the data lacks.
 
     Args:
         key: under which the run file lists them.
+        data: what messages call the data.
     """
     return [
         Problem(
-            f"reward '{reward.label}' needs column '{name}', which the data lacks",
+            f"reward '{reward.label}' needs column '{name}', which {data} lacks",
             key=key,
             allowed=", ".join(columns) or "none beside the prompt",
             nearest=nearest(name, columns),

@@ -7,10 +7,12 @@ from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 from grpox.config import DataConfig, RunConfig
-from grpox.data.media import CURE, media_columns
-from grpox.data.open_data import LOADERS, is_data_file
+from grpox.data.json_rows import UnreadableData
+from grpox.data.media import CURE
+from grpox.data.open_data import DATA_FILES, is_data_file
+from grpox.data.unusable_columns import unusable_columns
 from grpox.errors import Problem, nearest
-from grpox.runfile.data_files import UnreadableData, look_at
+from grpox.runfile.data_files import look_at
 from grpox.runfile.model_parts import media_problem_of
 from grpox.runfile.output_paths import output_problems, unreachable
 from grpox.runfile.slots import selected
@@ -27,7 +29,7 @@ def resolve_paths(config: RunConfig, base_of: Callable[[str], Path]) -> None:
     """
     config.model.path = input_path(config.model.path, base_of("model.path"))
     if config.data.path is not None:
-        config.data.path = input_path(config.data.path, base_of("data.path"), LOADERS)
+        config.data.path = input_path(config.data.path, base_of("data.path"), DATA_FILES)
     if config.evaluation is not None and config.evaluation.path != GIVEN:
         config.evaluation.path = _absolute(config.evaluation.path, base_of("evaluation.path"))
     for key, kind, reference in selected(config):
@@ -153,9 +155,9 @@ def _data_problems(key: str, given: str, prompt_column: str) -> tuple[list[Probl
         else:
             what = "is no regular file" if path.exists() else "no such file"
         return [Problem(what, key=key, given=given, nearest=sibling(path, _is_readable))], None
-    if path.suffix not in LOADERS:
+    if path.suffix not in DATA_FILES:
         return [
-            Problem("not a kind of file that can be read", key, given=given, allowed=", ".join(LOADERS))
+            Problem("not a kind of file that can be read", key, given=given, allowed=", ".join(DATA_FILES))
         ], None
     try:
         file = look_at(path, prompt_column)
@@ -170,15 +172,7 @@ def _data_problems(key: str, given: str, prompt_column: str) -> tuple[list[Probl
             nearest=nearest(prompt_column, file.columns),
         )
         return [problem], file.records
-    problems = [
-        Problem(
-            f"{path.name} has a column of what is no text, which is not read",
-            key,
-            given=column,
-            allowed=CURE,
-        )
-        for column in media_columns(file.columns)
-    ]
+    problems = unusable_columns(file.columns, prompt_column, path.name, key)
     if file.media:
         what = f"{file.media}, and nothing but text is read"
         problems.append(Problem(what, key, given=given, allowed=CURE))
@@ -186,7 +180,7 @@ def _data_problems(key: str, given: str, prompt_column: str) -> tuple[list[Probl
 
 
 def _is_readable(path: Path) -> bool:
-    return path.is_file() and path.suffix in LOADERS
+    return path.is_file() and path.suffix in DATA_FILES
 
 
 def sibling(path: Path, fits: Callable[[Path], bool]) -> str:

@@ -48,6 +48,15 @@ def test_a_run_without_a_gain_ends_in_order(stopped: Path) -> None:
     assert Path(summary["best_checkpoint"]["checkpoint"]).name in saved
 
 
+def test_held_out_rows_without_what_a_reward_needs_are_refused_before_the_first_step(folder: Path) -> None:
+    (folder / "held.jsonl").write_text('{"prompt": "1+1="}\n')
+    process = start(folder, "quickstart", *COMMON, "evaluation.path=held.jsonl", "output_dir=runs/lacking")
+    stderr = process.communicate()[1]
+    assert process.returncode == 2, stderr
+    assert "needs column 'answer', which the evaluation data lacks" in stderr
+    assert not (folder / "runs" / "lacking" / "metrics.jsonl").exists()
+
+
 def test_evaluations_leave_no_trace_in_training(folder: Path, stopped: Path) -> None:
     process = start(
         folder, "quickstart", *COMMON, "train.max_steps=3", "evaluation=null", "output_dir=runs/plain"

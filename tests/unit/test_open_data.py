@@ -5,6 +5,8 @@ import json
 import datasets
 import pytest
 
+from grpox.data import json_dataset
+from grpox.data.json_rows import UnreadableData
 from grpox.data.open_data import open_data
 from grpox.errors import ConfigError
 
@@ -79,3 +81,99 @@ def test_a_hub_dataset_that_cannot_be_had_is_one_problem(monkeypatch):
     assert problem.what == (
         "cannot be loaded: ConnectionError: Couldn't reach 'org/name' on the Hub (OfflineModeIsEnabled)"
     )
+
+
+def written(tmp_path, name, *lines):
+    path = tmp_path / name
+    path.write_text("\n".join(lines) + "\n")
+    return str(path)
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize(
+    "value",
+    [
+        "007",
+        "1e3",
+        "null",
+        "2026-11-23",
+        10**30,
+        -(2**64),
+        2**63,
+        1.0,
+        0.1 + 0.2,
+        True,
+        "\ud800",
+        "",
+        [],
+        {},
+        [1, "1", None, [2.5]],
+        {"b": {"c": "07"}, "a": None},
+    ],
+    ids=repr,
+)
+def test_a_value_comes_in_as_json_says(tmp_path, value, streaming):
+    rows = [{"prompt": "a", "x": value}, {"prompt": "b"}, {"prompt": "c", "x": None}]
+    path = written(tmp_path, "a.jsonl", *map(json.dumps, rows))
+    read = list(open_data(path, streaming=streaming))
+    assert [list(row) for row in read] == [["prompt", "x"]] * 3
+    assert [repr(row["x"]) for row in read] == [repr(value), "None", "None"]
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_no_object_gets_the_keys_of_another(tmp_path, streaming):
+    rows = [{"x": {"a": 1}, "y": [{"role": "user"}]}, {"x": {"b": "2"}, "y": [{"name": "z"}, {}]}]
+    path = written(tmp_path, "a.json", json.dumps(rows, indent=1))
+    assert list(open_data(path, streaming=streaming)) == rows
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize(
+    ("first", "second", "told"),
+    [
+        ("007", 7, 'a string in line 2: "007", and a number in line 4: 7'),
+        (1, True, "a number in line 2: 1, and a boolean in line 4: true"),
+        ([1], {"a": 1}, 'an array in line 2: [1], and an object in line 4: {"a": 1}'),
+        ("x" * 99, 0.5, f'a string in line 2: "{"x" * 36}..., and a number in line 4: 0.5'),
+    ],
+)
+def test_a_column_with_several_types_is_refused(tmp_path, first, second, told, streaming):
+    rows = [{"p": "a"}, {"p": "b", "x": first}, {"p": "c", "x": None}, {"p": "d", "x": second}]
+    path = written(tmp_path, "a.jsonl", *map(json.dumps, rows))
+    problem = refused(path, streaming=streaming, key="evaluation.path")
+    assert (problem.key, problem.given) == ("evaluation.path", path)
+    assert problem.what == f"column x has several types: {told}"
+
+
+def test_whole_and_other_numbers_are_one_type_and_stay_what_they_are(tmp_path):
+    path = written(tmp_path, "a.jsonl", '{"x": 1}', '{"x": 2.5}', f'{{"x": {2**53 + 1}}}')
+    assert [repr(row["x"]) for row in open_data(path)] == ["1", "2.5", str(2**53 + 1)]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "told"),
+    [
+        ("a.jsonl", '{"p": 1}\n{"p": 1, "p": 1}', 'line 2 has the key "p" twice'),
+        ("a.json", '[{"p": {"q": 1, "q": 2}}]', 'a record has the key "q" twice'),
+        ("a.jsonl", "{}\n\n{}", "holds no record with a column"),
+        ("a.jsonl", '{"p": 1}\n[1]', "line 2 is not an object with columns as keys"),
+    ],
+)
+def test_what_json_leaves_open_is_refused(tmp_path, name, text, told):
+    assert refused(written(tmp_path, name, text)).what == told
+
+
+def test_a_changed_file_is_read_anew(tmp_path):
+    path = written(tmp_path, "a.jsonl", '{"p": "old"}')
+    assert open_data(path)[0] == {"p": "old"}
+    written(tmp_path, "a.jsonl", '{"p": "new"}')
+    assert open_data(path)[0] == {"p": "new"}
+
+
+def test_a_stream_has_the_columns_of_its_beginning(tmp_path, monkeypatch):
+    monkeypatch.setattr(json_dataset, "LOOKED_AT", 20)
+    path = written(tmp_path, "a.jsonl", '{"p": "a"}', '{"p": "b", "q": 1}', '{"p": "c", "q": 2, "r": 3}')
+    rows = iter(open_data(path, streaming=True))
+    assert [next(rows), next(rows)] == [{"p": "a", "q": None}, {"p": "b", "q": 1}]
+    with pytest.raises(UnreadableData, match="line 3 has a column that the stream's first 32 MiB lack: r"):
+        next(rows)

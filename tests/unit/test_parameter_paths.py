@@ -102,15 +102,7 @@ def test_what_a_run_file_says_of_failures_reaches_the_function(folder: Path) -> 
     reward = "{path: 'reward.py:Words', words: words.txt, weight: 2, on_error: abstain, timeout: 3}"
     run = read(folder, reward)
     with reward_functions(run) as functions:
-        (named,) = fitting_rewards(run.config.rewards, functions, SimpleNamespace(column_names=[]))
+        (named,) = fitting_rewards(run.config.rewards, functions, SimpleNamespace(column_names=[], data=""))
     assert (named.label, named.weight, named.on_error, named.timeout) == ("Words", 2.0, "abstain", 3.0)
     with pytest.raises(ConfigError, match=r"rewards\[0\]\.timeout"):
         read(folder, "{name: exact, timeout: 0}")
-
-
-@pytest.mark.parametrize("name", ["completions", "trainer_state"])
-def test_a_column_that_functions_would_never_see_is_refused(folder: Path, name: str) -> None:
-    run = read(folder, "{path: 'reward.py:Words', words: words.txt}")
-    with reward_functions(run) as functions, pytest.raises(ConfigError, match="name of an argument") as caught:
-        fitting_rewards(run.config.rewards, functions, SimpleNamespace(column_names=["answer", name]))
-    assert [problem.given for problem in caught.value.problems] == [name]

@@ -56,6 +56,14 @@ def test_the_first_row_without_a_prompt_is_named(rows, row):
         prompts(rows)
 
 
+@pytest.mark.parametrize("name", ["completions", "trainer_state"])
+def test_a_column_that_reward_functions_would_never_see_is_refused(name):
+    rows = datasets.Dataset.from_dict({"prompts": ["a"], name: ["b"]})
+    with pytest.raises(ConfigError, match="the evaluation data has a column with the name of an arg") as caught:
+        PromptSet(rows, "prompts", Tokenizer(), data="the evaluation data")
+    assert [problem.given for problem in caught.value.problems] == [name]
+
+
 def test_messages_need_a_chat_template():
     with pytest.raises(ConfigError, match="no chat template"):
         prompts([[{"role": "user", "content": "a"}]], Tokenizer(chat_template=None))
@@ -154,4 +162,4 @@ def test_files_of_every_format_read_alike(tmp_path, suffix):
     path = str(tmp_path / f"data.{suffix}")
     dataset = datasets.Dataset.from_dict({"prompt": ["a", "b"], "answer": ["1", "x"]})
     {"jsonl": dataset.to_json, "csv": dataset.to_csv, "parquet": dataset.to_parquet}[suffix](path)
-    assert open_data(path).to_list() == dataset.to_list()
+    assert list(open_data(path)) == dataset.to_list()

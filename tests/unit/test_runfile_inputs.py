@@ -138,6 +138,27 @@ def test_a_line_that_is_no_record_is_named(
     assert (problem.key, problem.what) == ("data.path", what)
 
 
+def test_a_column_of_several_types_is_refused_before_anything_is_loaded(refuse: Refuse, tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"prompt": "a", "n": "007"}\n{"prompt": "a", "n": 7}\n')
+    told = 'column n has several types: a string in line 1: "007", and a number in line 2: 7'
+    held_out, train = refuse({"path": "a.jsonl"}, evaluation={"path": "a.jsonl", "every": 1})
+    assert {(problem.key, problem.what) for problem in (train, held_out)} == {
+        ("data.path", told),
+        ("evaluation.path", told),
+    }
+
+
+def test_columns_called_as_arguments_of_rewards_are_refused(
+    refuse: Refuse, resolve: Resolve, tmp_path: Path
+) -> None:
+    (tmp_path / "a.jsonl").write_text('{"prompts": "a", "completions": "b"}\n' * 9)
+    (tmp_path / "b.jsonl").write_text('{"prompts": "a", "answer": "b"}\n' * 9)
+    held_out = {"path": "a.jsonl", "every": 1}
+    (problem,) = refuse({"path": "b.jsonl", "prompt_column": "prompts"}, evaluation=held_out)
+    assert (problem.key, problem.given) == ("evaluation.path", "completions")
+    assert resolve({"path": "b.jsonl", "prompt_column": "prompts"})
+
+
 def test_a_path_with_the_characters_of_patterns_is_a_name(resolve: Resolve, tmp_path: Path) -> None:
     (tmp_path / "a[1]*?.jsonl").write_text('{"prompt": "a"}\n' * 2)
     assert resolve({"path": "a[1]*?.jsonl"}).num_prompts == 2

@@ -8,8 +8,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from grpox.data.json_rows import UnreadableData
 from grpox.redact import redact, redacted
-from grpox.runfile.data_files import UnreadableData, look_at
+from grpox.runfile.data_files import look_at
 
 if TYPE_CHECKING:
     from mlflow.entities import DatasetInput
