@@ -90,6 +90,7 @@ class RewardProcess:
             return running.ask(Request(arguments, request.count, request.seed))
         except ProcessFailed:
             self.stop()
+            running.kill()  # where another thread has stopped it in the middle of the call
             raise
 
     def stop(self) -> None:
@@ -120,13 +121,16 @@ class _Running:
         self.timeout = timeout
         self.memory = memory
         self._ready: Ready | None = None
+        self._ending = threading.Lock()
+        self._in_use = threading.RLock()
         self._stacks = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
         near, far = socket.socketpair()
         # A message is written and read in parts: a process that stops in the middle of one is not waited for.
         limit = struct.pack("ll", int(timeout) + 1, 0)
         near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
         near.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
-        lifeline, self._lifeline = os.pipe()
+        lifeline, ours = os.pipe()
+        self._lifeline = os.fdopen(ours, "wb", buffering=0)
         given = (far.fileno(), lifeline, self._stacks.fileno())
         # The folder of the run may hold a file named as a module: it comes after the trainer's own path.
         command = [sys.executable, "-P", "-m", "grpox.rewards.worker", *map(str, given)]
@@ -143,12 +147,17 @@ class _Running:
 
     def wait_ready(self) -> Ready:
         """What it says once it has built the function."""
-        if self._ready is None:
-            self._ready = self._receive(START_SECONDS, "its process took longer than {:g} s to start")
-        return self._ready
+        with self._in_use:
+            if self._ready is None:
+                self._ready = self._receive(START_SECONDS, "its process took longer than {:g} s to start")
+            return self._ready
 
     def ask(self, request: Request) -> Reply:
         """Its answer to a request."""
+        with self._in_use:
+            return self._answer(request)
+
+    def _answer(self, request: Request) -> Reply:
         os.ftruncate(self._stacks.fileno(), 0)
         os.lseek(self._stacks.fileno(), 0, os.SEEK_SET)
         begun = time.monotonic()
@@ -203,7 +212,10 @@ class _Running:
     def _died(self) -> bool:
         # Not reaped, so that its number stays that of its group until the group is killed.
         how = os.WEXITED | os.WNOHANG | os.WNOWAIT
-        return self._process.returncode is not None or os.waitid(os.P_PID, self._process.pid, how) is not None
+        try:
+            return os.waitid(os.P_PID, self._process.pid, how) is not None
+        except ChildProcessError:  # another thread has killed and reaped it
+            return True
 
     def _end(self, alive: str) -> str:
         """How it ended, in words, or `alive` if it did not."""
@@ -223,7 +235,9 @@ class _Running:
     def _placed(self, ask: bool = False) -> str:
         """`` (rewards.py:12)``, of the line it is at if it is asked, else of where it crashed, or begins."""
         if ask:
-            os.kill(self._process.pid, WHERE)
+            with self._ending:
+                if self._process.returncode is None:  # else its number may be another's by now
+                    os.kill(self._process.pid, WHERE)
             deadline = time.monotonic() + 1.0
             while not os.fstat(self._stacks.fileno()).st_size and time.monotonic() < deadline:
                 time.sleep(0.01)
@@ -234,9 +248,16 @@ class _Running:
 
     def kill(self) -> None:
         """End it and all that it has started and that has not left its process group."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-        with contextlib.suppress(OSError):
-            os.close(self._lifeline)
-        self._connection.close()
+        with self._ending:
+            if self._process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(self._process.pid, signal.SIGKILL)
+                self._process.wait()
+        # A thread that reads from it may find another file under the number of the one closed here: that thread
+        # sees the end of the process, and closes.
+        if self._in_use.acquire(blocking=False):
+            try:
+                self._lifeline.close()
+                self._connection.close()
+            finally:
+                self._in_use.release()
