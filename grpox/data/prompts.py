@@ -186,6 +186,15 @@ class PromptSet:
         return [tuple(ids) for ids in encoded]
 
     def _rendered(self, index: int, prompt: Text) -> str:
+        text = self._as_text(index, prompt)
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            what = f"{self._place(index)} has half of a surrogate pair, which is no character"
+            raise ConfigError(Problem(what, key="data.prompt_column", given=ascii(prompt)[:200])) from error
+        return text
+
+    def _as_text(self, index: int, prompt: Text) -> str:
         if isinstance(prompt, str):
             return prompt
         try:

@@ -82,6 +82,11 @@ def _extra_column(values: list[Any]) -> pyarrow.Array:
     import pyarrow
 
     if all(value is None or isinstance(value, bool | int | float) for value in values):
-        with contextlib.suppress(pyarrow.ArrowException):
+        with contextlib.suppress(pyarrow.ArrowException, OverflowError):
             return pyarrow.array(values)
-    return pyarrow.array([None if value is None else str(value) for value in values], pyarrow.string())
+    return pyarrow.array([None if value is None else _text(value) for value in values], pyarrow.string())
+
+
+def _text(value: Any) -> str:
+    """`value` as UTF-8 can hold it: half of a surrogate pair stands as its escape."""
+    return str(value).encode("utf-8", "backslashreplace").decode("utf-8")

@@ -64,6 +64,13 @@ def test_a_column_that_reward_functions_would_never_see_is_refused(name):
     assert [problem.given for problem in caught.value.problems] == [name]
 
 
+def test_a_prompt_with_half_a_character_is_named(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"prompt": "a"}\n{"prompt": "\\ud800"}\n')
+    with pytest.raises(ConfigError, match=r"row 1 \(from 0\) of the data has half of a surrogate pair"):
+        PromptSet(open_data(str(path)), "prompt", Tokenizer())
+
+
 def test_messages_need_a_chat_template():
     with pytest.raises(ConfigError, match="no chat template"):
         prompts([[{"role": "user", "content": "a"}]], Tokenizer(chat_template=None))

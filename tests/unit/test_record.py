@@ -163,12 +163,18 @@ def test_what_reward_functions_log_of_a_completion_becomes_a_column(
     run: RunContext, record: LocalRecord
 ) -> None:
     rows = [scored(0, 0, math=1.0), scored(0, 1, math=0.0), scored(0, 2, math=0.0)]
-    extras = [{"steps": 3, "why": "no carry"}, {"steps": None, "why": ["a", 1]}, {}]
+    extras = [
+        {"steps": 3, "why": "no carry", "gold": 10**30},
+        {"steps": None, "why": ["a", 1], "gold": 7},
+        {"odd": "a\ud800"},
+    ]
     told = [replace(row, extra=extra) for row, extra in zip(rows, extras, strict=True)]
     record.grpox_rollouts_scored(1, told)
     table = parquet.read_table(run.output_dir / "completions" / "step_000001.parquet")
     assert table["extra/steps"].to_pylist() == [3, None, None]
     assert table["extra/why"].to_pylist() == ["no carry", "['a', 1]", None]
+    assert table["extra/gold"].to_pylist() == [str(10**30), "7", None]  # beyond what a column of numbers holds
+    assert table["extra/odd"].to_pylist() == [None, None, "a\\ud800"]
 
 
 def test_completions_read_back_with_a_column_per_reward(run: RunContext, record: LocalRecord) -> None:
