@@ -11,7 +11,7 @@ from grpox.contracts import Text
 from grpox.data.media import CURE, media_columns, media_part
 from grpox.data.prompt_length import PromptLimit
 from grpox.data.row_stream import RowStream
-from grpox.errors import ConfigError, Problem, RunFailed, nearest
+from grpox.errors import ConfigError, Problem, RunFailed, describe, nearest
 
 if TYPE_CHECKING:
     import datasets
@@ -191,7 +191,7 @@ class PromptSet:
                 list(prompt), add_generation_prompt=True, tokenize=False, **self._chat_template_kwargs
             )
         except Exception as error:
-            what = f"the chat template fails on {self._place(index)}: {type(error).__name__}: {error}"
+            what = f"the chat template fails on {self._place(index)}: {describe(error)}"
             raise ConfigError(Problem(what, key="data.prompt_column", given=repr(prompt)[:200])) from error
         return str(rendered)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from grpox.data.media import media_part
+from grpox.errors import text_of
 
 COUNTED_UP_TO = 32 * 2**20
 """Bytes of text up to which records are counted, which parses each of them."""
@@ -136,9 +137,9 @@ def _parquet(path: Path, prompt_column: str) -> DataFile:
     try:
         parquet = pyarrow.parquet.ParquetFile(path)
     except pyarrow.ArrowInvalid as error:
-        raise UnreadableData(f"is not a parquet file: {' '.join(str(error).split())}") from error
+        raise UnreadableData(f"is not a parquet file: {' '.join(text_of(error).split())}") from error
     except (pyarrow.ArrowException, OSError) as error:
-        raise UnreadableData(f"cannot be read: {' '.join(str(error).split())}") from error
+        raise UnreadableData(f"cannot be read: {' '.join(text_of(error).split())}") from error
     with parquet:
         if not parquet.metadata.num_rows:
             raise UnreadableData("holds no record")
