@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import fcntl
+import io
 import os
 import pickle
 import pkgutil
@@ -38,6 +39,8 @@ def main() -> None:
     _prefer_for_oom_kill()
     faulthandler.enable(stacks, all_threads=False)
     faulthandler.register(WHERE, stacks, all_threads=False)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # so that what it prints before it is killed is seen
     _serve(Connection(connection))
 
 
