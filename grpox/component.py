@@ -13,8 +13,8 @@ from pydantic import BaseModel, ValidationError
 
 from grpox.config import ComponentRef
 from grpox.contracts import Reduction
-from grpox.errors import ConfigError, Problem
-from grpox.plugins import Offer, described
+from grpox.errors import ConfigError, Problem, describe
+from grpox.plugins import Offer
 from grpox.problems import problems_of, truths_for_numbers
 
 
@@ -147,7 +147,7 @@ def check_params(
     except ValidationError as error:
         raise ConfigError(problems_of(error, model, key, also)) from error
     except Exception as error:
-        raise ConfigError(Problem(f"{owner} failed on its parameters: {described(error)}", key)) from error
+        raise ConfigError(Problem(f"{owner} failed on its parameters: {describe(error)}", key)) from error
 
 
 def own_keys(ref: ComponentRef) -> tuple[str, ...]:

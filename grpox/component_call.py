@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from grpox.errors import GrpoxError, RunFailed
+from grpox.errors import GrpoxError, RunFailed, describe
 
 
 def call(kind: str, method: Callable[..., Any], *arguments: Any) -> Any:
@@ -24,7 +24,7 @@ def call(kind: str, method: Callable[..., Any], *arguments: Any) -> Any:
         # The first frame is the call above; the second is the component itself.
         frames = traceback.extract_tb(error.__traceback__)[1:2]
         where = "".join(f" ({Path(frame.filename).name}:{frame.lineno})" for frame in frames)
-        told = f"{type(error).__name__}: {error}".removesuffix(": ")
+        told = describe(error)
         raise RunFailed(f"{kind} '{name_of(method)}' raised {told}{where}") from error
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from grpox.config import DeepSpeedConfig, RunConfig
-from grpox.errors import ConfigError, Problem
+from grpox.errors import ConfigError, Problem, describe
 from grpox.runfile.deepspeed_settings import without_auto
 
 
@@ -64,7 +64,7 @@ def check_deepspeed(config: RunConfig) -> None:
     except ValidationError as error:
         raise ConfigError([_refused(_told(detail)) for detail in error.errors()]) from error
     except Exception as error:
-        raise ConfigError(_refused(f"{type(error).__name__}: {error}")) from error
+        raise ConfigError(_refused(describe(error))) from error
     if config.deepspeed.nvme_path:
         _check_nvme(config, config.deepspeed.nvme_path)
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from grpox.config import RunConfig
 from grpox.deepspeed_config import deepspeed_config, reference_config
-from grpox.errors import ConfigError, Problem, RunFailed
+from grpox.errors import ConfigError, Problem, RunFailed, describe, text_of
 from grpox.forward_ways import forget, prepare
 from grpox.lora.layers import adapted_layers
 from grpox.quiet_deepspeed import deepspeed
@@ -195,7 +195,7 @@ def _enable_checkpointing(model: PreTrainedModel, config: RunConfig) -> None:
         kwargs = {"use_reentrant": False} | config.train.gradient_checkpointing_kwargs
         model.gradient_checkpointing_enable(kwargs)
     except ValueError as error:
-        raise ConfigError(Problem(str(error), "train.gradient_checkpointing", given="true")) from error
+        raise ConfigError(Problem(text_of(error), "train.gradient_checkpointing", given="true")) from error
 
 
 def _initialize(run: RunConfig, /, **arguments: Any) -> Any:
@@ -205,7 +205,7 @@ def _initialize(run: RunConfig, /, **arguments: Any) -> Any:
     except Exception as error:
         if not run.deepspeed.settings:
             raise
-        what = f"DeepSpeed does not start with these settings: {type(error).__name__}: {error}"
+        what = f"DeepSpeed does not start with these settings: {describe(error)}"
         raise ConfigError(Problem(what, "deepspeed.settings")) from error
 
 

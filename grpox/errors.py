@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+import traceback
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from grpox.redact import redact, redacted
@@ -19,6 +20,8 @@ WHAT = 700
 """Characters of `Problem.what` that are shown."""
 TEXT = 2000
 """Characters of a foreign exception's text that are shown or kept."""
+TRACE = 50_000
+"""Characters of a traceback that are shown or kept."""
 ALLOWED = 1000
 """Characters of `Problem.allowed` that are shown: some lists of names are long."""
 
@@ -39,9 +42,47 @@ def plain(text: str, longest: int = 300) -> str:
 def text_of(error: BaseException) -> str:
     """Return an exception's own text, cut to `TEXT` characters; where it has none to give, why."""
     try:
-        return _cut(str(error), TEXT)
+        return shorten(str(error), TEXT)
     except BaseException as failed:  # noqa: BLE001 - a foreign class may raise anything here
         return f"its text cannot be made: {type(failed).__name__}"
+
+
+def describe(error: BaseException) -> str:
+    """Return an exception in one line: its type, message and notes, cut to `TEXT` characters."""
+    notes = vars(error).get("__notes__")  # of `add_note`; a foreign class may keep anything under that name
+    texts = [f"({note})" for note in notes if isinstance(note, str)] if isinstance(notes, list) else []
+    message = " ".join(" ".join([text_of(error), *texts]).split())
+    return shorten(f"{type(error).__name__}: {message}".removesuffix(": "), TEXT)
+
+
+def traceback_of(error: BaseException) -> str:
+    """Return the traceback as Python prints it, cut to `TRACE` characters, and each text in it to `TEXT`."""
+    try:
+        return shorten("".join(shorten(part, TEXT) for part in traceback.format_exception(error)), TRACE)
+    except BaseException:  # noqa: BLE001 - a foreign class may raise anything here
+        return f"{describe(error)}\n"
+
+
+def chain(error: BaseException, with_contexts: bool = False) -> Iterator[BaseException]:
+    """Yield `error`, what it was raised from, and so on; each once, for `raise error from error` makes a ring.
+
+    Args:
+        with_contexts: where one was raised from nothing, go on with what was being handled at that time.
+    """
+    seen: set[int] = set()
+    following: BaseException | None = error
+    while following is not None and id(following) not in seen:
+        yield following
+        seen.add(id(following))
+        following = following.__cause__ or (following.__context__ if with_contexts else None)
+
+
+def shorten(text: str, longest: int) -> str:
+    """Return `text`, cut in its middle to at most `longest` characters; no part of a secret is left there."""
+    if len(text) <= longest:
+        return text
+    # What cannot be shown is not searched for secrets: that takes a second for a million characters.
+    return _cut(redact(_cut(text, 2 * longest)), longest)
 
 
 def _cut(text: str, longest: int) -> str:

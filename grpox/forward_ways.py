@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from grpox.contracts import Rollout
-from grpox.errors import plain
+from grpox.errors import describe, plain
 from grpox.head import LogitTransform, Wanted, chosen_logprobs
 from grpox.layout import Layout
 from grpox.lora import head as adapted_head
@@ -76,7 +76,7 @@ def prepare(model: PreTrainedModel, train: TrainConfig) -> ForwardWays:
             if _agrees(model, ways):
                 return replace(ways, failures=tuple(failures))
         except Exception as error:  # noqa: BLE001 - whatever a model's code makes of inputs that are new to it
-            failures.append(f"the trial of {ways} raised {type(error).__name__}: {plain(str(error))}")
+            failures.append(f"the trial of {ways} raised {plain(describe(error))}")
     forget(model)
     return replace(PLAIN, failures=tuple(failures))
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from grpox import __version__
 from grpox.config import HubConfig, RunConfig
-from grpox.errors import ConfigError, Problem, RunFailed
+from grpox.errors import ConfigError, Problem, RunFailed, text_of
 from grpox.model_card import FILE as CARD
 from grpox.model_card import write_card
 
@@ -83,5 +83,5 @@ def _check_rights(user: dict[str, Any], repo: str) -> None:
 
 
 def _reason(error: Exception) -> str:
-    lines = [line for line in str(error).strip().splitlines() if line.strip()]
+    lines = [line for line in text_of(error).strip().splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

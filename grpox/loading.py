@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from grpox.errors import ConfigError, Problem, nearest
+from grpox.errors import ConfigError, Problem, describe, nearest
 
 
 def load_object(reference: str, base: Path | None = None) -> Any:
@@ -77,4 +77,4 @@ def _import_problem(path: Path, error: BaseException) -> Problem:
     if not lines and isinstance(error, SyntaxError) and error.filename == str(path):
         lines = [error.lineno]
     where = f"{path}:{lines[-1]}" if lines else str(path)
-    return Problem(f"{type(error).__name__}: {error}", where=where)
+    return Problem(describe(error), where=where)

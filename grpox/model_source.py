@@ -6,7 +6,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from grpox.config import ModelConfig
-from grpox.errors import ConfigError, Problem
+from grpox.errors import ConfigError, Problem, text_of
 
 HUB_SECONDS = 10.0
 """How long the hub may take to answer."""
@@ -59,4 +59,4 @@ def _cached(repo: str, revision: str | None, cache_dir: str | None) -> str:
 
 
 def _first_line(error: Exception) -> str:
-    return next((line for line in str(error).strip().splitlines() if line.strip()), "no reason given")
+    return next((line for line in text_of(error).strip().splitlines() if line.strip()), "no reason given")

@@ -25,7 +25,7 @@ from transformers.utils import GENERATION_CONFIG_NAME
 
 from grpox import launch
 from grpox.config import ModelConfig
-from grpox.errors import ConfigError, Problem, plain
+from grpox.errors import ConfigError, Problem, plain, text_of
 from grpox.model_source import model_location
 from grpox.wording import some
 
@@ -209,7 +209,7 @@ def _without_load_report() -> Iterator[None]:
 
 
 def _unloadable(what: str, config: ModelConfig, error: Exception) -> ConfigError:
-    reason = " ".join(str(error).split()) or "no reason given"
+    reason = " ".join(text_of(error).split()) or "no reason given"
     told = f"its {what} cannot be loaded: {type(error).__name__}: {reason}"
     if "trust_remote_code" in reason:
         what = f"its {what} comes with code of its own, which is not run unless the run file says so"

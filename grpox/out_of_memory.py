@@ -13,7 +13,7 @@ import psutil
 import torch
 
 from grpox import launch
-from grpox.errors import GrpoxError, RunFailed
+from grpox.errors import GrpoxError, RunFailed, chain, text_of
 from grpox.wording import amount
 
 TEXTS = (
@@ -63,18 +63,17 @@ def memory_told(phase: str) -> Iterator[None]:
         raise RunFailed(told) from error
 
 
-def ran_out_of_memory(error: BaseException | None) -> bool:
-    """Whether `error`, or what it was made of, says that there is no memory left; False if told already."""
-    while error is not None:
+def ran_out_of_memory(raised: BaseException) -> bool:
+    """Whether `raised`, or what it was made of, says that there is no memory left; False if told already."""
+    for error in chain(raised):
         if isinstance(error, RunFailed) and str(error).startswith("out of memory"):
             return False
         if isinstance(error, MemoryError | torch.OutOfMemoryError):
             return True
         if isinstance(error, OSError) and error.errno == errno.ENOMEM:
             return True
-        if isinstance(error, RuntimeError | ValueError) and any(text in str(error) for text in TEXTS):
+        if isinstance(error, RuntimeError | ValueError) and any(text in text_of(error) for text in TEXTS):
             return True
-        error = error.__cause__
     return False
 
 
@@ -83,18 +82,17 @@ def _told(phase: str, error: Exception) -> str:
     return told + (f"\n    what makes it less: {SETTINGS[phase]}" if phase in SETTINGS else "")
 
 
-def _let_go(error: BaseException | None) -> None:
+def _let_go(error: BaseException) -> None:
     """Drop what the calls held that `error` has ended: to tell of the failure needs memory too."""
-    while error is not None:
-        traceback.clear_frames(error.__traceback__)
-        error = error.__cause__ or error.__context__
+    for each in chain(error, with_contexts=True):
+        traceback.clear_frames(each.__traceback__)
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
 
 
 def _asked(error: Exception) -> str:
     """How much was asked for where the library says so, else what it says."""
-    text = " ".join(str(error).split())
+    text = " ".join(text_of(error).split())
     if found := re.search(r"you tried to allocate (\d+) bytes", text):
         return f"{amount(int(found[1]))} more were asked for"
     if found := re.search(r"CUDA out of memory\. (.*?) (?:Process|Of the|Including)", text):

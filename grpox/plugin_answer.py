@@ -16,7 +16,7 @@ import pluggy
 
 from grpox import hookspecs
 from grpox.deprecated import PluginDeprecation, PluginManager
-from grpox.errors import nearest, text_of
+from grpox.errors import describe, nearest
 from grpox.hookspecs import KINDS, ComponentSpec
 
 Component = tuple[str, ComponentSpec]
@@ -70,14 +70,7 @@ def load(entry_point: metadata.EntryPoint) -> Loaded:
         observes = sorted(caller.name for caller in callers if _discovers(caller) is None)
         return Loaded(Answer(tuple(_components(alone)), tuple(observes), notes=tuple(alone.notes)), plugin)
     except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a plugin raises is its own affair
-        return Loaded(Answer(failure=described(error)), error=error)
-
-
-def described(error: BaseException) -> str:
-    """An exception in one line: its type, message and notes."""
-    message = " ".join(text_of(error).split())
-    notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
-    return type(error).__name__ + (f": {message}" if message else "") + notes
+        return Loaded(Answer(failure=describe(error)), error=error)
 
 
 def new_manager() -> PluginManager:

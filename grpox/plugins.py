@@ -19,14 +19,14 @@ from typing import Literal
 import pluggy
 
 from grpox.api_version import api_note, api_problem
-from grpox.errors import nearest
+from grpox.errors import describe, nearest
 from grpox.hookspecs import ENTRY_POINT_GROUP, ComponentSpec
-from grpox.plugin_answer import Answer, Loaded, described, load, new_manager
+from grpox.plugin_answer import Answer, Loaded, load, new_manager
 from grpox.plugin_cache import PluginCache
 from grpox.plugin_fingerprint import facts
 from grpox.requirements import canonical_name, none_met
 
-__all__ = ["DISABLE_VARIABLE", "Offer", "PluginRecord", "PluginSet", "described", "discover"]
+__all__ = ["DISABLE_VARIABLE", "Offer", "PluginRecord", "PluginSet", "discover"]
 
 DISABLE_VARIABLE = "GRPOX_DISABLE_PLUGINS"
 """Environment variable with the distributions, separated by commas, whose plugins are not loaded."""
@@ -161,7 +161,7 @@ class PluginSet:
             if not self.loaded.is_registered(found.plugin):
                 self.loaded.register(found.plugin, name)
         except Exception as error:  # noqa: BLE001 - one distribution may use a name twice, for two modules
-            return Loaded(Answer(failure=described(error)), error=error)
+            return Loaded(Answer(failure=describe(error)), error=error)
         return found
 
     def _take(self, record: PluginRecord, answer: Answer) -> PluginRecord:

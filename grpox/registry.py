@@ -23,8 +23,8 @@ from grpox.component import (
 )
 from grpox.config import ComponentRef
 from grpox.deprecated import PluginDeprecation
-from grpox.errors import ConfigError, GrpoxError, Problem, nearest
-from grpox.plugins import Offer, PluginRecord, PluginSet, described
+from grpox.errors import ConfigError, GrpoxError, Problem, describe, nearest
+from grpox.plugins import Offer, PluginRecord, PluginSet
 from grpox.requirements import canonical_name
 
 
@@ -92,7 +92,7 @@ class Registry:
         try:
             model = pkgutil.resolve_name(offer.spec.config)
         except (Exception, SystemExit) as error:
-            what = f"{_origin(offer)}: config {offer.spec.config} cannot be imported: {described(error)}"
+            what = f"{_origin(offer)}: config {offer.spec.config} cannot be imported: {describe(error)}"
             raise ConfigError(Problem(what)) from error
         if not is_model(model):
             raise ConfigError(Problem(f"{_origin(offer)}: {offer.spec.config} is not a pydantic model"))
@@ -145,7 +145,7 @@ class Registry:
         except GrpoxError:
             raise
         except (Exception, SystemExit) as error:
-            raise ConfigError(Problem(f"{bound} cannot be built: {described(error)}", bound.key)) from error
+            raise ConfigError(Problem(f"{bound} cannot be built: {describe(error)}", bound.key)) from error
         if bound.kind == "reward" and callable(target) and bound.config is None:
             return target
         wanted = "a class, or a function without parameters" if bound.kind == "reward" else "a class"

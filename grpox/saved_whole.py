@@ -20,7 +20,7 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import convert_and_load_state_dict_in_model
 from transformers.modeling_utils import LoadStateDictConfig
 
-from grpox.errors import RunFailed
+from grpox.errors import RunFailed, describe
 from grpox.wording import some
 
 META = torch.device("meta")
@@ -45,7 +45,7 @@ def lost_parts(model: PreTrainedModel, folder: Path) -> list[str]:
     try:
         empty = built_empty(model)
     except Exception as error:  # noqa: BLE001 - other ranks wait, and what was written is to be told of
-        return [f"no model can be built from its config.json: {type(error).__name__}: {error}"]
+        return [f"no model can be built from its config.json: {describe(error)}"]
     way = LoadStateDictConfig(
         device_map={"": META}, dtype=model.dtype, weight_mapping=get_model_conversion_mapping(empty)
     )
@@ -75,7 +75,7 @@ def undescribed(model: PreTrainedModel) -> str:
     try:
         described = {name: tensor.shape for name, tensor in built_empty(model).state_dict().items()}
     except Exception as error:  # noqa: BLE001 - whatever a class of the user's does
-        return f"cannot be built from its configuration: {type(error).__name__}: {error}"
+        return f"cannot be built from its configuration: {describe(error)}"
     held = {name: tensor.shape for name, tensor in model.state_dict().items()}
     others = [name for name in held.keys() | described.keys() if held.get(name) != described.get(name)]
     if not others:

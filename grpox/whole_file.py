@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from grpox.errors import text_of
 from grpox.wording import amount
 
 
@@ -50,7 +51,7 @@ def unwritten(error: Exception, path: Path, needed: int | None = None) -> str:
         error: what the library that wrote it raised; some hide the system's reason in their own words.
         needed: bytes, where known.
     """
-    reason = getattr(error, "strerror", None) or str(error)
+    reason = getattr(error, "strerror", None) or text_of(error)
     hidden = re.search(r"I/O error: (.*) \(os error \d+\)|Detail: \[errno \d+\] (.*)", reason)
     if hidden:
         reason = hidden[1] or hidden[2]

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from grpox.checkpoint.manifest import FileFacts, Hashed, sync
+from grpox.errors import text_of
 from grpox.quiet_deepspeed import CheckpointCommitInfo, CheckpointEngine
 from grpox.redact import redacted
 
@@ -133,7 +134,7 @@ def _write(state: Any, path: Path) -> FileFacts:
             reason = error.__context__
             if isinstance(reason, OSError):
                 raise OSError(reason.errno, reason.strerror, str(path)) from error
-            raise OSError(str(error).splitlines()[0]) from error
+            raise OSError(next(iter(text_of(error).splitlines()), type(error).__name__)) from error
     sync(path)
     return hashed.facts
 

@@ -20,7 +20,7 @@ from torch import nn
 
 from grpox.buffers import persistent_buffers
 from grpox.checkpoint.shards import only_weights
-from grpox.errors import RunFailed
+from grpox.errors import RunFailed, describe, text_of
 from grpox.world import World
 
 _OPTIMIZER = Path("zero") / "optimizer_state.pt"
@@ -108,7 +108,7 @@ def _convert(source: Path, folder: Path) -> str:
         with only_weights(), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
             ds_to_universal.main(arguments)
     except KeyError as error:
-        return f"DeepSpeed converts the state of Adam alone, and the optimizer has no {error}"
+        return f"DeepSpeed converts the state of Adam alone, and the optimizer has no {text_of(error)}"
     except Exception as error:  # noqa: BLE001 - whatever it is, the other ranks wait to hear of it
-        return f"{type(error).__name__}: {error}"
+        return describe(error)
     return ""

@@ -7,13 +7,12 @@ import select
 import signal
 import sys
 import time
-import traceback
 from collections.abc import Callable
 
 import typer
 
 from grpox import launch
-from grpox.errors import ConfigError, GrpoxError, plain
+from grpox.errors import TEXT, TRACE, ConfigError, GrpoxError, describe, plain, shorten, traceback_of
 from grpox.private_files import keep_files_from_others
 from grpox.redact import redact
 from grpox.signals import exit_code, install_handlers
@@ -23,8 +22,6 @@ TRACEBACK = "--traceback"
 SECONDS_FOR_RANK_0 = 5.0
 MOST_TOLD = 50
 """Problems that are told at a time."""
-LONGEST = 1500
-"""Characters of an error of some library that are shown."""
 
 
 class PastTyper(Exception):
@@ -78,7 +75,7 @@ def _code_of(error: BaseException, with_traceback: bool) -> int:
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else int(error.code is not None)
     if with_traceback:
-        typer.echo(redact("".join(traceback.format_exception(error))), err=True, nl=False)
+        typer.echo(redact(traceback_of(error)), err=True, nl=False)
     return _tell(error, with_traceback)
 
 
@@ -105,9 +102,8 @@ def _tell(error: BaseException, with_traceback: bool) -> int:
     elif isinstance(error, GrpoxError):
         _print(str(error), rank)
     else:
-        message = plain(" ".join(str(error).split()), LONGEST)
         hint = "" if with_traceback else f"\n    use {TRACEBACK} to see where"
-        _print(f"{type(error).__name__}: {message}{hint}" if message else type(error).__name__ + hint, rank)
+        _print(plain(describe(error), TEXT) + hint, rank)
     return error.exit_code if isinstance(error, GrpoxError) else 1
 
 
@@ -119,4 +115,4 @@ def _wait_for_rank_0() -> None:
 
 def _print(text: str, rank: int = 0) -> None:
     typer.secho("error:", fg=typer.colors.RED, bold=True, err=True, nl=False)
-    typer.echo(f" {f'[rank {rank}] ' if rank else ''}{redact(text)}", err=True)
+    typer.echo(f" {f'[rank {rank}] ' if rank else ''}{redact(shorten(text, TRACE))}", err=True)

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 from grpox.cli.runs_tracked import KEY_TAG, Point, TrackedRun
-from grpox.errors import ConfigError, Problem, RunFailed, nearest
+from grpox.errors import ConfigError, Problem, RunFailed, nearest, text_of
 from grpox.redact import redact, redacted
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ def _client(uri: str, tables: set[str]) -> MlflowClient:
     try:
         from mlflow import MlflowClient
     except ModuleNotFoundError as error:
-        what = f"MLflow is not installed here: {error}"
+        what = f"MLflow is not installed here: {text_of(error)}"
         raise ConfigError(Problem(what, allowed="pip install mlflow, in this environment")) from error
     if tables:
         _must_not_migrate(uri, tables)

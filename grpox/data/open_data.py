@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from grpox import launch
 from grpox.data.json_rows import UnreadableData
-from grpox.errors import ConfigError, Problem
+from grpox.errors import ConfigError, Problem, chain, describe
 
 if TYPE_CHECKING:
     import datasets
@@ -91,12 +91,8 @@ def _problem(error: Exception, key: str, given: str) -> Problem:
 
 def reason(error: BaseException) -> str:
     """Type and message of the error behind `error`: datasets' own says only that something went wrong."""
-    first = _first_cause(error)
-    message = " ".join(str(first).split())
-    return f"{type(first).__name__}: {message}" if message else type(first).__name__
+    return describe(_first_cause(error))
 
 
 def _first_cause(error: BaseException) -> BaseException:
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return error
+    return list(chain(error))[-1]

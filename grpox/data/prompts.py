@@ -12,7 +12,7 @@ from grpox.data.media import CURE, media_part
 from grpox.data.prompt_length import PromptLimit
 from grpox.data.row_stream import RowStream
 from grpox.data.unusable_columns import unusable_columns
-from grpox.errors import ConfigError, Problem, RunFailed, nearest
+from grpox.errors import ConfigError, Problem, RunFailed, describe, nearest
 
 if TYPE_CHECKING:
     import datasets
@@ -202,7 +202,7 @@ class PromptSet:
                 list(prompt), add_generation_prompt=True, tokenize=False, **self._chat_template_kwargs
             )
         except Exception as error:
-            what = f"the chat template fails on {self._place(index)}: {type(error).__name__}: {error}"
+            what = f"the chat template fails on {self._place(index)}: {describe(error)}"
             raise ConfigError(Problem(what, key="data.prompt_column", given=repr(prompt)[:200])) from error
         return str(rendered)
 

@@ -14,6 +14,7 @@ from grpox.checkpoint.folders import publish
 from grpox.checkpoint.manifest import facts_of, files_of, sync, write_manifest
 from grpox.checkpoint.rank_state import slice_state, write_state
 from grpox.config import RunConfig
+from grpox.errors import text_of
 from grpox.faults.found import Found
 from grpox.redact import redact, redacted
 from grpox.saved_whole import save_whole
@@ -124,7 +125,7 @@ class FaultDumps:
             try:
                 write()
             except Exception as error:  # noqa: BLE001 - libraries have their own for a full disk
-                told = str(getattr(error, "strerror", None) or error)
+                told = str(getattr(error, "strerror", None) or text_of(error))
                 failure = redact(" ".join(told.split())) or type(error).__name__
         return next((told for told in self.world.gather([failure]) if told), "")
 

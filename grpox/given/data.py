@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from grpox.errors import ConfigError, Problem
+from grpox.errors import ConfigError, Problem, describe
 from grpox.runfile.origins import ARGUMENT
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def _from_rows(rows: Sequence[Mapping[str, Any]], key: str) -> datasets.Dataset:
     try:
         return datasets.Dataset.from_dict({name: [row.get(name) for row in rows] for name in columns})
     except Exception as error:
-        what = f"its rows do not make a table: {type(error).__name__}: {error}"
+        what = f"its rows do not make a table: {describe(error)}"
         allowed = "values of one type in each column"
         raise ConfigError(Problem(what, key=key, where=ARGUMENT, allowed=allowed)) from error
 

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from grpox.config import LoraConfig
-from grpox.errors import ConfigError, Problem, nearest
+from grpox.errors import ConfigError, Problem, nearest, text_of
 from grpox.lora.layers import ADAPTER, adapted_layers
 from grpox.runfile.lora import INSTALL
 
@@ -32,7 +32,7 @@ def add_adapters(model: PreTrainedModel, config: LoraConfig, seed: int) -> None:
         from peft import LoraConfig as PeftConfig
         from peft import inject_adapter_in_model
     except ImportError as error:
-        raise ConfigError(Problem(f"adapters need peft: {INSTALL}: {error}", "model.lora")) from error
+        raise ConfigError(Problem(f"adapters need peft: {INSTALL}: {text_of(error)}", "model.lora")) from error
     if adapted_layers(model):
         what = "the model has adapters already: merge them first (merge_and_unload)"
         raise ConfigError(Problem(what, "model.lora"))
@@ -52,7 +52,7 @@ def add_adapters(model: PreTrainedModel, config: LoraConfig, seed: int) -> None:
             torch.manual_seed(seed)
             inject_adapter_in_model(settings, model, adapter_name=ADAPTER)
     except ValueError as error:
-        what = f"peft cannot adapt these layers: {' '.join(str(error).split())}"
+        what = f"peft cannot adapt these layers: {' '.join(text_of(error).split())}"
         raise ConfigError(Problem(what, TARGETS, given=str(config.target_modules))) from error
     if len(adapted_layers(model)) != len(targets):
         raise ConfigError(

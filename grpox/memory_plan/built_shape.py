@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from grpox.config import ModelConfig
-from grpox.errors import ConfigError, Problem
+from grpox.errors import ConfigError, Problem, describe
 from grpox.memory_plan.shape import Linear, ModelShape
 from grpox.models import load_config
 
@@ -27,7 +27,7 @@ def built_shape(config: ModelConfig) -> ModelShape:
             trusted = bool(config.init.get("trust_remote_code", False))
             model = AutoModelForCausalLM.from_config(loaded, trust_remote_code=trusted)
     except Exception as error:
-        what = f"no model can be built of its configuration: {type(error).__name__}: {error}"
+        what = f"no model can be built of its configuration: {describe(error)}"
         raise ConfigError(Problem(what, "model.path", given=config.path)) from error
     text = loaded.get_text_config()
     hidden, heads = _size(text, config, "hidden_size"), _size(text, config, "num_attention_heads")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pluggy
 from rich.console import Console
 
-from grpox.errors import ConfigError, Problem, RunFailed
+from grpox.errors import ConfigError, Problem, RunFailed, describe, text_of
 from grpox.redact import redact
 from grpox.signals import first_signal_waits, raise_if_signalled
 
@@ -101,7 +101,7 @@ class Observers:
                 raise ValueError("it implements no lifecycle hook")
         except (pluggy.PluginValidationError, ValueError) as error:
             self._unregister()
-            problem = Problem(f"cannot be used as an observer: {error}", key=f"tracking.{name}")
+            problem = Problem(f"cannot be used as an observer: {text_of(error)}", key=f"tracking.{name}")
             raise ConfigError(problem) from error
 
     def _unregister(self) -> None:
@@ -146,5 +146,5 @@ def _told(error: BaseException) -> str:
     if isinstance(error, SystemExit) and isinstance(error.__context__, BrokenPipeError):
         # What rich makes of it.
         error = error.__context__
-    told = str(error) if isinstance(error, RunFailed | ConfigError) else f"{type(error).__name__}: {error}"
+    told = text_of(error) if isinstance(error, RunFailed | ConfigError) else describe(error)
     return redact(told)

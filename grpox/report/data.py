@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from grpox.errors import ConfigError, Problem, nearest
+from grpox.errors import ConfigError, Problem, describe, nearest
 from grpox.runfile.yaml_lines import read_yaml
 
 METRICS = "metrics.jsonl"
@@ -124,7 +124,7 @@ def _read_metrics(path: Path) -> tuple[list[Recorded], list[Recorded]]:
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             # A process that was killed may have left half a line at the end.
             if number < len(lines):
-                told_error = f"{type(error).__name__}: {error}"
+                told_error = describe(error)
                 raise ConfigError(
                     Problem(f"not a line of metrics: {told_error}", where=f"{path}:{number}")
                 ) from error

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from grpox.errors import ConfigError, Problem
+from grpox.errors import ConfigError, Problem, text_of
 
 MOST_BATCHES = 8
 """Generation batches shown of a run: the first, the last, and between them evenly spaced ones."""
@@ -88,7 +88,7 @@ def _read_batch(step: int, part: int, path: Path) -> SampledBatch:
         table = parquet.read_table(path, use_threads=False, pre_buffer=False)
         rows: list[dict[str, Any]] = table.to_pylist()
     except (OSError, pyarrow.ArrowException) as error:
-        raise ConfigError(Problem(f"cannot be read as parquet: {error}", where=str(path))) from error
+        raise ConfigError(Problem(f"cannot be read as parquet: {text_of(error)}", where=str(path))) from error
     ranked = sorted(rows, key=lambda row: (math.isnan(row["reward"]), -row["reward"]))
     rewards = [row["reward"] for row in rows if not math.isnan(row["reward"])]
     return SampledBatch(

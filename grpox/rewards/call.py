@@ -14,7 +14,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from grpox.errors import text_of
+from grpox.errors import chain, text_of
 from grpox.rewards.arguments import accepted
 from grpox.rewards.background_loop import BackgroundCall
 from grpox.rewards.cuda_device import current_device, use_device
@@ -111,10 +111,9 @@ class RewardCall:
 
     def needs_main_thread(self) -> bool:
         """Whether a plain function failed because it set a signal handler, as math-verify's time limit does."""
-        error = self.error if self._awaited is None else None
-        while error is not None and "signal only works in main thread" not in text_of(error):
-            error = error.__cause__
-        return error is not None
+        if self.error is None or self._awaited is not None:
+            return False
+        return any("signal only works in main thread" in text_of(error) for error in chain(self.error))
 
     def _await(self, returned: Awaitable[Any]) -> Any:
         try:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from grpox.component import BoundComponent
 from grpox.config import RewardRef
-from grpox.errors import ConfigError, Problem
+from grpox.errors import ConfigError, Problem, text_of
 from grpox.requirements import canonical_name
 from grpox.rewards.cuda_device import current_device
 from grpox.rewards.messages import Blueprint
@@ -59,7 +59,7 @@ def started(bound: BoundComponent, ref: RewardRef) -> RewardProcess:
     try:
         config = pickle.dumps(bound.config)
     except Exception as error:
-        what = f"{bound}: its parameters cannot be pickled, as a process of its own needs: {error}"
+        what = f"{bound}: its parameters cannot be pickled, as a process of its own needs: {text_of(error)}"
         raise ConfigError(Problem(what, bound.key, allowed="isolation: thread")) from error
     blueprint = Blueprint(
         label=bound.label,

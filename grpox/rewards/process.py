@@ -18,8 +18,9 @@ from typing import Any
 
 import psutil
 
-from grpox.errors import ConfigError, Problem
+from grpox.errors import ConfigError, Problem, text_of
 from grpox.rewards.messages import Blueprint, Ready, Reply, Request
+from grpox.rewards.output import RewardOutput
 from grpox.rewards.places import dumped_at
 from grpox.wording import amount
 
@@ -134,13 +135,20 @@ class _Running:
         given = (far.fileno(), lifeline, self._stacks.fileno())
         # The folder of the run may hold a file named as a module: it comes after the trainer's own path.
         command = [sys.executable, "-P", "-m", "grpox.rewards.worker", *map(str, given)]
+        self._output = RewardOutput(blueprint.label)
         try:
             self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, pass_fds=given, start_new_session=True
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=self._output.stdout,
+                stderr=self._output.stderr,
+                pass_fds=given,
+                start_new_session=True,
             )
         finally:
             far.close()
             os.close(lifeline)
+            self._output.start()
         self._connection = Connection(near.detach())
         with contextlib.suppress(OSError):  # it has ended: told by `wait_ready`
             self._connection.send(blueprint)
@@ -166,8 +174,8 @@ class _Running:
         except (OSError, ValueError) as error:
             raise ProcessFailed(self._end("cannot be sent its arguments")) from error
         except (pickle.PicklingError, TypeError, AttributeError) as error:
-            what = f"cannot be sent its arguments, which cannot be pickled ({error}): say isolation: thread"
-            raise ProcessFailed(what) from error
+            why = f"which cannot be pickled ({text_of(error)}): say isolation: thread"
+            raise ProcessFailed(f"cannot be sent its arguments, {why}") from error
         left = begun + self.timeout - time.monotonic()
         reply: Reply = self._receive(left, f"took longer than its timeout of {self.timeout:g} s")
         return reply
@@ -182,13 +190,15 @@ class _Running:
                     raise ProcessFailed(too_long.format(seconds) + self._placed(ask=True))
                 self._check_memory()
             else:
-                return pickle.loads(self._connection.recv_bytes(MOST_BYTES))
+                answer = self._connection.recv_bytes(MOST_BYTES)
+                self._output.end_call()
+                return pickle.loads(answer)
         except (EOFError, ConnectionResetError):
             pass
         except OSError as error:
             raise ProcessFailed(f"sent back more than {amount(MOST_BYTES)}, or stopped in its midst") from error
         except (pickle.UnpicklingError, AttributeError, ImportError) as error:
-            raise ProcessFailed(f"sent back what the trainer cannot read: {error}") from error
+            raise ProcessFailed(f"sent back what the trainer cannot read: {text_of(error)}") from error
         raise ProcessFailed(self._end("closed its connection to the trainer"))
 
     def _check_memory(self) -> None:
@@ -253,6 +263,7 @@ class _Running:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(self._process.pid, signal.SIGKILL)
                 self._process.wait()
+                self._output.end_call()
         # A thread that reads from it may find another file under the number of the one closed here: that thread
         # sees the end of the process, and closes.
         if self._in_use.acquire(blocking=False):

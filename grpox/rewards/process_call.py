@@ -15,7 +15,15 @@ from grpox.rewards.scores import CheckedScores
 
 
 class RemoteError(Exception):
-    """What a function raised in its process; its text is the traceback there."""
+    """What a function raised in its process.
+
+    Args:
+        trace: the traceback there. As a note, line for line, it is shown whole where one long text is cut.
+    """
+
+    def __init__(self, trace: str) -> None:
+        super().__init__("raised in the process of the reward")
+        self.add_note(trace)
 
 
 class ProcessCall:

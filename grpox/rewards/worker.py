@@ -8,20 +8,20 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import fcntl
+import io
 import os
 import pickle
 import pkgutil
 import random
 import signal
 import sys
-import traceback
 from multiprocessing.connection import Connection
 from typing import Any
 
 from grpox.component import BoundComponent
-from grpox.errors import ConfigError, Problem
+from grpox.errors import ConfigError, Problem, describe, traceback_of
 from grpox.loading import load_object
-from grpox.plugins import PluginSet, described
+from grpox.plugins import PluginSet
 from grpox.registry import Registry
 from grpox.rewards.arguments import missing_columns, taken
 from grpox.rewards.call import RewardCall
@@ -39,6 +39,8 @@ def main() -> None:
     _prefer_for_oom_kill()
     faulthandler.enable(stacks, all_threads=False)
     faulthandler.register(WHERE, stacks, all_threads=False)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # so that what it prints before it is killed is seen
     _serve(Connection(connection))
 
 
@@ -66,7 +68,7 @@ def _built(blueprint: Blueprint) -> tuple[Any, Ready]:
     except ConfigError as error:
         return None, Ready(tuple(error.problems))
     except BaseException as error:  # noqa: BLE001 - whatever the user's module raises is told
-        what = f"reward '{blueprint.label}' cannot be built: {described(error)}"
+        what = f"reward '{blueprint.label}' cannot be built: {describe(error)}"
         return None, Ready((Problem(what, blueprint.key),))
     needs = tuple(missing_columns(function, ()))
     return function, Ready((), needs, taken(function), defined_at(function))
@@ -87,7 +89,7 @@ def _reply(function: Any, request: Request) -> Reply:
         call.run()
     except KeyboardInterrupt as error:  # the function's own: this process is in no terminal's foreground
         call.fail_by(error)
-    trace = "".join(traceback.format_exception(call.error)) if call.error else ""
+    trace = traceback_of(call.error) if call.error else ""
     if call.failure or call.scores is None:
         return Reply(failure=call.failure, trace=trace)
     return Reply(call.scores.values, call.scores.refused, call.log.metrics, call.log.columns)
@@ -97,7 +99,7 @@ def _send(trainer: Connection, reply: Reply) -> None:
     try:
         message = pickle.dumps(reply)
     except Exception as error:  # noqa: BLE001 - whatever a user's object raises
-        what = f"logged by log_extra what cannot be pickled ({described(error)}), as its own process needs"
+        what = f"logged by log_extra what cannot be pickled ({describe(error)}), as its own process needs"
         message = pickle.dumps(Reply(failure=what))
     trainer.send_bytes(message)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from grpox.data.json_rows import LOOKED_AT, Columns, UnreadableData, errors_told, json_rows
 from grpox.data.media import media_part
+from grpox.errors import text_of
 
 
 @dataclass(frozen=True)
@@ -83,9 +84,9 @@ def _parquet(path: Path, prompt_column: str) -> DataFile:
     try:
         parquet = pyarrow.parquet.ParquetFile(path)
     except pyarrow.ArrowInvalid as error:
-        raise UnreadableData(f"is not a parquet file: {' '.join(str(error).split())}") from error
+        raise UnreadableData(f"is not a parquet file: {' '.join(text_of(error).split())}") from error
     except (pyarrow.ArrowException, OSError) as error:
-        raise UnreadableData(f"cannot be read: {' '.join(str(error).split())}") from error
+        raise UnreadableData(f"cannot be read: {' '.join(text_of(error).split())}") from error
     with parquet:
         if not parquet.metadata.num_rows:
             raise UnreadableData("holds no record")

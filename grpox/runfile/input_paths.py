@@ -11,7 +11,7 @@ from grpox.data.json_rows import UnreadableData
 from grpox.data.media import CURE
 from grpox.data.open_data import DATA_FILES, is_data_file
 from grpox.data.unusable_columns import unusable_columns
-from grpox.errors import Problem, nearest
+from grpox.errors import Problem, nearest, text_of
 from grpox.runfile.data_files import look_at
 from grpox.runfile.model_parts import media_problem_of
 from grpox.runfile.output_paths import output_problems, unreachable
@@ -121,7 +121,7 @@ def _split_of_file(data: DataConfig, records: int | None) -> tuple[list[Problem]
         taken = sum(max(0, part.to - part.from_) for part in parts)
     except (ValueError, AssertionError) as error:
         allowed = "train, or a part of it such as train[:100] or train[10%:]"
-        what = f"is no split of a file: {error}"
+        what = f"is no split of a file: {text_of(error)}"
         return [*problems, Problem(what, key="data.split", given=data.split, allowed=allowed)], None
     return problems, None if records is None else taken
 

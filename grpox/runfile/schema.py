@@ -14,8 +14,8 @@ from typing import Any
 from pydantic import BaseModel
 
 from grpox.config import ComponentRef, RewardRef, RunConfig
-from grpox.errors import ConfigError
-from grpox.plugins import Offer, PluginSet, described
+from grpox.errors import ConfigError, describe
+from grpox.plugins import Offer, PluginSet
 from grpox.registry import Registry
 from grpox.runfile.lr_schedules import LR_SCHEDULER_TYPES
 from grpox.runfile.slots import SLOTS
@@ -124,7 +124,7 @@ def _parameters(registry: Registry, offer: Offer, definitions: Schema) -> Schema
     except ConfigError as error:
         schema, unknown = {}, f"Parameters unknown: {error}"
     except Exception as error:  # noqa: BLE001 - a field's type may have no schema; one plugin's is its own affair
-        schema, unknown = {}, f"Parameters unknown: {described(error)}"
+        schema, unknown = {}, f"Parameters unknown: {describe(error)}"
     summary = offer.spec.summary or schema.get("description", "")
     lacks = f"Not usable here: {offer.reason}." if offer.status == "unavailable" else ""
     return {

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 from unittest import SkipTest
 
-from grpox.errors import GrpoxError
+from grpox.errors import GrpoxError, describe
 from grpox.testing.conformance import Check, Conformance, Violation
 
 
@@ -57,7 +57,5 @@ def _outcome(suite: Conformance, check: Check) -> Outcome:
         return outcome("failed", str(error))
     except Exception as error:  # noqa: BLE001 - whatever a component raises is what is to be told
         frame = traceback.extract_tb(error.__traceback__)[-1]
-        return outcome(
-            "failed", f"{type(error).__name__}: {error} ({Path(frame.filename).name}:{frame.lineno})"
-        )
+        return outcome("failed", f"{describe(error)} ({Path(frame.filename).name}:{frame.lineno})")
     return outcome("passed", "; ".join(suite.notes))

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from grpox.config import ComponentRef
-from grpox.errors import ConfigError, Problem, nearest
+from grpox.errors import ConfigError, Problem, nearest, text_of
 from grpox.kl import KL_ESTIMATORS
 from grpox.plugins import discover
 from grpox.problems import problems_of
@@ -174,7 +174,8 @@ def _tensor(key: str, value: Any) -> Tensor:
     try:
         tensor = torch.as_tensor(value)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise ConfigError(Problem(f"is no tensor: {error}", key, given=type(value).__name__)) from error
+        what = f"is no tensor: {text_of(error)}"
+        raise ConfigError(Problem(what, key, given=type(value).__name__)) from error
     if key.endswith(".token_mask") and not bool(((tensor == 0) | (tensor == 1)).all()):
         raise ConfigError(Problem("holds something else than 0 and 1", key))
     return tensor

@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -41,6 +42,12 @@ def draws(completions, **_):
 
 def raises(**_):
     raise OSError("the judge is down")
+
+
+def raises_much(**_):
+    error = OSError("x" * 10_000_000)
+    error.add_note("y" * 10_000_000)
+    raise error from ValueError("z" * 10_000_000)
 
 
 def hangs(**_):
@@ -141,9 +148,44 @@ def forks_and_forgets(completions, **_):
     return [1.0] * len(completions)
 
 
+def prints(completions, **_):
+    print("a line")
+    print("a complaint", file=sys.stderr)
+    return [1.0] * len(completions)
+
+
 def prints_much(completions, **_):
     for _ in range(16):
         print("x" * (1 << 20))
+    return [1.0] * len(completions)
+
+
+def prints_one_long_line(completions, **_):
+    sys.stdout.write("x" * 50_000_000)
+    return [1.0] * len(completions)
+
+
+def prints_bytes(completions, **_):
+    os.write(1, bytes(range(256)) * 100)
+    os.write(2, b"\xff\x00")
+    return [1.0] * len(completions)
+
+
+def prints_for_ever(**_):
+    print("it begins")
+    while True:
+        print("x" * 1000)
+
+
+def prints_between_calls(completions, **_):
+    def go_on():
+        while not Path(completions[0]).exists():
+            time.sleep(0.01)
+        for _ in range(50):
+            os.write(2, b"y" * 100_000)
+        Path(completions[0]).unlink()
+
+    threading.Thread(target=go_on).start()
     return [1.0] * len(completions)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import re
@@ -21,7 +22,7 @@ from support.patience import patient
 from support.services import wait_until
 
 from grpox.contracts import TrainerState
-from grpox.errors import ConfigError, RunFailed
+from grpox.errors import ConfigError, RunFailed, traceback_of
 from grpox.rewards import NamedReward, RewardTable, score
 from grpox.rewards.messages import Blueprint
 from grpox.rewards.process import RewardProcess
@@ -154,7 +155,27 @@ def test_the_line_at_which_it_hangs_or_crashes_is_that_of_the_users_file(started
 def test_the_traceback_of_what_it_raised_comes_along(started: Any) -> None:
     with pytest.raises(RunFailed) as caught:
         scored(NamedReward("judge", started("raises")))
-    assert 'raise OSError("the judge is down")' in str(caught.value.__cause__)
+    assert 'raise OSError("the judge is down")' in traceback_of(caught.value)
+
+
+def test_of_a_traceback_of_any_length_a_bounded_part_comes_along(started: Any) -> None:
+    with pytest.raises(RunFailed) as caught:
+        scored(NamedReward("judge", started("raises_much")))
+    assert len(str(caught.value)) < 2200
+    (trace,) = caught.value.__cause__.__notes__
+    assert len(trace) < 10_000
+    assert all(text in traceback_of(caught.value) for text in ("ValueError: zzz", "OSError: xxx", "yyy"))
+
+
+def test_a_process_that_is_killed_twice_closes_nothing_of_anothers(started: Any) -> None:
+    function = started("lengths")
+    assert function.ready.problems == ()
+    running = function._running
+    running.kill()
+    with contextlib.ExitStack() as stack:  # the numbers that were its own are taken again
+        files = [stack.enter_context(open(os.devnull)) for _ in range(20)]
+        running.kill()
+        assert [os.fstat(file.fileno()).st_rdev for file in files] == [os.stat(os.devnull).st_rdev] * 20
 
 
 def test_a_child_that_it_leaves_behind_ends_with_its_process(started: Any, tmp_path: Path) -> None:
@@ -173,8 +194,58 @@ def test_a_fork_that_returns_from_the_function_as_well_answers_once(started: Any
 
 
 def test_what_it_prints_goes_where_the_run_prints(started: Any, capfd: pytest.CaptureFixture[str]) -> None:
-    assert scored(NamedReward("judge", started("prints_much"))).values == [[1.0] * 4]
-    assert len(capfd.readouterr().out) == 16 * ((1 << 20) + 1)
+    reward = NamedReward("judge", started("prints"))
+    for _ in range(2):
+        scored(reward)
+        assert capfd.readouterr() == ("a line\n", "a complaint\n")  # complete when the call has ended
+
+
+def test_what_it_prints_is_passed_on_as_it_is(started: Any, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    scored(NamedReward("judge", started("prints_bytes")))
+    assert capfdbinary.readouterr() == (bytes(range(256)) * 100, b"\xff\x00")
+
+
+@pytest.mark.parametrize(
+    ("name", "dropped"),
+    [("prints_much", 15 * (1 << 20) + 16), ("prints_one_long_line", 50_000_000 - (1 << 20))],
+)
+def test_what_a_call_prints_is_shown_up_to_a_limit_and_the_rest_counted(
+    started: Any, capfd: pytest.CaptureFixture[str], name: str, dropped: int
+) -> None:
+    reward = NamedReward("judge", started(name))
+    for _ in range(2):
+        assert scored(reward).values == [[1.0] * 4]
+        shown = capfd.readouterr()
+        assert shown.out == "x" * (1 << 20)
+        told = f"{dropped:,} further bytes that reward '{name}' printed in this call are not shown"
+        assert shown.err == f"\n... {told}\n"
+
+
+def test_a_function_that_prints_for_ever_is_ended_by_its_timeout(
+    started: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    function = started("prints_for_ever", timeout=1.0)
+    before = psutil.Process().memory_info().rss
+    table = scored(NamedReward("judge", function, on_error="abstain"))
+    assert "took longer than its timeout" in table.warnings["failure of judge"]
+    shown = capfd.readouterr()
+    assert shown.out.startswith("it begins\nxxx")
+    assert len(shown.out) == 1 << 20
+    assert shown.err.count(" are not shown\n") == 1
+    assert psutil.Process().memory_info().rss - before < 64 << 20
+
+
+def test_what_a_thread_of_it_prints_after_the_call_blocks_nothing_and_counts_in_the_next(
+    started: Any, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    function = started("prints_between_calls")
+    sign = tmp_path / "sign"
+    scored(NamedReward("judge", function), [str(sign)])
+    sign.touch()
+    wait_until(lambda: not sign.exists(), "all is printed", 20)
+    function.close()
+    shown = capfd.readouterr().err
+    assert shown.startswith("y" * (1 << 20) + "\n... 3,951,424 further bytes that reward")
 
 
 def test_a_process_outlives_the_thread_that_started_it() -> None:

@@ -40,7 +40,15 @@ def test_a_token_is_made_once_for_this_user_alone():
 
 
 @pytest.mark.parametrize(
-    "text", ["", "short", "with a blank 0123456789", "0123456789abcdefé", "0123456789\x01abcdef"]
+    "text",
+    [
+        "",
+        "short",
+        "with a blank 0123456789",
+        "0123456789abcdefé",
+        "0123456789\x01abcdef",
+        pytest.param("x" * 16385, id="long"),
+    ],
 )
 def test_what_is_no_token_is_told_without_showing_it(tmp_path, text):
     with pytest.raises(ConfigError) as caught:
@@ -107,3 +115,13 @@ def test_the_guard_stops_everything_else(monkeypatch, headers):
 def test_nothing_but_health_is_open(monkeypatch, path):
     assert ask(monkeypatch, path=path) == 401
     assert ask(monkeypatch, path="/health", method="POST") == 401
+
+
+def test_headers_of_16_kib_are_taken_and_longer_ones_told(monkeypatch):
+    token = bearer(f"Bearer {TOKEN}")
+    others = [(b"host", b"127.0.0.1:8000"), (b"accept-encoding", b"gzip, deflate"), token]
+    assert ask(monkeypatch, headers=[*others, (b"cookie", b"x" * (16 << 10))]) == "passed"
+    assert ask(monkeypatch, headers=[*others, *[(b"cookie", b"x" * (1 << 10))] * 16]) == "passed"
+    assert ask(monkeypatch, headers=[*others, (b"cookie", b"x" * (18 << 10))]) == 431
+    assert ask(monkeypatch, headers=[(b"x", b"x")] * 10_000) == 431
+    assert ask(monkeypatch, path="/health", headers=[(b"cookie", b"x" * (1 << 20))]) == 431

@@ -15,7 +15,7 @@ import torch
 from transformers import ContinuousBatchingConfig, GenerationConfig
 
 from grpox.contracts import Prompt
-from grpox.errors import RunFailed
+from grpox.errors import TEXT, RunFailed, shorten, text_of
 
 Completion = tuple[Prompt, int, list[int], list[float]]
 """Prompt, place in its group, tokens with the ending one, their log-probabilities."""
@@ -76,11 +76,10 @@ def _results(manager: Any, wanted: int) -> Iterator[Any]:
         result = manager.get_result(timeout=1)
         if result is None:
             if not manager.is_running():
-                raise RunFailed(
-                    f"continuous batching ended early: {manager.background_thread_status.fatal_error}"
-                )
+                reason = text_of(manager.background_thread_status.fatal_error)
+                raise RunFailed(f"continuous batching ended early: {reason}")
         elif result.error is not None:
-            raise RunFailed(f"continuous batching failed: {result.error}")
+            raise RunFailed(f"continuous batching failed: {shorten(str(result.error), TEXT)}")
         elif result.is_finished():
             wanted -= 1
             yield result

@@ -18,7 +18,7 @@ from transformers import GenerationConfig
 from grpox.buffers import persistent_buffers
 from grpox.config import SamplingConfig
 from grpox.contracts import GeneratorContext, Prompt, Rollout, WeightStream
-from grpox.errors import ConfigError, Problem, RunFailed
+from grpox.errors import ConfigError, Problem, RunFailed, text_of
 from grpox_generators.attention import group_heads
 from grpox_generators.configs import HfConfig
 from grpox_generators.continuous import complete
@@ -150,7 +150,7 @@ class HfGenerator:
         except NoProbabilities as error:
             raise self._no_probabilities(sampling) from error
         except ImportError as error:
-            what = f"a library that it needs is missing: {error}"
+            what = f"a library that it needs is missing: {text_of(error)}"
             given = self.config.cache_implementation
             raise ConfigError(Problem(what, "generator.cache_implementation", given=given)) from error
         except ValueError as error:

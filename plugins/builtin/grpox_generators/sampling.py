@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
 from grpox.config import SamplingConfig
-from grpox.errors import ConfigError, Problem
+from grpox.errors import ConfigError, Problem, text_of
 from grpox_generators.generation_kwargs import LOGITS, OF_ROWS, RUNTIME, WARPERS
 
 
@@ -40,7 +40,7 @@ def distribution_config(sampling: SamplingConfig, end_ids: Sequence[int]) -> Gen
 
 def refused_kwargs(sampling: SamplingConfig, error: Exception) -> ConfigError:
     """transformers' complaint about `sampling.generation_kwargs`."""
-    what = f"transformers refuses it: {error}"
+    what = f"transformers refuses it: {text_of(error)}"
     return ConfigError(Problem(what, "sampling.generation_kwargs", given=str(sampling.generation_kwargs)))
 
 

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 import aiohttp
 
-from grpox.errors import ConfigError, Problem
+from grpox.errors import TEXT, ConfigError, Problem, shorten, text_of
 from grpox_generators.server_config import VllmServerConfig
 from grpox_vllm_serving.about import PATH as ABOUT
 
@@ -114,7 +114,7 @@ class ServerClient:
         """Raise what vLLM tells in the middle of a stream, where it can change the status no more."""
         if error.get("code") in REFUSED:
             raise _refused(str(error["message"]))
-        raise ServerLost(f"{self.url} failed: {error}")
+        raise ServerLost(f"{self.url} failed: {shorten(str(error), TEXT)}")
 
     def _answer(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> _Answer:
         return _Answer(self.url, path, self._session.request(method, self.url + path, json=body))
@@ -183,7 +183,7 @@ def _refused(message: str) -> ConfigError:
 
 def _lost(url: str, error: BaseException) -> ServerLost:
     kind = ServerUnfit if isinstance(error, TimeoutError) else ServerLost
-    return kind(f"{url}: {' '.join(str(error).split()) or type(error).__name__}")
+    return kind(f"{url}: {' '.join(text_of(error).split()) or type(error).__name__}")
 
 
 def _message(text: str) -> str:

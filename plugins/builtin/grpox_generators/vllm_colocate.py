@@ -19,7 +19,7 @@ from grpox import launch
 from grpox.checkpoint.rng import random_numbers_kept
 from grpox.config import SamplingConfig
 from grpox.contracts import GeneratorContext, Prompt, Rollout, WeightStream
-from grpox.errors import ConfigError, Problem, RunFailed
+from grpox.errors import ConfigError, Problem, RunFailed, describe, text_of
 from grpox.kept_variables import variables_kept
 from grpox.lora.layers import adapted_layers, base_buffers
 from grpox.lora.streams import stream_base
@@ -189,7 +189,7 @@ class VllmColocateGenerator:
                     requests, params, lora_request=adapter, use_tqdm=False
                 )
         except VLLMValidationError as error:
-            what = f"vLLM does not take these settings: {' '.join(str(error).split())}"
+            what = f"vLLM does not take these settings: {' '.join(text_of(error).split())}"
             raise ConfigError(Problem(what, "sampling", given=str(sampling.generation_kwargs))) from error
         return outputs
 
@@ -221,7 +221,7 @@ class VllmColocateGenerator:
         try:
             return LLM(**own | dict(self.config.engine))
         except (TypeError, ValueError) as error:
-            what = f"vLLM does not start: {type(error).__name__}: {' '.join(str(error).split())[:500]}"
+            what = f"vLLM does not start: {describe(error)}"
             raise ConfigError(Problem(what, "generator.engine", given=str(self.config.engine))) from error
 
     def _rollout(self, prompt: Prompt, completion: Any) -> Rollout:

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 from filelock import FileLock
 
+from grpox.errors import chain, text_of
 from grpox.kept_variables import variables_kept
 from grpox.redact import redact
 
@@ -109,10 +110,9 @@ def is_passing(error: Exception) -> bool:
 
 def told(error: Exception) -> str:
     """What went wrong, in one line without secrets: of what the libraries made of it, where it began."""
-    root: BaseException = error
-    while (cause := root.__cause__ or root.__context__) is not None:
-        root = cause
-    text = redact(" ".join(str(root if isinstance(root, OSError) else error).split())) or type(root).__name__
+    root = list(chain(error, with_contexts=True))[-1]
+    text = redact(" ".join(text_of(root if isinstance(root, OSError) else error).split()))
+    text = text or type(root).__name__
     return text if len(text) <= _TOLD_LENGTH else f"{text[:_TOLD_LENGTH]} ..."
 
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from grpox.errors import RunFailed
+from grpox.errors import RunFailed, text_of
 from grpox.hookspecs import hookimpl
 from grpox.lock.file import LOCK_FILE, read_lock
 from grpox.redact import redact, redacted
@@ -116,7 +116,7 @@ class MlflowTracker:
             return
         self._traced.write({})
         killed = not isinstance(error, Exception)  # Ctrl-C, SIGTERM, SystemExit
-        text = redact(f"{type(error).__name__}: {error}".removesuffix(": "))[:TAG_LENGTH]
+        text = redact(f"{type(error).__name__}: {text_of(error)}".removesuffix(": "))[:TAG_LENGTH]
         self._shipment.more_tags = {**self._shipment.more_tags, ERROR: text}
         self._close(self._writer, "KILLED" if killed else "FAILED")
 

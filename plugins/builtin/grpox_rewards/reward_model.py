@@ -16,7 +16,7 @@ from transformers import (
 )
 
 from grpox.contracts import Text
-from grpox.errors import ConfigError, Problem
+from grpox.errors import ConfigError, Problem, text_of
 from grpox_rewards.configs import RewardModelConfig
 
 
@@ -145,7 +145,7 @@ def _loaded(config: RewardModelConfig, what: str, load: Callable[..., Any], **ar
     try:
         return load(config.model, trust_remote_code=False, **arguments)
     except Exception as error:
-        reason = (str(error).strip().splitlines() or ["no reason given"])[0]
+        reason = (text_of(error).strip().splitlines() or ["no reason given"])[0]
         told = f"its {what} cannot be loaded: {type(error).__name__}: {reason}"
         raise ConfigError(Problem(told, given=config.model)) from error
 

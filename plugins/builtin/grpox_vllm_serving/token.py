@@ -12,6 +12,8 @@ from grpox.errors import ConfigError, Problem
 VARIABLE = "GRPOX_SERVER_TOKEN"
 SHORTEST = 16
 """Characters that a token has at least: it guards routes that replace a model's weights."""
+LONGEST = 16 << 10
+"""Characters that a token has at most: the servers refuse longer headers."""
 
 
 def default_file() -> Path:
@@ -59,8 +61,9 @@ def read_or_make_token(file: str | None) -> str:
 
 def _checked(text: str, where: str) -> str:
     token = text.strip()
-    if len(token) < SHORTEST or not token.isascii() or not token.isprintable() or " " in token:
+    fits = SHORTEST <= len(token) <= LONGEST
+    if not fits or not token.isascii() or not token.isprintable() or " " in token:
         what = f"no usable token for the vLLM server: it has {len(token)} characters"
-        allowed = f"at least {SHORTEST} printable ASCII characters without a blank"
+        allowed = f"at least {SHORTEST} printable ASCII characters without a blank, at most {LONGEST:,}"
         raise ConfigError(Problem(what, where, allowed=allowed))
     return token
