@@ -19,8 +19,10 @@ from typing import Any
 import psutil
 
 from grpox.errors import ConfigError, Problem
+from grpox.plugin_answer import described
 from grpox.rewards.messages import Blueprint, Ready, Reply, Request
 from grpox.rewards.places import dumped_at
+from grpox.signals import raise_if_signal
 from grpox.wording import amount
 
 START_SECONDS = 600.0
@@ -156,7 +158,7 @@ class _Running:
             self._connection.send(request)
         except (OSError, ValueError) as error:
             raise ProcessFailed(self._end("cannot be sent its arguments")) from error
-        except (pickle.PicklingError, TypeError, AttributeError) as error:
+        except (pickle.PicklingError, TypeError, AttributeError, RecursionError) as error:
             what = f"cannot be sent its arguments, which cannot be pickled ({error}): say isolation: thread"
             raise ProcessFailed(what) from error
         left = begun + self.timeout - time.monotonic()
@@ -173,13 +175,11 @@ class _Running:
                     raise ProcessFailed(too_long.format(seconds) + self._placed(ask=True))
                 self._check_memory()
             else:
-                return pickle.loads(self._connection.recv_bytes(MOST_BYTES))
+                return _read(self._connection.recv_bytes(MOST_BYTES))
         except (EOFError, ConnectionResetError):
             pass
         except OSError as error:
             raise ProcessFailed(f"sent back more than {amount(MOST_BYTES)}, or stopped in its midst") from error
-        except (pickle.UnpicklingError, AttributeError, ImportError) as error:
-            raise ProcessFailed(f"sent back what the trainer cannot read: {error}") from error
         raise ProcessFailed(self._end("closed its connection to the trainer"))
 
     def _check_memory(self) -> None:
@@ -240,3 +240,11 @@ class _Running:
         with contextlib.suppress(OSError):
             os.close(self._lifeline)
         self._connection.close()
+
+
+def _read(message: bytes) -> Any:
+    try:
+        return pickle.loads(message)
+    except BaseException as error:  # a user's objects are made here, which may raise anything
+        raise_if_signal(error)
+        raise ProcessFailed(f"sent back what the trainer cannot read: {described(error)}") from error
