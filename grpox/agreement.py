@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from grpox.errors import GrpoxError, RunFailed
+from grpox.errors import GrpoxError, RunFailed, text_of
 from grpox.metrics import WAITING, PhaseTimes
 from grpox.world import World
 
@@ -81,4 +81,4 @@ def told(error: BaseException) -> str:
     """What an exception says, in a line or more; those that are not written for the user with their type."""
     if isinstance(error, GrpoxError):
         return str(error)
-    return f"{type(error).__name__}: {' '.join(str(error).split())}".removesuffix(": ")
+    return f"{type(error).__name__}: {' '.join(text_of(error).split())}".removesuffix(": ")

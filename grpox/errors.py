@@ -44,6 +44,11 @@ def text_of(error: BaseException) -> str:
         return f"its text cannot be made: {type(failed).__name__}"
 
 
+def left_by_rich(error: BaseException) -> bool:
+    """Return True for the SystemExit that rich raises once nobody reads its output."""
+    return isinstance(error, SystemExit) and isinstance(error.__context__, BrokenPipeError)
+
+
 def _cut(text: str, longest: int) -> str:
     end = longest // 4
     return text if len(text) <= longest else f"{text[: longest - end - 3]}...{text[-end:]}"

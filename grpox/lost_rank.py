@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import torch.distributed as dist
 
-from grpox.errors import RunFailed
+from grpox.errors import RunFailed, text_of
 from grpox.metrics import PhaseTimes
 from grpox.world import World
 
@@ -24,7 +24,7 @@ def lost_ranks_told(world: World, times: PhaseTimes) -> Iterator[None]:
         if world.size == 1 or not _is_transport(error):
             raise
         phase = times.failed
-        words = " ".join(str(error).split())[:300]
+        words = " ".join(text_of(error).split())[:300]
         raise RunFailed(
             f"rank {world.rank} lost another rank in phase '{phase}': that one has ended, or did not come "
             f"in time; its own message tells why\n    {words}"
@@ -32,5 +32,5 @@ def lost_ranks_told(world: World, times: PhaseTimes) -> Iterator[None]:
 
 
 def _is_transport(error: RuntimeError) -> bool:
-    text = str(error).lower()
+    text = text_of(error).lower()
     return isinstance(error, dist.DistError) or any(mark in text for mark in MARKS)

@@ -13,7 +13,7 @@ import psutil
 import torch
 
 from grpox import launch
-from grpox.errors import GrpoxError, RunFailed
+from grpox.errors import GrpoxError, RunFailed, text_of
 from grpox.wording import amount
 
 TEXTS = (
@@ -72,7 +72,7 @@ def ran_out_of_memory(error: BaseException | None) -> bool:
             return True
         if isinstance(error, OSError) and error.errno == errno.ENOMEM:
             return True
-        if isinstance(error, RuntimeError | ValueError) and any(text in str(error) for text in TEXTS):
+        if isinstance(error, RuntimeError | ValueError) and any(text in text_of(error) for text in TEXTS):
             return True
         error = error.__cause__
     return False
@@ -94,7 +94,7 @@ def _let_go(error: BaseException | None) -> None:
 
 def _asked(error: Exception) -> str:
     """How much was asked for where the library says so, else what it says."""
-    text = " ".join(str(error).split())
+    text = " ".join(text_of(error).split())
     if found := re.search(r"you tried to allocate (\d+) bytes", text):
         return f"{amount(int(found[1]))} more were asked for"
     if found := re.search(r"CUDA out of memory\. (.*?) (?:Process|Of the|Including)", text):

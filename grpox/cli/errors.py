@@ -13,7 +13,7 @@ from collections.abc import Callable
 import typer
 
 from grpox import launch
-from grpox.errors import ConfigError, GrpoxError, plain
+from grpox.errors import ConfigError, GrpoxError, left_by_rich, plain, text_of
 from grpox.private_files import keep_files_from_others
 from grpox.redact import redact
 from grpox.signals import exit_code, install_handlers
@@ -71,9 +71,7 @@ def _code_of(error: BaseException, with_traceback: bool) -> int:
     """The exit code that `error` means; what the user should know of it is told."""
     if isinstance(error, KeyboardInterrupt):
         return exit_code(error)
-    # rich exits by itself once nobody reads its output.
-    left_by_rich = isinstance(error, SystemExit) and isinstance(error.__context__, BrokenPipeError)
-    if left_by_rich or (isinstance(error, BrokenPipeError) and _nobody_reads()):
+    if left_by_rich(error) or (isinstance(error, BrokenPipeError) and _nobody_reads()):
         return OUTPUT_CLOSED
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else int(error.code is not None)
@@ -105,7 +103,7 @@ def _tell(error: BaseException, with_traceback: bool) -> int:
     elif isinstance(error, GrpoxError):
         _print(str(error), rank)
     else:
-        message = plain(" ".join(str(error).split()), LONGEST)
+        message = plain(" ".join(text_of(error).split()), LONGEST)
         hint = "" if with_traceback else f"\n    use {TRACEBACK} to see where"
         _print(f"{type(error).__name__}: {message}{hint}" if message else type(error).__name__ + hint, rank)
     return error.exit_code if isinstance(error, GrpoxError) else 1

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from grpox import launch
-from grpox.errors import ConfigError, Problem
+from grpox.errors import ConfigError, Problem, text_of
 
 if TYPE_CHECKING:
     import datasets
@@ -73,7 +73,7 @@ def _problem(error: Exception, key: str, given: str) -> Problem:
 def reason(error: BaseException) -> str:
     """Type and message of the error behind `error`: datasets' own says only that something went wrong."""
     first = _first_cause(error)
-    message = " ".join(str(first).split())
+    message = " ".join(text_of(first).split())
     return f"{type(first).__name__}: {message}" if message else type(first).__name__
 
 

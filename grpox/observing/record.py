@@ -18,7 +18,7 @@ from rich.console import Console
 from grpox.checkpoint.manifest import sync
 from grpox.checkpoint.same_run import changes
 from grpox.config import RunConfig
-from grpox.errors import RunFailed
+from grpox.errors import RunFailed, text_of
 from grpox.hookspecs import hookimpl
 from grpox.observing.completions import CompletionFiles, write_completions
 from grpox.observing.earlier import tell_size
@@ -109,7 +109,7 @@ class LocalRecord:
     @hookimpl(tryfirst=True)
     def grpox_run_failed(self, run: RunContext, error: BaseException) -> None:
         # An interruption has no message.
-        told = f"{type(error).__name__}: {error}".removesuffix(": ")
+        told = f"{type(error).__name__}: {text_of(error)}".removesuffix(": ")
         path = run.output_dir / "failure.json"
         try:
             write_whole(path, json.dumps({"error": redact(told)}, ensure_ascii=False) + "\n")
