@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Container, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
@@ -19,7 +19,7 @@ from grpox.agreement import gathered, on_every_rank
 from grpox.ahead import Begun
 from grpox.arrivals import ArrivingGroups, check_rollouts, incomplete
 from grpox.batch_metrics import are_flat, error_metrics, length_metrics, mean, reward_metrics
-from grpox.component_call import call
+from grpox.component_call import call, exits_told
 from grpox.config import SamplingConfig
 from grpox.contracts import AdvantageScaler, Generator, Prompt, Rollout, ScoredRollout, TrainerState
 from grpox.data.prompts import PromptSet
@@ -114,11 +114,15 @@ class Sampler:
             gathered(self.world, self.times, self._bring_weights)
             self.synced_version = self.engine.steps
 
+    def _asking(self) -> AbstractContextManager[None]:
+        return exits_told(f"generator '{type(self.generator).__name__}'")
+
     def _bring_weights(self) -> None:
         weights = self.engine.weights()
         with self.times.phase("sync"):
             try:
-                self.generator.sync(weights, self.engine.steps)
+                with self._asking():
+                    self.generator.sync(weights, self.engine.steps)
             except Exception:
                 for _ in weights:  # the other ranks are still gathering them
                     pass
@@ -175,11 +179,11 @@ class Sampler:
         return on_every_rank(self.world, self.times, partial(self._begin_mine, share))
 
     def _begin_mine(self, share: Share) -> Begun:
-        with self.times.phase("generate"):
+        with self._asking(), self.times.phase("generate"):
             if not hasattr(self.generator, "begin"):
                 raise RunFailed("the generator says that it samples ahead, and has no method 'begin'")
             self.generator.wake()
-            arriving = self.generator.begin(share.requests, share.sampling, share.seed)
+            arriving = self.generator.begin(list(share.requests), share.sampling, share.seed)
             return Begun(self.engine.steps, arriving)
 
     def _share(
@@ -212,7 +216,7 @@ class Sampler:
         versions = range(now if begun is None else begun.version, now + 1)
         early = self._early_scoring(share.requests, versions, as_given, rewards, state)
         with early or nullcontext():
-            with self.times.phase("generate"):
+            with self._asking(), self.times.phase("generate"):
                 rollouts = self._generate(share, early) if begun is None else self._take(share, early, begun)
                 if self.rests:
                     self.generator.sleep()
@@ -264,7 +268,8 @@ class Sampler:
         """
         rollouts = []
         self.generator.wake()
-        arriving = self.generator.generate(share.requests, share.sampling, share.seed)
+        # A list of its own: what was asked for is looked at again when all has come.
+        arriving = self.generator.generate(list(share.requests), share.sampling, share.seed)
         with ExitStack() as stack:
             if hasattr(arriving, "close"):  # a failure while it is suspended ends its requests here and now
                 stack.callback(arriving.close)
@@ -400,7 +405,8 @@ class Collector:
         self, rewards: torch.Tensor, weights: torch.Tensor, group_ids: torch.Tensor
     ) -> torch.Tensor:
         """f32[N] by the run's scaler; anything else than N finite numbers would be trained on in silence."""
-        made = call("advantage", self.scaler.scale, rewards, weights, group_ids)
+        # The metrics are made of the rewards, whatever the scaler does with its own.
+        made = call("advantage", self.scaler.scale, rewards.clone(), weights, group_ids)
         name, count = type(self.scaler).__name__, len(rewards)
         if not isinstance(made, torch.Tensor) or made.shape != (count,):
             shape = tuple(made.shape) if isinstance(made, torch.Tensor) else type(made).__name__

@@ -16,6 +16,7 @@ from grpox.contracts import Reduction
 from grpox.errors import ConfigError, Problem, describe
 from grpox.plugins import Offer
 from grpox.problems import problems_of, truths_for_numbers
+from grpox.signals import raise_if_signal
 
 
 @dataclass(frozen=True)
@@ -146,7 +147,8 @@ def check_params(
         return model.model_validate(dict(params), extra="forbid")
     except ValidationError as error:
         raise ConfigError(problems_of(error, model, key, also)) from error
-    except Exception as error:
+    except BaseException as error:
+        raise_if_signal(error)
         raise ConfigError(Problem(f"{owner} failed on its parameters: {describe(error)}", key)) from error
 
 

@@ -73,7 +73,10 @@ class PolicyLoss(Protocol):
     reduction: ClassVar[Reduction]
 
     def per_token(self, inputs: LossInputs) -> LossOutput:
-        """The loss of every token, to be minimised: f32[B, T]."""
+        """The loss of every token, to be minimised: f32[B, T].
+
+        The run goes on with the tensors of `inputs`: a loss that changes one in place ends it.
+        """
         ...
 
 
@@ -84,7 +87,10 @@ class AdvantageScaler(Protocol):
     """Turns the rewards of a whole generation batch (all ranks) into advantages."""
 
     def scale(self, rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
-        """rewards f32[N, K] (NaN: that function abstained), weights f32[K], group_ids i64[N] -> f32[N]."""
+        """rewards f32[N, K] (NaN: that function abstained), weights f32[K], group_ids i64[N] -> f32[N].
+
+        All three are the scaler's own.
+        """
         ...
 
 
@@ -99,7 +105,8 @@ class Correction(Protocol):
     def correct(self, old: Tensor, sampler: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         """old f32[B, T], sampler f32[B, T], mask bool[B, T] -> weights f32[B, T], keep bool[B, T].
 
-        Neither carries a gradient. Missing sampler log-probabilities arrive equal to `old`.
+        Neither carries a gradient. Missing sampler log-probabilities arrive equal to `old`. The run goes on
+        with the arguments: a correction that changes one in place ends it.
         """
         ...
 

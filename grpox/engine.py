@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from grpox.component_call import call
 from grpox.config import RunConfig
 from grpox.deepspeed_config import deepspeed_config, reference_config
 from grpox.errors import ConfigError, Problem, RunFailed, describe, text_of
@@ -59,12 +60,12 @@ class Engine:
             _enable_checkpointing(model, config)
         model.train()
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        torch_optimizer = optimizer.build(trained, config.train.learning_rate)
+        torch_optimizer = call("optimizer", optimizer.build, trained, config.train.learning_rate)
         self._deepspeed, self._optimizer, _, self._scheduler = _initialize(
             config,
             model=model,
             optimizer=torch_optimizer,
-            lr_scheduler=scheduler.build(torch_optimizer, total_steps),
+            lr_scheduler=call("scheduler", scheduler.build, torch_optimizer, total_steps),
             config=deepspeed_config(config, world.size),
         )
         if files is not None:

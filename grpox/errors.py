@@ -85,6 +85,11 @@ def shorten(text: str, longest: int) -> str:
     return _cut(redact(_cut(text, 2 * longest)), longest)
 
 
+def left_by_rich(error: BaseException) -> bool:
+    """Return True for the SystemExit that rich raises once nobody reads its output."""
+    return isinstance(error, SystemExit) and isinstance(error.__context__, BrokenPipeError)
+
+
 def _cut(text: str, longest: int) -> str:
     end = longest // 4
     return text if len(text) <= longest else f"{text[: longest - end - 3]}...{text[-end:]}"

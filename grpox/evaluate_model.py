@@ -12,6 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from grpox.agreement import on_every_rank
 from grpox.collect import STREAMING, Sampler
+from grpox.component_call import FOREIGN, exits_told
 from grpox.config import EvaluationConfig
 from grpox.contracts import Generator, GeneratorContext, ScoredRollout, TrainerState
 from grpox.data.prompts import PromptSet
@@ -88,6 +89,7 @@ def evaluate_model(run: ResolvedRun, checkpoint: Path | None, done: Callable[[in
             return _evaluate(parts, checkpoint, done)
 
 
+@exits_told(FOREIGN)
 def _parts(
     run: ResolvedRun, evaluation: EvaluationConfig, world: World, functions: Sequence[Any], key: str
 ) -> _Parts:
@@ -101,6 +103,7 @@ def _parts(
     return _Parts(run, evaluation, world, tokenizer, prompts, rewards, generator, PhaseTimes())
 
 
+@exits_told(FOREIGN)
 def _evaluate(parts: _Parts, checkpoint: Path | None, done: Callable[[int, int], None]) -> Evaluated:
     run, world, prompts = parts.run, parts.world, parts.prompts
     model = on_every_rank(world, parts.times, lambda: _loaded(parts, checkpoint))
@@ -135,7 +138,7 @@ def _loaded(parts: _Parts, checkpoint: Path | None) -> PreTrainedModel:
 
 def _start(parts: _Parts, model: PreTrainedModel) -> None:
     config, world = parts.run.config, parts.world
-    with parts.times.phase("start generator"):
+    with exits_told("the generator"), parts.times.phase("start generator"):
         parts.generator.start(
             GeneratorContext(
                 model_path=Path(config.model.path),

@@ -2,7 +2,8 @@
 
 Two sorts. *Discovery* hooks return `ComponentSpec`s; they are called while plugins are listed, in every
 process, and must not import torch. *Lifecycle* hooks observe a run; they are called on rank 0 only, 1:N.
-No hook is called in the token path: hooks discover, the registry selects.
+What an observer is told is its own copy, but for exceptions. No hook is called in the token path: hooks
+discover, the registry selects.
 
 This module imports neither torch nor pydantic, so that listing plugins stays fast.
 """

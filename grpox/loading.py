@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from grpox.errors import ConfigError, Problem, describe, nearest
+from grpox.signals import raise_if_signal
 
 
 def load_object(reference: str, base: Path | None = None) -> Any:
@@ -62,10 +63,9 @@ def _module(path: Path) -> ModuleType:
         spec.loader.exec_module(module)
     except BaseException as error:
         del sys.modules[module_name]
-        # SystemExit: a script that was written to be run, and exits at its end.
-        if isinstance(error, Exception | SystemExit):
-            raise ConfigError(_import_problem(path, error)) from error
-        raise
+        raise_if_signal(error)
+        # SystemExit too: a script that was written to be run, and exits at its end.
+        raise ConfigError(_import_problem(path, error)) from error
     finally:
         with contextlib.suppress(ValueError):  # the file took its folder off the path itself
             sys.path.remove(str(path.parent))

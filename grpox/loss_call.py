@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from grpox.component_call import call
+from grpox.component_call import call, unchanged
 from grpox.contracts import LossInputs, LossOutput, PolicyLoss
 from grpox.errors import RunFailed
 
@@ -19,11 +19,12 @@ def per_token_loss(policy_loss: PolicyLoss, inputs: LossInputs) -> LossOutput:
     """The loss of every token.
 
     Raises:
-        RunFailed: it raised, or returned anything but a `LossOutput` of [B, T] tensors that the gradient of
-            the log-probabilities can flow through.
+        RunFailed: it raised, changed a tensor of `inputs` in place, or returned anything but a `LossOutput` of
+            [B, T] tensors that the gradient of the log-probabilities can flow through.
     """
     name = type(policy_loss).__name__
-    output = call("loss", policy_loss.per_token, inputs)
+    with unchanged("loss", policy_loss.per_token, vars(inputs)):
+        output = call("loss", policy_loss.per_token, inputs)
     if not isinstance(output, LossOutput):
         raise RunFailed(f"loss '{name}' returned a {type(output).__name__}; per_token returns a LossOutput")
     _check_tensor(name, "its loss", output.loss, inputs)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from grpox.component_call import call, unchanged
 from grpox.contracts import Correction
 from grpox.metrics import TokenMetrics, kept_values
 from grpox.rollout import RolloutBatch
@@ -128,7 +129,9 @@ def _raw(correction: Correction, made: Corrected, mask: Tensor) -> Tensor | None
     if raw is None:
         return None
     largest = math.exp(_EXPONENT)
-    told: Tensor = raw(made.old.double(), made.sampler.double(), mask)
+    given = {"old": made.old.double(), "sampler": made.sampler.double(), "mask": mask}
+    with unchanged("correction", raw, given):
+        told: Tensor = call("correction", raw, *given.values())
     return told.double().nan_to_num(nan=1.0).clamp(1 / largest, largest)
 
 

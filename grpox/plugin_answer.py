@@ -18,6 +18,7 @@ from grpox import hookspecs
 from grpox.deprecated import PluginDeprecation, PluginManager
 from grpox.errors import describe, nearest
 from grpox.hookspecs import KINDS, ComponentSpec
+from grpox.signals import raise_if_signal
 
 Component = tuple[str, ComponentSpec]
 """(kind, what is offered)"""
@@ -61,7 +62,7 @@ class Loaded:
 def load(entry_point: metadata.EntryPoint) -> Loaded:
     """Import a plugin, check its hooks and ask for its components; it is taken whole or not at all.
 
-    No plugin can make this raise, but for what ends the process: KeyboardInterrupt and its like.
+    No plugin can make this raise; only a signal does.
     """
     try:
         plugin = entry_point.load()
@@ -69,7 +70,8 @@ def load(entry_point: metadata.EntryPoint) -> Loaded:
         callers = alone.get_hookcallers(plugin) or ()
         observes = sorted(caller.name for caller in callers if _discovers(caller) is None)
         return Loaded(Answer(tuple(_components(alone)), tuple(observes), notes=tuple(alone.notes)), plugin)
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a plugin raises is its own affair
+    except BaseException as error:  # noqa: BLE001 - whatever a plugin raises is its own affair
+        raise_if_signal(error)
         return Loaded(Answer(failure=describe(error)), error=error)
 
 
@@ -137,7 +139,7 @@ def _components(alone: pluggy.PluginManager) -> Iterator[Component]:
         for implementation in _implementations(alone, hook):
             try:
                 specs = list(implementation.function())
-            except Exception as error:
+            except BaseException as error:
                 error.add_note(f"in {hook}")
                 raise
             for spec in specs:

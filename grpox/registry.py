@@ -26,6 +26,7 @@ from grpox.deprecated import PluginDeprecation
 from grpox.errors import ConfigError, GrpoxError, Problem, describe, nearest
 from grpox.plugins import Offer, PluginRecord, PluginSet
 from grpox.requirements import canonical_name
+from grpox.signals import raise_if_signal
 
 
 class Registry:
@@ -91,7 +92,8 @@ class Registry:
             return None
         try:
             model = pkgutil.resolve_name(offer.spec.config)
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
+            raise_if_signal(error)
             what = f"{_origin(offer)}: config {offer.spec.config} cannot be imported: {describe(error)}"
             raise ConfigError(Problem(what)) from error
         if not is_model(model):
@@ -144,7 +146,8 @@ class Registry:
             raise keyed(error, bound.key) from error
         except GrpoxError:
             raise
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
+            raise_if_signal(error)
             raise ConfigError(Problem(f"{bound} cannot be built: {describe(error)}", bound.key)) from error
         if bound.kind == "reward" and callable(target) and bound.config is None:
             return target

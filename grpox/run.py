@@ -20,6 +20,7 @@ from grpox.checkpoint.resume import Checkpoint, check_changes, newest_good, no_c
 from grpox.checkpoint.saver import CheckpointSaver
 from grpox.checkpoint.shards import ShardFiles
 from grpox.collect import STREAMING, Collector, Sampler
+from grpox.component_call import FOREIGN, exits_told
 from grpox.config import RunConfig
 from grpox.contracts import Generator, GeneratorContext, RunContext
 from grpox.data.prompts import PromptSet
@@ -152,6 +153,7 @@ def train_run(
         return _train_run(run, world, functions, of_evaluation, resume, allow_changes, needs_checkpoint)
 
 
+@exits_told(FOREIGN)
 def _train_run(
     run: ResolvedRun,
     world: World,
@@ -259,6 +261,7 @@ def _train_observed(parts: _Parts, checkpoint: Checkpoint | None) -> dict[str, A
     return summary
 
 
+@exits_told(FOREIGN)
 def _train_and_save(parts: _Parts, checkpoint: Checkpoint | None) -> dict[str, Any]:
     config, world, times = parts.run.config, parts.world, parts.times
     model = _open_model(parts)
@@ -351,7 +354,7 @@ def _reference(parts: _Parts, model: PreTrainedModel) -> FrozenEngine | None:
 
 def _start_generator(parts: _Parts, context: GeneratorContext) -> None:
     def start() -> None:
-        with parts.times.phase("start generator"):
+        with exits_told("the generator"), parts.times.phase("start generator"):
             parts.generator.start(context)
 
     on_every_rank(parts.world, parts.times, start)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import datasets
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from grpox.component_call import call
 from grpox.config import EvaluationConfig
 from grpox.data.open_data import open_data
 from grpox.data.prompt_length import PromptLimit
@@ -127,7 +128,7 @@ def _dataset(run: ResolvedRun) -> datasets.Dataset | datasets.IterableDataset:
     elif data.path is not None:
         rows = open_data(data.path, data.subset, data.split, data.streaming)
     else:
-        rows = run.build("data.source").load()
+        rows = call("dataset", run.build("data.source").load)
     if not isinstance(rows, datasets.Dataset | datasets.IterableDataset):
         what = f"{run.components['data.source']} loads no dataset"
         allowed = "a datasets.Dataset or IterableDataset"

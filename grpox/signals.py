@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -51,6 +52,20 @@ def raise_if_signalled() -> None:
     """Raise what the last signal raised, in case that was swallowed."""
     if _received:
         raise _exception(_received[-1])
+
+
+def raise_if_signal(error: BaseException) -> None:
+    """Raise the signal that foreign code was interrupted by, whatever it has made of it; else do nothing.
+
+    Args:
+        error: what the foreign code raised.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return  # signals are raised in the main thread only
+    if isinstance(error, KeyboardInterrupt) and may_be_signal():
+        raise error
+    if not _held_back or len(_received) > 1:
+        raise_if_signalled()
 
 
 @contextmanager

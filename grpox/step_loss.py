@@ -12,7 +12,7 @@ from functools import cached_property, partial
 import torch
 from torch import Tensor
 
-from grpox.component_call import call
+from grpox.component_call import call, unchanged
 from grpox.config import TrainConfig
 from grpox.contracts import Correction, PolicyLoss, Reduction
 from grpox.errors import RunFailed
@@ -153,12 +153,13 @@ def corrected(correction: Correction, old: Tensor, sampler: Tensor | None, mask:
         mask: bool[B, T].
 
     Raises:
-        RunFailed: the correction raised, or returned what is none.
+        RunFailed: the correction raised, changed an argument in place, or returned what is none.
     """
     old = torch.where(mask, old, 0.0)
     known = old if sampler is None else torch.where(sampler.isnan() | ~mask, old, sampler)
     name = type(correction).__name__
-    made = call("correction", correction.correct, old, known, mask)
+    with unchanged("correction", correction.correct, {"old": old, "sampler": known, "mask": mask}):
+        made = call("correction", correction.correct, old, known, mask)
     if not (isinstance(made, tuple) and len(made) == 2 and all(isinstance(part, Tensor) for part in made)):
         raise RunFailed(f"correction '{name}' returned {type(made).__name__}, not (weights, keep)")
     weights, keep = made

@@ -12,7 +12,17 @@ from collections.abc import Callable
 import typer
 
 from grpox import launch
-from grpox.errors import TEXT, TRACE, ConfigError, GrpoxError, describe, plain, shorten, traceback_of
+from grpox.errors import (
+    TEXT,
+    TRACE,
+    ConfigError,
+    GrpoxError,
+    describe,
+    left_by_rich,
+    plain,
+    shorten,
+    traceback_of,
+)
 from grpox.private_files import keep_files_from_others
 from grpox.redact import redact
 from grpox.signals import exit_code, install_handlers
@@ -68,9 +78,7 @@ def _code_of(error: BaseException, with_traceback: bool) -> int:
     """The exit code that `error` means; what the user should know of it is told."""
     if isinstance(error, KeyboardInterrupt):
         return exit_code(error)
-    # rich exits by itself once nobody reads its output.
-    left_by_rich = isinstance(error, SystemExit) and isinstance(error.__context__, BrokenPipeError)
-    if left_by_rich or (isinstance(error, BrokenPipeError) and _nobody_reads()):
+    if left_by_rich(error) or (isinstance(error, BrokenPipeError) and _nobody_reads()):
         return OUTPUT_CLOSED
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else int(error.code is not None)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from grpox.data.open_data import reason
 from grpox.errors import ConfigError, Problem, RunFailed
+from grpox.signals import raise_if_signal
 
 if TYPE_CHECKING:
     import datasets
@@ -99,13 +100,21 @@ class RowStream:
             epoch += 1
 
     def _rows_of_epoch(self) -> Iterator[Row]:
-        rows = iter(self._dataset)
+        rows, last = iter(self._dataset), None
         while True:
             try:
                 row = next(rows)
             except StopIteration:
                 return
-            except Exception as error:
+            except BaseException as error:
+                raise_if_signal(error)
                 read = f"after {self.place(self._read - 1)}" if self._read else "from its first row on"
                 raise RunFailed(f"the data cannot be read {read}: {reason(error)}") from error
+            if row is last:
+                place = self.place(self._read)
+                raise RunFailed(
+                    f"the data gives the same dict object for {place} and for the row before it: what is "
+                    "written into the one stands in both. It has to give a new dict for each row"
+                )
             yield row
+            last = row

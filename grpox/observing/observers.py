@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pluggy
 from rich.console import Console
 
-from grpox.errors import ConfigError, Problem, RunFailed, describe, text_of
+from grpox.errors import ConfigError, Problem, RunFailed, describe, left_by_rich, text_of
 from grpox.redact import redact
-from grpox.signals import first_signal_waits, raise_if_signalled
+from grpox.rewards.arguments import copied
+from grpox.signals import first_signal_waits, may_be_signal, raise_if_signal, raise_if_signalled
 
 if TYPE_CHECKING:
     from pluggy import HookImpl
@@ -59,7 +61,10 @@ class Observers:
         for impl in self._implementations("grpox_run_started"):
             try:
                 _call(impl, {"run": run})
-            except Exception as error:  # any error of a plugin: it becomes RunFailed or a warning
+            except BaseException as error:  # any error of a plugin: it becomes RunFailed or a warning
+                raise_if_signal(error)
+                if left_by_rich(error):
+                    raise
                 if id(impl.plugin) in self._selected:
                     raise RunFailed(f"observer {self._name(impl)!r} cannot start: {_told(error)}") from error
                 self._failed(impl, "grpox_run_started", error)
@@ -118,10 +123,12 @@ class Observers:
         for impl in self._implementations(hook):
             try:
                 _call(impl, arguments)
-            except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a plugin raises, the run goes on
+            except BaseException as error:
+                if isinstance(error, KeyboardInterrupt) and may_be_signal():
+                    raise
                 self._failed(impl, hook, error)
 
-    def _failed(self, impl: HookImpl, hook: str, error: Exception | SystemExit) -> None:
+    def _failed(self, impl: HookImpl, hook: str, error: BaseException) -> None:
         name = self._name(impl)
         self.failures[name, hook] += 1
         if self.failures[name, hook] == 1:
@@ -138,13 +145,21 @@ class Observers:
 def _call(impl: HookImpl, arguments: Mapping[str, object]) -> None:
     if impl.wrapper or impl.hookwrapper:
         raise TypeError("a hook wrapper cannot observe a run: each implementation is called by itself")
-    impl.function(*(arguments[name] for name in impl.argnames))
+    impl.function(*(_own(arguments[name]) for name in impl.argnames))
+
+
+def _own(value: Any) -> Any:
+    """Copy what an observer is told: what it does to it reaches nobody else. An exception is shared."""
+    if isinstance(value, BaseException):
+        return value
+    if isinstance(value, Sequence):  # not copied are the tokens of rollouts, which are tuples and many
+        return [replace(each, rewards=dict(each.rewards), extra=copied(dict(each.extra))) for each in value]
+    return copied(value)
 
 
 def _told(error: BaseException) -> str:
     """A GrpoxError's message is written for the user as it is; others need their type."""
-    if isinstance(error, SystemExit) and isinstance(error.__context__, BrokenPipeError):
-        # What rich makes of it.
+    if left_by_rich(error) and error.__context__ is not None:
         error = error.__context__
     told = text_of(error) if isinstance(error, RunFailed | ConfigError) else describe(error)
     return redact(told)

@@ -11,6 +11,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from grpox.data.unusable_columns import REWARD_ARGUMENTS
+from grpox.signals import raise_if_signal
 
 _asked: WeakKeyDictionary[Callable[..., Any], list[inspect.Parameter] | None] = WeakKeyDictionary()
 """Parameters by function: Python takes longer to tell them than a simple reward takes to score."""
@@ -31,9 +32,23 @@ def own_copies(function: Callable[..., Any], arguments: Mapping[str, Any]) -> di
     An object that Python cannot copy, and `trainer_state`, are shared.
     """
     return {
-        name: value if name == "trainer_state" else _copied(value)
+        name: value if name == "trainer_state" else copied(value)
         for name, value in accepted(function, arguments).items()
     }
+
+
+def copied(value: Any) -> Any:
+    """Return a deep copy; what Python cannot copy is shared, in a list each such value by itself."""
+    if type(value) is list and not set(map(type, value)) <= _UNCHANGING:
+        return [_copied_if_possible(each) for each in value]
+    return _copied_if_possible(value)
+
+
+def _copied_if_possible(value: Any) -> Any:
+    try:
+        return _copied(value)
+    except RecursionError:  # it contains itself, which only copy.deepcopy can copy, or is nested too deeply
+        return _copied_by_python(value)
 
 
 def _copied(value: Any) -> Any:
@@ -47,9 +62,14 @@ def _copied(value: Any) -> Any:
         return value if set(map(type, value)) <= _UNCHANGING else tuple(map(_copied, value))
     if kind is dict:
         return {name: _copied(each) for name, each in value.items()}
+    return _copied_by_python(value)
+
+
+def _copied_by_python(value: Any) -> Any:
     try:
         return copy.deepcopy(value)
-    except Exception:  # noqa: BLE001 - a lock, a connection: what has no copy is shared, as documented
+    except BaseException as error:  # noqa: BLE001 - a lock, a connection: what has no copy is shared, as documented
+        raise_if_signal(error)
         return value
 
 

@@ -21,7 +21,7 @@ from grpox.rewards.cuda_device import current_device, use_device
 from grpox.rewards.log import CallLog
 from grpox.rewards.places import hanging_at, raised_at
 from grpox.rewards.scores import BadScores, CheckedScores, checked_scores
-from grpox.signals import may_be_signal, raise_if_signalled
+from grpox.signals import raise_if_signal
 
 CANCEL_SECONDS = 1.0
 """How long a cancelled coroutine is waited for; one that goes on after that counts as hanging."""
@@ -93,12 +93,8 @@ class RewardCall:
                 self.scores = scores
         except BadScores as error:
             self._fail(str(error), None)
-        except BaseException as error:  # SystemExit too, which in a thread ends nothing
-            in_main_thread = threading.current_thread() is not self._thread
-            if in_main_thread and isinstance(error, KeyboardInterrupt) and may_be_signal():
-                raise  # the user's Ctrl-C or a SIGTERM
-            if in_main_thread:
-                raise_if_signalled()  # the function may have made another exception of it
+        except BaseException as error:  # noqa: BLE001 - SystemExit too, which in a thread ends nothing
+            raise_if_signal(error)
             self.fail_by(error)
         finally:
             self.seconds = self.seconds or time.perf_counter() - self._started

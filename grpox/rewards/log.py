@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from grpox.rewards.arguments import copied
 from grpox.rewards.scores import BadScores, finite_number
 
 Logged = Mapping[str, Mapping[str, float]]
@@ -32,8 +33,8 @@ class CallLog:
         self.metrics.setdefault(str(name), []).append(number)
 
     def extra(self, column: str, values: Sequence[Any]) -> None:
-        """``log_extra(column, values)``; several calls for one column append."""
-        self.columns.setdefault(str(column), []).extend(values)
+        """``log_extra(column, values)``; several calls for one column append. Kept are copies of the values."""
+        self.columns.setdefault(str(column), []).extend(copied(list(values)))
 
     def check(self, count: int) -> None:
         """Raises BadScores unless every column has a value for each of `count` completions."""

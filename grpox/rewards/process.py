@@ -18,10 +18,11 @@ from typing import Any
 
 import psutil
 
-from grpox.errors import ConfigError, Problem, text_of
+from grpox.errors import ConfigError, Problem, describe, text_of
 from grpox.rewards.messages import Blueprint, Ready, Reply, Request
 from grpox.rewards.output import RewardOutput
 from grpox.rewards.places import dumped_at
+from grpox.signals import raise_if_signal
 from grpox.wording import amount
 
 START_SECONDS = 600.0
@@ -173,7 +174,7 @@ class _Running:
             self._connection.send(request)
         except (OSError, ValueError) as error:
             raise ProcessFailed(self._end("cannot be sent its arguments")) from error
-        except (pickle.PicklingError, TypeError, AttributeError) as error:
+        except (pickle.PicklingError, TypeError, AttributeError, RecursionError) as error:
             why = f"which cannot be pickled ({text_of(error)}): say isolation: thread"
             raise ProcessFailed(f"cannot be sent its arguments, {why}") from error
         left = begun + self.timeout - time.monotonic()
@@ -192,13 +193,11 @@ class _Running:
             else:
                 answer = self._connection.recv_bytes(MOST_BYTES)
                 self._output.end_call()
-                return pickle.loads(answer)
+                return _read(answer)
         except (EOFError, ConnectionResetError):
             pass
         except OSError as error:
             raise ProcessFailed(f"sent back more than {amount(MOST_BYTES)}, or stopped in its midst") from error
-        except (pickle.UnpicklingError, AttributeError, ImportError) as error:
-            raise ProcessFailed(f"sent back what the trainer cannot read: {text_of(error)}") from error
         raise ProcessFailed(self._end("closed its connection to the trainer"))
 
     def _check_memory(self) -> None:
@@ -272,3 +271,11 @@ class _Running:
                 self._connection.close()
             finally:
                 self._in_use.release()
+
+
+def _read(message: bytes) -> Any:
+    try:
+        return pickle.loads(message)
+    except BaseException as error:  # a user's objects are made here, which may raise anything
+        raise_if_signal(error)
+        raise ProcessFailed(f"sent back what the trainer cannot read: {describe(error)}") from error

@@ -98,7 +98,7 @@ def _reply(function: Any, request: Request) -> Reply:
 def _send(trainer: Connection, reply: Reply) -> None:
     try:
         message = pickle.dumps(reply)
-    except Exception as error:  # noqa: BLE001 - whatever a user's object raises
+    except BaseException as error:  # noqa: BLE001 - whatever a user's object raises
         what = f"logged by log_extra what cannot be pickled ({describe(error)}), as its own process needs"
         message = pickle.dumps(Reply(failure=what))
     trainer.send_bytes(message)

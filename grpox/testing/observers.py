@@ -8,7 +8,6 @@ class TestMine(ObserverConformance):
 
 from __future__ import annotations
 
-import copy
 import io
 import json
 import os
@@ -66,18 +65,6 @@ class ObserverConformance(Conformance):
             _middle(observers, run, ODD_METRICS)
             _finish(observers, run, {"steps": 2, "reward": None})
             self._nothing_raised(observers, told)
-
-    def test_changes_nothing(self) -> None:
-        """Leaves the metrics as they are: whoever is told next reads them too."""
-        with _folder() as folder:
-            run, observers, _ = _context(folder), *self._observers()
-            observers.run_started(run)
-            metrics = copy.deepcopy(METRICS)
-            _middle(observers, run, metrics)
-            _finish(observers, run, {"steps": 2})
-            if metrics != METRICS:
-                advice = "copy the mapping before you change it"
-                raise Violation("it changes the metrics that it is told", str(metrics), advice)
 
     def test_two_runs(self) -> None:
         """One process may run twice: the second run is another one."""

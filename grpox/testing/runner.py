@@ -11,6 +11,7 @@ from typing import Literal
 from unittest import SkipTest
 
 from grpox.errors import GrpoxError, describe
+from grpox.signals import raise_if_signal
 from grpox.testing.conformance import Check, Conformance, Violation
 
 
@@ -55,7 +56,8 @@ def _outcome(suite: Conformance, check: Check) -> Outcome:
         return outcome("skipped", str(reason))
     except GrpoxError as error:
         return outcome("failed", str(error))
-    except Exception as error:  # noqa: BLE001 - whatever a component raises is what is to be told
+    except BaseException as error:  # noqa: BLE001 - whatever a component raises is what is to be told
+        raise_if_signal(error)
         frame = traceback.extract_tb(error.__traceback__)[-1]
         return outcome("failed", f"{describe(error)} ({Path(frame.filename).name}:{frame.lineno})")
     return outcome("passed", "; ".join(suite.notes))

@@ -43,8 +43,10 @@ class Remembers(Right):
 
 
 class ChangesInputs(Right):
+    """Behind the version counter, at which a run looks."""
+
     def per_token(self, inputs: LossInputs) -> LossOutput:
-        inputs.advantages.mul_(0.5)
+        inputs.advantages.data.mul_(0.5)
         return super().per_token(inputs)
 
 

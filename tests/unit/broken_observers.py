@@ -41,9 +41,3 @@ class FormatsIntegers(Right):
     @hookimpl
     def grpox_step_finished(self, step: int, metrics: Mapping[str, float]) -> None:
         self.total += int(metrics["reward"])
-
-
-class AddsMetrics(Right):
-    @hookimpl
-    def grpox_step_finished(self, step: int, metrics: Mapping[str, float]) -> None:
-        metrics["mine"] = 1.0  # type: ignore[index]

@@ -78,8 +78,10 @@ class CarriesGradient(RightCorrection):
 
 
 class ChangesSampler(RightCorrection):
+    """Behind the version counter, at which a run looks."""
+
     def correct(self, old: Tensor, sampler: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        sampler.sub_(0.1)
+        sampler.data.sub_(0.1)
         return super().correct(old, sampler, mask)
 
 

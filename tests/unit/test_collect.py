@@ -2,6 +2,7 @@
 
 import math
 import random
+import sys
 import threading
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -283,6 +284,19 @@ def test_an_advantage_that_is_none_is_named(scale, told):
     made.scaler = Mine()
     with pytest.raises(RunFailed, match=f"advantage 'Mine' {told}"):
         made.collect(0, [2, 0], STATE)
+
+
+def test_metrics_are_of_the_rewards_whatever_the_scaler_does_with_its_own():
+    class Mine:
+        def scale(self, rewards, weights, group_ids):
+            rewards.numpy()[:] = 9.0
+            return rewards[:, 0] - 9.0
+
+    made = collector(Scripted(), NamedReward("equals", equals))
+    made.scaler = Mine()
+    batch = made.collect(0, [2, 0], STATE)
+    assert batch.rewards[:, 0].tolist() == [0, 0, 0, 0, 1, 0]
+    assert batch.metrics["rewards/equals/mean"] == pytest.approx(1 / 6)
 
 
 # -- what a generator is asked for, and when -------------------------------------------------------------
@@ -708,3 +722,29 @@ def test_by_default_no_flat_group_is_replaced():
     batch = made.collect(0, [2], STATE, draw=lambda count: pytest.fail("drawn"))
     assert batch.metrics["frac_reward_zero_std"] == 1
     assert batch.metrics["dynamic_sampling/rounds"] == 0
+
+
+def test_a_generator_may_do_to_its_list_of_prompts_what_it_likes():
+    class Pops(Scripted):
+        def generate(self, prompts, sampling, seed):
+            while prompts:
+                yield from super().generate([prompts.pop()], sampling, seed)
+
+    batch = collector(Pops(), NamedReward("equals", equals)).collect(0, [2, 0], STATE)
+    assert [(r.group_id, r.sample) for r in batch.rollouts] == [(g, s) for g in range(2) for s in range(3)]
+
+
+@pytest.mark.parametrize("method", ["sync", "wake", "generate", "sleep"])
+def test_a_generator_that_exits_is_named(method):
+    class Exits(Scripted):
+        pass
+
+    def exits(*arguments):
+        sys.exit(0)
+
+    def exits_as_it_is_read(*arguments):
+        yield sys.exit(0)
+
+    setattr(Exits, method, exits_as_it_is_read if method == "generate" else exits)
+    with pytest.raises(RunFailed, match=r"generator 'Exits' raised SystemExit: 0 \(test_collect.py:\d+\)"):
+        collector(Exits(), NamedReward("equals", equals)).collect(0, [0], STATE)

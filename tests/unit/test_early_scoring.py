@@ -493,8 +493,11 @@ def test_a_function_that_may_abstain_loses_no_score_where_it_needs_the_main_thre
 # -- Interrupts --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, ConnectionError])
-def test_what_ends_generation_stops_the_call_and_starts_no_other(error):
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [(KeyboardInterrupt, KeyboardInterrupt), (SystemExit, RunFailed), (ConnectionError, ConnectionError)],
+)
+def test_what_ends_generation_stops_the_call_and_starts_no_other(error, told):
     begun, cancelled, calls = threading.Event(), threading.Event(), []
 
     async def endless(prompts, **_):
@@ -511,7 +514,7 @@ def test_what_ends_generation_stops_the_call_and_starts_no_other(error):
         yield from (rollout(1, 0), rollout(1, 1))
         raise error
 
-    with pytest.raises(error):
+    with pytest.raises(told):
         sampled(sampler(script, endless))
     assert cancelled.is_set()
     wait_for_scorer()

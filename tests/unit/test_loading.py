@@ -37,6 +37,7 @@ def test_two_files_of_one_name_stay_apart(tmp_path):
         ("def f(:\n", "SyntaxError", 1),
         ("import missing_module_xyz\n", "ModuleNotFoundError", 1),
         ("\n\nraise SystemExit(3)\n", "SystemExit: 3", 3),
+        ("raise GeneratorExit\n", "GeneratorExit", 1),
     ],
 )
 def test_a_file_that_raises_is_told_with_its_line(tmp_path, code, told, line):

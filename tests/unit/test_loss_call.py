@@ -1,13 +1,31 @@
 """A loss that breaks its contract is named, and never broadcast into a gradient."""
 
+import signal
+import sys
+
 import pytest
 import torch
+from support.handlers import handlers_kept
 
 from grpox.contracts import LossInputs, LossOutput, Reduction
 from grpox.errors import RunFailed
 from grpox.loss_call import per_token_loss
+from grpox.signals import Terminated, first_signal_waits, install_handlers
 
 SHAPE = (2, 3)
+
+
+class Mute(Exception):
+    def __str__(self):
+        raise KeyboardInterrupt
+
+
+def raises(error):
+    raise error
+
+
+def quits(code):
+    sys.exit(code)
 
 
 def call(make):
@@ -38,10 +56,41 @@ def test_a_right_loss_passes_through():
         (lambda i: LossOutput(-i.logprobs, {"x": i.logprobs[:1]}), r"diagnostic 'x' has shape \(1, 3\)"),
         (lambda i: LossOutput(-i.logprobs, {"loss": i.logprobs}), "'loss' is a metric of grpox's own"),
         (lambda i: LossOutput(-i.logprobs, {"sampling/kl": i.logprobs}), "'sampling/kl' is a metric"),
-        (lambda i: 1 / 0, r"raised ZeroDivisionError: division by zero \(test_loss_call.py:18\)"),
+        (lambda i: 1 / 0, r"raised ZeroDivisionError: division by zero \(test_loss_call.py:36\)"),
+        (lambda i: quits(0), r"raised SystemExit: 0 \(test_loss_call.py:\d+\)"),
+        (lambda i: quits(1), "raised SystemExit: 1"),
+        (lambda i: raises(GeneratorExit()), "raised GeneratorExit"),
+        (lambda i: raises(StopIteration(7)), "raised StopIteration: 7"),
+        (lambda i: raises(Mute()), "raised Mute: its text cannot be made: KeyboardInterrupt"),
+        (lambda i: LossOutput(-i.logprobs * i.advantages.mul_(2)), "changes advantages in place"),
+        (lambda i: LossOutput(-i.logprobs * i.token_mask.logical_not_()), "changes token_mask in place"),
+        (lambda i: LossOutput(i.old_logprobs.sub_(i.logprobs)), "changes old_logprobs in place"),
     ],
 )
 def test_a_wrong_loss_is_named(make, told):
     with pytest.raises(RunFailed, match=told) as raised:
         call(make)
     assert str(raised.value).startswith("loss 'Mine'")
+
+
+def test_an_interrupt_of_a_loss_ends_the_run_by_name_and_a_signal_as_a_signal():
+    def interrupts(inputs):
+        raise KeyboardInterrupt
+
+    def wraps(inputs):
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        except BaseException as error:
+            raise RuntimeError("wrapped") from error
+
+    with handlers_kept():
+        install_handlers()
+        try:
+            with pytest.raises(RunFailed, match=r"loss 'Mine' raised KeyboardInterrupt \(test_loss_call"):
+                call(interrupts)
+            with first_signal_waits(), pytest.raises(RunFailed, match="loss 'Mine' raised ZeroDivisionError"):
+                call(lambda inputs: signal.raise_signal(signal.SIGTERM) or 1 / 0)
+            with pytest.raises(Terminated):
+                call(wraps)
+        finally:
+            install_handlers()  # forgets the signals

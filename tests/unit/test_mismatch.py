@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from grpox.contracts import Correction, Rollout
+from grpox.errors import RunFailed
 from grpox.metrics import TokenMetrics
 from grpox.mismatch import StepMismatch, mismatch_metrics, mismatch_warnings
 from grpox.rollout import collate
@@ -178,6 +179,23 @@ class Unsure(Halved):
 
     def raw(self, old: Tensor, sampler: Tensor, mask: Tensor) -> Tensor:
         return torch.full_like(old, math.nan)
+
+
+class ChangesOld(Halved):
+    def raw(self, old: Tensor, sampler: Tensor, mask: Tensor) -> Tensor:
+        return old.sub_(sampler).exp()
+
+
+class Divides(Halved):
+    def raw(self, old: Tensor, sampler: Tensor, mask: Tensor) -> Tensor:
+        raise ZeroDivisionError
+
+
+def test_a_raw_that_raises_or_changes_its_arguments_ends_the_run_by_name() -> None:
+    with pytest.raises(RunFailed, match="correction 'ChangesOld' changes old in place"):
+        measured(ChangesOld(), [[0.5, 2.0]])
+    with pytest.raises(RunFailed, match="correction 'Divides' raised ZeroDivisionError"):
+        measured(Divides(), [[0.5, 2.0]])
 
 
 def test_corrections_of_others() -> None:

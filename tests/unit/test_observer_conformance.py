@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from support.mlflow_store import migrated_store
 
 from grpox.testing import ObserverConformance, observers
+from grpox.testing.conformance import Conformance
 from grpox.testing.runner import Outcome, outcomes
 
 BROKEN = Path(__file__).with_name("broken_observers.py")
@@ -40,6 +42,17 @@ def test_what_is_right_passes() -> None:
     assert failed({"path": f"{BROKEN}:Right"}) == {}
 
 
+def test_a_check_in_which_the_component_exits_has_failed() -> None:
+    class Exits(Conformance):
+        def test_runs(self) -> None:
+            """Runs."""
+            sys.exit(0)
+
+    [outcome] = outcomes(Exits())
+    assert outcome.status == "failed"
+    assert outcome.what.startswith("SystemExit: 0 (test_observer_conformance.py:")
+
+
 @pytest.mark.parametrize(
     ("name", "check", "told"),
     [
@@ -47,7 +60,6 @@ def test_what_is_right_passes() -> None:
         ("DividesByRewards", "runs", "grpox_rollouts_scored: TypeError"),
         ("FailsOnFailure", "failed_runs", "grpox_run_failed: IndexError"),
         ("FormatsIntegers", "odd_numbers", "NaN"),
-        ("AddsMetrics", "changes_nothing", "changes the metrics"),
     ],
 )
 def test_each_fault_is_found_by_the_check_meant_for_it(name: str, check: str, told: str) -> None:

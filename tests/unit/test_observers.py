@@ -12,13 +12,15 @@ from typing import Any
 import pluggy
 import pytest
 from rich.console import Console
+from support.handlers import handlers_kept
 
 from grpox import hookspecs, signals
 from grpox.config import RunConfig
-from grpox.contracts import RunContext
+from grpox.contracts import Rollout, RunContext, ScoredRollout
 from grpox.errors import ConfigError, RunFailed
 from grpox.hookspecs import hookimpl
 from grpox.observing.observers import Observers
+from grpox.signals import install_handlers
 
 CONFIG = RunConfig.model_validate({"model": {"path": "m"}, "data": {"path": "d.jsonl"}, "rewards": ["math"]})
 
@@ -121,6 +123,102 @@ def test_an_interrupt_inside_an_observer_is_not_taken_for_its_failure(
     told, _ = observers(manager, ("slow", SimpleNamespace(grpox_step_finished=hookimpl(interrupted))))
     with pytest.raises(KeyboardInterrupt):
         told.step_finished(run, 1, {})
+
+
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (KeyboardInterrupt(), "KeyboardInterrupt: "),
+        (SystemExit(0), "SystemExit: 0"),
+        (GeneratorExit(), "GeneratorExit: "),
+        (Mute(), "Mute: its text cannot be made: KeyboardInterrupt"),
+    ],
+)
+def test_whatever_an_observer_raises_is_its_failure_where_no_signal_came(
+    manager: pluggy.PluginManager, run: RunContext, error: BaseException, text: str
+) -> None:
+    def raises() -> None:
+        raise error
+
+    hooks = dict.fromkeys(("grpox_run_started", "grpox_step_finished"), hookimpl(raises))
+    listener = Listener()
+    told, output = observers(manager, ("listener", listener), ("broken", SimpleNamespace(**hooks)))
+    with handlers_kept():
+        install_handlers()
+        with pytest.raises(RunFailed, match=f"observer 'broken' cannot start: {text}"):
+            told.run_started(run)
+        told.step_finished(run, 1, {})
+    assert f"observer 'broken' failed in grpox_step_finished: {text}" in output.getvalue()
+    assert listener.heard == [(1, {})]
+
+
+def test_what_an_observer_does_to_what_it_is_told_reaches_neither_the_others_nor_the_run(
+    manager: pluggy.PluginManager, run: RunContext
+) -> None:
+    class Vandal:
+        @hookimpl(tryfirst=True)
+        def grpox_run_started(self, run: Any) -> None:
+            run.config.train.max_steps = 9
+            run.versions.clear()
+
+        @hookimpl(tryfirst=True)
+        def grpox_rollouts_scored(self, rollouts: Any) -> None:
+            rollouts[0].rewards["judge"] = 9.0
+            rollouts[0].extra["note"].append("more")
+            rollouts.clear()
+
+        @hookimpl(tryfirst=True)
+        def grpox_step_finished(self, metrics: Any) -> None:
+            metrics.clear()
+
+        @hookimpl(tryfirst=True)
+        def grpox_evaluated(self, metrics: Any) -> None:
+            metrics["accuracy"] = 9.0
+
+        @hookimpl(tryfirst=True)
+        def grpox_run_finished(self, summary: Any) -> None:
+            summary["stopped_early"]["step"] = 9
+
+    class Hears(Listener):
+        @hookimpl
+        def grpox_run_started(self, run: RunContext) -> None:
+            self.heard.append((run.config.train.max_steps, run.versions))
+
+        @hookimpl
+        def grpox_rollouts_scored(self, rollouts: Sequence[ScoredRollout]) -> None:
+            self.heard.append(rollouts)
+
+        @hookimpl
+        def grpox_evaluated(self, metrics: Mapping[str, float]) -> None:
+            self.heard.append(metrics)
+
+        @hookimpl
+        def grpox_run_finished(self, summary: Mapping[str, object]) -> None:
+            self.heard.append(summary)
+
+    def scored() -> list[ScoredRollout]:
+        rollout = Rollout(0, 0, (1,), (2,), "stop", 0)
+        return [ScoredRollout(rollout, "p", "c", {"judge": 1.0}, 1.0, 0.0, {"note": ["a"]})]
+
+    given = scored(), {"loss": 1.0}, {"accuracy": 0.5}, {"stopped_early": {"step": 1}}
+    as_it_was = run.config.train.max_steps, dict(run.versions)
+    hears = Hears()
+    told, _ = observers(manager, ("hears", hears), ("vandal", Vandal()))
+    told.run_started(run)
+    told.rollouts_scored(run, 1, given[0])
+    told.step_finished(run, 1, given[1])
+    told.evaluated(run, 1, given[2])
+    told.run_finished(run, given[3])
+    whole = scored(), {"loss": 1.0}, {"accuracy": 0.5}, {"stopped_early": {"step": 1}}
+    assert (run.config.train.max_steps, run.versions) == as_it_was
+    assert given == whole
+    assert hears.heard == [as_it_was, whole[0], (1, whole[1]), whole[2], whole[3]]
+    assert not told.failures
 
 
 class Ending:

@@ -46,6 +46,8 @@ def test_an_offer_says_where_it_comes_from(make_distribution):
         ("import no_such_module_anywhere", "ModuleNotFoundError: No module named 'no_such_module_anywhere'"),
         ("def broken(:", "SyntaxError"),
         ("raise SystemExit(3)", "SystemExit: 3"),
+        ("raise GeneratorExit", "GeneratorExit"),
+        (HEADER + "@hookimpl\ndef grpox_losses():\n    exit(0)", "SystemExit: 0 (in grpox_losses)"),
         (
             HEADER + "@hookimpl\ndef grpox_losses():\n    raise ValueError('two\\nlines')",
             "ValueError: two lines (in grpox_losses)",

@@ -47,6 +47,10 @@ class Raises(Bare):
     def __init__(self):
         raise ValueError("no luck")
 
+class Quits(Bare):
+    def __init__(self):
+        raise GeneratorExit
+
 def scores(completions, **columns):
     return [1.0 for _ in completions]
 
@@ -58,6 +62,7 @@ def grpox_losses():
         ComponentSpec("foo", "grpox_foo:Foo", config="grpox_foo:Config", needs=("entropy",)),
         ComponentSpec("bare", "grpox_foo:Bare"),
         ComponentSpec("raises", "grpox_foo:Raises"),
+        ComponentSpec("quits", "grpox_foo:Quits"),
         ComponentSpec("function", "grpox_foo:scores"),
         ComponentSpec("empty", "grpox_foo:Config"),
         ComponentSpec("no-reduction", "grpox_foo:NoReduction"),
@@ -323,6 +328,7 @@ def test_a_class_is_built_with_its_config_or_with_nothing(registry):
     ("kind", "name", "what"),
     [
         ("loss", "raises", "cannot be built: ValueError: no luck"),
+        ("loss", "quits", "cannot be built: GeneratorExit"),
         ("loss", "absent", "cannot be built: AttributeError"),
         ("loss", "function", "is not a class"),
         ("loss", "empty", "has no method per_token"),

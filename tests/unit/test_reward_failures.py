@@ -328,3 +328,24 @@ def test_what_one_function_does_to_its_arguments_reaches_nobody_else():
     )
     assert seen == [as_given]
     assert (completions, ids, rows) == as_given
+
+
+def test_values_that_contain_themselves_or_are_nested_too_deeply_end_no_run():
+    """A stream from Python can give them."""
+    itself, deep, seen = [1], [], []
+    itself.append(itself)
+    for _ in range(100_000):
+        deep = [deep]
+
+    def changes(rows, **_):
+        rows[0][0] = 99
+        rows[2]["list"].append(2)
+        seen.append(rows)
+        return [1.0, 1.0, 1.0]
+
+    rows = [itself, deep, {"list": [1]}]
+    table = score([NamedReward("judge", changes)], ["p"] * 3, ["c"] * 3, [[1]] * 3, {"rows": rows})
+    assert table.values == [[1.0, 1.0, 1.0]]
+    assert (itself[0], rows[2]) == (1, {"list": [1]})
+    assert seen[0][0][1] is seen[0][0]
+    assert seen[0][1] is deep

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,10 @@ from grpox.rewards.process import RewardProcess
 from grpox.runfile.load import ResolvedRun, load_run
 
 FUNCTIONS = """
+import os
+import signal
+import sys
+
 def plain(completions, **_):
     return [0.0] * len(completions)
 
@@ -26,11 +31,49 @@ class Mute(Exception):
     def __str__(self):
         raise ValueError
 
-def interrupts(completions, **_):
-    raise KeyboardInterrupt
+class Own(BaseException):
+    pass
 
-def without_a_text(completions, **_):
-    raise Mute
+class Unsendable:
+    def __init__(self, error):
+        self.error = error
+
+    def __reduce__(self):
+        raise self.error
+
+class Exits(float):
+    def __float__(self):
+        sys.exit(0)
+
+class Unreadable:
+    def __reduce__(self):
+        return sys.exit, (0,)
+
+def judge(completions, log_extra, **_):
+    (what,) = completions
+    if what == "raises KeyboardInterrupt":
+        raise KeyboardInterrupt
+    if what == "raises Mute":
+        raise Mute
+    if what == "raises Own":
+        raise Own("mine")
+    if what == "leaves":
+        sys.exit(0)
+    if what == "leaves at once":
+        os._exit(0)
+    if what == "kills itself":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if what == "logs what cannot be sent":
+        log_extra("it", [Unsendable(ValueError("no"))])
+    if what == "logs what exits as it is sent":
+        log_extra("it", [Unsendable(SystemExit(0))])
+    if what == "logs what exits as it is read":
+        log_extra("it", [Unreadable()])
+    if what == "returns what cannot be sent":
+        return [Unsendable(ValueError("no"))]
+    if what == "returns a number that exits":
+        return [Exits()]
+    return [1.0]
 """
 
 
@@ -84,13 +127,34 @@ def test_a_built_in_reward_works_in_a_process_and_the_processes_end_with_the_blo
     assert process.returncode == -9
 
 
+@pytest.fixture(scope="module")
+def judge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    path = tmp_path_factory.mktemp("judge") / "mine.py"
+    path.write_text(FUNCTIONS)
+    run = load_run("quickstart", ["evaluation=null", f"rewards=[{{path: '{path}:judge'}}]"])
+    with reward_functions(run) as (process,):
+        yield process
+
+
 @pytest.mark.parametrize(
-    ("function", "told"),
-    [("interrupts", "KeyboardInterrupt"), ("without_a_text", "Mute: its text cannot be made")],
+    ("does", "told"),
+    [
+        ("raises KeyboardInterrupt", "raised KeyboardInterrupt"),
+        ("raises Mute", "raised Mute: its text cannot be made: ValueError"),
+        ("raises Own", "raised Own: mine"),
+        ("leaves", "raised SystemExit: 0"),
+        ("leaves at once", "ended its process with exit code 0"),
+        ("kills itself", r"lost its process to signal 9 \(SIGKILL"),
+        ("logs what cannot be sent", r"logged by log_extra what cannot be pickled \(ValueError: no\)"),
+        ("logs what exits as it is sent", r"logged by log_extra what cannot be pickled \(SystemExit: 0\)"),
+        ("logs what exits as it is read", "sent back what the trainer cannot read: SystemExit: 0"),
+        ("returns what cannot be sent", r"returned <grpox.*Unsendable object .* for completion 0"),
+        ("returns a number that exits", "raised SystemExit: 0"),
+    ],
 )
-def test_whatever_a_function_raises_in_its_process_is_its_failure(
-    resolved: Any, function: str, told: str
+def test_whatever_a_function_does_in_its_process_is_its_failure_and_the_next_call_succeeds(
+    judge: RewardProcess, does: str, told: str
 ) -> None:
-    refused = pytest.raises(RunFailed, match=f"reward 'judge' raised {told}")
-    with reward_functions(resolved(f"{{path: 'mine.py:{function}'}}")) as (process,), refused:
-        score([NamedReward("judge", process)], ["p"], ["c"], [[1]], {})
+    with pytest.raises(RunFailed, match=f"reward 'judge' {told}"):
+        score([NamedReward("judge", judge)], ["p"], [does], [[1]], {})
+    assert score([NamedReward("judge", judge)], ["p"], ["well"], [[1]], {}).values == [[1.0]]

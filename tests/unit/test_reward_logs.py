@@ -108,3 +108,17 @@ def test_a_steps_report_keeps_the_trainers_loss_and_tells_the_functions_beside_i
         (0.5, 42.0, 2.0, 7.0, 1.5),
     ]
     assert capsys.readouterr().err.count("warning: reward 'f' logs 'loss'") == 1
+
+
+def test_what_a_function_does_later_to_what_it_has_logged_changes_no_record():
+    details = {"seen": []}
+
+    def reuses(completions, log_extra):
+        for completion in completions:
+            details["seen"].append(completion)
+            log_extra("details", [details])
+        return [0.0] * len(completions)
+
+    table = scored(reuses)
+    details["seen"].clear()
+    assert table.extra_columns == {"details": [{"seen": ["c"]}, {"seen": ["c", "c"]}]}

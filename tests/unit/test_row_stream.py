@@ -1,5 +1,7 @@
 """A stream by position: epochs end to end, the same for everyone, forgetting what lies behind."""
 
+import sys
+
 import datasets
 import pytest
 
@@ -99,3 +101,26 @@ def test_a_place_in_a_later_epoch_names_both():
     stream.hold(range(6))
     assert stream.place(4) == "row 4 (from 0) of the stream"
     assert stream.place(13) == "row 3 (from 0) of epoch 2 (from 0) of the stream"
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_a_stream_that_writes_its_rows_into_one_dict_is_refused(shuffle):
+    def rows():
+        row = {}
+        for number in range(4):
+            row["prompt"] = str(number)
+            yield row
+
+    stream = RowStream(datasets.IterableDataset.from_generator(rows), shuffle, 0)
+    with pytest.raises(RunFailed, match=r"the same dict object for row 1 \(from 0\) of the stream"):
+        stream.hold(range(2))
+
+
+def test_a_stream_that_exits_is_placed():
+    def rows():
+        yield {"prompt": "a"}
+        sys.exit(0)
+
+    stream = RowStream(datasets.IterableDataset.from_generator(rows), False, 0)
+    with pytest.raises(RunFailed, match=r"cannot be read after row 0 .*: SystemExit: 0"):
+        stream.hold(range(2))

@@ -246,6 +246,15 @@ def test_the_weights_of_a_correction_have_no_gradient() -> None:
     same(made.weights, [[2.0] * 3] * 2)
 
 
+def test_a_correction_that_changes_what_it_is_given_ends_the_run_by_name() -> None:
+    class InPlace(Given):
+        def correct(self, old: Tensor, sampler: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+            return old.sub_(sampler).exp(), mask
+
+    with pytest.raises(RunFailed, match="correction 'InPlace' changes old in place"):
+        corrected(InPlace(), OLD, MU, MASK)
+
+
 def metrics_of(correction: Correction, made: MicroBatchLoss, sampler: Tensor | None) -> dict[str, Any]:
     """Mean, min and max over the tokens of all that a step measures."""
     told = torch.full_like(PI, NAN) if sampler is None else sampler
