@@ -25,17 +25,21 @@ session.session_folder()
 processes.remember_environment()  # before libraries set variables of their own
 
 # What the tests' own plugins offer is nothing for the user's cache, nor is what is there for the tests.
-CACHE = tempfile.TemporaryDirectory(prefix="grpox-tests-", ignore_cleanup_errors=True)
-os.environ["GRPOX_CACHE_DIR"] = CACHE.name
+os.environ["GRPOX_CACHE_DIR"] = tempfile.mkdtemp(prefix="cache-", dir=session.session_folder())
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     terminalreporter.write_line(f"processes started: {processes.started()}")
 
 
-def pytest_unconfigure() -> None:
+def pytest_sessionfinish() -> None:
+    # Not later: xdist gives a worker ten seconds from here on, and then kills it.
     services.leave_services()
+
+
+def pytest_unconfigure() -> None:
     if OWNS_SESSION:
+        services.end_services()
         shutil.rmtree(session.session_folder(), ignore_errors=True)
 
 

@@ -19,7 +19,7 @@ from typing import IO, Any
 import psutil
 
 from support.patience import patient
-from support.session import locked
+from support.session import locked, session_folder
 
 Facts = dict[str, Any]
 """Facts about a service: `pid`, the leader of its process group, and whatever else its users need, as JSON."""
@@ -69,6 +69,12 @@ def leave_services() -> None:
                 end_group(_facts(folder)["pid"])
                 (folder / "facts.json").unlink()
         del _used[name]
+
+
+def end_services() -> None:
+    """End every service that is left, when all workers have ended: one that was killed has left none."""
+    for file in session_folder().glob("service-*/facts.json"):
+        end_group(_facts(file.parent)["pid"])
 
 
 def end_group(pid: int, seconds: float = 30) -> None:
