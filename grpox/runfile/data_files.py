@@ -19,6 +19,8 @@ class DataFile:
     """Of the records looked at."""
     records: int | None
     """None when the file is too large to count cheaply."""
+    without_prompt: str = ""
+    """Place of the first record of a .jsonl or .json file that has none."""
     media: str = ""
     """Name the place of a prompt's image or the like: ``line 3 has a part of type image_url``."""
 
@@ -45,12 +47,14 @@ def look_at(path: Path, prompt_column: str = "") -> DataFile:
 
 def _json(path: Path, counted: bool, prompt_column: str) -> DataFile:
     columns = Columns()
-    records, media = 0, ""
+    records, without, media = 0, "", ""
     for place, row in json_rows(path, None if counted else LOOKED_AT):
         columns.add(place, row)
+        if not without and row.get(prompt_column) is None:
+            without = place
         media = media or _media(row, prompt_column, place)
         records += 1
-    return DataFile(columns.names, records if counted else None, media)
+    return DataFile(columns.names, records if counted else None, without, media)
 
 
 def _media(record: dict[str, object], prompt_column: str, place: str) -> str:
@@ -97,4 +101,4 @@ def _parquet(path: Path, prompt_column: str) -> DataFile:
             rows = ({prompt_column: prompt} for prompt in prompts)
             told = (_media(row, prompt_column, f"row {number} (from 0)") for number, row in enumerate(rows))
             media = next(filter(None, told), "")
-        return DataFile(tuple(columns.names), parquet.metadata.num_rows, media)
+        return DataFile(tuple(columns.names), parquet.metadata.num_rows, media=media)

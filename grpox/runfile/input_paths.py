@@ -173,6 +173,9 @@ def _data_problems(key: str, given: str, prompt_column: str) -> tuple[list[Probl
         )
         return [problem], file.records
     problems = unusable_columns(file.columns, prompt_column, path.name, key)
+    if file.without_prompt:
+        what = f"{file.without_prompt} of {path.name} holds no prompt"
+        problems.append(Problem(what, key="data.prompt_column", given=prompt_column))
     if file.media:
         what = f"{file.media}, and nothing but text is read"
         problems.append(Problem(what, key, given=given, allowed=CURE))

@@ -41,7 +41,7 @@ def _files() -> list[Case]:
         "JSON lines: nested 100000 deep": ("a.jsonl", deep, ("cannot be read",)),
         "JSON lines: an integer of 5000 digits": ("a.jsonl", '{"prompt": ' + "9" * 5000 + "}\n", ("digits",)),
         "JSON lines: other columns": ("a.jsonl", '{"question": "1"}\n', ("data.prompt_column", "question")),
-        "JSON lines: an empty record": ("a.jsonl", "{}\n" + LINE, ("data.prompt_column",)),
+        "JSON lines: an empty record": ("a.jsonl", "{}\n" + LINE, ("data.prompt_column", "line 1")),
         "JSON lines: gzip": ("a.jsonl", b"\x1f\x8b\x08\0" + b"\xff" * 99, ("UTF-8",)),
         "JSON lines: too few": ("a.jsonl", LINE, ("2 prompts", "has 1")),
         "JSON lines: NaN for a record": ("a.jsonl", "NaN\n", ("line 1",)),
@@ -154,19 +154,19 @@ def _parquet_files() -> list[Case]:
 def _prompts() -> list[Case]:
     """Files that read well, and rows that hold no prompt or one that the model cannot take."""
     rows: dict[str, tuple[list[Any], dict[str, Any], tuple[str, ...]]] = {
-        "null": ([ROW, {**ROW, "prompt": None}] * 4, {}, ("row 1",)),
-        "null from the first on": ([{**ROW, "prompt": None}] * 8, {}, ("row 0",)),
+        "null": ([ROW, {**ROW, "prompt": None}] * 4, {}, ("line 2",)),
+        "null from the first on": ([{**ROW, "prompt": None}] * 8, {}, ("line 1",)),
         "an empty text": ([*[ROW] * 5, {**ROW, "prompt": ""}], {}, ("row 5",)),
-        "left out": ([*[ROW] * 5, {"answer": "2"}], {}, ("row 5",)),
+        "left out": ([*[ROW] * 5, {"answer": "2"}], {}, ("line 6",)),
         "a number": ([{**ROW, "prompt": 7}] * 8, {}, ("row 0",)),
         "true": ([{**ROW, "prompt": True}] * 8, {}, ("row 0",)),
         "a mapping": ([{**ROW, "prompt": {"role": "user"}}] * 8, {}, ("row 0",)),
         "an empty list": ([{**ROW, "prompt": []}] * 8, {}, ("row 0",)),
         "a list of texts": ([{**ROW, "prompt": ["1+1="]}] * 8, {}, ("row 0",)),
         "a list of numbers": ([{**ROW, "prompt": [1, 2]}] * 8, {}, ("row 0",)),
-        "a number in another row": ([*[ROW] * 3, {**ROW, "prompt": 3.5}], {}, ("row 3",)),
+        "a number in another row": ([*[ROW] * 3, {**ROW, "prompt": 3.5}], {}, ("line 4",)),
         "messages without a template": ([{**ROW, "prompt": MESSAGES}] * 8, {}, ("chat template",)),
-        "messages among texts": ([*[ROW] * 3, {**ROW, "prompt": MESSAGES}], {}, ("row 3",)),
+        "messages among texts": ([*[ROW] * 3, {**ROW, "prompt": MESSAGES}], {}, ("line 4",)),
         "longer than the model": ([*[ROW] * 5, {**ROW, "prompt": "1+" * 100}], {}, ("row 5", "200 tokens")),
         "longer than allowed": ([ROW] * 8, {"data.max_prompt_length": 3}, ("row 0", "data.max_prompt_length")),
         "beside a completion as long as the model": (
