@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -64,8 +65,9 @@ def test_the_last_fenced_block_is_the_code_or_else_the_whole_text() -> None:
 def test_a_row_without_tests_abstains_and_one_of_another_form_is_refused() -> None:
     reward = Code(CodeConfig())
     assert reward(completions=[RIGHT] * 3, tests=[None, [], ""]) == [None] * 3
-    with pytest.raises(TypeError, match="list of mappings with input and output, not 7"):
-        reward(completions=[RIGHT], tests=[7])
+    for row in (7, [None], [{"input": None, "output": "5"}], [{"input": "", "output": 5}]):
+        with pytest.raises(TypeError, match=re.escape(f"input and output, each a string, not {row!r}")):
+            reward(completions=[RIGHT], tests=[row])
 
 
 def test_tests_use_what_the_code_defines_as_if_it_were_theirs() -> None:
@@ -132,6 +134,55 @@ def test_values_keep_their_kind_and_their_parts_in_common_on_the_way_to_the_test
         "for each in asking: each.start()\n"
         "for each in asking: each.join()\n"
         "assert sorted(found) == [(n, n) for n in range(9)]",
+    ]
+    assert run_tests(code, tests, LIMITS).passed == [True] * len(tests)
+
+
+def test_code_is_a_module_of_its_own_whose_annotations_are_what_it_wrote() -> None:
+    code = (
+        "import pickle\n"
+        "from dataclasses import dataclass\n"
+        "@dataclass\n"
+        "class Point:\n"
+        "    x: int\n"
+        "def same(x): return pickle.loads(pickle.dumps(Point(x))) == Point(x)\n"
+        "def kinds(): return Point.__annotations__ == {'x': int}\n"
+    )
+    of_test = "from dataclasses import dataclass\n@dataclass\nclass Mine:\n    x: int\nassert Mine(3).x == 3"
+    tests = ["assert Point(3).x == 3", "assert same(3)", "assert kinds()", of_test]
+    assert run_tests(code, tests, LIMITS).passed == [True] * len(tests)
+    lines = "print(Point(3).x, same(3), kinds())\nimport __main__\nprint(__main__.Point is Point)\n"
+    assert run_program(code + lines, "", LIMITS).output == "3 True True\nTrue\n"
+
+
+def test_an_exception_of_the_code_is_caught_as_pythons_own_that_it_is() -> None:
+    code = (
+        "import json\n"
+        "class Mine(LookupError):\n"
+        "    def __str__(self): return 'mine'\n"
+        "def find(what): return {}[what]\n"
+        "def text(data): return data.decode('ascii')\n"
+        "def mine(): raise Mine(1, [2])\n"
+        "def group(): raise ExceptionGroup('two', [ValueError(1)])\n"
+        "load = json.loads\n"
+    )
+    calls = {
+        "find('a')": "KeyError as why: assert why.args == ('a',)",
+        "text(b'\\xff')": "UnicodeDecodeError as why: assert why.start == 0",
+        "load('{')": "ValueError: pass",
+        "mine()": "LookupError as why: assert str(why) == 'mine'",
+        "group()": "Exception as why: assert 'two' in str(why)",
+    }
+    tests = [f"try:\n    {call}\n    assert False\nexcept {caught}" for call, caught in calls.items()]
+    assert run_tests(code, tests, LIMITS).passed == [True] * len(tests)
+
+
+def test_what_a_function_changes_in_its_arguments_is_changed_in_the_test() -> None:
+    code = "def turn(values): values.reverse()\n"
+    tests = [
+        f"from collections import deque\nvalues = {made}\nturn({given})\nassert list(values) == [2, 1]"
+        for made in ("[1, 2]", "deque([1, 2])", "bytearray([1, 2])")
+        for given in ("values", "values=values")
     ]
     assert run_tests(code, tests, LIMITS).passed == [True] * len(tests)
 

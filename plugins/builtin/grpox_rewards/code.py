@@ -112,10 +112,14 @@ def _checked(row: Any) -> Sequence[Any]:
     if isinstance(tests, Sequence):
         if all(isinstance(test, str) for test in tests):
             return [test for test in tests if test.strip()]
-        if all(isinstance(t, Mapping) and {"input", "output"} <= t.keys() for t in tests):
+        if all(isinstance(t, Mapping) and _is_text(t.get("input"), t.get("output")) for t in tests):
             return tests
-    wanted = "a string, a list of strings, or a list of mappings with input and output"
+    wanted = "a string, a list of strings, or a list of mappings with input and output, each a string"
     raise TypeError(f"tests are {wanted}, not {row!r}"[:300])
+
+
+def _is_text(*values: Any) -> bool:
+    return all(isinstance(value, str) for value in values)
 
 
 def _lines(text: str) -> list[str]:

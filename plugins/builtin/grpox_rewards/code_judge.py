@@ -12,6 +12,7 @@ import signal
 import struct
 import sys
 import time
+from types import ModuleType
 from typing import Any, NoReturn
 
 sys.path.append(sys.argv[1])
@@ -103,9 +104,9 @@ def _run(code: dict[str, Any], asked: tuple[int, int], standard: tuple[int, int]
         sys.argv[:] = ["completion.py"]
         lacking = confine(code["folder"], int(code["seconds"]) + 1, code["memory"])
         channel.send(json.dumps(lacking).encode())
-        name = "__main__" if code["program"] else "completion"
-        namespace: dict[str, Any] = {"__name__": name, "__builtins__": __builtins__}
-        exec(compile(code["code"], "completion.py", "exec"), namespace)
+        namespace = _module("__main__" if code["program"] else "completion")
+        # Without this module's own `from __future__ import annotations`, here and in `_passes`.
+        exec(compile(code["code"], "completion.py", "exec", dont_inherit=True), namespace)
         if not code["program"]:
             serve(channel, namespace)
         sys.stdout.flush()
@@ -117,6 +118,12 @@ def _run(code: dict[str, Any], asked: tuple[int, int], standard: tuple[int, int]
         os._exit(1)
     finally:
         os._exit(1)
+
+
+def _module(name: str) -> dict[str, Any]:
+    """Return the names of a new module that is imported as `name`: dataclasses and pickle look it up there."""
+    module = sys.modules[name] = ModuleType(name)
+    return vars(module)
 
 
 # -- The judge -------------------------------------------------------------------------------------------
@@ -142,8 +149,10 @@ def _test(completion: Asked, tests: list[str], passed: list[bool], end: float) -
 
 
 def _passes(test: str, names: dict[str, Any]) -> bool:
+    namespace = _module("test")
+    namespace.update(names)
     try:
-        exec(compile(test, "test.py", "exec"), {"__name__": "test", **names})
+        exec(compile(test, "test.py", "exec", dont_inherit=True), namespace)
     except (OutOfTime, Closed):
         raise
     except BaseException:  # noqa: BLE001 - a test that raises has failed
