@@ -63,6 +63,10 @@ def load_model(config: ModelConfig, trains: bool = False) -> PreTrainedModel:
             )
     except Exception as error:
         raise _unloadable("model", config, error) from error
+    if trains and getattr(model, "_hf_peft_config_loaded", False):  # by transformers, of whatever lies there
+        what = "there is an adapter beside the model, and training starts from none"
+        allowed = "a folder of the model alone, or with the adapter merged into it"
+        raise ConfigError(Problem(what, "model.path", given=config.path, allowed=allowed))
     _check_weights(info, config.path, trains)
     _check_stop_tokens(model, config.path)
     return model
