@@ -70,6 +70,28 @@ def test_a_row_without_tests_abstains_and_one_of_another_form_is_refused() -> No
             reward(completions=[RIGHT], tests=[row])
 
 
+NOTHING = {
+    "a file for pytest": "import math\n\ndef test_add():\n    assert add(2, 3) == 5\n",
+    "a case of unittest": (
+        "import unittest\nclass Case(unittest.TestCase):\n    def test(self): self.assertEqual(add(2, 3), 5)\n"
+        "if __name__ == '__main__': unittest.main()\n"
+    ),
+    "a check that nothing calls": (
+        "METADATA = {'author': 'x'}\n\ndef check(candidate):\n    assert candidate(2, 3) == 5\n"
+    ),
+    "a comment": "# to do",
+}
+
+
+@pytest.mark.parametrize("name", NOTHING)
+def test_a_test_that_any_code_would_pass_is_none(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert scores("no code", RIGHT, tests=[NOTHING[name]]) == [None, None]
+    assert "any code would pass" in capsys.readouterr().err
+    call = {"a file for pytest": "test_add()", "a check that nothing calls": "check(add)"}.get(name, TESTS[0])
+    assert scores("no code", RIGHT, tests=[f"{NOTHING[name]}\n{call}"]) == [0.0, 1.0]
+    assert scores("no code", RIGHT, tests=[NOTHING[name], *TESTS]) == [0.0, 1.0]
+
+
 def test_tests_use_what_the_code_defines_as_if_it_were_theirs() -> None:
     code = (
         "import collections\n"
