@@ -145,6 +145,8 @@ OTHER_TEXTS = [
     *("/models/sk-2024-finetuned-llama3", "/models/hf_llama3", "hf_generator", "npm_config_registry"),
     *("task-specific-rewards-of-2024", "Basic ***rules***", "***important***", "run-20240131-a1b2c3d4e5f6"),
     *("tr-0123456789abcdef0123456789abcdef", "step=3 reward=0.5", "key=value"),
+    *("the login page password field", "xapp-container-image", "hvs.plot_of_the_model"),
+    *("api.telegram.org/bots", "token: tokenizer(x)", "SG.module.attribute", "discord.com/api/docs"),
 ]  # fmt: skip
 
 
