@@ -56,6 +56,23 @@ def test_programs_are_compared_by_what_they_write() -> None:
     assert scores("print(5)\nraise SystemExit(1)", "print(5)\n1 / 0", tests=PAIRS[:1]) == [0.0, 0.0]
 
 
+@pytest.mark.parametrize(
+    "program",
+    [
+        "print(5)\nexit()",
+        "print(5)\nquit(0)\nprint(6)",
+        "import sys\nprint(5)\nsys.stdout.close()",
+        "import atexit, os\natexit.register(lambda: os.write(1, b'5'))",
+        "out = open(1, 'w', closefd=False)\nout.write('5')",
+        "def main():\n    out = open('/dev/stdout', 'w')\n    out.write('5')\n    exit()\nmain()",
+    ],
+)
+def test_a_program_ends_as_it_does_in_python(program: str) -> None:
+    alone = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, check=True, text=True)
+    assert run_program(program, "", LIMITS).output == alone.stdout
+    assert alone.stdout.strip() == "5"
+
+
 def test_the_last_fenced_block_is_the_code_or_else_the_whole_text() -> None:
     assert code_in("first\n```python\na\n```\nthen\n```\nb\nc\n```\nend") == "b\nc\n"
     assert code_in("a = 1") == "a = 1"
