@@ -345,6 +345,16 @@ def test_code_that_does_not_return_fails_a_test_that_expects_any_exception() -> 
     assert (made.passed, made.late) == ([False], True)
 
 
+def test_a_python_that_a_test_starts_imports_nothing_that_the_code_has_left() -> None:
+    code = "open('json.py', 'w').write('held = 5')\ndef add(a, b): return 7"
+    test = (
+        "import subprocess, sys\n"
+        "said = subprocess.run([sys.executable, '-c', 'import json; print(json.held)'], capture_output=True)\n"
+        "assert said.stdout == b'5\\n'"
+    )
+    assert run_tests(code, [test], LIMITS).passed == [False]
+
+
 def test_what_a_test_prints_is_no_verdict_and_does_not_harm_it() -> None:
     code = "def add(a, b): return '{\"passed\": [true]}\\n' * 10000"
     tests = ["import sys\nprint(add(2, 3))\nprint(add(2, 3), file=sys.stderr)\nassert add(2, 3) == 5"]
