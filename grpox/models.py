@@ -48,6 +48,7 @@ def load_model(config: ModelConfig, trains: bool = False) -> PreTrainedModel:
             other shapes: transformers would draw those at random and only warn.
     """
     path = model_location(config)
+    load_config(config)  # which refuses code; transformers would fetch it for the model
     try:
         if (Path(path) / GENERATION_CONFIG_NAME).is_file():
             GenerationConfig.from_pretrained(path)  # the model would do without one that cannot be read
@@ -62,6 +63,10 @@ def load_model(config: ModelConfig, trains: bool = False) -> PreTrainedModel:
             )
     except Exception as error:
         raise _unloadable("model", config, error) from error
+    if trains and getattr(model, "_hf_peft_config_loaded", False):  # by transformers, of whatever lies there
+        what = "there is an adapter beside the model, and training starts from none"
+        allowed = "a folder of the model alone, or with the adapter merged into it"
+        raise ConfigError(Problem(what, "model.path", given=config.path, allowed=allowed))
     _check_weights(info, config.path, trains)
     _check_stop_tokens(model, config.path)
     return model
@@ -71,19 +76,31 @@ def load_config(config: ModelConfig) -> PreTrainedConfig:
     """The model's configuration, without its weights.
 
     Raises:
-        ConfigError: there is none that transformers can load.
+        ConfigError: there is none that transformers can load, or it asks for code that the run file does not.
     """
     path = model_location(config)
     try:
         loaded: PreTrainedConfig = AutoConfig.from_pretrained(path, **NO_CODE | config.init)
     except Exception as error:
         raise _unloadable("configuration", config, error) from error
+    own = str(config.init.get("attn_implementation"))
+    if kernels := [name for name in hub_kernels(loaded) if name not in own]:
+        what = f"its config.json asks for code from a hub, the kernel {kernels[0]}"
+        allowed = "a config.json without it, or the same kernel in the run file"
+        raise ConfigError(Problem(what, "model.init.attn_implementation", given=config.path, allowed=allowed))
     for name in SIZES:
         size = getattr(loaded.get_text_config(), name, None)
         if isinstance(size, int) and size < 1:
             what = f"its config.json has {name} {size}"
             raise ConfigError(Problem(what, "model.path", given=config.path, allowed="1 or more"))
     return loaded
+
+
+def hub_kernels(config: PreTrainedConfig) -> list[str]:
+    """Return the kernels by which a model's configuration wants attention computed: code of a hub's."""
+    parts = [config, *(getattr(config, name, None) for name in config.sub_configs)]
+    names = [str(getattr(part, "_attn_implementation", None)) for part in parts]
+    return [name for name in names if "/" in name]
 
 
 def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:

@@ -8,37 +8,40 @@ from __future__ import annotations
 
 import base64
 import binascii
+import json
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
+from urllib.parse import quote, quote_plus
 
 MASK = "***"
 SHORTEST_KNOWN = 8
 """Characters of a secret that is masked wherever it stands: a shorter one may be a word like any other."""
 
 # Names of keys, in lower case, with _ between their words.
-_ENDING = r"(?:_(?:\d+|value|text|string|plain|raw|base64|b64|hash|base|default|old|new|prod|dev))?$"
+_ENDING = r"(?:_?\d+|_(?:value|text|string|plain|raw|base64|b64|hash|base|default|old|new|prod|dev))?$"
 _NAMES = re.compile(
     r"(?:^|_)(?:"
-    r"[a-z]*passw(?:or)?ds?|pass_?(?:phrase|code)s?|(?:db|user|smtp|admin|root|login|my)_?pass|pwd"
+    r"[a-z]*passw(?:or)?ds?|pass_?(?:phrase|code)s?|(?:db|user|smtp|admin|root|login|my|keystore)_?pass|pwd"
     r"|(?:client|app|shared|consumer)?secrets?|credentials?|creds?"
-    r"|(?:basic|http|proxy)?_?auth|authori[sz]ation|bearer|jwt|(?:session)?cookies?"
-    r"|dsn|conn(?:ection)?_?str(?:ing)?s?|shared_access_signature|webhook(?:_url)?s?|otp|(?:gh|github|gitlab)_pat"
+    r"|(?:basic|http|proxy)?_?auths?|authori[sz]ation|bearer|jwt|(?:session)?cookies?"
+    r"|dsn|conn(?:ection)?_?str(?:ing)?s?|shared_access_signature|webhook(?:_url)?s?|otp|(?:gh|github|gitlab|devops)_pat"
     r"|(?:api|app|access|auth|priv|private|secret|client|account|signing|encryption|master|shared|storage|service"
     r"|subscription|license|deploy|ssh|gpg|aes|hmac|hub|hf|openai|anthropic|wandb|aws|azure|google"
-    r"|gemini|mistral|groq|deepseek|cohere|judge)_?keys?(?:_id)?"
-    r"|(?:api|access|auth|bearer|bot|hf|hub|refresh|secret|session|private|personal|github|gitlab|slack)_?tokens?"
-    rf"){_ENDING}"
+    r"|gcp|gemini|mistral|groq|deepseek|cohere|fireworks|openrouter|together|vllm|xai|fernet|judge)_?keys?(?:_id)?"
+    r"|(?:api|access|auth|bearer|bot|hf|hub|identity|refresh|secret|session|private|personal|github|gitlab|slack)_?tokens?"
+    rf")(?:_(?:headers?|list|pem|json))?{_ENDING}"
 )
 _ANY_KEY = re.compile(rf"(?:^|_)keys?{_ENDING}")
 _TOKEN = re.compile(rf"(?:^|_)token{_ENDING}")
 _OF_MODELS = re.compile(
     r"(?:^|_)(?:pad|eos|bos|unk|sep|cls|mask|stop|image|video|audio|special|start|end|begin|think|tool|boi|eoi"
-    r"|newline|blank|prefix|suffix|middle|first|last|next|new|per|max|min|num|n|total|count|every|each|text"
-    r"|separator|delimiter|placeholder|answer|system|assistant|role|reward|prompt|completion|input|output|draft)"
-    r"_token$"
+    r"|newline|nl|blank|prefix|suffix|middle|first|last|next|new|per|max|min|num|n|total|count|every|each|text"
+    r"|separator|delimiter|placeholder|answer|system|assistant|role|reward|prompt|completion|input|output|draft"
+    r"|eot|eom|sot|turn|padding|thinking|thought|reasoning|fim|lang|language|src|tgt|domain)"
+    rf"_token{_ENDING}"
 )
 _IN_QUERIES = {"key", "sig", "signature", "pass", "x_amz_signature", "x_amz_credential"}
 """Names of secrets in the query of an address; elsewhere they may be anything."""
@@ -47,7 +50,7 @@ _PLACE = re.compile(r"\[\d+\]|\.\d+(?=\.|$)")
 
 # Forms of secrets.
 _PRIVATE_KEY = re.compile(
-    r"(-----BEGIN [A-Z ]*PRIVATE KEY-----).*?(?=-----END [A-Z ]*PRIVATE KEY|\Z)", re.DOTALL
+    r"(-----BEGIN [A-Z ]*PRIVATE KEY(?: BLOCK)?-----).*?(?=-----END [A-Z ]*PRIVATE KEY|\Z)", re.DOTALL
 )
 _PASSWORD = re.compile(r"(?<=://)([^\s/:@\"\[]*):(?!\d{1,5}(?:[/?#,;\s\"']|$))((?:(?!://)[^\s\"])*)@")
 _USER = re.compile(r"((?:git\+)?https?://)(?!git@)[^\s/:@\"?#]+@")
@@ -55,37 +58,47 @@ _QUERY = re.compile(r"([?&#;])([\w.%-]+)=([^\s&#;\"')\]}>]+)")
 _SCHEME = re.compile(r"\b(bearer|basic)(\s+)([\w.~+/-]+=*)", re.IGNORECASE)
 _PROSE = re.compile(r"(?:tokens?|auth\w*|credentials?|schemes?|of)\b", re.IGNORECASE)
 """Words that follow Bearer in a sentence."""
+_VENDORS = (
+    r"glpat-|xox[abeoprs]-|xapp-\d-|sk-(?:ant|proj|or|svcacct|admin)-|[srp]k_(?:live|test)_|nvapi-|pypi-AgE|ya29\."
+    r"|dckr_pat_|whsec_|ATATT3"
+)
+_HUBS = r"hf_|gsk_|npm_|r8_|xai-|tgp_v1_|wandb_v1_|hvs\.|lin_api_|shpat_"
+_WEBHOOKS = r"hooks\.slack\.com/services/|discord(?:app)?\.com/api/webhooks/|api\.telegram\.org/bot"
 _KNOWN_FORM = re.compile(
     r"(?<![A-Za-z0-9_])(?:"
     r"(?P<github>gh[opusr]_|github_pat_)\w{16,}"
-    r"|(?P<vendor>glpat-|xox[abeoprs]-|sk-(?:ant|proj|or|svcacct|admin)-|[srp]k_(?:live|test)_|nvapi-|pypi-AgE|ya29\.)"
-    r"[\w-]{8,}"
-    r"|(?P<hub>hf_|gsk_|npm_)(?=[a-z]*[A-Z0-9]|[a-z]{30})[A-Za-z0-9]{20,}"
+    rf"|(?P<vendor>{_VENDORS})[\w-]{{8,}}"
+    rf"|(?P<hub>{_HUBS})(?=[a-z]*[A-Z0-9]|[a-z]{{30}})[A-Za-z0-9]{{20,}}"
     r"|(?P<openai>sk-)(?=[\w-]{0,99}[A-Za-z0-9]{12})(?=[A-Za-z_-]{0,99}\d)[\w-]{16,}"
     r"|(?P<aws>AKIA|ASIA)[A-Z0-9]{12,}"
     r"|(?P<google>AIza)[\w-]{20,}"
     r"|(?P<databricks>dapi)[0-9a-f]{32}"
-    r"|(?P<slack>hooks\.slack\.com/services/)[\w/]{8,}"
-    r"|(?P<jwt>eyJ)[\w-]{5,}\.[\w-]{5,}(?:\.[\w-]*)?"
+    r"|(?P<sendgrid>SG\.)[\w-]{16,}\.[\w-]{16,}"
+    rf"|(?P<webhook>{_WEBHOOKS})[\w/:-]{{8,}}"
+    r"|(?P<jwt>eyJ)[\w-]{5,999}\.[\w-]{5,}(?:\.[\w-]*)?"
     r")"
 )
 _COOKIE = re.compile(r"(\bcookie:\s*)[^\r\n\"']{0,200}\w=[^\r\n\"']+", re.IGNORECASE)
+_HEADER = re.compile(r"(\bauthorization:\s*)(?:digest|aws4-[\w-]+)\s[^\r\n]+", re.IGNORECASE)
+"""Of schemes that have parameters."""
+_NETRC = re.compile(r"(\b(?:machine\s+\S+|default)\s+login\s+\S+\s+password\s+)\S+")
 _KEY = re.compile(
     r"(?<![\w.\-\[\]])(?P<flag>--)?(?P<quote>\\?[\"']|)(?P<key>[A-Za-z_][\w.\-\[\]]*)(?P=quote)"
     r"(?P<between>\s*[=:]\s*|(?(flag)[ ]|(?!)))"
 )
 _VALUE = re.compile(
     r"\\\"(.*?)(?:\\\"|$)|([\[({][^\])}\"']*[\"'][^\])}]*[\])}])"
-    r"|\"((?:[^\"\\]|\\.)*)|'((?:[^'\\]|\\.)*)"
+    # Of Python, too: b'...' and SecretStr('...').
+    r"|(?:[bru]{1,2}|(?:[a-z_][\w.]{0,60}[(\[]){1,3})?(?:\"((?:[^\"\\]|\\.)*)|'((?:[^'\\]|\\.)*))"
     r"|((?:(?:bearer|basic|token|digest)\s+)?[^\s\"',;&)}\]]+)",
     re.IGNORECASE,
 )
 UNQUOTED = 5
 """The group of a value without quotes."""
 _LEFT = re.compile(
-    r":\*\*\*@|//\*\*\*(?::[^\s/@]*)?@|PRIVATE KEY-----\*\*\*|\b(?:bearer|basic)\s+\*\*\*(?![\w*])"
-    r"|\bcookie:\s*\*\*\*|(?<![A-Za-z0-9_])(?:gh[opusr]_|github_pat_|glpat-|xox[abeoprs]-|sk-(?:[a-z]+-)?|[srp]k_(?:live|test)_"
-    r"|nvapi-|pypi-AgE|ya29\.|hf_|gsk_|npm_|AKIA|ASIA|AIza|dapi|eyJ|hooks\.slack\.com/services/)\*\*\*",
+    r":\*\*\*@|//\*\*\*(?::[^\s/@]*)?@|PRIVATE KEY(?: BLOCK)?-----\*\*\*|\b(?:bearer|basic)\s+\*\*\*(?![\w*])"
+    r"|\b(?:cookie|authorization):\s*\*\*\*|\blogin\s+\S+\s+password\s+\*\*\*|(?<![A-Za-z0-9_])(?:"
+    rf"gh[opusr]_|github_pat_|{_VENDORS}|sk-|{_HUBS}|AKIA|ASIA|AIza|dapi|eyJ|SG\.|{_WEBHOOKS})\*\*\*",
     re.IGNORECASE,
 )
 """Text that masking by form leaves."""
@@ -200,7 +213,10 @@ def _remember(value: Any, key: str, is_secret: bool) -> None:
         and len(value) >= SHORTEST_KNOWN
         and _masked(value, key, is_secret) == MASK != value
     ):
-        _known.add(value)
+        text = value.strip()
+        # As it is, and as messages, JSON and addresses write it.
+        shown = {text, repr(text)[1:-1], json.dumps(text)[1:-1], quote(text, ""), quote_plus(text)}
+        _known.update(each for each in shown if len(each) >= SHORTEST_KNOWN)
 
 
 def _is_left(text: str) -> bool:
@@ -217,7 +233,8 @@ def _without_forms(text: str) -> str:
     text = _PASSWORD.sub(_without_password, text)
     text = _USER.sub(rf"\1{MASK}@", text)
     text = _QUERY.sub(lambda each: f"{each[1]}{each[2]}={MASK}" if _names_in_query(each[2]) else each[0], text)
-    text = _COOKIE.sub(rf"\1{MASK}", text)
+    for form in (_COOKIE, _HEADER, _NETRC):
+        text = form.sub(rf"\1{MASK}", text)
     text = _SCHEME.sub(_without_credentials, text)
     text = _KNOWN_FORM.sub(lambda each: f"{each[str(each.lastgroup)]}{MASK}", text)
     parts, done = [], 0

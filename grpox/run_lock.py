@@ -40,8 +40,8 @@ def hold(folder: Path, key: str = "") -> Iterator[None]:
         ConfigError: another process holds it, or it cannot be written.
     """
     folder = folder.absolute()
-    new = [place for place in (folder, *folder.parents) if not place.exists()]
     try:
+        new = [place for place in (folder, *folder.parents) if not place.exists()]
         folder.mkdir(parents=True, exist_ok=True)
         lock = _locked(folder)
     except Timeout as error:

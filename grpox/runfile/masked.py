@@ -11,7 +11,6 @@ from typing import Any
 
 from grpox.errors import ConfigError, Problem
 from grpox.redact import masked_keys, redacted
-from grpox.runfile.overrides import apply_overrides
 from grpox.runfile.recipe_files import recipe_names, recipe_path
 from grpox.runfile.yaml_lines import read_yaml
 
@@ -28,15 +27,10 @@ def give_back_secrets(data: dict[str, Any], folder: Path) -> list[Problem]:
     Returns:
         a problem for each that is to be found nowhere.
     """
-    masked = masked_keys(data)
-    came_from = _run_file(folder) if masked else None
-    shown = redacted(came_from)
-    for key in masked:
-        given = os.environ.get(_variable(key))
-        if given is None and _at(shown, key) == _at(data, key):
-            given = _at(came_from, key)
-        if given is not None:
-            apply_overrides(data, [f"{key}={json.dumps(given)}"])
+    masked = frozenset(masked_keys(data))
+    if masked:
+        source = _run_file(folder)
+        _give_back(data, redacted(source), source, masked)
     return masked_problems(data)
 
 
@@ -67,13 +61,30 @@ def _run_file(folder: Path) -> Any:
         return None
 
 
-def _at(data: Any, key: str) -> Any:
-    """The value under a dotted key; None where there is none."""
-    for part in key.split("."):
-        if isinstance(data, list) and part.isdecimal() and int(part) < len(data):
-            data = data[int(part)]
-        elif isinstance(data, dict):
-            data = data.get(part)
-        else:
-            return None
-    return data
+def _give_back(value: Any, shown: Any, source: Any, masked: frozenset[str], key: str = "") -> Any:
+    """Return `value` with what is masked in it as the environment has it, or the run file.
+
+    Args:
+        shown: what stands in the same place of the run file, masked; `source`: the same as it is.
+        masked: the keys that need a value; names of headers, say, may have dots of their own.
+        key: of `value`.
+    """
+    if isinstance(value, dict | list):
+        for name in value if isinstance(value, dict) else range(len(value)):
+            inner = f"{key}.{name}".lstrip(".")
+            value[name] = _give_back(value[name], _part(shown, name), _part(source, name), masked, inner)
+        return value
+    if key not in masked:
+        return value
+    given = os.environ.get(_variable(key))
+    if given is None and shown == value:
+        given = source
+    return value if given is None else given
+
+
+def _part(data: Any, name: Any) -> Any:
+    """Return the value under a mapping's key or at a list's place; None where there is none."""
+    try:
+        return data[name]
+    except (TypeError, LookupError):
+        return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -55,6 +56,23 @@ def test_programs_are_compared_by_what_they_write() -> None:
     assert scores("print(5)\nraise SystemExit(1)", "print(5)\n1 / 0", tests=PAIRS[:1]) == [0.0, 0.0]
 
 
+@pytest.mark.parametrize(
+    "program",
+    [
+        "print(5)\nexit()",
+        "print(5)\nquit(0)\nprint(6)",
+        "import sys\nprint(5)\nsys.stdout.close()",
+        "import atexit, os\natexit.register(lambda: os.write(1, b'5'))",
+        "out = open(1, 'w', closefd=False)\nout.write('5')",
+        "def main():\n    out = open('/dev/stdout', 'w')\n    out.write('5')\n    exit()\nmain()",
+    ],
+)
+def test_a_program_ends_as_it_does_in_python(program: str) -> None:
+    alone = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, check=True, text=True)
+    assert run_program(program, "", LIMITS).output == alone.stdout
+    assert alone.stdout.strip() == "5"
+
+
 def test_the_last_fenced_block_is_the_code_or_else_the_whole_text() -> None:
     assert code_in("first\n```python\na\n```\nthen\n```\nb\nc\n```\nend") == "b\nc\n"
     assert code_in("a = 1") == "a = 1"
@@ -64,8 +82,31 @@ def test_the_last_fenced_block_is_the_code_or_else_the_whole_text() -> None:
 def test_a_row_without_tests_abstains_and_one_of_another_form_is_refused() -> None:
     reward = Code(CodeConfig())
     assert reward(completions=[RIGHT] * 3, tests=[None, [], ""]) == [None] * 3
-    with pytest.raises(TypeError, match="list of mappings with input and output, not 7"):
-        reward(completions=[RIGHT], tests=[7])
+    for row in (7, [None], [{"input": None, "output": "5"}], [{"input": "", "output": 5}]):
+        with pytest.raises(TypeError, match=re.escape(f"input and output, each a string, not {row!r}")):
+            reward(completions=[RIGHT], tests=[row])
+
+
+NOTHING = {
+    "a file for pytest": "import math\n\ndef test_add():\n    assert add(2, 3) == 5\n",
+    "a case of unittest": (
+        "import unittest\nclass Case(unittest.TestCase):\n    def test(self): self.assertEqual(add(2, 3), 5)\n"
+        "if __name__ == '__main__': unittest.main()\n"
+    ),
+    "a check that nothing calls": (
+        "METADATA = {'author': 'x'}\n\ndef check(candidate):\n    assert candidate(2, 3) == 5\n"
+    ),
+    "a comment": "# to do",
+}
+
+
+@pytest.mark.parametrize("name", NOTHING)
+def test_a_test_that_any_code_would_pass_is_none(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert scores("no code", RIGHT, tests=[NOTHING[name]]) == [None, None]
+    assert "any code would pass" in capsys.readouterr().err
+    call = {"a file for pytest": "test_add()", "a check that nothing calls": "check(add)"}.get(name, TESTS[0])
+    assert scores("no code", RIGHT, tests=[f"{NOTHING[name]}\n{call}"]) == [0.0, 1.0]
+    assert scores("no code", RIGHT, tests=[NOTHING[name], *TESTS]) == [0.0, 1.0]
 
 
 def test_tests_use_what_the_code_defines_as_if_it_were_theirs() -> None:
@@ -132,6 +173,55 @@ def test_values_keep_their_kind_and_their_parts_in_common_on_the_way_to_the_test
         "for each in asking: each.start()\n"
         "for each in asking: each.join()\n"
         "assert sorted(found) == [(n, n) for n in range(9)]",
+    ]
+    assert run_tests(code, tests, LIMITS).passed == [True] * len(tests)
+
+
+def test_code_is_a_module_of_its_own_whose_annotations_are_what_it_wrote() -> None:
+    code = (
+        "import pickle\n"
+        "from dataclasses import dataclass\n"
+        "@dataclass\n"
+        "class Point:\n"
+        "    x: int\n"
+        "def same(x): return pickle.loads(pickle.dumps(Point(x))) == Point(x)\n"
+        "def kinds(): return Point.__annotations__ == {'x': int}\n"
+    )
+    of_test = "from dataclasses import dataclass\n@dataclass\nclass Mine:\n    x: int\nassert Mine(3).x == 3"
+    tests = ["assert Point(3).x == 3", "assert same(3)", "assert kinds()", of_test]
+    assert run_tests(code, tests, LIMITS).passed == [True] * len(tests)
+    lines = "print(Point(3).x, same(3), kinds())\nimport __main__\nprint(__main__.Point is Point)\n"
+    assert run_program(code + lines, "", LIMITS).output == "3 True True\nTrue\n"
+
+
+def test_an_exception_of_the_code_is_caught_as_pythons_own_that_it_is() -> None:
+    code = (
+        "import json\n"
+        "class Mine(LookupError):\n"
+        "    def __str__(self): return 'mine'\n"
+        "def find(what): return {}[what]\n"
+        "def text(data): return data.decode('ascii')\n"
+        "def mine(): raise Mine(1, [2])\n"
+        "def group(): raise ExceptionGroup('two', [ValueError(1)])\n"
+        "load = json.loads\n"
+    )
+    calls = {
+        "find('a')": "KeyError as why: assert why.args == ('a',)",
+        "text(b'\\xff')": "UnicodeDecodeError as why: assert why.start == 0",
+        "load('{')": "ValueError: pass",
+        "mine()": "LookupError as why: assert str(why) == 'mine'",
+        "group()": "Exception as why: assert 'two' in str(why)",
+    }
+    tests = [f"try:\n    {call}\n    assert False\nexcept {caught}" for call, caught in calls.items()]
+    assert run_tests(code, tests, LIMITS).passed == [True] * len(tests)
+
+
+def test_what_a_function_changes_in_its_arguments_is_changed_in_the_test() -> None:
+    code = "def turn(values): values.reverse()\n"
+    tests = [
+        f"from collections import deque\nvalues = {made}\nturn({given})\nassert list(values) == [2, 1]"
+        for made in ("[1, 2]", "deque([1, 2])", "bytearray([1, 2])")
+        for given in ("values", "values=values")
     ]
     assert run_tests(code, tests, LIMITS).passed == [True] * len(tests)
 
@@ -253,6 +343,16 @@ def test_code_that_does_not_return_fails_a_test_that_expects_any_exception() -> 
         assert run_tests(f"import os\ndef add(a, b): {body}", [test], LIMITS).passed == [False]
     made = run_tests("def add(a, b):\n    while True: pass", [test], Limits(0.3, LIMITS.memory))
     assert (made.passed, made.late) == ([False], True)
+
+
+def test_a_python_that_a_test_starts_imports_nothing_that_the_code_has_left() -> None:
+    code = "open('json.py', 'w').write('held = 5')\ndef add(a, b): return 7"
+    test = (
+        "import subprocess, sys\n"
+        "said = subprocess.run([sys.executable, '-c', 'import json; print(json.held)'], capture_output=True)\n"
+        "assert said.stdout == b'5\\n'"
+    )
+    assert run_tests(code, [test], LIMITS).passed == [False]
 
 
 def test_what_a_test_prints_is_no_verdict_and_does_not_harm_it() -> None:

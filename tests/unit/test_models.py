@@ -51,6 +51,15 @@ def told_beside_the_bar(capfd: pytest.CaptureFixture[str]) -> list[str]:
 # -- Weights ---------------------------------------------------------------------------------------------
 
 
+def test_an_adapter_beside_a_model_that_is_trained_is_refused(changed: Callable[..., ModelConfig]) -> None:
+    peft = pytest.importorskip("peft")
+    config = changed(lambda weights: None)
+    plain = load_model(config)
+    peft.get_peft_model(plain, peft.LoraConfig(target_modules=["q_proj"])).save_pretrained(config.path)
+    with pytest.raises(ConfigError, match="an adapter beside the model"):
+        load_model(config, trains=True)
+
+
 def test_every_weight_comes_from_the_checkpoint() -> None:
     model = load_model(ModelConfig(path=str(MODEL)))
     stored = load_file(MODEL / "model.safetensors")

@@ -133,9 +133,9 @@ class Mute(Exception):
 @pytest.mark.parametrize(
     ("error", "text"),
     [
-        (KeyboardInterrupt(), "KeyboardInterrupt: "),
+        (KeyboardInterrupt(), "KeyboardInterrupt"),
         (SystemExit(0), "SystemExit: 0"),
-        (GeneratorExit(), "GeneratorExit: "),
+        (GeneratorExit(), "GeneratorExit"),
         (Mute(), "Mute: its text cannot be made: KeyboardInterrupt"),
     ],
 )

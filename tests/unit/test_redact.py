@@ -23,6 +23,7 @@ from grpox.plugins import discover
 from grpox.redact import MASK, masked_keys, names_a_secret, redact, redacted, remember_secrets
 from grpox.registry import Registry
 from grpox.runfile.load import load_run, resolve_config
+from grpox.runfile.masked import give_back_secrets
 
 DRAWN = "q8Zt3vLw5Xc1Nb7Rk2Ym9Hd4Gs6Pj0Fa8Ue"
 """As a machine draws a secret."""
@@ -46,6 +47,15 @@ KNOWN_FORMS = [
     "Bearer xyz",
     f"bearer {DRAWN}",
     "Basic bWU6aHVzaA==",
+    f"xapp-1-{DRAWN}",
+    f"xai-{DRAWN}",
+    f"r8_{DRAWN}",
+    f"hvs.{DRAWN}",
+    f"dckr_pat_{DRAWN}",
+    f"SG.{DRAWN}.{DRAWN}",
+    f"https://discord.com/api/webhooks/123456789/{DRAWN}",
+    f"https://api.telegram.org/bot123456:{DRAWN}/sendMessage",
+    f"-----BEGIN PGP PRIVATE KEY BLOCK-----\n{DRAWN}\n-----END PGP PRIVATE KEY BLOCK-----",
 ]
 """Secrets by themselves, whatever they are called."""
 
@@ -60,6 +70,8 @@ SECRET_KEYS = [
     *("Set-Cookie", "session_cookie", "sessionCookie", "dsn", "sentry.dsn", "connection_string"),
     *("connectionString", "conn_str", "db.password", "rewards[0].api_key", "keys.password.0"),
     *("api_keys[1]", "bot_token", "slack_webhook", "webhook_url", "gh_pat", "passwordHash", "groq_key"),
+    *("apiKey2", "hfToken1", "privateKeyPem", "auth_header", "AuthorizationHeader", "cookie_header"),
+    *("auths", "identitytoken", "passwordList", "credentials_json", "keystore_pass", "azure_devops_pat"),
 ]  # fmt: skip
 OTHER_KEYS = [
     *("eos_token", "pad_token", "additional_special_token", "think_token", "max_token"),
@@ -71,7 +83,8 @@ OTHER_KEYS = [
     *("api_key_env", "secret_name", "password_file", "revision", "git_commit", "digest", "sha256"),
     *("run_id", "model", "name", "author", "authors", "passes", "pass_at_k", "bypass", "forward_pass"),
     *("compass", "secretary", "seed", "url", "base_url", "session_id", "connection", "connections"),
-    *("monkey", "turkey", "hockey"),
+    *("monkey", "turkey", "hockey", "eot_token", "begin_of_turn_token", "padding_token", "fim_token"),
+    *("eos_token_text", "pad_token_2", "stop_token_string", "token_list", "token_json"),
 ]  # fmt: skip
 
 SECRET_TEXTS = [
@@ -112,6 +125,12 @@ SECRET_TEXTS = [
     ("credentials={'user': 'me', 'value': 'hush'}", "credentials=***"),
     ("{'Authorization': 'Basic hush'}", "{'Authorization': '***'}"),
     ("sent Cookie: session=hush; id=hush", "sent Cookie: ***"),
+    ("Config(api_key=SecretStr('hush'), n=1)", "Config(api_key=SecretStr('***'), n=1)"),
+    ("api_key=b'hush'", "api_key=b'***'"),
+    ('token=Secret(str("hush"))', 'token=Secret(str("***"))'),
+    ('Authorization: Digest username="me", response="hush"', "Authorization: ***"),
+    ("Authorization: AWS4-HMAC-SHA256 Credential=me, Signature=hush", "Authorization: ***"),
+    ("machine github.com login me password hush", "machine github.com login me password ***"),
 ]
 OTHER_TEXTS = [
     *("token=(\\d+)", "api_key={key}", "password=<yours>", "token=${HF_TOKEN}", "--api-key $KEY"),
@@ -126,6 +145,8 @@ OTHER_TEXTS = [
     *("/models/sk-2024-finetuned-llama3", "/models/hf_llama3", "hf_generator", "npm_config_registry"),
     *("task-specific-rewards-of-2024", "Basic ***rules***", "***important***", "run-20240131-a1b2c3d4e5f6"),
     *("tr-0123456789abcdef0123456789abcdef", "step=3 reward=0.5", "key=value"),
+    *("the login page password field", "xapp-container-image", "hvs.plot_of_the_model"),
+    *("api.telegram.org/bots", "token: tokenizer(x)", "SG.module.attribute", "discord.com/api/docs"),
 ]  # fmt: skip
 
 
@@ -229,6 +250,14 @@ def test_secrets_of_a_run_are_masked_in_whatever_text_they_stand(monkeypatch: py
     remember_secrets({"rewards": [{"api_key": "correct horse", "pwd": "short"}], "train": {"seed": 12345678}})
     assert redact("refused: correct horse") == "refused: ***"
     assert redact("incorrect horses of hushabye-baby, short") == "incorrect horses of ***, short"
+    remember_secrets({"token": 'it\'s "half" a/b\n'})
+    for written in (
+        'it\'s "half" a/b',
+        'it\\\'s "half" a/b',
+        'it\'s \\"half\\" a/b',
+        "it%27s%20%22half%22%20a%2Fb",
+    ):
+        assert redact(f"refused: {written}, sorry") == "refused: ***, sorry"
     assert redact("in /home/somebody, seed 12345678") == "in /home/somebody, seed 12345678"
     # A record of the run must not depend on what else there is.
     assert redacted({"note": "correct horse"}) == {"note": "correct horse"}
@@ -297,6 +326,16 @@ def test_a_resume_takes_its_secrets_from_where_they_are(
     with pytest.raises(ConfigError):  # nothing of what it names is there
         load_run(run or "", changes)
     assert taken[0]["rewards"] == RUN["rewards"]
+
+
+def test_a_resume_takes_secrets_under_keys_that_are_no_dotted_names(folder: Path) -> None:
+    keys = ("fs.azure.account.key", "x.api_key", "a=b", "it's", "")
+    run = {**RUN, "rewards": [{"name": "exact", "headers": {key: {"token": "hush"} for key in keys}}]}
+    (folder / "config.yaml").write_text(yaml.safe_dump(redacted(run)))
+    (folder.parents[1] / "run.yaml").write_text(yaml.safe_dump(run))
+    data = redacted(run)
+    assert give_back_secrets(data, folder) == []
+    assert data == run
 
 
 def test_a_run_file_of_the_same_name_elsewhere_gives_no_value(

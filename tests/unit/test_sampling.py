@@ -213,8 +213,8 @@ def test_the_epoch_of_a_stream_is_known_once_it_has_ended() -> None:
 
 def test_a_stream_that_does_not_fill_one_generation_batch_is_refused_at_once() -> None:
     with pytest.raises(ConfigError, match="one generation batch needs 4 prompts, the data has 3"):
-        stream_sampler([{"prompt": "a"}] * 3, size=4)
-    assert stream_sampler([{"prompt": "a"}] * 4, size=4).prompts_for(1) == [4, 5, 6, 7]
+        stream_sampler([{"prompt": "a"} for _ in range(3)], size=4)
+    assert stream_sampler([{"prompt": "a"} for _ in range(4)], size=4).prompts_for(1) == [4, 5, 6, 7]
 
 
 def test_a_stream_stops_at_the_generation_batch_that_holds_what_is_no_prompt() -> None:

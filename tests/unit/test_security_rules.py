@@ -102,6 +102,27 @@ def test_code_that_comes_with_a_model_is_refused_and_not_run(
     assert not (model / "ran").exists()
 
 
+@pytest.mark.parametrize("key", ["attn_implementation", "_attn_implementation"])
+def test_a_models_configuration_has_no_code_fetched_from_a_hub(model: Path, key: str) -> None:
+    file = model / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {key: "them/kernel"}))
+    for load in (load_config, load_model):
+        with pytest.raises(ConfigError, match="them/kernel") as caught:
+            load(ModelConfig(path=str(model)))
+        [problem] = caught.value.problems
+        assert (problem.key, problem.given) == ("model.init.attn_implementation", str(model))
+    eager = ModelConfig(path=str(model), init={"attn_implementation": "eager"})
+    if key == "attn_implementation":
+        load_model(eager)
+    else:  # transformers takes it before what it is told
+        with pytest.raises(ConfigError, match="them/kernel"):
+            load_model(eager)
+    assert load_config(ModelConfig(path=str(model), init={"attn_implementation": "them/kernel"}))
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"num_labels": 1}))
+    with pytest.raises(ConfigError, match="code from a hub, the kernel them/kernel"):
+        RewardModel(RewardModelConfig(model=str(model)))
+
+
 class Evil:
     def __init__(self, made: Path) -> None:
         self.made = made

@@ -39,6 +39,15 @@ def test_a_token_is_made_once_for_this_user_alone():
     assert stat.S_IMODE(default_file().stat().st_mode) == 0o600
 
 
+@pytest.mark.parametrize("home", ["/dev/null", "/dev/null/below", "/proc/here"])
+def test_a_token_that_cannot_be_kept_is_told_with_what_else_there_is(home, monkeypatch):
+    monkeypatch.setenv("XDG_CONFIG_HOME", home)
+    with pytest.raises(ConfigError, match=VARIABLE) as caught:
+        read_or_make_token(None)
+    [problem] = caught.value.problems
+    assert (problem.key, problem.given) == ("--token-file", f"{home}/grpox/server-token")
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
 from typing import Any
 
 from grpox.contracts import Text
@@ -55,7 +57,13 @@ class Code:
         Raises:
             TypeError: the tests of a row are of no form that the config names.
         """
-        tests = [_checked(row) for row in columns[self.config.column]]
+        rows = [_checked(row) for row in columns[self.config.column]]
+        tests = [[test for test in row if not (isinstance(test, str) and _asks_nothing(test))] for row in rows]
+        if sum(map(len, tests)) < sum(map(len, rows)):
+            told = (
+                f"tests in column {self.config.column!r} that define functions and call none count as no tests"
+            )
+            self._warn("nothing", f"{told}: any code would pass. End each with the call, such as check(add)")
         codes = [code_in(completion_text(completion)) for completion in completions]
         with ThreadPoolExecutor(self._processes) as pool:
             judged = list(pool.map(self._judge, codes, tests))
@@ -112,10 +120,37 @@ def _checked(row: Any) -> Sequence[Any]:
     if isinstance(tests, Sequence):
         if all(isinstance(test, str) for test in tests):
             return [test for test in tests if test.strip()]
-        if all(isinstance(t, Mapping) and {"input", "output"} <= t.keys() for t in tests):
+        if all(isinstance(t, Mapping) and _is_text(t.get("input"), t.get("output")) for t in tests):
             return tests
-    wanted = "a string, a list of strings, or a list of mappings with input and output"
+    wanted = "a string, a list of strings, or a list of mappings with input and output, each a string"
     raise TypeError(f"tests are {wanted}, not {row!r}"[:300])
+
+
+@lru_cache(maxsize=4096)
+def _asks_nothing(test: str) -> bool:
+    """Return True for statements that any code would pass: they only define, as a file for pytest does."""
+    try:
+        body = ast.parse(test).body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    return all(_only_defines(statement) for statement in body)
+
+
+def _only_defines(statement: ast.stmt) -> bool:
+    match statement:
+        case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+            return not statement.decorator_list
+        case ast.Import() | ast.ImportFrom() | ast.Expr(ast.Constant()):
+            return True
+        case ast.If(ast.Compare(ast.Name("__name__"))):  # it is not "__main__"
+            return True
+        case ast.Assign(value=value):
+            return not any(isinstance(part, ast.Name | ast.Call | ast.Attribute) for part in ast.walk(value))
+    return False
+
+
+def _is_text(*values: Any) -> bool:
+    return all(isinstance(value, str) for value in values)
 
 
 def _lines(text: str) -> list[str]:

@@ -6,12 +6,15 @@ child may not look into, and are read after the child has been made.
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import signal
+import site
 import struct
 import sys
 import time
+from types import ModuleType
 from typing import Any, NoReturn
 
 sys.path.append(sys.argv[1])
@@ -103,20 +106,36 @@ def _run(code: dict[str, Any], asked: tuple[int, int], standard: tuple[int, int]
         sys.argv[:] = ["completion.py"]
         lacking = confine(code["folder"], int(code["seconds"]) + 1, code["memory"])
         channel.send(json.dumps(lacking).encode())
-        name = "__main__" if code["program"] else "completion"
-        namespace: dict[str, Any] = {"__name__": name, "__builtins__": __builtins__}
-        exec(compile(code["code"], "completion.py", "exec"), namespace)
-        if not code["program"]:
-            serve(channel, namespace)
-        sys.stdout.flush()
-        os._exit(0)
-    except SystemExit as error:
-        sys.stdout.flush()
-        os._exit(0 if error.code in (None, 0) else 1)
+        site.setquit()  # exit() and quit(), which Python has not without its site-packages
+        namespace = _module("__main__" if code["program"] else "completion")
+        status = 0
+        try:
+            # Without this module's own `from __future__ import annotations`, here and in `_passes`.
+            exec(compile(code["code"], "completion.py", "exec", dont_inherit=True), namespace)
+            if not code["program"]:
+                serve(channel, namespace)
+        except SystemExit as error:
+            status = 0 if error.code in (None, 0) else 1
+        _leave(status, namespace)
     except BaseException:  # noqa: BLE001 - whatever the code raises: it has failed
         os._exit(1)
     finally:
         os._exit(1)
+
+
+def _leave(status: int, namespace: dict[str, Any]) -> NoReturn:
+    """End as Python does, but for what belongs to the judge: what has been written by then is written."""
+    atexit._run_exitfuncs()
+    if sys.stdout is not None and not getattr(sys.stdout, "closed", False):
+        sys.stdout.flush()
+    namespace.clear()  # closes its files
+    os._exit(status)
+
+
+def _module(name: str) -> dict[str, Any]:
+    """Return the names of a new module that is imported as `name`: dataclasses and pickle look it up there."""
+    module = sys.modules[name] = ModuleType(name)
+    return vars(module)
 
 
 # -- The judge -------------------------------------------------------------------------------------------
@@ -142,8 +161,10 @@ def _test(completion: Asked, tests: list[str], passed: list[bool], end: float) -
 
 
 def _passes(test: str, names: dict[str, Any]) -> bool:
+    namespace = _module("test")
+    namespace.update(names)
     try:
-        exec(compile(test, "test.py", "exec"), {"__name__": "test", **names})
+        exec(compile(test, "test.py", "exec", dont_inherit=True), namespace)
     except (OutOfTime, Closed):
         raise
     except BaseException:  # noqa: BLE001 - a test that raises has failed

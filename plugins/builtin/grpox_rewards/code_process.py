@@ -19,8 +19,9 @@ from typing import Any
 JUDGE = Path(__file__).with_name("code_judge.py")
 GRACE_SECONDS = 5.0
 """For the start of the interpreter, beyond the code's own time; ten times what it takes."""
-ENVIRONMENT = {"PYTHONHASHSEED": "0", "PYTHONUTF8": "1"}
-"""All of it: no secret of the trainer's; and sets in the same order in every run."""
+ENVIRONMENT = {"PYTHONHASHSEED": "0", "PYTHONUTF8": "1", "PYTHONSAFEPATH": "1"}
+"""All of it: no secret of the trainer's; sets in the same order in every run; and no module that the code has
+left in its folder, for a Python that a test starts there."""
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 

@@ -14,7 +14,9 @@ import os
 import struct
 import sys
 from _thread import allocate_lock
+from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from grpox_rewards.code_values import decode, encode
@@ -25,6 +27,9 @@ HIDDEN = {*dir(builtins), *sys.stdlib_module_names}
 """Names that mean in a test what they mean in Python, whatever the completion defines."""
 FORWARDED = ("__len__", "__getitem__", "__setitem__", "__str__")
 """Not what compares or says yes or no: the completion would be told what a test is after."""
+CHANGEABLE = (list, dict, set, deque, bytearray)
+"""Arguments of a test's that a function may change."""
+SCALARS = (str, bytes, int, float, bool, type(None))
 
 
 class Closed(BaseException):
@@ -92,10 +97,13 @@ def serve(channel: Channel, namespace: dict[str, Any]) -> None:
                 value = list(target)
             else:
                 value = (getattr(target, name) if name else target)(*positional, **named)
-            after = [x if isinstance(x, list | dict | set) else None for x in positional]
+            arguments = (*positional, *named.values())
+            after = [x if isinstance(x, CHANGEABLE) else None for x in arguments]
             answer = encode((True, value, after), keep)
         except Exception as error:  # noqa: BLE001 - for the test, which may expect it
-            answer = encode((False, type(error).__name__, str(error)), keep)
+            # The nearest of Python's own, by which a test may catch it.
+            kind = next(each for each in type(error).__mro__ if each.__module__ == "builtins")
+            answer = encode((False, kind.__name__, str(error), list(error.args)), keep)
         channel.send(answer)
 
 
@@ -161,7 +169,7 @@ class Asked:
         return {name: value for name, value in names.items() if type(name) is str and _is_shown(name)}
 
     def ask(self, what: str, target: Remote, name: str = "", positional: Any = (), named: Any = None) -> Any:
-        """Return its answer; raises what it raised, where that is an exception of Python's."""
+        """Return its answer; raises what it raised, as the nearest exception of Python's own."""
         question = encode((what, target, name, positional, named or {}), _refer)
         with self._asking:
             if not self.is_open:
@@ -171,12 +179,12 @@ class Asked:
             match self._receive():
                 case (True, value, list(after)) if what != "list" or type(value) is list:
                     self.is_open = True
-                case (False, str(kind), str(text)):
+                case (False, str(kind), str(text), list(arguments)):
                     self.is_open = True
-                    raise _exception(kind, text)
+                    raise _exception(kind, text, arguments)
                 case _:
                     raise Closed
-        for before, now in zip(positional, after, strict=False):
+        for before, now in zip((*positional, *(named or {}).values()), after, strict=False):
             _take_over(before, now)
         return value
 
@@ -207,20 +215,33 @@ def _refer(value: Any) -> list[Any]:
     raise TypeError(f"a test can hand over plain values and names of Python's, not {value!r}"[:300])
 
 
-def _exception(name: str, text: str) -> Exception:
-    """Return what the completion raised, as its process names it."""
+def _exception(name: str, text: str, arguments: list[Any]) -> Exception:
+    """Return what the completion raised, as its process describes it."""
     kind = getattr(builtins, name, None)
     if not (isinstance(kind, type) and issubclass(kind, Exception)):
         return RuntimeError(text)
     if issubclass(kind, StopIteration | StopAsyncIteration):  # either ends a loop of the test's quietly
         return RuntimeError(f"{name}: {text}")
-    return kind(text)
+    if all(type(argument) in SCALARS for argument in arguments):
+        with suppress(TypeError, ValueError, OverflowError):  # its own class took others
+            made = kind(*arguments)
+            if str(made) == text:
+                return made
+    for base in kind.__mro__:
+        with suppress(TypeError):  # one that takes more than a text
+            made = base(text)
+            if isinstance(made, Exception):
+                return made
+    return Exception(text)
 
 
 def _take_over(before: Any, now: Any) -> None:
     """Change a test's argument as the function has changed its copy."""
-    if isinstance(before, list) and isinstance(now, list):
+    if any(isinstance(before, kind) and isinstance(now, kind) for kind in (list, bytearray)):
         before[:] = now
     elif any(isinstance(before, kind) and isinstance(now, kind) for kind in (dict, set)):
         before.clear()
         before.update(now)
+    elif isinstance(before, deque) and isinstance(now, deque):
+        before.clear()
+        before.extend(now)

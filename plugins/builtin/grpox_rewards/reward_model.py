@@ -17,6 +17,7 @@ from transformers import (
 
 from grpox.contracts import Text
 from grpox.errors import ConfigError, Problem, text_of
+from grpox.models import hub_kernels
 from grpox_rewards.configs import RewardModelConfig
 
 
@@ -130,6 +131,9 @@ def _model(config: RewardModelConfig) -> PreTrainedModel:
     if settings.num_labels != 1:
         what = f"a reward model has one output, this one has {settings.num_labels}"
         raise ConfigError(Problem(what, given=config.model, allowed="a model with num_labels 1 in its config"))
+    if kernels := hub_kernels(settings):
+        what = f"its config.json asks for code from a hub, the kernel {kernels[0]}"
+        raise ConfigError(Problem(what, given=config.model, allowed="a model that needs no code of others"))
     load = AutoModelForSequenceClassification.from_pretrained
     dtype = getattr(torch, config.dtype)
     model, report = _loaded(config, "model", load, dtype=dtype, output_loading_info=True)

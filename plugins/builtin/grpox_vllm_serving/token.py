@@ -49,13 +49,17 @@ def read_token(file: str | None, key: str) -> str:
 def read_or_make_token(file: str | None) -> str:
     """As `read_token`, but the default file is written with a new token if there is none."""
     path = default_file()
-    if file is None and VARIABLE not in os.environ and not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
+    if file is None and VARIABLE not in os.environ:
         try:
+            path.parent.mkdir(parents=True, exist_ok=True)
             with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as new:
                 new.write(secrets.token_urlsafe(32) + "\n")
-        except FileExistsError:  # another server was quicker
+        except FileExistsError:  # of an earlier server
             pass
+        except OSError as error:
+            what = f"a token for the vLLM server cannot be kept: {error.strerror or error}"
+            allowed = f"--token-file, or the token in {VARIABLE}"
+            raise ConfigError(Problem(what, "--token-file", given=str(path), allowed=allowed)) from error
     return read_token(file, "--token-file")
 
 
