@@ -27,7 +27,8 @@ _NAMES = re.compile(
     r"[a-z]*passw(?:or)?ds?|pass_?(?:phrase|code)s?|(?:db|user|smtp|admin|root|login|my|keystore)_?pass|pwd"
     r"|(?:client|app|shared|consumer)?secrets?|credentials?|creds?"
     r"|(?:basic|http|proxy)?_?auths?|authori[sz]ation|bearer|jwt|(?:session)?cookies?"
-    r"|dsn|conn(?:ection)?_?str(?:ing)?s?|shared_access_signature|webhook(?:_url)?s?|otp|(?:gh|github|gitlab|devops)_pat"
+    r"|dsn|conn(?:ection)?_?str(?:ing)?s?|shared_access_signature|webhook(?:_url)?s?|otp|pat|mnemonic"
+    r"|sas_url|seed_phrase"
     r"|(?:api|app|access|auth|priv|private|secret|client|account|signing|encryption|master|shared|storage|service"
     r"|subscription|license|deploy|ssh|gpg|aes|hmac|hub|hf|openai|anthropic|wandb|aws|azure|google"
     r"|gcp|gemini|mistral|groq|deepseek|cohere|fireworks|openrouter|together|vllm|xai|fernet|judge)_?keys?(?:_id)?"
@@ -60,9 +61,9 @@ _PROSE = re.compile(r"(?:tokens?|auth\w*|credentials?|schemes?|of)\b", re.IGNORE
 """Words that follow Bearer in a sentence."""
 _VENDORS = (
     r"glpat-|xox[abeoprs]-|xapp-\d-|sk-(?:ant|proj|or|svcacct|admin)-|[srp]k_(?:live|test)_|nvapi-|pypi-AgE|ya29\."
-    r"|dckr_pat_|whsec_|ATATT3"
+    r"|dckr_pat_|whsec_|ATATT3|sq0(?:atp|csp)-|sl\.[A-Z]"
 )
-_HUBS = r"hf_|gsk_|npm_|r8_|xai-|tgp_v1_|wandb_v1_|hvs\.|lin_api_|shpat_"
+_HUBS = r"hf_|gsk_|npm_|r8_|fw_|xai-|AGE-SECRET-KEY-|tgp_v1_|wandb_v1_|hvs\.|lin_api_|shpat_"
 _WEBHOOKS = r"hooks\.slack\.com/services/|discord(?:app)?\.com/api/webhooks/|api\.telegram\.org/bot"
 _KNOWN_FORM = re.compile(
     r"(?<![A-Za-z0-9_])(?:"
@@ -87,7 +88,7 @@ _KEY = re.compile(
     r"(?P<between>\s*[=:]\s*|(?(flag)[ ]|(?!)))"
 )
 _VALUE = re.compile(
-    r"\\\"(.*?)(?:\\\"|$)|([\[({][^\])}\"']*[\"'][^\])}]*[\])}])"
+    r"\\\"(.*?)(?:\\\"|$)|([\[({][^\])}\"']{0,999}[\"'][^\])}]{0,9999}[\])}])"
     # Of Python, too: b'...' and SecretStr('...').
     r"|(?:[bru]{1,2}|(?:[a-z_][\w.]{0,60}[(\[]){1,3})?(?:\"((?:[^\"\\]|\\.)*)|'((?:[^'\\]|\\.)*))"
     r"|((?:(?:bearer|basic|token|digest)\s+)?[^\s\"',;&)}\]]+)",

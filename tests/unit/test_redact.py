@@ -52,6 +52,10 @@ KNOWN_FORMS = [
     f"r8_{DRAWN}",
     f"hvs.{DRAWN}",
     f"dckr_pat_{DRAWN}",
+    f"fw_{DRAWN}",
+    f"sq0atp-{DRAWN}",
+    f"sl.B{DRAWN}",
+    "AGE-SECRET-KEY-1QQPZRY9X8GF2TVDW0S3JN54KHCE6MUA7L",
     f"SG.{DRAWN}.{DRAWN}",
     f"https://discord.com/api/webhooks/123456789/{DRAWN}",
     f"https://api.telegram.org/bot123456:{DRAWN}/sendMessage",
@@ -72,6 +76,7 @@ SECRET_KEYS = [
     *("api_keys[1]", "bot_token", "slack_webhook", "webhook_url", "gh_pat", "passwordHash", "groq_key"),
     *("apiKey2", "hfToken1", "privateKeyPem", "auth_header", "AuthorizationHeader", "cookie_header"),
     *("auths", "identitytoken", "passwordList", "credentials_json", "keystore_pass", "azure_devops_pat"),
+    *("pat", "sas_url", "mnemonic", "seed_phrase"),
 ]  # fmt: skip
 OTHER_KEYS = [
     *("eos_token", "pad_token", "additional_special_token", "think_token", "max_token"),
@@ -85,6 +90,7 @@ OTHER_KEYS = [
     *("compass", "secretary", "seed", "url", "base_url", "session_id", "connection", "connections"),
     *("monkey", "turkey", "hockey", "eot_token", "begin_of_turn_token", "padding_token", "fim_token"),
     *("eos_token_text", "pad_token_2", "stop_token_string", "token_list", "token_json"),
+    *("pattern", "patience", "random_seed", "fw_layer_norm"),
 ]  # fmt: skip
 
 SECRET_TEXTS = [
