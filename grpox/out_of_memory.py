@@ -64,7 +64,7 @@ def memory_told(phase: str) -> Iterator[None]:
 
 
 def ran_out_of_memory(raised: BaseException) -> bool:
-    """Whether `raised`, or what it was made of, says that there is no memory left; False if told already."""
+    """Return whether `raised`, or what caused it, says that there is no memory left; False if told already."""
     for error in chain(raised):
         if isinstance(error, RunFailed) and str(error).startswith("out of memory"):
             return False

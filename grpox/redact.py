@@ -81,7 +81,7 @@ _KNOWN_FORM = re.compile(
 )
 _COOKIE = re.compile(r"(\bcookie:\s*)[^\r\n\"']{0,200}\w=[^\r\n\"']+", re.IGNORECASE)
 _HEADER = re.compile(r"(\bauthorization:\s*)(?:digest|aws4-[\w-]+)\s[^\r\n]+", re.IGNORECASE)
-"""Of schemes that have parameters."""
+"""The header of schemes that have parameters."""
 _NETRC = re.compile(r"(\b(?:machine\s+\S+|default)\s+login\s+\S+\s+password\s+)\S+")
 _KEY = re.compile(
     r"(?<![\w.\-\[\]])(?P<flag>--)?(?P<quote>\\?[\"']|)(?P<key>[A-Za-z_][\w.\-\[\]]*)(?P=quote)"

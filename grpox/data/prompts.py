@@ -63,7 +63,7 @@ class PromptSet:
         self._chat_template_kwargs = dict(chat_template_kwargs or {})
         self._limit = limit or PromptLimit(None)
         self.data = data
-        """What messages call the data."""
+        """The name of the data in messages."""
         self._vocabulary = vocabulary
         self._ids, self._ends = array("i"), array("q", [0])
         if not isinstance(rows, RowStream) and len(rows) == 0:

@@ -8,7 +8,7 @@ from grpox.data.media import CURE, media_columns
 from grpox.errors import Problem
 
 REWARD_ARGUMENTS = ("prompts", "completions", "completion_ids", "trainer_state", "log_metric", "log_extra")
-"""What the core itself passes to a reward function; its every other argument is a column of the data."""
+"""Arguments that the core itself passes to a reward function; all others are columns of the data."""
 
 
 def unusable_columns(columns: Iterable[str], prompt_column: str, data: str, key: str) -> list[Problem]:

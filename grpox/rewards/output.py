@@ -29,7 +29,7 @@ class RewardOutput:
         self._left = MOST_PRINTED
         self._dropped = 0
         self._in_line = False
-        """Whether the last byte that was passed on ends no line."""
+        """True where the last byte that was passed on ends no line."""
         out, self.stdout = os.pipe()
         err, self.stderr = os.pipe()
         self._streams = {out: 1, err: 2}  # end to read -> where the trainer prints

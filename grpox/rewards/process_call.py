@@ -15,7 +15,7 @@ from grpox.rewards.scores import CheckedScores
 
 
 class RemoteError(Exception):
-    """What a function raised in its process.
+    """An exception of a function in its process.
 
     Args:
         trace: the traceback there. As a note, line for line, it is shown whole where one long text is cut.

@@ -16,7 +16,7 @@ class DataFile:
     """What a look at a data file told."""
 
     columns: tuple[str, ...]
-    """Of the records looked at."""
+    """Columns of the records looked at."""
     records: int | None
     """None when the file is too large to count cheaply."""
     without_prompt: str = ""
