@@ -197,7 +197,9 @@ class _Running:
         except (EOFError, ConnectionResetError):
             pass
         except OSError as error:
-            raise ProcessFailed(f"sent back more than {amount(MOST_BYTES)}, or stopped in its midst") from error
+            if not self._connection.closed:  # else it was stopped before this call began
+                what = f"sent back more than {amount(MOST_BYTES)}, or stopped in its midst"
+                raise ProcessFailed(what) from error
         raise ProcessFailed(self._end("closed its connection to the trainer"))
 
     def _check_memory(self) -> None:
