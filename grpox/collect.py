@@ -26,13 +26,13 @@ from grpox.data.prompts import PromptSet
 from grpox.dynamic_sampling import Draw, Refilled, SampledGroups, refill
 from grpox.early_scoring import EarlyScoring, need_main_thread
 from grpox.errors import RunFailed
+from grpox.errors.warn_once import TellOnce
 from grpox.fixed_policy import PolicyWeights
 from grpox.metrics import PhaseTimes
 from grpox.reward_sum import weighted_sum
 from grpox.rewards import NamedReward
 from grpox.rewards.log import weighed_mean_logged
 from grpox.scored_rows import ScoredRow, ScoredRows, Unscored, score_rows, unscored
-from grpox.tell_once import TellOnce
 from grpox.world import World
 
 STREAMING = "streaming"

@@ -14,8 +14,8 @@ from pydantic import BaseModel, ValidationError
 from grpox.config import ComponentRef
 from grpox.contracts import Reduction
 from grpox.errors import ConfigError, Problem, describe
+from grpox.errors.validation import problems_of, truths_for_numbers
 from grpox.plugins import Offer
-from grpox.problems import problems_of, truths_for_numbers
 from grpox.signals import raise_if_signal
 
 

@@ -287,7 +287,7 @@ class RunContext:
     """What lifecycle hooks are told about the run."""
 
     config: RunConfig
-    """With its secrets: what an observer writes or sends of it goes through `grpox.redact.redacted`."""
+    """With its secrets: what an observer writes or sends of it goes through `grpox.errors.redaction.redacted`."""
     output_dir: Path
     total_steps: int
     world_size: int

@@ -10,7 +10,7 @@ import yaml
 
 from grpox import __version__
 from grpox.config import RewardRef, RunConfig
-from grpox.redact import redact, redacted
+from grpox.errors.redaction import redact, redacted
 from grpox.runfile.input_paths import GIVEN
 from grpox.runfile.yaml_text import Dumper
 from grpox.whole_file import write_whole

@@ -14,7 +14,7 @@ import torch
 
 from grpox import launch
 from grpox.errors import GrpoxError, RunFailed, chain, text_of
-from grpox.wording import amount
+from grpox.errors.formatting import amount
 
 TEXTS = (
     "DefaultCPUAllocator: can't allocate memory",

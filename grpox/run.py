@@ -29,6 +29,8 @@ from grpox.draws import PromptDraws
 from grpox.early_stop import EarlyStop
 from grpox.engine import Engine, FrozenEngine
 from grpox.errors import RunFailed
+from grpox.errors.redaction import redacted
+from grpox.errors.warn_once import TellOnce
 from grpox.evaluation import Evaluator
 from grpox.evaluation_settings import rewards_of
 from grpox.export import save_model
@@ -61,7 +63,6 @@ from grpox.observing.record import LocalRecord, began, finished
 from grpox.optimizers import AdamW, NamedSchedule
 from grpox.private_files import keep_files_from_others
 from grpox.process_setup import quieten, seed_libraries
-from grpox.redact import redacted
 from grpox.report.observer import RunReport
 from grpox.rewards import NamedReward
 from grpox.rewards.fitting import fitting_rewards
@@ -77,7 +78,6 @@ from grpox.run_inputs import (
 from grpox.run_lock import hold_on_all_ranks
 from grpox.runfile.load import ResolvedRun, load_run, resolve_config
 from grpox.sampling import Schedule
-from grpox.tell_once import TellOnce
 from grpox.trainer import Trainer
 from grpox.update import PolicyUpdate
 from grpox.watchdog import GRACE, Watchdog

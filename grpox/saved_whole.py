@@ -21,7 +21,7 @@ from transformers.core_model_loading import convert_and_load_state_dict_in_model
 from transformers.modeling_utils import LoadStateDictConfig
 
 from grpox.errors import RunFailed, describe
-from grpox.wording import some
+from grpox.errors.formatting import some
 
 META = torch.device("meta")
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from grpox.errors import text_of
-from grpox.wording import amount
+from grpox.errors.formatting import amount
 
 
 @contextmanager

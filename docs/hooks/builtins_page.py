@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from field_table import field_table
 from prose import prose
 
-from grpox.field_words import fields_by_key
+from grpox.errors.field_types import fields_by_key
 from grpox.hookspecs import KINDS
 from grpox.plugins import Offer, PluginSet, discover
 from grpox.registry import Registry

@@ -19,11 +19,11 @@ from grpox.checkpoint.same_run import changes
 from grpox.checkpoint.saver import ENGINE
 from grpox.config import RunConfig
 from grpox.errors import ConfigError, Problem
+from grpox.errors.formatting import counted
 from grpox.evaluation_settings import evaluation_in
 from grpox.lock.differences import Severity, differences
 from grpox.lock.model import Lock
 from grpox.sampling import BatchPlan
-from grpox.wording import counted
 from grpox.world import World
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from typing import Any
 
 from grpox.config import TrainConfig
 from grpox.errors import Problem
+from grpox.errors.formatting import counted
 from grpox.sampling import BatchPlan
-from grpox.wording import counted
 
 SPLITS = (
     "train.per_device_train_batch_size",

@@ -25,11 +25,11 @@ from grpox.checkpoint.reference import write_reference
 from grpox.checkpoint.shards import ShardFiles
 from grpox.config import CheckpointConfig
 from grpox.contracts import RunContext
+from grpox.errors.redaction import redacted
+from grpox.errors.warn_once import TellOnce
 from grpox.lock.model import Lock
 from grpox.observing.observers import Observers
 from grpox.observing.record import sync_record
-from grpox.redact import redacted
-from grpox.tell_once import TellOnce
 from grpox.whole_file import unwritten
 from grpox.world import World
 

@@ -19,8 +19,8 @@ import torch
 
 from grpox.checkpoint.manifest import FileFacts, Hashed, sync
 from grpox.errors import text_of
+from grpox.errors.redaction import redacted
 from grpox.quiet_deepspeed import CheckpointCommitInfo, CheckpointEngine
-from grpox.redact import redacted
 
 DS_CONFIG = "ds_config"
 """Under which DeepSpeed keeps its configuration in each file, `deepspeed.settings` with it."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import typer
 
 from grpox import launch
+from grpox.errors.redaction import redact
 from grpox.plugins import PluginSet, discover
-from grpox.redact import redact
 
 
 def discovered(fresh: bool = False) -> PluginSet:

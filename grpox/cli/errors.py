@@ -23,8 +23,8 @@ from grpox.errors import (
     shorten,
     traceback_of,
 )
+from grpox.errors.redaction import redact
 from grpox.private_files import keep_files_from_others
-from grpox.redact import redact
 from grpox.signals import exit_code, install_handlers
 
 OUTPUT_CLOSED = 128 + signal.SIGPIPE

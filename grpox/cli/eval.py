@@ -137,7 +137,7 @@ def _table(metrics: dict[str, float]) -> Table:
 
 
 def _about(run: ResolvedRun, found: Evaluated, seconds: float) -> str:
-    from grpox.wording import counted, duration
+    from grpox.errors.formatting import counted, duration
 
     samples = len(found.completions) // found.prompts
     each = f", {samples} completions of each" if samples > 1 else ""
@@ -149,9 +149,9 @@ def _about(run: ResolvedRun, found: Evaluated, seconds: float) -> str:
 
 def _figures(model: str, run: ResolvedRun, found: Evaluated, seconds: float) -> dict[str, Any]:
     """What ``--out`` holds."""
+    from grpox.errors.redaction import redacted
     from grpox.evaluation_settings import labels_of_evaluation, sampling_of
     from grpox.observing.provenance import git_commit, versions
-    from grpox.redact import redacted
 
     config = run.config
     assert config.evaluation is not None

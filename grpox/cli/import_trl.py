@@ -118,8 +118,8 @@ def _table(draft: Draft, narrow: bool) -> Table:
 
 
 def _summary(draft: Draft, out: Path | None) -> str:
+    from grpox.errors.formatting import counted
     from grpox.from_trl.field import Verdict
-    from grpox.wording import counted
 
     lost = sum(row.verdict in (Verdict.UNSUPPORTED, Verdict.UNKNOWN) for row in draft.rows)
     parts = [f"{len(draft.blanks)} to fill in, as commented lines"] if draft.blanks else []

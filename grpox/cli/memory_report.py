@@ -9,9 +9,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from grpox.errors.formatting import amount, counted
 from grpox.memory_plan.formula import LOAD, PHASES, Part, parts_of, peak_of, size_in
 from grpox.memory_plan.setting import Setting
-from grpox.wording import amount, counted
 
 PHASE_WORDS = {
     "load": "loading and sharding the model",

@@ -11,8 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from grpox.config import TrainConfig
+from grpox.errors.formatting import counted
 from grpox.sampling import BatchPlan, MicroBatch, PromptSampler, Schedule
-from grpox.wording import counted
 
 ROOM = 1000
 """Columns beyond any terminal's."""

@@ -101,7 +101,7 @@ def _parameters(plugins: PluginSet, offer: Offer, narrow: bool) -> RenderableTyp
     from rich.table import Table
     from rich.text import Text
 
-    from grpox.field_words import allowed_values, fields_by_key
+    from grpox.errors.field_types import allowed_values, fields_by_key
     from grpox.registry import Registry
 
     try:
@@ -122,7 +122,7 @@ def _parameters(plugins: PluginSet, offer: Offer, narrow: bool) -> RenderableTyp
 
 
 def _default(field: FieldInfo) -> str:
-    from grpox.field_words import written
+    from grpox.errors.field_types import written
 
     if field.is_required():
         return "required"

@@ -77,7 +77,7 @@ def list_runs(
         return
     from rich.console import Console
 
-    from grpox.redact import redact
+    from grpox.errors.redaction import redact
 
     console = Console()
     if listed:

@@ -10,7 +10,7 @@ from pathlib import Path
 from grpox.cli.runs_store import Store, default_uri, reading
 from grpox.cli.runs_tracked import FOLDER_TAG, TrackedRun, moment, shown_path
 from grpox.errors import ConfigError, Problem, nearest
-from grpox.redact import redact
+from grpox.errors.redaction import redact
 
 _MOST_NAMED = 8
 """Runs that a message names."""

@@ -90,7 +90,7 @@ def _status(given: str) -> str:
 
 
 def _cells(row: Row) -> dict[str, str]:
-    from grpox.wording import duration
+    from grpox.errors.formatting import duration
 
     run = row.run
     reward = run.last.get("reward")

@@ -106,7 +106,7 @@ def as_text(told: Shown, every_param: bool, narrow: bool = False, encoding: str 
 
 
 def _facts(run: TrackedRun) -> Table:
-    from grpox.wording import duration
+    from grpox.errors.formatting import duration
 
     over = f", took {duration(run.seconds)}" if run.ended is not None else ""
     facts = {
@@ -124,7 +124,7 @@ def _facts(run: TrackedRun) -> Table:
 
 def _newest(run: TrackedRun) -> str:
     """A run whose process was killed stays RUNNING: the age of its values tells."""
-    from grpox.wording import duration
+    from grpox.errors.formatting import duration
 
     if not run.last:
         return "none yet"
@@ -179,7 +179,7 @@ def _artifacts(store: Store, run: TrackedRun) -> Mapping[str, int | None] | None
 
 
 def _named(artifacts: Mapping[str, int | None] | None) -> str:
-    from grpox.wording import counted
+    from grpox.errors.formatting import counted
 
     if artifacts is None:
         return "cannot be listed from here"

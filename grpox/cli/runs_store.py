@@ -16,7 +16,7 @@ from urllib.request import url2pathname
 
 from grpox.cli.runs_tracked import KEY_TAG, Point, TrackedRun
 from grpox.errors import ConfigError, Problem, RunFailed, nearest, text_of
-from grpox.redact import redact, redacted
+from grpox.errors.redaction import redact, redacted
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from grpox.errors import ConfigError, Problem
-from grpox.redact import names_a_secret, redact
+from grpox.errors.redaction import names_a_secret, redact
 from grpox.runfile.overrides import COMMAND_LINE
 from grpox.runfile.yaml_lines import read_yaml
 

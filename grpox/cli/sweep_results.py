@@ -146,7 +146,7 @@ def as_table(results: Results, names: Mapping[str, str]) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    from grpox.wording import duration
+    from grpox.errors.formatting import duration
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for heading in ("", *names.values()):

@@ -32,8 +32,8 @@ from grpox.cli.sweep_results import (
 from grpox.cli.sweep_tracking import Parent, open_parent
 from grpox.config import RunConfig
 from grpox.errors import ConfigError, Problem, RunFailed, nearest
-from grpox.redact import redact
-from grpox.wording import counted, duration
+from grpox.errors.formatting import counted, duration
+from grpox.errors.redaction import redact
 
 
 @dataclass

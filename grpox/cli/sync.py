@@ -30,7 +30,7 @@ def sync(
     from rich.console import Console
     from rich.progress import Progress
 
-    from grpox.wording import counted
+    from grpox.errors.formatting import counted
     from grpox_mlflow.sync import sync as write_missing
 
     console = Console(stderr=True)

@@ -9,9 +9,9 @@ from rich.table import Table
 from rich.text import Text
 
 from grpox.component import BoundComponent
-from grpox.redact import redacted
+from grpox.errors.formatting import counted
+from grpox.errors.redaction import redacted
 from grpox.runfile.load import ResolvedRun
-from grpox.wording import counted
 
 
 def validate_report(run: ResolvedRun, narrow: bool = False) -> RenderableType:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from grpox.doctor.distributions import torch_build, version_of
 from grpox.doctor.finding import Finding
-from grpox.wording import counted
+from grpox.errors.formatting import counted
 
 GIB = 2**30
 LEAST_SHARED_MEMORY = GIB

@@ -15,8 +15,8 @@ from grpox.checkpoint.manifest import facts_of, files_of, sync, write_manifest
 from grpox.checkpoint.rank_state import slice_state, write_state
 from grpox.config import RunConfig
 from grpox.errors import text_of
+from grpox.errors.redaction import redact, redacted
 from grpox.faults.found import Found
-from grpox.redact import redact, redacted
 from grpox.saved_whole import save_whole
 from grpox.world import World
 

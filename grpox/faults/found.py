@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from grpox.wording import counted
+from grpox.errors.formatting import counted
 
 TERMS = (
     "reference log-probability",

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from grpox.config import TrainConfig
 from grpox.errors import RunFailed
+from grpox.errors.formatting import counted
+from grpox.errors.warn_once import TellOnce
 from grpox.faults.found import Found, find, in_order
-from grpox.tell_once import TellOnce
-from grpox.wording import counted
 from grpox.world import World
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
-from grpox.redact import redact
+from grpox.errors.redaction import redact
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from grpox.buffers import persistent_buffers
-from grpox.wording import counted
+from grpox.errors.formatting import counted
 
 Weight = TypeVar("Weight", bound=Tensor)
 

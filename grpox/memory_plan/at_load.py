@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from grpox.errors import ConfigError, Problem
+from grpox.errors.formatting import amount
 from grpox.memory_plan.formula import LOAD, parts_of, size_in
 from grpox.memory_plan.of_run import run_setting
 from grpox.runfile.load import ResolvedRun
-from grpox.wording import amount
 
 if TYPE_CHECKING:
     from grpox.world import World

@@ -13,8 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from grpox.early_stop import told as early_stop_told
+from grpox.errors.formatting import counted, duration
 from grpox.hookspecs import hookimpl
-from grpox.wording import counted, duration
 
 if TYPE_CHECKING:
     from grpox.contracts import RunContext, ScoredRollout

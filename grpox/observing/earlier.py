@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from grpox.wording import amount
+from grpox.errors.formatting import amount
 
 
 def tell_size(earlier: Path) -> None:

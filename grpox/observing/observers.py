@@ -12,7 +12,7 @@ import pluggy
 from rich.console import Console
 
 from grpox.errors import ConfigError, Problem, RunFailed, describe, left_by_rich, text_of
-from grpox.redact import redact
+from grpox.errors.redaction import redact
 from grpox.rewards.arguments import copied
 from grpox.signals import first_signal_waits, may_be_signal, raise_if_signal, raise_if_signalled
 

@@ -19,15 +19,15 @@ from grpox.checkpoint.manifest import sync
 from grpox.checkpoint.same_run import changes
 from grpox.config import RunConfig
 from grpox.errors import RunFailed, text_of
+from grpox.errors.formatting import counted
+from grpox.errors.redaction import redact, redacted
 from grpox.hookspecs import hookimpl
 from grpox.observing.completions import CompletionFiles, write_completions
 from grpox.observing.earlier import tell_size
 from grpox.observing.metrics_file import MetricsFile
-from grpox.redact import redact, redacted
 from grpox.runfile.masked import VERSIONS
 from grpox.runfile.yaml_text import Dumper
 from grpox.whole_file import unwritten, write_whole
-from grpox.wording import counted
 
 if TYPE_CHECKING:
     from grpox.contracts import RunContext, ScoredRollout

@@ -19,7 +19,8 @@ import yaml
 from markupsafe import Markup
 
 from grpox.early_stop import told as early_stop_told
-from grpox.redact import redact, redacted
+from grpox.errors.formatting import duration
+from grpox.errors.redaction import redact, redacted
 from grpox.report.charts import charts_of
 from grpox.report.curves import COLOURS, MOST_POINTS, draw, left_out, marked_evaluations
 from grpox.report.data import RunRecord, read_record
@@ -32,7 +33,6 @@ from grpox.report.samples import (
 )
 from grpox.runfile.yaml_text import Dumper
 from grpox.whole_file import write_whole
-from grpox.wording import duration
 
 REPORT = "report.html"
 """Name of the report in a run's folder."""

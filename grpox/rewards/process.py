@@ -19,11 +19,11 @@ from typing import Any
 import psutil
 
 from grpox.errors import ConfigError, Problem, describe, text_of
+from grpox.errors.formatting import amount
 from grpox.rewards.messages import Blueprint, Ready, Reply, Request
 from grpox.rewards.output import RewardOutput
 from grpox.rewards.places import dumped_at
 from grpox.signals import raise_if_signal
-from grpox.wording import amount
 
 START_SECONDS = 600.0
 """The function's module may load a model as it is imported."""

@@ -18,10 +18,10 @@ from grpox import launch
 from grpox.component import BoundComponent, bind_object
 from grpox.config import ComponentRef, RunConfig, Section
 from grpox.errors import ConfigError, Problem
+from grpox.errors.redaction import remember_secrets
+from grpox.errors.validation import problems_of, truths_for_numbers
 from grpox.given.objects import Given
 from grpox.plugins import discover
-from grpox.problems import problems_of, truths_for_numbers
-from grpox.redact import remember_secrets
 from grpox.registry import Registry
 from grpox.required import missing_plugins
 from grpox.runfile.deepspeed_settings import deepspeed_problems

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from grpox.config import TrainConfig
 from grpox.errors import Problem, nearest
-from grpox.problems import problems_of
+from grpox.errors.validation import problems_of
 
 
 class Arguments(BaseModel):

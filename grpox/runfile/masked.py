@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from grpox.errors import ConfigError, Problem
-from grpox.redact import masked_keys, redacted
+from grpox.errors.redaction import masked_keys, redacted
 from grpox.runfile.recipe_files import recipe_names, recipe_path
 from grpox.runfile.yaml_lines import read_yaml
 

@@ -16,8 +16,8 @@ from pydantic import ValidationError
 from grpox.component import BoundComponent
 from grpox.config import ComponentRef
 from grpox.errors import ConfigError
+from grpox.errors.validation import problems_of
 from grpox.plugins import discover
-from grpox.problems import problems_of
 from grpox.registry import Registry
 
 Mention = str | Mapping[str, Any]

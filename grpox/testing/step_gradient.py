@@ -14,9 +14,9 @@ from torch import Tensor
 
 from grpox.config import ComponentRef
 from grpox.errors import ConfigError, Problem, nearest, text_of
+from grpox.errors.validation import problems_of
 from grpox.kl import KL_ESTIMATORS
 from grpox.plugins import discover
-from grpox.problems import problems_of
 from grpox.reduction import StepTotals, count_masks
 from grpox.registry import Registry
 from grpox.step_loss import MicroBatchInputs, StepLoss

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from grpox.config import ComponentRef, RewardRef, RunConfig, Section
-from grpox.field_words import fields_by_key
+from grpox.errors.field_types import fields_by_key
 from grpox.plugins import discover
 from grpox.registry import Registry
 

@@ -72,8 +72,8 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "grpox/signals.py grpox/watchdog.py grpox/whole_file.py grpox/world.py": ("unit", "ranks", "runs", *REST),
     "grpox/cli/* grpox/doctor/* grpox/memory_plan/*": ("unit", "fuzz", "runs", "cold"),
     # Run files, what may stand in them, and what users are told.
-    "grpox/config.py grpox/errors.py grpox/field_words.py grpox/problems.py grpox/redact.py grpox/runfile/* "
-    "grpox/tell_once.py grpox/wording.py": ("unit", "fuzz", "runs", "cold"),
+    "grpox/config.py grpox/errors/problem.py grpox/errors/field_types.py grpox/errors/validation.py grpox/errors/redaction.py grpox/runfile/* "
+    "grpox/errors/warn_once.py grpox/errors/formatting.py": ("unit", "fuzz", "runs", "cold"),
     "grpox/from_trl/*": ("unit",),
     "grpox/recipes/*": ("unit", "runs", "cold", "packaging", "services/vllm"),
     # Plugins: found, bound, made, checked.

@@ -12,8 +12,8 @@ from rich.console import Console
 
 from grpox.config import RunConfig
 from grpox.contracts import Rollout, RunContext, ScoredRollout
+from grpox.errors.formatting import counted
 from grpox.observing.display import TerminalDisplay, escaped, sample_rows, shortened
-from grpox.wording import counted
 
 
 def context(total_steps: int = 10, **logging: int) -> RunContext:

@@ -13,12 +13,12 @@ from torch import Tensor
 
 from grpox.contracts import Correction, Rollout
 from grpox.errors import RunFailed
+from grpox.errors.warn_once import TellOnce
 from grpox.metrics import TokenMetrics
 from grpox.mismatch import StepMismatch, mismatch_metrics, mismatch_warnings
 from grpox.rollout import collate
 from grpox.sampling import StepPlan
 from grpox.step_loss import Corrected
-from grpox.tell_once import TellOnce
 from grpox.trainer import Trainer
 from grpox.world import World
 from grpox_corrections.configs import (

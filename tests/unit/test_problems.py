@@ -9,8 +9,8 @@ import pytest
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from grpox.errors import Problem
-from grpox.field_words import allowed_values, written
-from grpox.problems import problems_of
+from grpox.errors.field_types import allowed_values, written
+from grpox.errors.validation import problems_of
 
 
 class Colour(Enum):

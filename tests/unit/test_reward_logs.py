@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import pytest
 
 from grpox.errors import RunFailed
+from grpox.errors.warn_once import TellOnce
 from grpox.rewards import NamedReward, score
 from grpox.rewards.log import CallLog, extra_columns, logged_metrics, mean_logged, with_logged
-from grpox.tell_once import TellOnce
 from grpox.trainer import Trainer
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from grpox.errors import ConfigError, Problem, RunFailed
-from grpox.redact import redact
+from grpox.errors.redaction import redact
 from grpox_generators.loop_thread import LoopThread
 from grpox_generators.server_client import ServerClient, ServerLost
 from grpox_generators.server_config import VllmServerConfig

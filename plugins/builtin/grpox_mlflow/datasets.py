@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from grpox.data.json_rows import UnreadableData
-from grpox.redact import redact, redacted
+from grpox.errors.redaction import redact, redacted
 from grpox.runfile.data_files import look_at
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from grpox import __version__
 from grpox.errors import RunFailed
-from grpox.redact import redact, redacted
+from grpox.errors.redaction import redact, redacted
 from grpox.run_lock import hold
 from grpox.whole_file import write_whole
 from grpox_mlflow.configs import MlflowConfig

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from grpox.checkpoint.folders import checkpoints_in, step_of
-from grpox.wording import amount
+from grpox.errors.formatting import amount
 from grpox_mlflow.model_files import (
     CARD,
     MLMODEL,

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 import yaml
 
 from grpox.errors import ConfigError
+from grpox.errors.formatting import counted
+from grpox.errors.redaction import redact, redacted
 from grpox.lock.file import LOCK_FILE
-from grpox.redact import redact, redacted
 from grpox.whole_file import write_whole
-from grpox.wording import counted
 from grpox_mlflow.datasets import dataset_inputs
 from grpox_mlflow.ending import ERROR, tags_of
 from grpox_mlflow.followed import FollowedRun

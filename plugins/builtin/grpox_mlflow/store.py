@@ -15,8 +15,8 @@ from urllib.parse import urlsplit
 from filelock import FileLock
 
 from grpox.errors import chain, text_of
+from grpox.errors.redaction import redact
 from grpox.kept_variables import variables_kept
-from grpox.redact import redact
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from grpox.errors import ConfigError, Problem, RunFailed, nearest
-from grpox.redact import MASK, redact
+from grpox.errors.formatting import duration
+from grpox.errors.redaction import MASK, redact
 from grpox.run_lock import hold
-from grpox.wording import duration
 from grpox_mlflow.ending import ending
 from grpox_mlflow.followed import FILE, FollowedRun
 from grpox_mlflow.shipment import Progress, Shipment

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from grpox.errors import RunFailed, text_of
+from grpox.errors.redaction import redact, redacted
 from grpox.hookspecs import hookimpl
 from grpox.lock.file import LOCK_FILE, read_lock
-from grpox.redact import redact, redacted
 from grpox_mlflow.datasets import datasets_of
 from grpox_mlflow.ending import CHECKPOINT, ERROR
 from grpox_mlflow.followed import FollowedRun

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 from grpox.errors import ConfigError, GrpoxError, Problem
-from grpox.problems import problems_of
+from grpox.errors.validation import problems_of
 from pydantic import ValidationError
 
 from grpox_reasoning_gym.config import SourceConfig

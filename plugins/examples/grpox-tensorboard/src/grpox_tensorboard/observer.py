@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from grpox import hookimpl
+from grpox.errors.redaction import redact, redacted
 from grpox.observing.record import config_text
-from grpox.redact import redact, redacted
 
 from grpox_tensorboard.hyperparameters import hyperparameters
 from grpox_tensorboard.text import as_code, completion_text

@@ -11,8 +11,8 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from grpox.errors import Problem, nearest
-from grpox.field_words import allowed_values, fields_by_key, written
-from grpox.redact import redacted
+from grpox.errors.field_types import allowed_values, fields_by_key, written
+from grpox.errors.redaction import redacted
 from grpox.runfile.yaml_lines import join
 
 if TYPE_CHECKING:

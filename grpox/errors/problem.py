@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from grpox.redact import redact, redacted
+from grpox.errors.redaction import redact, redacted
 
 
 class GrpoxError(Exception):

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from rich.console import Console
 
-from grpox.redact import redact
+from grpox.errors.redaction import redact
 
 
 class TellOnce:
