@@ -14,11 +14,11 @@ from grpox.agreement import on_every_rank
 from grpox.collect import STREAMING, Sampler
 from grpox.component_call import FOREIGN, exits_told
 from grpox.config import EvaluationConfig
+from grpox.config.evaluation import rewards_of
 from grpox.contracts import Generator, GeneratorContext, ScoredRollout, TrainerState
 from grpox.data.prompts import PromptSet
 from grpox.evaluation import Evaluator
 from grpox.evaluation_metrics import totals_of
-from grpox.evaluation_settings import rewards_of
 from grpox.fixed_policy import FixedPolicy
 from grpox.lost_rank import lost_ranks_told
 from grpox.memory_plan.at_load import check_load, free_memory

@@ -9,10 +9,10 @@ import numpy as np
 from grpox.checkpoint.rng import random_numbers_kept
 from grpox.collect import Sampler
 from grpox.config import EvaluationConfig, SamplingConfig
+from grpox.config.evaluation import sampling_of
 from grpox.contracts import TrainerState
 from grpox.data.prompts import PromptSet
 from grpox.evaluation_metrics import evaluation_metrics
-from grpox.evaluation_settings import sampling_of
 from grpox.rewards import NamedReward
 from grpox.rewards.log import Logged, weighed_mean_logged, with_logged
 from grpox.scored_rows import ScoredRow

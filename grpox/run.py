@@ -22,6 +22,7 @@ from grpox.checkpoint.shards import ShardFiles
 from grpox.collect import STREAMING, Collector, Sampler
 from grpox.component_call import FOREIGN, exits_told
 from grpox.config import RunConfig
+from grpox.config.evaluation import rewards_of
 from grpox.contracts import Generator, GeneratorContext, RunContext
 from grpox.data.prompts import PromptSet
 from grpox.deepspeed_config import check_deepspeed
@@ -32,7 +33,6 @@ from grpox.errors import RunFailed
 from grpox.errors.redaction import redacted
 from grpox.errors.warn_once import TellOnce
 from grpox.evaluation import Evaluator
-from grpox.evaluation_settings import rewards_of
 from grpox.export import save_model
 from grpox.faults.dump import FaultDumps
 from grpox.faults.policy import NonFinitePolicy

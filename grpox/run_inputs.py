@@ -10,12 +10,12 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from grpox.component_call import call
 from grpox.config import EvaluationConfig
+from grpox.config.evaluation import sampling_of
 from grpox.data.open_data import open_data
 from grpox.data.prompt_length import PromptLimit
 from grpox.data.prompts import PromptSet
 from grpox.data.row_stream import RowStream
 from grpox.errors import ConfigError, Problem
-from grpox.evaluation_settings import sampling_of
 from grpox.lora.add import add_adapters
 from grpox.models import check_special_tokens, load_config, load_model, load_tokenizer, vocabulary_of
 from grpox.runfile.model_parts import media_problem

@@ -16,12 +16,12 @@ from torch import Tensor
 from grpox.ahead import Begun
 from grpox.checkpoint.saver import CheckpointSaver
 from grpox.collect import Collector, GenerationBatch
+from grpox.config.evaluation import PREFIX, bare_name
 from grpox.contracts import RunContext, TrainerState
 from grpox.draws import PromptDraws
 from grpox.early_stop import EarlyStop
 from grpox.errors import RunFailed
 from grpox.evaluation import Evaluator
-from grpox.evaluation_settings import PREFIX, bare_name
 from grpox.metrics import PhaseTimes
 from grpox.mismatch import mismatch_warnings
 from grpox.observing.observers import Observers

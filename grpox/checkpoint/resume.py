@@ -18,9 +18,9 @@ from grpox.checkpoint.same_batches import SPLITS, other_batches, plan_of, same_s
 from grpox.checkpoint.same_run import changes
 from grpox.checkpoint.saver import ENGINE
 from grpox.config import RunConfig
+from grpox.config.evaluation import evaluation_in
 from grpox.errors import ConfigError, Problem
 from grpox.errors.formatting import counted
-from grpox.evaluation_settings import evaluation_in
 from grpox.lock.differences import Severity, differences
 from grpox.lock.model import Lock
 from grpox.sampling import BatchPlan

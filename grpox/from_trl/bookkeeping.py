@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from grpox.config import RewardRef
-from grpox.evaluation_settings import PREFIX
+from grpox.config.evaluation import PREFIX
 from grpox.from_trl.draft import Draft, whole
 from grpox.from_trl.field import Verdict
 

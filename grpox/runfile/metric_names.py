@@ -6,8 +6,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from grpox.component import BoundComponent
 from grpox.config import RewardRef, RunConfig, labels_of
+from grpox.config.evaluation import PREFIX, rewards_of
 from grpox.errors import nearest
-from grpox.evaluation_settings import PREFIX, rewards_of
 from grpox.requirements import canonical_name
 
 LENGTHS = tuple(

@@ -63,7 +63,7 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "grpox/checkpoint/* grpox/export.py grpox/hub.py grpox/model_card.py grpox/saved_whole.py": (
         "unit", "ranks", "runs", "services/mlflow", "services/hosts",
     ),
-    "grpox/evaluate_model.py grpox/evaluation.py grpox/evaluation_metrics.py grpox/evaluation_settings.py "
+    "grpox/evaluate_model.py grpox/evaluation.py grpox/evaluation_metrics.py grpox/config/evaluation.py "
     "grpox/pass_at_k.py": ("unit", "runs", "services/vllm"),
     # Processes: how they start, meet, hear signals, wait and end.
     "grpox/__main__.py grpox/agreement.py grpox/keep_alive.py grpox/kept_variables.py grpox/late_imports.py "
@@ -72,7 +72,7 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "grpox/signals.py grpox/watchdog.py grpox/whole_file.py grpox/world.py": ("unit", "ranks", "runs", *REST),
     "grpox/cli/* grpox/doctor/* grpox/memory_plan/*": ("unit", "fuzz", "runs", "cold"),
     # Run files, what may stand in them, and what users are told.
-    "grpox/config.py grpox/errors/problem.py grpox/errors/field_types.py grpox/errors/validation.py grpox/errors/redaction.py grpox/runfile/* "
+    "grpox/config/schema.py grpox/errors/problem.py grpox/errors/field_types.py grpox/errors/validation.py grpox/errors/redaction.py grpox/runfile/* "
     "grpox/errors/warn_once.py grpox/errors/formatting.py": ("unit", "fuzz", "runs", "cold"),
     "grpox/from_trl/*": ("unit",),
     "grpox/recipes/*": ("unit", "runs", "cold", "packaging", "services/vllm"),
