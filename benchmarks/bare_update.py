@@ -22,7 +22,7 @@ from grpox.deepspeed_config import deepspeed_config
 from grpox.engine import _skip_op_compilation
 from grpox.optimizers import AdamW
 from grpox.rollout import RolloutBatch
-from grpox.world import World
+from grpox.runtime.world import World
 
 CLIP_LOW, CLIP_HIGH = 0.2, 0.28
 

@@ -133,7 +133,8 @@ def varied(completion_ids: list[list[int]], **_: Any) -> list[float]:
 
 
 def main(told: str, out: str) -> None:
-    from grpox import launch, train
+    from grpox import train
+    from grpox.runtime import launch
 
     given = json.loads(Path(told).read_text())
     for module in LATER:

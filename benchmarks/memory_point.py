@@ -23,12 +23,12 @@ from grpox.contracts import Rollout
 from grpox.engine import Engine
 from grpox.optimizers import AdamW, NamedSchedule
 from grpox.plugins import discover
-from grpox.process_setup import quieten
 from grpox.registry import Registry
 from grpox.rollout import RolloutBatch, collate
+from grpox.runtime.setup import quieten
+from grpox.runtime.world import World, start_world
 from grpox.slices import Slice
 from grpox.update import PolicyUpdate
-from grpox.world import World, start_world
 
 HIDDEN, LAYERS, HEADS = 64, 2, 2
 RESETS_PEAK = "5"

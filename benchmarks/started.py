@@ -14,7 +14,7 @@ from grpox.models import architecture_of, stop_token_ids
 from grpox.optimizers import AdamW, NamedSchedule
 from grpox.run_inputs import open_model, open_tokenizer
 from grpox.runfile.load import ResolvedRun, load_run
-from grpox.world import World, start_world
+from grpox.runtime.world import World, start_world
 
 
 @dataclass(frozen=True)

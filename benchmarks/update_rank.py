@@ -20,13 +20,13 @@ from work import Step, step_of
 from grpox.config import RunConfig
 from grpox.engine import Engine
 from grpox.optimizers import AdamW, NamedSchedule
-from grpox.process_setup import quieten
 from grpox.rollout import RolloutBatch, collate
 from grpox.run_inputs import open_model, open_prompts, open_tokenizer
 from grpox.runfile.load import ResolvedRun, load_run
+from grpox.runtime.setup import quieten
+from grpox.runtime.world import World, start_world
 from grpox.slices import Slice
 from grpox.update import PolicyUpdate
-from grpox.world import World, start_world
 
 OURS, BARE, TORCH = "grpox", "bare-zero3", "torch"
 SWITCHES = ("prefix_sharing", "chunked_logprobs", "skip_zero_advantage")

@@ -15,7 +15,6 @@ from functools import cached_property, partial
 import numpy as np
 import torch
 
-from grpox.agreement import gathered, on_every_rank
 from grpox.ahead import Begun
 from grpox.arrivals import ArrivingGroups, check_rollouts, incomplete
 from grpox.batch_metrics import are_flat, error_metrics, length_metrics, mean, reward_metrics
@@ -32,8 +31,9 @@ from grpox.metrics import PhaseTimes
 from grpox.reward_sum import weighted_sum
 from grpox.rewards import NamedReward
 from grpox.rewards.log import weighed_mean_logged
+from grpox.runtime.collective_errors import gathered, on_every_rank
+from grpox.runtime.world import World
 from grpox.scored_rows import ScoredRow, ScoredRows, Unscored, score_rows, unscored
-from grpox.world import World
 
 STREAMING = "streaming"
 """What a generator provides that yields each rollout as its completion ends, while others go on."""

@@ -16,7 +16,7 @@ from grpox.contracts import Reduction
 from grpox.errors import ConfigError, Problem, describe
 from grpox.errors.validation import problems_of, truths_for_numbers
 from grpox.plugins import Offer
-from grpox.signals import raise_if_signal
+from grpox.runtime.signals import raise_if_signal
 
 
 @dataclass(frozen=True)

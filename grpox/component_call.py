@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from grpox.errors import GrpoxError, RunFailed, describe, left_by_rich
-from grpox.signals import raise_if_signal
+from grpox.runtime.signals import raise_if_signal
 
 if TYPE_CHECKING:
     from torch import Tensor

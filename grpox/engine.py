@@ -22,8 +22,8 @@ from grpox.errors import ConfigError, Problem, RunFailed, describe, text_of
 from grpox.forward_ways import forget, prepare
 from grpox.lora.layers import adapted_layers
 from grpox.quiet_deepspeed import deepspeed
+from grpox.runtime.world import World
 from grpox.weight_sync import stream_weights
-from grpox.world import World
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

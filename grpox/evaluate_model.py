@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from grpox.agreement import on_every_rank
 from grpox.collect import STREAMING, Sampler
 from grpox.component_call import FOREIGN, exits_told
 from grpox.config import EvaluationConfig
@@ -20,18 +19,19 @@ from grpox.data.prompts import PromptSet
 from grpox.evaluation import Evaluator
 from grpox.evaluation_metrics import totals_of
 from grpox.fixed_policy import FixedPolicy
-from grpox.lost_rank import lost_ranks_told
 from grpox.memory_plan.at_load import check_load, free_memory
 from grpox.metrics import PhaseTimes
 from grpox.models import architecture_of, load_model, stop_token_ids
-from grpox.process_setup import quieten, seed_libraries
 from grpox.rewards import NamedReward
 from grpox.rewards.fitting import fitting_rewards
 from grpox.rewards.isolation import OF_EVALUATION, OF_TRAINING, reward_functions
 from grpox.run_inputs import model_config, open_held_out, open_tokenizer
+from grpox.runtime.collective_errors import on_every_rank
+from grpox.runtime.lost_rank import lost_ranks_told
+from grpox.runtime.setup import quieten, seed_libraries
+from grpox.runtime.watchdog import GRACE
+from grpox.runtime.world import World, start_world
 from grpox.scored_rows import ScoredRow
-from grpox.watchdog import GRACE
-from grpox.world import World, start_world
 
 if TYPE_CHECKING:
     from grpox.runfile.load import ResolvedRun

@@ -12,9 +12,9 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase
 from grpox.checkpoint.folders import checkpoints_in
 from grpox.engine import Engine
 from grpox.errors import RunFailed
+from grpox.runtime.files import unwritten
+from grpox.runtime.world import World
 from grpox.saved_whole import save_whole
-from grpox.whole_file import unwritten
-from grpox.world import World
 
 
 def save_model(

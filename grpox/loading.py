@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from grpox.errors import ConfigError, Problem, describe, nearest
-from grpox.signals import raise_if_signal
+from grpox.runtime.signals import raise_if_signal
 
 
 def load_object(reference: str, base: Path | None = None) -> Any:

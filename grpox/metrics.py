@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from grpox.out_of_memory import memory_told
-from grpox.world import World
+from grpox.runtime.out_of_memory import memory_told
+from grpox.runtime.world import World
 
 WAITING = "gather"
 """The phase in which a rank waits for the others."""

@@ -13,7 +13,7 @@ from grpox.config import RewardRef, RunConfig
 from grpox.errors.redaction import redact, redacted
 from grpox.runfile.input_paths import GIVEN
 from grpox.runfile.yaml_text import Dumper
-from grpox.whole_file import write_whole
+from grpox.runtime.files import write_whole
 
 FILE = "README.md"
 DIGEST = 16

@@ -18,8 +18,8 @@ from grpox.contracts import PolicyLoss, Reduction
 from grpox.forward_ways import PLAIN, ForwardWays
 from grpox.layout import Row, rows_of
 from grpox.rollout import TokenSequence
+from grpox.runtime.world import World
 from grpox.slices import Slice, merged, rows_of_slice
-from grpox.world import World
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,7 +18,7 @@ from grpox import hookspecs
 from grpox.deprecated import PluginDeprecation, PluginManager
 from grpox.errors import describe, nearest
 from grpox.hookspecs import KINDS, ComponentSpec
-from grpox.signals import raise_if_signal
+from grpox.runtime.signals import raise_if_signal
 
 Component = tuple[str, ComponentSpec]
 """(kind, what is offered)"""

@@ -6,7 +6,7 @@ import os
 
 import torch
 
-from grpox.late_imports import absent, compiled_at_first_call
+from grpox.runtime.lazy_imports import absent, compiled_at_first_call
 
 if not torch.cuda.is_available():
     os.environ.setdefault("DS_ACCELERATOR", "cpu")

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from grpox.contracts import Reduction
-from grpox.world import World
+from grpox.runtime.world import World
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from grpox.deprecated import PluginDeprecation
 from grpox.errors import ConfigError, GrpoxError, Problem, describe, nearest
 from grpox.plugins import Offer, PluginRecord, PluginSet
 from grpox.requirements import canonical_name
-from grpox.signals import raise_if_signal
+from grpox.runtime.signals import raise_if_signal
 
 
 class Registry:

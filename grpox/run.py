@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import grpox.quick_transformers  # noqa: F401 # isort: skip # before transformers itself
+import grpox.runtime.quick_transformers  # noqa: F401 # isort: skip # before transformers itself
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +14,6 @@ from typing import Any
 from datasets import Dataset, IterableDataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from grpox.agreement import on_every_rank
 from grpox.checkpoint.fingerprints import fingerprints
 from grpox.checkpoint.resume import Checkpoint, check_changes, newest_good, no_checkpoint
 from grpox.checkpoint.saver import CheckpointSaver
@@ -40,7 +39,6 @@ from grpox.forward_ways import not_taken
 from grpox.given.model import make_whole
 from grpox.given.objects import given_objects
 from grpox.hub import check_hub, push_model
-from grpox.keep_alive import lose_silent_peers
 from grpox.lock.file import LockFile
 from grpox.lock.model import Lock
 from grpox.lock.of_run import lock_of
@@ -49,7 +47,6 @@ from grpox.lora.folder import FOLDER as ADAPTER_FOLDER
 from grpox.lora.folder import save_adapter
 from grpox.lora.layers import parameter_counts, told_of
 from grpox.lora.reference import BaseAsReference
-from grpox.lost_rank import lost_ranks_told
 from grpox.memory_plan.at_load import check_load, free_memory
 from grpox.metrics import PhaseTimes
 from grpox.mismatch import LOGPROBS
@@ -61,8 +58,6 @@ from grpox.observing.observers import Observers
 from grpox.observing.provenance import git_commit, versions
 from grpox.observing.record import LocalRecord, began, finished
 from grpox.optimizers import AdamW, NamedSchedule
-from grpox.private_files import keep_files_from_others
-from grpox.process_setup import quieten, seed_libraries
 from grpox.report.observer import RunReport
 from grpox.rewards import NamedReward
 from grpox.rewards.fitting import fitting_rewards
@@ -75,14 +70,19 @@ from grpox.run_inputs import (
     open_schedule,
     open_tokenizer,
 )
-from grpox.run_lock import hold_on_all_ranks
 from grpox.runfile.load import ResolvedRun, load_run, resolve_config
+from grpox.runtime.collective_errors import on_every_rank
+from grpox.runtime.files import unwritten, write_whole
+from grpox.runtime.lost_rank import lost_ranks_told
+from grpox.runtime.private_files import keep_files_from_others
+from grpox.runtime.run_lock import hold_on_all_ranks
+from grpox.runtime.setup import quieten, seed_libraries
+from grpox.runtime.tcp_keepalive import lose_silent_peers
+from grpox.runtime.watchdog import GRACE, Watchdog
+from grpox.runtime.world import World, start_world
 from grpox.sampling import Schedule
 from grpox.trainer import Trainer
 from grpox.update import PolicyUpdate
-from grpox.watchdog import GRACE, Watchdog
-from grpox.whole_file import unwritten, write_whole
-from grpox.world import World, start_world
 
 RewardArgument = Callable[..., Any] | str | Mapping[str, Any]
 """A reward function, a component's name, or a mapping as in a run file."""

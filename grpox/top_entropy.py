@@ -14,7 +14,7 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
-from grpox.world import World
+from grpox.runtime.world import World
 
 ROUNDING = 1e-4
 """The part by which entropies may differ that are the same. The first tokens of a group have one context, and

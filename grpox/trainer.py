@@ -27,12 +27,12 @@ from grpox.mismatch import mismatch_warnings
 from grpox.observing.observers import Observers
 from grpox.rewards.log import mean_logged, with_logged
 from grpox.rollout import RolloutBatch, collate
+from grpox.runtime.signals import Terminated, first_signal_waits, raise_if_signalled, signalled
+from grpox.runtime.world import World
 from grpox.sampling import MicroBatch, Schedule, StepPlan
-from grpox.signals import Terminated, first_signal_waits, raise_if_signalled, signalled
 from grpox.slices import Slice
 from grpox.step_report import step_metrics
 from grpox.update import PolicyUpdate
-from grpox.world import World
 
 GOING_ON = "ending after this step, with a checkpoint; once more to end at once"
 

@@ -22,10 +22,10 @@ from grpox.mismatch import StepMismatch, mismatch_metrics
 from grpox.passes import Arrangement, Passes
 from grpox.reduction import StepTotals, count_step
 from grpox.reference_sync import ReferenceSync
+from grpox.runtime.world import World
 from grpox.slices import Slice
 from grpox.step_loss import StepLoss
 from grpox.top_entropy import choose
-from grpox.world import World
 
 
 class PolicyUpdate:

@@ -25,8 +25,8 @@ from grpox.lora.layers import adapter_parameters, merge_adapters
 from grpox.model_card import write_card
 from grpox.models import load_model, load_tokenizer
 from grpox.runfile.model_options import model_problems, runs_code
+from grpox.runtime.world import World
 from grpox.saved_whole import save_whole
-from grpox.world import World
 
 ALONE = World(0, 1, torch.device("cpu"))
 

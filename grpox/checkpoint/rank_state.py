@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from grpox.agreement import on_every_rank
 from grpox.ahead import Begun
 from grpox.checkpoint.begun_state import begun_of, begun_state
 from grpox.checkpoint.dealt_anew import dealt_anew
@@ -23,8 +22,9 @@ from grpox.checkpoint.progress import Progress
 from grpox.checkpoint.rng import fresh_random_state, random_state, set_random_state
 from grpox.checkpoint.same_batches import plan_of, same_steps
 from grpox.rollout import RolloutBatch
+from grpox.runtime.collective_errors import on_every_rank
+from grpox.runtime.world import World
 from grpox.slices import Slice
-from grpox.world import World
 
 if TYPE_CHECKING:
     from grpox.trainer import Trainer

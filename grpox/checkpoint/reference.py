@@ -11,8 +11,8 @@ import torch.distributed as dist
 from grpox.buffers import persistent_buffers
 from grpox.checkpoint.rank_state import read_state
 from grpox.checkpoint.shards import ShardFiles
+from grpox.runtime.world import World
 from grpox.weight_sync import stream_weights
-from grpox.world import World
 
 if TYPE_CHECKING:
     from grpox.update import PolicyUpdate

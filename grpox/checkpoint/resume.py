@@ -23,8 +23,8 @@ from grpox.errors import ConfigError, Problem
 from grpox.errors.formatting import counted
 from grpox.lock.differences import Severity, differences
 from grpox.lock.model import Lock
+from grpox.runtime.world import World
 from grpox.sampling import BatchPlan
-from grpox.world import World
 
 if TYPE_CHECKING:
     from grpox.trainer import Trainer

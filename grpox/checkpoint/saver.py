@@ -30,8 +30,8 @@ from grpox.errors.warn_once import TellOnce
 from grpox.lock.model import Lock
 from grpox.observing.observers import Observers
 from grpox.observing.record import sync_record
-from grpox.whole_file import unwritten
-from grpox.world import World
+from grpox.runtime.files import unwritten
+from grpox.runtime.world import World
 
 if TYPE_CHECKING:
     from grpox.trainer import Trainer

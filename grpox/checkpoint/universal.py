@@ -21,7 +21,7 @@ from torch import nn
 from grpox.buffers import persistent_buffers
 from grpox.checkpoint.shards import only_weights
 from grpox.errors import RunFailed, describe, text_of
-from grpox.world import World
+from grpox.runtime.world import World
 
 _OPTIMIZER = Path("zero") / "optimizer_state.pt"
 """Where it keeps what belongs to no single parameter."""

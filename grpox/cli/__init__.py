@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from grpox.signals import exit_code, let_signals_kill
+from grpox.runtime.signals import exit_code, let_signals_kill
 
 __all__ = ["main", "script"]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import typer
 
-from grpox import launch
 from grpox.errors.redaction import redact
 from grpox.plugins import PluginSet, discover
+from grpox.runtime import launch
 
 
 def discovered(fresh: bool = False) -> PluginSet:

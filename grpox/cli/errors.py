@@ -11,7 +11,6 @@ from collections.abc import Callable
 
 import typer
 
-from grpox import launch
 from grpox.errors import (
     TEXT,
     TRACE,
@@ -24,8 +23,9 @@ from grpox.errors import (
     traceback_of,
 )
 from grpox.errors.redaction import redact
-from grpox.private_files import keep_files_from_others
-from grpox.signals import exit_code, install_handlers
+from grpox.runtime import launch
+from grpox.runtime.private_files import keep_files_from_others
+from grpox.runtime.signals import exit_code, install_handlers
 
 OUTPUT_CLOSED = 128 + signal.SIGPIPE
 TRACEBACK = "--traceback"

@@ -92,7 +92,7 @@ def _evaluated(run: ResolvedRun, checkpoint: Path | None, console: Console) -> t
 
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from grpox import launch
+    from grpox.runtime import launch
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     shows = console.is_terminal and launch.rank() == 0
@@ -178,7 +178,7 @@ def _figures(model: str, run: ResolvedRun, found: Evaluated, seconds: float) -> 
 
 
 def _write(path: Path, figures: dict[str, Any]) -> None:
-    from grpox.whole_file import unwritten, write_whole
+    from grpox.runtime.files import unwritten, write_whole
 
     try:
         write_whole(path, json.dumps(figures, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
@@ -189,7 +189,7 @@ def _write(path: Path, figures: dict[str, Any]) -> None:
 
 def _write_completions(path: Path, found: Evaluated) -> None:
     from grpox.observing.completions import write_completions
-    from grpox.whole_file import unwritten
+    from grpox.runtime.files import unwritten
 
     try:
         write_completions(path, 0, found.completions)

@@ -129,7 +129,7 @@ def _summary(draft: Draft, out: Path | None) -> str:
 
 
 def _write(out: Path, text: str) -> None:
-    from grpox.whole_file import unwritten, write_whole
+    from grpox.runtime.files import unwritten, write_whole
 
     try:
         write_whole(out, text)

@@ -18,7 +18,7 @@ def leave(code: int) -> None:
     called without an active exception"), after a run that went well. So what Python does first at its end is
     done here, waiting for threads and calling the exit functions; the finalization itself is left out.
     """
-    if "grpox.world" not in sys.modules:
+    if "grpox.runtime.world" not in sys.modules:
         sys.exit(code)
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()

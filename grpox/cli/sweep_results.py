@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from grpox.cli.sweep_children import Child
 from grpox.cli.sweep_grid import SEED
-from grpox.whole_file import write_whole
+from grpox.runtime.files import write_whole
 
 if TYPE_CHECKING:
     from rich.table import Table

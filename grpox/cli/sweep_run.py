@@ -11,7 +11,6 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from grpox import launch
 from grpox.cli.sweep_children import Child, plan_children
 from grpox.cli.sweep_grid import Grid, read_grid
 from grpox.cli.sweep_processes import Running, last_lines, run_all, train_command
@@ -34,6 +33,7 @@ from grpox.config import RunConfig
 from grpox.errors import ConfigError, Problem, RunFailed, nearest
 from grpox.errors.formatting import counted, duration
 from grpox.errors.redaction import redact
+from grpox.runtime import launch
 
 
 @dataclass

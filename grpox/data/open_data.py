@@ -7,9 +7,9 @@ import glob
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from grpox import launch
 from grpox.data.json_rows import UnreadableData
 from grpox.errors import ConfigError, Problem, chain, describe
+from grpox.runtime import launch
 
 if TYPE_CHECKING:
     import datasets

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from grpox.data.open_data import reason
 from grpox.errors import ConfigError, Problem, RunFailed
-from grpox.signals import raise_if_signal
+from grpox.runtime.signals import raise_if_signal
 
 if TYPE_CHECKING:
     import datasets

@@ -17,8 +17,8 @@ from grpox.config import RunConfig
 from grpox.errors import text_of
 from grpox.errors.redaction import redact, redacted
 from grpox.faults.found import Found
+from grpox.runtime.world import World
 from grpox.saved_whole import save_whole
-from grpox.world import World
 
 if TYPE_CHECKING:
     from grpox.engine import Engine

@@ -13,7 +13,7 @@ from grpox.errors import RunFailed
 from grpox.errors.formatting import counted
 from grpox.errors.warn_once import TellOnce
 from grpox.faults.found import Found, find, in_order
-from grpox.world import World
+from grpox.runtime.world import World
 
 if TYPE_CHECKING:
     from grpox.faults.dump import FaultDumps

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from grpox.errors import ConfigError, Problem, nearest
 from grpox.hookspecs import hookimpl
 from grpox.lock.model import Lock
-from grpox.whole_file import write_whole
+from grpox.runtime.files import write_whole
 
 if TYPE_CHECKING:
     from grpox.contracts import RunContext

@@ -15,7 +15,7 @@ from grpox.lock.differences import ABSENT, Difference, Severity, compare, config
 from grpox.lock.model import Lock
 
 if TYPE_CHECKING:
-    from grpox.world import World
+    from grpox.runtime.world import World
 
 
 def check_ranks(world: World, lock: Lock, config: Mapping[str, Any], console: Console | None = None) -> None:

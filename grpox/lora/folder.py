@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from grpox.errors import RunFailed
 from grpox.lora.layers import ADAPTER, adapted_layers
 from grpox.lora.streams import stream_adapters
-from grpox.whole_file import unwritten
+from grpox.runtime.files import unwritten
 
 if TYPE_CHECKING:
     from grpox.engine import Engine
-    from grpox.world import World
+    from grpox.runtime.world import World
 
 FOLDER = "adapter"
 """Its name in a run's folder, and in what `grpox export` writes."""

@@ -13,7 +13,7 @@ from grpox.memory_plan.of_run import run_setting
 from grpox.runfile.load import ResolvedRun
 
 if TYPE_CHECKING:
-    from grpox.world import World
+    from grpox.runtime.world import World
 
 
 def free_memory(world: World) -> int | None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from grpox.whole_file import whole_file
+from grpox.runtime.files import whole_file
 
 if TYPE_CHECKING:
     import pyarrow

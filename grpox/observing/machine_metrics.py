@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from grpox.observing.readings import Readings
-from grpox.world import World
+from grpox.runtime.world import World
 
 FOLDER = "system"
 PREFIX = "system/"

@@ -27,7 +27,7 @@ from grpox.observing.earlier import tell_size
 from grpox.observing.metrics_file import MetricsFile
 from grpox.runfile.masked import VERSIONS
 from grpox.runfile.yaml_text import Dumper
-from grpox.whole_file import unwritten, write_whole
+from grpox.runtime.files import unwritten, write_whole
 
 if TYPE_CHECKING:
     from grpox.contracts import RunContext, ScoredRollout

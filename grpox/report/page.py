@@ -32,7 +32,7 @@ from grpox.report.samples import (
     read_samples,
 )
 from grpox.runfile.yaml_text import Dumper
-from grpox.whole_file import write_whole
+from grpox.runtime.files import write_whole
 
 REPORT = "report.html"
 """Name of the report in a run's folder."""

@@ -11,7 +11,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from grpox.data.unusable_columns import REWARD_ARGUMENTS
-from grpox.signals import raise_if_signal
+from grpox.runtime.signals import raise_if_signal
 
 _asked: WeakKeyDictionary[Callable[..., Any], list[inspect.Parameter] | None] = WeakKeyDictionary()
 """Parameters by function: Python takes longer to tell them than a simple reward takes to score."""

@@ -21,7 +21,7 @@ from grpox.rewards.cuda_device import current_device, use_device
 from grpox.rewards.log import CallLog
 from grpox.rewards.places import hanging_at, raised_at
 from grpox.rewards.scores import BadScores, CheckedScores, checked_scores
-from grpox.signals import raise_if_signal
+from grpox.runtime.signals import raise_if_signal
 
 CANCEL_SECONDS = 1.0
 """How long a cancelled coroutine is waited for; one that goes on after that counts as hanging."""

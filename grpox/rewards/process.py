@@ -23,7 +23,7 @@ from grpox.errors.formatting import amount
 from grpox.rewards.messages import Blueprint, Ready, Reply, Request
 from grpox.rewards.output import RewardOutput
 from grpox.rewards.places import dumped_at
-from grpox.signals import raise_if_signal
+from grpox.runtime.signals import raise_if_signal
 
 START_SECONDS = 600.0
 """The function's module may load a model as it is imported."""

@@ -14,7 +14,6 @@ from typing import Any, get_args
 
 from pydantic import ValidationError
 
-from grpox import launch
 from grpox.component import BoundComponent, bind_object
 from grpox.config import ComponentRef, RunConfig, Section
 from grpox.errors import ConfigError, Problem
@@ -45,6 +44,7 @@ from grpox.runfile.staleness import staleness_problems
 from grpox.runfile.streaming import stream_problems
 from grpox.runfile.trl_names import TRL_NAMES
 from grpox.runfile.yaml_lines import LONGEST, read_yaml
+from grpox.runtime import launch
 from grpox.sampling import BatchPlan, PromptSampler
 
 OTHER_NUMERICS = "other-numerics"

@@ -11,7 +11,7 @@ from typing import Literal
 from unittest import SkipTest
 
 from grpox.errors import GrpoxError, describe
-from grpox.signals import raise_if_signal
+from grpox.runtime.signals import raise_if_signal
 from grpox.testing.conformance import Check, Conformance, Violation
 
 

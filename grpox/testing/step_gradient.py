@@ -19,9 +19,9 @@ from grpox.kl import KL_ESTIMATORS
 from grpox.plugins import discover
 from grpox.reduction import StepTotals, count_masks
 from grpox.registry import Registry
+from grpox.runtime.world import World
 from grpox.step_loss import MicroBatchInputs, StepLoss
 from grpox.top_entropy import choose
-from grpox.world import World
 
 REQUIRED: tuple[str, ...] = ("logprobs", "advantages", "token_mask")
 OPTIONAL = ("old_logprobs", "sampler_logprobs", "ref_logprobs", "entropy")

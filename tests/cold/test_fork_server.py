@@ -108,7 +108,7 @@ def test_a_run_killed_when_forked_resumes_forked_as_the_cold_one_went(
 SIGNALLED = """
 import os, sys
 from grpox.cli.errors import run_command
-from grpox.signals import raise_if_signalled
+from grpox.runtime.signals import raise_if_signalled
 
 def command(arguments):
     os.kill(os.getpid(), {number})

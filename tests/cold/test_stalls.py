@@ -25,14 +25,14 @@ def score(completions, **kwargs):
 STUCK = """
 import ctypes, sys
 from pathlib import Path
-import grpox.watchdog
+import grpox.runtime.watchdog
 from grpox.config import WatchdogConfig
 from grpox.metrics import PhaseTimes
 
-grpox.watchdog.GRACE = 1.0
+grpox.runtime.watchdog.GRACE = 1.0
 times = PhaseTimes()
 config = WatchdogConfig(tell_after=0.2, end_after=1.0)
-with grpox.watchdog.Watchdog(config, times, Path("stalls"), 0), times.phase("generate"):
+with grpox.runtime.watchdog.Watchdog(config, times, Path("stalls"), 0), times.phase("generate"):
     mutex = ctypes.create_string_buffer(64)
     library = getattr(ctypes, sys.argv[1])(None)
     library.pthread_mutex_lock(mutex)

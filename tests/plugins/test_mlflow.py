@@ -28,7 +28,7 @@ from grpox.config import ComponentRef, RunConfig
 from grpox.contracts import Rollout, RunContext, ScoredRollout
 from grpox.errors import ConfigError, RunFailed
 from grpox.observing.record import LocalRecord
-from grpox.run_lock import hold
+from grpox.runtime.run_lock import hold
 from grpox_mlflow.configs import MlflowConfig
 from grpox_mlflow.naming import NAME_LENGTH, VALUE_LENGTH, Names, flattened, shortened
 from grpox_mlflow.store import place_of, quick_requests, resolved_uri

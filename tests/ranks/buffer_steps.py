@@ -30,7 +30,7 @@ from grpox.lora.add import add_adapters
 from grpox.models import load_model
 from grpox.optimizers import AdamW, NamedSchedule
 from grpox.reference_sync import mix
-from grpox.world import World, start_world
+from grpox.runtime.world import World, start_world
 
 KIND = "gemma4_text"
 WAYS = ("all weights", "adapters")

@@ -21,9 +21,9 @@ from grpox.optimizers import AdamW, NamedSchedule
 from grpox.plugins import discover
 from grpox.registry import Registry
 from grpox.rollout import collate
+from grpox.runtime.world import World, start_world
 from grpox.slices import Slice
 from grpox.update import PolicyUpdate
-from grpox.world import World, start_world
 
 
 def slice_of(micro_batch: MicroBatch, world: World) -> Slice:

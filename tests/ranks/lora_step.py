@@ -24,8 +24,8 @@ from grpox.lora.streams import stream_base
 from grpox.optimizers import AdamW, NamedSchedule
 from grpox.plugins import discover
 from grpox.registry import Registry
+from grpox.runtime.world import World, start_world
 from grpox.update import PolicyUpdate
-from grpox.world import World, start_world
 
 STEPS = 2
 TARGETS: dict[str, Any] = {"body": "all-linear", "with head": ["q_proj", "v_proj", "down_proj", "lm_head"]}

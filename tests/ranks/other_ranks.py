@@ -22,8 +22,8 @@ from grpox.models import load_model
 from grpox.optimizers import AdamW, NamedSchedule
 from grpox.plugins import discover
 from grpox.registry import Registry
+from grpox.runtime.world import World, start_world
 from grpox.update import PolicyUpdate
-from grpox.world import World, start_world
 
 ROWS = 24
 

@@ -18,8 +18,8 @@ from grpox.engine import Engine
 from grpox.models import load_model
 from grpox.optimizers import AdamW, NamedSchedule
 from grpox.reference_sync import ReferenceSync
+from grpox.runtime.world import World, start_world
 from grpox.weight_sync import stream_weights
-from grpox.world import World, start_world
 
 
 def mixed(threshold: int, world: World) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from grpox.engine import Engine
 from grpox.models import architecture_of, load_model, load_tokenizer
 from grpox.optimizers import AdamW, NamedSchedule
 from grpox.rollout import collate
-from grpox.world import World, start_world
+from grpox.runtime.world import World, start_world
 from grpox_generators.configs import HfConfig
 from grpox_generators.hf import HfGenerator
 

@@ -16,8 +16,8 @@ from grpox.cli.leaving import leave
 from grpox.config import RunConfig
 from grpox.plugins import discover
 from grpox.registry import Registry
+from grpox.runtime.world import World, start_world
 from grpox.slices import Slice
-from grpox.world import World, start_world
 
 TERMS = {"entropy_coef": 0.1, "top_entropy_quantile": 0.3, "off_policy_mask_threshold": 0.4}
 STEPS: dict[str, dict[str, Any]] = {

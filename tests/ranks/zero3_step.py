@@ -24,10 +24,10 @@ from grpox.optimizers import AdamW, NamedSchedule
 from grpox.plugins import discover
 from grpox.registry import Registry
 from grpox.rollout import collate
+from grpox.runtime.world import World, start_world
 from grpox.sampling import BatchPlan, PromptSampler, Schedule
 from grpox.slices import Slice
 from grpox.update import PolicyUpdate
-from grpox.world import World, start_world
 
 ROWS = 24
 MAX_LENGTH = 7

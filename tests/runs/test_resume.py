@@ -18,7 +18,7 @@ from support.killing import assert_same, kill, start, wait_for_steps
 from typer.testing import CliRunner
 
 from grpox.cli.app import app
-from grpox.run_lock import hold
+from grpox.runtime.run_lock import hold
 
 NO_VLLM = util.find_spec("vllm") is None
 

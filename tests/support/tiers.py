@@ -56,7 +56,7 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "grpox/rewards/* grpox/reward_sum.py": ("unit", "plugins", "runs", "cold"),
     "grpox/data/*": ("unit", "fuzz", "runs"),
     # A run as a whole, and its checkpoints.
-    "grpox/run.py grpox/run_inputs.py grpox/run_lock.py grpox/trainer.py grpox/given/* grpox/contracts.py "
+    "grpox/run.py grpox/run_inputs.py grpox/runtime/run_lock.py grpox/trainer.py grpox/given/* grpox/contracts.py "
     "grpox/__init__.py": (
         "unit", "ranks", "runs", *REST,
     ),
@@ -66,10 +66,10 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "grpox/evaluate_model.py grpox/evaluation.py grpox/evaluation_metrics.py grpox/config/evaluation.py "
     "grpox/pass_at_k.py": ("unit", "runs", "services/vllm"),
     # Processes: how they start, meet, hear signals, wait and end.
-    "grpox/__main__.py grpox/agreement.py grpox/keep_alive.py grpox/kept_variables.py grpox/late_imports.py "
-    "grpox/launch.py grpox/launchers/* grpox/lost_rank.py grpox/meeting.py grpox/out_of_memory.py "
-    "grpox/private_files.py grpox/process_setup.py grpox/quick_transformers.py grpox/quiet_deepspeed.py "
-    "grpox/signals.py grpox/watchdog.py grpox/whole_file.py grpox/world.py": ("unit", "ranks", "runs", *REST),
+    "grpox/__main__.py grpox/runtime/collective_errors.py grpox/runtime/tcp_keepalive.py grpox/runtime/environment.py grpox/runtime/lazy_imports.py "
+    "grpox/runtime/launch.py grpox/runtime/launchers/* grpox/runtime/lost_rank.py grpox/runtime/rendezvous.py grpox/runtime/out_of_memory.py "
+    "grpox/runtime/private_files.py grpox/runtime/setup.py grpox/runtime/quick_transformers.py grpox/quiet_deepspeed.py "
+    "grpox/runtime/signals.py grpox/runtime/watchdog.py grpox/runtime/files.py grpox/runtime/world.py": ("unit", "ranks", "runs", *REST),
     "grpox/cli/* grpox/doctor/* grpox/memory_plan/*": ("unit", "fuzz", "runs", "cold"),
     # Run files, what may stand in them, and what users are told.
     "grpox/config/schema.py grpox/errors/problem.py grpox/errors/field_types.py grpox/errors/validation.py grpox/errors/redaction.py grpox/runfile/* "

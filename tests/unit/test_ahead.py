@@ -13,9 +13,9 @@ from grpox.config import SamplingConfig
 from grpox.contracts import Prompt, Rollout, TrainerState
 from grpox.errors import RunFailed
 from grpox.rewards import NamedReward
+from grpox.runtime.world import World
 from grpox.sampling import BatchPlan, PromptSampler, Schedule
 from grpox.trainer import Trainer
-from grpox.world import World
 from grpox_advantages.configs import GroupConfig
 from grpox_advantages.scalers import Group
 

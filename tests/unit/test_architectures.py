@@ -21,9 +21,9 @@ from grpox.errors import RunFailed
 from grpox.export import save_model
 from grpox.fixed_policy import FixedPolicy
 from grpox.models import architecture_of
+from grpox.runtime.world import World
 from grpox.saved_whole import lost_parts
 from grpox.weight_sync import stream_weights
-from grpox.world import World
 from grpox_generators.configs import HfConfig
 from grpox_generators.hf import HfGenerator
 from grpox_generators.server_weights import _StreamSource

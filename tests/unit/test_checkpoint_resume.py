@@ -25,7 +25,7 @@ from grpox.config import CheckpointConfig, RunConfig
 from grpox.early_stop import EarlyStopState
 from grpox.errors import ConfigError, Problem
 from grpox.lock.model import Lock, LockedComponent
-from grpox.world import World
+from grpox.runtime.world import World
 
 CPU = torch.device("cpu")
 ALONE, TWO = World(0, 1, CPU), World(0, 2, CPU)

@@ -22,7 +22,7 @@ from grpox.cli import app as cli
 from grpox.cli import errors as cli_errors
 from grpox.errors import ConfigError, Problem, RunFailed
 from grpox.runfile import recipe_files
-from grpox.signals import Terminated
+from grpox.runtime.signals import Terminated
 
 SURFACE = {
     "": ["--help", "--traceback", "--version"],

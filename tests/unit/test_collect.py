@@ -21,7 +21,7 @@ from grpox.errors import RunFailed
 from grpox.evaluation import Evaluator
 from grpox.metrics import PhaseTimes
 from grpox.rewards import NamedReward
-from grpox.world import World
+from grpox.runtime.world import World
 from grpox_advantages.configs import GroupConfig
 from grpox_advantages.scalers import Group
 

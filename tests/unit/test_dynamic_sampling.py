@@ -17,10 +17,10 @@ from grpox.contracts import Rollout
 from grpox.draws import PromptDraws
 from grpox.dynamic_sampling import Refilled, SampledGroups, refill
 from grpox.rewards import NamedReward
+from grpox.runtime.world import World
 from grpox.sampling import BatchPlan, PromptSampler, Schedule
 from grpox.scored_rows import ScoredRow
 from grpox.trainer import Trainer
-from grpox.world import World
 from grpox_advantages.configs import GroupConfig
 from grpox_advantages.scalers import Group
 

@@ -22,8 +22,8 @@ from grpox.errors import RunFailed
 from grpox.rewards import NamedReward
 from grpox.rewards.call import RewardCall
 from grpox.rewards.stop import Stopped, StopSign
+from grpox.runtime.world import World
 from grpox.scored_rows import ScoredRow, ScoredRows, joined
-from grpox.world import World
 
 STATE = TrainerState(global_step=0, max_steps=1, epoch=0.0)
 WHO: ContextVar[str] = ContextVar("WHO", default="nobody")

@@ -17,7 +17,7 @@ from grpox.contracts import Prompt, Rollout, TrainerState
 from grpox.data.prompts import PromptSet
 from grpox.evaluation import Evaluator
 from grpox.rewards import NamedReward
-from grpox.world import World
+from grpox.runtime.world import World
 
 ALONE = World(0, 1, torch.device("cpu"))
 

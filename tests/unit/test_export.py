@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, 
 
 from grpox.errors import RunFailed
 from grpox.export import save_model
-from grpox.world import World
+from grpox.runtime.world import World
 
 TOKENIZER = Path(__file__).parents[2] / "grpox" / "recipes" / "quickstart" / "model"
 ALONE = World(rank=0, size=1, device=torch.device("cpu"))

@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 from support.patience import patient
 
-from grpox import agreement, hookspecs
+from grpox import hookspecs
 from grpox.component_call import call
 from grpox.config import RunConfig
 from grpox.contracts import RunContext
@@ -26,8 +26,9 @@ from grpox.loading import load_object
 from grpox.models import _unloadable
 from grpox.observing.observers import Observers
 from grpox.observing.record import LocalRecord
-from grpox.out_of_memory import ran_out_of_memory
 from grpox.rewards.call import RewardCall
+from grpox.runtime import collective_errors
+from grpox.runtime.out_of_memory import ran_out_of_memory
 from grpox_generators.server_client import _lost
 
 CONFIG = RunConfig.model_validate({"model": {"path": "m"}, "data": {"path": "d.jsonl"}, "rewards": ["math"]})
@@ -107,7 +108,7 @@ def rewarded(error: Exception) -> str:
     "tell",
     [
         describe,
-        agreement.told,
+        collective_errors.told,
         reason,
         lambda error: failed(raiser(error)),
         observed,

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from grpox.late_imports import absent, compiled_at_first_call, late
+from grpox.runtime.lazy_imports import absent, compiled_at_first_call, late
 
 START = """
 import sys

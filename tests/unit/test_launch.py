@@ -6,10 +6,17 @@ import os
 
 import pytest
 
-from grpox import launch
 from grpox.errors import ConfigError, Problem
-from grpox.launchers import Place, place_of, standard
-from grpox.launchers.slurm import FIRST_PORT, PORTS, first_host, meeting_of_job, slurm_place, tasks_of_nodes
+from grpox.runtime import launch
+from grpox.runtime.launchers import Place, place_of, standard
+from grpox.runtime.launchers.slurm import (
+    FIRST_PORT,
+    PORTS,
+    first_host,
+    meeting_of_job,
+    slurm_place,
+    tasks_of_nodes,
+)
 
 TORCHRUN = {
     "RANK": "11",

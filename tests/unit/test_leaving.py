@@ -34,7 +34,7 @@ def told(world: str) -> tuple[int, list[str], str]:
 
 
 def test_where_a_process_group_was_made_nothing_is_finalized() -> None:
-    assert told("import grpox.world") == (3, ["thread", "exit function"], "")
+    assert told("import grpox.runtime.world") == (3, ["thread", "exit function"], "")
 
 
 def test_elsewhere_the_process_ends_as_any_other() -> None:

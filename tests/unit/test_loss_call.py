@@ -10,7 +10,7 @@ from support.handlers import handlers_kept
 from grpox.contracts import LossInputs, LossOutput, Reduction
 from grpox.errors import RunFailed
 from grpox.loss_call import per_token_loss
-from grpox.signals import Terminated, first_signal_waits, install_handlers
+from grpox.runtime.signals import Terminated, first_signal_waits, install_handlers
 
 SHAPE = (2, 3)
 

@@ -10,10 +10,10 @@ from types import SimpleNamespace
 import pytest
 from support.ports import free_port
 
-from grpox import meeting
 from grpox.errors import ConfigError, RunFailed
-from grpox.launchers import Place
-from grpox.meeting import meeting_store, name_interface, not_met
+from grpox.runtime import rendezvous
+from grpox.runtime.launchers import Place
+from grpox.runtime.rendezvous import meeting_store, name_interface, not_met
 
 VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "VLLM_HOST_IP", "TORCHELASTIC_USE_AGENT_STORE")
 
@@ -52,9 +52,9 @@ def network(monkeypatch: pytest.MonkeyPatch, towards: str, **interfaces: str) ->
         def getsockname(self) -> tuple[str, int]:
             return towards, 1
 
-    monkeypatch.setattr(meeting, "psutil", found)
-    monkeypatch.setattr(meeting, "_resolved", lambda host, port: (socket.AF_INET, (host, port)))
-    monkeypatch.setattr(meeting.socket, "socket", Probe)
+    monkeypatch.setattr(rendezvous, "psutil", found)
+    monkeypatch.setattr(rendezvous, "_resolved", lambda host, port: (socket.AF_INET, (host, port)))
+    monkeypatch.setattr(rendezvous.socket, "socket", Probe)
 
 
 def test_gloo_listens_on_the_interface_that_leads_to_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:

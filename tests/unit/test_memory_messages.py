@@ -7,7 +7,7 @@ import torch
 
 from grpox.errors import ConfigError, Problem, RunFailed
 from grpox.metrics import PhaseTimes
-from grpox.out_of_memory import memory_told
+from grpox.runtime.out_of_memory import memory_told
 
 VLLM = (
     "Available memory on node 0 (21.18/23.54 GiB) on kv cache allocation is less than requested memory for kv"

@@ -3,7 +3,7 @@
 import torch
 
 from grpox.metrics import PhaseTimes, TokenMetrics
-from grpox.world import World
+from grpox.runtime.world import World
 
 CPU = torch.device("cpu")
 ALONE = World(0, 1, CPU)

@@ -17,10 +17,10 @@ from grpox.errors.warn_once import TellOnce
 from grpox.metrics import TokenMetrics
 from grpox.mismatch import StepMismatch, mismatch_metrics, mismatch_warnings
 from grpox.rollout import collate
+from grpox.runtime.world import World
 from grpox.sampling import StepPlan
 from grpox.step_loss import Corrected
 from grpox.trainer import Trainer
-from grpox.world import World
 from grpox_corrections.configs import (
     GeometricMaskConfig,
     NoCorrectionConfig,

@@ -17,8 +17,8 @@ from grpox.faults.policy import NonFinitePolicy
 from grpox.faults.read import open_dump
 from grpox.kl import k2, k3
 from grpox.rollout import collate
+from grpox.runtime.world import World
 from grpox.slices import Slice
-from grpox.world import World
 
 WORLD = World(0, 1, torch.device("cpu"))
 MASK = torch.tensor([[True, True, False], [True, True, True]])

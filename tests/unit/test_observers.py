@@ -14,13 +14,14 @@ import pytest
 from rich.console import Console
 from support.handlers import handlers_kept
 
-from grpox import hookspecs, signals
+from grpox import hookspecs
 from grpox.config import RunConfig
 from grpox.contracts import Rollout, RunContext, ScoredRollout
 from grpox.errors import ConfigError, RunFailed
 from grpox.hookspecs import hookimpl
 from grpox.observing.observers import Observers
-from grpox.signals import install_handlers
+from grpox.runtime import signals
+from grpox.runtime.signals import install_handlers
 
 CONFIG = RunConfig.model_validate({"model": {"path": "m"}, "data": {"path": "d.jsonl"}, "rewards": ["math"]})
 

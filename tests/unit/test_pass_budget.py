@@ -14,8 +14,8 @@ from grpox.contracts import LossInputs, LossOutput, Reduction, Rollout
 from grpox.forward_ways import PLAIN, ForwardWays
 from grpox.passes import Arrangement, Pass, Passes
 from grpox.rollout import collate
+from grpox.runtime.world import World
 from grpox.slices import Slice
-from grpox.world import World
 
 CPU = torch.device("cpu")
 ALONE = World(0, 1, CPU)

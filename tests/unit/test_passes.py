@@ -22,9 +22,9 @@ from grpox.plugins import discover
 from grpox.reduction import count_step
 from grpox.registry import Registry
 from grpox.rollout import collate
+from grpox.runtime.world import World
 from grpox.slices import Slice
 from grpox.step_loss import StepLoss
-from grpox.world import World
 
 CPU = torch.device("cpu")
 WORLD = World(0, 1, CPU)

@@ -23,9 +23,9 @@ from torch import Tensor
 from grpox.config import ComponentRef, RunConfig
 from grpox.forward_ways import prepare
 from grpox.logprobs import completion_logprobs
+from grpox.runtime.world import World
 from grpox.slices import Slice, merged, rows_of_slice
 from grpox.update import PolicyUpdate
-from grpox.world import World
 
 TEMPERATURE = 0.8
 BONUS = {"entropy_coef": 0.3}

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from grpox.errors import ConfigError
-from grpox.launchers import Place
-from grpox.world import _device
+from grpox.runtime.launchers import Place
+from grpox.runtime.world import _device
 
 
 def place(launcher: str, local_rank: int) -> Place:

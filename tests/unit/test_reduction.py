@@ -6,7 +6,7 @@ import torch.distributed as dist
 
 from grpox.contracts import Reduction
 from grpox.reduction import StepTotals, count_masks, count_step, token_weights
-from grpox.world import World
+from grpox.runtime.world import World
 
 ALONE = World(rank=0, size=1, device=torch.device("cpu"))
 

@@ -23,7 +23,7 @@ from grpox.errors import ConfigError
 from grpox.lock.model import Lock
 from grpox.lock.of_run import lock_of
 from grpox.runfile.load import ResolvedRun, load_run
-from grpox.world import World
+from grpox.runtime.world import World
 
 ALONE = World(0, 1, torch.device("cpu"))
 

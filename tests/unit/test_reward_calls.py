@@ -16,7 +16,7 @@ from support.patience import patient
 from grpox.errors import RunFailed
 from grpox.rewards import NamedReward, score
 from grpox.rewards.call import RewardCall
-from grpox.signals import Terminated
+from grpox.runtime.signals import Terminated
 
 WHO: ContextVar[str] = ContextVar("WHO", default="nobody")
 
@@ -205,7 +205,7 @@ INTERRUPTED = """
 import asyncio, os, sys, time
 from grpox.rewards import NamedReward, score
 from grpox.rewards.call import RewardCall
-from grpox.signals import Terminated
+from grpox.runtime.signals import Terminated
 
 async def endless(completions, **_):
     try:

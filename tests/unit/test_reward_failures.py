@@ -16,7 +16,7 @@ from grpox.errors import RunFailed
 from grpox.rewards import NamedReward, score
 from grpox.rewards.call import RewardCall
 from grpox.rewards.places import defined_at
-from grpox.signals import Terminated, install_handlers
+from grpox.runtime.signals import Terminated, install_handlers
 
 LIMIT = 0.2
 

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from grpox import run_lock
 from grpox.errors import ConfigError, Problem
-from grpox.run_lock import LOCKED, MARKER, hold
+from grpox.runtime import run_lock
+from grpox.runtime.run_lock import LOCKED, MARKER, hold
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +30,7 @@ import subprocess, sys
 from multiprocessing import get_context
 from pathlib import Path
 from time import sleep
-from grpox.run_lock import hold
+from grpox.runtime.run_lock import hold
 with hold(Path(sys.argv[1])):
     forked = get_context("fork").Process(target=sleep, args=(600,))
     forked.start()

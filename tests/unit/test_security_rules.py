@@ -33,7 +33,7 @@ from grpox.runfile.load import load_run
 from grpox.runfile.load_evaluation import load_evaluation
 from grpox.runfile.model_argument import named_model
 from grpox.runfile.model_options import HARMLESS
-from grpox.whole_file import write_whole
+from grpox.runtime.files import write_whole
 from grpox_rewards.configs import RewardModelConfig
 from grpox_rewards.reward_model import RewardModel
 

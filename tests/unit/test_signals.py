@@ -9,7 +9,7 @@ from support.patience import patient
 PROGRAM = """
 import os, signal, sys
 from grpox.cli.errors import run_command
-from grpox.signals import raise_if_signalled
+from grpox.runtime.signals import raise_if_signalled
 
 class Swallowing:
     def __del__(self):

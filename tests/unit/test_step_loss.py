@@ -17,8 +17,8 @@ from grpox.metrics import TokenMetrics
 from grpox.mismatch import StepMismatch
 from grpox.reduction import StepTotals
 from grpox.rollout import RolloutBatch
+from grpox.runtime.world import World
 from grpox.step_loss import Corrected, MicroBatchInputs, MicroBatchLoss, StepLoss, corrected
-from grpox.world import World
 from grpox_corrections.configs import (
     GeometricMaskConfig,
     NoCorrectionConfig,

@@ -151,7 +151,7 @@ def test_mistakes_of_all_runs_are_told_before_any_begins(tmp_path: Path) -> None
 
 
 def test_a_sweep_under_a_launcher_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("grpox.launch.world_size", lambda: 2)
+    monkeypatch.setattr("grpox.runtime.launch.world_size", lambda: 2)
     with pytest.raises(ConfigError, match="no launcher"):
         prepared(tmp_path / "s", "train.learning_rate=0.25,0.5")
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from grpox.runtime.world import World
 from grpox.top_entropy import choose, threshold
-from grpox.world import World
 
 ALONE = World(0, 1, torch.device("cpu"))
 

@@ -14,7 +14,7 @@ from support.patience import patient
 from grpox.config import WatchdogConfig
 from grpox.errors import RunFailed
 from grpox.metrics import PhaseTimes
-from grpox.watchdog import INTERRUPT, Watchdog
+from grpox.runtime.watchdog import INTERRUPT, Watchdog
 
 
 def watched(folder: Path, times: PhaseTimes, tell_after: float, end_after: float) -> Watchdog:

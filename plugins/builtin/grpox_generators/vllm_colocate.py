@@ -15,15 +15,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grpox import launch
 from grpox.checkpoint.rng import random_numbers_kept
 from grpox.config import SamplingConfig
 from grpox.contracts import GeneratorContext, Prompt, Rollout, WeightStream
 from grpox.errors import ConfigError, Problem, RunFailed, describe, text_of
 from grpox.errors.formatting import some
-from grpox.kept_variables import variables_kept
 from grpox.lora.layers import adapted_layers, base_buffers
 from grpox.lora.streams import stream_base
+from grpox.runtime import launch
+from grpox.runtime.environment import variables_kept
 from grpox.weight_sync import stream_weights
 from grpox_generators.configs import VllmColocateConfig
 from grpox_generators.limits import check_length, end_ids

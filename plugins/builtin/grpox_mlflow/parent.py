@@ -17,8 +17,8 @@ from pathlib import Path
 from grpox import __version__
 from grpox.errors import RunFailed
 from grpox.errors.redaction import redact, redacted
-from grpox.run_lock import hold
-from grpox.whole_file import write_whole
+from grpox.runtime.files import write_whole
+from grpox.runtime.run_lock import hold
 from grpox_mlflow.configs import MlflowConfig
 from grpox_mlflow.followed import FollowedRun
 from grpox_mlflow.naming import TAG_LENGTH, Names, changes, shortened

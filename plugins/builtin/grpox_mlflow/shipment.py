@@ -19,7 +19,7 @@ from grpox.errors import ConfigError
 from grpox.errors.formatting import counted
 from grpox.errors.redaction import redact, redacted
 from grpox.lock.file import LOCK_FILE
-from grpox.whole_file import write_whole
+from grpox.runtime.files import write_whole
 from grpox_mlflow.datasets import dataset_inputs
 from grpox_mlflow.ending import ERROR, tags_of
 from grpox_mlflow.followed import FollowedRun

@@ -16,7 +16,7 @@ from filelock import FileLock
 
 from grpox.errors import chain, text_of
 from grpox.errors.redaction import redact
-from grpox.kept_variables import variables_kept
+from grpox.runtime.environment import variables_kept
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

@@ -10,7 +10,7 @@ from pathlib import Path
 from grpox.errors import ConfigError, Problem, RunFailed, nearest
 from grpox.errors.formatting import duration
 from grpox.errors.redaction import MASK, redact
-from grpox.run_lock import hold
+from grpox.runtime.run_lock import hold
 from grpox_mlflow.ending import ending
 from grpox_mlflow.followed import FILE, FollowedRun
 from grpox_mlflow.shipment import Progress, Shipment

@@ -19,8 +19,8 @@ from grpox.lora.add import add_adapters
 from grpox.lora.layers import adapter_parameters
 from grpox.models import architecture_of
 from grpox.rollout import collate
+from grpox.runtime.world import start_world
 from grpox.weight_sync import stream_weights
-from grpox.world import start_world
 from grpox_generators.configs import VllmColocateConfig
 
 pytest.importorskip("peft")

@@ -43,7 +43,7 @@ from support.architectures import tiny_model
 from test_vllm_architectures import context_of, differences_of
 
 from grpox.errors import RunFailed
-from grpox.world import start_world
+from grpox.runtime.world import start_world
 from grpox_generators.configs import VllmColocateConfig
 from grpox_generators.vllm_colocate import VllmColocateGenerator
 

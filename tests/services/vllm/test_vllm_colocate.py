@@ -18,7 +18,7 @@ from grpox.errors import ConfigError, RunFailed
 from grpox.logprobs import completion_logprobs
 from grpox.models import architecture_of
 from grpox.rollout import collate
-from grpox.world import start_world
+from grpox.runtime.world import start_world
 from grpox_generators.configs import VllmColocateConfig
 
 pytestmark = [

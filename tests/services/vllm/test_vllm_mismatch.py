@@ -14,7 +14,7 @@ from grpox.contracts import GeneratorContext, Prompt
 from grpox.logprobs import completion_logprobs
 from grpox.models import architecture_of
 from grpox.rollout import collate
-from grpox.world import start_world
+from grpox.runtime.world import start_world
 from grpox_generators.configs import VllmColocateConfig
 
 pytestmark = [

@@ -12,9 +12,9 @@ from contextlib import contextmanager
 import psutil
 import torch
 
-from grpox import launch
 from grpox.errors import GrpoxError, RunFailed, chain, text_of
 from grpox.errors.formatting import amount
+from grpox.runtime import launch
 
 TEXTS = (
     "DefaultCPUAllocator: can't allocate memory",

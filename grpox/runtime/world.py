@@ -13,10 +13,10 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
-from grpox import launch
 from grpox.errors import ConfigError, Problem
-from grpox.launchers import Place
-from grpox.meeting import meeting_store, name_interface, not_met
+from grpox.runtime import launch
+from grpox.runtime.launchers import Place
+from grpox.runtime.rendezvous import meeting_store, name_interface, not_met
 
 Item = TypeVar("Item")
 
@@ -55,7 +55,7 @@ class World:
 def start_world(timeout: float = 1800.0) -> World:
     """Join (or form) the process group: gloo on CPU, nccl on CUDA.
 
-    The launcher's variables tell rank and size (`grpox.launch`); without one this process is a world of its
+    The launcher's variables tell rank and size (`grpox.runtime.launch`); without one this process is a world of its
     own, which opens no port. DeepSpeed finds the group already made and joins it: left to itself it would pass
     a device id, with which weight sync was seen to hang.
 

@@ -20,7 +20,7 @@ from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
 from grpox.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
-    from grpox.world import World
+    from grpox.runtime.world import World
 
 LOCKED, MARKER = "run.lock", "run.pid"
 """The file whose lock is held; the file that stands for a lock where there are none."""

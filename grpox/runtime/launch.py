@@ -7,8 +7,8 @@ import os
 from contextlib import suppress
 
 from grpox.errors import ConfigError
-from grpox.launchers import Place, place_of, standard
-from grpox.launchers.variables import number
+from grpox.runtime.launchers import Place, place_of, standard
+from grpox.runtime.launchers.variables import number
 
 
 def rank() -> int:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from grpox.errors import ConfigError, Problem
-from grpox.launchers.slurm import meeting_of_job
-from grpox.launchers.variables import Place, number, port_of, require
+from grpox.runtime.launchers.slurm import meeting_of_job
+from grpox.runtime.launchers.variables import Place, number, port_of, require
 
 PREFIX = "OMPI_COMM_WORLD_"
 NAMES = tuple(f"{PREFIX}{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 
 from grpox.errors import ConfigError, Problem
-from grpox.launchers.variables import Place, number, port_of, require
+from grpox.runtime.launchers.variables import Place, number, port_of, require
 
 STEP = ("SLURM_STEP_ID", "SLURM_STEPID", "SLURM_STEP_NUM_TASKS")
 NODES = ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST")

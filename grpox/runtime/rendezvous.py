@@ -17,9 +17,9 @@ from typing import Any
 import psutil
 from torch._C._distributed_c10d import TCPStore
 
-from grpox import launch
 from grpox.errors import ConfigError, Problem, RunFailed
-from grpox.launchers import Place
+from grpox.runtime import launch
+from grpox.runtime.launchers import Place
 
 LOOPBACK = ("lo", "lo0")
 """What loopback is called on Linux and on macOS."""

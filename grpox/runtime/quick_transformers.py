@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from grpox.late_imports import late
+from grpox.runtime.lazy_imports import late
 
 # The one is for assisted decoding, and brings SciPy's statistics; the other, for detecting objects.
 with late("sklearn.metrics", "roc_curve"), late("scipy.optimize", "linear_sum_assignment"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from grpox.launchers.found import place_of, standard
-from grpox.launchers.variables import Place
+from grpox.runtime.launchers.found import place_of, standard
+from grpox.runtime.launchers.variables import Place
 
 __all__ = ["Place", "place_of", "standard"]

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from grpox.errors import ConfigError, Problem
-from grpox.launchers.open_mpi import open_mpi_place
-from grpox.launchers.slurm import slurm_place
-from grpox.launchers.variables import Place, number, port_of, require
+from grpox.runtime.launchers.open_mpi import open_mpi_place
+from grpox.runtime.launchers.slurm import slurm_place
+from grpox.runtime.launchers.variables import Place, number, port_of, require
 
 RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
 MEETING = ("MASTER_ADDR", "MASTER_PORT")

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from grpox.errors import RunFailed, text_of
 from grpox.metrics import PhaseTimes
-from grpox.world import World
+from grpox.runtime.world import World
 
 MARKS = ("gloo", "connection closed by peer", "connection reset by peer", "timed out waiting", "nccl")
 """What the transports' messages have in common; gloo raises a plain RuntimeError."""

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from grpox.errors import GrpoxError, RunFailed, describe
 from grpox.metrics import WAITING, PhaseTimes
-from grpox.world import World
+from grpox.runtime.world import World
 
 Item = TypeVar("Item")
 

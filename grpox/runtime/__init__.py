@@ -1,0 +1,1 @@
+"""This process and those beside it: ranks, launchers, signals, waiting, files."""
