@@ -22,8 +22,8 @@ from grpox.config import RunConfig
 from grpox.contracts import Rollout
 from grpox.engine import Engine
 from grpox.optimizers import AdamW, NamedSchedule
-from grpox.plugins import discover
-from grpox.registry import Registry
+from grpox.plugins.discovery import discover
+from grpox.plugins.registry import Registry
 from grpox.rollout import RolloutBatch, collate
 from grpox.runtime.setup import quieten
 from grpox.runtime.world import World, start_world

@@ -17,7 +17,7 @@ from typing import Any
 from surroundings import surroundings
 
 from grpox.contracts import TrainerState
-from grpox.loading import load_object
+from grpox.plugins.load_object import load_object
 from grpox.rewards import NamedReward, score
 from grpox.rewards.messages import Blueprint
 from grpox.rewards.process import RewardProcess

@@ -8,7 +8,7 @@ from functools import wraps
 from pathlib import Path
 from typing import Any
 
-from grpox.hookspecs import hookimpl
+from grpox.plugins.hookspecs import hookimpl
 from grpox_mlflow.configs import MlflowConfig
 from grpox_mlflow.tracker import MlflowTracker
 

@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from grpox.config import RunConfig
-    from grpox.hookspecs import ComponentSpec, hookimpl
+    from grpox.plugins.hookspecs import ComponentSpec, hookimpl
     from grpox.run import train
 
 __version__ = "0.1.0"
 __all__ = ["ComponentSpec", "RunConfig", "hookimpl", "train"]
 
 _LAZY = {
-    "ComponentSpec": "grpox.hookspecs",
+    "ComponentSpec": "grpox.plugins.hookspecs",
     "RunConfig": "grpox.config",
-    "hookimpl": "grpox.hookspecs",
+    "hookimpl": "grpox.plugins.hookspecs",
     "train": "grpox.run",
 }
 

@@ -18,7 +18,6 @@ import torch
 from grpox.ahead import Begun
 from grpox.arrivals import ArrivingGroups, check_rollouts, incomplete
 from grpox.batch_metrics import are_flat, error_metrics, length_metrics, mean, reward_metrics
-from grpox.component_call import call, exits_told
 from grpox.config import SamplingConfig
 from grpox.contracts import AdvantageScaler, Generator, Prompt, Rollout, ScoredRollout, TrainerState
 from grpox.data.prompts import PromptSet
@@ -28,6 +27,7 @@ from grpox.errors import RunFailed
 from grpox.errors.warn_once import TellOnce
 from grpox.fixed_policy import PolicyWeights
 from grpox.metrics import PhaseTimes
+from grpox.plugins.component_call import call, exits_told
 from grpox.reward_sum import weighted_sum
 from grpox.rewards import NamedReward
 from grpox.rewards.log import weighed_mean_logged

@@ -15,12 +15,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from grpox.component_call import call
 from grpox.config import RunConfig
 from grpox.deepspeed_config import deepspeed_config, reference_config
 from grpox.errors import ConfigError, Problem, RunFailed, describe, text_of
 from grpox.forward_ways import forget, prepare
 from grpox.lora.layers import adapted_layers
+from grpox.plugins.component_call import call
 from grpox.quiet_deepspeed import deepspeed
 from grpox.runtime.world import World
 from grpox.weight_sync import stream_weights

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from grpox.collect import STREAMING, Sampler
-from grpox.component_call import FOREIGN, exits_told
 from grpox.config import EvaluationConfig
 from grpox.config.evaluation import rewards_of
 from grpox.contracts import Generator, GeneratorContext, ScoredRollout, TrainerState
@@ -22,6 +21,7 @@ from grpox.fixed_policy import FixedPolicy
 from grpox.memory_plan.at_load import check_load, free_memory
 from grpox.metrics import PhaseTimes
 from grpox.models import architecture_of, load_model, stop_token_ids
+from grpox.plugins.component_call import FOREIGN, exits_told
 from grpox.rewards import NamedReward
 from grpox.rewards.fitting import fitting_rewards
 from grpox.rewards.isolation import OF_EVALUATION, OF_TRAINING, reward_functions

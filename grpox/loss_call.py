@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from grpox.component_call import call, unchanged
 from grpox.contracts import LossInputs, LossOutput, PolicyLoss
 from grpox.errors import RunFailed
+from grpox.plugins.component_call import call, unchanged
 
 RESERVED = frozenset(
     {"loss", "grad_norm", "learning_rate", "entropy", "kl", "kl_old", "ratio", "off_policy_masked"}

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from grpox.component_call import call, unchanged
 from grpox.contracts import Correction
 from grpox.metrics import TokenMetrics, kept_values
+from grpox.plugins.component_call import call, unchanged
 from grpox.rollout import RolloutBatch
 from grpox.step_loss import Corrected
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from grpox.errors import Problem
-from grpox.plugins import PluginSet
-from grpox.requirements import canonical_name, unmet
+from grpox.plugins.discovery import PluginSet
+from grpox.plugins.requirements import canonical_name, unmet
 from grpox.runfile.yaml_lines import join
 
 

@@ -19,7 +19,6 @@ from grpox.checkpoint.resume import Checkpoint, check_changes, newest_good, no_c
 from grpox.checkpoint.saver import CheckpointSaver
 from grpox.checkpoint.shards import ShardFiles
 from grpox.collect import STREAMING, Collector, Sampler
-from grpox.component_call import FOREIGN, exits_told
 from grpox.config import RunConfig
 from grpox.config.evaluation import rewards_of
 from grpox.contracts import Generator, GeneratorContext, RunContext
@@ -58,6 +57,7 @@ from grpox.observing.observers import Observers
 from grpox.observing.provenance import git_commit, versions
 from grpox.observing.record import LocalRecord, began, finished
 from grpox.optimizers import AdamW, NamedSchedule
+from grpox.plugins.component_call import FOREIGN, exits_told
 from grpox.report.observer import RunReport
 from grpox.rewards import NamedReward
 from grpox.rewards.fitting import fitting_rewards

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import datasets
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from grpox.component_call import call
 from grpox.config import EvaluationConfig
 from grpox.config.evaluation import sampling_of
 from grpox.data.open_data import open_data
@@ -18,6 +17,7 @@ from grpox.data.row_stream import RowStream
 from grpox.errors import ConfigError, Problem
 from grpox.lora.add import add_adapters
 from grpox.models import check_special_tokens, load_config, load_model, load_tokenizer, vocabulary_of
+from grpox.plugins.component_call import call
 from grpox.runfile.model_parts import media_problem
 from grpox.runfile.streaming import stream_problems
 from grpox.sampling import BatchPlan, PromptSampler, Schedule, StreamSampler

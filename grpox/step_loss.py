@@ -12,12 +12,12 @@ from functools import cached_property, partial
 import torch
 from torch import Tensor
 
-from grpox.component_call import call, unchanged
 from grpox.config import TrainConfig
 from grpox.contracts import Correction, PolicyLoss, Reduction
 from grpox.errors import RunFailed
 from grpox.objective import ObjectiveInputs, objective
 from grpox.off_policy_mask import off_policy_keep
+from grpox.plugins.component_call import call, unchanged
 from grpox.reduction import StepTotals, token_weights
 
 

@@ -9,9 +9,9 @@ from field_table import field_table
 from prose import prose
 
 from grpox.errors.field_types import fields_by_key
-from grpox.hookspecs import KINDS
-from grpox.plugins import Offer, PluginSet, discover
-from grpox.registry import Registry
+from grpox.plugins.discovery import Offer, PluginSet, discover
+from grpox.plugins.hookspecs import KINDS
+from grpox.plugins.registry import Registry
 
 PLURALS = {kind: hook.removeprefix("grpox_") for kind, hook in KINDS.items()}
 
@@ -32,7 +32,7 @@ def _blocks(plugins: PluginSet, offers: list[Offer]) -> Iterator[str]:
         of_kind = [offer for offer in offers if offer.kind == kind]
         yield f"## {plural.capitalize()}"
         if not of_kind:
-            yield f"None is built in. The hook is [`{KINDS[kind]}`](hooks.md#grpox.hookspecs.{KINDS[kind]})."
+            yield f"None is built in. The hook is [`{KINDS[kind]}`](hooks.md#grpox.plugins.hookspecs.{KINDS[kind]})."
         for offer in of_kind:
             yield f"### `{offer.spec.name}` {{ #{anchor(kind, offer.spec.name)} }}"
             yield f"{prose(offer.spec.summary)}."

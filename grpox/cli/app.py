@@ -219,7 +219,7 @@ def schema() -> None:
       # yaml-language-server: $schema=grpox.schema.json
     """
     from grpox.cli.discovery import discovered
-    from grpox.registry import Registry
+    from grpox.plugins.registry import Registry
     from grpox.runfile.schema import run_schema
 
     typer.echo(json.dumps(run_schema(Registry(discovered())), indent=2))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from grpox.errors.redaction import redact
-from grpox.plugins import PluginSet, discover
+from grpox.plugins.discovery import PluginSet, discover
 from grpox.runtime import launch
 
 

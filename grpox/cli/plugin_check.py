@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from grpox.errors import ConfigError, Problem
-from grpox.plugins import Offer
+from grpox.plugins.discovery import Offer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

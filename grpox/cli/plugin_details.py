@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from grpox.errors import ConfigError, Problem, nearest
-from grpox.plugins import Offer, PluginSet
-from grpox.requirements import canonical_name
+from grpox.plugins.discovery import Offer, PluginSet
+from grpox.plugins.requirements import canonical_name
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
@@ -102,7 +102,7 @@ def _parameters(plugins: PluginSet, offer: Offer, narrow: bool) -> RenderableTyp
     from rich.text import Text
 
     from grpox.errors.field_types import allowed_values, fields_by_key
-    from grpox.registry import Registry
+    from grpox.plugins.registry import Registry
 
     try:
         model = Registry(plugins).config_model(offer)

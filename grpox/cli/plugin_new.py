@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from grpox.scaffold.make import Made
+    from grpox.plugins.scaffold.make import Made
 
 NOTES = {
     "src/{module}/{kind}.py": "what it computes; a comment marks the line to make yours",
@@ -44,14 +44,14 @@ def new_plugin(
       grpox plugins new grpox-mine --kind reward --folder ~/plugins
     """
     from grpox.cli.discovery import discovered
-    from grpox.scaffold.make import make
+    from grpox.plugins.scaffold.make import make
 
     typer.echo("\n".join(told(make(name, kind, folder, discovered(), force))))
 
 
 def told(made: Made) -> list[str]:
     """Lines: what was made, and the commands that come next."""
-    from grpox.scaffold.render import train_command
+    from grpox.plugins.scaffold.render import train_command
 
     names, place = made.names, shlex.quote(str(made.folder))
     test = names.component.replace("-", "_")

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from grpox.errors import ConfigError, Problem, nearest
-from grpox.hookspecs import KINDS
-from grpox.plugins import Offer, PluginRecord, PluginSet
+from grpox.plugins.discovery import Offer, PluginRecord, PluginSet
+from grpox.plugins.hookspecs import KINDS
 
 if TYPE_CHECKING:
     from rich.table import Table

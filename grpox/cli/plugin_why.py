@@ -12,8 +12,8 @@ from types import CodeType
 from typing import TYPE_CHECKING
 
 from grpox.cli.plugin_report import PLUGIN_KIND, STYLES, Row
-from grpox.plugins import DISABLE_VARIABLE, Offer, PluginRecord, PluginSet
-from grpox.requirements import canonical_name, none_met
+from grpox.plugins.discovery import DISABLE_VARIABLE, Offer, PluginRecord, PluginSet
+from grpox.plugins.requirements import canonical_name, none_met
 
 if TYPE_CHECKING:
     from rich.console import Group, RenderableType

@@ -10,7 +10,7 @@ import typer
 from grpox.cli.plugin_new import new_plugin
 
 if TYPE_CHECKING:
-    from grpox.plugins import PluginSet
+    from grpox.plugins.discovery import PluginSet
 
 HELP = """What is installed: components, their parameters, plugins that did not load; and checks of them.
 
@@ -130,7 +130,7 @@ def check_component(
     from grpox.cli.discovery import discovered
     from grpox.cli.plugin_check import check
     from grpox.cli.plugin_details import select
-    from grpox.deprecated import collected
+    from grpox.plugins.deprecation import collected
     from grpox.runfile.overrides import apply_overrides
 
     given: dict[str, Any] = {}

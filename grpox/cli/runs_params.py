@@ -12,7 +12,7 @@ from grpox.errors import ConfigError
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
-    from grpox.registry import Registry
+    from grpox.plugins.registry import Registry
 
 OF_RUN = "run."
 """Begins what is no key of a run file: ranks and steps."""

@@ -54,7 +54,7 @@ def shown(store: Store, run: TrackedRun, every_param: bool) -> Shown:
         every_param: not only those that are not the default.
     """
     from grpox.cli.discovery import discovered
-    from grpox.registry import Registry
+    from grpox.plugins.registry import Registry
 
     params = run.params if every_param else changed_params(run.params, Registry(discovered()))
     courses = by_metric([course(store, run, metric) for metric in main_metrics(run)])

@@ -92,7 +92,7 @@ def serve(
       grpox serve ./model --port 8001 --max-model-len 1024
       grpox serve ./model -tp 4 --dtype bfloat16 -- --max-num-seqs 512
     """
-    from grpox.requirements import none_met
+    from grpox.plugins.requirements import none_met
     from grpox_vllm_serving.token import read_or_make_token
 
     _refuse_unknown("--dtype", dtype, DTYPES)

@@ -8,9 +8,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from grpox.component import BoundComponent
 from grpox.errors.formatting import counted
 from grpox.errors.redaction import redacted
+from grpox.plugins.component import BoundComponent
 from grpox.runfile.load import ResolvedRun
 
 

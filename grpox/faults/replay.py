@@ -23,9 +23,9 @@ from grpox.faults.found import Found, find, in_order
 from grpox.faults.read import Dump
 from grpox.forward_pass import forward_pass, terms_of
 from grpox.models import load_model, load_tokenizer
-from grpox.plugins import discover
+from grpox.plugins.discovery import discover
+from grpox.plugins.registry import Registry
 from grpox.reduction import StepTotals, count_masks
-from grpox.registry import Registry
 from grpox.runfile.input_paths import resolve_paths
 from grpox.runfile.masked import give_back_secrets
 from grpox.runfile.overrides import COMMAND_LINE, apply_overrides

@@ -8,7 +8,7 @@ from enum import Enum
 from typing import Any
 
 from grpox.lock.model import Lock, LockedComponent, LockedDistribution
-from grpox.requirements import canonical_name
+from grpox.plugins.requirements import canonical_name
 
 ABSENT = "-"
 """Shown in place of what one of the two has not."""

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from pydantic import ValidationError
 
 from grpox.errors import ConfigError, Problem, nearest
-from grpox.hookspecs import hookimpl
 from grpox.lock.model import Lock
+from grpox.plugins.hookspecs import hookimpl
 from grpox.runtime.files import write_whole
 
 if TYPE_CHECKING:

@@ -7,14 +7,14 @@ from collections.abc import Iterable, Iterator
 from importlib import metadata
 from pathlib import Path
 
-from grpox.component import BoundComponent
 from grpox.config import ComponentRef
 from grpox.errors.redaction import redacted
-from grpox.hookspecs import API_VERSION
 from grpox.lock.model import Lock, LockedComponent, LockedDistribution, config_hash
 from grpox.lock.origin import origin_of
 from grpox.lock.sources import file_hash, hash_of, module_files, recorded_files
-from grpox.plugins import PluginSet
+from grpox.plugins.component import BoundComponent
+from grpox.plugins.discovery import PluginSet
+from grpox.plugins.hookspecs import API_VERSION
 from grpox.runfile.load import ResolvedRun
 from grpox.runfile.slots import selected
 

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from grpox.early_stop import told as early_stop_told
 from grpox.errors.formatting import counted, duration
-from grpox.hookspecs import hookimpl
+from grpox.plugins.hookspecs import hookimpl
 
 if TYPE_CHECKING:
     from grpox.contracts import RunContext, ScoredRollout

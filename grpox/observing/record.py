@@ -21,10 +21,10 @@ from grpox.config import RunConfig
 from grpox.errors import RunFailed, text_of
 from grpox.errors.formatting import counted
 from grpox.errors.redaction import redact, redacted
-from grpox.hookspecs import hookimpl
 from grpox.observing.completions import CompletionFiles, write_completions
 from grpox.observing.earlier import tell_size
 from grpox.observing.metrics_file import MetricsFile
+from grpox.plugins.hookspecs import hookimpl
 from grpox.runfile.masked import VERSIONS
 from grpox.runfile.yaml_text import Dumper
 from grpox.runtime.files import unwritten, write_whole

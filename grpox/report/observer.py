@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from grpox.hookspecs import hookimpl
 from grpox.observing.display import escaped
+from grpox.plugins.hookspecs import hookimpl
 
 if TYPE_CHECKING:
     from grpox.contracts import RunContext

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
-from grpox.component import BoundComponent
 from grpox.config import RewardRef
 from grpox.errors import ConfigError, Problem, text_of
-from grpox.requirements import canonical_name
+from grpox.plugins.component import BoundComponent
+from grpox.plugins.requirements import canonical_name
 from grpox.rewards.cuda_device import current_device
 from grpox.rewards.messages import Blueprint
 from grpox.rewards.process import RewardProcess

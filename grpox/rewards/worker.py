@@ -18,11 +18,11 @@ import sys
 from multiprocessing.connection import Connection
 from typing import Any
 
-from grpox.component import BoundComponent
 from grpox.errors import ConfigError, Problem, describe, traceback_of
-from grpox.loading import load_object
-from grpox.plugins import PluginSet
-from grpox.registry import Registry
+from grpox.plugins.component import BoundComponent
+from grpox.plugins.discovery import PluginSet
+from grpox.plugins.load_object import load_object
+from grpox.plugins.registry import Registry
 from grpox.rewards.arguments import missing_columns, taken
 from grpox.rewards.call import RewardCall
 from grpox.rewards.messages import Blueprint, Ready, Reply, Request

@@ -14,14 +14,14 @@ from typing import Any, get_args
 
 from pydantic import ValidationError
 
-from grpox.component import BoundComponent, bind_object
 from grpox.config import ComponentRef, RunConfig, Section
 from grpox.errors import ConfigError, Problem
 from grpox.errors.redaction import remember_secrets
 from grpox.errors.validation import problems_of, truths_for_numbers
 from grpox.given.objects import Given
-from grpox.plugins import discover
-from grpox.registry import Registry
+from grpox.plugins.component import BoundComponent, bind_object
+from grpox.plugins.discovery import discover
+from grpox.plugins.registry import Registry
 from grpox.required import missing_plugins
 from grpox.runfile.deepspeed_settings import deepspeed_problems
 from grpox.runfile.dynamic_sampling import dynamic_sampling_problems
@@ -69,7 +69,7 @@ class ResolvedRun:
     """Objects in place of what the config names."""
 
     def build(self, key: str) -> Any:
-        """The component under `key`; see `grpox.registry.Registry.build`."""
+        """The component under `key`; see `grpox.plugins.registry.Registry.build`."""
         return self.registry.build(self.components[key])
 
     @property

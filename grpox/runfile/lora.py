@@ -8,9 +8,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from grpox.component import BoundComponent
 from grpox.config import LoraConfig, RunConfig
 from grpox.errors import Problem, nearest
+from grpox.plugins.component import BoundComponent
 
 INSTALL = "pip install 'grpox[lora]'"
 LONGEST_HEADER = 2**26

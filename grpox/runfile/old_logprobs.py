@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from grpox.component import BoundComponent
 from grpox.config import RunConfig
 from grpox.errors import Problem
+from grpox.plugins.component import BoundComponent
 from grpox.runfile.sampling_bias import changed_distribution
 
 LOGPROBS = "logprobs"

@@ -15,8 +15,8 @@ from pydantic import BaseModel
 
 from grpox.config import ComponentRef, RewardRef, RunConfig
 from grpox.errors import ConfigError, describe
-from grpox.plugins import Offer, PluginSet
-from grpox.registry import Registry
+from grpox.plugins.discovery import Offer, PluginSet
+from grpox.plugins.registry import Registry
 from grpox.runfile.lr_schedules import LR_SCHEDULER_TYPES
 from grpox.runfile.slots import SLOTS
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from grpox.component import BoundComponent
 from grpox.config import RunConfig
 from grpox.errors import Problem
-from grpox.plugins import Offer
+from grpox.plugins.component import BoundComponent
+from grpox.plugins.discovery import Offer
 from grpox.runfile.old_logprobs import LOGPROBS
 from grpox.runfile.sampling_bias import changed_distribution
 

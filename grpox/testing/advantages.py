@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grpox.component_call import call
 from grpox.errors import RunFailed
+from grpox.plugins.component_call import call
 from grpox.testing.conformance import Conformance, Violation
 
 close = partial(torch.allclose, rtol=1e-4, atol=1e-5)

@@ -13,12 +13,12 @@ from typing import Any, ClassVar
 
 from pydantic import ValidationError
 
-from grpox.component import BoundComponent
 from grpox.config import ComponentRef
 from grpox.errors import ConfigError
 from grpox.errors.validation import problems_of
-from grpox.plugins import discover
-from grpox.registry import Registry
+from grpox.plugins.component import BoundComponent
+from grpox.plugins.discovery import discover
+from grpox.plugins.registry import Registry
 
 Mention = str | Mapping[str, Any]
 """A component as a run file has it: ``"dapo"``, or ``{"name": "dapo", "clip_high": 0.28}``."""

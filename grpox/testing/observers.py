@@ -19,10 +19,10 @@ from pathlib import Path
 import pluggy
 from rich.console import Console
 
-from grpox import hookspecs
 from grpox.contracts import Rollout, RunContext, ScoredRollout
 from grpox.observing.observers import Observers
 from grpox.observing.record import LocalRecord
+from grpox.plugins import hookspecs
 from grpox.runfile.load import load_run
 from grpox.testing.conformance import Conformance, Violation
 

@@ -16,9 +16,9 @@ from grpox.config import ComponentRef
 from grpox.errors import ConfigError, Problem, nearest, text_of
 from grpox.errors.validation import problems_of
 from grpox.kl import KL_ESTIMATORS
-from grpox.plugins import discover
+from grpox.plugins.discovery import discover
+from grpox.plugins.registry import Registry
 from grpox.reduction import StepTotals, count_masks
-from grpox.registry import Registry
 from grpox.runtime.world import World
 from grpox.step_loss import MicroBatchInputs, StepLoss
 from grpox.top_entropy import choose

@@ -13,8 +13,8 @@ from pydantic.fields import FieldInfo
 
 from grpox.config import ComponentRef, RewardRef, RunConfig, Section
 from grpox.errors.field_types import fields_by_key
-from grpox.plugins import discover
-from grpox.registry import Registry
+from grpox.plugins.discovery import discover
+from grpox.plugins.registry import Registry
 
 LIST = ["a list", ["of lists"]]
 PLACES = {

@@ -33,8 +33,8 @@ from grpox.config import RunConfig
 from grpox.contracts import RunContext
 from grpox.errors import ConfigError, RunFailed
 from grpox.observing.record import LocalRecord
-from grpox.plugins import discover
-from grpox.registry import Registry
+from grpox.plugins.discovery import discover
+from grpox.plugins.registry import Registry
 from grpox_mlflow.configs import MlflowConfig
 from grpox_mlflow.naming import flattened
 from grpox_mlflow.tracker import MlflowTracker

@@ -76,7 +76,7 @@ def test_a_call_gives_the_same_in_a_process_as_in_a_thread(started: Any, name: s
 
 def test_a_class_is_built_there_with_its_parameters(started: Any) -> None:
     # In a run the parent has loaded the file; the config's class is found under its own module there and here.
-    from grpox.loading import load_object
+    from grpox.plugins.load_object import load_object
 
     config = load_object(f"{FILE}:Scaled").Config(factor=0.5)
     assert scored(NamedReward("scaled", started("Scaled", config=config))).values == [[0.5, 1.0, 1.5, 2.0]]

@@ -18,8 +18,8 @@ from grpox.contracts import Rollout
 from grpox.engine import Engine, FrozenEngine
 from grpox.models import load_model
 from grpox.optimizers import AdamW, NamedSchedule
-from grpox.plugins import discover
-from grpox.registry import Registry
+from grpox.plugins.discovery import discover
+from grpox.plugins.registry import Registry
 from grpox.rollout import collate
 from grpox.runtime.world import World, start_world
 from grpox.slices import Slice

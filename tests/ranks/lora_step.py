@@ -22,8 +22,8 @@ from grpox.lora.layers import parameter_counts
 from grpox.lora.reference import BaseAsReference
 from grpox.lora.streams import stream_base
 from grpox.optimizers import AdamW, NamedSchedule
-from grpox.plugins import discover
-from grpox.registry import Registry
+from grpox.plugins.discovery import discover
+from grpox.plugins.registry import Registry
 from grpox.runtime.world import World, start_world
 from grpox.update import PolicyUpdate
 

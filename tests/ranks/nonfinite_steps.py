@@ -22,8 +22,8 @@ from grpox.engine import Engine
 from grpox.errors import RunFailed
 from grpox.models import load_model
 from grpox.optimizers import AdamW, NamedSchedule
-from grpox.plugins import discover
-from grpox.registry import Registry
+from grpox.plugins.discovery import discover
+from grpox.plugins.registry import Registry
 from grpox.runtime.world import World, start_world
 from grpox.slices import Slice
 from grpox.update import PolicyUpdate

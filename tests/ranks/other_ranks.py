@@ -20,8 +20,8 @@ from grpox.cli.leaving import leave
 from grpox.engine import Engine
 from grpox.models import load_model
 from grpox.optimizers import AdamW, NamedSchedule
-from grpox.plugins import discover
-from grpox.registry import Registry
+from grpox.plugins.discovery import discover
+from grpox.plugins.registry import Registry
 from grpox.runtime.world import World, start_world
 from grpox.update import PolicyUpdate
 

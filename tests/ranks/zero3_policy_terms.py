@@ -14,8 +14,8 @@ import zero3_step
 
 from grpox.cli.leaving import leave
 from grpox.config import RunConfig
-from grpox.plugins import discover
-from grpox.registry import Registry
+from grpox.plugins.discovery import discover
+from grpox.plugins.registry import Registry
 from grpox.runtime.world import World, start_world
 from grpox.slices import Slice
 

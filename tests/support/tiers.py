@@ -77,12 +77,12 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "grpox/from_trl/*": ("unit",),
     "grpox/recipes/*": ("unit", "runs", "cold", "packaging", "services/vllm"),
     # Plugins: found, bound, made, checked.
-    "grpox/api_version.py grpox/component.py grpox/component_call.py grpox/deprecated.py grpox/hookspecs.py "
-    "grpox/input_path.py grpox/loading.py grpox/lock/* grpox/plugin_answer.py grpox/plugin_cache.py "
-    "grpox/plugin_fingerprint.py grpox/plugins.py grpox/registry.py grpox/required.py grpox/requirements.py": (
+    "grpox/plugins/api_version.py grpox/plugins/component.py grpox/plugins/component_call.py grpox/plugins/deprecation.py grpox/plugins/hookspecs.py "
+    "grpox/plugins/path_types.py grpox/plugins/load_object.py grpox/lock/* grpox/plugins/loader.py grpox/plugins/cache.py "
+    "grpox/plugins/fingerprint.py grpox/plugins/discovery.py grpox/plugins/registry.py grpox/required.py grpox/plugins/requirements.py": (
         "unit", "plugins", "runs", "cold", "packaging",
     ),
-    "grpox/pytest_plugin.py grpox/scaffold/* grpox/testing/*": ("unit", "runs", "cold", "packaging"),
+    "grpox/pytest_plugin.py grpox/plugins/scaffold/* grpox/testing/*": ("unit", "runs", "cold", "packaging"),
     "grpox/py.typed": ("packaging",),
     "plugins/examples/* plugins/README.md LICENSE": ("packaging",),
     # Pages, whose commands and code are run; examples and benchmarks, of which tests run some.

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from grpox.plugins import DISABLE_VARIABLE
+from grpox.plugins.discovery import DISABLE_VARIABLE
 
 MakeDistribution = Callable[..., Path]
 

@@ -12,7 +12,7 @@ from grpox.cli.plugin_details import details, select
 from grpox.cli.plugin_report import as_table, rows
 from grpox.cli.plugins import NARROW
 from grpox.cli.validate_report import validate_report
-from grpox.plugins import PluginSet, discover
+from grpox.plugins.discovery import PluginSet, discover
 from grpox.runfile.load import ResolvedRun, load_run
 
 WIDTHS = [60, 80, 200]

@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from grpox import hookspecs, plugin_answer
-from grpox.api_version import api_note, api_problem
 from grpox.cli.app import app as cli
 from grpox.cli.plugin_report import rows
 from grpox.cli.plugins import app
-from grpox.deprecated import (
+from grpox.errors import ConfigError
+from grpox.observing.observers import Observers
+from grpox.plugins import hookspecs, loader
+from grpox.plugins.api_version import api_note, api_problem
+from grpox.plugins.deprecation import (
     PluginDeprecation,
     author_of,
     collected,
@@ -24,12 +26,10 @@ from grpox.deprecated import (
     renamed_fields,
     renamed_hook,
 )
-from grpox.errors import ConfigError
-from grpox.hookspecs import hookspec
-from grpox.observing.observers import Observers
-from grpox.plugin_answer import new_manager
-from grpox.plugins import Offer, PluginRecord, PluginSet, discover
-from grpox.registry import Registry
+from grpox.plugins.discovery import Offer, PluginRecord, PluginSet, discover
+from grpox.plugins.hookspecs import hookspec
+from grpox.plugins.loader import new_manager
+from grpox.plugins.registry import Registry
 from grpox.testing.conformance import registry as suites_registry
 
 HEADER = "from grpox import ComponentSpec, hookimpl\n\n"
@@ -69,7 +69,7 @@ def later_hookspecs() -> ModuleType:
 
 @pytest.fixture(autouse=True)
 def _later_grpox(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(plugin_answer, "hookspecs", later_hookspecs())
+    monkeypatch.setattr(loader, "hookspecs", later_hookspecs())
     monkeypatch.setenv("GRPOX_CACHE_DIR", str(tmp_path / "cache"))
 
 
@@ -317,7 +317,7 @@ def test_the_oldest_version_is_the_default_of_a_component_that_names_none():
 def test_every_argument_of_a_lifecycle_hook_is_passed_to_it():
     """That of a deprecated name too, for as long as a specification has it."""
     called: dict[str, set[str]] = {}
-    manager = plugin_answer.PluginManager()
+    manager = loader.PluginManager()
     manager.add_hookspecs(hookspecs)
     lifecycle = [name for name in vars(manager.hook) if name not in hookspecs.KINDS.values()]
 

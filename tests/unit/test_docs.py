@@ -14,8 +14,8 @@ from pydantic.fields import FieldInfo
 
 from grpox.config import ComponentRef, EarlyStopConfig, LoraConfig, RewardRef, RunConfig, Section
 from grpox.contracts import LossInputs, PolicyLoss
-from grpox.plugins import Offer, discover
-from grpox.registry import Registry
+from grpox.plugins.discovery import Offer, discover
+from grpox.plugins.registry import Registry
 from grpox.runfile.lr_schedules import LR_SCHEDULER_TYPES
 from grpox.runfile.yaml_lines import read_yaml
 from grpox_losses.cispo import Cispo

@@ -22,8 +22,14 @@ from transformers import AutoModelForCausalLM
 
 from grpox import ComponentSpec, hookimpl
 from grpox.contracts import RunContext
-from grpox.deprecated import PluginDeprecation, PluginManager, renamed_argument, renamed_fields, renamed_hook
-from grpox.hookspecs import hookspec
+from grpox.plugins.deprecation import (
+    PluginDeprecation,
+    PluginManager,
+    renamed_argument,
+    renamed_fields,
+    renamed_hook,
+)
+from grpox.plugins.hookspecs import hookspec
 from grpox.runfile.load import ResolvedRun
 from grpox.testing import LossConformance
 from grpox.testing.runner import outcomes

@@ -20,10 +20,10 @@ from support.patience import patient
 
 from grpox.cli.app import app
 from grpox.config import ComponentRef, RewardRef, RunConfig, Section
-from grpox.hookspecs import KINDS
-from grpox.plugin_answer import new_manager
-from grpox.plugins import Offer, discover
-from grpox.registry import Registry
+from grpox.plugins.discovery import Offer, discover
+from grpox.plugins.hookspecs import KINDS
+from grpox.plugins.loader import new_manager
+from grpox.plugins.registry import Registry
 
 pytest.importorskip("mkdocs", reason="mkdocs comes with `make docs`")
 
@@ -165,7 +165,7 @@ def test_papers_are_links(pages: dict[str, Html]) -> None:
 def test_every_hook_is_in_the_reference(pages: dict[str, Html]) -> None:
     hooks = [name for name in vars(new_manager().hook) if name.startswith("grpox_")]
     assert set(KINDS.values()) < set(hooks)
-    assert [name for name in hooks if f"grpox.hookspecs.{name}" not in pages["hooks/"].ids] == []
+    assert [name for name in hooks if f"grpox.plugins.hookspecs.{name}" not in pages["hooks/"].ids] == []
 
 
 def test_every_contract_is_in_the_reference_with_its_shapes(site: Path, pages: dict[str, Html]) -> None:

@@ -22,8 +22,8 @@ from grpox.doctor import checkup, machine, torch_builds
 from grpox.doctor.checkup import Checkup, broken, check_up, generators
 from grpox.doctor.distributions import installed, misfits, torch_build
 from grpox.doctor.finding import Finding
-from grpox.hookspecs import ComponentSpec
-from grpox.plugins import Offer, PluginRecord, PluginSet, discover
+from grpox.plugins.discovery import Offer, PluginRecord, PluginSet, discover
+from grpox.plugins.hookspecs import ComponentSpec
 
 Install = Callable[..., Path]
 

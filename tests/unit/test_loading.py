@@ -5,7 +5,7 @@ import pickle
 import pytest
 
 from grpox.errors import ConfigError
-from grpox.loading import load_object
+from grpox.plugins.load_object import load_object
 
 
 def refused(reference):

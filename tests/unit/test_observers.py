@@ -14,12 +14,12 @@ import pytest
 from rich.console import Console
 from support.handlers import handlers_kept
 
-from grpox import hookspecs
 from grpox.config import RunConfig
 from grpox.contracts import Rollout, RunContext, ScoredRollout
 from grpox.errors import ConfigError, RunFailed
-from grpox.hookspecs import hookimpl
 from grpox.observing.observers import Observers
+from grpox.plugins import hookspecs
+from grpox.plugins.hookspecs import hookimpl
 from grpox.runtime import signals
 from grpox.runtime.signals import install_handlers
 

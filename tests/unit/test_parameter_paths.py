@@ -15,7 +15,7 @@ from grpox.runfile.load import ResolvedRun, load_run
 
 PLUGIN = """
 from pydantic import BaseModel
-from grpox.input_path import InputPath, ModelPath
+from grpox.plugins.path_types import InputPath, ModelPath
 
 
 class Words:

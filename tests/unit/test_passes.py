@@ -18,9 +18,9 @@ from grpox.forward_pass import forward_pass
 from grpox.forward_ways import PLAIN, ForwardWays, prepare
 from grpox.layout import lay_out
 from grpox.passes import Arrangement, Passes
-from grpox.plugins import discover
+from grpox.plugins.discovery import discover
+from grpox.plugins.registry import Registry
 from grpox.reduction import count_step
-from grpox.registry import Registry
 from grpox.rollout import collate
 from grpox.runtime.world import World
 from grpox.slices import Slice

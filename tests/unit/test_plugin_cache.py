@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from grpox.component import ComponentRef
 from grpox.errors import ConfigError
-from grpox.plugin_answer import load
-from grpox.plugin_cache import PluginCache, cache_file
-from grpox.plugin_fingerprint import Surroundings
-from grpox.plugins import Offer, PluginRecord, PluginSet, discover
-from grpox.registry import Registry
+from grpox.plugins.cache import PluginCache, cache_file
+from grpox.plugins.component import ComponentRef
+from grpox.plugins.discovery import Offer, PluginRecord, PluginSet, discover
+from grpox.plugins.fingerprint import Surroundings
+from grpox.plugins.loader import load
+from grpox.plugins.registry import Registry
 from grpox.required import missing_plugins
 
 LOSS = """
@@ -418,7 +418,7 @@ def test_whether_a_requirement_is_met_is_remembered_until_something_is_installed
     [first] = offers(found())
     assert (first.status, "grpox-engine>=1: not installed" in first.reason) == ("unavailable", True)
     with monkeypatch.context() as patch:
-        patch.setattr("grpox.plugin_cache.none_met", None)
+        patch.setattr("grpox.plugins.cache.none_met", None)
         assert offers(found()) == [first]
     install("grpox-engine", version="1.2")
     assert [offer.status for offer in offers(found())] == ["ok"]

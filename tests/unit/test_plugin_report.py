@@ -17,7 +17,7 @@ from grpox.cli.plugin_report import Row, as_json, as_table, rows
 from grpox.cli.plugin_why import Why, explain, load_broken
 from grpox.cli.plugins import app
 from grpox.errors import ConfigError
-from grpox.plugins import PluginSet, discover
+from grpox.plugins.discovery import PluginSet, discover
 
 SOURCE = """
 from pydantic import BaseModel, ConfigDict, Field

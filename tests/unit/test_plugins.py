@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from grpox.plugins import Offer, PluginRecord, PluginSet, discover
+from grpox.plugins.discovery import Offer, PluginRecord, PluginSet, discover
 
 HEADER = "from grpox import ComponentSpec, hookimpl\n"
 

@@ -14,7 +14,8 @@ import pluggy
 
 import grpox
 import grpox.testing
-from grpox import contracts, hookspecs, pytest_plugin
+from grpox import contracts, pytest_plugin
+from grpox.plugins import hookspecs
 
 SNAPSHOT = Path(__file__).with_name("public_surface.txt")
 

@@ -20,8 +20,8 @@ from grpox.errors.redaction import MASK, masked_keys, names_a_secret, redact, re
 from grpox.faults.dump import Fault
 from grpox.faults.read import Dump
 from grpox.faults.replay import replay
-from grpox.plugins import discover
-from grpox.registry import Registry
+from grpox.plugins.discovery import discover
+from grpox.plugins.registry import Registry
 from grpox.runfile.load import load_run, resolve_config
 from grpox.runfile.masked import give_back_secrets
 

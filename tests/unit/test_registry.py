@@ -7,12 +7,12 @@ import sys
 
 import pytest
 
-from grpox.component import BoundComponent, bind_object
 from grpox.config import ComponentRef, RewardRef
 from grpox.contracts import Reduction
 from grpox.errors import ConfigError, Problem, RunFailed
-from grpox.plugins import discover
-from grpox.registry import Registry
+from grpox.plugins.component import BoundComponent, bind_object
+from grpox.plugins.discovery import discover
+from grpox.plugins.registry import Registry
 from grpox.required import missing_plugins
 
 FOO = """
@@ -393,7 +393,8 @@ def test_required_plugins_must_be_installed_new_enough_and_loaded(registry, make
 
 def test_selecting_and_negotiating_import_no_torch():
     code = (
-        "import sys; from grpox.registry import Registry; from grpox.plugins import discover\n"
+        "import sys; from grpox.plugins.discovery import discover\n"
+        "from grpox.plugins.registry import Registry\n"
         "from grpox.config import ComponentRef\n"
         "registry = Registry(discover()); bound = registry.parse('loss', ComponentRef(name='dapo'), 'loss')\n"
         "registry.negotiate([bound], [])\n"

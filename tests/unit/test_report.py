@@ -18,15 +18,15 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from grpox import hookspecs
 from grpox.cli import app as cli
 from grpox.config import RunConfig
 from grpox.contracts import Rollout, RunContext, ScoredRollout
 from grpox.errors import ConfigError
-from grpox.hookspecs import hookimpl
 from grpox.observing.completions import write_completions
 from grpox.observing.observers import Observers
 from grpox.observing.record import LocalRecord
+from grpox.plugins import hookspecs
+from grpox.plugins.hookspecs import hookimpl
 from grpox.report.charts import Chart, charts_of
 from grpox.report.curves import Curve, binned, draw, left_out, marked_evaluations
 from grpox.report.data import RunRecord, read_record

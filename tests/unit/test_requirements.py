@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from grpox.plugins import discover
-from grpox.requirements import canonical_name, none_met, unmet
+from grpox.plugins.discovery import discover
+from grpox.plugins.requirements import canonical_name, none_met, unmet
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]

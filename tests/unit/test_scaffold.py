@@ -23,10 +23,10 @@ from typer.testing import CliRunner
 
 from grpox.cli.plugin_new import new_plugin
 from grpox.errors import ConfigError, Problem
-from grpox.hookspecs import API_VERSION
-from grpox.plugins import PluginSet, discover
-from grpox.scaffold.make import Made, make
-from grpox.scaffold.names import TEMPLATED, names_of
+from grpox.plugins.discovery import PluginSet, discover
+from grpox.plugins.hookspecs import API_VERSION
+from grpox.plugins.scaffold.make import Made, make
+from grpox.plugins.scaffold.names import TEMPLATED, names_of
 
 ROOT = Path(__file__).parents[2]
 LONG = "length-normalised-surrogate"
@@ -327,7 +327,8 @@ def python(installed: Path, *arguments: str) -> str:
 
 def test_every_kind_is_listed_without_torch(installed: Path) -> None:
     code = (
-        "import sys; from grpox.plugins import discover; from grpox.registry import Registry\n"
+        "import sys; from grpox.plugins.discovery import discover\n"
+        "from grpox.plugins.registry import Registry\n"
         "mine = [o for o in discover().offers if o.spec.name.startswith('my-')]\n"
         "[Registry(discover()).config_model(offer)() for offer in mine]\n"
         "print(*sorted(f'{o.kind} {o.status} {o.distribution}' for o in mine), sep='\\n')\n"

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from grpox.plugins import discover
-from grpox.registry import Registry
+from grpox.plugins.discovery import discover
+from grpox.plugins.registry import Registry
 from grpox.runfile.schema import run_schema
 
 PLUGIN = """

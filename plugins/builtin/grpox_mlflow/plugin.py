@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from grpox.hookspecs import ComponentSpec, hookimpl
+from grpox.plugins.hookspecs import ComponentSpec, hookimpl
 
 
 @hookimpl

@@ -10,7 +10,7 @@ from grpox_example_loss.config import LuspoConfig
 from grpox_example_loss.loss import Luspo
 
 from grpox.contracts import LossInputs, Reduction
-from grpox.plugins import discover
+from grpox.plugins.discovery import discover
 
 
 def inputs(log_ratio: list[list[float]], advantage: list[float], mask: list[list[int]]) -> LossInputs:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import PurePath
 
 from grpox.errors import ConfigError, Problem, nearest
-from grpox.hookspecs import KINDS
-from grpox.requirements import canonical_name
+from grpox.plugins.hookspecs import KINDS
+from grpox.plugins.requirements import canonical_name
 
 TEMPLATED = ("loss", "reward", "advantage", "correction", "generator", "observer")
 """The kinds of components that there are templates for."""

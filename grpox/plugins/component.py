@@ -15,7 +15,7 @@ from grpox.config import ComponentRef
 from grpox.contracts import Reduction
 from grpox.errors import ConfigError, Problem, describe
 from grpox.errors.validation import problems_of, truths_for_numbers
-from grpox.plugins import Offer
+from grpox.plugins.discovery import Offer
 from grpox.runtime.signals import raise_if_signal
 
 

@@ -12,8 +12,8 @@ from pathlib import Path, PurePosixPath
 from string import Template
 
 from grpox import __version__
-from grpox.hookspecs import API_VERSION
-from grpox.scaffold.names import Names
+from grpox.plugins.hookspecs import API_VERSION
+from grpox.plugins.scaffold.names import Names
 
 TRAIN = {
     "loss": "grpox train quickstart loss={}",
@@ -62,7 +62,7 @@ def train_command(names: Names) -> str:
 
 
 def _templates(kind: str) -> Iterator[tuple[PurePosixPath, str]]:
-    root = Path(str(resources.files("grpox.scaffold"))) / "templates"
+    root = Path(str(resources.files("grpox.plugins.scaffold"))) / "templates"
     for folder in (root / "common", root / kind):
         for path in folder.rglob("*.tmpl"):
             yield PurePosixPath(path.relative_to(folder).as_posix()), path.read_text(encoding="utf-8")

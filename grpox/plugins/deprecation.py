@@ -2,7 +2,7 @@
 
 How a change proceeds is in docs/plugin-api.md. Its means:
 
-- a hook, or an argument of one, keeps its specification in `grpox.hookspecs`, marked with pluggy's own
+- a hook, or an argument of one, keeps its specification in `grpox.plugins.hookspecs`, marked with pluggy's own
   ``warn_on_impl`` or ``warn_on_impl_args``: `renamed_hook`, `renamed_argument`, or a `PluginDeprecation` with
   other words;
 - a field of a dataclass in `grpox.contracts` keeps its old name by `renamed_fields`.
@@ -142,7 +142,7 @@ def author_of(module: str) -> str:
 
     It is asked of the entry points, because an editable install does not list its modules.
     """
-    from grpox.hookspecs import ENTRY_POINT_GROUP
+    from grpox.plugins.hookspecs import ENTRY_POINT_GROUP
 
     found, most = module, 0
     for entry_point in metadata.entry_points(group=ENTRY_POINT_GROUP):

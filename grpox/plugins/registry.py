@@ -11,7 +11,9 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from grpox.component import (
+from grpox.config import ComponentRef
+from grpox.errors import ConfigError, GrpoxError, Problem, describe, nearest
+from grpox.plugins.component import (
     BoundComponent,
     bind_object,
     check_params,
@@ -21,11 +23,9 @@ from grpox.component import (
     own_keys,
     reduction_problem,
 )
-from grpox.config import ComponentRef
-from grpox.deprecated import PluginDeprecation
-from grpox.errors import ConfigError, GrpoxError, Problem, describe, nearest
-from grpox.plugins import Offer, PluginRecord, PluginSet
-from grpox.requirements import canonical_name
+from grpox.plugins.deprecation import PluginDeprecation
+from grpox.plugins.discovery import Offer, PluginRecord, PluginSet
+from grpox.plugins.requirements import canonical_name
 from grpox.runtime.signals import raise_if_signal
 
 
@@ -208,7 +208,7 @@ def _checked(bound: BoundComponent, target: Any) -> Any:
 
 def _parse_path(kind: str, ref: ComponentRef, path: str, key: str) -> BoundComponent:
     # Imported late, because most runs select every component by name.
-    from grpox.loading import load_object
+    from grpox.plugins.load_object import load_object
 
     return bind_object(kind, load_object(path), ref.params, key, ref.label)
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from grpox.errors import ConfigError, Problem
-from grpox.plugins import PluginSet
-from grpox.scaffold.clashes import clashes
-from grpox.scaffold.names import Names, names_of
-from grpox.scaffold.render import rendered
+from grpox.plugins.discovery import PluginSet
+from grpox.plugins.scaffold.clashes import clashes
+from grpox.plugins.scaffold.names import Names, names_of
+from grpox.plugins.scaffold.render import rendered
 
 
 @dataclass(frozen=True)

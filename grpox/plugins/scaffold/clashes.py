@@ -5,9 +5,9 @@ from __future__ import annotations
 from importlib import metadata, util
 
 from grpox.errors import Problem
-from grpox.plugins import PluginSet
-from grpox.requirements import canonical_name
-from grpox.scaffold.names import Names
+from grpox.plugins.discovery import PluginSet
+from grpox.plugins.requirements import canonical_name
+from grpox.plugins.scaffold.names import Names
 
 
 def clashes(names: Names, plugins: PluginSet, force: bool = False) -> list[Problem]:

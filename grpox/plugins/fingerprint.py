@@ -20,9 +20,9 @@ from importlib import machinery, metadata
 from pathlib import Path
 
 import grpox
-from grpox import hookspecs, plugin_answer
-from grpox.hookspecs import API_VERSION
-from grpox.requirements import canonical_name
+from grpox.plugins import hookspecs, loader
+from grpox.plugins.hookspecs import API_VERSION
+from grpox.plugins.requirements import canonical_name
 
 _IMPORTABLE = tuple(machinery.all_suffixes())
 _DISTRIBUTION = (".dist-info", ".egg-info")
@@ -53,7 +53,7 @@ class Surroundings:
 
     def __init__(self) -> None:
         # The rules by which plugins are judged may change while grpox is worked on and keeps its version.
-        judges = [Path(module.__file__ or "") for module in (hookspecs, plugin_answer)]
+        judges = [Path(module.__file__ or "") for module in (hookspecs, loader)]
         stamps = [_stamp(judge) for judge in judges if judge.is_file()]
         self._core = [sys.version, grpox.__version__, str(API_VERSION), *stamps]
         self._installed = dict(_installed())

@@ -17,10 +17,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from grpox.hookspecs import KINDS, ComponentSpec
-from grpox.plugin_answer import Answer, check_component
-from grpox.plugin_fingerprint import Surroundings, facts
-from grpox.requirements import canonical_name, none_met
+from grpox.plugins.fingerprint import Surroundings, facts
+from grpox.plugins.hookspecs import KINDS, ComponentSpec
+from grpox.plugins.loader import Answer, check_component
+from grpox.plugins.requirements import canonical_name, none_met
 
 FOLDER_VARIABLE = "GRPOX_CACHE_DIR"
 """Environment variable with the folder of the cache, in place of the user's own cache folder."""

@@ -14,10 +14,10 @@ from typing import Any
 
 import pluggy
 
-from grpox import hookspecs
-from grpox.deprecated import PluginDeprecation, PluginManager
 from grpox.errors import describe, nearest
-from grpox.hookspecs import KINDS, ComponentSpec
+from grpox.plugins import hookspecs
+from grpox.plugins.deprecation import PluginDeprecation, PluginManager
+from grpox.plugins.hookspecs import KINDS, ComponentSpec
 from grpox.runtime.signals import raise_if_signal
 
 Component = tuple[str, ComponentSpec]

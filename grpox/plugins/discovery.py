@@ -4,7 +4,7 @@ pluggy's own loader keeps the first of two same-named entry points, lets one bro
 does not notice misspelt hooks. Here each plugin is loaded, checked and asked by itself, so that what is wrong
 with one is a record of that one, with its provenance, and concerns nobody who did not select it.
 
-What a plugin answered is remembered (`grpox.plugin_cache`): it is imported only when it is new, changed or
+What a plugin answered is remembered (`grpox.plugins.cache`): it is imported only when it is new, changed or
 selected, or observes the run.
 """
 
@@ -18,13 +18,13 @@ from typing import Literal
 
 import pluggy
 
-from grpox.api_version import api_note, api_problem
 from grpox.errors import describe, nearest
-from grpox.hookspecs import ENTRY_POINT_GROUP, ComponentSpec
-from grpox.plugin_answer import Answer, Loaded, load, new_manager
-from grpox.plugin_cache import PluginCache
-from grpox.plugin_fingerprint import facts
-from grpox.requirements import canonical_name, none_met
+from grpox.plugins.api_version import api_note, api_problem
+from grpox.plugins.cache import PluginCache
+from grpox.plugins.fingerprint import facts
+from grpox.plugins.hookspecs import ENTRY_POINT_GROUP, ComponentSpec
+from grpox.plugins.loader import Answer, Loaded, load, new_manager
+from grpox.plugins.requirements import canonical_name, none_met
 
 __all__ = ["DISABLE_VARIABLE", "Offer", "PluginRecord", "PluginSet", "discover"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from grpox import hookspecs
+from grpox.plugins import hookspecs
 
 
 def api_problem(api: int) -> str:

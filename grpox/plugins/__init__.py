@@ -1,0 +1,1 @@
+"""Plugins: found, asked what they offer, bound and built."""
