@@ -22,9 +22,10 @@ from grpox.collect import STREAMING, Collector, Sampler
 from grpox.config import RunConfig
 from grpox.config.evaluation import rewards_of
 from grpox.contracts import Generator, GeneratorContext, RunContext
+from grpox.data.prompt_cursor import PromptDraws
 from grpox.data.prompts import PromptSet
+from grpox.data.schedule import Schedule
 from grpox.deepspeed_config import check_deepspeed
-from grpox.draws import PromptDraws
 from grpox.early_stop import EarlyStop
 from grpox.engine import Engine, FrozenEngine
 from grpox.errors import RunFailed
@@ -80,7 +81,6 @@ from grpox.runtime.setup import quieten, seed_libraries
 from grpox.runtime.tcp_keepalive import lose_silent_peers
 from grpox.runtime.watchdog import GRACE, Watchdog
 from grpox.runtime.world import World, start_world
-from grpox.sampling import Schedule
 from grpox.trainer import Trainer
 from grpox.update import PolicyUpdate
 

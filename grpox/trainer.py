@@ -18,7 +18,8 @@ from grpox.checkpoint.saver import CheckpointSaver
 from grpox.collect import Collector, GenerationBatch
 from grpox.config.evaluation import PREFIX, bare_name
 from grpox.contracts import RunContext, TrainerState
-from grpox.draws import PromptDraws
+from grpox.data.prompt_cursor import PromptDraws
+from grpox.data.schedule import MicroBatch, Schedule, StepPlan
 from grpox.early_stop import EarlyStop
 from grpox.errors import RunFailed
 from grpox.evaluation import Evaluator
@@ -29,7 +30,6 @@ from grpox.rewards.log import mean_logged, with_logged
 from grpox.rollout import RolloutBatch, collate
 from grpox.runtime.signals import Terminated, first_signal_waits, raise_if_signalled, signalled
 from grpox.runtime.world import World
-from grpox.sampling import MicroBatch, Schedule, StepPlan
 from grpox.slices import Slice
 from grpox.step_report import step_metrics
 from grpox.update import PolicyUpdate

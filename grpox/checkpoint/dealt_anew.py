@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from grpox.data.schedule import BatchPlan, Schedule
 from grpox.rollout import RolloutBatch
-from grpox.sampling import BatchPlan, Schedule
 from grpox.slices import Slice
 
 Slices = dict[tuple[int, int], Slice]

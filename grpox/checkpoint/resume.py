@@ -19,12 +19,12 @@ from grpox.checkpoint.same_run import changes
 from grpox.checkpoint.saver import ENGINE
 from grpox.config import RunConfig
 from grpox.config.evaluation import evaluation_in
+from grpox.data.schedule import BatchPlan
 from grpox.errors import ConfigError, Problem
 from grpox.errors.formatting import counted
 from grpox.lock.differences import Severity, differences
 from grpox.lock.model import Lock
 from grpox.runtime.world import World
-from grpox.sampling import BatchPlan
 
 if TYPE_CHECKING:
     from grpox.trainer import Trainer

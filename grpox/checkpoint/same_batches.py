@@ -6,9 +6,9 @@ from math import gcd
 from typing import Any
 
 from grpox.config import TrainConfig
+from grpox.data.schedule import BatchPlan
 from grpox.errors import Problem
 from grpox.errors.formatting import counted
-from grpox.sampling import BatchPlan
 
 SPLITS = (
     "train.per_device_train_batch_size",

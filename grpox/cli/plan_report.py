@@ -11,8 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from grpox.config import TrainConfig
+from grpox.data.schedule import BatchPlan, MicroBatch, PromptSampler, Schedule
 from grpox.errors.formatting import counted
-from grpox.sampling import BatchPlan, MicroBatch, PromptSampler, Schedule
 
 ROOM = 1000
 """Columns beyond any terminal's."""

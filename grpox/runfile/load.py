@@ -15,6 +15,7 @@ from typing import Any, get_args
 from pydantic import ValidationError
 
 from grpox.config import ComponentRef, RunConfig, Section
+from grpox.data.schedule import BatchPlan, PromptSampler
 from grpox.errors import ConfigError, Problem
 from grpox.errors.redaction import remember_secrets
 from grpox.errors.validation import problems_of, truths_for_numbers
@@ -45,7 +46,6 @@ from grpox.runfile.streaming import stream_problems
 from grpox.runfile.trl_names import TRL_NAMES
 from grpox.runfile.yaml_lines import LONGEST, read_yaml
 from grpox.runtime import launch
-from grpox.sampling import BatchPlan, PromptSampler
 
 OTHER_NUMERICS = "other-numerics"
 """What a generator provides whose forward is not the trainer's own: another engine, or another precision."""

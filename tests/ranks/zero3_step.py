@@ -18,6 +18,7 @@ from step_cases import STEPS
 from grpox.cli.leaving import leave
 from grpox.config import RunConfig
 from grpox.contracts import Rollout
+from grpox.data.schedule import BatchPlan, PromptSampler, Schedule
 from grpox.engine import Engine, FrozenEngine
 from grpox.models import load_model
 from grpox.optimizers import AdamW, NamedSchedule
@@ -25,7 +26,6 @@ from grpox.plugins.discovery import discover
 from grpox.plugins.registry import Registry
 from grpox.rollout import collate
 from grpox.runtime.world import World, start_world
-from grpox.sampling import BatchPlan, PromptSampler, Schedule
 from grpox.slices import Slice
 from grpox.update import PolicyUpdate
 

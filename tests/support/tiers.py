@@ -47,8 +47,8 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "plugins/builtin/grpox_vllm_serving/*": ("unit", "cold", "services/vllm", "services/hosts"),
     "plugins/builtin/grpox_mlflow/*": ("unit", "plugins", "runs", "services/mlflow", "services/hosts"),
     # Sampling, scoring and what is recorded of it.
-    "grpox/ahead.py grpox/arrivals.py grpox/collect.py grpox/draws.py grpox/dynamic_sampling.py "
-    "grpox/early_scoring.py grpox/fixed_policy.py grpox/sampling.py grpox/scored_rows.py": (
+    "grpox/ahead.py grpox/arrivals.py grpox/collect.py grpox/data/prompt_cursor.py grpox/dynamic_sampling.py "
+    "grpox/early_scoring.py grpox/fixed_policy.py grpox/data/schedule.py grpox/scored_rows.py": (
         "unit", "ranks", "runs", "services/vllm",
     ),
     "grpox/batch_metrics.py grpox/metrics.py grpox/observing/* grpox/report/* grpox/step_report.py "

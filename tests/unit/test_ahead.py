@@ -11,10 +11,10 @@ from grpox.checkpoint.rank_state import rank_state, read_state, write_state
 from grpox.collect import Collector, Sampler
 from grpox.config import SamplingConfig
 from grpox.contracts import Prompt, Rollout, TrainerState
+from grpox.data.schedule import BatchPlan, PromptSampler, Schedule
 from grpox.errors import RunFailed
 from grpox.rewards import NamedReward
 from grpox.runtime.world import World
-from grpox.sampling import BatchPlan, PromptSampler, Schedule
 from grpox.trainer import Trainer
 from grpox_advantages.configs import GroupConfig
 from grpox_advantages.scalers import Group

@@ -12,8 +12,8 @@ from grpox.checkpoint.dealt_anew import Slices, dealt_anew
 from grpox.checkpoint.rng import fresh_random_state, random_state
 from grpox.checkpoint.same_batches import fitting, other_batches, same_steps
 from grpox.contracts import Rollout
+from grpox.data.schedule import BatchPlan, PromptSampler, Schedule
 from grpox.rollout import RolloutBatch, collate
-from grpox.sampling import BatchPlan, PromptSampler, Schedule
 from grpox.slices import Slice
 
 PAD = 0

@@ -7,8 +7,8 @@ import math
 import pytest
 from test_sampling import stream_sampler
 
-from grpox.draws import PromptDraws
-from grpox.sampling import PromptSampler
+from grpox.data.prompt_cursor import PromptDraws
+from grpox.data.schedule import PromptSampler
 
 
 def sampler(prompts: int = 10, shuffle: bool = True) -> PromptSampler:

@@ -14,11 +14,11 @@ from test_collect import STATE, ThreadedWorld
 from grpox.collect import Collector, Sampler
 from grpox.config import SamplingConfig
 from grpox.contracts import Rollout
-from grpox.draws import PromptDraws
+from grpox.data.prompt_cursor import PromptDraws
+from grpox.data.schedule import BatchPlan, PromptSampler, Schedule
 from grpox.dynamic_sampling import Refilled, SampledGroups, refill
 from grpox.rewards import NamedReward
 from grpox.runtime.world import World
-from grpox.sampling import BatchPlan, PromptSampler, Schedule
 from grpox.scored_rows import ScoredRow
 from grpox.trainer import Trainer
 from grpox_advantages.configs import GroupConfig

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from grpox.contracts import Correction, Rollout
+from grpox.data.schedule import StepPlan
 from grpox.errors import RunFailed
 from grpox.errors.warn_once import TellOnce
 from grpox.metrics import TokenMetrics
 from grpox.mismatch import StepMismatch, mismatch_metrics, mismatch_warnings
 from grpox.rollout import collate
 from grpox.runtime.world import World
-from grpox.sampling import StepPlan
 from grpox.step_loss import Corrected
 from grpox.trainer import Trainer
 from grpox_corrections.configs import (

@@ -11,8 +11,8 @@ import pytest
 from grpox.config import TrainConfig
 from grpox.data.prompts import PromptSet
 from grpox.data.row_stream import RowStream
+from grpox.data.schedule import BatchPlan, PromptSampler, Schedule, StreamSampler
 from grpox.errors import ConfigError, Problem, RunFailed
-from grpox.sampling import BatchPlan, PromptSampler, Schedule, StreamSampler
 
 SHORT = {
     "B": "per_device_train_batch_size",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from grpox.sampling import PromptSampler, StreamSampler
+from grpox.data.schedule import PromptSampler, StreamSampler
 
 
 class PromptDraws:
