@@ -64,7 +64,7 @@ def random_llama(folder: Path) -> Path:
     import torch
     from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-    quickstart = str(resources.files("grpox.recipes") / "quickstart" / "model")
+    quickstart = str(resources.files("grpox.runfile.recipes") / "quickstart" / "model")
     tokenizer = AutoTokenizer.from_pretrained(quickstart)
     torch.manual_seed(0)
     config = LlamaConfig(

@@ -10,7 +10,7 @@ import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging
 
-QUICKSTART = importlib.resources.files("grpox.recipes") / "quickstart" / "model"
+QUICKSTART = importlib.resources.files("grpox.runfile.recipes") / "quickstart" / "model"
 HEAD = 32
 """Size of an attention head."""
 

@@ -36,13 +36,7 @@ from grpox.export import save_model
 from grpox.faults.dump import FaultDumps
 from grpox.faults.policy import NonFinitePolicy
 from grpox.forward_ways import not_taken
-from grpox.given.model import make_whole
-from grpox.given.objects import given_objects
 from grpox.hub import check_hub, push_model
-from grpox.lock.file import LockFile
-from grpox.lock.model import Lock
-from grpox.lock.of_run import lock_of
-from grpox.lock.ranks import check_ranks
 from grpox.lora.folder import FOLDER as ADAPTER_FOLDER
 from grpox.lora.folder import save_adapter
 from grpox.lora.layers import parameter_counts, told_of
@@ -71,7 +65,13 @@ from grpox.run_inputs import (
     open_schedule,
     open_tokenizer,
 )
+from grpox.runfile.given.model import make_whole
+from grpox.runfile.given.objects import given_objects
 from grpox.runfile.load import ResolvedRun, load_run, resolve_config
+from grpox.runfile.lock.file import LockFile
+from grpox.runfile.lock.model import Lock
+from grpox.runfile.lock.of_run import lock_of
+from grpox.runfile.lock.ranks import check_ranks
 from grpox.runtime.collective_errors import on_every_rank
 from grpox.runtime.files import unwritten, write_whole
 from grpox.runtime.lost_rank import lost_ranks_told

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from grpox.checkpoint.manifest import sync
 from grpox.early_stop import EarlyStopState
-from grpox.lock.model import Lock
+from grpox.runfile.lock.model import Lock
 
 PROGRESS = "run.json"
 

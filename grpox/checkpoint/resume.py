@@ -22,8 +22,8 @@ from grpox.config.evaluation import evaluation_in
 from grpox.data.schedule import BatchPlan
 from grpox.errors import ConfigError, Problem
 from grpox.errors.formatting import counted
-from grpox.lock.differences import Severity, differences
-from grpox.lock.model import Lock
+from grpox.runfile.lock.differences import Severity, differences
+from grpox.runfile.lock.model import Lock
 from grpox.runtime.world import World
 
 if TYPE_CHECKING:

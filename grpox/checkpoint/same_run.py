@@ -7,7 +7,7 @@ from typing import Any
 
 from grpox.config import RunConfig
 from grpox.errors.redaction import redacted
-from grpox.lock.differences import Difference, config_differences
+from grpox.runfile.lock.differences import Difference, config_differences
 
 FREE = ("output_dir", "logging", "checkpoint", "tracking", "hub", "plugins", "watchdog")
 """Sections of the run file that change nothing of what is computed."""

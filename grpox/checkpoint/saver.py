@@ -27,9 +27,9 @@ from grpox.config import CheckpointConfig
 from grpox.contracts import RunContext
 from grpox.errors.redaction import redacted
 from grpox.errors.warn_once import TellOnce
-from grpox.lock.model import Lock
 from grpox.observing.observers import Observers
 from grpox.observing.record import sync_record
+from grpox.runfile.lock.model import Lock
 from grpox.runtime.files import unwritten
 from grpox.runtime.world import World
 

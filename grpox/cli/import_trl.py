@@ -13,8 +13,8 @@ from grpox.errors import ConfigError, Problem, plain
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from grpox.from_trl.draft import Draft
-    from grpox.from_trl.setup import Setup
+    from grpox.runfile.from_trl.draft import Draft
+    from grpox.runfile.from_trl.setup import Setup
 
 LONGEST = 2**20
 """Characters of a script; parsing takes seconds for this many."""
@@ -54,8 +54,8 @@ def import_trl(
     """
     from rich.console import Console
 
-    from grpox.from_trl.convert import convert
-    from grpox.from_trl.write import run_file_text
+    from grpox.runfile.from_trl.convert import convert
+    from grpox.runfile.from_trl.write import run_file_text
 
     if out is not None and out.exists() and not force:
         allowed = "another file, or --force to overwrite it"
@@ -73,8 +73,8 @@ def import_trl(
 
 def _read(path: Path) -> Setup:
     """The set-up in a file, by its ending."""
-    from grpox.from_trl.script import read_script
-    from grpox.from_trl.yaml_setup import read_trl_yaml
+    from grpox.runfile.from_trl.script import read_script
+    from grpox.runfile.from_trl.yaml_setup import read_trl_yaml
 
     if path.suffix not in (".py", ".yaml", ".yml"):
         what = "is neither a Python script nor a YAML file"
@@ -119,7 +119,7 @@ def _table(draft: Draft, narrow: bool) -> Table:
 
 def _summary(draft: Draft, out: Path | None) -> str:
     from grpox.errors.formatting import counted
-    from grpox.from_trl.field import Verdict
+    from grpox.runfile.from_trl.field import Verdict
 
     lost = sum(row.verdict in (Verdict.UNSUPPORTED, Verdict.UNKNOWN) for row in draft.rows)
     parts = [f"{len(draft.blanks)} to fill in, as commented lines"] if draft.blanks else []

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from grpox.lock.differences import Difference
-    from grpox.lock.model import Lock
+    from grpox.runfile.lock.differences import Difference
+    from grpox.runfile.lock.model import Lock
 
 
 def tell_lock(run: str, overrides: Sequence[str], world_size: int | None, output: Path | None) -> None:
@@ -34,8 +34,8 @@ def tell_lock(run: str, overrides: Sequence[str], world_size: int | None, output
 
 def tell_differences(old: Path, new: Path, console: Console) -> bool:
     """Draw a table of what separates two runs, or say that nothing does; returns whether something does."""
-    from grpox.lock.differences import RESOLVED_CONFIG, by_gravity, compare
-    from grpox.lock.file import read_lock
+    from grpox.runfile.lock.differences import RESOLVED_CONFIG, by_gravity, compare
+    from grpox.runfile.lock.file import read_lock
 
     found = compare(read_lock(old), read_lock(new))
     if keys := _config_differences(old, new):
@@ -50,9 +50,9 @@ def tell_differences(old: Path, new: Path, console: Console) -> bool:
 
 def _lock(run: str, overrides: Sequence[str], world_size: int | None) -> Lock:
     from grpox.cli.discovery import tell_warnings
-    from grpox.lock.file import LOCK_FILE, read_lock
-    from grpox.lock.of_run import lock_of
     from grpox.runfile.load import load_run
+    from grpox.runfile.lock.file import LOCK_FILE, read_lock
+    from grpox.runfile.lock.of_run import lock_of
 
     path = Path(run)
     if (path / LOCK_FILE).is_file() or (path.suffix == ".json" and path.is_file()):
@@ -67,7 +67,7 @@ def _lock(run: str, overrides: Sequence[str], world_size: int | None) -> Lock:
 
 def _config_differences(old: Path, new: Path) -> list[Difference]:
     """The keys that differ, where both are folders of runs, which hold their configs."""
-    from grpox.lock.differences import config_differences
+    from grpox.runfile.lock.differences import config_differences
 
     configs = [_config(folder) for folder in (old, new)]
     return config_differences(*configs) if all(configs) else []

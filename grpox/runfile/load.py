@@ -19,14 +19,13 @@ from grpox.data.schedule import BatchPlan, PromptSampler
 from grpox.errors import ConfigError, Problem
 from grpox.errors.redaction import remember_secrets
 from grpox.errors.validation import problems_of, truths_for_numbers
-from grpox.given.objects import Given
 from grpox.plugins.component import BoundComponent, bind_object
 from grpox.plugins.discovery import discover
 from grpox.plugins.registry import Registry
-from grpox.required import missing_plugins
 from grpox.runfile.deepspeed_settings import deepspeed_problems
 from grpox.runfile.dynamic_sampling import dynamic_sampling_problems
 from grpox.runfile.evaluation import evaluation_problems
+from grpox.runfile.given.objects import Given
 from grpox.runfile.hub_names import hub_problems
 from grpox.runfile.input_paths import check_inputs, resolve_paths
 from grpox.runfile.lora import lora_problems
@@ -39,6 +38,7 @@ from grpox.runfile.origins import Origin
 from grpox.runfile.overrides import apply_overrides
 from grpox.runfile.parameter_paths import resolve_parameters
 from grpox.runfile.recipe_files import recipe_path
+from grpox.runfile.required_plugins import missing_plugins
 from grpox.runfile.sampling_bias import NEUTRAL, changed_distribution
 from grpox.runfile.slots import selected, tracking_problems
 from grpox.runfile.staleness import staleness_problems

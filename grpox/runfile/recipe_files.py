@@ -129,4 +129,4 @@ def _run_files(path: Path) -> list[Path]:
 
 
 def _folder() -> Path:
-    return Path(str(resources.files("grpox.recipes")))
+    return Path(str(resources.files("grpox.runfile.recipes")))

@@ -23,7 +23,7 @@ import yaml
 from support.handlers import handlers_kept
 from support.patience import patient
 
-QUICKSTART = Path(str(importlib.resources.files("grpox.recipes"))) / "quickstart"
+QUICKSTART = Path(str(importlib.resources.files("grpox.runfile.recipes"))) / "quickstart"
 RUN: dict[str, Any] = {
     "model": {"path": "../shared/model"},
     "data": {"path": "../shared/train.jsonl"},

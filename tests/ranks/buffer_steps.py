@@ -25,11 +25,11 @@ from grpox.cli.leaving import leave
 from grpox.config import LoraConfig, RunConfig
 from grpox.engine import Engine, FrozenEngine
 from grpox.export import save_model
-from grpox.given.model import make_whole
 from grpox.lora.add import add_adapters
 from grpox.models import load_model
 from grpox.optimizers import AdamW, NamedSchedule
 from grpox.reference_sync import mix
+from grpox.runfile.given.model import make_whole
 from grpox.runtime.world import World, start_world
 
 KIND = "gemma4_text"

@@ -130,6 +130,8 @@ def test_a_run_that_learns_nothing_ends_well_with_the_weights_it_began_with(
             pytest.approx(0, abs=1e-7),
             pytest.approx(0, abs=1e-7),
         )
-    base = load_file(str(resources.files("grpox.recipes") / "quickstart" / "model" / "model.safetensors"))
+    base = load_file(
+        str(resources.files("grpox.runfile.recipes") / "quickstart" / "model" / "model.safetensors")
+    )
     trained = load_file(run / "model" / "model.safetensors")
     assert [key for key in base if not torch.equal(base[key], trained[key])] == []

@@ -47,7 +47,7 @@ def assert_forward_uses(weights, logits):
     from grpox.config import ModelConfig
     from grpox.models import load_model
 
-    folder = importlib.resources.files("grpox.recipes") / "quickstart" / "model"
+    folder = importlib.resources.files("grpox.runfile.recipes") / "quickstart" / "model"
     model = load_model(ModelConfig(path=str(folder)))
     model.load_state_dict(weights, strict=False)
     with torch.no_grad():

@@ -54,7 +54,7 @@ class Rank:
         train = config.train
         self.engine = Engine(model, config, world, 10, AdamW(train), NamedSchedule(train))
         stops = (self.tokenizer.eos_token_id,)
-        path = importlib.resources.files("grpox.recipes") / "quickstart" / "model"
+        path = importlib.resources.files("grpox.runfile.recipes") / "quickstart" / "model"
         self.context = GeneratorContext(
             Path(str(path)),
             build,

@@ -47,7 +47,7 @@ def rollouts() -> tuple[list[Rollout], list[float]]:
 
 
 def config_for(loss: str, beta: float, batch_size: int, accumulation: int) -> RunConfig:
-    model_path = str(importlib.resources.files("grpox.recipes") / "quickstart" / "model")
+    model_path = str(importlib.resources.files("grpox.runfile.recipes") / "quickstart" / "model")
     return RunConfig.model_validate(
         {
             "model": {"path": model_path},

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, 
 from grpox.checkpoint.export import export_checkpoint
 from grpox.errors import ConfigError
 
-QUICKSTART = importlib.resources.files("grpox.recipes") / "quickstart" / "model"
+QUICKSTART = importlib.resources.files("grpox.runfile.recipes") / "quickstart" / "model"
 SETTINGS = (
     "train.max_steps=2",
     "checkpoint.every=1",

@@ -20,7 +20,7 @@ from grpox_generators.attention import GROUPED
 from grpox_generators.configs import HfConfig
 from grpox_generators.hf import HfGenerator
 
-MODEL = importlib.resources.files("grpox.recipes") / "quickstart" / "model"
+MODEL = importlib.resources.files("grpox.runfile.recipes") / "quickstart" / "model"
 CPU = torch.device("cpu")
 SAMPLING = SamplingConfig(max_completion_length=4)
 

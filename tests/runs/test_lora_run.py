@@ -21,7 +21,7 @@ from grpox.faults.replay import replay
 
 peft = pytest.importorskip("peft")
 
-QUICKSTART = Path(str(importlib.resources.files("grpox.recipes") / "quickstart" / "model"))
+QUICKSTART = Path(str(importlib.resources.files("grpox.runfile.recipes") / "quickstart" / "model"))
 SETTINGS = (
     "model.lora={r: 4, alpha: 8}",
     "train.learning_rate=0.002",

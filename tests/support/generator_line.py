@@ -6,7 +6,7 @@ import json
 from importlib import resources
 from pathlib import Path
 
-RECIPE = resources.files("grpox.recipes") / "quickstart"
+RECIPE = resources.files("grpox.runfile.recipes") / "quickstart"
 
 
 def run_file(generator: str, output: str) -> str:

@@ -27,7 +27,7 @@ LIBRARIES = (
 """Imported by runs late, when they need them."""
 SKIPPED = (
     "grpox.__main__",
-    "grpox.recipes",
+    "grpox.runfile.recipes",
     "grpox.rewards.worker",
     "grpox_rewards.code_",
     "grpox_vllm_serving.",

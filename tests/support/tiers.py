@@ -56,7 +56,7 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "grpox/rewards/* grpox/reward_sum.py": ("unit", "plugins", "runs", "cold"),
     "grpox/data/*": ("unit", "fuzz", "runs"),
     # A run as a whole, and its checkpoints.
-    "grpox/run.py grpox/run_inputs.py grpox/runtime/run_lock.py grpox/trainer.py grpox/given/* grpox/contracts.py "
+    "grpox/run.py grpox/run_inputs.py grpox/runtime/run_lock.py grpox/trainer.py grpox/runfile/given/* grpox/contracts.py "
     "grpox/__init__.py": (
         "unit", "ranks", "runs", *REST,
     ),
@@ -74,12 +74,12 @@ SOURCES: dict[str, tuple[str, ...]] = {
     # Run files, what may stand in them, and what users are told.
     "grpox/config/schema.py grpox/errors/problem.py grpox/errors/field_types.py grpox/errors/validation.py grpox/errors/redaction.py grpox/runfile/* "
     "grpox/errors/warn_once.py grpox/errors/formatting.py": ("unit", "fuzz", "runs", "cold"),
-    "grpox/from_trl/*": ("unit",),
-    "grpox/recipes/*": ("unit", "runs", "cold", "packaging", "services/vllm"),
+    "grpox/runfile/from_trl/*": ("unit",),
+    "grpox/runfile/recipes/*": ("unit", "runs", "cold", "packaging", "services/vllm"),
     # Plugins: found, bound, made, checked.
     "grpox/plugins/api_version.py grpox/plugins/component.py grpox/plugins/component_call.py grpox/plugins/deprecation.py grpox/plugins/hookspecs.py "
-    "grpox/plugins/path_types.py grpox/plugins/load_object.py grpox/lock/* grpox/plugins/loader.py grpox/plugins/cache.py "
-    "grpox/plugins/fingerprint.py grpox/plugins/discovery.py grpox/plugins/registry.py grpox/required.py grpox/plugins/requirements.py": (
+    "grpox/plugins/path_types.py grpox/plugins/load_object.py grpox/runfile/lock/* grpox/plugins/loader.py grpox/plugins/cache.py "
+    "grpox/plugins/fingerprint.py grpox/plugins/discovery.py grpox/plugins/registry.py grpox/runfile/required_plugins.py grpox/plugins/requirements.py": (
         "unit", "plugins", "runs", "cold", "packaging",
     ),
     "grpox/pytest_plugin.py grpox/plugins/scaffold/* grpox/testing/*": ("unit", "runs", "cold", "packaging"),

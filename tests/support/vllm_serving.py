@@ -27,7 +27,7 @@ from support.ports import free_port
 from support.session import session_folder
 
 TOKEN = "a-token-of-the-tests-0123456789"
-MODEL = str(resources.files("grpox.recipes") / "quickstart" / "model")
+MODEL = str(resources.files("grpox.runfile.recipes") / "quickstart" / "model")
 NAMES = ("vllm-0", "vllm-1")
 OPTIONS = ("--max-model-len", "64", "--kv-cache-gib", "0.25")
 """Options of the session's two servers."""

@@ -60,7 +60,7 @@ def test_the_rows_of_two_ranks_have_the_lengths_of_one_batch():
 @pytest.fixture
 def model(monkeypatch):
     monkeypatch.setattr(GenerationMixin, "generate", GenerationMixin.generate)  # given back afterwards
-    path = importlib.resources.files("grpox.recipes") / "quickstart" / "model"
+    path = importlib.resources.files("grpox.runfile.recipes") / "quickstart" / "model"
     return AutoModelForCausalLM.from_pretrained(os.fspath(path))
 
 

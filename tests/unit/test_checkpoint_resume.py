@@ -24,7 +24,7 @@ from grpox.checkpoint.shards import ShardFiles
 from grpox.config import CheckpointConfig, RunConfig
 from grpox.early_stop import EarlyStopState
 from grpox.errors import ConfigError, Problem
-from grpox.lock.model import Lock, LockedComponent
+from grpox.runfile.lock.model import Lock, LockedComponent
 from grpox.runtime.world import World
 
 CPU = torch.device("cpu")

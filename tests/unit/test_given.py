@@ -20,8 +20,8 @@ from transformers import (
 from grpox import train
 from grpox.config import RunConfig
 from grpox.errors import ConfigError, Problem
-from grpox.given.data import as_dataset
-from grpox.given.objects import Given, given_objects
+from grpox.runfile.given.data import as_dataset
+from grpox.runfile.given.objects import Given, given_objects
 from grpox.runfile.load import ResolvedRun, load_run, resolve_config
 
 ROWS = [{"prompt": f"{n}+1=", "answer": str(n + 1)} for n in range(9)]

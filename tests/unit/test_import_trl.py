@@ -15,11 +15,11 @@ from typer.testing import CliRunner, Result
 from grpox.cli import app as cli
 from grpox.cli.import_trl import import_trl
 from grpox.errors import ConfigError, Problem
-from grpox.from_trl.draft import our_default
-from grpox.from_trl.field import Verdict
-from grpox.from_trl.grpo_fields import GRPO_FIELDS
-from grpox.from_trl.trainer_fields import TRAINER_FIELDS
-from grpox.from_trl.write import inline
+from grpox.runfile.from_trl.draft import our_default
+from grpox.runfile.from_trl.field import Verdict
+from grpox.runfile.from_trl.grpo_fields import GRPO_FIELDS
+from grpox.runfile.from_trl.trainer_fields import TRAINER_FIELDS
+from grpox.runfile.from_trl.write import inline
 from grpox.runfile.load import ResolvedRun, load_run
 from grpox.runfile.trl_names import FIELDS
 from grpox.runfile.yaml_lines import read_yaml

@@ -16,9 +16,9 @@ from grpox.checkpoint.manifest import facts_of, files_of, write_manifest
 from grpox.checkpoint.progress import Progress
 from grpox.cli import app as cli
 from grpox.errors import ConfigError, Problem
-from grpox.lock.of_run import lock_of
 from grpox.runfile.load import load_run
 from grpox.runfile.load_evaluation import load_evaluation
+from grpox.runfile.lock.of_run import lock_of
 from grpox.runfile.model_argument import named_model
 
 RUN = """\

@@ -19,16 +19,16 @@ from grpox.cli.plugin_lock import tell_differences, tell_lock
 from grpox.config import RunConfig
 from grpox.contracts import RunContext
 from grpox.errors import ConfigError
-from grpox.given.objects import given_objects
-from grpox.lock.differences import Severity, compare, differences
-from grpox.lock.file import LOCK_FILE, LockFile, read_lock
-from grpox.lock.model import Lock, config_hash
-from grpox.lock.of_run import lock_of
-from grpox.lock.origin import origin_of
-from grpox.lock.ranks import across_ranks
-from grpox.lock.sources import recorded_files
 from grpox.observing.record import LocalRecord
+from grpox.runfile.given.objects import given_objects
 from grpox.runfile.load import load_run, resolve_config
+from grpox.runfile.lock.differences import Severity, compare, differences
+from grpox.runfile.lock.file import LOCK_FILE, LockFile, read_lock
+from grpox.runfile.lock.model import Lock, config_hash
+from grpox.runfile.lock.of_run import lock_of
+from grpox.runfile.lock.origin import origin_of
+from grpox.runfile.lock.ranks import across_ranks
+from grpox.runfile.lock.sources import recorded_files
 
 PLUGIN = """
 import sys

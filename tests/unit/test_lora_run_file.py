@@ -15,7 +15,7 @@ from grpox.runfile import lora
 from grpox.runfile.load import load_run
 from grpox.runfile.lora import weight_names
 
-MODEL = Path(str(resources.files("grpox.recipes") / "quickstart" / "model"))
+MODEL = Path(str(resources.files("grpox.runfile.recipes") / "quickstart" / "model"))
 
 
 def problems(*overrides: str) -> dict[str, Problem]:

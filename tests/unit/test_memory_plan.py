@@ -19,7 +19,6 @@ from grpox.cli import app as cli
 from grpox.cli.memory_report import memory_report
 from grpox.config import ModelConfig
 from grpox.errors import ConfigError
-from grpox.given.objects import Given
 from grpox.memory_plan import formula
 from grpox.memory_plan.at_load import check_load
 from grpox.memory_plan.built_shape import built_shape
@@ -29,6 +28,7 @@ from grpox.memory_plan.setting import DEFAULTS, Setting
 from grpox.memory_plan.shape import ModelShape, shape_of
 from grpox.memory_plan.table import GIB, MODELS, tables
 from grpox.memory_plan.table import setting as setting_of_table
+from grpox.runfile.given.objects import Given
 from grpox.runfile.load import load_run
 
 ROOT = Path(__file__).parents[2]

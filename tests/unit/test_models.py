@@ -17,7 +17,7 @@ from grpox.config import ModelConfig
 from grpox.errors import ConfigError, Problem
 from grpox.models import architecture_of, load_model, load_tokenizer
 
-MODEL = Path(str(importlib.resources.files("grpox.recipes"))) / "quickstart" / "model"
+MODEL = Path(str(importlib.resources.files("grpox.runfile.recipes"))) / "quickstart" / "model"
 NORM, UP = "model.norm.weight", "model.layers.1.mlp.up_proj.weight"
 
 

@@ -22,15 +22,15 @@ from grpox.data.media import media_part
 from grpox.data.prompts import PromptSet
 from grpox.data.row_stream import RowStream
 from grpox.errors import ConfigError, Problem, RunFailed
-from grpox.given.model import check_model
 from grpox.models import load_model
 from grpox.run_inputs import open_prompts, open_tokenizer
+from grpox.runfile.given.model import check_model
 from grpox.runfile.load import resolve_config
 from grpox.runfile.load_evaluation import load_evaluation
 from grpox.runfile.model_argument import NamedModel
 from grpox.runfile.model_parts import media_parts
 
-MODEL = Path(str(importlib.resources.files("grpox.recipes"))) / "quickstart" / "model"
+MODEL = Path(str(importlib.resources.files("grpox.runfile.recipes"))) / "quickstart" / "model"
 Refuse = Callable[..., list[Problem]]
 
 

@@ -18,7 +18,7 @@ from grpox.plugins.discovery import Offer, PluginRecord, PluginSet, discover
 from grpox.plugins.fingerprint import Surroundings
 from grpox.plugins.loader import load
 from grpox.plugins.registry import Registry
-from grpox.required import missing_plugins
+from grpox.runfile.required_plugins import missing_plugins
 
 LOSS = """
 from grpox import ComponentSpec, hookimpl

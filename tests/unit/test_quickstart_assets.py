@@ -9,9 +9,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-import grpox.recipes
+import grpox.runfile.recipes
 
-FOLDER = Path(grpox.recipes.__file__).parent / "quickstart"
+FOLDER = Path(grpox.runfile.recipes.__file__).parent / "quickstart"
 CHARACTERS = "0123456789+-*="
 
 

@@ -13,7 +13,7 @@ from grpox.errors import ConfigError, Problem, RunFailed
 from grpox.plugins.component import BoundComponent, bind_object
 from grpox.plugins.discovery import discover
 from grpox.plugins.registry import Registry
-from grpox.required import missing_plugins
+from grpox.runfile.required_plugins import missing_plugins
 
 FOO = """
 from typing import Literal

@@ -20,9 +20,9 @@ from grpox.checkpoint.saver import CheckpointSaver
 from grpox.cli.resume import run_to_resume
 from grpox.config import CheckpointConfig
 from grpox.errors import ConfigError
-from grpox.lock.model import Lock
-from grpox.lock.of_run import lock_of
 from grpox.runfile.load import ResolvedRun, load_run
+from grpox.runfile.lock.model import Lock
+from grpox.runfile.lock.of_run import lock_of
 from grpox.runtime.world import World
 
 ALONE = World(0, 1, torch.device("cpu"))

@@ -13,7 +13,7 @@ import pytest
 
 from grpox.config import RunConfig
 from grpox.errors import ConfigError, Problem
-from grpox.given.objects import given_objects
+from grpox.runfile.given.objects import given_objects
 from grpox.runfile.load import ResolvedRun, load_run, resolve_config
 
 RUN = """\

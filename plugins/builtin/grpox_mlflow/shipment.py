@@ -18,7 +18,7 @@ import yaml
 from grpox.errors import ConfigError
 from grpox.errors.formatting import counted
 from grpox.errors.redaction import redact, redacted
-from grpox.lock.file import LOCK_FILE
+from grpox.runfile.lock.file import LOCK_FILE
 from grpox.runtime.files import write_whole
 from grpox_mlflow.datasets import dataset_inputs
 from grpox_mlflow.ending import ERROR, tags_of

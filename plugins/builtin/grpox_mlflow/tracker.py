@@ -21,8 +21,8 @@ from rich.console import Console
 
 from grpox.errors import RunFailed, text_of
 from grpox.errors.redaction import redact, redacted
-from grpox.lock.file import LOCK_FILE, read_lock
 from grpox.plugins.hookspecs import hookimpl
+from grpox.runfile.lock.file import LOCK_FILE, read_lock
 from grpox_mlflow.datasets import datasets_of
 from grpox_mlflow.ending import CHECKPOINT, ERROR
 from grpox_mlflow.followed import FollowedRun

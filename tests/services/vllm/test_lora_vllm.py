@@ -27,7 +27,7 @@ pytest.importorskip("peft")
 pytestmark = [
     pytest.mark.skipif(util.find_spec("vllm") is None, reason="vLLM is not installed (make vllm)"),
 ]
-MODEL = str(resources.files("grpox.recipes") / "quickstart" / "model")
+MODEL = str(resources.files("grpox.runfile.recipes") / "quickstart" / "model")
 CPU = torch.device("cpu")
 TEMPERATURE = 1.3
 

@@ -28,7 +28,7 @@ from grpox_generators.server_config import LONGEST_WAIT, VllmServerConfig
 pytestmark = [
     pytest.mark.skipif(util.find_spec("vllm") is None, reason="vLLM is not installed (make vllm)"),
 ]
-TOKENIZER = Path(str(resources.files("grpox.recipes"))) / "quickstart" / "model"
+TOKENIZER = Path(str(resources.files("grpox.runfile.recipes"))) / "quickstart" / "model"
 COLOCATED = ("gpt2", "phi3", "gemma4_text", "mixtral", "glm4_moe")
 SERVED = "glm4_moe"  # with experts and a buffer
 REFUSED = "gpt_oss"

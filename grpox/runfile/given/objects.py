@@ -1,0 +1,199 @@
+"""Objects that `grpox.train` is given in place of what a run file names: how they change the run's config."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from grpox.config import RunConfig
+from grpox.data.open_data import DATA_FILES
+from grpox.errors import ConfigError, Problem
+from grpox.runfile.input_paths import GIVEN, input_path
+from grpox.runfile.origins import ARGUMENT
+
+if TYPE_CHECKING:
+    import datasets
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+Changes = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Given:
+    """The objects, checked; each that is None is named by the config."""
+
+    model: PreTrainedModel | None = None
+    tokenizer: PreTrainedTokenizerBase | None = None
+    dataset: datasets.Dataset | datasets.IterableDataset | None = None
+    eval_dataset: datasets.Dataset | None = None
+    functions: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    """Key such as ``rewards[0]`` -> reward function."""
+    reward_models: Mapping[str, PreTrainedModel] = field(default_factory=dict)
+    """Key -> the model that the component `reward_model` there scores with."""
+    changes: Mapping[str, Changes | Sequence[Changes]] = field(default_factory=dict)
+    """Section -> its new keys, or for the rewards the whole list."""
+
+    @property
+    def inputs(self) -> set[str]:
+        """Keys of the inputs that are objects and so lie on no disk."""
+        objects = {
+            "model.path": self.model,
+            "data.path": self.dataset,
+            "evaluation.path": self.eval_dataset,
+        }
+        return {key for key, value in objects.items() if value is not None}
+
+    @property
+    def keys(self) -> set[str]:
+        """Keys of the run file that arguments take the place of."""
+        return {name if name == "rewards" else f"{name}.path" for name in self.changes}
+
+    @property
+    def num_prompts(self) -> int | None:
+        """Rows of the dataset, where it is one with a length."""
+        rows: Any = self.dataset
+        return len(rows) if hasattr(rows, "__len__") else None
+
+    @property
+    def streamed(self) -> bool:
+        """Whether the dataset is a stream."""
+        return self.dataset is not None and self.num_prompts is None
+
+    def merged(self, data: Mapping[str, Any] | RunConfig) -> Mapping[str, Any] | RunConfig:
+        """`data` with the objects' sections in it; `data` itself is not changed."""
+        if not self.changes:
+            return data
+        merged = _dumped(data) if isinstance(data, RunConfig) else dict(data)
+        for name, changes in self.changes.items():
+            if not isinstance(changes, Mapping):
+                merged[name] = list(changes)
+                continue
+            section = {} if merged.get(name) is None else merged[name]
+            if not isinstance(section, Mapping):
+                continue  # the schema says what is wrong with it
+            replaced = REPLACED.get(name, ())
+            kept = {key: value for key, value in section.items() if key not in replaced}
+            # What the object itself cannot tell is left to the config.
+            merged[name] = {"path": section.get("path") or GIVEN} | kept | dict(changes)
+        self._check_model(merged.get("model"))
+        return merged
+
+    def _check_model(self, section: Any) -> None:
+        """Refuse keys of the section `model` that say something else than the model does."""
+        if self.model is None or not isinstance(section, dict):
+            return
+        problems = []
+        if section.get("init"):
+            what = "is used by nothing: the model is loaded already"
+            problems.append(Problem(what, key="model.init", given=str(section["init"])))
+        dtype = str(self.model.dtype).removeprefix("torch.")
+        if section.setdefault("dtype", dtype) != dtype:
+            what = f"the model given is in {dtype}"
+            problems.append(Problem(what, "model.dtype", given=str(section["dtype"]), allowed=dtype))
+        if self.tokenizer is None and section["path"] == GIVEN:
+            what = "the model does not say where it came from, so its tokenizer cannot be found"
+            problems.append(Problem(what, key="model", allowed="tokenizer=, or model.path in the config"))
+        if problems:
+            raise ConfigError(problems)
+
+
+def _dumped(config: RunConfig) -> dict[str, Any]:
+    """A mapping of the config, without a dtype that nobody chose: a model given has its own."""
+    dumped = config.model_dump()
+    if "dtype" not in config.model.model_fields_set:
+        del dumped["model"]["dtype"]
+    return dumped
+
+
+REPLACED = {"data": ("path", "source", "subset", "split")}
+"""Section -> keys that a path or object in its place takes away."""
+
+
+def given_objects(
+    model: PreTrainedModel | str | Path | None,
+    tokenizer: PreTrainedTokenizerBase | None,
+    dataset: Any,
+    eval_dataset: Any,
+    rewards: Any,
+) -> Given:
+    """The arguments of `grpox.train`, checked.
+
+    Raises:
+        ConfigError: one is of no use; the key of the run file that it stands for is named.
+    """
+    from grpox.runfile.given.data import as_dataset
+    from grpox.runfile.given.model import check_model, check_tokenizer
+
+    changes: dict[str, Changes | Sequence[Changes]] = {}
+    if isinstance(model, str | Path):
+        changes["model"] = {"path": input_path(str(model), Path.cwd())}
+        model = None
+    elif model is not None:
+        check_model(model)
+        changes["model"] = {"path": input_path(name, Path.cwd())} if (name := model.name_or_path) else {}
+    if tokenizer is not None:
+        check_tokenizer(tokenizer)
+    opened: dict[str, Any] = {"data": dataset, "evaluation": eval_dataset}
+    for section, value in opened.items():
+        if isinstance(value, str | Path):
+            changes[section] = {"path": input_path(str(value), Path.cwd(), DATA_FILES)}
+            opened[section] = None
+        elif value is not None:
+            changes[section] = {"path": GIVEN}
+            opened[section] = as_dataset(value, section)
+    functions, models, references = given_rewards(rewards)
+    if references is not None:
+        changes["rewards"] = references
+    return Given(model, tokenizer, opened["data"], opened["evaluation"], functions, models, changes)
+
+
+def given_rewards(
+    rewards: Any,
+) -> tuple[dict[str, Callable[..., Any]], dict[str, PreTrainedModel], list[dict[str, Any]] | None]:
+    """Functions and models by key, and what the run file would list: those, names, and mappings of either.
+
+    A mapping is as in a run file, or has a function or model under ``function`` beside ``weight`` and the like.
+    """
+    from grpox.runfile.given.model import reward_model_path
+
+    functions: dict[str, Callable[..., Any]] = {}
+    models: dict[str, PreTrainedModel] = {}
+    if rewards is None:
+        return functions, models, None
+    references: list[dict[str, Any]] = []
+    alone = callable(rewards) or isinstance(rewards, str | Mapping)
+    for place, reward in enumerate([rewards] if alone else rewards):
+        key, keys = f"rewards[{place}]", _keys(reward)
+        if "function" in keys:
+            function = keys.pop("function")
+            path = reward_model_path(function, key)
+            if path is None:
+                functions[key] = _function(function, key)
+                keys = {"name": _name(function)} | keys
+            else:
+                models[key] = function
+                keys = {"name": "reward_model", "model": path} | keys
+        references.append(keys)
+    return functions, models, references
+
+
+def _keys(reward: Any) -> dict[str, Any]:
+    if isinstance(reward, str):
+        return {"name": reward}
+    return dict(reward) if isinstance(reward, Mapping) else {"function": reward}
+
+
+def _function(value: Any, key: str) -> Callable[..., Any]:
+    # A module can be called too, though not as a reward function is.
+    if callable(value) and not hasattr(value, "forward"):
+        return value  # type: ignore[no-any-return]
+    allowed = "a reward function, a sequence-classification model, a component's name, or a run file's mapping"
+    given = " ".join(repr(value).split())[:200]
+    raise ConfigError(Problem("is no reward function", key, where=ARGUMENT, given=given, allowed=allowed))
+
+
+def _name(function: Callable[..., Any]) -> str:
+    """Its own name, that of what it wraps (functools.partial), or its class's."""
+    return getattr(getattr(function, "func", function), "__name__", type(function).__name__)

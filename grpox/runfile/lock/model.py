@@ -1,0 +1,96 @@
+"""What a plugin lock holds, and the hash that names it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+
+class Locked(BaseModel):
+    """A part of a lock. Keys that a later grpox wrote are passed over, so that its locks can still be read."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", use_attribute_docstrings=True)
+
+
+class LockedDistribution(Locked):
+    """A distribution that a component of the run, or a plugin that observes every run, comes from."""
+
+    version: str
+    api: int
+    """The plugin API version that it was written for; of several the oldest."""
+    editable: bool
+    """Whether its code is run from where it is written."""
+    origin: str | None = None
+    """Where it was installed from, as PEP 610 records it; None for a package index."""
+    commit: str | None = None
+    """The commit it was installed from; of an editable one, the commit checked out in its folder."""
+    dirty: bool | None = None
+    """Whether tracked files of an editable one differ from that commit."""
+    files: int
+    """How many files `sha256` is over."""
+    sha256: str
+    """Hash of its sources, see `grpox.runfile.lock.sources`."""
+
+
+class LockedComponent(Locked):
+    """A component of the run, or a plugin module that observes every run."""
+
+    kind: str
+    name: str
+    given: Literal["plugin", "path", "python", "unasked"]
+    """By name, by path, as an object in Python, or not at all: a plugin that observes every run."""
+    distribution: str | None = None
+    target: str
+    """``pkg.module:Class``, ``/path/to/file.py:Class``, or where an object given in Python was defined."""
+    needs: tuple[str, ...] = ()
+    provides: tuple[str, ...] = ()
+    sha256: str | None = None
+    """Hash of the file, for a component given by path."""
+
+
+class Lock(Locked):
+    """All of it; ``distributions`` by name, ``components`` by their key in the run file."""
+
+    format: int = 1
+    """Version of this form."""
+    api: int
+    """The plugin API version of the grpox that ran."""
+    config: str
+    """Hash of the resolved config, see `config_hash`."""
+    versions: Mapping[str, str]
+    distributions: Mapping[str, LockedDistribution]
+    components: Mapping[str, LockedComponent]
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the whole lock: equal for equal locks, whatever their order."""
+        return _sha256(self.model_dump(mode="json", exclude_none=True))
+
+    def selected(self) -> Lock:
+        """The lock without the plugins that only observe unasked."""
+        components = {key: held for key, held in self.components.items() if held.given != "unasked"}
+        names = {held.distribution for held in components.values()}
+        kept = {name: held for name, held in self.distributions.items() if name in names}
+        return self.model_copy(update={"components": components, "distributions": kept})
+
+    def text(self) -> str:
+        """The lock as the JSON of its file, which begins with its digest."""
+        held = {"digest": self.digest} | self.model_dump(mode="json", exclude_none=True)
+        return json.dumps(held, indent=2, ensure_ascii=False) + "\n"
+
+
+def config_hash(config: Mapping[str, Any]) -> str:
+    """SHA-256 of a resolved config as canonical JSON: keys sorted, no spaces.
+
+    ``output_dir`` is left out: where a run writes does not change what it is.
+    """
+    return _sha256({key: value for key, value in config.items() if key != "output_dir"})
+
+
+def _sha256(data: Mapping[str, Any]) -> str:
+    canonical = json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=False, default=str)
+    return hashlib.sha256(canonical.encode("utf-8", "surrogatepass")).hexdigest()
