@@ -18,10 +18,10 @@ from torch.nn.utils import clip_grad_norm_
 from transformers import PreTrainedModel
 
 from grpox.config import RunConfig
-from grpox.deepspeed_config import deepspeed_config
-from grpox.engine import _skip_op_compilation
-from grpox.optimizers import AdamW
-from grpox.rollout import RolloutBatch
+from grpox.policy.batch import RolloutBatch
+from grpox.policy.deepspeed_config import deepspeed_config
+from grpox.policy.engine import _skip_op_compilation
+from grpox.policy.optimizers import AdamW
 from grpox.runtime.world import World
 
 CLIP_LOW, CLIP_HIGH = 0.2, 0.28

@@ -33,8 +33,8 @@ from rich.console import Console
 from rich.table import Table
 from surroundings import surroundings
 
-from grpox.memory_plan.formula import PHASES, parts_of, size_in
-from grpox.memory_plan.of_run import run_setting
+from grpox.policy.memory_plan.formula import PHASES, parts_of, size_in
+from grpox.policy.memory_plan.of_run import run_setting
 from grpox.runfile.load import resolve_config
 
 LIBRARIES = ("grpox", "torch", "transformers", "deepspeed")

@@ -27,7 +27,7 @@ EVERY = 0.005
 MIB = 2**20
 PAGE = os.sysconf("SC_PAGE_SIZE")
 LATER = (
-    "grpox.quiet_deepspeed",
+    "grpox.policy.deepspeed_import",
     "grpox_generators.hf",
     "transformers.models.llama.modeling_llama",
     "safetensors",

@@ -20,11 +20,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from grpox.config import RunConfig
 from grpox.contracts import Rollout
-from grpox.engine import Engine
-from grpox.optimizers import AdamW, NamedSchedule
 from grpox.plugins.discovery import discover
 from grpox.plugins.registry import Registry
-from grpox.rollout import RolloutBatch, collate
+from grpox.policy.batch import RolloutBatch, collate
+from grpox.policy.engine import Engine
+from grpox.policy.optimizers import AdamW, NamedSchedule
 from grpox.runtime.setup import quieten
 from grpox.runtime.world import World, start_world
 from grpox.slices import Slice

@@ -10,17 +10,17 @@ from typing import Any
 import torch
 
 import grpox.forward_pass
-import grpox.forward_ways
+import grpox.policy.forward_modes
 import grpox.update
-from grpox.engine import Engine
 from grpox.metrics import TokenMetrics
 from grpox.mismatch import StepMismatch
+from grpox.policy.engine import Engine
 from grpox.step_loss import StepLoss
 
 Place = tuple[Any, str]
 PARTS: dict[str, tuple[Place, ...]] = {
     "forward: body": ((Engine, "__call__"),),
-    "forward: head, log-probabilities": ((grpox.forward_ways, "chosen_logprobs"),),
+    "forward: head, log-probabilities": ((grpox.policy.forward_modes, "chosen_logprobs"),),
     "log-probabilities outside the model": (
         (grpox.forward_pass, "completion_logprobs"),
         (grpox.update, "completion_logprobs"),

@@ -18,9 +18,9 @@ from bare_update import BareZero3, PlainTorch
 from work import Step, step_of
 
 from grpox.config import RunConfig
-from grpox.engine import Engine
-from grpox.optimizers import AdamW, NamedSchedule
-from grpox.rollout import RolloutBatch, collate
+from grpox.policy.batch import RolloutBatch, collate
+from grpox.policy.engine import Engine
+from grpox.policy.optimizers import AdamW, NamedSchedule
 from grpox.run_inputs import open_model, open_prompts, open_tokenizer
 from grpox.runfile.load import ResolvedRun, load_run
 from grpox.runtime.setup import quieten

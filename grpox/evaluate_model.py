@@ -18,10 +18,10 @@ from grpox.data.prompts import PromptSet
 from grpox.evaluation import Evaluator
 from grpox.evaluation_metrics import totals_of
 from grpox.fixed_policy import FixedPolicy
-from grpox.memory_plan.at_load import check_load, free_memory
 from grpox.metrics import PhaseTimes
-from grpox.models import architecture_of, load_model, stop_token_ids
 from grpox.plugins.component_call import FOREIGN, exits_told
+from grpox.policy.memory_plan.at_load import check_load, free_memory
+from grpox.policy.models import architecture_of, load_model, stop_token_ids
 from grpox.rewards import NamedReward
 from grpox.rewards.fitting import fitting_rewards
 from grpox.rewards.isolation import OF_EVALUATION, OF_TRAINING, reward_functions

@@ -10,11 +10,11 @@ from safetensors import SafetensorError
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from grpox.checkpoint.folders import checkpoints_in
-from grpox.engine import Engine
 from grpox.errors import RunFailed
+from grpox.policy.engine import Engine
+from grpox.policy.saved_whole import save_whole
 from grpox.runtime.files import unwritten
 from grpox.runtime.world import World
-from grpox.saved_whole import save_whole
 
 
 def save_model(

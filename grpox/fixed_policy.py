@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import chain
 from typing import TYPE_CHECKING, Protocol
 
-from grpox.buffers import persistent_buffers
+from grpox.policy.buffers import persistent_buffers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

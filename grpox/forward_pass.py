@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
-from grpox.forward_ways import PLAIN, ForwardWays
-from grpox.logprobs import completion_logprobs
+from grpox.policy.forward_modes import PLAIN, ForwardWays
+from grpox.policy.logprobs import completion_logprobs
 from grpox.reduction import StepTotals
 from grpox.slices import Slice
 from grpox.step_loss import MicroBatchInputs, MicroBatchLoss, StepLoss

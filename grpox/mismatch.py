@@ -18,7 +18,7 @@ from torch import Tensor
 from grpox.contracts import Correction
 from grpox.metrics import TokenMetrics, kept_values
 from grpox.plugins.component_call import call, unchanged
-from grpox.rollout import RolloutBatch
+from grpox.policy.batch import RolloutBatch
 from grpox.step_loss import Corrected
 
 LOGPROBS = "logprobs"

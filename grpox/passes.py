@@ -15,9 +15,9 @@ from torch import Tensor
 
 from grpox.config import TrainConfig
 from grpox.contracts import PolicyLoss, Reduction
-from grpox.forward_ways import PLAIN, ForwardWays
-from grpox.layout import Row, rows_of
-from grpox.rollout import TokenSequence
+from grpox.policy.batch import TokenSequence
+from grpox.policy.forward_modes import PLAIN, ForwardWays
+from grpox.policy.row_layout import Row, rows_of
 from grpox.runtime.world import World
 from grpox.slices import Slice, merged, rows_of_slice
 

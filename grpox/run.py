@@ -25,9 +25,7 @@ from grpox.contracts import Generator, GeneratorContext, RunContext
 from grpox.data.prompt_cursor import PromptDraws
 from grpox.data.prompts import PromptSet
 from grpox.data.schedule import Schedule
-from grpox.deepspeed_config import check_deepspeed
 from grpox.early_stop import EarlyStop
-from grpox.engine import Engine, FrozenEngine
 from grpox.errors import RunFailed
 from grpox.errors.redaction import redacted
 from grpox.errors.warn_once import TellOnce
@@ -35,24 +33,26 @@ from grpox.evaluation import Evaluator
 from grpox.export import save_model
 from grpox.faults.dump import FaultDumps
 from grpox.faults.policy import NonFinitePolicy
-from grpox.forward_ways import not_taken
 from grpox.hub import check_hub, push_model
-from grpox.lora.folder import FOLDER as ADAPTER_FOLDER
-from grpox.lora.folder import save_adapter
-from grpox.lora.layers import parameter_counts, told_of
-from grpox.lora.reference import BaseAsReference
-from grpox.memory_plan.at_load import check_load, free_memory
 from grpox.metrics import PhaseTimes
 from grpox.mismatch import LOGPROBS
 from grpox.model_card import write_card
-from grpox.models import architecture_of, stop_token_ids
 from grpox.observing.display import TerminalDisplay
 from grpox.observing.machine_metrics import machine_metrics
 from grpox.observing.observers import Observers
 from grpox.observing.provenance import git_commit, versions
 from grpox.observing.record import LocalRecord, began, finished
-from grpox.optimizers import AdamW, NamedSchedule
 from grpox.plugins.component_call import FOREIGN, exits_told
+from grpox.policy.deepspeed_config import check_deepspeed
+from grpox.policy.engine import Engine, FrozenEngine
+from grpox.policy.forward_modes import not_taken
+from grpox.policy.lora.folder import FOLDER as ADAPTER_FOLDER
+from grpox.policy.lora.folder import save_adapter
+from grpox.policy.lora.layers import parameter_counts, told_of
+from grpox.policy.lora.reference import BaseAsReference
+from grpox.policy.memory_plan.at_load import check_load, free_memory
+from grpox.policy.models import architecture_of, stop_token_ids
+from grpox.policy.optimizers import AdamW, NamedSchedule
 from grpox.report.observer import RunReport
 from grpox.rewards import NamedReward
 from grpox.rewards.fitting import fitting_rewards

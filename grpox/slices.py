@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from grpox.rollout import RolloutBatch
+from grpox.policy.batch import RolloutBatch
 
 KEPT = ("old_logprobs", "reference_logprobs", "policy_keep")
 """What a slice may hold besides its batch, in the order of its fields."""

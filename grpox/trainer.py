@@ -26,8 +26,8 @@ from grpox.evaluation import Evaluator
 from grpox.metrics import PhaseTimes
 from grpox.mismatch import mismatch_warnings
 from grpox.observing.observers import Observers
+from grpox.policy.batch import RolloutBatch, collate
 from grpox.rewards.log import mean_logged, with_logged
-from grpox.rollout import RolloutBatch, collate
 from grpox.runtime.signals import Terminated, first_signal_waits, raise_if_signalled, signalled
 from grpox.runtime.world import World
 from grpox.slices import Slice

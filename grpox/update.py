@@ -11,17 +11,17 @@ from torch import Tensor
 
 from grpox.config import RunConfig
 from grpox.contracts import Correction, PolicyLoss
-from grpox.engine import Engine, FrozenEngine
 from grpox.errors import RunFailed
 from grpox.faults.policy import NonFinitePolicy
 from grpox.forward_pass import ForwardPass, forward_pass, terms_of
-from grpox.logprobs import completion_logprobs
-from grpox.lora.reference import BaseAsReference
 from grpox.metrics import TokenMetrics
 from grpox.mismatch import StepMismatch, mismatch_metrics
 from grpox.passes import Arrangement, Passes
+from grpox.policy.engine import Engine, FrozenEngine
+from grpox.policy.logprobs import completion_logprobs
+from grpox.policy.lora.reference import BaseAsReference
+from grpox.policy.reference_sync import ReferenceSync
 from grpox.reduction import StepTotals, count_step
-from grpox.reference_sync import ReferenceSync
 from grpox.runtime.world import World
 from grpox.slices import Slice
 from grpox.step_loss import StepLoss

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from grpox.data.schedule import BatchPlan, Schedule
-from grpox.rollout import RolloutBatch
+from grpox.policy.batch import RolloutBatch
 from grpox.slices import Slice
 
 Slices = dict[tuple[int, int], Slice]

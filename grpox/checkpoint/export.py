@@ -18,15 +18,15 @@ from grpox.checkpoint.resume import newest_good
 from grpox.checkpoint.weights import whole_weights
 from grpox.config import ModelConfig, RunConfig
 from grpox.errors import ConfigError, Problem
-from grpox.lora.add import add_adapters
-from grpox.lora.folder import FOLDER as ADAPTER_FOLDER
-from grpox.lora.folder import write_adapter
-from grpox.lora.layers import adapter_parameters, merge_adapters
 from grpox.model_card import write_card
-from grpox.models import load_model, load_tokenizer
+from grpox.policy.lora.add import add_adapters
+from grpox.policy.lora.folder import FOLDER as ADAPTER_FOLDER
+from grpox.policy.lora.folder import write_adapter
+from grpox.policy.lora.layers import adapter_parameters, merge_adapters
+from grpox.policy.models import load_model, load_tokenizer
+from grpox.policy.saved_whole import save_whole
 from grpox.runfile.model_options import model_problems, runs_code
 from grpox.runtime.world import World
-from grpox.saved_whole import save_whole
 
 ALONE = World(0, 1, torch.device("cpu"))
 

@@ -21,7 +21,7 @@ from grpox.checkpoint.manifest import sync
 from grpox.checkpoint.progress import Progress
 from grpox.checkpoint.rng import fresh_random_state, random_state, set_random_state
 from grpox.checkpoint.same_batches import plan_of, same_steps
-from grpox.rollout import RolloutBatch
+from grpox.policy.batch import RolloutBatch
 from grpox.runtime.collective_errors import on_every_rank
 from grpox.runtime.world import World
 from grpox.slices import Slice

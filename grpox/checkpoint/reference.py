@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
-from grpox.buffers import persistent_buffers
 from grpox.checkpoint.rank_state import read_state
 from grpox.checkpoint.shards import ShardFiles
+from grpox.policy.buffers import persistent_buffers
+from grpox.policy.weight_stream import stream_weights
 from grpox.runtime.world import World
-from grpox.weight_sync import stream_weights
 
 if TYPE_CHECKING:
     from grpox.update import PolicyUpdate

@@ -20,7 +20,7 @@ import torch
 from grpox.checkpoint.manifest import FileFacts, Hashed, sync
 from grpox.errors import text_of
 from grpox.errors.redaction import redacted
-from grpox.quiet_deepspeed import CheckpointCommitInfo, CheckpointEngine
+from grpox.policy.deepspeed_import import CheckpointCommitInfo, CheckpointEngine
 
 DS_CONFIG = "ds_config"
 """Under which DeepSpeed keeps its configuration in each file, `deepspeed.settings` with it."""

@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from grpox.buffers import persistent_buffers
 from grpox.checkpoint.shards import only_weights
 from grpox.errors import RunFailed, describe, text_of
+from grpox.policy.buffers import persistent_buffers
 from grpox.runtime.world import World
 
 _OPTIMIZER = Path("zero") / "optimizer_state.pt"

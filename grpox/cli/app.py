@@ -186,7 +186,7 @@ def plan(
     resolved, console = _load(run, overrides, world_size), Console()
     if memory:
         from grpox.cli.memory_report import memory_report
-        from grpox.memory_plan.of_run import run_setting
+        from grpox.policy.memory_plan.of_run import run_setting
 
         setting = run_setting(resolved, gpu=True, prompt_tokens=prompt_tokens)
         assumed = prompt_tokens is None and resolved.config.data.max_prompt_length is None

@@ -17,11 +17,11 @@ from grpox.config import RunConfig
 from grpox.errors import text_of
 from grpox.errors.redaction import redact, redacted
 from grpox.faults.found import Found
+from grpox.policy.saved_whole import save_whole
 from grpox.runtime.world import World
-from grpox.saved_whole import save_whole
 
 if TYPE_CHECKING:
-    from grpox.engine import Engine
+    from grpox.policy.engine import Engine
     from grpox.slices import Slice
 
 FOLDER = "faults"

@@ -16,15 +16,15 @@ from transformers import PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
 from grpox.config import RunConfig
-from grpox.engine import disable_dropout
 from grpox.errors import ConfigError, Problem
 from grpox.errors.validation import problems_of
 from grpox.faults.found import Found, find, in_order
 from grpox.faults.read import Dump
 from grpox.forward_pass import forward_pass, terms_of
-from grpox.models import load_model, load_tokenizer
 from grpox.plugins.discovery import discover
 from grpox.plugins.registry import Registry
+from grpox.policy.engine import disable_dropout
+from grpox.policy.models import load_model, load_tokenizer
 from grpox.reduction import StepTotals, count_masks
 from grpox.runfile.input_paths import resolve_paths
 from grpox.runfile.masked import give_back_secrets

@@ -9,14 +9,14 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from grpox.errors import ConfigError, Problem
-from grpox.lora.layers import adapted_layers, merge_adapters
-from grpox.lora.streams import stream_as_trained
+from grpox.policy.lora.layers import adapted_layers, merge_adapters
+from grpox.policy.lora.streams import stream_as_trained
+from grpox.policy.saved_whole import undescribed
 from grpox.runfile.model_parts import media_parts
 from grpox.runfile.origins import ARGUMENT
-from grpox.saved_whole import undescribed
 
 if TYPE_CHECKING:
-    from grpox.engine import Engine
+    from grpox.policy.engine import Engine
 
 
 def check_model(model: Any) -> None:

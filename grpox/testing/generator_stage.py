@@ -13,10 +13,10 @@ from transformers import PreTrainedModel
 
 from grpox.config import SamplingConfig
 from grpox.contracts import Generator, GeneratorContext, Prompt, Rollout
-from grpox.models import architecture_of, stop_token_ids
+from grpox.policy.models import architecture_of, stop_token_ids
+from grpox.policy.weight_stream import stream_weights
 from grpox.run_inputs import open_model, open_tokenizer
 from grpox.runfile.load import load_run
-from grpox.weight_sync import stream_weights
 
 TEXTS = ("12+7=", "5+5=", "48+37=")
 SEED = 3

@@ -16,19 +16,19 @@ from support.architectures import perturb, tiny_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from zero3_step import config_for
 
-from grpox.buffers import persistent_buffers
 from grpox.checkpoint.export import _fill
 from grpox.checkpoint.reference import read_reference, write_reference
 from grpox.checkpoint.saver import ENGINE
 from grpox.checkpoint.shards import ShardFiles
 from grpox.cli.leaving import leave
 from grpox.config import LoraConfig, RunConfig
-from grpox.engine import Engine, FrozenEngine
 from grpox.export import save_model
-from grpox.lora.add import add_adapters
-from grpox.models import load_model
-from grpox.optimizers import AdamW, NamedSchedule
-from grpox.reference_sync import mix
+from grpox.policy.buffers import persistent_buffers
+from grpox.policy.engine import Engine, FrozenEngine
+from grpox.policy.lora.add import add_adapters
+from grpox.policy.models import load_model
+from grpox.policy.optimizers import AdamW, NamedSchedule
+from grpox.policy.reference_sync import mix
 from grpox.runfile.given.model import make_whole
 from grpox.runtime.world import World, start_world
 

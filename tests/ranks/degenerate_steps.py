@@ -15,12 +15,12 @@ from zero3_step import config_for
 
 from grpox.cli.leaving import leave
 from grpox.contracts import Rollout
-from grpox.engine import Engine, FrozenEngine
-from grpox.models import load_model
-from grpox.optimizers import AdamW, NamedSchedule
 from grpox.plugins.discovery import discover
 from grpox.plugins.registry import Registry
-from grpox.rollout import collate
+from grpox.policy.batch import collate
+from grpox.policy.engine import Engine, FrozenEngine
+from grpox.policy.models import load_model
+from grpox.policy.optimizers import AdamW, NamedSchedule
 from grpox.runtime.world import World, start_world
 from grpox.slices import Slice
 from grpox.update import PolicyUpdate

@@ -18,12 +18,12 @@ from zero3_step import slices_for
 from grpox.cli.leaving import leave
 from grpox.config import RunConfig
 from grpox.contracts import LossInputs, LossOutput, Reduction
-from grpox.engine import Engine
 from grpox.errors import RunFailed
-from grpox.models import load_model
-from grpox.optimizers import AdamW, NamedSchedule
 from grpox.plugins.discovery import discover
 from grpox.plugins.registry import Registry
+from grpox.policy.engine import Engine
+from grpox.policy.models import load_model
+from grpox.policy.optimizers import AdamW, NamedSchedule
 from grpox.runtime.world import World, start_world
 from grpox.slices import Slice
 from grpox.update import PolicyUpdate

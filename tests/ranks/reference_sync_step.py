@@ -14,12 +14,12 @@ from torch import nn
 from zero3_step import config_for, reference_for
 
 from grpox.cli.leaving import leave
-from grpox.engine import Engine
-from grpox.models import load_model
-from grpox.optimizers import AdamW, NamedSchedule
-from grpox.reference_sync import ReferenceSync
+from grpox.policy.engine import Engine
+from grpox.policy.models import load_model
+from grpox.policy.optimizers import AdamW, NamedSchedule
+from grpox.policy.reference_sync import ReferenceSync
+from grpox.policy.weight_stream import stream_weights
 from grpox.runtime.world import World, start_world
-from grpox.weight_sync import stream_weights
 
 
 def mixed(threshold: int, world: World) -> dict[str, Any]:

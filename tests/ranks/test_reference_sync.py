@@ -45,7 +45,7 @@ def assert_forward_uses(weights, logits):
     import torch
 
     from grpox.config import ModelConfig
-    from grpox.models import load_model
+    from grpox.policy.models import load_model
 
     folder = importlib.resources.files("grpox.runfile.recipes") / "quickstart" / "model"
     model = load_model(ModelConfig(path=str(folder)))

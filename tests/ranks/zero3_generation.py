@@ -17,10 +17,10 @@ from zero3_step import config_for, rollouts
 from grpox.cli.leaving import leave
 from grpox.config import RunConfig, SamplingConfig
 from grpox.contracts import GeneratorContext, Prompt, Rollout, WeightStream
-from grpox.engine import Engine
-from grpox.models import architecture_of, load_model, load_tokenizer
-from grpox.optimizers import AdamW, NamedSchedule
-from grpox.rollout import collate
+from grpox.policy.batch import collate
+from grpox.policy.engine import Engine
+from grpox.policy.models import architecture_of, load_model, load_tokenizer
+from grpox.policy.optimizers import AdamW, NamedSchedule
 from grpox.runtime.world import World, start_world
 from grpox_generators.configs import HfConfig
 from grpox_generators.hf import HfGenerator

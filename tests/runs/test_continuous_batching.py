@@ -8,8 +8,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from grpox.config import SamplingConfig
 from grpox.contracts import Prompt
 from grpox.errors import RunFailed
-from grpox.logprobs import completion_logprobs
-from grpox.rollout import collate
+from grpox.policy.batch import collate
+from grpox.policy.logprobs import completion_logprobs
 
 
 @pytest.fixture(scope="module")

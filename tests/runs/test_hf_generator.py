@@ -12,9 +12,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from grpox.config import SamplingConfig
 from grpox.contracts import GeneratorContext, Prompt
 from grpox.errors import ConfigError, RunFailed
-from grpox.logprobs import completion_logprobs
-from grpox.models import architecture_of
-from grpox.rollout import collate
+from grpox.policy.batch import collate
+from grpox.policy.logprobs import completion_logprobs
+from grpox.policy.models import architecture_of
 from grpox_generators import stretches
 from grpox_generators.attention import GROUPED
 from grpox_generators.configs import HfConfig

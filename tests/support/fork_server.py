@@ -146,7 +146,7 @@ class ForkServer:
             os.chdir(request["cwd"])
             os.environ.clear()
             os.environ.update(self._variables | request["environment"])
-            # As grpox/quiet_deepspeed.py did in this server, for the ranks of this child.
+            # As grpox/policy/deepspeed_import.py did in this server, for the ranks of this child.
             os.environ.setdefault("LOCAL_SIZE", os.environ.get("LOCAL_WORLD_SIZE", "1"))
             tempfile.tempdir = None
             random.seed()

@@ -7,8 +7,8 @@ from transformers import PreTrainedModel
 
 from grpox.config import SamplingConfig
 from grpox.contracts import Rollout
-from grpox.logprobs import completion_logprobs
-from grpox.rollout import collate
+from grpox.policy.batch import collate
+from grpox.policy.logprobs import completion_logprobs
 from grpox_generators.sampling import Distribution
 
 SETTINGS = [

@@ -29,8 +29,8 @@ EVERYTHING = ("pyproject.toml", "Makefile", "tests/support/*", "tests/conftest.p
 
 SOURCES: dict[str, tuple[str, ...]] = {
     # The numbers of a step.
-    "grpox/head.py grpox/kl.py grpox/layout.py grpox/loss_call.py grpox/mismatch.py grpox/objective.py "
-    "grpox/off_policy_mask.py grpox/passes.py grpox/reduction.py grpox/reference_sync.py grpox/slices.py "
+    "grpox/policy/chunked_head.py grpox/kl.py grpox/policy/row_layout.py grpox/loss_call.py grpox/mismatch.py grpox/objective.py "
+    "grpox/off_policy_mask.py grpox/passes.py grpox/reduction.py grpox/policy/reference_sync.py grpox/slices.py "
     "grpox/step_loss.py grpox/top_entropy.py grpox/update.py grpox/forward_pass.py grpox/faults/*": (
         "unit", "ranks", "runs",
     ),
@@ -38,9 +38,9 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "plugins/builtin/grpox_losses/* plugins/builtin/grpox_advantages/* plugins/builtin/grpox_corrections/* "
     "plugins/builtin/grpox_rewards/*": ("unit", "plugins", "runs"),
     # The model, its engine and its weights on the way to a generator.
-    "grpox/deepspeed_config.py grpox/engine.py grpox/forward_ways.py grpox/from_lists.py grpox/logprobs.py "
-    "grpox/buffers.py grpox/lora/* grpox/model_source.py grpox/models.py grpox/optimizers.py grpox/rollout.py "
-    "grpox/weight_sync.py": (
+    "grpox/policy/deepspeed_config.py grpox/policy/engine.py grpox/policy/forward_modes.py grpox/policy/from_lists.py grpox/policy/logprobs.py "
+    "grpox/policy/buffers.py grpox/policy/lora/* grpox/policy/model_source.py grpox/policy/models.py grpox/policy/optimizers.py grpox/policy/batch.py "
+    "grpox/policy/weight_stream.py": (
         "unit", "ranks", "runs", "services/vllm",
     ),
     "plugins/builtin/grpox_generators/*": ("unit", "plugins", "runs", "services/vllm"),
@@ -60,7 +60,7 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "grpox/__init__.py": (
         "unit", "ranks", "runs", *REST,
     ),
-    "grpox/checkpoint/* grpox/export.py grpox/hub.py grpox/model_card.py grpox/saved_whole.py": (
+    "grpox/checkpoint/* grpox/export.py grpox/hub.py grpox/model_card.py grpox/policy/saved_whole.py": (
         "unit", "ranks", "runs", "services/mlflow", "services/hosts",
     ),
     "grpox/evaluate_model.py grpox/evaluation.py grpox/evaluation_metrics.py grpox/config/evaluation.py "
@@ -68,9 +68,9 @@ SOURCES: dict[str, tuple[str, ...]] = {
     # Processes: how they start, meet, hear signals, wait and end.
     "grpox/__main__.py grpox/runtime/collective_errors.py grpox/runtime/tcp_keepalive.py grpox/runtime/environment.py grpox/runtime/lazy_imports.py "
     "grpox/runtime/launch.py grpox/runtime/launchers/* grpox/runtime/lost_rank.py grpox/runtime/rendezvous.py grpox/runtime/out_of_memory.py "
-    "grpox/runtime/private_files.py grpox/runtime/setup.py grpox/runtime/quick_transformers.py grpox/quiet_deepspeed.py "
+    "grpox/runtime/private_files.py grpox/runtime/setup.py grpox/runtime/quick_transformers.py grpox/policy/deepspeed_import.py "
     "grpox/runtime/signals.py grpox/runtime/watchdog.py grpox/runtime/files.py grpox/runtime/world.py": ("unit", "ranks", "runs", *REST),
-    "grpox/cli/* grpox/doctor/* grpox/memory_plan/*": ("unit", "fuzz", "runs", "cold"),
+    "grpox/cli/* grpox/doctor/* grpox/policy/memory_plan/*": ("unit", "fuzz", "runs", "cold"),
     # Run files, what may stand in them, and what users are told.
     "grpox/config/schema.py grpox/errors/problem.py grpox/errors/field_types.py grpox/errors/validation.py grpox/errors/redaction.py grpox/runfile/* "
     "grpox/errors/warn_once.py grpox/errors/formatting.py": ("unit", "fuzz", "runs", "cold"),

@@ -14,16 +14,16 @@ from support.sampling_parity import difference
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from grpox.buffers import persistent_buffers
 from grpox.config import SamplingConfig
 from grpox.contracts import GeneratorContext, Prompt
 from grpox.errors import RunFailed
 from grpox.export import save_model
 from grpox.fixed_policy import FixedPolicy
-from grpox.models import architecture_of
+from grpox.policy.buffers import persistent_buffers
+from grpox.policy.models import architecture_of
+from grpox.policy.saved_whole import lost_parts
+from grpox.policy.weight_stream import stream_weights
 from grpox.runtime.world import World
-from grpox.saved_whole import lost_parts
-from grpox.weight_sync import stream_weights
 from grpox_generators.configs import HfConfig
 from grpox_generators.hf import HfGenerator
 from grpox_generators.server_weights import _StreamSource

@@ -13,7 +13,7 @@ from grpox.checkpoint.rng import fresh_random_state, random_state
 from grpox.checkpoint.same_batches import fitting, other_batches, same_steps
 from grpox.contracts import Rollout
 from grpox.data.schedule import BatchPlan, PromptSampler, Schedule
-from grpox.rollout import RolloutBatch, collate
+from grpox.policy.batch import RolloutBatch, collate
 from grpox.slices import Slice
 
 PAD = 0

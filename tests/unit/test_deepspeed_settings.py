@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from grpox.config import DeepSpeedConfig, RunConfig
-from grpox.deepspeed_config import check_deepspeed, deepspeed_config, reference_config
 from grpox.errors import ConfigError
+from grpox.policy.deepspeed_config import check_deepspeed, deepspeed_config, reference_config
 from grpox.runfile.deepspeed_settings import OWNED, PASSED, UNSUPPORTED, ZERO_KEYS, deepspeed_problems
 
 # The form that transformers' documentation gives for ZeRO-3 with offload.

@@ -12,10 +12,10 @@ from test_forward_ways import TRAIN, batch, far, gradient_of, model_of
 from test_head import TEMPERATURE, H, N, V, reference
 from torch import Tensor
 
-from grpox import head, logprobs
-from grpox.forward_ways import PLAIN, prepare
-from grpox.head import LogitTransform, Wanted, chosen_logprobs
-from grpox.logprobs import completion_logprobs, entropy, entropy_with_gradient
+from grpox.policy import chunked_head, logprobs
+from grpox.policy.chunked_head import LogitTransform, Wanted, chosen_logprobs
+from grpox.policy.forward_modes import PLAIN, prepare
+from grpox.policy.logprobs import completion_logprobs, entropy, entropy_with_gradient
 
 
 def parts(bias: bool) -> list[Tensor]:
@@ -36,7 +36,7 @@ def test_from_hidden_states_it_is_that_of_a_softmax_over_all_logits(
     monkeypatch: pytest.MonkeyPatch, transform: LogitTransform, chunk: int
 ) -> None:
     """Beside the log-probabilities' own: some tokens have both, some one, one none."""
-    monkeypatch.setattr(head, "LOGITS_PER_CHUNK", chunk)
+    monkeypatch.setattr(chunked_head, "LOGITS_PER_CHUNK", chunk)
     inputs = parts(bias=True)
     targets = torch.randint(V, (N,))
     upstream, of_entropy = torch.randn(2, N, dtype=torch.float64)

@@ -19,13 +19,13 @@ from grpox.config import RunConfig
 from grpox.contracts import RunContext
 from grpox.data.open_data import reason
 from grpox.errors import TEXT, TRACE, RunFailed, chain, describe, text_of, traceback_of
-from grpox.models import _unloadable
 from grpox.observing.observers import Observers
 from grpox.observing.record import LocalRecord
 from grpox.plugins import hookspecs
 from grpox.plugins.component_call import call
 from grpox.plugins.hookspecs import hookimpl
 from grpox.plugins.load_object import load_object
+from grpox.policy.models import _unloadable
 from grpox.rewards.call import RewardCall
 from grpox.runtime import collective_errors
 from grpox.runtime.out_of_memory import ran_out_of_memory

@@ -5,7 +5,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from grpox.models import architecture_of
+from grpox.policy.models import architecture_of
 from grpox_generators.attention import GROUPED, group_heads, grouped_attention
 
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 import torch
 
 from grpox.contracts import Rollout
-from grpox.layout import lay_out, rows_of
-from grpox.rollout import RolloutBatch, TokenSequence, collate
+from grpox.policy.batch import RolloutBatch, TokenSequence, collate
+from grpox.policy.row_layout import lay_out, rows_of
 
 CPU = torch.device("cpu")
 WIDTH = 1000

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from grpox.contracts import Rollout
-from grpox.logprobs import completion_logprobs, entropy, selective_log_softmax
-from grpox.rollout import collate
+from grpox.policy.batch import collate
+from grpox.policy.logprobs import completion_logprobs, entropy, selective_log_softmax
 
 
 def test_two_token_vocabulary_by_hand():

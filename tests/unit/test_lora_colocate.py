@@ -17,9 +17,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from grpox.config import LoraConfig
 from grpox.errors import ConfigError
-from grpox.lora.add import add_adapters
-from grpox.lora.layers import adapter_parameters
-from grpox.weight_sync import stream_weights
+from grpox.policy.lora.add import add_adapters
+from grpox.policy.lora.layers import adapter_parameters
+from grpox.policy.weight_stream import stream_weights
 from grpox_generators import vllm_colocate
 from grpox_generators.configs import VllmColocateConfig
 from grpox_generators.vllm_adapter import AdapterFiles

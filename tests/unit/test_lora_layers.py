@@ -14,11 +14,12 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from grpox.config import LoraConfig, TrainConfig
 from grpox.contracts import Rollout
 from grpox.errors import ConfigError, Problem
-from grpox.forward_ways import PLAIN, ForwardWays, forget, prepare
-from grpox.logprobs import completion_logprobs
-from grpox.lora.add import add_adapters, targets_of
-from grpox.lora.folder import write_adapter
-from grpox.lora.layers import (
+from grpox.policy.batch import collate
+from grpox.policy.forward_modes import PLAIN, ForwardWays, forget, prepare
+from grpox.policy.logprobs import completion_logprobs
+from grpox.policy.lora.add import add_adapters, targets_of
+from grpox.policy.lora.folder import write_adapter
+from grpox.policy.lora.layers import (
     adapted_layers,
     adapter_parameters,
     base_parameters,
@@ -27,9 +28,8 @@ from grpox.lora.layers import (
     parameters_of,
     without_adapters,
 )
-from grpox.lora.streams import stream_adapters, stream_base
-from grpox.rollout import collate
-from grpox.weight_sync import stream_weights
+from grpox.policy.lora.streams import stream_adapters, stream_base
+from grpox.policy.weight_stream import stream_weights
 
 pytest.importorskip("peft")
 

@@ -14,7 +14,7 @@ from transformers.optimization import TYPE_TO_SCHEDULER_FUNCTION
 
 from grpox.config import TrainConfig
 from grpox.errors import ConfigError
-from grpox.optimizers import NamedSchedule, warmup_steps_of
+from grpox.policy.optimizers import NamedSchedule, warmup_steps_of
 from grpox.runfile.lr_schedules import (
     SCHEDULES,
     UNSUPPORTED_SCHEDULER_TYPES,

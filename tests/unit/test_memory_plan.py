@@ -14,20 +14,20 @@ from rich.console import Console
 from transformers import AutoConfig, AutoModelForCausalLM
 from typer.testing import CliRunner
 
-from grpox import head, weight_sync
 from grpox.cli import app as cli
 from grpox.cli.memory_report import memory_report
 from grpox.config import ModelConfig
 from grpox.errors import ConfigError
-from grpox.memory_plan import formula
-from grpox.memory_plan.at_load import check_load
-from grpox.memory_plan.built_shape import built_shape
-from grpox.memory_plan.formula import PHASES, parts_of, peak_of, size_in
-from grpox.memory_plan.of_run import model_shape, run_setting
-from grpox.memory_plan.setting import DEFAULTS, Setting
-from grpox.memory_plan.shape import ModelShape, shape_of
-from grpox.memory_plan.table import GIB, MODELS, tables
-from grpox.memory_plan.table import setting as setting_of_table
+from grpox.policy import chunked_head, weight_stream
+from grpox.policy.memory_plan import formula
+from grpox.policy.memory_plan.at_load import check_load
+from grpox.policy.memory_plan.built_shape import built_shape
+from grpox.policy.memory_plan.formula import PHASES, parts_of, peak_of, size_in
+from grpox.policy.memory_plan.of_run import model_shape, run_setting
+from grpox.policy.memory_plan.setting import DEFAULTS, Setting
+from grpox.policy.memory_plan.shape import ModelShape, shape_of
+from grpox.policy.memory_plan.table import GIB, MODELS, tables
+from grpox.policy.memory_plan.table import setting as setting_of_table
 from grpox.runfile.given.objects import Given
 from grpox.runfile.load import load_run
 
@@ -273,8 +273,8 @@ def test_the_peak_is_that_of_its_phase(setting: Setting) -> None:
 def test_what_other_modules_decide_is_what_they_have() -> None:
     from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 
-    assert formula.CHUNK == head.LOGITS_PER_CHUNK
-    assert formula.SYNC == weight_sync.BUCKET_BYTES
+    assert formula.CHUNK == chunked_head.LOGITS_PER_CHUNK
+    assert formula.SYNC == weight_stream.BUCKET_BYTES
     zero = DeepSpeedZeroConfig(stage=3)
     assert {name: getattr(zero, name.removeprefix("stage3_")) for name in DEFAULTS} == DEFAULTS
 
@@ -320,8 +320,8 @@ def test_the_command_prints_both_tables_and_what_it_leaves_out(width: str) -> No
 def test_the_page_has_the_formulas_tables() -> None:
     page = (ROOT / "docs" / "scaling.md").read_text(encoding="utf-8")
     by_ranks, by_setting = tables().split("\n\n")
-    assert by_ranks in page, "python -m grpox.memory_plan.table prints what belongs there"
-    assert by_setting in page, "python -m grpox.memory_plan.table prints what belongs there"
+    assert by_ranks in page, "python -m grpox.policy.memory_plan.table prints what belongs there"
+    assert by_setting in page, "python -m grpox.policy.memory_plan.table prints what belongs there"
 
 
 def test_the_page_explains_every_part() -> None:

@@ -17,7 +17,7 @@ from grpox.errors import RunFailed
 from grpox.errors.warn_once import TellOnce
 from grpox.metrics import TokenMetrics
 from grpox.mismatch import StepMismatch, mismatch_metrics, mismatch_warnings
-from grpox.rollout import collate
+from grpox.policy.batch import collate
 from grpox.runtime.world import World
 from grpox.step_loss import Corrected
 from grpox.trainer import Trainer

@@ -12,10 +12,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from grpox import model_source
 from grpox.config import ModelConfig
 from grpox.errors import ConfigError, Problem
-from grpox.models import architecture_of, load_model, load_tokenizer
+from grpox.policy import model_source
+from grpox.policy.models import architecture_of, load_model, load_tokenizer
 
 MODEL = Path(str(importlib.resources.files("grpox.runfile.recipes"))) / "quickstart" / "model"
 NORM, UP = "model.norm.weight", "model.layers.1.mlp.up_proj.weight"

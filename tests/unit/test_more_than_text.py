@@ -22,7 +22,7 @@ from grpox.data.media import media_part
 from grpox.data.prompts import PromptSet
 from grpox.data.row_stream import RowStream
 from grpox.errors import ConfigError, Problem, RunFailed
-from grpox.models import load_model
+from grpox.policy.models import load_model
 from grpox.run_inputs import open_prompts, open_tokenizer
 from grpox.runfile.given.model import check_model
 from grpox.runfile.load import resolve_config

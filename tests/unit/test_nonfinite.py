@@ -16,7 +16,7 @@ from grpox.faults.found import Found, find, in_order
 from grpox.faults.policy import NonFinitePolicy
 from grpox.faults.read import open_dump
 from grpox.kl import k2, k3
-from grpox.rollout import collate
+from grpox.policy.batch import collate
 from grpox.runtime.world import World
 from grpox.slices import Slice
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from grpox.config import TrainConfig
-from grpox.optimizers import AdamW
+from grpox.policy.optimizers import AdamW
 
 
 def layer() -> nn.Module:

@@ -11,9 +11,9 @@ import torch
 
 from grpox.config import TrainConfig
 from grpox.contracts import LossInputs, LossOutput, Reduction, Rollout
-from grpox.forward_ways import PLAIN, ForwardWays
 from grpox.passes import Arrangement, Pass, Passes
-from grpox.rollout import collate
+from grpox.policy.batch import collate
+from grpox.policy.forward_modes import PLAIN, ForwardWays
 from grpox.runtime.world import World
 from grpox.slices import Slice
 

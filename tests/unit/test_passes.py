@@ -15,13 +15,13 @@ from test_forward_ways import far, gradient_of, model_of
 from grpox.config import ComponentRef, TrainConfig
 from grpox.contracts import Rollout
 from grpox.forward_pass import forward_pass
-from grpox.forward_ways import PLAIN, ForwardWays, prepare
-from grpox.layout import lay_out
 from grpox.passes import Arrangement, Passes
 from grpox.plugins.discovery import discover
 from grpox.plugins.registry import Registry
+from grpox.policy.batch import collate
+from grpox.policy.forward_modes import PLAIN, ForwardWays, prepare
+from grpox.policy.row_layout import lay_out
 from grpox.reduction import count_step
-from grpox.rollout import collate
 from grpox.runtime.world import World
 from grpox.slices import Slice
 from grpox.step_loss import StepLoss
@@ -140,7 +140,7 @@ def test_every_saving_alone_and_together_gives_the_same_gradient(loss: str, beta
 def test_packing_gives_the_same_gradient_without_padding(
     loss: str, budget: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("grpox.forward_ways._attends_by_positions", lambda model: True)
+    monkeypatch.setattr("grpox.policy.forward_modes._attends_by_positions", lambda model: True)
     slices, plain = slices_of(1), model_of("llama")
     expected = gradients(copy.deepcopy(slices), loss, plain, arrangement(loss, PLAIN, **ALL_OFF), 0.0)
     model, train = copy.deepcopy(plain), TrainConfig(prefix_sharing=False, max_tokens_per_micro_batch=budget)

@@ -3,7 +3,7 @@
 import torch
 
 from grpox.contracts import Rollout
-from grpox.rollout import collate
+from grpox.policy.batch import collate
 
 CPU = torch.device("cpu")
 

@@ -26,8 +26,8 @@ from grpox.checkpoint.progress import Progress
 from grpox.cli.errors import run_command
 from grpox.config import ModelConfig, RunConfig
 from grpox.errors import ConfigError, RunFailed
-from grpox.models import load_config, load_model, load_tokenizer
 from grpox.observing.record import config_text
+from grpox.policy.models import load_config, load_model, load_tokenizer
 from grpox.runfile.load import load_run
 from grpox.runfile.load_evaluation import load_evaluation
 from grpox.runfile.lock.of_run import lock_of

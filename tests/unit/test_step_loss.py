@@ -15,8 +15,8 @@ from grpox.contracts import Correction, LossInputs, LossOutput, Reduction
 from grpox.errors import RunFailed
 from grpox.metrics import TokenMetrics
 from grpox.mismatch import StepMismatch
+from grpox.policy.batch import RolloutBatch
 from grpox.reduction import StepTotals
-from grpox.rollout import RolloutBatch
 from grpox.runtime.world import World
 from grpox.step_loss import Corrected, MicroBatchInputs, MicroBatchLoss, StepLoss, corrected
 from grpox_corrections.configs import (

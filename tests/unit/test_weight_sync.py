@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from grpox import weight_sync
-from grpox.weight_sync import _buckets, _lasting, stream_weights
+from grpox.policy import weight_stream
+from grpox.policy.weight_stream import _buckets, _lasting, stream_weights
 
 
 def parameters(*sizes: int) -> list[tuple[str, nn.Parameter]]:
@@ -47,7 +47,7 @@ def test_nothing_of_a_bucket_is_left_when_the_next_is_gathered(monkeypatch: pyte
         left.append(sum(tensor() is not None for tensor in given))
         return _lasting(parameter)
 
-    monkeypatch.setattr(weight_sync, "_lasting", gathered)
+    monkeypatch.setattr(weight_stream, "_lasting", gathered)
     for _, tensor in stream_weights(module, bucket_bytes=16):
         given.append(weakref.ref(tensor))
         del tensor

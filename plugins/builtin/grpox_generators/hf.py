@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig
 
-from grpox.buffers import persistent_buffers
 from grpox.config import SamplingConfig
 from grpox.contracts import GeneratorContext, Prompt, Rollout, WeightStream
 from grpox.errors import ConfigError, Problem, RunFailed, text_of
+from grpox.policy.buffers import persistent_buffers
 from grpox_generators.attention import group_heads
 from grpox_generators.configs import HfConfig
 from grpox_generators.continuous import complete

@@ -13,9 +13,9 @@ from typing import Any, get_args
 from torch import nn
 
 from grpox.errors import ConfigError, Problem
-from grpox.lora.folder import write_adapter
-from grpox.lora.layers import ADAPTER, adapted_layers
-from grpox.lora.streams import stream_adapters
+from grpox.policy.lora.folder import write_adapter
+from grpox.policy.lora.layers import ADAPTER, adapted_layers
+from grpox.policy.lora.streams import stream_adapters
 from grpox_vllm_serving.launch import SHARED_MEMORY
 
 KEY = "generator.lora_sync"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from grpox.config import SamplingConfig
 from grpox.contracts import GeneratorContext, Prompt, Rollout, WeightStream
 from grpox.errors import ConfigError, Problem, RunFailed
-from grpox.weight_sync import stream_weights
+from grpox.policy.weight_stream import stream_weights
 from grpox_generators.limits import check_length, end_ids
 from grpox_generators.ranks import any_rank, same_on_all_ranks, wait_for_all_ranks
 from grpox_generators.server_asked import Asked

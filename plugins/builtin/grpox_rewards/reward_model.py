@@ -17,7 +17,7 @@ from transformers import (
 
 from grpox.contracts import Text
 from grpox.errors import ConfigError, Problem, text_of
-from grpox.models import hub_kernels
+from grpox.policy.models import hub_kernels
 from grpox_rewards.configs import RewardModelConfig
 
 

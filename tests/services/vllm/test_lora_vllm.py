@@ -14,13 +14,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from grpox.config import LoraConfig, SamplingConfig
 from grpox.contracts import GeneratorContext, Prompt
-from grpox.logprobs import completion_logprobs
-from grpox.lora.add import add_adapters
-from grpox.lora.layers import adapter_parameters
-from grpox.models import architecture_of
-from grpox.rollout import collate
+from grpox.policy.batch import collate
+from grpox.policy.logprobs import completion_logprobs
+from grpox.policy.lora.add import add_adapters
+from grpox.policy.lora.layers import adapter_parameters
+from grpox.policy.models import architecture_of
+from grpox.policy.weight_stream import stream_weights
 from grpox.runtime.world import start_world
-from grpox.weight_sync import stream_weights
 from grpox_generators.configs import VllmColocateConfig
 
 pytest.importorskip("peft")

@@ -21,8 +21,8 @@ from transformers import AutoTokenizer, PreTrainedModel
 
 from grpox.config import SamplingConfig
 from grpox.contracts import Generator, GeneratorContext, Prompt
-from grpox.models import architecture_of
-from grpox.weight_sync import stream_weights
+from grpox.policy.models import architecture_of
+from grpox.policy.weight_stream import stream_weights
 from grpox_generators.server_config import LONGEST_WAIT, VllmServerConfig
 
 pytestmark = [

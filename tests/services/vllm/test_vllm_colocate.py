@@ -15,9 +15,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from grpox.config import SamplingConfig
 from grpox.contracts import GeneratorContext, Prompt
 from grpox.errors import ConfigError, RunFailed
-from grpox.logprobs import completion_logprobs
-from grpox.models import architecture_of
-from grpox.rollout import collate
+from grpox.policy.batch import collate
+from grpox.policy.logprobs import completion_logprobs
+from grpox.policy.models import architecture_of
 from grpox.runtime.world import start_world
 from grpox_generators.configs import VllmColocateConfig
 

@@ -22,9 +22,9 @@ from yarl import URL
 from grpox.config import SamplingConfig
 from grpox.contracts import GeneratorContext, Prompt
 from grpox.errors import ConfigError, RunFailed
-from grpox.logprobs import completion_logprobs
-from grpox.models import architecture_of
-from grpox.rollout import collate
+from grpox.policy.batch import collate
+from grpox.policy.logprobs import completion_logprobs
+from grpox.policy.models import architecture_of
 from grpox_generators.server_config import LONGEST_WAIT, VllmServerConfig
 from grpox_generators.vllm_server import VllmServerGenerator
 

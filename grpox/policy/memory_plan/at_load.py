@@ -8,8 +8,8 @@ import torch
 
 from grpox.errors import ConfigError, Problem
 from grpox.errors.formatting import amount
-from grpox.memory_plan.formula import LOAD, parts_of, size_in
-from grpox.memory_plan.of_run import run_setting
+from grpox.policy.memory_plan.formula import LOAD, parts_of, size_in
+from grpox.policy.memory_plan.of_run import run_setting
 from grpox.runfile.load import ResolvedRun
 
 if TYPE_CHECKING:

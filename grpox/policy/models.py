@@ -26,7 +26,7 @@ from transformers.utils import GENERATION_CONFIG_NAME
 from grpox.config import ModelConfig
 from grpox.errors import ConfigError, Problem, plain, text_of
 from grpox.errors.formatting import some
-from grpox.model_source import model_location
+from grpox.policy.model_source import model_location
 from grpox.runtime import launch
 
 SIZES = ("num_hidden_layers", "num_attention_heads", "hidden_size", "vocab_size")

@@ -12,7 +12,7 @@ from transformers.pytorch_utils import Conv1D
 
 from grpox.config import LoraConfig
 from grpox.errors import ConfigError, Problem, nearest, text_of
-from grpox.lora.layers import ADAPTER, adapted_layers
+from grpox.policy.lora.layers import ADAPTER, adapted_layers
 from grpox.runfile.lora import INSTALL
 
 LINEAR = (nn.Linear, Conv1D)

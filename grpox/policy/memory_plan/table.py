@@ -1,6 +1,6 @@
 """The tables of docs/scaling.md: published models on some numbers of GPUs, by the formula.
 
-python -m grpox.memory_plan.table              prints them, to be put into the page
+python -m grpox.policy.memory_plan.table              prints them, to be put into the page
 """
 
 from __future__ import annotations
@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from grpox.memory_plan.formula import LOAD, parts_of, peak_of, size_in
-from grpox.memory_plan.setting import Setting
-from grpox.memory_plan.shape import ModelShape, shape_of
+from grpox.policy.memory_plan.formula import LOAD, parts_of, peak_of, size_in
+from grpox.policy.memory_plan.setting import Setting
+from grpox.policy.memory_plan.shape import ModelShape, shape_of
 
 GIB = 2**30
 RANKS = (1, 8, 16, 32, 64)

@@ -17,11 +17,11 @@ from torch import Tensor, nn
 
 from grpox.contracts import Rollout
 from grpox.errors import describe, plain
-from grpox.head import LogitTransform, Wanted, chosen_logprobs
-from grpox.layout import Layout
-from grpox.lora import head as adapted_head
-from grpox.lora.layers import is_adapted
-from grpox.rollout import RolloutBatch, collate
+from grpox.policy.batch import RolloutBatch, collate
+from grpox.policy.chunked_head import LogitTransform, Wanted, chosen_logprobs
+from grpox.policy.lora import head as adapted_head
+from grpox.policy.lora.layers import is_adapted
+from grpox.policy.row_layout import Layout
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -202,7 +202,7 @@ def _attends_by_positions(model: PreTrainedModel) -> bool:
 @torch.no_grad()
 def _agrees(model: PreTrainedModel, ways: ForwardWays) -> bool:
     """Whether the model goes these ways to the log-probabilities and entropies of its own forward pass."""
-    from grpox.logprobs import completion_logprobs
+    from grpox.policy.logprobs import completion_logprobs
 
     batch = _trial(model)
     training = model.training

@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from grpox.buffers import persistent_buffers
 from grpox.errors.formatting import counted
+from grpox.policy.buffers import persistent_buffers
 
 Weight = TypeVar("Weight", bound=Tensor)
 

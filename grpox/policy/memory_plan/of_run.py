@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 from grpox.config import ModelConfig
-from grpox.memory_plan.setting import PROMPT, Setting, setting_of
-from grpox.memory_plan.shape import ModelShape, shape_of
+from grpox.policy.memory_plan.setting import PROMPT, Setting, setting_of
+from grpox.policy.memory_plan.shape import ModelShape, shape_of
 from grpox.runfile.load import ResolvedRun
 
 
@@ -39,6 +39,6 @@ def model_shape(config: ModelConfig) -> ModelShape:
         told = {}
     if shape := shape_of(told if isinstance(told, dict) else {}):
         return shape
-    from grpox.memory_plan.built_shape import built_shape
+    from grpox.policy.memory_plan.built_shape import built_shape
 
     return built_shape(config)

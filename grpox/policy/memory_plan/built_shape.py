@@ -10,8 +10,8 @@ from transformers import AutoModelForCausalLM
 
 from grpox.config import ModelConfig
 from grpox.errors import ConfigError, Problem, describe
-from grpox.memory_plan.shape import Linear, ModelShape
-from grpox.models import load_config
+from grpox.policy.memory_plan.shape import Linear, ModelShape
+from grpox.policy.models import load_config
 
 
 def built_shape(config: ModelConfig) -> ModelShape:

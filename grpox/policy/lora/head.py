@@ -13,8 +13,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from grpox.head import Wanted, chosen_logprobs
-from grpox.lora.layers import ADAPTER
+from grpox.policy.chunked_head import Wanted, chosen_logprobs
+from grpox.policy.lora.layers import ADAPTER
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ def can_score(head: Any) -> bool:
 
 
 def add_scoring(head: Any) -> None:
-    """Let the forward of an adapted head take `wanted`, as that of a plain head does (`grpox.forward_ways`)."""
+    """Let the forward of an adapted head take `wanted`, as that of a plain head does (`grpox.policy.forward_modes`)."""
     base, down, up = head.base_layer, head.lora_A[ADAPTER], head.lora_B[ADAPTER]
     whole, base_linear, up_linear = head.forward, base.forward, up.forward
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from grpox.contracts import Rollout
-from grpox.from_lists import from_lists
+from grpox.policy.from_lists import from_lists
 
 
 @dataclass(frozen=True)

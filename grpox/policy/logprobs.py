@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grpox.forward_ways import PLAIN, ForwardWays, rows_logprobs
-from grpox.head import entropy_by_logits
-from grpox.layout import lay_out
-from grpox.rollout import RolloutBatch
+from grpox.policy.batch import RolloutBatch
+from grpox.policy.chunked_head import entropy_by_logits
+from grpox.policy.forward_modes import PLAIN, ForwardWays, rows_logprobs
+from grpox.policy.row_layout import lay_out
 
 POSITIONS_PER_CHUNK = 4096
 """Token positions whose probabilities are held at once for the entropy."""

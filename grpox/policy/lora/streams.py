@@ -1,6 +1,6 @@
 """Weights of a model with adapters out of their ZeRO-3 shards: the base, the adapters, or all as they are.
 
-Merged, as everything else wants them, they come from `grpox.weight_sync.stream_weights`.
+Merged, as everything else wants them, they come from `grpox.policy.weight_stream.stream_weights`.
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from __future__ import annotations
 from torch import nn
 
 from grpox.contracts import WeightStream
-from grpox.lora.layers import adapter_parameters, base_parameters
-from grpox.weight_sync import stream_buffers, stream_parameters
+from grpox.policy.lora.layers import adapter_parameters, base_parameters
+from grpox.policy.weight_stream import stream_buffers, stream_parameters
 
 
 def stream_base(model: nn.Module) -> WeightStream:

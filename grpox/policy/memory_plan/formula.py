@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import ceil
 
-from grpox.memory_plan.setting import Setting
+from grpox.policy.memory_plan.setting import Setting
 
 LOAD, GENERATE, UPDATE, REDUCE, STEP = "load", "generate", "update", "reduce", "step"
 PHASES = (LOAD, GENERATE, UPDATE, REDUCE, STEP)
@@ -24,9 +24,9 @@ FLOAT32 = 4
 MOMENTS = 8
 """Bytes of AdamW's two states."""
 CHUNK = 2**23
-"""Logits that the head holds at once (`grpox.head.LOGITS_PER_CHUNK`)."""
+"""Logits that the head holds at once (`grpox.policy.chunked_head.LOGITS_PER_CHUNK`)."""
 SYNC = 256 * 2**20
-"""Bytes of weights that are whole at a time when a generator takes them (`grpox.weight_sync.BUCKET_BYTES`)."""
+"""Bytes of weights that are whole at a time when a generator takes them (`grpox.policy.weight_stream.BUCKET_BYTES`)."""
 
 
 @dataclass(frozen=True)

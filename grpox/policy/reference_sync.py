@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import torch
 
-from grpox.buffers import persistent_buffers
 from grpox.config import TrainConfig
-from grpox.engine import Engine, FrozenEngine
+from grpox.policy.buffers import persistent_buffers
+from grpox.policy.engine import Engine, FrozenEngine
 
 
 @dataclass(frozen=True)

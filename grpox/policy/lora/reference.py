@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from grpox.engine import Engine
-from grpox.lora.layers import without_adapters
+from grpox.policy.engine import Engine
+from grpox.policy.lora.layers import without_adapters
 
 
 class BaseAsReference:
-    """Forward passes of the policy's engine without adapters, in place of a `grpox.engine.FrozenEngine`."""
+    """Forward passes of the policy's engine without adapters, in place of a `grpox.policy.engine.FrozenEngine`."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine

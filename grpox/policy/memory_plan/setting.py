@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from grpox.config import RunConfig
-from grpox.memory_plan.shape import ModelShape
+from grpox.policy.memory_plan.shape import ModelShape
 
 DEFAULTS = {
     "reduce_bucket_size": 500_000_000,

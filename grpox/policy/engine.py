@@ -16,20 +16,20 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from grpox.config import RunConfig
-from grpox.deepspeed_config import deepspeed_config, reference_config
 from grpox.errors import ConfigError, Problem, RunFailed, describe, text_of
-from grpox.forward_ways import forget, prepare
-from grpox.lora.layers import adapted_layers
 from grpox.plugins.component_call import call
-from grpox.quiet_deepspeed import deepspeed
+from grpox.policy.deepspeed_config import deepspeed_config, reference_config
+from grpox.policy.deepspeed_import import deepspeed
+from grpox.policy.forward_modes import forget, prepare
+from grpox.policy.lora.layers import adapted_layers
+from grpox.policy.weight_stream import stream_weights
 from grpox.runtime.world import World
-from grpox.weight_sync import stream_weights
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from grpox.contracts import OptimizerFactory, SchedulerFactory, WeightStream
-    from grpox.quiet_deepspeed import CheckpointEngine
+    from grpox.policy.deepspeed_import import CheckpointEngine
 
 
 class Engine:

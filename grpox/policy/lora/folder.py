@@ -12,12 +12,12 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from grpox.errors import RunFailed
-from grpox.lora.layers import ADAPTER, adapted_layers
-from grpox.lora.streams import stream_adapters
+from grpox.policy.lora.layers import ADAPTER, adapted_layers
+from grpox.policy.lora.streams import stream_adapters
 from grpox.runtime.files import unwritten
 
 if TYPE_CHECKING:
-    from grpox.engine import Engine
+    from grpox.policy.engine import Engine
     from grpox.runtime.world import World
 
 FOLDER = "adapter"
