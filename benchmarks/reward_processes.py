@@ -18,9 +18,9 @@ from surroundings import surroundings
 
 from grpox.contracts import TrainerState
 from grpox.plugins.load_object import load_object
-from grpox.rewards import NamedReward, score
-from grpox.rewards.messages import Blueprint
-from grpox.rewards.process import RewardProcess
+from grpox.rollout.rewards import NamedReward, score
+from grpox.rollout.rewards.messages import Blueprint
+from grpox.rollout.rewards.process import RewardProcess
 
 CALLS = 50
 COMPLETIONS = 256

@@ -10,28 +10,28 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from grpox.collect import STREAMING, Sampler
 from grpox.config import EvaluationConfig
 from grpox.config.evaluation import rewards_of
 from grpox.contracts import Generator, GeneratorContext, ScoredRollout, TrainerState
 from grpox.data.prompts import PromptSet
 from grpox.evaluation import Evaluator
 from grpox.evaluation_metrics import totals_of
-from grpox.fixed_policy import FixedPolicy
 from grpox.metrics import PhaseTimes
 from grpox.plugins.component_call import FOREIGN, exits_told
 from grpox.policy.memory_plan.at_load import check_load, free_memory
 from grpox.policy.models import architecture_of, load_model, stop_token_ids
-from grpox.rewards import NamedReward
-from grpox.rewards.fitting import fitting_rewards
-from grpox.rewards.isolation import OF_EVALUATION, OF_TRAINING, reward_functions
+from grpox.rollout.fixed_policy import FixedPolicy
+from grpox.rollout.rewards import NamedReward
+from grpox.rollout.rewards.fitting import fitting_rewards
+from grpox.rollout.rewards.isolation import OF_EVALUATION, OF_TRAINING, reward_functions
+from grpox.rollout.sampler import STREAMING, Sampler
+from grpox.rollout.scored import ScoredRow
 from grpox.run_inputs import model_config, open_held_out, open_tokenizer
 from grpox.runtime.collective_errors import on_every_rank
 from grpox.runtime.lost_rank import lost_ranks_told
 from grpox.runtime.setup import quieten, seed_libraries
 from grpox.runtime.watchdog import GRACE
 from grpox.runtime.world import World, start_world
-from grpox.scored_rows import ScoredRow
 
 if TYPE_CHECKING:
     from grpox.runfile.load import ResolvedRun

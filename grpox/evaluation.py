@@ -7,15 +7,15 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from grpox.checkpoint.rng import random_numbers_kept
-from grpox.collect import Sampler
 from grpox.config import EvaluationConfig, SamplingConfig
 from grpox.config.evaluation import sampling_of
 from grpox.contracts import TrainerState
 from grpox.data.prompts import PromptSet
 from grpox.evaluation_metrics import evaluation_metrics
-from grpox.rewards import NamedReward
-from grpox.rewards.log import Logged, weighed_mean_logged, with_logged
-from grpox.scored_rows import ScoredRow
+from grpox.rollout.rewards import NamedReward
+from grpox.rollout.rewards.log import Logged, weighed_mean_logged, with_logged
+from grpox.rollout.sampler import Sampler
+from grpox.rollout.scored import ScoredRow
 
 STREAM = 1
 """Tells the random numbers of evaluations from those of training, whose number is 0."""

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from grpox.batch_metrics import error_metrics, length_metrics, mean
 from grpox.config import EvaluationConfig
 from grpox.pass_at_k import mean_pass_at_k
-from grpox.reward_sum import weighted_sum
-from grpox.rewards import NamedReward
-from grpox.scored_rows import ScoredRow
+from grpox.rollout.metrics import error_metrics, length_metrics, mean
+from grpox.rollout.rewards import NamedReward
+from grpox.rollout.rewards.weighted_sum import weighted_sum
+from grpox.rollout.scored import ScoredRow
 
 
 def evaluation_metrics(

@@ -18,7 +18,6 @@ from grpox.checkpoint.fingerprints import fingerprints
 from grpox.checkpoint.resume import Checkpoint, check_changes, newest_good, no_checkpoint
 from grpox.checkpoint.saver import CheckpointSaver
 from grpox.checkpoint.shards import ShardFiles
-from grpox.collect import STREAMING, Collector, Sampler
 from grpox.config import RunConfig
 from grpox.config.evaluation import rewards_of
 from grpox.contracts import Generator, GeneratorContext, RunContext
@@ -54,9 +53,10 @@ from grpox.policy.memory_plan.at_load import check_load, free_memory
 from grpox.policy.models import architecture_of, stop_token_ids
 from grpox.policy.optimizers import AdamW, NamedSchedule
 from grpox.report.observer import RunReport
-from grpox.rewards import NamedReward
-from grpox.rewards.fitting import fitting_rewards
-from grpox.rewards.isolation import OF_EVALUATION, OF_TRAINING, reward_functions
+from grpox.rollout.rewards import NamedReward
+from grpox.rollout.rewards.fitting import fitting_rewards
+from grpox.rollout.rewards.isolation import OF_EVALUATION, OF_TRAINING, reward_functions
+from grpox.rollout.sampler import STREAMING, Collector, Sampler
 from grpox.run_inputs import (
     model_config,
     open_model,

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from grpox.batch_metrics import mean_metrics
-from grpox.collect import GenerationBatch
+from grpox.rollout.metrics import mean_metrics
+from grpox.rollout.sampler import GenerationBatch
 from grpox.slices import Slice
 
 

@@ -13,9 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-from grpox.ahead import Begun
 from grpox.checkpoint.saver import CheckpointSaver
-from grpox.collect import Collector, GenerationBatch
 from grpox.config.evaluation import PREFIX, bare_name
 from grpox.contracts import RunContext, TrainerState
 from grpox.data.prompt_cursor import PromptDraws
@@ -27,7 +25,9 @@ from grpox.metrics import PhaseTimes
 from grpox.mismatch import mismatch_warnings
 from grpox.observing.observers import Observers
 from grpox.policy.batch import RolloutBatch, collate
-from grpox.rewards.log import mean_logged, with_logged
+from grpox.rollout.prefetch import Begun
+from grpox.rollout.rewards.log import mean_logged, with_logged
+from grpox.rollout.sampler import Collector, GenerationBatch
 from grpox.runtime.signals import Terminated, first_signal_waits, raise_if_signalled, signalled
 from grpox.runtime.world import World
 from grpox.slices import Slice

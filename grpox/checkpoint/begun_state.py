@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from grpox.ahead import Begun
 from grpox.contracts import Rollout
+from grpox.rollout.prefetch import Begun
 
 
 def begun_state(begun: Begun) -> dict[str, Any]:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from grpox.ahead import Begun
 from grpox.checkpoint.begun_state import begun_of, begun_state
 from grpox.checkpoint.dealt_anew import dealt_anew
 from grpox.checkpoint.folders import rank_file
@@ -22,6 +21,7 @@ from grpox.checkpoint.progress import Progress
 from grpox.checkpoint.rng import fresh_random_state, random_state, set_random_state
 from grpox.checkpoint.same_batches import plan_of, same_steps
 from grpox.policy.batch import RolloutBatch
+from grpox.rollout.prefetch import Begun
 from grpox.runtime.collective_errors import on_every_rank
 from grpox.runtime.world import World
 from grpox.slices import Slice

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from grpox.errors import ConfigError, Problem, RunFailed, describe, left_by_rich, text_of
 from grpox.errors.redaction import redact
-from grpox.rewards.arguments import copied
+from grpox.rollout.rewards.arguments import copied
 from grpox.runtime.signals import first_signal_waits, may_be_signal, raise_if_signal, raise_if_signalled
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from typing import Any, ClassVar
 from unittest import SkipTest
 
 from grpox.contracts import TrainerState
-from grpox.rewards.arguments import missing_columns
-from grpox.rewards.call import RewardCall
+from grpox.rollout.rewards.arguments import missing_columns
+from grpox.rollout.rewards.call import RewardCall
 from grpox.testing.conformance import Conformance, Violation
 
 TIMEOUT = 30.0

@@ -23,9 +23,9 @@ from support.services import wait_until
 
 from grpox.contracts import TrainerState
 from grpox.errors import ConfigError, RunFailed, traceback_of
-from grpox.rewards import NamedReward, RewardTable, score
-from grpox.rewards.messages import Blueprint
-from grpox.rewards.process import ProcessFailed, RewardProcess
+from grpox.rollout.rewards import NamedReward, RewardTable, score
+from grpox.rollout.rewards.messages import Blueprint
+from grpox.rollout.rewards.process import ProcessFailed, RewardProcess
 
 FILE = Path(__file__).with_name("faulty_rewards.py")
 COMPLETIONS = ["one", "", "three", "four"]
@@ -271,7 +271,7 @@ TRAINER = """
 import pickle, sys
 sys.path[:0] = {folders!r}
 from test_reward_processes import process, scored
-from grpox.rewards import NamedReward
+from grpox.rollout.rewards import NamedReward
 started = process("leaves_a_child")
 scored(NamedReward("judge", started), [{child!r}])
 print(started._running._process.pid, flush=True)

@@ -40,7 +40,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "grpox/step_loss.py": ("test_step_loss.py", "test_mismatch.py", *GRADIENTS),
     "grpox/passes.py": ("test_pass_budget.py", "test_passes.py"),
     "grpox/reduction.py": ("test_reduction.py", "test_objective.py", *GRADIENTS),
-    "grpox/collect.py": (
+    "grpox/rollout/sampler.py": (
         "test_collect.py",
         "test_ahead.py",
         "test_dynamic_sampling.py",

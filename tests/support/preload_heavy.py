@@ -28,7 +28,7 @@ LIBRARIES = (
 SKIPPED = (
     "grpox.__main__",
     "grpox.runfile.recipes",
-    "grpox.rewards.worker",
+    "grpox.rollout.rewards.worker",
     "grpox_rewards.code_",
     "grpox_vllm_serving.",
     "grpox.pytest_plugin",

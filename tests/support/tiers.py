@@ -47,13 +47,13 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "plugins/builtin/grpox_vllm_serving/*": ("unit", "cold", "services/vllm", "services/hosts"),
     "plugins/builtin/grpox_mlflow/*": ("unit", "plugins", "runs", "services/mlflow", "services/hosts"),
     # Sampling, scoring and what is recorded of it.
-    "grpox/ahead.py grpox/arrivals.py grpox/collect.py grpox/data/prompt_cursor.py grpox/dynamic_sampling.py "
-    "grpox/early_scoring.py grpox/fixed_policy.py grpox/data/schedule.py grpox/scored_rows.py": (
+    "grpox/rollout/prefetch.py grpox/rollout/validation.py grpox/rollout/sampler.py grpox/data/prompt_cursor.py grpox/rollout/dynamic_sampling.py "
+    "grpox/rollout/streaming_scorer.py grpox/rollout/fixed_policy.py grpox/data/schedule.py grpox/rollout/scored.py": (
         "unit", "ranks", "runs", "services/vllm",
     ),
-    "grpox/batch_metrics.py grpox/metrics.py grpox/observing/* grpox/report/* grpox/step_report.py "
+    "grpox/rollout/metrics.py grpox/metrics.py grpox/observing/* grpox/report/* grpox/step_report.py "
     "grpox/early_stop.py": ("unit", "plugins", "runs", "services/mlflow"),
-    "grpox/rewards/* grpox/reward_sum.py": ("unit", "plugins", "runs", "cold"),
+    "grpox/rollout/rewards/* grpox/rollout/rewards/weighted_sum.py": ("unit", "plugins", "runs", "cold"),
     "grpox/data/*": ("unit", "fuzz", "runs"),
     # A run as a whole, and its checkpoints.
     "grpox/run.py grpox/run_inputs.py grpox/runtime/run_lock.py grpox/trainer.py grpox/runfile/given/* grpox/contracts.py "

@@ -5,15 +5,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from grpox.ahead import Begun
 from grpox.checkpoint.begun_state import begun_of, begun_state
 from grpox.checkpoint.rank_state import rank_state, read_state, write_state
-from grpox.collect import Collector, Sampler
 from grpox.config import SamplingConfig
 from grpox.contracts import Prompt, Rollout, TrainerState
 from grpox.data.schedule import BatchPlan, PromptSampler, Schedule
 from grpox.errors import RunFailed
-from grpox.rewards import NamedReward
+from grpox.rollout.prefetch import Begun
+from grpox.rollout.rewards import NamedReward
+from grpox.rollout.sampler import Collector, Sampler
 from grpox.runtime.world import World
 from grpox.trainer import Trainer
 from grpox_advantages.configs import GroupConfig

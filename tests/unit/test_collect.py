@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 import torch
 
-from grpox.ahead import Begun
-from grpox.collect import STREAMING, Collector, Sampler
 from grpox.config import EvaluationConfig, SamplingConfig
 from grpox.contracts import Prompt, Rollout, TrainerState
 from grpox.data.prompts import PromptSet
 from grpox.errors import RunFailed
 from grpox.evaluation import Evaluator
 from grpox.metrics import PhaseTimes
-from grpox.rewards import NamedReward
+from grpox.rollout.prefetch import Begun
+from grpox.rollout.rewards import NamedReward
+from grpox.rollout.sampler import STREAMING, Collector, Sampler
 from grpox.runtime.world import World
 from grpox_advantages.configs import GroupConfig
 from grpox_advantages.scalers import Group

@@ -11,15 +11,15 @@ import torch
 from test_ahead import Ahead, Observed, Policy, Prompts
 from test_collect import STATE, ThreadedWorld
 
-from grpox.collect import Collector, Sampler
 from grpox.config import SamplingConfig
 from grpox.contracts import Rollout
 from grpox.data.prompt_cursor import PromptDraws
 from grpox.data.schedule import BatchPlan, PromptSampler, Schedule
-from grpox.dynamic_sampling import Refilled, SampledGroups, refill
-from grpox.rewards import NamedReward
+from grpox.rollout.dynamic_sampling import Refilled, SampledGroups, refill
+from grpox.rollout.rewards import NamedReward
+from grpox.rollout.sampler import Collector, Sampler
+from grpox.rollout.scored import ScoredRow
 from grpox.runtime.world import World
-from grpox.scored_rows import ScoredRow
 from grpox.trainer import Trainer
 from grpox_advantages.configs import GroupConfig
 from grpox_advantages.scalers import Group

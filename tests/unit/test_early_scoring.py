@@ -14,16 +14,16 @@ import pytest
 import torch
 from support.patience import patient
 
-from grpox import early_scoring
-from grpox.collect import Sampler
 from grpox.config import SamplingConfig
 from grpox.contracts import Rollout, TrainerState
 from grpox.errors import RunFailed
-from grpox.rewards import NamedReward
-from grpox.rewards.call import RewardCall
-from grpox.rewards.stop import Stopped, StopSign
+from grpox.rollout import streaming_scorer
+from grpox.rollout.rewards import NamedReward
+from grpox.rollout.rewards.call import RewardCall
+from grpox.rollout.rewards.stop import Stopped, StopSign
+from grpox.rollout.sampler import Sampler
+from grpox.rollout.scored import ScoredRow, ScoredRows, joined
 from grpox.runtime.world import World
-from grpox.scored_rows import ScoredRow, ScoredRows, joined
 
 STATE = TrainerState(global_step=0, max_steps=1, epoch=0.0)
 WHO: ContextVar[str] = ContextVar("WHO", default="nobody")
@@ -376,7 +376,7 @@ def test_what_is_no_failure_of_a_function_is_raised_as_it_is(monkeypatch):
     def broken(*_):
         raise OSError("disk")
 
-    monkeypatch.setattr(early_scoring, "score_rows", broken)
+    monkeypatch.setattr(streaming_scorer, "score_rows", broken)
     with pytest.raises(OSError, match="disk"):
         sampled(sampler(shuffled(0), length))
 
@@ -531,11 +531,11 @@ def test_once_the_sign_is_given_no_call_starts():
 
 INTERRUPTED = """
 import asyncio, sys, threading, time
-from grpox.arrivals import ArrivingGroups
+from grpox.rollout.validation import ArrivingGroups
 from grpox.contracts import Prompt, Rollout
-from grpox.early_scoring import EarlyScoring
-from grpox.rewards import NamedReward
-from grpox.scored_rows import Unscored
+from grpox.rollout.streaming_scorer import EarlyScoring
+from grpox.rollout.rewards import NamedReward
+from grpox.rollout.scored import Unscored
 
 async def endless(completions, **_):
     try:

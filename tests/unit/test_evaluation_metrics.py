@@ -10,8 +10,8 @@ import pytest
 from grpox.config import EvaluationConfig
 from grpox.contracts import Rollout
 from grpox.evaluation_metrics import evaluation_metrics
-from grpox.rewards import NamedReward
-from grpox.scored_rows import ScoredRow
+from grpox.rollout.rewards import NamedReward
+from grpox.rollout.scored import ScoredRow
 
 Scores = tuple[float | None, ...]
 

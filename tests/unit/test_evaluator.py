@@ -11,12 +11,12 @@ import datasets
 import numpy as np
 import torch
 
-from grpox.collect import Sampler
 from grpox.config import EvaluationConfig, EvaluationSamplingConfig, SamplingConfig
 from grpox.contracts import Prompt, Rollout, TrainerState
 from grpox.data.prompts import PromptSet
 from grpox.evaluation import Evaluator
-from grpox.rewards import NamedReward
+from grpox.rollout.rewards import NamedReward
+from grpox.rollout.sampler import Sampler
 from grpox.runtime.world import World
 
 ALONE = World(0, 1, torch.device("cpu"))

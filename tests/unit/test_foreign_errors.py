@@ -26,7 +26,7 @@ from grpox.plugins.component_call import call
 from grpox.plugins.hookspecs import hookimpl
 from grpox.plugins.load_object import load_object
 from grpox.policy.models import _unloadable
-from grpox.rewards.call import RewardCall
+from grpox.rollout.rewards.call import RewardCall
 from grpox.runtime import collective_errors
 from grpox.runtime.out_of_memory import ran_out_of_memory
 from grpox_generators.server_client import _lost

@@ -13,9 +13,9 @@ from support.handlers import handlers_kept
 from support.patience import patient
 
 from grpox.errors import RunFailed
-from grpox.rewards import NamedReward, score
-from grpox.rewards.call import RewardCall
-from grpox.rewards.places import defined_at
+from grpox.rollout.rewards import NamedReward, score
+from grpox.rollout.rewards.call import RewardCall
+from grpox.rollout.rewards.places import defined_at
 from grpox.runtime.signals import Terminated, install_handlers
 
 LIMIT = 0.2

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from grpox.errors import ConfigError, RunFailed
-from grpox.rewards import NamedReward, score
-from grpox.rewards.isolation import isolation_of, reward_functions
-from grpox.rewards.process import RewardProcess
+from grpox.rollout.rewards import NamedReward, score
+from grpox.rollout.rewards.isolation import isolation_of, reward_functions
+from grpox.rollout.rewards.process import RewardProcess
 from grpox.runfile.load import ResolvedRun, load_run
 
 FUNCTIONS = """

@@ -7,8 +7,8 @@ import pytest
 
 from grpox.errors import RunFailed
 from grpox.errors.warn_once import TellOnce
-from grpox.rewards import NamedReward, score
-from grpox.rewards.log import CallLog, extra_columns, logged_metrics, mean_logged, with_logged
+from grpox.rollout.rewards import NamedReward, score
+from grpox.rollout.rewards.log import CallLog, extra_columns, logged_metrics, mean_logged, with_logged
 from grpox.trainer import Trainer
 
 

@@ -13,7 +13,7 @@ from support.patience import patient
 
 from grpox.contracts import TrainerState
 from grpox.errors import RunFailed
-from grpox.rewards import NamedReward, completion_text, score
+from grpox.rollout.rewards import NamedReward, completion_text, score
 
 STATE = TrainerState(global_step=3, max_steps=10, epoch=0.5)
 

@@ -66,7 +66,7 @@ def test_torch_reads_nothing_but_weights() -> None:
 
 WELL_KNOWN = {
     # From the trainer to a process of its own that calls a reward function, and back.
-    "pickle.loads": {"grpox/rewards/process.py", "grpox/rewards/worker.py"},
+    "pickle.loads": {"grpox/rollout/rewards/process.py", "grpox/rollout/rewards/worker.py"},
     # Completions and their tests, in a process that is confined.
     "exec": {"plugins/builtin/grpox_rewards/code_judge.py"},
 }

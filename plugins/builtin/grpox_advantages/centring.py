@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from grpox.reward_sum import ROUNDING, weighted_sum
+from grpox.rollout.rewards.weighted_sum import ROUNDING, weighted_sum
 
 
 @dataclass(frozen=True)

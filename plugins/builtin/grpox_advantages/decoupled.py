@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from grpox.reward_sum import ROUNDING
+from grpox.rollout.rewards.weighted_sum import ROUNDING
 from grpox_advantages.centring import centre, standardise
 
 

@@ -8,11 +8,11 @@ from typing import Any
 
 from grpox.contracts import Text
 from grpox.errors import Problem, RunFailed, nearest
-from grpox.rewards.log import extra_columns, logged_metrics
-from grpox.rewards.named import NamedReward
-from grpox.rewards.outcome import Outcome
-from grpox.rewards.stop import StopSign
-from grpox.rewards.together import call_together
+from grpox.rollout.rewards.log import extra_columns, logged_metrics
+from grpox.rollout.rewards.named import NamedReward
+from grpox.rollout.rewards.outcome import Outcome
+from grpox.rollout.rewards.stop import StopSign
+from grpox.rollout.rewards.together import call_together
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The program in which a reward function runs apart from the trainer: ``python -m grpox.rewards.worker``.
+"""The program in which a reward function runs apart from the trainer: ``python -m grpox.rollout.rewards.worker``.
 
 It builds the function from a `Blueprint`, then answers each `Request` with a `Reply`, until the trainer ends.
 """
@@ -23,10 +23,10 @@ from grpox.plugins.component import BoundComponent
 from grpox.plugins.discovery import PluginSet
 from grpox.plugins.load_object import load_object
 from grpox.plugins.registry import Registry
-from grpox.rewards.arguments import missing_columns, taken
-from grpox.rewards.call import RewardCall
-from grpox.rewards.messages import Blueprint, Ready, Reply, Request
-from grpox.rewards.places import defined_at
+from grpox.rollout.rewards.arguments import missing_columns, taken
+from grpox.rollout.rewards.call import RewardCall
+from grpox.rollout.rewards.messages import Blueprint, Ready, Reply, Request
+from grpox.rollout.rewards.places import defined_at
 
 WHERE = signal.SIGUSR2
 """Asks for the stack of the main thread."""

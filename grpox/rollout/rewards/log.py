@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from grpox.rewards.arguments import copied
-from grpox.rewards.scores import BadScores, finite_number
+from grpox.rollout.rewards.arguments import copied
+from grpox.rollout.rewards.scores import BadScores, finite_number
 
 Logged = Mapping[str, Mapping[str, float]]
 """Metric name -> label of the reward function that logged it -> value."""

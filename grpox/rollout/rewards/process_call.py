@@ -1,4 +1,4 @@
-"""One call of a reward function in its own process; used as `grpox.rewards.call.RewardCall` is."""
+"""One call of a reward function in its own process; used as `grpox.rollout.rewards.call.RewardCall` is."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from grpox.errors import text_of
-from grpox.rewards.log import CallLog
-from grpox.rewards.messages import Reply, Request
-from grpox.rewards.process import ProcessFailed, RewardProcess
-from grpox.rewards.scores import CheckedScores
+from grpox.rollout.rewards.log import CallLog
+from grpox.rollout.rewards.messages import Reply, Request
+from grpox.rollout.rewards.process import ProcessFailed, RewardProcess
+from grpox.rollout.rewards.scores import CheckedScores
 
 
 class RemoteError(Exception):

@@ -20,9 +20,9 @@ import psutil
 
 from grpox.errors import ConfigError, Problem, describe, text_of
 from grpox.errors.formatting import amount
-from grpox.rewards.messages import Blueprint, Ready, Reply, Request
-from grpox.rewards.output import RewardOutput
-from grpox.rewards.places import dumped_at
+from grpox.rollout.rewards.messages import Blueprint, Ready, Reply, Request
+from grpox.rollout.rewards.output import RewardOutput
+from grpox.rollout.rewards.places import dumped_at
 from grpox.runtime.signals import raise_if_signal
 
 START_SECONDS = 600.0
@@ -135,7 +135,7 @@ class _Running:
         self._lifeline = os.fdopen(ours, "wb", buffering=0)
         given = (far.fileno(), lifeline, self._stacks.fileno())
         # The folder of the run may hold a file named as a module: it comes after the trainer's own path.
-        command = [sys.executable, "-P", "-m", "grpox.rewards.worker", *map(str, given)]
+        command = [sys.executable, "-P", "-m", "grpox.rollout.rewards.worker", *map(str, given)]
         self._output = RewardOutput(blueprint.label)
         try:
             self._process = subprocess.Popen(

@@ -15,12 +15,12 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from grpox.errors import chain, text_of
-from grpox.rewards.arguments import accepted
-from grpox.rewards.background_loop import BackgroundCall
-from grpox.rewards.cuda_device import current_device, use_device
-from grpox.rewards.log import CallLog
-from grpox.rewards.places import hanging_at, raised_at
-from grpox.rewards.scores import BadScores, CheckedScores, checked_scores
+from grpox.rollout.rewards.arguments import accepted
+from grpox.rollout.rewards.background_loop import BackgroundCall
+from grpox.rollout.rewards.cuda_device import current_device, use_device
+from grpox.rollout.rewards.log import CallLog
+from grpox.rollout.rewards.places import hanging_at, raised_at
+from grpox.rollout.rewards.scores import BadScores, CheckedScores, checked_scores
 from grpox.runtime.signals import raise_if_signal
 
 CANCEL_SECONDS = 1.0

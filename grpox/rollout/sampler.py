@@ -15,25 +15,25 @@ from functools import cached_property, partial
 import numpy as np
 import torch
 
-from grpox.ahead import Begun
-from grpox.arrivals import ArrivingGroups, check_rollouts, incomplete
-from grpox.batch_metrics import are_flat, error_metrics, length_metrics, mean, reward_metrics
 from grpox.config import SamplingConfig
 from grpox.contracts import AdvantageScaler, Generator, Prompt, Rollout, ScoredRollout, TrainerState
 from grpox.data.prompts import PromptSet
-from grpox.dynamic_sampling import Draw, Refilled, SampledGroups, refill
-from grpox.early_scoring import EarlyScoring, need_main_thread
 from grpox.errors import RunFailed
 from grpox.errors.warn_once import TellOnce
-from grpox.fixed_policy import PolicyWeights
 from grpox.metrics import PhaseTimes
 from grpox.plugins.component_call import call, exits_told
-from grpox.reward_sum import weighted_sum
-from grpox.rewards import NamedReward
-from grpox.rewards.log import weighed_mean_logged
+from grpox.rollout.dynamic_sampling import Draw, Refilled, SampledGroups, refill
+from grpox.rollout.fixed_policy import PolicyWeights
+from grpox.rollout.metrics import are_flat, error_metrics, length_metrics, mean, reward_metrics
+from grpox.rollout.prefetch import Begun
+from grpox.rollout.rewards import NamedReward
+from grpox.rollout.rewards.log import weighed_mean_logged
+from grpox.rollout.rewards.weighted_sum import weighted_sum
+from grpox.rollout.scored import ScoredRow, ScoredRows, Unscored, score_rows, unscored
+from grpox.rollout.streaming_scorer import EarlyScoring, need_main_thread
+from grpox.rollout.validation import ArrivingGroups, check_rollouts, incomplete
 from grpox.runtime.collective_errors import gathered, on_every_rank
 from grpox.runtime.world import World
-from grpox.scored_rows import ScoredRow, ScoredRows, Unscored, score_rows, unscored
 
 STREAMING = "streaming"
 """What a generator provides that yields each rollout as its completion ends, while others go on."""

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from grpox.config import RewardRef, labels_of
 from grpox.errors import ConfigError
-from grpox.rewards.isolation import OF_TRAINING
-from grpox.rewards.named import NamedReward
-from grpox.rewards.scoring import column_problems
+from grpox.rollout.rewards.isolation import OF_TRAINING
+from grpox.rollout.rewards.named import NamedReward
+from grpox.rollout.rewards.scoring import column_problems
 
 if TYPE_CHECKING:
     from grpox.data.prompts import PromptSet

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from grpox.rewards.outcome import AnyCall
+from grpox.rollout.rewards.outcome import AnyCall
 
 
 class Stopped(Exception):

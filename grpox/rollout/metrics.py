@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from grpox.contracts import Rollout
-from grpox.reward_sum import ROUNDING
-from grpox.rewards import NamedReward
+from grpox.rollout.rewards import NamedReward
+from grpox.rollout.rewards.weighted_sum import ROUNDING
 
 
 def reward_metrics(

@@ -12,9 +12,9 @@ from grpox.config import RewardRef
 from grpox.errors import ConfigError, Problem, text_of
 from grpox.plugins.component import BoundComponent
 from grpox.plugins.requirements import canonical_name
-from grpox.rewards.cuda_device import current_device
-from grpox.rewards.messages import Blueprint
-from grpox.rewards.process import RewardProcess
+from grpox.rollout.rewards.cuda_device import current_device
+from grpox.rollout.rewards.messages import Blueprint
+from grpox.rollout.rewards.process import RewardProcess
 
 if TYPE_CHECKING:
     from grpox.runfile.load import ResolvedRun

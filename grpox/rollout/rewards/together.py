@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from grpox.rewards.named import NamedReward
-from grpox.rewards.outcome import AnyCall, Outcome, outcome_of, whole_call_failed
-from grpox.rewards.stop import StopSign
+from grpox.rollout.rewards.named import NamedReward
+from grpox.rollout.rewards.outcome import AnyCall, Outcome, outcome_of, whole_call_failed
+from grpox.rollout.rewards.stop import StopSign
 
 
 def call_together(

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from grpox.rewards.log import Logged, weighed_mean_logged
-from grpox.scored_rows import ScoredRow
+from grpox.rollout.rewards.log import Logged, weighed_mean_logged
+from grpox.rollout.scored import ScoredRow
 
 Draw = Callable[[int], Sequence[int]]
 """How many -> dataset indices of the next prompts."""

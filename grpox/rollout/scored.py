@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from grpox.contracts import Rollout, Text, TrainerState
-from grpox.rewards import NamedReward, score
-from grpox.rewards.log import weighed_mean_logged
-from grpox.rewards.stop import StopSign
+from grpox.rollout.rewards import NamedReward, score
+from grpox.rollout.rewards.log import weighed_mean_logged
+from grpox.rollout.rewards.stop import StopSign
 
 if TYPE_CHECKING:
     from grpox.data.prompts import PromptSet
@@ -74,7 +74,7 @@ def as_one_call(groups: Sequence[Unscored]) -> Unscored:
 def score_rows(
     rewards: Sequence[NamedReward], given: Unscored, state: TrainerState, stop: StopSign | None = None
 ) -> ScoredRows:
-    """Call every reward function once; without rollouts call none. What it raises: `grpox.rewards.score`."""
+    """Call every reward function once; without rollouts call none. What it raises: `grpox.rollout.rewards.score`."""
     table = score(
         rewards,
         prompts=given.prompts,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from grpox.rewards.call import RewardCall
-from grpox.rewards.log import CallLog
-from grpox.rewards.process_call import ProcessCall
+from grpox.rollout.rewards.call import RewardCall
+from grpox.rollout.rewards.log import CallLog
+from grpox.rollout.rewards.process_call import ProcessCall
 
 AnyCall = RewardCall | ProcessCall
 

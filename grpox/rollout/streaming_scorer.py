@@ -14,12 +14,12 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import Self
 
-from grpox.arrivals import ArrivingGroups
 from grpox.contracts import Rollout, TrainerState
-from grpox.rewards import NamedReward
-from grpox.rewards.cuda_device import current_device, use_device
-from grpox.rewards.stop import Stopped, StopSign
-from grpox.scored_rows import ScoredRows, Unscored, as_one_call, joined, score_rows
+from grpox.rollout.rewards import NamedReward
+from grpox.rollout.rewards.cuda_device import current_device, use_device
+from grpox.rollout.rewards.stop import Stopped, StopSign
+from grpox.rollout.scored import ScoredRows, Unscored, as_one_call, joined, score_rows
+from grpox.rollout.validation import ArrivingGroups
 
 
 class EarlyScoring:
@@ -85,7 +85,7 @@ class EarlyScoring:
         None if a function turned out to need the main thread: then the batch is to be scored there.
 
         Raises:
-            RunFailed: as `grpox.rewards.score`.
+            RunFailed: as `grpox.rollout.rewards.score`.
         """
         self._whole.put(None)
         # Not join: where an interrupt ends it, Python 3.11 holds the thread for ended.

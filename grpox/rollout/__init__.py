@@ -1,0 +1,1 @@
+"""From prompts to completions, their rewards and advantages."""
