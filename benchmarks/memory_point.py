@@ -27,8 +27,8 @@ from grpox.policy.engine import Engine
 from grpox.policy.optimizers import AdamW, NamedSchedule
 from grpox.runtime.setup import quieten
 from grpox.runtime.world import World, start_world
-from grpox.slices import Slice
-from grpox.update import PolicyUpdate
+from grpox.update.micro_batch import Slice
+from grpox.update.policy_update import PolicyUpdate
 
 HIDDEN, LAYERS, HEADS = 64, 2, 2
 RESETS_PEAK = "5"

@@ -9,21 +9,21 @@ from typing import Any
 
 import torch
 
-import grpox.forward_pass
 import grpox.policy.forward_modes
-import grpox.update
-from grpox.metrics import TokenMetrics
-from grpox.mismatch import StepMismatch
+import grpox.update.forward
+import grpox.update.policy_update
 from grpox.policy.engine import Engine
-from grpox.step_loss import StepLoss
+from grpox.update.mismatch import StepMismatch
+from grpox.update.step_loss import StepLoss
+from grpox.update.token_metrics import TokenMetrics
 
 Place = tuple[Any, str]
 PARTS: dict[str, tuple[Place, ...]] = {
     "forward: body": ((Engine, "__call__"),),
     "forward: head, log-probabilities": ((grpox.policy.forward_modes, "chosen_logprobs"),),
     "log-probabilities outside the model": (
-        (grpox.forward_pass, "completion_logprobs"),
-        (grpox.update, "completion_logprobs"),
+        (grpox.update.forward, "completion_logprobs"),
+        (grpox.update.policy_update, "completion_logprobs"),
     ),
     "loss": ((StepLoss, "micro_batch"),),
     "backward": ((Engine, "backward"),),

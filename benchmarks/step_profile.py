@@ -58,7 +58,7 @@ def profiled(run: ResolvedRun, steps: int) -> dict[str, Seconds]:
     from regions import REST, Regions
 
     from grpox.run import train_run
-    from grpox.update import PolicyUpdate
+    from grpox.update.policy_update import PolicyUpdate
 
     force = force_in_vllm if (run.config.generator.name or "").startswith("vllm") else force_in_transformers
     force(lengths_of(run))

@@ -25,8 +25,8 @@ from grpox.run_inputs import open_model, open_prompts, open_tokenizer
 from grpox.runfile.load import ResolvedRun, load_run
 from grpox.runtime.setup import quieten
 from grpox.runtime.world import World, start_world
-from grpox.slices import Slice
-from grpox.update import PolicyUpdate
+from grpox.update.micro_batch import Slice
+from grpox.update.policy_update import PolicyUpdate
 
 OURS, BARE, TORCH = "grpox", "bare-zero3", "torch"
 SWITCHES = ("prefix_sharing", "chunked_logprobs", "skip_zero_advantage")

@@ -65,7 +65,7 @@ class LossOutput:
 class PolicyLoss(Protocol):
     """A per-token policy loss. It never sees a normaliser, a rank or an accumulation step.
 
-    Optional attributes: ``folds_correction: bool = False``, read by `grpox.objective`; and what a loss tells of
+    Optional attributes: ``folds_correction: bool = False``, read by `grpox.update.objective`; and what a loss tells of
     itself to tests and tools: ``gradient: "value" | "surrogate" = "value"`` (a surrogate's gradient is not that
     of its value), ``zero_at_zero_advantage: bool = False`` (it adds no gradient where the advantage is 0).
     """
@@ -97,7 +97,7 @@ class AdvantageScaler(Protocol):
 class Correction(Protocol):
     """Importance weights that correct for sampling from another distribution than pi_old.
 
-    Optional, and read by the metrics alone (`grpox.mismatch`): a method ``raw(old, sampler, mask)`` -> [B, T]:
+    Optional, and read by the metrics alone (`grpox.update.mismatch`): a method ``raw(old, sampler, mask)`` -> [B, T]:
     R before any cap or mask, perhaps infinite, where that is not exp(log pi_old - log mu) of single tokens; and
     ``weighs_by_raw: bool = True``, False where kept tokens weigh something else than raw or a cap.
     """

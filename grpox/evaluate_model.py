@@ -16,7 +16,6 @@ from grpox.contracts import Generator, GeneratorContext, ScoredRollout, TrainerS
 from grpox.data.prompts import PromptSet
 from grpox.evaluation import Evaluator
 from grpox.evaluation_metrics import totals_of
-from grpox.metrics import PhaseTimes
 from grpox.plugins.component_call import FOREIGN, exits_told
 from grpox.policy.memory_plan.at_load import check_load, free_memory
 from grpox.policy.models import architecture_of, load_model, stop_token_ids
@@ -32,6 +31,7 @@ from grpox.runtime.lost_rank import lost_ranks_told
 from grpox.runtime.setup import quieten, seed_libraries
 from grpox.runtime.watchdog import GRACE
 from grpox.runtime.world import World, start_world
+from grpox.update.token_metrics import PhaseTimes
 
 if TYPE_CHECKING:
     from grpox.runfile.load import ResolvedRun

@@ -31,10 +31,7 @@ from grpox.errors.warn_once import TellOnce
 from grpox.evaluation import Evaluator
 from grpox.export import save_model
 from grpox.faults.dump import FaultDumps
-from grpox.faults.policy import NonFinitePolicy
 from grpox.hub import check_hub, push_model
-from grpox.metrics import PhaseTimes
-from grpox.mismatch import LOGPROBS
 from grpox.model_card import write_card
 from grpox.observing.display import TerminalDisplay
 from grpox.observing.machine_metrics import machine_metrics
@@ -82,7 +79,10 @@ from grpox.runtime.tcp_keepalive import lose_silent_peers
 from grpox.runtime.watchdog import GRACE, Watchdog
 from grpox.runtime.world import World, start_world
 from grpox.trainer import Trainer
-from grpox.update import PolicyUpdate
+from grpox.update.mismatch import LOGPROBS
+from grpox.update.nonfinite import NonFinitePolicy
+from grpox.update.policy_update import PolicyUpdate
+from grpox.update.token_metrics import PhaseTimes
 
 RewardArgument = Callable[..., Any] | str | Mapping[str, Any]
 """A reward function, a component's name, or a mapping as in a run file."""

@@ -10,7 +10,7 @@ import torch
 
 from grpox.rollout.metrics import mean_metrics
 from grpox.rollout.sampler import GenerationBatch
-from grpox.slices import Slice
+from grpox.update.micro_batch import Slice
 
 
 def step_metrics(

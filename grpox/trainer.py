@@ -21,8 +21,6 @@ from grpox.data.schedule import MicroBatch, Schedule, StepPlan
 from grpox.early_stop import EarlyStop
 from grpox.errors import RunFailed
 from grpox.evaluation import Evaluator
-from grpox.metrics import PhaseTimes
-from grpox.mismatch import mismatch_warnings
 from grpox.observing.observers import Observers
 from grpox.policy.batch import RolloutBatch, collate
 from grpox.rollout.prefetch import Begun
@@ -30,9 +28,11 @@ from grpox.rollout.rewards.log import mean_logged, with_logged
 from grpox.rollout.sampler import Collector, GenerationBatch
 from grpox.runtime.signals import Terminated, first_signal_waits, raise_if_signalled, signalled
 from grpox.runtime.world import World
-from grpox.slices import Slice
 from grpox.step_report import step_metrics
-from grpox.update import PolicyUpdate
+from grpox.update.micro_batch import Slice
+from grpox.update.mismatch import mismatch_warnings
+from grpox.update.policy_update import PolicyUpdate
+from grpox.update.token_metrics import PhaseTimes
 
 GOING_ON = "ending after this step, with a checkpoint; once more to end at once"
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from grpox.data.schedule import BatchPlan, Schedule
 from grpox.policy.batch import RolloutBatch
-from grpox.slices import Slice
+from grpox.update.micro_batch import Slice
 
 Slices = dict[tuple[int, int], Slice]
 """A rank's slices, by generation and first row."""

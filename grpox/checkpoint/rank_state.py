@@ -24,7 +24,7 @@ from grpox.policy.batch import RolloutBatch
 from grpox.rollout.prefetch import Begun
 from grpox.runtime.collective_errors import on_every_rank
 from grpox.runtime.world import World
-from grpox.slices import Slice
+from grpox.update.micro_batch import Slice
 
 if TYPE_CHECKING:
     from grpox.trainer import Trainer

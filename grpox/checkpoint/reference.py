@@ -15,7 +15,7 @@ from grpox.policy.weight_stream import stream_weights
 from grpox.runtime.world import World
 
 if TYPE_CHECKING:
-    from grpox.update import PolicyUpdate
+    from grpox.update.policy_update import PolicyUpdate
 
 REFERENCE = "reference.pt"
 

@@ -12,8 +12,8 @@ import typer
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from grpox.faults.found import Found
     from grpox.faults.replay import Replay, Replayed
+    from grpox.update.found import Found
 
 AROUND = 6
 """Tokens of a completion shown on either side of one."""

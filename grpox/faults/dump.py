@@ -16,13 +16,13 @@ from grpox.checkpoint.rank_state import slice_state, write_state
 from grpox.config import RunConfig
 from grpox.errors import text_of
 from grpox.errors.redaction import redact, redacted
-from grpox.faults.found import Found
 from grpox.policy.saved_whole import save_whole
 from grpox.runtime.world import World
+from grpox.update.found import Found
 
 if TYPE_CHECKING:
     from grpox.policy.engine import Engine
-    from grpox.slices import Slice
+    from grpox.update.micro_batch import Slice
 
 FOLDER = "faults"
 FAULT = "fault.json"

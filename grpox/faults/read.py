@@ -11,7 +11,7 @@ from grpox.checkpoint.manifest import MANIFEST, faults, read_manifest
 from grpox.checkpoint.rank_state import read_state, slice_of
 from grpox.errors import ConfigError, Problem, nearest
 from grpox.faults.dump import FAULT, FOLDER, MODEL, Fault, rank_file
-from grpox.slices import Slice
+from grpox.update.micro_batch import Slice
 
 
 @dataclass(frozen=True)

@@ -18,19 +18,19 @@ from transformers.utils.logging import disable_progress_bar
 from grpox.config import RunConfig
 from grpox.errors import ConfigError, Problem
 from grpox.errors.validation import problems_of
-from grpox.faults.found import Found, find, in_order
 from grpox.faults.read import Dump
-from grpox.forward_pass import forward_pass, terms_of
 from grpox.plugins.discovery import discover
 from grpox.plugins.registry import Registry
 from grpox.policy.engine import disable_dropout
 from grpox.policy.models import load_model, load_tokenizer
-from grpox.reduction import StepTotals, count_masks
 from grpox.runfile.input_paths import resolve_paths
 from grpox.runfile.masked import give_back_secrets
 from grpox.runfile.overrides import COMMAND_LINE, apply_overrides
-from grpox.slices import Slice
-from grpox.step_loss import StepLoss
+from grpox.update.forward import forward_pass, terms_of
+from grpox.update.found import Found, find, in_order
+from grpox.update.micro_batch import Slice
+from grpox.update.reduction import StepTotals, count_masks
+from grpox.update.step_loss import StepLoss
 
 REPLAYED = (
     "loss",

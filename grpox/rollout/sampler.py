@@ -20,7 +20,6 @@ from grpox.contracts import AdvantageScaler, Generator, Prompt, Rollout, ScoredR
 from grpox.data.prompts import PromptSet
 from grpox.errors import RunFailed
 from grpox.errors.warn_once import TellOnce
-from grpox.metrics import PhaseTimes
 from grpox.plugins.component_call import call, exits_told
 from grpox.rollout.dynamic_sampling import Draw, Refilled, SampledGroups, refill
 from grpox.rollout.fixed_policy import PolicyWeights
@@ -34,6 +33,7 @@ from grpox.rollout.streaming_scorer import EarlyScoring, need_main_thread
 from grpox.rollout.validation import ArrivingGroups, check_rollouts, incomplete
 from grpox.runtime.collective_errors import gathered, on_every_rank
 from grpox.runtime.world import World
+from grpox.update.token_metrics import PhaseTimes
 
 STREAMING = "streaming"
 """What a generator provides that yields each rollout as its completion ends, while others go on."""

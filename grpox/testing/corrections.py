@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from grpox.errors import RunFailed
-from grpox.step_loss import corrected
 from grpox.testing.conformance import Conformance, Violation
 from grpox.testing.loss_examples import SHAPES, example
 from grpox.testing.loss_gradients import close
+from grpox.update.step_loss import corrected
 
 LARGEST = 20.0
 """Difference of log-probabilities."""

@@ -75,7 +75,7 @@ def mapped(inputs: LossInputs, function: Callable[[Tensor], Tensor]) -> LossInpu
 
 
 def neutral(inputs: LossInputs) -> LossInputs:
-    """Zeros where masked, as in `grpox.objective`."""
+    """Zeros where masked, as in `grpox.update.objective`."""
     return mapped(inputs, lambda tensor: torch.where(inputs.token_mask, tensor, torch.zeros_like(tensor)))
 
 

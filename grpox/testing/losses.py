@@ -18,7 +18,6 @@ from torch import Tensor
 
 from grpox.contracts import LossInputs, Reduction
 from grpox.errors import RunFailed
-from grpox.loss_call import per_token_loss
 from grpox.testing.conformance import Conformance, Violation
 from grpox.testing.loss_examples import (
     columns,
@@ -45,6 +44,7 @@ from grpox.testing.loss_gradients import (
     tensors,
     worst,
 )
+from grpox.update.loss_call import per_token_loss
 
 LARGEST_LOG_RATIO = 20.0
 BFLOAT16_ERROR = 0.05

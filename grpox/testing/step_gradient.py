@@ -15,13 +15,13 @@ from torch import Tensor
 from grpox.config import ComponentRef
 from grpox.errors import ConfigError, Problem, nearest, text_of
 from grpox.errors.validation import problems_of
-from grpox.kl import KL_ESTIMATORS
 from grpox.plugins.discovery import discover
 from grpox.plugins.registry import Registry
-from grpox.reduction import StepTotals, count_masks
 from grpox.runtime.world import World
-from grpox.step_loss import MicroBatchInputs, StepLoss
-from grpox.top_entropy import choose
+from grpox.update.kl import KL_ESTIMATORS
+from grpox.update.reduction import StepTotals, count_masks
+from grpox.update.step_loss import MicroBatchInputs, StepLoss
+from grpox.update.token_masks import choose
 
 REQUIRED: tuple[str, ...] = ("logprobs", "advantages", "token_mask")
 OPTIONAL = ("old_logprobs", "sampler_logprobs", "ref_logprobs", "entropy")

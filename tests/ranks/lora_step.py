@@ -25,7 +25,7 @@ from grpox.policy.lora.reference import BaseAsReference
 from grpox.policy.lora.streams import stream_base
 from grpox.policy.optimizers import AdamW, NamedSchedule
 from grpox.runtime.world import World, start_world
-from grpox.update import PolicyUpdate
+from grpox.update.policy_update import PolicyUpdate
 
 STEPS = 2
 TARGETS: dict[str, Any] = {"body": "all-linear", "with head": ["q_proj", "v_proj", "down_proj", "lm_head"]}

@@ -25,8 +25,8 @@ from grpox.policy.engine import Engine
 from grpox.policy.models import load_model
 from grpox.policy.optimizers import AdamW, NamedSchedule
 from grpox.runtime.world import World, start_world
-from grpox.slices import Slice
-from grpox.update import PolicyUpdate
+from grpox.update.micro_batch import Slice
+from grpox.update.policy_update import PolicyUpdate
 
 
 class Reinforce:

@@ -23,7 +23,7 @@ from grpox.policy.engine import Engine
 from grpox.policy.models import load_model
 from grpox.policy.optimizers import AdamW, NamedSchedule
 from grpox.runtime.world import World, start_world
-from grpox.update import PolicyUpdate
+from grpox.update.policy_update import PolicyUpdate
 
 ROWS = 24
 

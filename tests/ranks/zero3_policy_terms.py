@@ -17,7 +17,7 @@ from grpox.config import RunConfig
 from grpox.plugins.discovery import discover
 from grpox.plugins.registry import Registry
 from grpox.runtime.world import World, start_world
-from grpox.slices import Slice
+from grpox.update.micro_batch import Slice
 
 TERMS = {"entropy_coef": 0.1, "top_entropy_quantile": 0.3, "off_policy_mask_threshold": 0.4}
 STEPS: dict[str, dict[str, Any]] = {

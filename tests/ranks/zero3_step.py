@@ -26,8 +26,8 @@ from grpox.policy.engine import Engine, FrozenEngine
 from grpox.policy.models import load_model
 from grpox.policy.optimizers import AdamW, NamedSchedule
 from grpox.runtime.world import World, start_world
-from grpox.slices import Slice
-from grpox.update import PolicyUpdate
+from grpox.update.micro_batch import Slice
+from grpox.update.policy_update import PolicyUpdate
 
 ROWS = 24
 MAX_LENGTH = 7

@@ -1,6 +1,6 @@
 """Breaks the core in places drawn by a seed, one after the other, and tells which of them no test sees.
 
-    python tests/support/mutants.py --seed 1 --count 30 [--list] [--jobs 1] [--only grpox/reduction.py]
+    python tests/support/mutants.py --seed 1 --count 30 [--list] [--jobs 1] [--only grpox/update/reduction.py]
 
 A mutant is one small change of one file: a comparison flipped, a constant off by one, a statement dropped. It
 is made in a copy of the tree, where the tests of that file run until the first fails: the mutant is caught. One
@@ -36,10 +36,10 @@ COPIED = ("grpox", "plugins", "tests", "pyproject.toml")
 UNIT = "tests/unit"
 GRADIENTS = tuple(f"test_step_gradient_{name}.py" for name in ("by_hand", "terms_by_hand", "invariance"))
 TESTS: dict[str, tuple[str, ...]] = {
-    "grpox/objective.py": ("test_objective.py", "test_step_loss.py", *GRADIENTS),
-    "grpox/step_loss.py": ("test_step_loss.py", "test_mismatch.py", *GRADIENTS),
-    "grpox/passes.py": ("test_pass_budget.py", "test_passes.py"),
-    "grpox/reduction.py": ("test_reduction.py", "test_objective.py", *GRADIENTS),
+    "grpox/update/objective.py": ("test_objective.py", "test_step_loss.py", *GRADIENTS),
+    "grpox/update/step_loss.py": ("test_step_loss.py", "test_mismatch.py", *GRADIENTS),
+    "grpox/update/packing.py": ("test_pass_budget.py", "test_passes.py"),
+    "grpox/update/reduction.py": ("test_reduction.py", "test_objective.py", *GRADIENTS),
     "grpox/rollout/sampler.py": (
         "test_collect.py",
         "test_ahead.py",

@@ -29,9 +29,9 @@ EVERYTHING = ("pyproject.toml", "Makefile", "tests/support/*", "tests/conftest.p
 
 SOURCES: dict[str, tuple[str, ...]] = {
     # The numbers of a step.
-    "grpox/policy/chunked_head.py grpox/kl.py grpox/policy/row_layout.py grpox/loss_call.py grpox/mismatch.py grpox/objective.py "
-    "grpox/off_policy_mask.py grpox/passes.py grpox/reduction.py grpox/policy/reference_sync.py grpox/slices.py "
-    "grpox/step_loss.py grpox/top_entropy.py grpox/update.py grpox/forward_pass.py grpox/faults/*": (
+    "grpox/policy/chunked_head.py grpox/update/kl.py grpox/policy/row_layout.py grpox/update/loss_call.py grpox/update/mismatch.py grpox/update/objective.py "
+    "grpox/update/off_policy_mask.py grpox/update/packing.py grpox/update/reduction.py grpox/policy/reference_sync.py grpox/update/micro_batch.py "
+    "grpox/update/step_loss.py grpox/update/token_masks.py grpox/update/policy_update.py grpox/update/forward.py grpox/faults/*": (
         "unit", "ranks", "runs",
     ),
     # Built-in algorithms.
@@ -51,7 +51,7 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "grpox/rollout/streaming_scorer.py grpox/rollout/fixed_policy.py grpox/data/schedule.py grpox/rollout/scored.py": (
         "unit", "ranks", "runs", "services/vllm",
     ),
-    "grpox/rollout/metrics.py grpox/metrics.py grpox/observing/* grpox/report/* grpox/step_report.py "
+    "grpox/rollout/metrics.py grpox/update/token_metrics.py grpox/observing/* grpox/report/* grpox/step_report.py "
     "grpox/early_stop.py": ("unit", "plugins", "runs", "services/mlflow"),
     "grpox/rollout/rewards/* grpox/rollout/rewards/weighted_sum.py": ("unit", "plugins", "runs", "cold"),
     "grpox/data/*": ("unit", "fuzz", "runs"),

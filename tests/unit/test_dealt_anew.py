@@ -14,7 +14,7 @@ from grpox.checkpoint.same_batches import fitting, other_batches, same_steps
 from grpox.contracts import Rollout
 from grpox.data.schedule import BatchPlan, PromptSampler, Schedule
 from grpox.policy.batch import RolloutBatch, collate
-from grpox.slices import Slice
+from grpox.update.micro_batch import Slice
 
 PAD = 0
 ONE = BatchPlan(1, 8, 3, 6, 4)

@@ -2,8 +2,8 @@
 
 import torch
 
-from grpox.metrics import PhaseTimes, TokenMetrics
 from grpox.runtime.world import World
+from grpox.update.token_metrics import PhaseTimes, TokenMetrics
 
 CPU = torch.device("cpu")
 ALONE = World(0, 1, CPU)

@@ -15,12 +15,12 @@ from grpox.contracts import Correction, Rollout
 from grpox.data.schedule import StepPlan
 from grpox.errors import RunFailed
 from grpox.errors.warn_once import TellOnce
-from grpox.metrics import TokenMetrics
-from grpox.mismatch import StepMismatch, mismatch_metrics, mismatch_warnings
 from grpox.policy.batch import collate
 from grpox.runtime.world import World
-from grpox.step_loss import Corrected
 from grpox.trainer import Trainer
+from grpox.update.mismatch import StepMismatch, mismatch_metrics, mismatch_warnings
+from grpox.update.step_loss import Corrected
+from grpox.update.token_metrics import TokenMetrics
 from grpox_corrections.configs import (
     GeometricMaskConfig,
     NoCorrectionConfig,

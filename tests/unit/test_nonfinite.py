@@ -12,13 +12,13 @@ from grpox.config import TrainConfig
 from grpox.contracts import Rollout
 from grpox.errors import ConfigError, RunFailed
 from grpox.faults.dump import FAULT
-from grpox.faults.found import Found, find, in_order
-from grpox.faults.policy import NonFinitePolicy
 from grpox.faults.read import open_dump
-from grpox.kl import k2, k3
 from grpox.policy.batch import collate
 from grpox.runtime.world import World
-from grpox.slices import Slice
+from grpox.update.found import Found, find, in_order
+from grpox.update.kl import k2, k3
+from grpox.update.micro_batch import Slice
+from grpox.update.nonfinite import NonFinitePolicy
 
 WORLD = World(0, 1, torch.device("cpu"))
 MASK = torch.tensor([[True, True, False], [True, True, True]])

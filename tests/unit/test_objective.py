@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from grpox.contracts import LossInputs, LossOutput, Reduction
-from grpox.objective import ObjectiveInputs, objective
-from grpox.reduction import StepTotals, token_weights
+from grpox.update.objective import ObjectiveInputs, objective
+from grpox.update.reduction import StepTotals, token_weights
 from grpox_losses.bnpo import Bnpo
 from grpox_losses.cispo import Cispo
 from grpox_losses.configs import CispoConfig, ClippedConfig, SapoConfig

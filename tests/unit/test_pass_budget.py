@@ -11,11 +11,11 @@ import torch
 
 from grpox.config import TrainConfig
 from grpox.contracts import LossInputs, LossOutput, Reduction, Rollout
-from grpox.passes import Arrangement, Pass, Passes
 from grpox.policy.batch import collate
 from grpox.policy.forward_modes import PLAIN, ForwardWays
 from grpox.runtime.world import World
-from grpox.slices import Slice
+from grpox.update.micro_batch import Slice
+from grpox.update.packing import Arrangement, Pass, Passes
 
 CPU = torch.device("cpu")
 ALONE = World(0, 1, CPU)

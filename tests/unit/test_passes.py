@@ -14,17 +14,17 @@ from test_forward_ways import far, gradient_of, model_of
 
 from grpox.config import ComponentRef, TrainConfig
 from grpox.contracts import Rollout
-from grpox.forward_pass import forward_pass
-from grpox.passes import Arrangement, Passes
 from grpox.plugins.discovery import discover
 from grpox.plugins.registry import Registry
 from grpox.policy.batch import collate
 from grpox.policy.forward_modes import PLAIN, ForwardWays, prepare
 from grpox.policy.row_layout import lay_out
-from grpox.reduction import count_step
 from grpox.runtime.world import World
-from grpox.slices import Slice
-from grpox.step_loss import StepLoss
+from grpox.update.forward import forward_pass
+from grpox.update.micro_batch import Slice
+from grpox.update.packing import Arrangement, Passes
+from grpox.update.reduction import count_step
+from grpox.update.step_loss import StepLoss
 
 CPU = torch.device("cpu")
 WORLD = World(0, 1, CPU)

@@ -24,8 +24,8 @@ from grpox.config import ComponentRef, RunConfig
 from grpox.policy.forward_modes import prepare
 from grpox.policy.logprobs import completion_logprobs
 from grpox.runtime.world import World
-from grpox.slices import Slice, merged, rows_of_slice
-from grpox.update import PolicyUpdate
+from grpox.update.micro_batch import Slice, merged, rows_of_slice
+from grpox.update.policy_update import PolicyUpdate
 
 TEMPERATURE = 0.8
 BONUS = {"entropy_coef": 0.3}

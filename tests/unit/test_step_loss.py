@@ -13,12 +13,12 @@ from torch import Tensor
 from grpox.config import TrainConfig
 from grpox.contracts import Correction, LossInputs, LossOutput, Reduction
 from grpox.errors import RunFailed
-from grpox.metrics import TokenMetrics
-from grpox.mismatch import StepMismatch
 from grpox.policy.batch import RolloutBatch
-from grpox.reduction import StepTotals
 from grpox.runtime.world import World
-from grpox.step_loss import Corrected, MicroBatchInputs, MicroBatchLoss, StepLoss, corrected
+from grpox.update.mismatch import StepMismatch
+from grpox.update.reduction import StepTotals
+from grpox.update.step_loss import Corrected, MicroBatchInputs, MicroBatchLoss, StepLoss, corrected
+from grpox.update.token_metrics import TokenMetrics
 from grpox_corrections.configs import (
     GeometricMaskConfig,
     NoCorrectionConfig,

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from grpox.runtime.world import World
-from grpox.top_entropy import choose, threshold
+from grpox.update.token_masks import choose, threshold
 
 ALONE = World(0, 1, torch.device("cpu"))
 

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from grpox.contracts import Correction
-from grpox.metrics import TokenMetrics, kept_values
 from grpox.plugins.component_call import call, unchanged
 from grpox.policy.batch import RolloutBatch
-from grpox.step_loss import Corrected
+from grpox.update.step_loss import Corrected
+from grpox.update.token_metrics import TokenMetrics, kept_values
 
 LOGPROBS = "logprobs"
 """What a generator provides that reports the log-probability of each token it samples."""

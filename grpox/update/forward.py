@@ -10,9 +10,9 @@ from torch import Tensor
 
 from grpox.policy.forward_modes import PLAIN, ForwardWays
 from grpox.policy.logprobs import completion_logprobs
-from grpox.reduction import StepTotals
-from grpox.slices import Slice
-from grpox.step_loss import MicroBatchInputs, MicroBatchLoss, StepLoss
+from grpox.update.micro_batch import Slice
+from grpox.update.reduction import StepTotals
+from grpox.update.step_loss import MicroBatchInputs, MicroBatchLoss, StepLoss
 
 
 @dataclass(frozen=True)

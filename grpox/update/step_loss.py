@@ -15,10 +15,10 @@ from torch import Tensor
 from grpox.config import TrainConfig
 from grpox.contracts import Correction, PolicyLoss, Reduction
 from grpox.errors import RunFailed
-from grpox.objective import ObjectiveInputs, objective
-from grpox.off_policy_mask import off_policy_keep
 from grpox.plugins.component_call import call, unchanged
-from grpox.reduction import StepTotals, token_weights
+from grpox.update.objective import ObjectiveInputs, objective
+from grpox.update.off_policy_mask import off_policy_keep
+from grpox.update.reduction import StepTotals, token_weights
 
 
 @dataclass(frozen=True)

@@ -12,20 +12,20 @@ from torch import Tensor
 from grpox.config import RunConfig
 from grpox.contracts import Correction, PolicyLoss
 from grpox.errors import RunFailed
-from grpox.faults.policy import NonFinitePolicy
-from grpox.forward_pass import ForwardPass, forward_pass, terms_of
-from grpox.metrics import TokenMetrics
-from grpox.mismatch import StepMismatch, mismatch_metrics
-from grpox.passes import Arrangement, Passes
 from grpox.policy.engine import Engine, FrozenEngine
 from grpox.policy.logprobs import completion_logprobs
 from grpox.policy.lora.reference import BaseAsReference
 from grpox.policy.reference_sync import ReferenceSync
-from grpox.reduction import StepTotals, count_step
 from grpox.runtime.world import World
-from grpox.slices import Slice
-from grpox.step_loss import StepLoss
-from grpox.top_entropy import choose
+from grpox.update.forward import ForwardPass, forward_pass, terms_of
+from grpox.update.micro_batch import Slice
+from grpox.update.mismatch import StepMismatch, mismatch_metrics
+from grpox.update.nonfinite import NonFinitePolicy
+from grpox.update.packing import Arrangement, Passes
+from grpox.update.reduction import StepTotals, count_step
+from grpox.update.step_loss import StepLoss
+from grpox.update.token_masks import choose
+from grpox.update.token_metrics import TokenMetrics
 
 
 class PolicyUpdate:

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from grpox.contracts import LossInputs, PolicyLoss
-from grpox.kl import KL_ESTIMATORS, k3
-from grpox.loss_call import per_token_loss
+from grpox.update.kl import KL_ESTIMATORS, k3
+from grpox.update.loss_call import per_token_loss
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def objective(
 
     Args:
         beta: weight of the KL to the reference.
-        kl: its estimator, one of `grpox.kl.KL_ESTIMATORS`.
+        kl: its estimator, one of `grpox.update.kl.KL_ESTIMATORS`.
 
     Raises:
         RunFailed: the loss raised or returned what is no loss.

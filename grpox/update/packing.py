@@ -19,7 +19,7 @@ from grpox.policy.batch import TokenSequence
 from grpox.policy.forward_modes import PLAIN, ForwardWays
 from grpox.policy.row_layout import Row, rows_of
 from grpox.runtime.world import World
-from grpox.slices import Slice, merged, rows_of_slice
+from grpox.update.micro_batch import Slice, merged, rows_of_slice
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,12 +12,12 @@ from grpox.config import TrainConfig
 from grpox.errors import RunFailed
 from grpox.errors.formatting import counted
 from grpox.errors.warn_once import TellOnce
-from grpox.faults.found import Found, find, in_order
 from grpox.runtime.world import World
+from grpox.update.found import Found, find, in_order
 
 if TYPE_CHECKING:
     from grpox.faults.dump import FaultDumps
-    from grpox.slices import Slice
+    from grpox.update.micro_batch import Slice
 
 TOLD = 4
 """Terms that a message names."""
@@ -54,7 +54,7 @@ class NonFinitePolicy:
             step: its number.
             what: one line: what was not finite.
             slices: this rank's micro-batches, as they were before the step.
-            terms: of each what its loss was made of; see `grpox.forward_pass.terms_of`.
+            terms: of each what its loss was made of; see `grpox.update.forward.terms_of`.
 
         Raises:
             RunFailed: the run should end.

@@ -1,0 +1,1 @@
+"""From micro-batches over the loss to the optimizer's step."""
