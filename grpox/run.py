@@ -24,7 +24,6 @@ from grpox.contracts import Generator, GeneratorContext, RunContext
 from grpox.data.prompt_cursor import PromptDraws
 from grpox.data.prompts import PromptSet
 from grpox.data.schedule import Schedule
-from grpox.early_stop import EarlyStop
 from grpox.errors import RunFailed
 from grpox.errors.redaction import redacted
 from grpox.errors.warn_once import TellOnce
@@ -34,10 +33,12 @@ from grpox.faults.dump import FaultDumps
 from grpox.hub import check_hub, push_model
 from grpox.model_card import write_card
 from grpox.observing.display import TerminalDisplay
+from grpox.observing.early_stop import EarlyStop
 from grpox.observing.machine_metrics import machine_metrics
 from grpox.observing.observers import Observers
 from grpox.observing.provenance import git_commit, versions
 from grpox.observing.record import LocalRecord, began, finished
+from grpox.observing.report.observer import RunReport
 from grpox.plugins.component_call import FOREIGN, exits_told
 from grpox.policy.deepspeed_config import check_deepspeed
 from grpox.policy.engine import Engine, FrozenEngine
@@ -49,7 +50,6 @@ from grpox.policy.lora.reference import BaseAsReference
 from grpox.policy.memory_plan.at_load import check_load, free_memory
 from grpox.policy.models import architecture_of, stop_token_ids
 from grpox.policy.optimizers import AdamW, NamedSchedule
-from grpox.report.observer import RunReport
 from grpox.rollout.rewards import NamedReward
 from grpox.rollout.rewards.fitting import fitting_rewards
 from grpox.rollout.rewards.isolation import OF_EVALUATION, OF_TRAINING, reward_functions

@@ -18,17 +18,17 @@ from grpox.config.evaluation import PREFIX, bare_name
 from grpox.contracts import RunContext, TrainerState
 from grpox.data.prompt_cursor import PromptDraws
 from grpox.data.schedule import MicroBatch, Schedule, StepPlan
-from grpox.early_stop import EarlyStop
 from grpox.errors import RunFailed
 from grpox.evaluation import Evaluator
+from grpox.observing.early_stop import EarlyStop
 from grpox.observing.observers import Observers
+from grpox.observing.step_metrics import step_metrics
 from grpox.policy.batch import RolloutBatch, collate
 from grpox.rollout.prefetch import Begun
 from grpox.rollout.rewards.log import mean_logged, with_logged
 from grpox.rollout.sampler import Collector, GenerationBatch
 from grpox.runtime.signals import Terminated, first_signal_waits, raise_if_signalled, signalled
 from grpox.runtime.world import World
-from grpox.step_report import step_metrics
 from grpox.update.micro_batch import Slice
 from grpox.update.mismatch import mismatch_warnings
 from grpox.update.policy_update import PolicyUpdate

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from grpox.checkpoint.manifest import sync
-from grpox.early_stop import EarlyStopState
+from grpox.observing.early_stop import EarlyStopState
 from grpox.runfile.lock.model import Lock
 
 PROGRESS = "run.json"

@@ -28,7 +28,7 @@ def report(
       grpox report runs/quickstart
       grpox report runs/quickstart --output quick.html
     """
-    from grpox.report.page import write_report
+    from grpox.observing.report.page import write_report
 
     try:
         if output is not None and output.is_dir():

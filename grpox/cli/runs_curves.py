@@ -97,7 +97,7 @@ def arrow(of: Course) -> str:
 
 def sparkline(of: Course, width: int, encoding: str = "utf-8") -> str:
     """The course in at most `width` characters, its lowest value to its highest; NaN is a gap."""
-    from grpox.report.curves import Curve, binned
+    from grpox.observing.report.curves import Curve, binned
 
     values = [point.value if _is_drawn(point.value) else math.nan for point in of.points]
     drawn = binned(Curve([float(point.step) for point in of.points], values), width).values

@@ -12,8 +12,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 from rich.text import Text
 
-from grpox.early_stop import told as early_stop_told
 from grpox.errors.formatting import counted, duration
+from grpox.observing.early_stop import told as early_stop_told
 from grpox.plugins.hookspecs import hookimpl
 
 if TYPE_CHECKING:

@@ -51,8 +51,8 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "grpox/rollout/streaming_scorer.py grpox/rollout/fixed_policy.py grpox/data/schedule.py grpox/rollout/scored.py": (
         "unit", "ranks", "runs", "services/vllm",
     ),
-    "grpox/rollout/metrics.py grpox/update/token_metrics.py grpox/observing/* grpox/report/* grpox/step_report.py "
-    "grpox/early_stop.py": ("unit", "plugins", "runs", "services/mlflow"),
+    "grpox/rollout/metrics.py grpox/update/token_metrics.py grpox/observing/* grpox/observing/report/* grpox/observing/step_metrics.py "
+    "grpox/observing/early_stop.py": ("unit", "plugins", "runs", "services/mlflow"),
     "grpox/rollout/rewards/* grpox/rollout/rewards/weighted_sum.py": ("unit", "plugins", "runs", "cold"),
     "grpox/data/*": ("unit", "fuzz", "runs"),
     # A run as a whole, and its checkpoints.

@@ -22,8 +22,8 @@ from grpox.checkpoint.same_run import FREE, FREE_KEYS
 from grpox.checkpoint.saver import ENGINE, CheckpointSaver
 from grpox.checkpoint.shards import ShardFiles
 from grpox.config import CheckpointConfig, RunConfig
-from grpox.early_stop import EarlyStopState
 from grpox.errors import ConfigError, Problem
+from grpox.observing.early_stop import EarlyStopState
 from grpox.runfile.lock.model import Lock, LockedComponent
 from grpox.runtime.world import World
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from grpox.config import EarlyStopConfig
-from grpox.early_stop import EarlyStop, EarlyStopState, told
 from grpox.errors import RunFailed
+from grpox.observing.early_stop import EarlyStop, EarlyStopState, told
 from grpox_mlflow.ending import tags_of
 
 

@@ -25,14 +25,14 @@ from grpox.errors import ConfigError
 from grpox.observing.completions import write_completions
 from grpox.observing.observers import Observers
 from grpox.observing.record import LocalRecord
+from grpox.observing.report.charts import Chart, charts_of
+from grpox.observing.report.curves import Curve, binned, draw, left_out, marked_evaluations
+from grpox.observing.report.data import RunRecord, read_record
+from grpox.observing.report.observer import RunReport
+from grpox.observing.report.page import number, render, write_report
+from grpox.observing.report.samples import MOST_BATCHES, MOST_SAMPLES, read_samples, spread
 from grpox.plugins import hookspecs
 from grpox.plugins.hookspecs import hookimpl
-from grpox.report.charts import Chart, charts_of
-from grpox.report.curves import Curve, binned, draw, left_out, marked_evaluations
-from grpox.report.data import RunRecord, read_record
-from grpox.report.observer import RunReport
-from grpox.report.page import number, render, write_report
-from grpox.report.samples import MOST_BATCHES, MOST_SAMPLES, read_samples, spread
 
 EVIL = "</pre></script><script>alert(1)</script><img src=x onerror=alert(2)>{{ 7 * 7 }} & <b>4</b>"
 

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from grpox.report.charts import charts_of
-from grpox.report.data import RunRecord, read_record
-from grpox.report.page import render
+from grpox.observing.report.charts import charts_of
+from grpox.observing.report.data import RunRecord, read_record
+from grpox.observing.report.page import render
 
 
 def record_of(folder: Path, **summary: Any) -> RunRecord:

@@ -12,7 +12,7 @@ import torch
 import yaml
 
 from grpox.config import EarlyStopConfig, RunConfig
-from grpox.early_stop import EarlyStop
+from grpox.observing.early_stop import EarlyStop
 from grpox.observing.record import config_text, finished
 from grpox.runtime.world import World
 from grpox.trainer import Trainer

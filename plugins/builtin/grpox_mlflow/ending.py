@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from grpox.checkpoint.folders import checkpoints_in
-from grpox.early_stop import told as early_stop_told
+from grpox.observing.early_stop import told as early_stop_told
 from grpox_mlflow.naming import TAG_LENGTH
 
 CHECKPOINT, ERROR, STOPPED_EARLY = "grpox.checkpoint", "grpox.error", "grpox.stopped_early"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from grpox.report.data import RunRecord
+from grpox.observing.report.data import RunRecord
 
 
 @dataclass(frozen=True)

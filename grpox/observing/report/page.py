@@ -18,13 +18,13 @@ import jinja2
 import yaml
 from markupsafe import Markup
 
-from grpox.early_stop import told as early_stop_told
 from grpox.errors.formatting import duration
 from grpox.errors.redaction import redact, redacted
-from grpox.report.charts import charts_of
-from grpox.report.curves import COLOURS, MOST_POINTS, draw, left_out, marked_evaluations
-from grpox.report.data import RunRecord, read_record
-from grpox.report.samples import (
+from grpox.observing.early_stop import told as early_stop_told
+from grpox.observing.report.charts import charts_of
+from grpox.observing.report.curves import COLOURS, MOST_POINTS, draw, left_out, marked_evaluations
+from grpox.observing.report.data import RunRecord, read_record
+from grpox.observing.report.samples import (
     COMPLETION_CHARACTERS,
     MOST_BATCHES,
     MOST_SAMPLES,

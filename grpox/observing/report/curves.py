@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from grpox.report.charts import Chart
-from grpox.report.data import Recorded, RunRecord
+from grpox.observing.report.charts import Chart
+from grpox.observing.report.data import Recorded, RunRecord
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

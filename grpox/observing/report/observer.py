@@ -46,7 +46,7 @@ class RunReport:
 
     def _write(self, run: RunContext) -> None:
         # Imported here because it takes half a second, which a run's start need not.
-        from grpox.report.page import write_report
+        from grpox.observing.report.page import write_report
 
         path = write_report(run.output_dir)
         text = f"report: {escaped(str(path))}"
