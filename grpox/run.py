@@ -14,8 +14,12 @@ from typing import Any
 from datasets import Dataset, IterableDataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from grpox.checkpoint.faults.dump import FaultDumps
 from grpox.checkpoint.fingerprints import fingerprints
+from grpox.checkpoint.hub import check_hub, push_model
+from grpox.checkpoint.model_card import write_card
 from grpox.checkpoint.resume import Checkpoint, check_changes, newest_good, no_checkpoint
+from grpox.checkpoint.save_model import save_model
 from grpox.checkpoint.saver import CheckpointSaver
 from grpox.checkpoint.shards import ShardFiles
 from grpox.config import RunConfig
@@ -28,10 +32,6 @@ from grpox.errors import RunFailed
 from grpox.errors.redaction import redacted
 from grpox.errors.warn_once import TellOnce
 from grpox.evaluation import Evaluator
-from grpox.export import save_model
-from grpox.faults.dump import FaultDumps
-from grpox.hub import check_hub, push_model
-from grpox.model_card import write_card
 from grpox.observing.display import TerminalDisplay
 from grpox.observing.early_stop import EarlyStop
 from grpox.observing.machine_metrics import machine_metrics

@@ -13,12 +13,12 @@ from transformers.utils import logging
 
 from grpox.checkpoint.folders import FOLDER, checkpoints_in
 from grpox.checkpoint.manifest import MANIFEST, faults, read_manifest
+from grpox.checkpoint.model_card import write_card
 from grpox.checkpoint.progress import PROGRESS, Progress
 from grpox.checkpoint.resume import newest_good
 from grpox.checkpoint.weights import whole_weights
 from grpox.config import ModelConfig, RunConfig
 from grpox.errors import ConfigError, Problem
-from grpox.model_card import write_card
 from grpox.policy.lora.add import add_adapters
 from grpox.policy.lora.folder import FOLDER as ADAPTER_FOLDER
 from grpox.policy.lora.folder import write_adapter

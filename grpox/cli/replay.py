@@ -12,7 +12,7 @@ import typer
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from grpox.faults.replay import Replay, Replayed
+    from grpox.checkpoint.faults.replay import Replay, Replayed
     from grpox.update.found import Found
 
 AROUND = 6
@@ -49,8 +49,8 @@ def replay(
     """
     from rich.console import Console
 
-    from grpox.faults.read import open_dump
-    from grpox.faults.replay import replay as compute
+    from grpox.checkpoint.faults.read import open_dump
+    from grpox.checkpoint.faults.replay import replay as compute
 
     opened = open_dump(dump)
     console = Console()

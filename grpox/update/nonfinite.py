@@ -16,7 +16,7 @@ from grpox.runtime.world import World
 from grpox.update.found import Found, find, in_order
 
 if TYPE_CHECKING:
-    from grpox.faults.dump import FaultDumps
+    from grpox.checkpoint.faults.dump import FaultDumps
     from grpox.update.micro_batch import Slice
 
 TOLD = 4

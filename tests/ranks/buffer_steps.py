@@ -18,11 +18,11 @@ from zero3_step import config_for
 
 from grpox.checkpoint.export import _fill
 from grpox.checkpoint.reference import read_reference, write_reference
+from grpox.checkpoint.save_model import save_model
 from grpox.checkpoint.saver import ENGINE
 from grpox.checkpoint.shards import ShardFiles
 from grpox.cli.leaving import leave
 from grpox.config import LoraConfig, RunConfig
-from grpox.export import save_model
 from grpox.policy.buffers import persistent_buffers
 from grpox.policy.engine import Engine, FrozenEngine
 from grpox.policy.lora.add import add_adapters

@@ -15,9 +15,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
 from grpox.checkpoint.export import export_checkpoint
+from grpox.checkpoint.faults.read import open_dump
+from grpox.checkpoint.faults.replay import replay
 from grpox.cli.app import app
-from grpox.faults.read import open_dump
-from grpox.faults.replay import replay
 
 peft = pytest.importorskip("peft")
 

@@ -31,7 +31,7 @@ SOURCES: dict[str, tuple[str, ...]] = {
     # The numbers of a step.
     "grpox/policy/chunked_head.py grpox/update/kl.py grpox/policy/row_layout.py grpox/update/loss_call.py grpox/update/mismatch.py grpox/update/objective.py "
     "grpox/update/off_policy_mask.py grpox/update/packing.py grpox/update/reduction.py grpox/policy/reference_sync.py grpox/update/micro_batch.py "
-    "grpox/update/step_loss.py grpox/update/token_masks.py grpox/update/policy_update.py grpox/update/forward.py grpox/faults/*": (
+    "grpox/update/step_loss.py grpox/update/token_masks.py grpox/update/policy_update.py grpox/update/forward.py grpox/checkpoint/faults/*": (
         "unit", "ranks", "runs",
     ),
     # Built-in algorithms.
@@ -60,7 +60,7 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "grpox/__init__.py": (
         "unit", "ranks", "runs", *REST,
     ),
-    "grpox/checkpoint/* grpox/export.py grpox/hub.py grpox/model_card.py grpox/policy/saved_whole.py": (
+    "grpox/checkpoint/* grpox/checkpoint/save_model.py grpox/checkpoint/hub.py grpox/checkpoint/model_card.py grpox/policy/saved_whole.py": (
         "unit", "ranks", "runs", "services/mlflow", "services/hosts",
     ),
     "grpox/evaluate_model.py grpox/evaluation.py grpox/evaluation_metrics.py grpox/config/evaluation.py "

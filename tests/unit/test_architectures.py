@@ -14,10 +14,10 @@ from support.sampling_parity import difference
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
+from grpox.checkpoint.save_model import save_model
 from grpox.config import SamplingConfig
 from grpox.contracts import GeneratorContext, Prompt
 from grpox.errors import RunFailed
-from grpox.export import save_model
 from grpox.policy.buffers import persistent_buffers
 from grpox.policy.models import architecture_of
 from grpox.policy.saved_whole import lost_parts

@@ -8,8 +8,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, LlamaConfig, LlamaForCausalLM
 
+from grpox.checkpoint.save_model import save_model
 from grpox.errors import RunFailed
-from grpox.export import save_model
 from grpox.runtime.world import World
 
 TOKENIZER = Path(__file__).parents[2] / "grpox" / "recipes" / "quickstart" / "model"

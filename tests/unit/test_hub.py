@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 import yaml
 
+from grpox.checkpoint.hub import check_hub, push_model
+from grpox.checkpoint.model_card import model_card
 from grpox.config import HubConfig, RunConfig
 from grpox.errors import ConfigError, RunFailed
-from grpox.hub import check_hub, push_model
-from grpox.model_card import model_card
 from grpox.runfile.hub_names import hub_problems
 
 SUMMARY = {"steps": 100, "accuracy_before": 0.3, "accuracy_after": 0.91234}

@@ -7,8 +7,8 @@ from typing import Any
 
 import yaml
 
+from grpox.checkpoint.model_card import model_card, write_card
 from grpox.config import RunConfig
-from grpox.model_card import model_card, write_card
 
 SUMMARY = {"steps": 40, "accuracy_before": 0.25, "accuracy_after": 0.75}
 DIGEST = "0123456789abcdef" * 4

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from grpox.checkpoint.faults.dump import FAULT
+from grpox.checkpoint.faults.read import open_dump
 from grpox.config import TrainConfig
 from grpox.contracts import Rollout
 from grpox.errors import ConfigError, RunFailed
-from grpox.faults.dump import FAULT
-from grpox.faults.read import open_dump
 from grpox.policy.batch import collate
 from grpox.runtime.world import World
 from grpox.update.found import Found, find, in_order

@@ -34,7 +34,7 @@ def save_adapter(engine: Engine, base: str, folder: Path, world: World) -> None:
     Raises:
         RunFailed: it cannot be written, on every rank. What stood in its place is still there.
     """
-    from grpox.export import put_in_place
+    from grpox.checkpoint.save_model import put_in_place
 
     state = gathered_adapter(engine.module, world)
     size, failure = sum(tensor.nbytes for tensor in state.values()), ""

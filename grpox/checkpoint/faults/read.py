@@ -7,10 +7,10 @@ from pathlib import Path
 
 import torch
 
+from grpox.checkpoint.faults.dump import FAULT, FOLDER, MODEL, Fault, rank_file
 from grpox.checkpoint.manifest import MANIFEST, faults, read_manifest
 from grpox.checkpoint.rank_state import read_state, slice_of
 from grpox.errors import ConfigError, Problem, nearest
-from grpox.faults.dump import FAULT, FOLDER, MODEL, Fault, rank_file
 from grpox.update.micro_batch import Slice
 
 

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from grpox import __version__
+from grpox.checkpoint.model_card import FILE as CARD
+from grpox.checkpoint.model_card import write_card
 from grpox.config import HubConfig, RunConfig
 from grpox.errors import ConfigError, Problem, RunFailed, text_of
-from grpox.model_card import FILE as CARD
-from grpox.model_card import write_card
 
 HUB_SECONDS = 10.0
 """How long the hub may take to say who we are."""

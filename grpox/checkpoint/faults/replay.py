@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
+from grpox.checkpoint.faults.read import Dump
 from grpox.config import RunConfig
 from grpox.errors import ConfigError, Problem
 from grpox.errors.validation import problems_of
-from grpox.faults.read import Dump
 from grpox.plugins.discovery import discover
 from grpox.plugins.registry import Registry
 from grpox.policy.engine import disable_dropout
