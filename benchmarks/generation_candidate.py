@@ -20,8 +20,8 @@ from started import start
 from transformers import PreTrainedTokenizerBase
 
 from grpox.contracts import Prompt
-from grpox.run_inputs import open_prompts, open_tokenizer
 from grpox.runfile.load import ResolvedRun, load_run
+from grpox.training.inputs import open_prompts, open_tokenizer
 from grpox_generators.vllm_sampling import request_params, request_seed
 
 Figures = dict[str, float]

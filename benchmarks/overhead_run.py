@@ -15,9 +15,9 @@ from typing import Any
 import elsewhere
 from deepspeed.runtime.engine import DeepSpeedEngine
 
-from grpox.run import train_run
 from grpox.runfile.load import load_run
-from grpox.trainer import Trainer
+from grpox.training.run import train_run
+from grpox.training.trainer import Trainer
 
 OF_DEEPSPEED = ("__call__", "backward", "step", "set_gradient_accumulation_boundary", "get_global_grad_norm")
 

@@ -12,9 +12,9 @@ from grpox.contracts import Generator, GeneratorContext
 from grpox.policy.engine import Engine
 from grpox.policy.models import architecture_of, stop_token_ids
 from grpox.policy.optimizers import AdamW, NamedSchedule
-from grpox.run_inputs import open_model, open_tokenizer
 from grpox.runfile.load import ResolvedRun, load_run
 from grpox.runtime.world import World, start_world
+from grpox.training.inputs import open_model, open_tokenizer
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,7 @@ def profiled(run: ResolvedRun, steps: int) -> dict[str, Seconds]:
     from forced_lengths import force_in_transformers, force_in_vllm
     from regions import REST, Regions
 
-    from grpox.run import train_run
+    from grpox.training.run import train_run
     from grpox.update.policy_update import PolicyUpdate
 
     force = force_in_vllm if (run.config.generator.name or "").startswith("vllm") else force_in_transformers

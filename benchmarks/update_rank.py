@@ -21,10 +21,10 @@ from grpox.config import RunConfig
 from grpox.policy.batch import RolloutBatch, collate
 from grpox.policy.engine import Engine
 from grpox.policy.optimizers import AdamW, NamedSchedule
-from grpox.run_inputs import open_model, open_prompts, open_tokenizer
 from grpox.runfile.load import ResolvedRun, load_run
 from grpox.runtime.setup import quieten
 from grpox.runtime.world import World, start_world
+from grpox.training.inputs import open_model, open_prompts, open_tokenizer
 from grpox.update.micro_batch import Slice
 from grpox.update.policy_update import PolicyUpdate
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from varied_run import is_varied, lengths_of
 
-from grpox.run import train_run
 from grpox.runfile.load import load_run
 from grpox.runtime import launch
+from grpox.training.run import train_run
 
 
 def main(out: str, source: str, overrides: list[str]) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from grpox.config import RunConfig
     from grpox.plugins.hookspecs import ComponentSpec, hookimpl
-    from grpox.run import train
+    from grpox.training.run import train
 
 __version__ = "0.1.0"
 __all__ = ["ComponentSpec", "RunConfig", "hookimpl", "train"]
@@ -16,7 +16,7 @@ _LAZY = {
     "ComponentSpec": "grpox.plugins.hookspecs",
     "RunConfig": "grpox.config",
     "hookimpl": "grpox.plugins.hookspecs",
-    "train": "grpox.run",
+    "train": "grpox.training.run",
 }
 
 

@@ -27,7 +27,7 @@ from grpox.runtime.world import World
 from grpox.update.micro_batch import Slice
 
 if TYPE_CHECKING:
-    from grpox.trainer import Trainer
+    from grpox.training.trainer import Trainer
 
 
 def rank_state(trainer: Trainer) -> dict[str, Any]:

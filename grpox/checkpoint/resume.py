@@ -27,7 +27,7 @@ from grpox.runfile.lock.model import Lock
 from grpox.runtime.world import World
 
 if TYPE_CHECKING:
-    from grpox.trainer import Trainer
+    from grpox.training.trainer import Trainer
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ from grpox.runtime.files import unwritten
 from grpox.runtime.world import World
 
 if TYPE_CHECKING:
-    from grpox.trainer import Trainer
+    from grpox.training.trainer import Trainer
 
 ENGINE = "engine"
 """Folder of DeepSpeed's files."""

@@ -122,7 +122,7 @@ def train(
         )
     resolved = _load(run, overrides)
     # Only now, because it imports torch: a mistake in the run file is told at once.
-    from grpox.run import train_run
+    from grpox.training.run import train_run
 
     train_run(resolved, resume is not None, allow_changes, needs_checkpoint)
 

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from grpox.evaluate_model import Evaluated
     from grpox.runfile.load import ResolvedRun
+    from grpox.training.evaluate_model import Evaluated
 
 
 def evaluate(
@@ -66,8 +66,8 @@ def evaluate(
     from rich.console import Console
 
     from grpox.cli.discovery import tell_warnings
-    from grpox.runfile.load_evaluation import load_evaluation
-    from grpox.runfile.model_argument import named_model
+    from grpox.training.load_evaluation import load_evaluation
+    from grpox.training.model_argument import named_model
 
     for option, path in (("--out", out), ("--completions", completions)):
         _check_file(option, path)
@@ -99,7 +99,7 @@ def _evaluated(run: ResolvedRun, checkpoint: Path | None, console: Console) -> t
     with Progress(*columns, console=console, transient=True, disable=not shows) as bar:
         task = bar.add_task("loading", total=None)
         # Only now, because it imports torch: a mistake in the command line is told at once.
-        from grpox.evaluate_model import evaluate_model
+        from grpox.training.evaluate_model import evaluate_model
 
         start = time.perf_counter()
         found = evaluate_model(

@@ -15,8 +15,8 @@ from grpox.config import SamplingConfig
 from grpox.contracts import Generator, GeneratorContext, Prompt, Rollout
 from grpox.policy.models import architecture_of, stop_token_ids
 from grpox.policy.weight_stream import stream_weights
-from grpox.run_inputs import open_model, open_tokenizer
 from grpox.runfile.load import load_run
+from grpox.training.inputs import open_model, open_tokenizer
 
 TEXTS = ("12+7=", "5+5=", "48+37=")
 SEED = 3

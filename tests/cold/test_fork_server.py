@@ -203,7 +203,7 @@ def test_two_forks_share_no_chance(tmp_path: Path) -> None:
 
 
 ENVIRONMENT = "import json, os; print(json.dumps(dict(os.environ)))"
-LIKE_A_RUN = f"import grpox.run, grpox_mlflow; {ENVIRONMENT}"
+LIKE_A_RUN = f"import grpox.training.run, grpox_mlflow; {ENVIRONMENT}"
 SET_LATE = {"KMP_DUPLICATE_LIB_OK", "_MLFLOW_TELEMETRY_SESSION_ID"}
 """Set by libraries that a run imports after its start."""
 

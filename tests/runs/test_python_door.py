@@ -91,7 +91,7 @@ def test_the_object_holds_the_trained_weights_and_trains_again(python, ranks):
 
 
 SMALL_GPU = """
-import grpox.run
+import grpox.training.run
 from grpox import train
 from grpox.errors import ConfigError
 
@@ -104,7 +104,7 @@ def loaded(run):
     raise AssertionError("the model was loaded")
 
 
-grpox.run.free_memory, grpox.run.open_model = free_memory, loaded
+grpox.training.run.free_memory, grpox.training.run.open_model = free_memory, loaded
 try:
     train("quickstart.yaml", ["tracking={}", "output_dir=runs/small-gpu"])
 except ConfigError as error:

@@ -197,9 +197,9 @@ def _collecting(runs: list[ResolvedRun]) -> Callable[..., dict[str, Any]]:
 def training_left_out() -> Iterator[list[ResolvedRun]]:
     """Commands that train check their run as ever; it is collected in place of being trained."""
     runs: list[ResolvedRun] = []
-    module = ModuleType("grpox.run")  # which takes seconds to import
+    module = ModuleType("grpox.training.run")  # which takes seconds to import
     module.train_run = _collecting(runs)  # type: ignore[attr-defined]
-    with patch.dict("sys.modules", {"grpox.run": module}):
+    with patch.dict("sys.modules", {"grpox.training.run": module}):
         yield runs
 
 
@@ -207,5 +207,5 @@ def training_left_out() -> Iterator[list[ResolvedRun]]:
 def training_replaced() -> Iterator[list[ResolvedRun]]:
     """The same for `grpox.train`."""
     runs: list[ResolvedRun] = []
-    with patch("grpox.run.train_run", _collecting(runs)):
+    with patch("grpox.training.run.train_run", _collecting(runs)):
         yield runs

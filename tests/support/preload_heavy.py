@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import grpox.run  # isort: skip # first, since it imports transformers and DeepSpeed in its own way
+import grpox.training.run  # isort: skip # first, since it imports transformers and DeepSpeed in its own way
 
 import importlib
 import pkgutil

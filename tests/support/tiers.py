@@ -56,15 +56,15 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "grpox/rollout/rewards/* grpox/rollout/rewards/weighted_sum.py": ("unit", "plugins", "runs", "cold"),
     "grpox/data/*": ("unit", "fuzz", "runs"),
     # A run as a whole, and its checkpoints.
-    "grpox/run.py grpox/run_inputs.py grpox/runtime/run_lock.py grpox/trainer.py grpox/runfile/given/* grpox/contracts.py "
+    "grpox/training/run.py grpox/training/inputs.py grpox/runtime/run_lock.py grpox/training/trainer.py grpox/runfile/given/* grpox/contracts.py "
     "grpox/__init__.py": (
         "unit", "ranks", "runs", *REST,
     ),
     "grpox/checkpoint/* grpox/checkpoint/save_model.py grpox/checkpoint/hub.py grpox/checkpoint/model_card.py grpox/policy/saved_whole.py": (
         "unit", "ranks", "runs", "services/mlflow", "services/hosts",
     ),
-    "grpox/evaluate_model.py grpox/evaluation.py grpox/evaluation_metrics.py grpox/config/evaluation.py "
-    "grpox/pass_at_k.py": ("unit", "runs", "services/vllm"),
+    "grpox/training/evaluate_model.py grpox/training/evaluation.py grpox/training/evaluation_metrics.py grpox/config/evaluation.py "
+    "grpox/training/pass_at_k.py": ("unit", "runs", "services/vllm"),
     # Processes: how they start, meet, hear signals, wait and end.
     "grpox/__main__.py grpox/runtime/collective_errors.py grpox/runtime/tcp_keepalive.py grpox/runtime/environment.py grpox/runtime/lazy_imports.py "
     "grpox/runtime/launch.py grpox/runtime/launchers/* grpox/runtime/lost_rank.py grpox/runtime/rendezvous.py grpox/runtime/out_of_memory.py "

@@ -15,7 +15,7 @@ from grpox.rollout.prefetch import Begun
 from grpox.rollout.rewards import NamedReward
 from grpox.rollout.sampler import Collector, Sampler
 from grpox.runtime.world import World
-from grpox.trainer import Trainer
+from grpox.training.trainer import Trainer
 from grpox_advantages.configs import GroupConfig
 from grpox_advantages.scalers import Group
 

@@ -16,11 +16,11 @@ from grpox.config import EvaluationConfig, SamplingConfig
 from grpox.contracts import Prompt, Rollout, TrainerState
 from grpox.data.prompts import PromptSet
 from grpox.errors import RunFailed
-from grpox.evaluation import Evaluator
 from grpox.rollout.prefetch import Begun
 from grpox.rollout.rewards import NamedReward
 from grpox.rollout.sampler import STREAMING, Collector, Sampler
 from grpox.runtime.world import World
+from grpox.training.evaluation import Evaluator
 from grpox.update.token_metrics import PhaseTimes
 from grpox_advantages.configs import GroupConfig
 from grpox_advantages.scalers import Group

@@ -9,9 +9,9 @@ import pytest
 
 from grpox.config import EvaluationConfig
 from grpox.contracts import Rollout
-from grpox.evaluation_metrics import evaluation_metrics
 from grpox.rollout.rewards import NamedReward
 from grpox.rollout.scored import ScoredRow
+from grpox.training.evaluation_metrics import evaluation_metrics
 
 Scores = tuple[float | None, ...]
 

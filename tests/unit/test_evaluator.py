@@ -14,10 +14,10 @@ import torch
 from grpox.config import EvaluationConfig, EvaluationSamplingConfig, SamplingConfig
 from grpox.contracts import Prompt, Rollout, TrainerState
 from grpox.data.prompts import PromptSet
-from grpox.evaluation import Evaluator
 from grpox.rollout.rewards import NamedReward
 from grpox.rollout.sampler import Sampler
 from grpox.runtime.world import World
+from grpox.training.evaluation import Evaluator
 
 ALONE = World(0, 1, torch.device("cpu"))
 

@@ -11,7 +11,7 @@ from grpox.runtime.lazy_imports import absent, compiled_at_first_call, late
 
 START = """
 import sys
-import grpox.run
+import grpox.training.run
 import deepspeed.runtime.zero.stage3
 import deepspeed.runtime.zero.muon.muon_optimizer as muon
 import torch

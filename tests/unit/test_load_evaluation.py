@@ -17,9 +17,9 @@ from grpox.checkpoint.progress import Progress
 from grpox.cli import app as cli
 from grpox.errors import ConfigError, Problem
 from grpox.runfile.load import load_run
-from grpox.runfile.load_evaluation import load_evaluation
 from grpox.runfile.lock.of_run import lock_of
-from grpox.runfile.model_argument import named_model
+from grpox.training.load_evaluation import load_evaluation
+from grpox.training.model_argument import named_model
 
 RUN = """\
 model: {path: base, dtype: bfloat16, lora: {r: 4}}

@@ -17,7 +17,7 @@ from grpox.errors import RunFailed
 from grpox.errors.warn_once import TellOnce
 from grpox.policy.batch import collate
 from grpox.runtime.world import World
-from grpox.trainer import Trainer
+from grpox.training.trainer import Trainer
 from grpox.update.mismatch import StepMismatch, mismatch_metrics, mismatch_warnings
 from grpox.update.step_loss import Corrected
 from grpox.update.token_metrics import TokenMetrics

@@ -23,12 +23,12 @@ from grpox.data.prompts import PromptSet
 from grpox.data.row_stream import RowStream
 from grpox.errors import ConfigError, Problem, RunFailed
 from grpox.policy.models import load_model
-from grpox.run_inputs import open_prompts, open_tokenizer
 from grpox.runfile.given.model import check_model
 from grpox.runfile.load import resolve_config
-from grpox.runfile.load_evaluation import load_evaluation
-from grpox.runfile.model_argument import NamedModel
 from grpox.runfile.model_parts import media_parts
+from grpox.training.inputs import open_prompts, open_tokenizer
+from grpox.training.load_evaluation import load_evaluation
+from grpox.training.model_argument import NamedModel
 
 MODEL = Path(str(importlib.resources.files("grpox.runfile.recipes"))) / "quickstart" / "model"
 Refuse = Callable[..., list[Problem]]
@@ -128,7 +128,7 @@ def test_what_a_hub_has_is_refused_as_soon_as_its_config_is_here(monkeypatch: py
     )
     tokenizer = open_tokenizer(run)
     config: PreTrainedConfig = CONFIG_MAPPING["qwen2_5_vl"]()
-    monkeypatch.setattr("grpox.run_inputs.load_config", lambda model: config)
+    monkeypatch.setattr("grpox.training.inputs.load_config", lambda model: config)
     with pytest.raises(ConfigError, match="vision_config"):
         open_prompts(run, tokenizer)
 

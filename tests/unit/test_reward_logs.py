@@ -9,7 +9,7 @@ from grpox.errors import RunFailed
 from grpox.errors.warn_once import TellOnce
 from grpox.rollout.rewards import NamedReward, score
 from grpox.rollout.rewards.log import CallLog, extra_columns, logged_metrics, mean_logged, with_logged
-from grpox.trainer import Trainer
+from grpox.training.trainer import Trainer
 
 
 def scored(*functions, on_error="fail", count=2):

@@ -15,7 +15,7 @@ from grpox.config import EarlyStopConfig, RunConfig
 from grpox.observing.early_stop import EarlyStop
 from grpox.observing.record import config_text, finished
 from grpox.runtime.world import World
-from grpox.trainer import Trainer
+from grpox.training.trainer import Trainer
 
 VALUES = {0: 0.1, 2: 0.5, 4: 0.5, 6: 0.4, 8: 0.9, 9: 0.2}
 """Step -> accuracy; no evaluation of other steps is expected."""

@@ -29,11 +29,11 @@ from grpox.errors import ConfigError, RunFailed
 from grpox.observing.record import config_text
 from grpox.policy.models import load_config, load_model, load_tokenizer
 from grpox.runfile.load import load_run
-from grpox.runfile.load_evaluation import load_evaluation
 from grpox.runfile.lock.of_run import lock_of
-from grpox.runfile.model_argument import named_model
 from grpox.runfile.model_options import HARMLESS
 from grpox.runtime.files import write_whole
+from grpox.training.load_evaluation import load_evaluation
+from grpox.training.model_argument import named_model
 from grpox_rewards.configs import RewardModelConfig
 from grpox_rewards.reward_model import RewardModel
 

@@ -11,11 +11,11 @@ from grpox.config import EvaluationConfig, SamplingConfig
 from grpox.config.evaluation import sampling_of
 from grpox.contracts import TrainerState
 from grpox.data.prompts import PromptSet
-from grpox.evaluation_metrics import evaluation_metrics
 from grpox.rollout.rewards import NamedReward
 from grpox.rollout.rewards.log import Logged, weighed_mean_logged, with_logged
 from grpox.rollout.sampler import Sampler
 from grpox.rollout.scored import ScoredRow
+from grpox.training.evaluation_metrics import evaluation_metrics
 
 STREAM = 1
 """Tells the random numbers of evaluations from those of training, whose number is 0."""

@@ -31,7 +31,6 @@ from grpox.data.schedule import Schedule
 from grpox.errors import RunFailed
 from grpox.errors.redaction import redacted
 from grpox.errors.warn_once import TellOnce
-from grpox.evaluation import Evaluator
 from grpox.observing.display import TerminalDisplay
 from grpox.observing.early_stop import EarlyStop
 from grpox.observing.machine_metrics import machine_metrics
@@ -54,14 +53,6 @@ from grpox.rollout.rewards import NamedReward
 from grpox.rollout.rewards.fitting import fitting_rewards
 from grpox.rollout.rewards.isolation import OF_EVALUATION, OF_TRAINING, reward_functions
 from grpox.rollout.sampler import STREAMING, Collector, Sampler
-from grpox.run_inputs import (
-    model_config,
-    open_model,
-    open_prompts,
-    open_reference,
-    open_schedule,
-    open_tokenizer,
-)
 from grpox.runfile.given.model import make_whole
 from grpox.runfile.given.objects import given_objects
 from grpox.runfile.load import ResolvedRun, load_run, resolve_config
@@ -78,7 +69,16 @@ from grpox.runtime.setup import quieten, seed_libraries
 from grpox.runtime.tcp_keepalive import lose_silent_peers
 from grpox.runtime.watchdog import GRACE, Watchdog
 from grpox.runtime.world import World, start_world
-from grpox.trainer import Trainer
+from grpox.training.evaluation import Evaluator
+from grpox.training.inputs import (
+    model_config,
+    open_model,
+    open_prompts,
+    open_reference,
+    open_schedule,
+    open_tokenizer,
+)
+from grpox.training.trainer import Trainer
 from grpox.update.mismatch import LOGPROBS
 from grpox.update.nonfinite import NonFinitePolicy
 from grpox.update.policy_update import PolicyUpdate

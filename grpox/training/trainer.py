@@ -19,7 +19,6 @@ from grpox.contracts import RunContext, TrainerState
 from grpox.data.prompt_cursor import PromptDraws
 from grpox.data.schedule import MicroBatch, Schedule, StepPlan
 from grpox.errors import RunFailed
-from grpox.evaluation import Evaluator
 from grpox.observing.early_stop import EarlyStop
 from grpox.observing.observers import Observers
 from grpox.observing.step_metrics import step_metrics
@@ -29,6 +28,7 @@ from grpox.rollout.rewards.log import mean_logged, with_logged
 from grpox.rollout.sampler import Collector, GenerationBatch
 from grpox.runtime.signals import Terminated, first_signal_waits, raise_if_signalled, signalled
 from grpox.runtime.world import World
+from grpox.training.evaluation import Evaluator
 from grpox.update.micro_batch import Slice
 from grpox.update.mismatch import mismatch_warnings
 from grpox.update.policy_update import PolicyUpdate
@@ -39,7 +39,7 @@ GOING_ON = "ending after this step, with a checkpoint; once more to end at once"
 
 @dataclass
 class Trainer:
-    """Runs the schedule. Its parts are put together in `grpox.run`."""
+    """Runs the schedule. Its parts are put together in `grpox.training.run`."""
 
     context: RunContext
     world: World

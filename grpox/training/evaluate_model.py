@@ -14,8 +14,6 @@ from grpox.config import EvaluationConfig
 from grpox.config.evaluation import rewards_of
 from grpox.contracts import Generator, GeneratorContext, ScoredRollout, TrainerState
 from grpox.data.prompts import PromptSet
-from grpox.evaluation import Evaluator
-from grpox.evaluation_metrics import totals_of
 from grpox.plugins.component_call import FOREIGN, exits_told
 from grpox.policy.memory_plan.at_load import check_load, free_memory
 from grpox.policy.models import architecture_of, load_model, stop_token_ids
@@ -25,12 +23,14 @@ from grpox.rollout.rewards.fitting import fitting_rewards
 from grpox.rollout.rewards.isolation import OF_EVALUATION, OF_TRAINING, reward_functions
 from grpox.rollout.sampler import STREAMING, Sampler
 from grpox.rollout.scored import ScoredRow
-from grpox.run_inputs import model_config, open_held_out, open_tokenizer
 from grpox.runtime.collective_errors import on_every_rank
 from grpox.runtime.lost_rank import lost_ranks_told
 from grpox.runtime.setup import quieten, seed_libraries
 from grpox.runtime.watchdog import GRACE
 from grpox.runtime.world import World, start_world
+from grpox.training.evaluation import Evaluator
+from grpox.training.evaluation_metrics import totals_of
+from grpox.training.inputs import model_config, open_held_out, open_tokenizer
 from grpox.update.token_metrics import PhaseTimes
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def evaluate_model(run: ResolvedRun, checkpoint: Path | None, done: Callable[[in
     """Evaluate a model as a run evaluates it before its first step; a collective of all ranks.
 
     Args:
-        run: as `grpox.runfile.load_evaluation` reads it.
+        run: as `grpox.training.load_evaluation` reads it.
         checkpoint: whose weights take the place of those of `model.path`.
         done: told on the main rank how many prompts are through, and of how many.
 

@@ -9,8 +9,8 @@ from typing import Any
 from grpox.errors import ConfigError, Problem, nearest
 from grpox.runfile.given.objects import Given
 from grpox.runfile.load import ResolvedRun, read_run, resolve
-from grpox.runfile.model_argument import NamedModel
 from grpox.runfile.overrides import COMMAND_LINE
+from grpox.training.model_argument import NamedModel
 
 TRUST = "model.init.trust_remote_code"
 SECTIONS = ("model", "data", "rewards", "generator", "sampling", "evaluation", "plugins", "watchdog")

@@ -8,11 +8,11 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from grpox.config import EvaluationConfig
-from grpox.pass_at_k import mean_pass_at_k
 from grpox.rollout.metrics import error_metrics, length_metrics, mean
 from grpox.rollout.rewards import NamedReward
 from grpox.rollout.rewards.weighted_sum import weighted_sum
 from grpox.rollout.scored import ScoredRow
+from grpox.training.pass_at_k import mean_pass_at_k
 
 
 def evaluation_metrics(
