@@ -31,7 +31,7 @@ SKIPPED = (
     "grpox.rollout.rewards.worker",
     "grpox_rewards.code_",
     "grpox_vllm_serving.",
-    "grpox.pytest_plugin",
+    "grpox.testing.pytest_plugin",
 )
 PACKAGES = (
     grpox, grpox_advantages, grpox_corrections, grpox_generators, grpox_losses, grpox_mlflow, grpox_rewards,

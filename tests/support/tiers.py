@@ -82,7 +82,7 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "grpox/plugins/fingerprint.py grpox/plugins/discovery.py grpox/plugins/registry.py grpox/runfile/required_plugins.py grpox/plugins/requirements.py": (
         "unit", "plugins", "runs", "cold", "packaging",
     ),
-    "grpox/pytest_plugin.py grpox/plugins/scaffold/* grpox/testing/*": ("unit", "runs", "cold", "packaging"),
+    "grpox/testing/pytest_plugin.py grpox/plugins/scaffold/* grpox/testing/*": ("unit", "runs", "cold", "packaging"),
     "grpox/py.typed": ("packaging",),
     "plugins/examples/* plugins/README.md LICENSE": ("packaging",),
     # Pages, whose commands and code are run; examples and benchmarks, of which tests run some.

@@ -49,7 +49,7 @@ def test_a_suite_is_two_lines_and_says_what_is_wrong(tmp_path: Path) -> None:
 def test_pytest_without_its_fixtures_imports_no_torch(tmp_path: Path) -> None:
     (tmp_path / "test_light.py").write_text(
         "import sys\ndef test_light():\n"
-        "    assert 'grpox.pytest_plugin' in sys.modules\n    assert 'torch' not in sys.modules\n"
+        "    assert 'grpox.testing.pytest_plugin' in sys.modules\n    assert 'torch' not in sys.modules\n"
     )
     done = pytest_in(tmp_path, cold=True)
     assert done.returncode == 0, done.stdout
