@@ -9,7 +9,6 @@ import typer
 from typer.core import TyperGroup
 
 from grpox import __version__
-from grpox.cli import doctor as cli_doctor
 from grpox.cli import eval as cli_eval
 from grpox.cli import export as cli_export
 from grpox.cli import import_trl as cli_import_trl
@@ -21,6 +20,7 @@ from grpox.cli import runs as cli_runs
 from grpox.cli import serve as cli_serve
 from grpox.cli import sweep as cli_sweep
 from grpox.cli import sync as cli_sync
+from grpox.cli.doctor import command as cli_doctor
 from grpox.cli.errors import TRACEBACK, PastTyper
 from grpox.cli.plugins import NARROW
 

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from grpox.cli.doctor.machine import gpu_count
 from grpox.cli.sweep_children import Child
-from grpox.doctor.machine import gpu_count
 
 POLL = 0.2
 """Seconds between two looks at the processes."""

@@ -70,7 +70,7 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "grpox/runtime/launch.py grpox/runtime/launchers/* grpox/runtime/lost_rank.py grpox/runtime/rendezvous.py grpox/runtime/out_of_memory.py "
     "grpox/runtime/private_files.py grpox/runtime/setup.py grpox/runtime/quick_transformers.py grpox/policy/deepspeed_import.py "
     "grpox/runtime/signals.py grpox/runtime/watchdog.py grpox/runtime/files.py grpox/runtime/world.py": ("unit", "ranks", "runs", *REST),
-    "grpox/cli/* grpox/doctor/* grpox/policy/memory_plan/*": ("unit", "fuzz", "runs", "cold"),
+    "grpox/cli/* grpox/cli/doctor/* grpox/policy/memory_plan/*": ("unit", "fuzz", "runs", "cold"),
     # Run files, what may stand in them, and what users are told.
     "grpox/config/schema.py grpox/errors/problem.py grpox/errors/field_types.py grpox/errors/validation.py grpox/errors/redaction.py grpox/runfile/* "
     "grpox/errors/warn_once.py grpox/errors/formatting.py": ("unit", "fuzz", "runs", "cold"),

@@ -17,11 +17,11 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from grpox.cli import app as cli
-from grpox.cli.doctor import as_table
-from grpox.doctor import checkup, machine, torch_builds
-from grpox.doctor.checkup import Checkup, broken, check_up, generators
-from grpox.doctor.distributions import installed, misfits, torch_build
-from grpox.doctor.finding import Finding
+from grpox.cli.doctor import checkup, machine, torch_builds
+from grpox.cli.doctor.checkup import Checkup, broken, check_up, generators
+from grpox.cli.doctor.command import as_table
+from grpox.cli.doctor.distributions import installed, misfits, torch_build
+from grpox.cli.doctor.finding import Finding
 from grpox.plugins.discovery import Offer, PluginRecord, PluginSet, discover
 from grpox.plugins.hookspecs import ComponentSpec
 

@@ -12,7 +12,7 @@ import typer
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from grpox.doctor.checkup import Checkup
+    from grpox.cli.doctor.checkup import Checkup
 
 _STYLES = {"ok": "green", "absent": "dim", "warning": "yellow", "error": "bold red"}
 
@@ -31,7 +31,7 @@ def doctor(
       grpox doctor --json
     """
     from grpox.cli.discovery import discovered
-    from grpox.doctor.checkup import check_up
+    from grpox.cli.doctor.checkup import check_up
 
     checkup = check_up(discovered())
     if json:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from grpox.doctor.distributions import OPTIONAL, installed, misfits, requirements, version_of
-from grpox.doctor.finding import Finding, Status
-from grpox.doctor.machine import devices, launchers
-from grpox.doctor.torch_builds import misbuilt
+from grpox.cli.doctor.distributions import OPTIONAL, installed, misfits, requirements, version_of
+from grpox.cli.doctor.finding import Finding, Status
+from grpox.cli.doctor.machine import devices, launchers
+from grpox.cli.doctor.torch_builds import misbuilt
 from grpox.plugins.discovery import PluginSet
 
 

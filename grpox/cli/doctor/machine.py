@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from grpox.doctor.distributions import torch_build, version_of
-from grpox.doctor.finding import Finding
+from grpox.cli.doctor.distributions import torch_build, version_of
+from grpox.cli.doctor.finding import Finding
 from grpox.errors.formatting import counted
 
 GIB = 2**30

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 from packaging.version import Version
 
-from grpox.doctor.distributions import version_of
-from grpox.doctor.finding import Finding
+from grpox.cli.doctor.distributions import version_of
+from grpox.cli.doctor.finding import Finding
 
 NEIGHBOURS = ("torchvision", "torchaudio", "torchcodec")
 """Libraries compiled against one build of torch, which transformers imports where they are installed."""

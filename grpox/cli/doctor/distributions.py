@@ -11,7 +11,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-from grpox.doctor.finding import Finding
+from grpox.cli.doctor.finding import Finding
 from grpox.plugins.requirements import canonical_name, unmet
 
 OPTIONAL = (
