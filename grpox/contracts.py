@@ -65,9 +65,10 @@ class LossOutput:
 class PolicyLoss(Protocol):
     """A per-token policy loss. It never sees a normaliser, a rank or an accumulation step.
 
-    Optional attributes: ``folds_correction: bool = False``, read by `grpox.update.objective`; and what a loss tells of
-    itself to tests and tools: ``gradient: "value" | "surrogate" = "value"`` (a surrogate's gradient is not that
-    of its value), ``zero_at_zero_advantage: bool = False`` (it adds no gradient where the advantage is 0).
+    Optional attributes: ``folds_correction: bool = False``, read by `grpox.update.objective`; and what a loss
+    tells of itself to tests and tools: ``gradient: "value" | "surrogate" = "value"`` (a surrogate's gradient is
+    not that of its value), ``zero_at_zero_advantage: bool = False`` (it adds no gradient where the advantage is
+    0).
     """
 
     reduction: ClassVar[Reduction]
@@ -97,9 +98,9 @@ class AdvantageScaler(Protocol):
 class Correction(Protocol):
     """Importance weights that correct for sampling from another distribution than pi_old.
 
-    Optional, and read by the metrics alone (`grpox.update.mismatch`): a method ``raw(old, sampler, mask)`` -> [B, T]:
-    R before any cap or mask, perhaps infinite, where that is not exp(log pi_old - log mu) of single tokens; and
-    ``weighs_by_raw: bool = True``, False where kept tokens weigh something else than raw or a cap.
+    Optional, and read by the metrics alone (`grpox.update.mismatch`): a method ``raw(old, sampler, mask)`` ->
+    [B, T]: R before any cap or mask, perhaps infinite, where that is not exp(log pi_old - log mu) of single
+    tokens; and ``weighs_by_raw: bool = True``, False where kept tokens weigh something else than raw or a cap.
     """
 
     def correct(self, old: Tensor, sampler: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
@@ -287,7 +288,7 @@ class RunContext:
     """What lifecycle hooks are told about the run."""
 
     config: RunConfig
-    """With its secrets: what an observer writes or sends of it goes through `grpox.errors.redaction.redacted`."""
+    """With its secrets: what an observer writes or sends of it goes through `grpox.errors.redacted`."""
     output_dir: Path
     total_steps: int
     world_size: int

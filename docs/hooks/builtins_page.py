@@ -32,7 +32,8 @@ def _blocks(plugins: PluginSet, offers: list[Offer]) -> Iterator[str]:
         of_kind = [offer for offer in offers if offer.kind == kind]
         yield f"## {plural.capitalize()}"
         if not of_kind:
-            yield f"None is built in. The hook is [`{KINDS[kind]}`](hooks.md#grpox.plugins.hookspecs.{KINDS[kind]})."
+            hook = KINDS[kind]
+            yield f"None is built in. The hook is [`{hook}`](hooks.md#grpox.plugins.hookspecs.{hook})."
         for offer in of_kind:
             yield f"### `{offer.spec.name}` {{ #{anchor(kind, offer.spec.name)} }}"
             yield f"{prose(offer.spec.summary)}."

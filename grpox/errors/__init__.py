@@ -18,6 +18,7 @@ from grpox.errors.problem import (
     text_of,
     traceback_of,
 )
+from grpox.errors.redaction import redact, redacted
 
 __all__ = [
     "ALLOWED",
@@ -33,6 +34,8 @@ __all__ = [
     "left_by_rich",
     "nearest",
     "plain",
+    "redact",
+    "redacted",
     "shorten",
     "text_of",
     "traceback_of",

@@ -27,8 +27,8 @@ BUCKET_BYTES = 256 * 2**20
 def stream_weights(module: nn.Module, bucket_bytes: int = BUCKET_BYTES) -> WeightStream:
     """Yield every parameter whole, under its name, tied ones once; then the persistent buffers.
 
-    Where adapters are trained (`grpox.policy.lora`), each is merged into its layer's weight, and all names are those
-    of the model without them. What is merged is a new tensor, one at a time.
+    Where adapters are trained (`grpox.policy.lora`), each is merged into its layer's weight, and all names are
+    those of the model without them. What is merged is a new tensor, one at a time.
 
     A collective: every rank must exhaust the stream. At most one bucket is held whole at a time, and a
     consumer that stops or fails leaves no parameter gathered. What is yielded may be the engine's own memory,

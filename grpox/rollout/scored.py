@@ -74,7 +74,7 @@ def as_one_call(groups: Sequence[Unscored]) -> Unscored:
 def score_rows(
     rewards: Sequence[NamedReward], given: Unscored, state: TrainerState, stop: StopSign | None = None
 ) -> ScoredRows:
-    """Call every reward function once; without rollouts call none. What it raises: `grpox.rollout.rewards.score`."""
+    """Call every reward function once; without rollouts call none. What it raises: `rewards.score`."""
     table = score(
         rewards,
         prompts=given.prompts,

@@ -55,9 +55,9 @@ class World:
 def start_world(timeout: float = 1800.0) -> World:
     """Join (or form) the process group: gloo on CPU, nccl on CUDA.
 
-    The launcher's variables tell rank and size (`grpox.runtime.launch`); without one this process is a world of its
-    own, which opens no port. DeepSpeed finds the group already made and joins it: left to itself it would pass
-    a device id, with which weight sync was seen to hang.
+    The launcher's variables tell rank and size (`grpox.runtime.launch`); without one this process is a world of
+    its own, which opens no port. DeepSpeed finds the group already made and joins it: left to itself it would
+    pass a device id, with which weight sync was seen to hang.
 
     Args:
         timeout: seconds that a collective waits for the other ranks.

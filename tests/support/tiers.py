@@ -28,62 +28,32 @@ EVERYTHING = ("pyproject.toml", "Makefile", "tests/support/*", "tests/conftest.p
 """A change to one of these asks for all folders: they decide how every test runs."""
 
 SOURCES: dict[str, tuple[str, ...]] = {
-    # The numbers of a step.
-    "grpox/policy/chunked_head.py grpox/update/kl.py grpox/policy/row_layout.py grpox/update/loss_call.py grpox/update/mismatch.py grpox/update/objective.py "
-    "grpox/update/off_policy_mask.py grpox/update/packing.py grpox/update/reduction.py grpox/policy/reference_sync.py grpox/update/micro_batch.py "
-    "grpox/update/step_loss.py grpox/update/token_masks.py grpox/update/policy_update.py grpox/update/forward.py grpox/checkpoint/faults/*": (
-        "unit", "ranks", "runs",
+    # The rooms of grpox, in the order in which they import each other.
+    "grpox/errors/* grpox/config/* grpox/runfile/*": ("unit", "fuzz", "runs", "cold"),
+    "grpox/runtime/*": ("unit", "ranks", "runs", *REST),
+    "grpox/plugins/* grpox/runfile/lock/* grpox/runfile/required_plugins.py": (
+        "unit", "plugins", "runs", "cold", "packaging",
     ),
-    # Built-in algorithms.
+    "grpox/data/*": ("unit", "fuzz", "ranks", "runs", "services/vllm"),
+    "grpox/runfile/recipes/*": ("unit", "runs", "cold", "packaging", "services/vllm"),
+    "grpox/policy/*": ("unit", "ranks", "runs", "services/vllm"),
+    "grpox/policy/memory_plan/*": ("unit", "fuzz", "runs", "cold"),
+    "grpox/policy/deepspeed_import.py": ("unit", "ranks", "runs", *REST),
+    "grpox/rollout/*": ("unit", "ranks", "runs", "services/vllm"),
+    "grpox/rollout/rewards/*": ("unit", "plugins", "runs", "cold"),
+    "grpox/update/*": ("unit", "ranks", "runs"),
+    "grpox/observing/*": ("unit", "plugins", "runs", "services/mlflow"),
+    "grpox/checkpoint/*": ("unit", "ranks", "runs", "services/mlflow", "services/hosts"),
+    "grpox/training/* grpox/contracts.py grpox/__init__.py grpox/__main__.py": ("unit", "ranks", "runs", *REST),
+    "grpox/testing/*": ("unit", "runs", "cold", "packaging"),
+    "grpox/cli/*": ("unit", "fuzz", "runs", "cold"),
+    "grpox/py.typed": ("packaging",),
+    # Built-in plugins.
     "plugins/builtin/grpox_losses/* plugins/builtin/grpox_advantages/* plugins/builtin/grpox_corrections/* "
     "plugins/builtin/grpox_rewards/*": ("unit", "plugins", "runs"),
-    # The model, its engine and its weights on the way to a generator.
-    "grpox/policy/deepspeed_config.py grpox/policy/engine.py grpox/policy/forward_modes.py grpox/policy/from_lists.py grpox/policy/logprobs.py "
-    "grpox/policy/buffers.py grpox/policy/lora/* grpox/policy/model_source.py grpox/policy/models.py grpox/policy/optimizers.py grpox/policy/batch.py "
-    "grpox/policy/weight_stream.py": (
-        "unit", "ranks", "runs", "services/vllm",
-    ),
     "plugins/builtin/grpox_generators/*": ("unit", "plugins", "runs", "services/vllm"),
     "plugins/builtin/grpox_vllm_serving/*": ("unit", "cold", "services/vllm", "services/hosts"),
     "plugins/builtin/grpox_mlflow/*": ("unit", "plugins", "runs", "services/mlflow", "services/hosts"),
-    # Sampling, scoring and what is recorded of it.
-    "grpox/rollout/prefetch.py grpox/rollout/validation.py grpox/rollout/sampler.py grpox/data/prompt_cursor.py grpox/rollout/dynamic_sampling.py "
-    "grpox/rollout/streaming_scorer.py grpox/rollout/fixed_policy.py grpox/data/schedule.py grpox/rollout/scored.py": (
-        "unit", "ranks", "runs", "services/vllm",
-    ),
-    "grpox/rollout/metrics.py grpox/update/token_metrics.py grpox/observing/* grpox/observing/report/* grpox/observing/step_metrics.py "
-    "grpox/observing/early_stop.py": ("unit", "plugins", "runs", "services/mlflow"),
-    "grpox/rollout/rewards/* grpox/rollout/rewards/weighted_sum.py": ("unit", "plugins", "runs", "cold"),
-    "grpox/data/*": ("unit", "fuzz", "runs"),
-    # A run as a whole, and its checkpoints.
-    "grpox/training/run.py grpox/training/inputs.py grpox/runtime/run_lock.py grpox/training/trainer.py grpox/runfile/given/* grpox/contracts.py "
-    "grpox/__init__.py": (
-        "unit", "ranks", "runs", *REST,
-    ),
-    "grpox/checkpoint/* grpox/checkpoint/save_model.py grpox/checkpoint/hub.py grpox/checkpoint/model_card.py grpox/policy/saved_whole.py": (
-        "unit", "ranks", "runs", "services/mlflow", "services/hosts",
-    ),
-    "grpox/training/evaluate_model.py grpox/training/evaluation.py grpox/training/evaluation_metrics.py grpox/config/evaluation.py "
-    "grpox/training/pass_at_k.py": ("unit", "runs", "services/vllm"),
-    # Processes: how they start, meet, hear signals, wait and end.
-    "grpox/__main__.py grpox/runtime/collective_errors.py grpox/runtime/tcp_keepalive.py grpox/runtime/environment.py grpox/runtime/lazy_imports.py "
-    "grpox/runtime/launch.py grpox/runtime/launchers/* grpox/runtime/lost_rank.py grpox/runtime/rendezvous.py grpox/runtime/out_of_memory.py "
-    "grpox/runtime/private_files.py grpox/runtime/setup.py grpox/runtime/quick_transformers.py grpox/policy/deepspeed_import.py "
-    "grpox/runtime/signals.py grpox/runtime/watchdog.py grpox/runtime/files.py grpox/runtime/world.py": ("unit", "ranks", "runs", *REST),
-    "grpox/cli/* grpox/cli/doctor/* grpox/policy/memory_plan/*": ("unit", "fuzz", "runs", "cold"),
-    # Run files, what may stand in them, and what users are told.
-    "grpox/config/schema.py grpox/errors/problem.py grpox/errors/field_types.py grpox/errors/validation.py grpox/errors/redaction.py grpox/runfile/* "
-    "grpox/errors/warn_once.py grpox/errors/formatting.py": ("unit", "fuzz", "runs", "cold"),
-    "grpox/runfile/from_trl/*": ("unit",),
-    "grpox/runfile/recipes/*": ("unit", "runs", "cold", "packaging", "services/vllm"),
-    # Plugins: found, bound, made, checked.
-    "grpox/plugins/api_version.py grpox/plugins/component.py grpox/plugins/component_call.py grpox/plugins/deprecation.py grpox/plugins/hookspecs.py "
-    "grpox/plugins/path_types.py grpox/plugins/load_object.py grpox/runfile/lock/* grpox/plugins/loader.py grpox/plugins/cache.py "
-    "grpox/plugins/fingerprint.py grpox/plugins/discovery.py grpox/plugins/registry.py grpox/runfile/required_plugins.py grpox/plugins/requirements.py": (
-        "unit", "plugins", "runs", "cold", "packaging",
-    ),
-    "grpox/testing/pytest_plugin.py grpox/plugins/scaffold/* grpox/testing/*": ("unit", "runs", "cold", "packaging"),
-    "grpox/py.typed": ("packaging",),
     "plugins/examples/* plugins/README.md LICENSE": ("packaging",),
     # Pages, whose commands and code are run; examples and benchmarks, of which tests run some.
     "README.md docs/* mkdocs.yml": ("unit", "runs", "cold"),

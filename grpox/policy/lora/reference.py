@@ -15,7 +15,7 @@ from grpox.policy.lora.layers import without_adapters
 
 
 class BaseAsReference:
-    """Forward passes of the policy's engine without adapters, in place of a `grpox.policy.engine.FrozenEngine`."""
+    """Forward passes of the policy's engine without adapters, in place of an `engine.FrozenEngine`."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine

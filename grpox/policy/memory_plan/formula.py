@@ -26,7 +26,7 @@ MOMENTS = 8
 CHUNK = 2**23
 """Logits that the head holds at once (`grpox.policy.chunked_head.LOGITS_PER_CHUNK`)."""
 SYNC = 256 * 2**20
-"""Bytes of weights that are whole at a time when a generator takes them (`grpox.policy.weight_stream.BUCKET_BYTES`)."""
+"""Bytes of weights that are whole at a time when a generator takes them (`weight_stream.BUCKET_BYTES`)."""
 
 
 @dataclass(frozen=True)

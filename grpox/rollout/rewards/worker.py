@@ -1,5 +1,6 @@
-"""The program in which a reward function runs apart from the trainer: ``python -m grpox.rollout.rewards.worker``.
+"""The program in which a reward function runs apart from the trainer.
 
+Started as ``python -m grpox.rollout.rewards.worker``.
 It builds the function from a `Blueprint`, then answers each `Request` with a `Reply`, until the trainer ends.
 """
 

@@ -17,7 +17,7 @@ from grpox.errors.redaction import redact
 
 @dataclass(frozen=True)
 class Origin:
-    """What is known of it; see `grpox.runfile.lock.model.LockedDistribution` for the fields of the same name."""
+    """What is known of it; see `model.LockedDistribution` for the fields of the same name."""
 
     editable: bool
     folder: Path
