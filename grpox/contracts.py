@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Se
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     import datasets
@@ -21,6 +21,28 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from grpox.config import RunConfig, SamplingConfig
+
+
+# -- Parameters ------------------------------------------------------------------------------------------
+
+
+class Input(Enum):
+    """What stands under a path that a component's config names.
+
+    The core makes a relative path absolute, from the run file's folder, or from the working directory where it
+    was given on the command line, and checks that something is there.
+    """
+
+    PATH = "path"
+    """A file or a folder."""
+    MODEL = "model"
+    """A model folder in Hugging Face format, or a hub id, which stays as it is."""
+
+
+InputPath = Annotated[str, Input.PATH]
+"""The type of a parameter that is the path of a file or folder, which must be there."""
+ModelPath = Annotated[str, Input.MODEL]
+"""The type of a parameter that is a model: a folder with a config.json, or a hub id."""
 
 
 # -- Losses ----------------------------------------------------------------------------------------------
@@ -119,6 +141,16 @@ Text = str | Sequence[Message]
 """A prompt or completion: a string (plain dataset) or role/content messages (conversational dataset)."""
 
 Scores = Sequence[float | None]
+
+
+def completion_text(completion: Text) -> str:
+    """The text of a completion: the string itself, or the content of its last message."""
+    if isinstance(completion, str):
+        return completion
+    content = completion[-1].get("content") if completion else None
+    if isinstance(content, str) or content is None:  # a message that only calls a tool has no content
+        return content or ""
+    return "".join(part.get("text", "") for part in content)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Parameters of components that are paths of inputs: made absolute, and checked to be there.
 
-Which ones are is told by their type in the component's config: see `grpox.plugins.path_types`.
+Which ones are is told by their type in the component's config: see `grpox.contracts`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from grpox.config import RunConfig
 from grpox.errors import Problem
 from grpox.plugins.component import BoundComponent
-from grpox.plugins.path_types import Input
+from grpox.contracts import Input
 from grpox.runfile.input_paths import input_path, model_problems, sibling
 from grpox.runfile.slots import selected
 

@@ -15,7 +15,7 @@ from grpox.runfile.load import ResolvedRun, load_run
 
 PLUGIN = """
 from pydantic import BaseModel
-from grpox.plugins.path_types import InputPath, ModelPath
+from grpox.contracts import InputPath, ModelPath
 
 
 class Words:

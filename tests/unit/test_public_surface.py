@@ -13,6 +13,7 @@ from typing import Any
 import pluggy
 
 import grpox
+import grpox.errors.validation
 import grpox.testing
 from grpox import contracts, pytest_plugin
 from grpox.plugins import hookspecs
@@ -49,6 +50,10 @@ def surface() -> Iterator[str]:
     for name, found in sorted(vars(contracts).items()):
         if is_contract(name, found):
             yield from members(f"grpox.contracts.{name}", found)
+    yield from (f"grpox.config.{name}" for name in PUBLIC_CONFIG if hasattr(grpox.config, name))
+    for name in PUBLIC_ERRORS:
+        yield from members(f"grpox.errors.{name}", getattr(grpox.errors, name))
+    yield from members("grpox.errors.validation.problems_of", grpox.errors.validation.problems_of)
     for name in sorted(grpox.testing.__all__):
         yield from public_testing(name, getattr(grpox.testing, name))
     for name in sorted(vars(pytest_plugin)):
@@ -74,7 +79,9 @@ def is_contract(name: str, found: object) -> bool:
     return module == contracts.__name__ if inspect.isclass(found) else name in ALIASES
 
 
-ALIASES = ("Message", "Scores", "Text", "WeightStream")
+ALIASES = ("InputPath", "Message", "ModelPath", "Scores", "Text", "WeightStream", "completion_text")
+PUBLIC_CONFIG = ("RunConfig", "SamplingConfig")
+PUBLIC_ERRORS = ("ConfigError", "GrpoxError", "Problem", "RunFailed", "nearest", "redact", "redacted")
 
 
 def members(name: str, found: Any) -> Iterator[str]:

@@ -13,7 +13,8 @@ from support.patience import patient
 
 from grpox.contracts import TrainerState
 from grpox.errors import RunFailed
-from grpox.rollout.rewards import NamedReward, completion_text, score
+from grpox.contracts import completion_text
+from grpox.rollout.rewards import NamedReward, score
 
 STATE = TrainerState(global_step=3, max_steps=10, epoch=0.5)
 

@@ -1,6 +1,6 @@
 """Calling reward functions and checking what they return."""
 
 from grpox.rollout.rewards.named import NamedReward
-from grpox.rollout.rewards.scoring import RewardTable, column_problems, completion_text, score
+from grpox.rollout.rewards.scoring import RewardTable, column_problems, score
 
-__all__ = ["NamedReward", "RewardTable", "column_problems", "completion_text", "score"]
+__all__ = ["NamedReward", "RewardTable", "column_problems", "score"]

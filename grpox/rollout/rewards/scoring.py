@@ -135,13 +135,3 @@ def column_problems(
         for reward in rewards
         for name in reward.missing_columns(columns)
     ]
-
-
-def completion_text(completion: Text) -> str:
-    """The text of a completion: the string itself, or the content of its last message."""
-    if isinstance(completion, str):
-        return completion
-    content = completion[-1].get("content") if completion else None
-    if isinstance(content, str) or content is None:  # a message that only calls a tool has no content
-        return content or ""
-    return "".join(part.get("text", "") for part in content)

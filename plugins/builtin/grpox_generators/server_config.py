@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from grpox.config import SamplingConfig
 from grpox.errors import Problem
-from grpox.plugins.path_types import InputPath
+from grpox.contracts import InputPath
 from grpox_generators import vllm_sampling
 
 LONGEST_WAIT = 1500.0

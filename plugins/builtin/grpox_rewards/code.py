@@ -13,7 +13,7 @@ from typing import Any
 from grpox.contracts import Text
 from grpox.errors import ConfigError, Problem
 from grpox.errors.warn_once import TellOnce
-from grpox.rollout.rewards import completion_text
+from grpox.contracts import completion_text
 from grpox_rewards.code_process import Judgement, Limits, run_program, run_tests
 from grpox_rewards.configs import CodeConfig
 

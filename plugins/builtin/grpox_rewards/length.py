@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from grpox.contracts import Text
-from grpox.rollout.rewards import completion_text
+from grpox.contracts import completion_text
 from grpox_rewards.configs import LengthConfig
 
 

@@ -10,7 +10,6 @@ from grpox_example_loss.config import LuspoConfig
 from grpox_example_loss.loss import Luspo
 
 from grpox.contracts import LossInputs, Reduction
-from grpox.plugins.discovery import discover
 
 
 def inputs(log_ratio: list[list[float]], advantage: list[float], mask: list[list[int]]) -> LossInputs:
@@ -56,6 +55,5 @@ def test_it_sums_over_the_tokens_of_a_sequence():
     assert Luspo.reduction is Reduction.SEQUENCE_SUM
 
 
-def test_grpox_finds_it():
-    (offer,) = (offer for offer in discover().offers if offer.distribution == "grpox-example-loss")
-    assert (offer.kind, offer.spec.name, offer.status) == ("loss", "luspo", "ok")
+def test_grpox_finds_it(grpox_component):
+    assert isinstance(grpox_component("loss", "luspo", eps_low=0.1), Luspo)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import grpox
 import pytest
 import yaml
-from grpox.runfile.recipe_files import copy_recipe
 
 from grpox_reasoning_gym.__main__ import main
 from grpox_reasoning_gym.config import SourceConfig
@@ -32,7 +33,7 @@ def lines(path: Path) -> list[dict[str, object]]:
 
 
 def test_the_run_for_a_cpu_trains_and_is_evaluated(folder: Path) -> None:
-    copy_recipe("quickstart", folder)
+    subprocess.run([sys.executable, "-m", "grpox", "recipes", "copy", "quickstart"], check=True)
     assert main(["sums.yaml", "sums-heldout.jsonl", "--size", "50"]) == 0
     summary = grpox.train("sums.yaml", ["train.max_steps=3", "tracking={}"])
     assert summary["steps"] == 3

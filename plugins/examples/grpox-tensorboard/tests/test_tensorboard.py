@@ -11,7 +11,6 @@ import grpox
 import pytest
 from grpox.config import RunConfig
 from grpox.contracts import Rollout, RunContext, ScoredRollout
-from grpox.runfile.load import load_run
 from pyarrow import parquet
 from pydantic import ValidationError
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -24,7 +23,9 @@ DEFAULTS = TensorBoardConfig()
 
 
 def run_in(folder: Path) -> RunContext:
-    config: RunConfig = load_run("quickstart", [f"output_dir={folder}"]).config
+    config = RunConfig.model_validate(
+        {"model": {"path": "model"}, "data": {"path": "train.jsonl"}, "rewards": [{"name": "exact"}]}
+    )
     return RunContext(config, folder, 2, 1, {"grpox": "0.1.0"}, None, "quickstart")
 
 

@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from grpox.contracts import Text
-from grpox.rollout.rewards import completion_text
+from grpox.contracts import completion_text
 
 from grpox_reasoning_gym.entries import read
 from grpox_reasoning_gym.rows import built

@@ -16,9 +16,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import yaml
 from grpox import hookimpl
-from grpox.errors.redaction import redact, redacted
-from grpox.observing.record import config_text
+from grpox.errors import redact, redacted
 
 from grpox_tensorboard.hyperparameters import hyperparameters
 from grpox_tensorboard.text import as_code, completion_text
@@ -51,10 +51,11 @@ class TensorBoard:
         self._batches = 0
         self._step = 0
         self._writer = SummaryWriter(str(folder), flush_secs=self.config.flush_seconds)
-        self._writer.add_text("config", as_code(config_text(run.config)), 0)
+        config = redacted(run.config.model_dump(mode="json"))
+        self._writer.add_text("config", as_code(yaml.safe_dump(config, sort_keys=False)), 0)
         self._writer.add_text("versions", as_code(_lines(run.versions)), 0)
         events: Any = self._writer.file_writer
-        for summary in hyperparameters(redacted(run.config.model_dump(mode="json"))):
+        for summary in hyperparameters(config):
             events.add_summary(summary)
         self._writer.flush()
 
