@@ -99,7 +99,7 @@ class Watched:
 
 def watch_phases() -> Watched:
     """Have every phase of the run to come watched."""
-    from grpox.update.token_metrics import PhaseTimes
+    from grpox.runtime.phases import PhaseTimes
 
     watched, timed = Watched(), PhaseTimes.phase
 

@@ -6,7 +6,7 @@ import re
 import shutil
 from pathlib import Path
 
-from grpox.checkpoint.manifest import sync
+from grpox.runtime.files import sync
 
 FOLDER = "checkpoints"
 _NAME = re.compile(r"step-(\d{8,})")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import stat
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -16,6 +15,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from xxhash import xxh3_128
+
+from grpox.runtime.files import sync
 
 MANIFEST = "manifest.json"
 FORMAT = 2
@@ -95,15 +96,6 @@ def faults(folder: Path, wanted: Mapping[str, FileFacts]) -> list[str]:
     """What is wrong with some files of `folder`, a line each; empty where all are as they were written."""
     found = (_fault(folder / name, facts) for name, facts in wanted.items())
     return [f"{name} {fault}" for name, fault in zip(wanted, found, strict=True) if fault]
-
-
-def sync(path: Path) -> None:
-    """Have the kernel write a file, or the names in a folder, to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _facts(path: Path) -> FileFacts:

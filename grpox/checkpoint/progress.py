@@ -8,9 +8,9 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from grpox.checkpoint.manifest import sync
 from grpox.observing.early_stop import EarlyStopState
 from grpox.runfile.lock.model import Lock
+from grpox.runtime.files import sync
 
 PROGRESS = "run.json"
 

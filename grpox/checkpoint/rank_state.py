@@ -9,39 +9,37 @@ from collections.abc import Sequence
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from grpox.checkpoint.begun_state import begun_of, begun_state
 from grpox.checkpoint.dealt_anew import dealt_anew
 from grpox.checkpoint.folders import rank_file
-from grpox.checkpoint.manifest import sync
 from grpox.checkpoint.progress import Progress
 from grpox.checkpoint.rng import fresh_random_state, random_state, set_random_state
 from grpox.checkpoint.same_batches import plan_of, same_steps
+from grpox.checkpoint.training_state import TrainingState
 from grpox.policy.batch import RolloutBatch
 from grpox.rollout.prefetch import Begun
 from grpox.runtime.collective_errors import on_every_rank
+from grpox.runtime.files import sync
 from grpox.runtime.world import World
 from grpox.update.micro_batch import Slice
 
-if TYPE_CHECKING:
-    from grpox.training.trainer import Trainer
 
-
-def rank_state(trainer: Trainer) -> dict[str, Any]:
+def rank_state(trainer: TrainingState) -> dict[str, Any]:
     """The state of this rank, between two steps; a collective. What is being sampled is waited for."""
     slices = [(*place, slice_state(slice_)) for place, slice_ in trainer.slices.items()]
     begun = on_every_rank(trainer.world, trainer.times, partial(_begun_states, trainer))
     return {"slices": slices, "begun": begun, "random": random_state()}
 
 
-def _begun_states(trainer: Trainer) -> dict[int, dict[str, Any]]:
+def _begun_states(trainer: TrainingState) -> dict[int, dict[str, Any]]:
     return {generation: begun_state(begun) for generation, begun in trainer.begun.items()}
 
 
-def restore_rank(trainer: Trainer, folder: Path, progress: Progress) -> None:
+def restore_rank(trainer: TrainingState, folder: Path, progress: Progress) -> None:
     """Make this rank what it was; last of all, because building anything may draw random numbers.
 
     Where the run splits its batches in another way now, rollouts in flight are dealt anew; where its batches

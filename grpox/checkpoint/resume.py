@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 
@@ -15,8 +14,9 @@ from grpox.checkpoint.progress import Progress
 from grpox.checkpoint.rank_state import restore_rank
 from grpox.checkpoint.reference import read_reference
 from grpox.checkpoint.same_batches import SPLITS, other_batches, plan_of, same_steps
-from grpox.checkpoint.same_run import changes
 from grpox.checkpoint.saver import ENGINE
+from grpox.checkpoint.training_state import TrainingState
+from grpox.checkpoint.universal import load_of_other_ranks
 from grpox.config import RunConfig
 from grpox.config.evaluation import evaluation_in
 from grpox.data.schedule import BatchPlan
@@ -24,10 +24,8 @@ from grpox.errors import ConfigError, Problem
 from grpox.errors.formatting import counted
 from grpox.runfile.lock.differences import Severity, differences
 from grpox.runfile.lock.model import Lock
+from grpox.runfile.same_run import changes
 from grpox.runtime.world import World
-
-if TYPE_CHECKING:
-    from grpox.training.trainer import Trainer
 
 
 @dataclass(frozen=True)
@@ -37,7 +35,7 @@ class Checkpoint:
     folder: Path
     progress: Progress
 
-    def restore(self, trainer: Trainer) -> None:
+    def restore(self, trainer: TrainingState) -> None:
         """Make a trainer what it was when this was saved, split as it is now; a collective."""
         engine, world = trainer.policy.engine, trainer.world
         if self.progress.world_size == world.size:
@@ -47,7 +45,7 @@ class Checkpoint:
                 before, now = counted(self.progress.world_size, "rank"), counted(world.size, "rank")
                 text = f"taking {self.folder} from {before} to {now}"
                 Console(stderr=True).print(text, markup=False, highlight=False, soft_wrap=True)
-            engine.load_of_other_ranks(self.folder, ENGINE, self.progress.step)
+            load_of_other_ranks(engine, self.folder, ENGINE, self.progress.step)
         read_reference(trainer.policy, self.folder, world)
         trainer.num_tokens = self.progress.num_tokens
         if trainer.draws is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import time
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -13,7 +12,7 @@ from grpox.checkpoint.folders import checkpoints_in
 from grpox.errors import RunFailed
 from grpox.policy.engine import Engine
 from grpox.policy.saved_whole import save_whole
-from grpox.runtime.files import unwritten
+from grpox.runtime.files import put_in_place, unwritten
 from grpox.runtime.world import World
 
 
@@ -51,16 +50,6 @@ def save_model(
             failure = f"{error}\n    {_rest(folder)}"
     if any(failures := world.gather([failure])):
         raise RunFailed("".join(failures))
-
-
-def put_in_place(unfinished: Path, folder: Path) -> None:
-    """Give a folder that is whole its name; what stood there is moved to ``earlier/``."""
-    if folder.exists():
-        # It may hold an earlier model, the base of this run or anything else of the user's: keep it.
-        aside = folder.parent / "earlier" / f"{folder.name}-{time.time_ns()}"
-        aside.parent.mkdir(exist_ok=True)
-        folder.rename(aside)
-    unfinished.rename(folder)
 
 
 def _rest(folder: Path) -> str:

@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from grpox.checkpoint.best import best_of
 from grpox.checkpoint.folders import (
@@ -23,6 +23,7 @@ from grpox.checkpoint.progress import Progress
 from grpox.checkpoint.rank_state import rank_state
 from grpox.checkpoint.reference import write_reference
 from grpox.checkpoint.shards import ShardFiles
+from grpox.checkpoint.training_state import TrainingState
 from grpox.config import CheckpointConfig
 from grpox.contracts import RunContext
 from grpox.errors.redaction import redacted
@@ -32,9 +33,6 @@ from grpox.observing.record import sync_record
 from grpox.runfile.lock.model import Lock
 from grpox.runtime.files import unwritten
 from grpox.runtime.world import World
-
-if TYPE_CHECKING:
-    from grpox.training.trainer import Trainer
 
 ENGINE = "engine"
 """Folder of DeepSpeed's files."""
@@ -61,14 +59,14 @@ class CheckpointSaver:
     _saved: int = -1
     """The step of the checkpoint last saved or begun."""
 
-    def after_step(self, trainer: Trainer, step: int) -> None:
+    def after_step(self, trainer: TrainingState, step: int) -> None:
         """Save if it is time to, and complete what the thread has written."""
         if self._pending is not None and self._all_written():
             self._complete()
         if self._is_due(trainer, step):
             self.save(trainer, step)
 
-    def save(self, trainer: Trainer, step: int, wait: bool = False) -> None:
+    def save(self, trainer: TrainingState, step: int, wait: bool = False) -> None:
         """Save the checkpoint after `step` steps, unless it is there.
 
         Args:
@@ -92,11 +90,11 @@ class CheckpointSaver:
             found.append(best.summary())
         return {"best_checkpoint": found[0]} if (found := self.world.gather(found)) else {}
 
-    def _is_due(self, trainer: Trainer, step: int) -> bool:
+    def _is_due(self, trainer: TrainingState, step: int) -> bool:
         every = self.config.every
         return (every > 0 and step % every == 0) or (self.config.saves_last and trainer.ended)
 
-    def _begin(self, trainer: Trainer, step: int) -> None:
+    def _begin(self, trainer: TrainingState, step: int) -> None:
         folder = unfinished_of(self.context.output_dir, step)
         failure = ""
         if self.world.is_main:
@@ -116,7 +114,7 @@ class CheckpointSaver:
             write_reference(trainer.policy, folder, self.shards, self.world)
         self._pending = step
 
-    def _progress(self, trainer: Trainer, step: int, metrics_bytes: int) -> Progress:
+    def _progress(self, trainer: TrainingState, step: int, metrics_bytes: int) -> Progress:
         return Progress(
             step=step,
             world_size=self.world.size,

@@ -17,10 +17,11 @@ from typing import Any
 
 import torch
 
-from grpox.checkpoint.manifest import FileFacts, Hashed, sync
+from grpox.checkpoint.manifest import FileFacts, Hashed
 from grpox.errors import text_of
 from grpox.errors.redaction import redacted
 from grpox.policy.deepspeed_import import CheckpointCommitInfo, CheckpointEngine
+from grpox.runtime.files import sync
 
 DS_CONFIG = "ds_config"
 """Under which DeepSpeed keeps its configuration in each file, `deepspeed.settings` with it."""

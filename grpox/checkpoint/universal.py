@@ -21,10 +21,22 @@ from torch import nn
 from grpox.checkpoint.shards import only_weights
 from grpox.errors import RunFailed, describe, text_of
 from grpox.policy.buffers import persistent_buffers
+from grpox.policy.engine import Engine
 from grpox.runtime.world import World
 
 _OPTIMIZER = Path("zero") / "optimizer_state.pt"
 """Where it keeps what belongs to no single parameter."""
+
+
+def load_of_other_ranks(engine: Engine, folder: Path, name: str, steps: int) -> None:
+    """Read what `Engine.save` wrote after `steps` steps on another number of ranks; a collective.
+
+    `folder` needs room for it twice more.
+    """
+    with converted(folder / name, engine.world) as universal:
+        load_universal(engine.deepspeed, universal)
+    load_buffers(engine.module, folder / name)
+    engine.steps = steps
 
 
 @contextmanager

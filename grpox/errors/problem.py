@@ -139,3 +139,10 @@ def nearest(name: str, candidates: Iterable[str]) -> str:
     """The candidate that looks most like `name`, or an empty string when none is near."""
     matches = difflib.get_close_matches(name, list(candidates), n=1, cutoff=0.6)
     return matches[0] if matches else ""
+
+
+def join(key: str, part: str | int) -> str:
+    """The dotted key of `part` within `key`: ``train`` and ``beta``, or ``rewards`` and ``0``."""
+    if isinstance(part, int):
+        return f"{key}[{part}]"
+    return f"{key}.{part}" if key else part

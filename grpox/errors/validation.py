@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Union, ge
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from grpox.errors import Problem, nearest
+from grpox.errors import Problem, join, nearest
 from grpox.errors.field_types import allowed_values, fields_by_key, written
 from grpox.errors.redaction import redacted
-from grpox.runfile.yaml_lines import join
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails

@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from rich.console import Console
 
-from grpox.checkpoint.manifest import sync
-from grpox.checkpoint.same_run import changes
 from grpox.config import RunConfig
 from grpox.errors import RunFailed, text_of
 from grpox.errors.formatting import counted
@@ -26,8 +24,9 @@ from grpox.observing.earlier import tell_size
 from grpox.observing.metrics_file import MetricsFile
 from grpox.plugins.hookspecs import hookimpl
 from grpox.runfile.masked import VERSIONS
+from grpox.runfile.same_run import changes
 from grpox.runfile.yaml_text import Dumper
-from grpox.runtime.files import unwritten, write_whole
+from grpox.runtime.files import sync, unwritten, write_whole
 
 if TYPE_CHECKING:
     from grpox.contracts import RunContext, ScoredRollout

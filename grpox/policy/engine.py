@@ -142,14 +142,10 @@ class Engine:
             raise RunFailed(f"DeepSpeed finds no checkpoint in {folder / name}")
         self.steps = steps
 
-    def load_of_other_ranks(self, folder: Path, name: str, steps: int) -> None:
-        """The same, of another number of ranks; a collective. `folder` needs room for it twice more."""
-        from grpox.checkpoint.universal import converted, load_buffers, load_universal
-
-        with converted(folder / name, self.world) as universal:
-            load_universal(self._deepspeed, universal)
-        load_buffers(self.module, folder / name)
-        self.steps = steps
+    @property
+    def deepspeed(self) -> Any:
+        """DeepSpeed's own engine, for what has no method here: `grpox.checkpoint.universal` alone."""
+        return self._deepspeed
 
     def close(self) -> None:
         """Take all hooks off the module; the engine is of no use afterwards."""

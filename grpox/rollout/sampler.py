@@ -32,8 +32,8 @@ from grpox.rollout.scored import ScoredRow, ScoredRows, Unscored, score_rows, un
 from grpox.rollout.streaming_scorer import EarlyScoring, need_main_thread
 from grpox.rollout.validation import ArrivingGroups, check_rollouts, incomplete
 from grpox.runtime.collective_errors import gathered, on_every_rank
+from grpox.runtime.phases import PhaseTimes
 from grpox.runtime.world import World
-from grpox.update.token_metrics import PhaseTimes
 
 STREAMING = "streaming"
 """What a generator provides that yields each rollout as its completion ends, while others go on."""

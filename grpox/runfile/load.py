@@ -25,7 +25,7 @@ from grpox.plugins.registry import Registry
 from grpox.runfile.deepspeed_settings import deepspeed_problems
 from grpox.runfile.dynamic_sampling import dynamic_sampling_problems
 from grpox.runfile.evaluation import evaluation_problems
-from grpox.runfile.given.objects import Given
+from grpox.runfile.given import Given
 from grpox.runfile.hub_names import hub_problems
 from grpox.runfile.input_paths import check_inputs, resolve_paths
 from grpox.runfile.lora import lora_problems

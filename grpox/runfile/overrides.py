@@ -6,9 +6,9 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from grpox.errors import ConfigError, Problem
+from grpox.errors import ConfigError, Problem, join
 from grpox.runfile.slots import default_name, is_slot
-from grpox.runfile.yaml_lines import DEEPEST, join, read_yaml
+from grpox.runfile.yaml_lines import DEEPEST, read_yaml
 
 COMMAND_LINE = "command line"
 """The `where` of a problem with an override."""

@@ -13,9 +13,9 @@ from typing import Annotated, Any, get_args, get_origin
 from pydantic import BaseModel
 
 from grpox.config import RunConfig
+from grpox.contracts import Input
 from grpox.errors import Problem
 from grpox.plugins.component import BoundComponent
-from grpox.contracts import Input
 from grpox.runfile.input_paths import input_path, model_problems, sibling
 from grpox.runfile.slots import selected
 

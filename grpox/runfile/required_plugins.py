@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from grpox.errors import Problem
+from grpox.errors import Problem, join
 from grpox.plugins.discovery import PluginSet
 from grpox.plugins.requirements import canonical_name, unmet
-from grpox.runfile.yaml_lines import join
 
 
 def missing_plugins(

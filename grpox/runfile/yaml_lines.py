@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from grpox.errors import ConfigError, Problem, plain
+from grpox.errors import ConfigError, Problem, join, plain
 
 LONGEST = 2**16
 """Characters of a document; a run file has a few thousand, and parsing takes a second for this many."""
@@ -81,13 +81,6 @@ class Document:
 
     data: Any
     lines: dict[str, int] = field(default_factory=dict)
-
-
-def join(key: str, part: str | int) -> str:
-    """The dotted key of `part` within `key`: ``train`` and ``beta``, or ``rewards`` and ``0``."""
-    if isinstance(part, int):
-        return f"{key}[{part}]"
-    return f"{key}.{part}" if key else part
 
 
 def read_yaml(text: str, source: str) -> Document:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from grpox.errors import GrpoxError, RunFailed, describe
+from grpox.runtime.phases import WAITING, PhaseTimes
 from grpox.runtime.world import World
-from grpox.update.token_metrics import WAITING, PhaseTimes
 
 Item = TypeVar("Item")
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -65,3 +67,22 @@ def unwritten(error: Exception, path: Path, needed: int | None = None) -> str:
 def _existing(path: Path) -> Path:
     """`path`, or the nearest folder above it that is there."""
     return next(place for place in (path, *path.absolute().parents) if place.exists())
+
+
+def sync(path: Path) -> None:
+    """Have the kernel write a file, or the names in a folder, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def put_in_place(unfinished: Path, folder: Path) -> None:
+    """Give a folder that is whole its name; what stood there is moved to ``earlier/``."""
+    if folder.exists():
+        # It may hold an earlier model, the base of this run or anything else of the user's: keep it.
+        aside = folder.parent / "earlier" / f"{folder.name}-{time.time_ns()}"
+        aside.parent.mkdir(exist_ok=True)
+        folder.rename(aside)
+    unfinished.rename(folder)

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 import torch.distributed as dist
 
 from grpox.errors import RunFailed, text_of
+from grpox.runtime.phases import PhaseTimes
 from grpox.runtime.world import World
-from grpox.update.token_metrics import PhaseTimes
 
 MARKS = ("gloo", "connection closed by peer", "connection reset by peer", "timed out waiting", "nccl")
 """What the transports' messages have in common; gloo raises a plain RuntimeError."""

@@ -18,7 +18,7 @@ from typing import IO, Any, Self
 
 from grpox.config import WatchdogConfig
 from grpox.errors import RunFailed
-from grpox.update.token_metrics import WAITING, PhaseTimes
+from grpox.runtime.phases import WAITING, PhaseTimes
 
 GRACE = 60.0
 """Seconds that a rank has to end in order; and that those who wait for it wait longer than it may stall."""

@@ -25,13 +25,13 @@ from grpox.rollout.sampler import STREAMING, Sampler
 from grpox.rollout.scored import ScoredRow
 from grpox.runtime.collective_errors import on_every_rank
 from grpox.runtime.lost_rank import lost_ranks_told
+from grpox.runtime.phases import PhaseTimes
 from grpox.runtime.setup import quieten, seed_libraries
 from grpox.runtime.watchdog import GRACE
 from grpox.runtime.world import World, start_world
 from grpox.training.evaluation import Evaluator
 from grpox.training.evaluation_metrics import totals_of
 from grpox.training.inputs import model_config, open_held_out, open_tokenizer
-from grpox.update.token_metrics import PhaseTimes
 
 if TYPE_CHECKING:
     from grpox.runfile.load import ResolvedRun

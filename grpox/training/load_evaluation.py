@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from grpox.errors import ConfigError, Problem, nearest
-from grpox.runfile.given.objects import Given
+from grpox.runfile.given import Given
 from grpox.runfile.load import ResolvedRun, read_run, resolve
 from grpox.runfile.overrides import COMMAND_LINE
 from grpox.training.model_argument import NamedModel

@@ -53,8 +53,6 @@ from grpox.rollout.rewards import NamedReward
 from grpox.rollout.rewards.fitting import fitting_rewards
 from grpox.rollout.rewards.isolation import OF_EVALUATION, OF_TRAINING, reward_functions
 from grpox.rollout.sampler import STREAMING, Collector, Sampler
-from grpox.runfile.given.model import make_whole
-from grpox.runfile.given.objects import given_objects
 from grpox.runfile.load import ResolvedRun, load_run, resolve_config
 from grpox.runfile.lock.file import LockFile
 from grpox.runfile.lock.model import Lock
@@ -63,6 +61,7 @@ from grpox.runfile.lock.ranks import check_ranks
 from grpox.runtime.collective_errors import on_every_rank
 from grpox.runtime.files import unwritten, write_whole
 from grpox.runtime.lost_rank import lost_ranks_told
+from grpox.runtime.phases import PhaseTimes
 from grpox.runtime.private_files import keep_files_from_others
 from grpox.runtime.run_lock import hold_on_all_ranks
 from grpox.runtime.setup import quieten, seed_libraries
@@ -70,6 +69,8 @@ from grpox.runtime.tcp_keepalive import lose_silent_peers
 from grpox.runtime.watchdog import GRACE, Watchdog
 from grpox.runtime.world import World, start_world
 from grpox.training.evaluation import Evaluator
+from grpox.training.given_model import make_whole
+from grpox.training.given_objects import given_objects
 from grpox.training.inputs import (
     model_config,
     open_model,
@@ -82,7 +83,6 @@ from grpox.training.trainer import Trainer
 from grpox.update.mismatch import LOGPROBS
 from grpox.update.nonfinite import NonFinitePolicy
 from grpox.update.policy_update import PolicyUpdate
-from grpox.update.token_metrics import PhaseTimes
 
 RewardArgument = Callable[..., Any] | str | Mapping[str, Any]
 """A reward function, a component's name, or a mapping as in a run file."""

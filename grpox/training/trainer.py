@@ -26,13 +26,13 @@ from grpox.policy.batch import RolloutBatch, collate
 from grpox.rollout.prefetch import Begun
 from grpox.rollout.rewards.log import mean_logged, with_logged
 from grpox.rollout.sampler import Collector, GenerationBatch
+from grpox.runtime.phases import PhaseTimes
 from grpox.runtime.signals import Terminated, first_signal_waits, raise_if_signalled, signalled
 from grpox.runtime.world import World
 from grpox.training.evaluation import Evaluator
 from grpox.update.micro_batch import Slice
 from grpox.update.mismatch import mismatch_warnings
 from grpox.update.policy_update import PolicyUpdate
-from grpox.update.token_metrics import PhaseTimes
 
 GOING_ON = "ending after this step, with a checkpoint; once more to end at once"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from torch import Tensor
 
@@ -16,11 +16,18 @@ from grpox.runtime.world import World
 from grpox.update.found import Found, find, in_order
 
 if TYPE_CHECKING:
-    from grpox.checkpoint.faults.dump import FaultDumps
     from grpox.update.micro_batch import Slice
 
 TOLD = 4
 """Terms that a message names."""
+
+
+class FaultDumps(Protocol):
+    """Keeps the batch of a step that was not taken, as `grpox.checkpoint.faults.dump.FaultDumps` does."""
+
+    def dump(self, step: int, what: str, found: Sequence[Found], slices: Sequence[Slice]) -> str:
+        """Keep the batch and return a line that tells where it is; a collective."""
+        ...
 
 
 @dataclass

@@ -27,7 +27,7 @@ import ctypes, sys
 from pathlib import Path
 import grpox.runtime.watchdog
 from grpox.config import WatchdogConfig
-from grpox.update.token_metrics import PhaseTimes
+from grpox.runtime.phases import PhaseTimes
 
 grpox.runtime.watchdog.GRACE = 1.0
 times = PhaseTimes()

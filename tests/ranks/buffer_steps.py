@@ -21,6 +21,7 @@ from grpox.checkpoint.reference import read_reference, write_reference
 from grpox.checkpoint.save_model import save_model
 from grpox.checkpoint.saver import ENGINE
 from grpox.checkpoint.shards import ShardFiles
+from grpox.checkpoint.universal import load_of_other_ranks
 from grpox.cli.leaving import leave
 from grpox.config import LoraConfig, RunConfig
 from grpox.policy.buffers import persistent_buffers
@@ -29,8 +30,8 @@ from grpox.policy.lora.add import add_adapters
 from grpox.policy.models import load_model
 from grpox.policy.optimizers import AdamW, NamedSchedule
 from grpox.policy.reference_sync import mix
-from grpox.runfile.given.model import make_whole
 from grpox.runtime.world import World, start_world
+from grpox.training.given_model import make_whole
 
 KIND = "gemma4_text"
 WAYS = ("all weights", "adapters")
@@ -92,7 +93,7 @@ def taken_through(out: Path, way: str, world: World) -> dict[str, Any]:
 
 def universal(config: RunConfig, way: str, out: Path, world: World) -> dict[str, torch.Tensor]:
     engine = engine_of(config, way, world)
-    engine.load_of_other_ranks(out / way, ENGINE, 0)
+    load_of_other_ranks(engine, out / way, ENGINE, 0)
     return values(engine.module)
 
 

@@ -16,6 +16,7 @@ from engine_steps import variant
 from zero3_step import slices_for
 
 from grpox.checkpoint.shards import ShardFiles
+from grpox.checkpoint.universal import load_of_other_ranks
 from grpox.cli.leaving import leave
 from grpox.plugins.discovery import discover
 from grpox.plugins.registry import Registry
@@ -58,7 +59,7 @@ def go_on(name: str, source: Path | None, out: Path, batch_size: int, world: Wor
     correction = registry.build(registry.parse("correction", config.correction, "correction"))
     update = PolicyUpdate(engine, None, loss, correction, config, world)
     if source is not None:
-        engine.load_of_other_ranks(source, name, 1)
+        load_of_other_ranks(engine, source, name, 1)
     states = [state(engine)] if source is not None else []
     update.step(slices_for(config, world))
     states.append(state(engine))

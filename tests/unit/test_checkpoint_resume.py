@@ -18,13 +18,13 @@ from grpox.checkpoint.manifest import MANIFEST, facts_of, files_of, read_manifes
 from grpox.checkpoint.progress import PROGRESS, Progress
 from grpox.checkpoint.reference import REFERENCE
 from grpox.checkpoint.resume import Checkpoint, check_changes, newest_good, no_checkpoint
-from grpox.checkpoint.same_run import FREE, FREE_KEYS
 from grpox.checkpoint.saver import ENGINE, CheckpointSaver
 from grpox.checkpoint.shards import ShardFiles
 from grpox.config import CheckpointConfig, RunConfig
 from grpox.errors import ConfigError, Problem
 from grpox.observing.early_stop import EarlyStopState
 from grpox.runfile.lock.model import Lock, LockedComponent
+from grpox.runfile.same_run import FREE, FREE_KEYS
 from grpox.runtime.world import World
 
 CPU = torch.device("cpu")
@@ -257,6 +257,9 @@ class Noted:
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     made: list[tuple[Any, ...]] = []
     monkeypatch.setattr(resume, "read_reference", lambda *given: made.append(("reference", *given)))
+    monkeypatch.setattr(
+        resume, "load_of_other_ranks", lambda engine, *given: made.append(("load_of_other_ranks", *given))
+    )
     monkeypatch.setattr(resume, "restore_rank", lambda *given: made.append(("rank", *given)))
     return made
 

@@ -19,9 +19,9 @@ from grpox.errors import RunFailed
 from grpox.rollout.prefetch import Begun
 from grpox.rollout.rewards import NamedReward
 from grpox.rollout.sampler import STREAMING, Collector, Sampler
+from grpox.runtime.phases import PhaseTimes
 from grpox.runtime.world import World
 from grpox.training.evaluation import Evaluator
-from grpox.update.token_metrics import PhaseTimes
 from grpox_advantages.configs import GroupConfig
 from grpox_advantages.scalers import Group
 

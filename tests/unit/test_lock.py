@@ -20,7 +20,6 @@ from grpox.config import RunConfig
 from grpox.contracts import RunContext
 from grpox.errors import ConfigError
 from grpox.observing.record import LocalRecord
-from grpox.runfile.given.objects import given_objects
 from grpox.runfile.load import load_run, resolve_config
 from grpox.runfile.lock.differences import Severity, compare, differences
 from grpox.runfile.lock.file import LOCK_FILE, LockFile, read_lock
@@ -29,6 +28,7 @@ from grpox.runfile.lock.of_run import lock_of
 from grpox.runfile.lock.origin import origin_of
 from grpox.runfile.lock.ranks import across_ranks
 from grpox.runfile.lock.sources import recorded_files
+from grpox.training.given_objects import given_objects
 
 PLUGIN = """
 import sys

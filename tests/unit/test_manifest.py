@@ -19,9 +19,9 @@ from grpox.checkpoint.manifest import (
     faults,
     files_of,
     read_manifest,
-    sync,
     write_manifest,
 )
+from grpox.runtime.files import sync
 
 CONTENTS = {"engine/rank-0.pt": b"\0" * 1000, "engine/rank-1.pt": b"weights", "run.json": b"{}"}
 

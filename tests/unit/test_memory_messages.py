@@ -7,7 +7,7 @@ import torch
 
 from grpox.errors import ConfigError, Problem, RunFailed
 from grpox.runtime.out_of_memory import memory_told
-from grpox.update.token_metrics import PhaseTimes
+from grpox.runtime.phases import PhaseTimes
 
 VLLM = (
     "Available memory on node 0 (21.18/23.54 GiB) on kv cache allocation is less than requested memory for kv"

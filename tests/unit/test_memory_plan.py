@@ -28,7 +28,7 @@ from grpox.policy.memory_plan.setting import DEFAULTS, Setting
 from grpox.policy.memory_plan.shape import ModelShape, shape_of
 from grpox.policy.memory_plan.table import GIB, MODELS, tables
 from grpox.policy.memory_plan.table import setting as setting_of_table
-from grpox.runfile.given.objects import Given
+from grpox.runfile.given import Given
 from grpox.runfile.load import load_run
 
 ROOT = Path(__file__).parents[2]

@@ -2,8 +2,9 @@
 
 import torch
 
+from grpox.runtime.phases import PhaseTimes
 from grpox.runtime.world import World
-from grpox.update.token_metrics import PhaseTimes, TokenMetrics
+from grpox.update.token_metrics import TokenMetrics
 
 CPU = torch.device("cpu")
 ALONE = World(0, 1, CPU)

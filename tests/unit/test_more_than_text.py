@@ -23,9 +23,9 @@ from grpox.data.prompts import PromptSet
 from grpox.data.row_stream import RowStream
 from grpox.errors import ConfigError, Problem, RunFailed
 from grpox.policy.models import load_model
-from grpox.runfile.given.model import check_model
 from grpox.runfile.load import resolve_config
 from grpox.runfile.model_parts import media_parts
+from grpox.training.given_model import check_model
 from grpox.training.inputs import open_prompts, open_tokenizer
 from grpox.training.load_evaluation import load_evaluation
 from grpox.training.model_argument import NamedModel

@@ -11,9 +11,8 @@ import pytest
 import torch
 from support.patience import patient
 
-from grpox.contracts import TrainerState
+from grpox.contracts import TrainerState, completion_text
 from grpox.errors import RunFailed
-from grpox.contracts import completion_text
 from grpox.rollout.rewards import NamedReward, score
 
 STATE = TrainerState(global_step=3, max_steps=10, epoch=0.5)

@@ -13,8 +13,8 @@ from support.patience import patient
 
 from grpox.config import WatchdogConfig
 from grpox.errors import RunFailed
+from grpox.runtime.phases import PhaseTimes
 from grpox.runtime.watchdog import INTERRUPT, Watchdog
-from grpox.update.token_metrics import PhaseTimes
 
 
 def watched(folder: Path, times: PhaseTimes, tell_after: float, end_after: float) -> Watchdog:

@@ -11,12 +11,13 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from transformers import PreTrainedTokenizerBase
 
 from grpox.checkpoint.folders import publish
-from grpox.checkpoint.manifest import facts_of, files_of, sync, write_manifest
+from grpox.checkpoint.manifest import facts_of, files_of, write_manifest
 from grpox.checkpoint.rank_state import slice_state, write_state
 from grpox.config import RunConfig
 from grpox.errors import text_of
 from grpox.errors.redaction import redact, redacted
 from grpox.policy.saved_whole import save_whole
+from grpox.runtime.files import sync
 from grpox.runtime.world import World
 from grpox.update.found import Found
 

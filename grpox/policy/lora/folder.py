@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from grpox.errors import RunFailed
 from grpox.policy.lora.layers import ADAPTER, adapted_layers
 from grpox.policy.lora.streams import stream_adapters
-from grpox.runtime.files import unwritten
+from grpox.runtime.files import put_in_place, unwritten
 
 if TYPE_CHECKING:
     from grpox.policy.engine import Engine
@@ -34,8 +34,6 @@ def save_adapter(engine: Engine, base: str, folder: Path, world: World) -> None:
     Raises:
         RunFailed: it cannot be written, on every rank. What stood in its place is still there.
     """
-    from grpox.checkpoint.save_model import put_in_place
-
     state = gathered_adapter(engine.module, world)
     size, failure = sum(tensor.nbytes for tensor in state.values()), ""
     if world.is_main:

@@ -8,8 +8,8 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from grpox.config import SamplingConfig
-from grpox.errors import Problem
 from grpox.contracts import InputPath
+from grpox.errors import Problem
 from grpox_generators import vllm_sampling
 
 LONGEST_WAIT = 1500.0

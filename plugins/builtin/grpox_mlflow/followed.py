@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from grpox.checkpoint.manifest import sync
+from grpox.runtime.files import sync
 
 FILE = "mlflow.json"
 

@@ -10,10 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from typing import Any
 
-from grpox.contracts import Text
+from grpox.contracts import Text, completion_text
 from grpox.errors import ConfigError, Problem
 from grpox.errors.warn_once import TellOnce
-from grpox.contracts import completion_text
 from grpox_rewards.code_process import Judgement, Limits, run_program, run_tests
 from grpox_rewards.configs import CodeConfig
 

@@ -9,8 +9,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from grpox.contracts import Text
-from grpox.contracts import completion_text
+from grpox.contracts import Text, completion_text
 from grpox_rewards.configs import FormatConfig
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from grpox.contracts import Text
-from grpox.contracts import completion_text
+from grpox.contracts import Text, completion_text
 from grpox_rewards.configs import LengthConfig
 
 

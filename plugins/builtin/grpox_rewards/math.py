@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 from decimal import Decimal
 from typing import Any
 
-from grpox.contracts import Text
-from grpox.contracts import completion_text
+from grpox.contracts import Text, completion_text
 from grpox_rewards.configs import MathConfig
 from grpox_rewards.math_process import MathProcess, Verdict
 

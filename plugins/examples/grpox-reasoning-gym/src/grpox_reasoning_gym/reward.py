@@ -8,8 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from grpox.contracts import Text
-from grpox.contracts import completion_text
+from grpox.contracts import Text, completion_text
 
 from grpox_reasoning_gym.entries import read
 from grpox_reasoning_gym.rows import built

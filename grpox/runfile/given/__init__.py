@@ -1,1 +1,0 @@
-"""Objects given in Python, in place of what a run file names."""
