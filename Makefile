@@ -39,9 +39,10 @@ test-full: .venv/installed-dev .venv/installed-vllm ## Pass all tests, also the 
 	$(PYTEST) tests
 	$(TIERS) passed
 
-lint: .venv/installed-dev ## Check style
+lint: .venv/installed-dev ## Check style, and that imports go down only
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-cache --no-logo
 
 format: .venv/installed-dev ## Mend style
 	$(BIN)/ruff check --fix .

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-import grpox.policy.forward_modes
+import grpox.policy.scoring_forward
 import grpox.update.forward
 import grpox.update.policy_update
 from grpox.policy.engine import Engine
@@ -20,7 +20,7 @@ from grpox.update.token_metrics import TokenMetrics
 Place = tuple[Any, str]
 PARTS: dict[str, tuple[Place, ...]] = {
     "forward: body": ((Engine, "__call__"),),
-    "forward: head, log-probabilities": ((grpox.policy.forward_modes, "chosen_logprobs"),),
+    "forward: head, log-probabilities": ((grpox.policy.scoring_forward, "chosen_logprobs"),),
     "log-probabilities outside the model": (
         (grpox.update.forward, "completion_logprobs"),
         (grpox.update.policy_update, "completion_logprobs"),

@@ -19,9 +19,9 @@ from grpox.checkpoint.resume import newest_good
 from grpox.checkpoint.weights import whole_weights
 from grpox.config import ModelConfig, RunConfig
 from grpox.errors import ConfigError, Problem
+from grpox.policy.adapter_folder import FOLDER as ADAPTER_FOLDER
+from grpox.policy.adapter_folder import write_adapter
 from grpox.policy.lora.add import add_adapters
-from grpox.policy.lora.folder import FOLDER as ADAPTER_FOLDER
-from grpox.policy.lora.folder import write_adapter
 from grpox.policy.lora.layers import adapter_parameters, merge_adapters
 from grpox.policy.models import load_model, load_tokenizer
 from grpox.policy.saved_whole import save_whole

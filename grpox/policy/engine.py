@@ -20,8 +20,8 @@ from grpox.errors import ConfigError, Problem, RunFailed, describe, text_of
 from grpox.plugins.component_call import call
 from grpox.policy.deepspeed_config import deepspeed_config, reference_config
 from grpox.policy.deepspeed_import import deepspeed
-from grpox.policy.forward_modes import forget, prepare
 from grpox.policy.lora.layers import adapted_layers
+from grpox.policy.scoring_forward import forget, prepare
 from grpox.policy.weight_stream import stream_weights
 from grpox.runtime.world import World
 

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from grpox.policy.batch import RolloutBatch
 from grpox.policy.chunked_head import entropy_by_logits
-from grpox.policy.forward_modes import PLAIN, ForwardWays, rows_logprobs
-from grpox.policy.row_layout import lay_out
+from grpox.policy.forward_modes import PLAIN, ForwardWays
+from grpox.policy.row_layout import Layout, lay_out
 
 POSITIONS_PER_CHUNK = 4096
 """Token positions whose probabilities are held at once for the entropy."""
@@ -38,12 +38,29 @@ def completion_logprobs(
     if ways == PLAIN:
         return _of_all_logits(model, batch, temperature, entropy_gradient)
     layout = lay_out(batch, ways.shared_width, ways.packed)
-    logprobs, entropies = rows_logprobs(model, layout, temperature, entropy_gradient)
+    logprobs, entropies = _rows_logprobs(model, layout, temperature, entropy_gradient)
     whole = logprobs.new_zeros(batch.token_mask.numel())
     return (
         whole.index_copy(0, layout.places, logprobs).view_as(batch.token_mask),
         whole.index_copy(0, layout.places, entropies).view_as(batch.token_mask),
     )
+
+
+def _rows_logprobs(
+    model: Any, layout: Layout, temperature: float, entropy_gradient: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Log-probabilities [N] of the layout's targets, with gradient, and entropies [N]; for a prepared model.
+
+    Args:
+        entropy_gradient: whether the entropies have a gradient too.
+    """
+    made: tuple[Tensor, Tensor] = model(
+        input_ids=layout.input_ids,
+        position_ids=layout.position_ids,
+        attention_mask=layout.sees,
+        scored=(layout.sources, layout.targets, temperature, entropy_gradient),
+    )
+    return made
 
 
 def _of_all_logits(

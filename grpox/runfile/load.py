@@ -25,6 +25,7 @@ from grpox.plugins.registry import Registry
 from grpox.runfile.deepspeed_settings import deepspeed_problems
 from grpox.runfile.dynamic_sampling import dynamic_sampling_problems
 from grpox.runfile.evaluation import evaluation_problems
+from grpox.runfile.from_trl.names import TRL_NAMES
 from grpox.runfile.given import Given
 from grpox.runfile.hub_names import hub_problems
 from grpox.runfile.input_paths import check_inputs, resolve_paths
@@ -43,7 +44,6 @@ from grpox.runfile.sampling_bias import NEUTRAL, changed_distribution
 from grpox.runfile.slots import selected, tracking_problems
 from grpox.runfile.staleness import staleness_problems
 from grpox.runfile.streaming import stream_problems
-from grpox.runfile.trl_names import TRL_NAMES
 from grpox.runfile.yaml_lines import LONGEST, read_yaml
 from grpox.runtime import launch
 

@@ -9,8 +9,8 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from grpox.errors import ConfigError, Problem
+from grpox.policy.adapter_streams import stream_as_trained
 from grpox.policy.lora.layers import adapted_layers, merge_adapters
-from grpox.policy.lora.streams import stream_as_trained
 from grpox.policy.saved_whole import undescribed
 from grpox.runfile.model_parts import media_parts
 from grpox.runfile.origins import ARGUMENT

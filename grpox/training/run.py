@@ -39,16 +39,16 @@ from grpox.observing.provenance import git_commit, versions
 from grpox.observing.record import LocalRecord, began, finished
 from grpox.observing.report.observer import RunReport
 from grpox.plugins.component_call import FOREIGN, exits_told
+from grpox.policy.adapter_folder import FOLDER as ADAPTER_FOLDER
+from grpox.policy.adapter_folder import save_adapter
+from grpox.policy.adapter_reference import BaseAsReference
 from grpox.policy.deepspeed_config import check_deepspeed
 from grpox.policy.engine import Engine, FrozenEngine
-from grpox.policy.forward_modes import not_taken
-from grpox.policy.lora.folder import FOLDER as ADAPTER_FOLDER
-from grpox.policy.lora.folder import save_adapter
 from grpox.policy.lora.layers import parameter_counts, told_of
-from grpox.policy.lora.reference import BaseAsReference
 from grpox.policy.memory_plan.at_load import check_load, free_memory
 from grpox.policy.models import architecture_of, stop_token_ids
 from grpox.policy.optimizers import AdamW, NamedSchedule
+from grpox.policy.scoring_forward import not_taken
 from grpox.rollout.rewards import NamedReward
 from grpox.rollout.rewards.fitting import fitting_rewards
 from grpox.rollout.rewards.isolation import OF_EVALUATION, OF_TRAINING, reward_functions

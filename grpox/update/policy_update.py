@@ -12,9 +12,9 @@ from torch import Tensor
 from grpox.config import RunConfig
 from grpox.contracts import Correction, PolicyLoss
 from grpox.errors import RunFailed
+from grpox.policy.adapter_reference import BaseAsReference
 from grpox.policy.engine import Engine, FrozenEngine
 from grpox.policy.logprobs import completion_logprobs
-from grpox.policy.lora.reference import BaseAsReference
 from grpox.policy.reference_sync import ReferenceSync
 from grpox.runtime.world import World
 from grpox.update.forward import ForwardPass, forward_pass, terms_of

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from grpox.policy import chunked_head, logprobs
 from grpox.policy.chunked_head import LogitTransform, Wanted, chosen_logprobs
-from grpox.policy.forward_modes import PLAIN, prepare
+from grpox.policy.forward_modes import PLAIN
 from grpox.policy.logprobs import completion_logprobs, entropy, entropy_with_gradient
+from grpox.policy.scoring_forward import prepare
 
 
 def parts(bias: bool) -> list[Tensor]:

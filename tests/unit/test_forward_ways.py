@@ -12,8 +12,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from grpox.config import TrainConfig
 from grpox.contracts import Rollout
 from grpox.policy.batch import collate
-from grpox.policy.forward_modes import PLAIN, ForwardWays, forget, not_taken, prepare
+from grpox.policy.forward_modes import PLAIN, ForwardWays
 from grpox.policy.logprobs import completion_logprobs
+from grpox.policy.scoring_forward import forget, not_taken, prepare
 
 SMALL = {
     "hidden_size": 32,
@@ -130,7 +131,7 @@ def test_attention_that_cannot_be_masked_keeps_a_row_for_each_sequence() -> None
 @pytest.fixture
 def tells_sequences_by_positions(monkeypatch: pytest.MonkeyPatch) -> None:
     """As the attention kernels for packed sequences, which need CUDA: sdpa does it too, with a mask."""
-    monkeypatch.setattr("grpox.policy.forward_modes._attends_by_positions", lambda model: True)
+    monkeypatch.setattr("grpox.policy.scoring_forward._attends_by_positions", lambda model: True)
 
 
 @pytest.mark.usefixtures("tells_sequences_by_positions")

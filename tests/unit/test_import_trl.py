@@ -18,10 +18,10 @@ from grpox.errors import ConfigError, Problem
 from grpox.runfile.from_trl.draft import our_default
 from grpox.runfile.from_trl.field import Verdict
 from grpox.runfile.from_trl.grpo_fields import GRPO_FIELDS
+from grpox.runfile.from_trl.names import FIELDS
 from grpox.runfile.from_trl.trainer_fields import TRAINER_FIELDS
 from grpox.runfile.from_trl.write import inline
 from grpox.runfile.load import ResolvedRun, load_run
-from grpox.runfile.trl_names import FIELDS
 from grpox.runfile.yaml_lines import read_yaml
 
 ROOT = Path(__file__).parents[2]

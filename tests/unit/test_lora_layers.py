@@ -14,11 +14,12 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from grpox.config import LoraConfig, TrainConfig
 from grpox.contracts import Rollout
 from grpox.errors import ConfigError, Problem
+from grpox.policy.adapter_folder import write_adapter
+from grpox.policy.adapter_streams import stream_adapters, stream_base
 from grpox.policy.batch import collate
-from grpox.policy.forward_modes import PLAIN, ForwardWays, forget, prepare
+from grpox.policy.forward_modes import PLAIN, ForwardWays
 from grpox.policy.logprobs import completion_logprobs
 from grpox.policy.lora.add import add_adapters, targets_of
-from grpox.policy.lora.folder import write_adapter
 from grpox.policy.lora.layers import (
     adapted_layers,
     adapter_parameters,
@@ -28,7 +29,7 @@ from grpox.policy.lora.layers import (
     parameters_of,
     without_adapters,
 )
-from grpox.policy.lora.streams import stream_adapters, stream_base
+from grpox.policy.scoring_forward import forget, prepare
 from grpox.policy.weight_stream import stream_weights
 
 pytest.importorskip("peft")

@@ -17,8 +17,9 @@ from grpox.contracts import Rollout
 from grpox.plugins.discovery import discover
 from grpox.plugins.registry import Registry
 from grpox.policy.batch import collate
-from grpox.policy.forward_modes import PLAIN, ForwardWays, prepare
+from grpox.policy.forward_modes import PLAIN, ForwardWays
 from grpox.policy.row_layout import lay_out
+from grpox.policy.scoring_forward import prepare
 from grpox.runtime.world import World
 from grpox.update.forward import forward_pass
 from grpox.update.micro_batch import Slice
@@ -140,7 +141,7 @@ def test_every_saving_alone_and_together_gives_the_same_gradient(loss: str, beta
 def test_packing_gives_the_same_gradient_without_padding(
     loss: str, budget: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("grpox.policy.forward_modes._attends_by_positions", lambda model: True)
+    monkeypatch.setattr("grpox.policy.scoring_forward._attends_by_positions", lambda model: True)
     slices, plain = slices_of(1), model_of("llama")
     expected = gradients(copy.deepcopy(slices), loss, plain, arrangement(loss, PLAIN, **ALL_OFF), 0.0)
     model, train = copy.deepcopy(plain), TrainConfig(prefix_sharing=False, max_tokens_per_micro_batch=budget)

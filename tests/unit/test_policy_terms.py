@@ -21,8 +21,8 @@ from test_passes import ALL_OFF, COMBINATIONS, LONGEST, REGISTRY, WORLD, loss_of
 from torch import Tensor
 
 from grpox.config import ComponentRef, RunConfig
-from grpox.policy.forward_modes import prepare
 from grpox.policy.logprobs import completion_logprobs
+from grpox.policy.scoring_forward import prepare
 from grpox.runtime.world import World
 from grpox.update.micro_batch import Slice, merged, rows_of_slice
 from grpox.update.policy_update import PolicyUpdate

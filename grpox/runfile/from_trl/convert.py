@@ -13,10 +13,10 @@ from grpox.runfile.from_trl.draft import Draft, Row
 from grpox.runfile.from_trl.field import Verdict
 from grpox.runfile.from_trl.generation import write_generation
 from grpox.runfile.from_trl.inputs import write_inputs
+from grpox.runfile.from_trl.names import FIELDS
 from grpox.runfile.from_trl.script_fields import TRAINER_ARGUMENTS
 from grpox.runfile.from_trl.setup import Given, Setup
 from grpox.runfile.from_trl.training import write_copied, write_training
-from grpox.runfile.trl_names import FIELDS
 
 _INPUTS = {"model_name_or_path", "reward_funcs", "reward_model_name_or_path", "dataset_name", "datasets"}
 """Fields of `trl grpo` that are told as arguments of GRPOTrainer are."""

@@ -11,8 +11,8 @@ from typing import Any
 from grpox.config import RunConfig, Section
 from grpox.errors import Problem
 from grpox.runfile.from_trl.field import Verdict
+from grpox.runfile.from_trl.names import FIELDS
 from grpox.runfile.from_trl.setup import Given, Setup
-from grpox.runfile.trl_names import FIELDS
 
 TRL_DEFAULT = "TRL's default"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from grpox.runfile.from_trl.draft import TRL_DEFAULT, Draft, our_default, whole
 from grpox.runfile.from_trl.field import Verdict
-from grpox.runfile.trl_names import FIELDS
+from grpox.runfile.from_trl.names import FIELDS
 
 _ADAMW = ("adamw_torch", "adamw_torch_fused")
 

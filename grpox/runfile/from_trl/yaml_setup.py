@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from grpox.errors import ConfigError, Problem, nearest
+from grpox.runfile.from_trl.names import FIELDS
 from grpox.runfile.from_trl.reward_names import OVERLONG, module_file, of_trl, overlong, reward_model
 from grpox.runfile.from_trl.setup import DataGiven, Given, RewardGiven, Setup
-from grpox.runfile.trl_names import FIELDS
 from grpox.runfile.yaml_lines import read_yaml
 
 _TRUTHS = {"yes": True, "on": True, "no": False, "off": False}

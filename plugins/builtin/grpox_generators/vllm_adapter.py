@@ -13,9 +13,9 @@ from typing import Any, get_args
 from torch import nn
 
 from grpox.errors import ConfigError, Problem
-from grpox.policy.lora.folder import write_adapter
+from grpox.policy.adapter_folder import write_adapter
+from grpox.policy.adapter_streams import stream_adapters
 from grpox.policy.lora.layers import ADAPTER, adapted_layers
-from grpox.policy.lora.streams import stream_adapters
 from grpox_vllm_serving.launch import SHARED_MEMORY
 
 KEY = "generator.lora_sync"

@@ -20,8 +20,8 @@ from grpox.config import SamplingConfig
 from grpox.contracts import GeneratorContext, Prompt, Rollout, WeightStream
 from grpox.errors import ConfigError, Problem, RunFailed, describe, text_of
 from grpox.errors.formatting import some
+from grpox.policy.adapter_streams import stream_base
 from grpox.policy.lora.layers import adapted_layers, base_buffers
-from grpox.policy.lora.streams import stream_base
 from grpox.policy.weight_stream import stream_weights
 from grpox.runtime import launch
 from grpox.runtime.environment import variables_kept
