@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 
 from support.docs_blocks import BLOCKS, ROOT, Block, Command, files_of, name_of
 
-RECIPES = ROOT / "grpox" / "recipes"
+RECIPES = ROOT / "grpox" / "runfile" / "recipes"
 JUDGE = "async def ask(prompt, completion):\n    return float(len(completion) < 20)\n\n\n"
 """What the judge of docs/rewards.md calls."""
 SOURCE = """\
@@ -91,8 +91,8 @@ def prepare(folder: Path, page: str, left_out: Collection[str] = ()) -> None:
     for name in ("my-model", "OUT"):
         (folder / name).symlink_to(model)
     (folder / "examples").symlink_to(ROOT / "examples")
-    (folder / "grpox").mkdir()  # as in a clone, but without the modules
-    (folder / "grpox" / "recipes").symlink_to(RECIPES)
+    (folder / "grpox" / "runfile").mkdir(parents=True)  # as in a clone, but without the modules
+    (folder / "grpox" / "runfile" / "recipes").symlink_to(RECIPES)
     for name in {"quickstart", "quickstart.yaml"}.difference(left_out):
         (folder / name).symlink_to(RECIPES / name)
     _make_data(folder)

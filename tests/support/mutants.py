@@ -38,14 +38,14 @@ GRADIENTS = tuple(f"test_step_gradient_{name}.py" for name in ("by_hand", "terms
 TESTS: dict[str, tuple[str, ...]] = {
     "grpox/update/objective.py": ("test_objective.py", "test_step_loss.py", *GRADIENTS),
     "grpox/update/step_loss.py": ("test_step_loss.py", "test_mismatch.py", *GRADIENTS),
-    "grpox/update/packing.py": ("test_pass_budget.py", "test_passes.py"),
+    "grpox/update/packing.py": ("test_pass_budget.py", "test_packing.py"),
     "grpox/update/reduction.py": ("test_reduction.py", "test_objective.py", *GRADIENTS),
     "grpox/rollout/sampler.py": (
-        "test_collect.py",
-        "test_ahead.py",
+        "test_sampler.py",
+        "test_prefetch.py",
         "test_dynamic_sampling.py",
         "test_evaluator.py",
-        "test_early_scoring.py",
+        "test_streaming_scorer.py",
     ),
     "grpox/checkpoint/resume.py": ("test_checkpoint_resume.py", "test_resume_rules.py"),
     "grpox/checkpoint/manifest.py": (
@@ -396,8 +396,8 @@ def copy_tree(folder: Path) -> Path:
 
 
 def tests_of(path: str, tree: Path) -> list[str]:
-    names = [f"{UNIT}/{name}" for name in TESTS[path]]
-    return [name for name in names if (tree / name).exists()]
+    names = sorted(str(file.relative_to(tree)) for file in (tree / UNIT).rglob("test_*.py"))
+    return [name for name in names if Path(name).name in TESTS[path]]
 
 
 @dataclass

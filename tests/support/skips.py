@@ -20,14 +20,14 @@ EXPECTED: tuple[tuple[str, str], ...] = (
     ("tests/services/*", "needs Chromium: .*"),
     ("tests/services/*", "network namespaces cannot be made here: .*"),
     ("tests/cold/test_full_disk.py::*", "a file system of a few MB cannot be mounted here"),
-    ("tests/plugins/test_code_reward.py::*", "this kernel cannot take away .*"),
-    ("tests/unit/test_keep_alive.py::*", "this machine has no address but loopback"),
-    ("tests/unit/test_keep_alive.py::*", "it is Linux's"),
+    ("tests/builtin/rewards/test_code_reward.py::*", "this kernel cannot take away .*"),
+    ("tests/unit/runtime/test_tcp_keepalive.py::*", "this machine has no address but loopback"),
+    ("tests/unit/runtime/test_tcp_keepalive.py::*", "it is Linux's"),
     ("tests/runs/test_memory_plan_run.py::*", "a process's own memory is told by /proc"),
     # what the network lacks
     ("tests/*", "SmolLM2 comes from PyPI, which cannot be reached .*"),
     # what is installed for comparison only
-    ("tests/unit/test_import_trl.py::*", "could not import 'trl': .*"),
+    ("tests/unit/runfile/test_import_trl.py::*", "could not import 'trl': .*"),
     # a case of a matrix that has nothing to check
     ("tests/runs/test_export_checkpoint.py::*", "the quickstart's model stays where it is"),
 )

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 PASSED = ROOT / ".ci" / "full-passed"
 NO_SOURCES = (".ci/full-passed", "tests/support/durations.json")
 """Files that decide nothing of what is tested: the note itself, and the order in which test files begin."""
-QUICK = ("unit", "plugins", "fuzz", "ranks", "runs")
+QUICK = ("unit", "builtin", "contract", "docs", "fuzz", "ranks", "runs")
 """The folders of tests/ that `make test` runs."""
 REST = ("cold", "packaging", "services/hosts", "services/mlflow", "services/vllm")
 """The others."""
@@ -32,7 +32,7 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "grpox/errors/* grpox/config/* grpox/runfile/*": ("unit", "fuzz", "runs", "cold"),
     "grpox/runtime/*": ("unit", "ranks", "runs", *REST),
     "grpox/plugins/* grpox/runfile/lock/* grpox/runfile/required_plugins.py": (
-        "unit", "plugins", "runs", "cold", "packaging",
+        "unit", "builtin", "runs", "cold", "packaging",
     ),
     "grpox/data/*": ("unit", "fuzz", "ranks", "runs", "services/vllm"),
     "grpox/runfile/recipes/*": ("unit", "runs", "cold", "packaging", "services/vllm"),
@@ -40,26 +40,26 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "grpox/policy/memory_plan/*": ("unit", "fuzz", "runs", "cold"),
     "grpox/policy/deepspeed_import.py": ("unit", "ranks", "runs", *REST),
     "grpox/rollout/*": ("unit", "ranks", "runs", "services/vllm"),
-    "grpox/rollout/rewards/*": ("unit", "plugins", "runs", "cold"),
+    "grpox/rollout/rewards/*": ("unit", "builtin", "runs", "cold"),
     "grpox/update/*": ("unit", "ranks", "runs"),
-    "grpox/observing/*": ("unit", "plugins", "runs", "services/mlflow"),
+    "grpox/observing/*": ("unit", "builtin", "runs", "services/mlflow"),
     "grpox/checkpoint/*": ("unit", "ranks", "runs", "services/mlflow", "services/hosts"),
     "grpox/training/* grpox/contracts.py grpox/__init__.py grpox/__main__.py": ("unit", "ranks", "runs", *REST),
-    "grpox/testing/*": ("unit", "runs", "cold", "packaging"),
-    "grpox/cli/*": ("unit", "fuzz", "runs", "cold"),
+    "grpox/testing/*": ("unit", "contract", "runs", "cold", "packaging"),
+    "grpox/cli/*": ("unit", "contract", "fuzz", "runs", "cold"),
     "grpox/py.typed": ("packaging",),
     # Built-in plugins.
     "plugins/builtin/grpox_losses/* plugins/builtin/grpox_advantages/* plugins/builtin/grpox_corrections/* "
-    "plugins/builtin/grpox_rewards/*": ("unit", "plugins", "runs"),
-    "plugins/builtin/grpox_generators/*": ("unit", "plugins", "runs", "services/vllm"),
-    "plugins/builtin/grpox_vllm_serving/*": ("unit", "cold", "services/vllm", "services/hosts"),
-    "plugins/builtin/grpox_mlflow/*": ("unit", "plugins", "runs", "services/mlflow", "services/hosts"),
+    "plugins/builtin/grpox_rewards/*": ("builtin", "runs"),
+    "plugins/builtin/grpox_generators/*": ("builtin", "runs", "services/vllm"),
+    "plugins/builtin/grpox_vllm_serving/*": ("builtin", "cold", "services/vllm", "services/hosts"),
+    "plugins/builtin/grpox_mlflow/*": ("builtin", "runs", "services/mlflow", "services/hosts"),
     "plugins/examples/* plugins/README.md LICENSE": ("packaging",),
     # Pages, whose commands and code are run; examples and benchmarks, of which tests run some.
-    "README.md docs/* mkdocs.yml": ("unit", "runs", "cold"),
+    "README.md docs/* mkdocs.yml": ("docs", "runs", "cold"),
     "docs/vllm.md docs/many-nodes.md": ("cold", "services/vllm", "services/hosts"),
-    "examples/*": ("unit",),
-    "benchmarks/*": ("unit", "runs"),
+    "examples/*": ("docs",),
+    "benchmarks/*": ("docs", "runs"),
     "requirements/*": ("services/vllm",),
 }  # fmt: skip
 """Patterns of sources, which cross folders, and the folders of tests that see them. All rows that match

@@ -1,0 +1,224 @@
+"""A run's model and checkpoints as versions of a registered model, in a real SQLite store."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from rich.console import Console
+from support.mlflow_store import migrated_store
+from support.patience import patient
+from support.services import wait_until
+
+from grpox.config import RunConfig
+from grpox.contracts import RunContext
+from grpox.observing.record import LocalRecord
+from grpox_mlflow.configs import MlflowConfig
+from grpox_mlflow.sync import sync
+from grpox_mlflow.tracker import MlflowTracker
+
+QUICKSTART = Path(__file__).parents[3] / "grpox" / "runfile" / "recipes" / "quickstart" / "model"
+VERSIONS = {"grpox": "0.1.0", "torch": "2.13.0+cpu", "transformers": "5.19.0", "mlflow": "3.17.2"}
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """One database for the whole file."""
+    return f"sqlite:///{migrated_store(tmp_path_factory.mktemp('mlflow'))}"
+
+
+@pytest.fixture(autouse=True)
+def _enough_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However slow this machine is, the end of a run waits for all of it."""
+    monkeypatch.setattr("grpox_mlflow.tracker.CLOSE_SECONDS", patient(300))
+
+
+class Registered:
+    """A run whose checkpoints and model are registered as `name`."""
+
+    def __init__(self, folder: Path, store: str, name: str, **config: Any) -> None:
+        from mlflow import MlflowClient
+
+        settings = {
+            "model": {"path": "m"}, "data": {"path": "d.jsonl"}, "rewards": ["math"], "loss": "grpo",
+            "evaluation": {"path": "h.jsonl"}, **config.pop("run", {}),
+        }  # fmt: skip
+        self.run = RunContext(RunConfig.model_validate(settings), folder, 4, 1, VERSIONS, None, "run.yaml")
+        self.client, self.name, self.store = MlflowClient(store), name, store
+        self.config = MlflowConfig(tracking_uri=store, register_as=name, **config)
+
+    def start(self, **context: Any) -> Registered:
+        self.run = replace(self.run, **context)
+        self.record = LocalRecord()
+        self.tracker = MlflowTracker(self.config, Console(quiet=True))
+        self.record.grpox_run_started(self.run)
+        self.tracker.grpox_run_started(self.run)
+        return self
+
+    def checkpoint(self, step: int, accuracy: float) -> Path:
+        self.record.grpox_step_finished(step, {"reward": accuracy / 2, "grad_norm": 1.0})
+        self.tracker.grpox_step_finished({})
+        self.record.grpox_evaluated(step, {"accuracy": accuracy})
+        folder = self.run.output_dir / "checkpoints" / f"step-{step:08d}"
+        folder.mkdir(parents=True)
+        (folder / "run.json").write_text("{}")
+        self.tracker.grpox_checkpoint_saved(folder)
+        return folder
+
+    def finish(self, step: int) -> None:
+        shutil.copytree(QUICKSTART, self.run.output_dir / "model")
+        (self.run.output_dir / "model" / "README.md").write_text("# adder\n")
+        (self.run.output_dir / "summary.json").write_text(json.dumps({"steps": step}))
+        self.tracker.grpox_run_finished()
+
+    @property
+    def versions(self) -> dict[str, Any]:
+        """Step and kind -> version, in the order of their numbers."""
+        found = self.client.search_model_versions(f"name = '{self.name}'")
+        return {
+            f"{v.tags['grpox.step']} {Path(v.tags['grpox.folder']).name}": v
+            for v in sorted(found, key=lambda v: int(v.version))
+        }
+
+    @property
+    def aliases(self) -> dict[str, Any]:
+        found = self.client.search_registered_models(f"name = '{self.name}'")
+        return dict(found[0].aliases) if found else {}
+
+    @property
+    def best(self) -> Any:
+        return self.client.get_model_version_by_alias(self.name, "best")
+
+    def files(self, version: Any) -> Path:
+        import mlflow
+
+        return Path(mlflow.artifacts.download_artifacts(version.source, tracking_uri=self.store))
+
+
+def test_the_model_is_uploaded_with_all_that_loads_it_and_its_metrics(
+    tmp_path: Path, store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registered = Registered(tmp_path / "run", store, "adder-1").start()
+    registered.checkpoint(2, accuracy=0.25)
+    registered.checkpoint(4, accuracy=0.75)
+    registered.finish(4)
+    versions = registered.versions
+    assert list(versions) == ["2 step-00000002", "4 step-00000004", "4 model"]
+    model = versions["4 model"]
+    assert registered.best.version == model.version  # of equals, what it was trained to
+    assert model.tags["grpox.uploaded"] == "true"
+    assert (model.tags["grpox.metric"], model.tags["grpox.value"]) == ("evaluation/accuracy", "0.75")
+    logged = registered.client.get_logged_model(model.tags["grpox.model_id"])
+    assert {metric.key: metric.value for metric in logged.metrics} == {
+        "reward": 0.375, "evaluation/accuracy": 0.75,
+    }  # fmt: skip
+    run = registered.client.get_run(model.run_id)
+    outputs = {output.model_id: output.step for output in run.outputs.model_outputs}
+    assert (len(outputs), outputs[model.tags["grpox.model_id"]]) == (3, 4)
+    _its_files_load(registered, model)
+    _a_checkpoint_is_pointed_to(registered, versions["2 step-00000002"])
+    monkeypatch.chdir(tmp_path)
+    assert sync(Path("run")).status == "FINISHED"
+    assert {key: v.version for key, v in registered.versions.items()} == {
+        key: v.version for key, v in versions.items()
+    }
+
+
+def _its_files_load(registered: Registered, version: Any) -> None:
+    import mlflow
+    from mlflow.models import Model
+
+    folder = registered.files(version)
+    told = Model.load(str(folder))
+    assert [column.name for column in told.signature.inputs.inputs] == ["prompt"]
+    assert [column.name for column in told.signature.outputs.inputs] == ["completion"]
+    assert (folder / "requirements.txt").read_text() == "torch==2.13.0\ntransformers==5.19.0\n"
+    assert (folder / "README.md").read_text() == "# adder\n"
+    weights = "model/model.safetensors"
+    assert (folder / weights).read_bytes() == (registered.run.output_dir / weights).read_bytes()
+    parts = mlflow.transformers.load_model(str(folder), return_type="components")
+    text = parts["tokenizer"]("1+1=")
+    assert parts["model"].config.vocab_size > max(text["input_ids"])
+    # As of a model that is too large: the same, with the weights where they were trained.
+    flavor = folder / "MLmodel"
+    place = str(registered.run.output_dir / "model")
+    flavor.write_text(flavor.read_text().replace("model_binary: model\n", f"local_base_model_path: {place}\n"))
+    shutil.rmtree(folder / "model")
+    pointed = mlflow.transformers.load_model(str(folder), return_type="components")
+    assert pointed["model"].num_parameters() == parts["model"].num_parameters()
+
+
+def _a_checkpoint_is_pointed_to(registered: Registered, version: Any) -> None:
+    assert version.tags["grpox.uploaded"] == "false"
+    folder = registered.files(version)
+    assert not (folder / "model").exists()
+    told = yaml.safe_load((folder / "MLmodel").read_text())
+    assert told["flavors"].keys() == {"grpox"}
+    assert told["flavors"]["grpox"]["export"] == f"grpox export {version.tags['grpox.folder']} OUT_DIR"
+    assert "grpox export" in version.description
+
+
+def test_a_large_model_stays_where_it_is_and_its_version_points_there(tmp_path: Path, store: str) -> None:
+    registered = Registered(tmp_path / "run", store, "adder-2", upload_gib=0.0001).start()
+    registered.checkpoint(4, accuracy=0.5)
+    registered.finish(4)
+    model = registered.versions["4 model"]
+    assert model.tags["grpox.uploaded"] == "false"
+    assert "were not uploaded" in model.description
+    folder = registered.files(model)
+    assert not (folder / "model").exists()
+    flavor = yaml.safe_load((folder / "MLmodel").read_text())["flavors"]["transformers"]
+    assert flavor["local_base_model_path"] == str(registered.run.output_dir / "model")
+    assert (folder / "components" / "tokenizer" / "tokenizer.json").exists()
+
+
+def test_a_checkpoint_that_is_removed_takes_its_version_along(tmp_path: Path, store: str) -> None:
+    registered = Registered(tmp_path / "run", store, "adder-3").start()
+    first = registered.checkpoint(2, accuracy=0.9)
+    wait_until(lambda: "best" in registered.aliases, "there is a best version", 60)
+    assert list(registered.versions) == ["2 step-00000002"]
+    registered.checkpoint(3, accuracy=0.5)
+    shutil.rmtree(first)
+    registered.finish(4)
+    assert list(registered.versions) == ["3 step-00000003", "4 model"]
+    assert registered.best.tags["grpox.step"] == "3"  # of step 4 nothing was evaluated
+
+
+def test_best_goes_to_another_run_only_for_a_better_value(tmp_path: Path, store: str) -> None:
+    lowest = {"checkpoint": {"best": "grad_norm", "best_is": "lowest"}}
+    for folder, accuracy, best in (("a", 0.5, "a"), ("b", 0.25, "a"), ("c", 0.75, "c")):
+        registered = Registered(tmp_path / folder, store, "adder-4").start()
+        registered.checkpoint(4, accuracy=accuracy)
+        registered.finish(4)
+        assert f"/{best}/" in registered.best.tags["grpox.folder"]
+    other = Registered(tmp_path / "d", store, "adder-4", run=lowest).start()
+    other.checkpoint(4, accuracy=0.1)
+    other.finish(4)
+    assert "/d/" in other.best.tags["grpox.folder"]  # it is compared by something else
+    assert other.best.tags["grpox.metric"] == "grad_norm"
+
+
+def test_a_run_that_resumes_registers_nothing_twice(tmp_path: Path, store: str) -> None:
+    registered = Registered(tmp_path / "run", store, "adder-5").start()
+    registered.checkpoint(2, accuracy=0.25)
+    registered.tracker.grpox_run_failed(ValueError("odd"))
+    assert list(registered.versions) == ["2 step-00000002"]
+    size = (registered.run.output_dir / "metrics.jsonl").stat().st_size
+    registered.start(resumed_at=2, metrics_bytes=size)
+    registered.checkpoint(4, accuracy=0.5)
+    registered.finish(4)
+    assert list(registered.versions) == ["2 step-00000002", "4 step-00000004", "4 model"]
+    assert [int(v.version) for v in registered.versions.values()] == [1, 2, 3]
+
+
+def test_a_run_that_registers_nothing_leaves_the_registry_alone(tmp_path: Path, store: str) -> None:
+    registered = Registered(tmp_path / "run", store, "adder-6")
+    registered.config = MlflowConfig(tracking_uri=store)
+    registered.start().checkpoint(2, accuracy=0.5)
+    registered.finish(4)
+    assert registered.client.search_registered_models("name = 'adder-6'") == []

@@ -1,0 +1,383 @@
+"""New plugins out of templates: names, what is refused, and that they install, pass their tests and train."""
+
+from __future__ import annotations
+
+import csv
+import functools
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import sysconfig
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import typer
+from packaging.requirements import Requirement
+from support.patience import patient
+from typer.testing import CliRunner
+
+from grpox.cli.plugin_new import new_plugin
+from grpox.errors import ConfigError, Problem
+from grpox.plugins.discovery import PluginSet, discover
+from grpox.plugins.hookspecs import API_VERSION
+from grpox.plugins.scaffold.make import Made, make
+from grpox.plugins.scaffold.names import TEMPLATED, names_of
+
+ROOT = Path(__file__).parents[3]
+LONG = "length-normalised-surrogate"
+"""Of a name that could push lines over their limit."""
+
+OFFERS_MINE = """
+import grpox
+
+@grpox.hookimpl
+def grpox_losses():
+    return [grpox.ComponentSpec("mine", "grpox_mine:Mine")]
+"""
+
+
+@functools.cache
+def installed_plugins() -> PluginSet:
+    """Everything that is installed, without what a single test installs."""
+    return discover()
+
+
+def made(folder: Path, name: str = "mine", kind: str = "loss", force: bool = False) -> Made:
+    return make(name, kind, folder, installed_plugins(), force)
+
+
+@pytest.fixture(scope="module")
+def rendered(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Made]:
+    """``rendered(kind, name="mine")``: a distribution that nobody changes, made once for all tests."""
+    folder = tmp_path_factory.mktemp("rendered")
+
+    @functools.cache
+    def render(kind: str, name: str) -> Made:
+        (folder / kind).mkdir(exist_ok=True)
+        return made(folder / kind, name, kind)
+
+    return lambda kind, name="mine": render(kind, name)
+
+
+def refused(
+    folder: Path,
+    name: str = "mine",
+    kind: str = "loss",
+    force: bool = False,
+    plugins: PluginSet | None = None,
+) -> list[Problem]:
+    """The problems told; nothing has been written."""
+    before = sorted(folder.rglob("*"))
+    with pytest.raises(ConfigError) as caught:
+        make(name, kind, folder, plugins or installed_plugins(), force)
+    assert sorted(folder.rglob("*")) == before
+    return caught.value.problems
+
+
+# -- Names -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("given", ["mine", "grpox-mine", "grpox_mine", "Grpox.Mine", "MINE"])
+def test_one_name_is_enough_with_the_prefix_or_without(given: str) -> None:
+    names = names_of(given, "loss")
+    assert (names.distribution, names.module, names.component) == ("grpox-mine", "grpox_mine", "mine")
+
+
+@pytest.mark.parametrize(
+    ("given", "kind", "expected"),
+    [
+        ("mine", "loss", "MineLoss"),
+        ("two-words", "reward", "TwoWordsReward"),
+        ("example-loss", "loss", "ExampleLoss"),  # not ExampleLossLoss
+        ("3-point", "loss", "Loss3Point"),  # a class cannot be called 3PointLoss
+        ("none", "observer", "NoneObserver"),  # nor None
+    ],
+)
+def test_the_class_has_the_name_in_camel_case_and_the_kind(given: str, kind: str, expected: str) -> None:
+    assert names_of(given, kind).class_name == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "near"),
+    [
+        ("my loss", "my-loss"),
+        ("-mine", "mine"),
+        ("plugins/mine", "mine"),
+        ("", ""),
+        ("mine\n", "mine"),
+    ],
+)
+def test_what_pip_takes_for_no_name_is_told_the_nearest_that_it_does(
+    given: str, near: str, tmp_path: Path
+) -> None:
+    [problem] = refused(tmp_path, given)
+    assert (problem.what, problem.given, problem.nearest) == ("is no name of a distribution", given, near)
+
+
+def test_the_name_of_grpox_itself_is_refused(tmp_path: Path) -> None:
+    [problem] = refused(tmp_path, "Grpox")
+    assert problem.what == "is the name of grpox itself"
+
+
+@pytest.mark.parametrize(
+    ("kind", "what", "near"),
+    [("los", "no such kind", "loss"), ("scheduler", "there is no template for this kind", "")],
+)
+def test_a_kind_without_templates_is_told_the_nearest(kind: str, what: str, near: str, tmp_path: Path) -> None:
+    [problem] = refused(tmp_path, kind=kind)
+    assert (problem.key, problem.what, problem.nearest) == ("--kind", what, near)
+    assert problem.allowed == "loss, reward, advantage, correction, generator, observer"
+
+
+def test_every_mistake_of_a_name_and_kind_is_told_at_once(tmp_path: Path) -> None:
+    assert [problem.key for problem in refused(tmp_path, "a b", "los")] == ["--kind", "NAME"]
+
+
+# -- What is taken ---------------------------------------------------------------------------------------
+
+
+def test_a_component_of_another_distribution_is_in_the_way_even_with_force(tmp_path: Path) -> None:
+    for force in (False, True):
+        [problem] = refused(tmp_path, "dapo", force=force)
+        assert re.fullmatch(r"grpox \S+ already offers a loss 'dapo'", problem.what)
+        assert "grpox-dapo:dapo" in problem.allowed
+
+
+def test_a_component_of_another_kind_is_not_in_the_way(tmp_path: Path) -> None:
+    assert made(tmp_path, "dapo", "reward").names.component == "dapo"
+
+
+def test_a_module_that_would_be_hidden_is_in_the_way(tmp_path: Path) -> None:
+    [problem] = refused(tmp_path, "losses")
+    assert problem.what == "a module of this name is installed, which the plugin's own would hide"
+    assert problem.given == "grpox_losses"
+
+
+def test_an_installed_distribution_of_that_name_is_only_made_anew_with_force(
+    make_distribution: Callable[..., Path], tmp_path: Path
+) -> None:
+    make_distribution("grpox-mine", OFFERS_MINE, version="3.1")
+    (tmp_path / "new").mkdir()
+    [problem] = refused(tmp_path / "new", plugins=discover())
+    assert problem.what == "a distribution of this name is installed, in version 3.1"
+    assert make("mine", "loss", tmp_path / "new", discover(), force=True).names.component == "mine"
+
+
+def test_a_folder_with_anything_in_it_is_refused_and_kept(tmp_path: Path) -> None:
+    (tmp_path / "grpox-mine").mkdir()
+    (tmp_path / "grpox-mine" / "notes.txt").write_text("mine")
+    [problem] = refused(tmp_path)
+    assert (problem.what, problem.given) == ("is there and not empty", str(tmp_path / "grpox-mine"))
+
+
+def test_an_empty_folder_is_as_good_as_none(tmp_path: Path) -> None:
+    (tmp_path / "grpox-mine").mkdir()
+    assert (made(tmp_path).folder / "pyproject.toml").is_file()
+
+
+def test_force_writes_over_its_own_files_alone(tmp_path: Path) -> None:
+    folder = made(tmp_path).folder
+    (folder / "notes.txt").write_text("mine")
+    (folder / "README.md").write_text("changed")
+    made(tmp_path, force=True)
+    assert (folder / "notes.txt").read_text() == "mine"
+    assert (folder / "README.md").read_text().startswith("# grpox-mine\n")
+
+
+def test_a_file_in_the_place_of_the_folder_is_told(tmp_path: Path) -> None:
+    (tmp_path / "grpox-mine").write_text("mine")
+    [problem] = refused(tmp_path)
+    assert problem.what == "is not a folder"
+    assert (tmp_path / "grpox-mine").read_text() == "mine"
+
+
+def test_a_name_longer_than_file_names_can_be_is_told(tmp_path: Path) -> None:
+    [problem] = refused(tmp_path, "a" * 300)
+    assert problem.what == "cannot be written: File name too long"
+
+
+# -- What is written -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", TEMPLATED)
+def test_the_files_of_a_distribution_are_there(kind: str, rendered: Callable[..., Made]) -> None:
+    result = rendered(kind, "my-own")
+    written = [str(path.relative_to(result.folder)) for path in result.folder.rglob("*") if path.is_file()]
+    assert sorted(written) == result.files
+    assert set(result.files) == {
+        ".github/workflows/test.yml",
+        ".gitignore",
+        "LICENSE",
+        "README.md",
+        "pyproject.toml",
+        "src/grpox_my_own/__init__.py",
+        "src/grpox_my_own/config.py",
+        f"src/grpox_my_own/{kind}.py",
+        "src/grpox_my_own/plugin.py",
+        "src/grpox_my_own/py.typed",
+        "tests/test_conformance.py",
+        "tests/test_my_own.py",
+    }
+
+
+def test_the_conformance_test_is_a_class_of_two_lines(rendered: Callable[..., Made]) -> None:
+    text = (rendered("reward", "my-own").folder / "tests" / "test_conformance.py").read_text()
+    assert text.endswith('class TestMyOwnReward(RewardConformance):\n    component = "my-own"\n')
+
+
+@pytest.mark.parametrize("kind", TEMPLATED)
+def test_no_placeholder_is_left(kind: str, rendered: Callable[..., Made]) -> None:
+    result = rendered(kind)
+    text = "".join((result.folder / name).read_text() for name in result.files)
+    assert re.findall(r"\$\w+|\$\{\w+", text) == []
+    assert "${{ matrix.python }}" in text
+    assert not re.search("MODULE|COMPONENT|tmpl", "".join(result.files))
+
+
+def test_the_project_file_says_what_an_index_asks_for(rendered: Callable[..., Made]) -> None:
+    project = tomllib.loads((rendered("loss").folder / "pyproject.toml").read_text())
+    own = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    fields = project["project"]
+    assert fields["entry-points"] == {"grpox": {"mine": "grpox_mine.plugin"}}
+    assert (fields["name"], fields["license"]) == ("grpox-mine", "Apache-2.0")
+    assert fields["requires-python"] == own["project"]["requires-python"]
+    [requirement] = map(Requirement, fields["dependencies"])
+    assert requirement.name == "grpox"
+    assert requirement.specifier.contains(own["project"]["version"])
+    assert project["build-system"] == own["build-system"]
+
+
+def test_licence_and_style_are_those_of_grpox(rendered: Callable[..., Made]) -> None:
+    folder = rendered("loss").folder
+    assert (folder / "LICENSE").read_text() == (ROOT / "LICENSE").read_text()
+    ours, theirs = (tomllib.loads((at / "pyproject.toml").read_text())["tool"]["ruff"] for at in (ROOT, folder))
+    assert (theirs["line-length"], theirs["lint"]["select"]) == (ours["line-length"], ours["lint"]["select"])
+
+
+@pytest.mark.parametrize("kind", TEMPLATED)
+def test_the_version_of_the_plugin_api_is_written_out(kind: str, rendered: Callable[..., Made]) -> None:
+    folder = rendered(kind).folder
+    assert f"api={API_VERSION}," in (folder / "src" / "grpox_mine" / "plugin.py").read_text()
+
+
+@pytest.mark.parametrize("command", [["check"], ["format", "--check"]], ids=" ".join)
+def test_every_kind_with_a_short_name_and_a_long_one_is_clean_and_formatted(
+    command: list[str], rendered: Callable[..., Made]
+) -> None:
+    """Ruff takes the settings of each distribution from its own project file."""
+    folders = [rendered(kind, name).folder for kind in TEMPLATED for name in ("mine", "zz", LONG)]
+    succeed([sys.executable, "-m", "ruff", *command, "--no-cache", *map(str, folders)], folders[0])
+
+
+def test_what_was_made_and_what_comes_next_are_told(tmp_path: Path) -> None:
+    app = typer.Typer()
+    app.command()(new_plugin)
+    app.command("other")(lambda: None)
+    given = ["new-plugin", "mine", "--kind", "loss", "--folder", str(tmp_path / "a b")]
+    result = CliRunner().invoke(app, given)
+    assert result.exit_code == 0, result.output
+    first, *_, install, check, test, train = result.output.splitlines()
+    folder = str(tmp_path / "a b" / "grpox-mine")
+    assert first == f"{folder}: loss 'mine', as a distribution of its own"
+    assert shlex.split(install) == ["pip", "install", "-e", f"{folder}[dev]"]
+    assert shlex.split(check) == ["grpox", "plugins", "check", "mine"]
+    assert shlex.split(test) == ["pytest", folder]
+    assert shlex.split(train) == ["grpox", "train", "quickstart", "loss=mine"]
+    assert "src/grpox_mine/loss.py " in result.output
+
+
+# -- That it works ---------------------------------------------------------------------------------------
+
+
+def succeed(command: list[str], cwd: Path) -> str:
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    variables |= {"OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=patient(600), check=False, cwd=cwd, env=variables
+    )
+    assert done.returncode == 0, f"{shlex.join(command)}\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a distribution of each kind, and an environment ``env`` in which they are installed.
+
+    What grpox needs comes from the environment of the tests.
+    """
+    folder = tmp_path_factory.mktemp("scaffold")
+    succeed([sys.executable, "-m", "venv", "--without-pip", "env"], folder)
+    [packages] = (folder / "env").glob("lib/python*/site-packages")
+    here = sysconfig.get_path("purelib")
+    (packages / "tests.pth").write_text(f"import site; site.addsitedir({here!r})\n")
+    new = [made(folder, f"my-{kind}", kind).folder.name for kind in TEMPLATED]
+    pip = [str(folder / "env" / "bin" / "python"), "-m", "pip", "install", "--quiet", "--no-deps"]
+    succeed([*pip, "--no-build-isolation", *(word for name in new for word in ("-e", name))], folder)
+    return folder
+
+
+def python(installed: Path, *arguments: str) -> str:
+    return succeed([str(installed / "env" / "bin" / "python"), *arguments], installed)
+
+
+def test_every_kind_is_listed_without_torch(installed: Path) -> None:
+    code = (
+        "import sys; from grpox.plugins.discovery import discover\n"
+        "from grpox.plugins.registry import Registry\n"
+        "mine = [o for o in discover().offers if o.spec.name.startswith('my-')]\n"
+        "[Registry(discover()).config_model(offer)() for offer in mine]\n"
+        "print(*sorted(f'{o.kind} {o.status} {o.distribution}' for o in mine), sep='\\n')\n"
+        "print('torch' in sys.modules)"
+    )
+    told = python(installed, "-c", code).splitlines()
+    assert told == [*sorted(f"{kind} ok grpox-my-{kind}" for kind in TEMPLATED), "False"]
+
+
+def test_each_passes_its_own_tests_conformance_included(installed: Path) -> None:
+    folders = [f"grpox-my-{kind}" for kind in TEMPLATED]
+    # At once, as importing torch takes longest; with importlib, as files of the same name would clash.
+    told = python(
+        installed,
+        "-m",
+        "pytest",
+        "-v",
+        "--rootdir=.",
+        "-p",
+        "no:cacheprovider",
+        "--import-mode=importlib",
+        *folders,
+    )
+    for kind, folder in zip(TEMPLATED, folders, strict=True):
+        assert f"{folder}/tests/test_conformance.py::TestMy{kind.capitalize()}::test_runs" in told
+        assert f"{folder}/tests/test_my_{kind}.py::test_" in told
+    # The generator does not sample ahead: that check is skipped.
+    assert re.fullmatch(r"=+ \d+ passed, 1 skipped in .*=+", told.splitlines()[-1])
+
+
+def test_a_run_with_all_of_them_trains(installed: Path) -> None:
+    readmes = [(installed / f"grpox-my-{kind}" / "README.md").read_text() for kind in TEMPLATED]
+    commands = [re.findall(r"^grpox train quickstart (.+)$", readme, re.MULTILINE)[0] for readme in readmes]
+    overrides = [word for command in commands for word in shlex.split(command)]
+    python(installed, "-m", "grpox", "train", "quickstart", *overrides, "train.max_steps=2", "evaluation=null")
+    folder = installed / "runs" / "quickstart"
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["steps"] == 2
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    metrics = [line["metrics"] for line in lines if "metrics" in line]
+    assert all(step["grad_norm"] > 0 for step in metrics)
+    assert all(0 < step["rewards/my-reward/mean"] < 1 for step in metrics)
+    assert all(step["sampling/difference_mean"] == pytest.approx(0, abs=1e-5) for step in metrics)
+    with (folder / "metrics.csv").open() as file:
+        rows = {(int(row["step"]), row["metric"]): float(row["value"]) for row in csv.DictReader(file)}
+    assert [rows[place, "loss"] for place in (1, 2)] == [step["loss"] for step in metrics]
+
+
+def test_it_is_typed_as_strictly_as_grpox(rendered: Callable[..., Made]) -> None:
+    sources = [str(rendered(kind, f"my-{kind}").folder / "src" / f"grpox_my_{kind}") for kind in TEMPLATED]
+    told = succeed([sys.executable, "-m", "mypy", *sources], ROOT)
+    assert "no issues found in 24 source files" in told

@@ -1,0 +1,191 @@
+"""Models of many kinds: what of them is streamed, sampled from and saved is all of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from support.architectures import OWN, WITH_BUFFERS, perturb, tiny_model
+from support.sampling_parity import difference
+from torch import nn
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+from grpox.checkpoint.save_model import save_model
+from grpox.config import SamplingConfig
+from grpox.contracts import GeneratorContext, Prompt
+from grpox.errors import RunFailed
+from grpox.policy.buffers import persistent_buffers
+from grpox.policy.models import architecture_of
+from grpox.policy.saved_whole import lost_parts
+from grpox.policy.weight_stream import stream_weights
+from grpox.rollout.fixed_policy import FixedPolicy
+from grpox.runtime.world import World
+from grpox_generators.configs import HfConfig
+from grpox_generators.hf import HfGenerator
+from grpox_generators.server_weights import _StreamSource
+from grpox_generators.stored_names import as_stored
+
+CPU = torch.device("cpu")
+TOKENIZER = Path(__file__).parents[3] / "grpox" / "runfile" / "recipes" / "quickstart" / "model"
+IDS = torch.tensor([[3, 4, 5, 6, 7, 8, 9, 10]])
+
+
+@pytest.fixture(scope="module", params=list(OWN))
+def kind(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+def started(model: PreTrainedModel) -> HfGenerator:
+    tokenizer = AutoTokenizer.from_pretrained(TOKENIZER)
+    generator = HfGenerator(HfConfig())
+    build = architecture_of(model)
+    generator.start(GeneratorContext(TOKENIZER, build, tokenizer, (2,), CPU, 0, 1, 0, model))
+    return generator
+
+
+def save(model: PreTrainedModel, folder: Path) -> Path:
+    engine: Any = SimpleNamespace(weights=lambda: stream_weights(model), module=model)
+    save_model(engine, AutoTokenizer.from_pretrained(TOKENIZER), None, folder, World(0, 1, CPU))
+    return folder
+
+
+@torch.no_grad()
+def logits(model: PreTrainedModel) -> torch.Tensor:
+    made: torch.Tensor = model(IDS).logits
+    return made
+
+
+def test_what_is_streamed_is_the_state_dict_with_tied_weights_once(kind: str) -> None:
+    model = tiny_model(kind)
+    state = model.state_dict()
+    for weights in (stream_weights(model), FixedPolicy(model).weights()):
+        streamed = dict(weights)
+        places = {tensor.data_ptr() for tensor in streamed.values()}
+        assert len(places) == len(streamed)
+        assert places == {tensor.data_ptr() for tensor in state.values()}
+        assert all(torch.equal(tensor, state[name]) for name, tensor in streamed.items())
+
+
+def test_the_hf_generator_samples_from_the_policy_after_every_sync(kind: str) -> None:
+    model = tiny_model(kind)
+    generator = started(model)
+    prompts = [Prompt(0, tuple(IDS[0].tolist()), 3)]
+    rollouts: list[Any] = []
+    for version in range(3):
+        if version:
+            perturb(model, version)
+            assert difference(model, rollouts, 1.0) > 0.01  # the sync to come has something to bring
+        generator.sync(stream_weights(model), version)
+        rollouts = list(generator.generate(prompts, SamplingConfig(max_completion_length=5), 7))
+        assert difference(model, rollouts, 1.0) < 1e-5
+
+
+def test_what_is_saved_is_loaded_again_as_it_was(kind: str, tmp_path: Path) -> None:
+    model = tiny_model(kind)
+    loaded = AutoModelForCausalLM.from_pretrained(save(model, tmp_path / "model"))
+    torch.testing.assert_close(logits(loaded), logits(model), atol=1e-6, rtol=0)
+    state = loaded.state_dict()
+    assert all(torch.equal(tensor, state[name]) for name, tensor in stream_weights(model))
+
+
+def test_vllm_is_sent_what_the_files_would_hold(kind: str, tmp_path: Path) -> None:
+    model = tiny_model(kind)
+    model.save_pretrained(tmp_path)
+    for each in (model, AutoModelForCausalLM.from_pretrained(tmp_path)):  # one knows how it was loaded
+        sent = dict(as_stored(each, stream_weights(each)))
+        files = load_file(tmp_path / "model.safetensors")
+        assert sent.keys() == files.keys()
+        assert all(torch.equal(weight, files[name]) for name, weight in sent.items())
+
+
+def test_what_a_server_is_told_to_expect_is_what_it_is_sent(kind: str) -> None:
+    model = tiny_model(kind)
+    expected = [(name, tensor.shape) for name, tensor in as_stored(model, _StreamSource(model)._shapes())]
+    sent = [(name, tensor.shape) for name, tensor in as_stored(model, stream_weights(model))]
+    assert expected == sent
+
+
+@pytest.mark.parametrize("kind", WITH_BUFFERS)
+def test_a_buffer_that_is_changed_alone_is_sampled_from_and_saved(kind: str, tmp_path: Path) -> None:
+    model = tiny_model(kind)
+    generator = started(model)
+    generator.sync(stream_weights(model), 0)
+    before = logits(model)
+    with torch.no_grad():
+        for _, buffer in persistent_buffers(model):
+            buffer += torch.linspace(1, -3, buffer.numel())
+    assert not torch.allclose(logits(model), before)
+    generator.sync(stream_weights(model), 1)
+    assert torch.equal(logits(generator.model), logits(model))
+    loaded = AutoModelForCausalLM.from_pretrained(save(model, tmp_path / "model"))
+    torch.testing.assert_close(logits(loaded), logits(model), atol=1e-6, rtol=0)
+
+
+def test_a_buffer_that_loading_keeps_in_float32_is_sampled_from_in_float32(tmp_path: Path) -> None:
+    save(tiny_model("glm4_moe"), tmp_path / "model")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.bfloat16)
+    generator = started(model)
+    generator.sync(stream_weights(model), 0)
+    copied = dict(persistent_buffers(generator.model))
+    for name, buffer in persistent_buffers(model):
+        assert buffer.dtype == torch.float32
+        assert torch.equal(copied[name], buffer)
+    assert generator.model.dtype == torch.bfloat16
+
+
+def test_a_buffer_is_told_once_and_not_where_the_state_dict_lacks_it() -> None:
+    module = nn.Module()
+    module.register_buffer("kept", torch.ones(2))
+    module.register_buffer("own", torch.ones(2), persistent=False)
+    module.register_buffer("again", module.kept)
+    module.inner = nn.BatchNorm1d(2, affine=False)
+    wanted = ["kept", "inner.running_mean", "inner.running_var", "inner.num_batches_tracked"]
+    assert [name for name, _ in persistent_buffers(module)] == wanted
+
+
+@pytest.mark.parametrize(
+    ("kind", "lost", "told"),
+    [
+        ("llama", "model.layers.1.mlp.up_proj.weight", "model.layers.1.mlp.up_proj.weight"),
+        ("gemma4_text", "model.layers.0.layer_scalar", "model.layers.0.layer_scalar"),
+        ("mixtral", "model.layers.1.block_sparse_moe.gate.weight", "model.layers.1.mlp.gate.weight"),
+    ],
+)
+def test_a_part_that_a_reload_would_miss_is_named(kind: str, lost: str, told: str, tmp_path: Path) -> None:
+    model = tiny_model(kind)
+    save(model, tmp_path / "model")
+    file = tmp_path / "model" / "model.safetensors"
+    weights = load_file(file)
+    del weights[lost]
+    save_file(weights, file, metadata={"format": "pt"})
+    [line] = lost_parts(model, tmp_path / "model")
+    assert line.startswith("weights not in its files, 1 in all: ")
+    assert told in line
+
+
+def test_weights_of_another_shape_and_of_no_use_are_named(tmp_path: Path) -> None:
+    model = tiny_model("llama")
+    save(model, tmp_path / "model")
+    file = tmp_path / "model" / "model.safetensors"
+    weights = load_file(file) | {"model.norm.weight": torch.ones(3), "model.more": torch.ones(1)}
+    save_file(weights, file, metadata={"format": "pt"})
+    assert lost_parts(model, tmp_path / "model") == [
+        "weights of no use to a model of its config.json, 1 in all: model.more",
+        "weights of another shape, 1 in all: model.norm.weight is [3], not [64]",
+    ]
+
+
+def test_a_save_that_loses_a_part_fails_and_leaves_what_was_written(tmp_path: Path) -> None:
+    model = tiny_model("glm4_moe")
+    engine: Any = SimpleNamespace(weights=lambda: iter(model.named_parameters()), module=model)
+    with pytest.raises(RunFailed) as failed:
+        save_model(engine, AutoTokenizer.from_pretrained(TOKENIZER), None, tmp_path / "model", World(0, 1, CPU))
+    told = str(failed.value)
+    assert "weights not in its files, 1 in all: model.layers.1.mlp.gate.e_score_correction_bias" in told
+    assert str(tmp_path / "model.unfinished") in told
+    assert [path.name for path in tmp_path.iterdir()] == ["model.unfinished"]

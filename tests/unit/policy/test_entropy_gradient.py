@@ -1,0 +1,131 @@
+"""The gradient of the entropy: from hidden states and from logits, against torch's own and worked by hand."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any
+
+import pytest
+import torch
+from support.small_models import TRAIN, batch, far, gradient_of, model_of
+from test_chunked_head import TEMPERATURE, H, N, V, reference
+from torch import Tensor
+
+from grpox.policy import chunked_head, logprobs
+from grpox.policy.chunked_head import LogitTransform, Wanted, chosen_logprobs
+from grpox.policy.forward_modes import PLAIN
+from grpox.policy.logprobs import completion_logprobs, entropy, entropy_with_gradient
+from grpox.policy.scoring_forward import prepare
+
+
+def parts(bias: bool) -> list[Tensor]:
+    """Hidden states, the head's weight, and its bias where it has one."""
+    torch.manual_seed(0)
+    made = [torch.randn(N, H, dtype=torch.float64), torch.randn(V, H, dtype=torch.float64)]
+    made += [torch.randn(V, dtype=torch.float64)] if bias else []
+    return [tensor.requires_grad_(True) for tensor in made]
+
+
+@pytest.mark.parametrize("chunk", [V, 3 * V + 5, 10**6], ids=["a token", "three tokens", "all at once"])
+@pytest.mark.parametrize(
+    "transform",
+    [LogitTransform(), LogitTransform(0.25), LogitTransform(4.0, 3.0)],
+    ids=["plain", "scaled", "scaled and capped"],
+)
+def test_from_hidden_states_it_is_that_of_a_softmax_over_all_logits(
+    monkeypatch: pytest.MonkeyPatch, transform: LogitTransform, chunk: int
+) -> None:
+    """Beside the log-probabilities' own: some tokens have both, some one, one none."""
+    monkeypatch.setattr(chunked_head, "LOGITS_PER_CHUNK", chunk)
+    inputs = parts(bias=True)
+    targets = torch.randint(V, (N,))
+    upstream, of_entropy = torch.randn(2, N, dtype=torch.float64)
+    upstream[:4], of_entropy[3:6] = 0, 0
+    wanted = Wanted(targets, TEMPERATURE, transform, entropy_gradient=True)
+    ours = torch.autograd.grad(chosen_logprobs(*inputs, wanted), inputs, [upstream, of_entropy])
+    theirs = torch.autograd.grad(reference(*inputs, targets, transform), inputs, [upstream, of_entropy])
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("transform", [LogitTransform(), LogitTransform(4.0, 3.0)], ids=["plain", "capped"])
+def test_from_hidden_states_it_is_the_difference_of_entropies(transform: LogitTransform) -> None:
+    wanted = Wanted(torch.randint(V, (N,)), TEMPERATURE, transform, entropy_gradient=True)
+
+    def scored(*tensors: Tensor) -> tuple[Tensor, Tensor]:
+        return chosen_logprobs(tensors[0], tensors[1], None, wanted)
+
+    assert torch.autograd.gradcheck(scored, parts(bias=False))
+
+
+@pytest.mark.parametrize("positions", [1, 8, 10**6], ids=["a row", "two rows", "all at once"])
+def test_from_logits_it_is_the_difference_of_entropies(monkeypatch: pytest.MonkeyPatch, positions: int) -> None:
+    monkeypatch.setattr(logprobs, "POSITIONS_PER_CHUNK", positions)
+    logits = torch.randn(3, 4, 7, dtype=torch.float64, requires_grad=True)
+    assert torch.equal(entropy_with_gradient(logits, 0.7), entropy(logits, 0.7))
+    assert torch.autograd.gradcheck(lambda tensor: entropy_with_gradient(tensor, 0.7), [logits])
+
+
+def test_two_tokens_by_hand() -> None:
+    """p = [1/4, 3/4]: H grows with the logit of the unlikely token by p q log(q/p), falls as the other's."""
+    logits = torch.tensor([[[0.0, math.log(3)]]], dtype=torch.float64, requires_grad=True)
+    (gradient,) = torch.autograd.grad(entropy_with_gradient(logits).sum(), logits)
+    slope = 3 / 16 * math.log(3)
+    torch.testing.assert_close(gradient, torch.tensor([[[slope, -slope]]], dtype=torch.float64))
+
+
+def test_where_all_tokens_are_as_likely_there_is_nothing_to_gain() -> None:
+    logits = torch.ones(1, 1, 5, dtype=torch.float64, requires_grad=True)
+    (gradient,) = torch.autograd.grad(entropy_with_gradient(logits).sum(), logits)
+    assert gradient.abs().max() < 1e-15
+
+
+@pytest.mark.parametrize("upstream", [1.0, 1e6])
+def test_tokens_that_cannot_be_have_none(upstream: float) -> None:
+    logits = torch.tensor([[[0.0, -torch.inf, 1.0, -1e30]]], requires_grad=True)
+    (gradient,) = torch.autograd.grad(entropy_with_gradient(logits) * upstream, logits)
+    assert gradient.isfinite().all()
+    assert gradient[0, 0, [1, 3]].eq(0).all()
+
+
+def test_half_precision_is_raised_before_the_softmax() -> None:
+    torch.manual_seed(0)
+    logits = torch.randn(2, 3, 50).bfloat16().requires_grad_(True)
+    wide = logits.detach().double().requires_grad_(True)
+    (gradient,) = torch.autograd.grad(entropy_with_gradient(logits, 0.5).sum(), logits)
+    (expected,) = torch.autograd.grad(entropy_with_gradient(wide, 0.5).sum(), wide)
+    assert gradient.dtype == torch.bfloat16
+    torch.testing.assert_close(gradient.double(), expected, atol=1e-3, rtol=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        ("llama", {"tie_word_embeddings": True}),
+        ("granite", {"logits_scaling": 4.0}),
+        ("gemma2", {"head_dim": 8, "final_logit_softcapping": 2.0}),
+    ],
+)
+def test_a_model_has_the_same_by_every_way(kind: str, settings: dict[str, Any]) -> None:
+    plain = model_of(kind, **settings)
+    model = copy.deepcopy(plain)
+    ways = prepare(model, TRAIN)
+    assert ways != PLAIN
+    given = batch()
+    torch.manual_seed(1)
+    upstream = torch.randn(given.token_mask.shape, dtype=torch.float64) * given.token_mask
+    for one, way in ((plain, PLAIN), (model, ways)):
+        _, entropies = completion_logprobs(one, given, 0.8, way, entropy_gradient=True)
+        (entropies * upstream).sum().backward()
+    assert gradient_of(plain).abs().max() > 1e-3
+    assert far(gradient_of(model), gradient_of(plain)) < 1e-6
+
+
+def test_without_being_asked_for_it_has_none() -> None:
+    model = model_of("llama")
+    ways = prepare(model, TRAIN)
+    for way in (PLAIN, ways):
+        found, entropies = completion_logprobs(model, batch(), 0.8, way)
+        assert found.requires_grad
+        assert not entropies.requires_grad

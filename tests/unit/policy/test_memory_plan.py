@@ -1,0 +1,338 @@
+"""The arithmetic of memory, by hand; weights counted as transformers makes them; and the page that tells it."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+from transformers import AutoConfig, AutoModelForCausalLM
+from typer.testing import CliRunner
+
+from grpox.cli import app as cli
+from grpox.cli.memory_report import memory_report
+from grpox.config import ModelConfig
+from grpox.errors import ConfigError
+from grpox.policy import chunked_head, weight_stream
+from grpox.policy.memory_plan import formula
+from grpox.policy.memory_plan.at_load import check_load
+from grpox.policy.memory_plan.built_shape import built_shape
+from grpox.policy.memory_plan.formula import PHASES, parts_of, peak_of, size_in
+from grpox.policy.memory_plan.of_run import model_shape, run_setting
+from grpox.policy.memory_plan.setting import DEFAULTS, Setting
+from grpox.policy.memory_plan.shape import ModelShape, shape_of
+from grpox.policy.memory_plan.table import GIB, MODELS, tables
+from grpox.policy.memory_plan.table import setting as setting_of_table
+from grpox.runfile.given import Given
+from grpox.runfile.load import load_run
+
+ROOT = Path(__file__).parents[3]
+SMALL = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 50,
+}
+CONFIGS = {
+    "llama": {"model_type": "llama"},
+    "llama, tied, biases": {
+        "model_type": "llama",
+        "tie_word_embeddings": True,
+        "attention_bias": True,
+        "mlp_bias": True,
+    },
+    "llama, wide heads": {"model_type": "llama", "head_dim": 32},
+    "mistral": {"model_type": "mistral"},
+    "qwen2": {"model_type": "qwen2"},
+    "qwen2, tied": {"model_type": "qwen2", "tie_word_embeddings": True},
+    "qwen3": {"model_type": "qwen3", "head_dim": 16, "attention_bias": True},
+}
+
+
+def folder_of(folder: Path, config: dict[str, object]) -> ModelConfig:
+    (folder / "config.json").write_text(json.dumps(config))
+    return ModelConfig(path=str(folder))
+
+
+def sizes(setting: Setting) -> dict[str, int]:
+    """Bytes of each part by name."""
+    return {part.name: part.size for part in parts_of(setting)}
+
+
+@pytest.fixture
+def setting() -> Setting:
+    """A model of three weights, 1000 + 70 + 10 elements, on four ranks with GPUs."""
+    shape = ModelShape(
+        (1000, 70, 10), (), hidden=10, intermediate=30, layers=2, queries=12, keys=6, vocabulary=100
+    )
+    small = {"reduce_bucket": 500, "persistent": 50, "reuse": 600, "prefetch": 100, "sub_group": 200}
+    return Setting(shape, ranks=4, gpu=True, sequences=2, prompt=3, completion=5, sampled=8, **small)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_weights_are_counted_as_transformers_makes_them(name: str, tmp_path: Path) -> None:
+    config = SMALL | CONFIGS[name]
+    ours, built = shape_of(config), built_shape(folder_of(tmp_path, config))
+    assert ours is not None
+    assert sorted(ours.weights) == sorted(built.weights)
+    assert sorted(map(str, ours.linears)) == sorted(map(str, built.linears))
+    assert replace(ours, weights=(), linears=()) == replace(built, weights=(), linears=())
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    # As their model cards have them.
+    [("SmolLM2-135M", 134_515_008), ("Llama-3.1-8B", 8_030_261_248), ("Qwen2.5-72B", 72_706_203_648)],
+)
+def test_published_models(name: str, parameters: int) -> None:
+    shape = shape_of(MODELS[name])
+    assert shape is not None
+    assert shape.parameters == parameters
+
+
+def test_a_kind_of_model_that_is_not_counted_here_is_built_without_data(tmp_path: Path) -> None:
+    config = {
+        "model_type": "gpt2",
+        "n_embd": 48,
+        "n_layer": 2,
+        "n_head": 4,
+        "vocab_size": 40,
+        "n_positions": 16,
+    }
+    assert shape_of(config) is None
+    shape = model_shape(folder_of(tmp_path, config))
+    # Per layer 12 H^2 + 13 H; embeddings of tokens and positions, tied; a norm.
+    assert shape.parameters == 2 * (12 * 48**2 + 13 * 48) + 48 * (40 + 16) + 2 * 48
+    assert (shape.hidden, shape.layers, shape.vocabulary) == (48, 2, 40)
+
+
+def test_a_model_without_a_configuration_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError):
+        model_shape(ModelConfig(path=str(tmp_path)))
+
+
+def test_what_is_sharded(setting: Setting) -> None:
+    found = sizes(setting)
+    shard = 250 + 18 + 3  # each weight rounded up
+    assert found["weights"] == 4 * shard
+    assert found["master weights"] == 4 * shard
+    assert found["optimizer states"] == 8 * shard
+    assert found["gradients"] == 4 * shard
+    assert found["gradients in one piece"] == 4 * 200  # sub_group_size
+    assert sizes(replace(setting, weight_bytes=2))["weights"] == 2 * shard
+
+
+def test_what_is_whole_for_a_while(setting: Setting) -> None:
+    found = sizes(setting)
+    assert found["gradient bucket"] == 4 * 500
+    assert found["bucket, sorted by rank"] == 4 * 500
+    assert "bucket, within gloo" not in found
+    assert found["gathered weights"] == 4 * 1080  # less than 600 / 2 + 100 + 1000
+    assert found["small weights"] == 4 * 10
+    assert sizes(replace(setting, reuse=0, prefetch=0))["gathered weights"] == 4 * 1000
+
+
+def test_a_single_rank_on_a_cpu_gathers_nothing_and_takes_what_it_touches(setting: Setting) -> None:
+    found = sizes(replace(setting, ranks=1, gpu=False, reduce_bucket=10_000))
+    assert "gathered weights" not in found
+    assert found["gradient bucket"] == found["bucket, sorted by rank"] == 4 * 1080
+    assert all(part.on_host for part in parts_of(replace(setting, gpu=False)))
+
+
+def test_activations(setting: Setting) -> None:
+    # Of a position and layer in float32: 6 H + 2 Q + 2 K + 4 F numbers; two sequences of 8, two layers.
+    layer = 4 * (6 * 10 + 2 * 12 + 2 * 6 + 4 * 30)
+    assert sizes(setting)["activations"] == 2 * 16 * layer
+    assert sizes(replace(setting, checkpointing=True))["activations"] == 2 * 16 * 4 * 10 + 16 * layer
+    assert sizes(replace(setting, budget=10))["activations"] == 2 * 10 * layer
+
+
+def test_offload_moves_to_the_host_what_it_says(setting: Setting) -> None:
+    host = {part.name for part in parts_of(replace(setting, offload_optimizer="cpu")) if part.on_host}
+    assert host == {
+        "master weights",
+        "optimizer states",
+        "gradients",
+        "gradients for the optimizer",
+        "model, as it is loaded",
+        "weights, while they are sharded",
+        "master weights, as they are made",
+    }
+    both = replace(setting, offload_optimizer="cpu", offload_param="cpu")
+    assert host | {"weights"} == {part.name for part in parts_of(both) if part.on_host}
+    assert "optimizer states" not in sizes(replace(setting, offload_optimizer="nvme"))
+
+
+def test_every_rank_loads_the_model_whole(setting: Setting) -> None:
+    assert sizes(setting)["model, as it is loaded"] == 4 * 1080
+    assert sizes(replace(setting, ranks=64))["model, as it is loaded"] == 4 * 1080
+    both = size_in(parts_of(replace(setting, reference=True)), "load", on_host=True)
+    assert both == size_in(parts_of(setting), "load", on_host=True) + 4 * 1080
+
+
+def test_every_gpu_holds_the_whole_model_before_it_is_sharded(setting: Setting) -> None:
+    found = sizes(setting)
+    assert found["whole model, before it is sharded"] == 4 * 1080
+    everything_away = replace(setting, ranks=64, offload_optimizer="cpu", offload_param="cpu")
+    assert size_in(parts_of(everything_away), "load", on_host=False) == 4 * 1080
+    # The reference has been sharded by then.
+    assert size_in(parts_of(replace(setting, reference=True)), "load", on_host=False) == 4 * (
+        1080 + 250 + 18 + 3
+    )
+    assert "whole model, before it is sharded" not in sizes(replace(setting, gpu=False))
+
+
+def test_no_number_of_gpus_of_80_gib_loads_72b_and_the_example_of_32b_fits_its_sixteen() -> None:
+    large, example = (shape_of(MODELS[name]) for name in ("Qwen2.5-72B", "Qwen2.5-32B"))
+    assert large is not None
+    assert example is not None
+    usable = 0.9 * 80 * GIB - 2 * GIB
+    assert peak_of(parts_of(setting_of_table(large, 64)), on_host=False).size > 80 * GIB
+    assert peak_of(parts_of(setting_of_table(example, 16)), on_host=False).size < usable
+
+
+@pytest.mark.parametrize(
+    ("overrides", "needed"),
+    [
+        ([], 4 * 527_104),
+        (["model.dtype=bfloat16"], 2 * 527_104),
+        (["train.beta=0.1"], 4 * 527_104 * 2),
+        (["train.beta=0.1", "deepspeed.offload_param=cpu"], 4 * 527_104),
+    ],
+)
+def test_a_model_that_no_gpu_holds_is_refused_before_it_loads(overrides: list[str], needed: int) -> None:
+    run = load_run("quickstart", overrides, world_size=1)
+    check_load(run, needed)
+    check_load(run, None)
+    with pytest.raises(ConfigError, match="holds the whole model on its GPU while it loads") as refused:
+        check_load(run, needed - 1)
+    [problem] = refused.value.problems
+    assert problem.key == "model.path"
+    assert ("model.dtype: bfloat16" in problem.allowed) == ("model.dtype=bfloat16" not in overrides)
+    assert "more ranks" in problem.allowed
+
+
+def test_a_model_that_is_given_is_measured_itself() -> None:
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", **SMALL), dtype=torch.bfloat16)
+    weights = sum(weight.numel() for weight in model.parameters())
+    run = replace(load_run("quickstart", world_size=1), given=Given(model=model))
+    check_load(run, 2 * weights)
+    with pytest.raises(ConfigError):
+        check_load(run, 2 * weights - 1)
+
+
+def test_the_plan_says_which_gpus_are_too_small(setting: Setting) -> None:
+    shape = shape_of(MODELS["Qwen2.5-72B"])
+    assert shape is not None
+    console = Console(width=200, record=True, file=StringIO())
+    console.print(memory_report(setting_of_table(shape, 32), prompt_assumed=False))
+    told = " ".join(console.export_text().split())
+    assert "whole model while it loads, 135.4 GiB, however many ranks" in told
+    assert "it does not fit one of 16, 24, 40, 48, 80 GiB." in told
+    console.print(memory_report(setting, prompt_assumed=False))
+    assert "does not fit" not in console.export_text()
+
+
+def test_adapters_alone_have_gradients_and_states(setting: Setting) -> None:
+    shape = shape_of(SMALL | CONFIGS["llama"])
+    assert shape is not None
+    trained = shape.adapters(2, ["q_proj", "model.v_proj"], ["v_proj"])
+    assert trained == (2 * 64, 2 * 64) * 3
+    assert sum(shape.adapters(2, "all-linear", [])) == 3 * 2 * (4 * 64 + 2 * 32 + 2 * 64 + 3 * (64 + 96))
+    found = sizes(replace(setting, shape=shape, trained=trained, ranks=1, gpu=False))
+    assert found["optimizer states"] == 8 * sum(trained)
+    assert found["weights"] == 4 * (shape.parameters + sum(trained))
+    assert "gradient of the head" not in found
+
+
+def test_what_generates(setting: Setting) -> None:
+    found = sizes(setting)
+    assert found["copy of the policy that generates"] == 4 * 1080
+    assert found["keys and values"] == 2 * 4 * 6 * (2 + 1) * 8 * (3 + 5)
+    assert "copy of the policy that generates" not in sizes(replace(setting, copy="shards"))
+    engine = replace(setting, copy="engine", engine_ranks=2, engine_cache=77)
+    assert sizes(engine)["vLLM's weights"] == 2 * 1080
+    assert sizes(engine)["vLLM's keys and values"] == 77
+
+
+def test_the_peak_is_that_of_its_phase(setting: Setting) -> None:
+    parts = parts_of(setting)
+    for on_host in (False, True):
+        peak = peak_of(parts, on_host)
+        assert peak.size == max(size_in(parts, phase, on_host) for phase in PHASES)
+        assert peak.size == size_in(parts, peak.phase, on_host)
+
+
+def test_what_other_modules_decide_is_what_they_have() -> None:
+    from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
+
+    assert formula.CHUNK == chunked_head.LOGITS_PER_CHUNK
+    assert formula.SYNC == weight_stream.BUCKET_BYTES
+    zero = DeepSpeedZeroConfig(stage=3)
+    assert {name: getattr(zero, name.removeprefix("stage3_")) for name in DEFAULTS} == DEFAULTS
+
+
+def test_a_run_files_own_settings_count() -> None:
+    run = load_run(
+        "quickstart",
+        [
+            "deepspeed.settings={zero_optimization: {reduce_bucket_size: 5e6, sub_group_size: auto}}",
+            "deepspeed.stage3_param_persistence_threshold=7",
+            "train.beta=0.1",
+            "generator={name: hf, batch_size: 32}",
+            "data.max_prompt_length=9",
+        ],
+        world_size=2,
+    )
+    setting = run_setting(run, gpu=True)
+    assert setting.reduce_bucket == 5_000_000
+    assert setting.sub_group == DEFAULTS["sub_group_size"]
+    assert setting.persistent == 7
+    assert setting.reference
+    assert (setting.prompt, setting.completion, setting.sequences) == (9, 4, 256)
+    assert setting.sampled == 32
+    assert setting.shape.parameters == 527_104
+    assert run_setting(run, gpu=True, prompt_tokens=50).prompt == 50
+
+
+@pytest.mark.parametrize("width", ["80", "120"])
+def test_the_command_prints_both_tables_and_what_it_leaves_out(width: str) -> None:
+    arguments = ["plan", "quickstart", "--memory", "--world-size", "2"]
+    done = CliRunner().invoke(cli.app, arguments, env={"COLUMNS": width})
+    assert done.exit_code == 0
+    assert "Memory of each of 2 ranks" in done.output
+    for phase in PHASES:
+        assert f"{phase}: " in done.output
+    assert "Without GPUs, all in the host's memory" in done.output
+    assert "assumed: say it by --prompt-tokens" in done.output
+    assert "fragmentation" in done.output
+    done = CliRunner().invoke(cli.app, [*arguments, "--prompt-tokens", "9"], env={"COLUMNS": width})
+    assert "Prompts: 9 tokens;" in done.output
+
+
+def test_the_page_has_the_formulas_tables() -> None:
+    page = (ROOT / "docs" / "scaling.md").read_text(encoding="utf-8")
+    by_ranks, by_setting = tables().split("\n\n")
+    assert by_ranks in page, "python -m grpox.policy.memory_plan.table prints what belongs there"
+    assert by_setting in page, "python -m grpox.policy.memory_plan.table prints what belongs there"
+
+
+def test_the_page_explains_every_part() -> None:
+    page = (ROOT / "docs" / "scaling.md").read_text(encoding="utf-8")
+    base = run_setting(load_run("quickstart", world_size=2), gpu=False)
+    ways = [
+        base,
+        replace(base, offload_optimizer="cpu", reference=True, fused=False, background=True),
+        replace(base, copy="engine"),
+        replace(base, gpu=True),
+    ]
+    names = {part.name for way in ways for part in parts_of(way)}
+    listed = set(re.findall(r"^\| ([^|`]+?) \|", page, flags=re.MULTILINE))
+    assert names <= listed

@@ -1,0 +1,179 @@
+"""Architectures that give the same log-probabilities by other ways, and those that keep their own forward."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from support.small_models import TRAIN, batch, far, gradient_of, model_of
+
+from grpox.config import TrainConfig
+from grpox.policy.forward_modes import PLAIN, ForwardWays
+from grpox.policy.logprobs import completion_logprobs
+from grpox.policy.scoring_forward import forget, not_taken, prepare
+
+SHARED, CHUNKED = ForwardWays(chunked=True, shared_width=32), ForwardWays(chunked=True)
+PACKED = ForwardWays(chunked=True, packed=True)
+TEMPERATURE = 0.8
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "ways"),
+    [
+        ("llama", {}, SHARED),
+        ("llama", {"tie_word_embeddings": True}, SHARED),
+        ("qwen2", {}, SHARED),
+        ("qwen3", {"head_dim": 8}, SHARED),
+        ("gpt2", {"n_embd": 32, "n_layer": 2, "n_head": 4}, SHARED),
+        ("cohere", {"logit_scale": 0.25}, SHARED),
+        ("granite", {"logits_scaling": 4.0}, SHARED),
+        ("gemma2", {"head_dim": 8, "final_logit_softcapping": 2.0}, CHUNKED),  # half its layers are windowed
+        ("mistral", {"sliding_window": 2}, CHUNKED),
+    ],
+)
+def test_log_probabilities_entropies_and_gradients_are_those_of_the_models_own_forward(
+    kind: str, settings: dict[str, Any], ways: ForwardWays
+) -> None:
+    plain = model_of(kind, **settings)
+    model = copy.deepcopy(plain)
+    assert prepare(model, TRAIN) == ways
+    given = batch()
+    mask = given.token_mask
+    expected, expected_entropy = completion_logprobs(plain, given, TEMPERATURE)
+    found, entropy = completion_logprobs(model, given, TEMPERATURE, ways)
+    torch.testing.assert_close(found[mask], expected[mask], rtol=0, atol=1e-5)
+    torch.testing.assert_close(entropy[mask], expected_entropy[mask], rtol=0, atol=1e-5)
+    upstream = torch.randn(found.shape, dtype=torch.float64) * mask
+    (found * upstream).sum().backward()
+    (expected * upstream).sum().backward()
+    assert far(gradient_of(model), gradient_of(plain)) < 1e-6
+
+
+def test_a_head_that_does_more_than_its_configuration_says_keeps_its_forward() -> None:
+    model = model_of("llama")
+    own = model.forward
+    model.forward = lambda *args, **kwargs: _halved(own(*args, **kwargs))  # type: ignore[method-assign]
+    assert prepare(model, TRAIN) == PLAIN
+
+
+def _halved(output: Any) -> Any:
+    output.logits = output.logits / 2
+    return output
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "ways"), [("mixtral", {"num_local_experts": 4}, SHARED), ("mamba", {}, CHUNKED)]
+)
+def test_experts_share_rows_and_recurrent_layers_do_not(
+    kind: str, settings: dict[str, Any], ways: ForwardWays
+) -> None:
+    assert prepare(model_of(kind, torch.float32, **settings), TRAIN) == ways
+
+
+def test_weights_that_are_not_finite_change_nothing() -> None:
+    model = model_of("llama")
+    model.get_output_embeddings().weight.data[:] = torch.nan
+    assert prepare(model, TRAIN) == PLAIN
+    assert "forward" not in vars(model)
+
+
+def test_attention_that_cannot_be_masked_keeps_a_row_for_each_sequence() -> None:
+    model = model_of("llama", torch.float32)
+    model.set_attn_implementation("eager")
+    assert prepare(model, TRAIN) == CHUNKED
+
+
+@pytest.fixture
+def tells_sequences_by_positions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the attention kernels for packed sequences, which need CUDA: sdpa does it too, with a mask."""
+    monkeypatch.setattr("grpox.policy.scoring_forward._attends_by_positions", lambda model: True)
+
+
+@pytest.mark.usefixtures("tells_sequences_by_positions")
+def test_packed_sequences_give_the_log_probabilities_and_gradients_of_padded_ones() -> None:
+    train, plain, model = TrainConfig(prefix_sharing=False), model_of("llama"), model_of("llama")
+    assert prepare(model, train) == PACKED
+    for each, ways in ((plain, PLAIN), (model, PACKED)):
+        logprobs, _ = completion_logprobs(each, batch(), TEMPERATURE, ways)
+        (logprobs * batch().token_mask).sum().backward()
+    assert far(gradient_of(model), gradient_of(plain)) < 1e-6
+
+
+@pytest.mark.usefixtures("tells_sequences_by_positions")
+def test_a_model_that_sees_beyond_its_sequence_is_not_packed() -> None:
+    model = model_of("llama")
+    layers = model.base_model.layers
+    layers[0].register_forward_pre_hook(lambda layer, args: (args[0] + args[0].roll(1, dims=1), *args[1:]))
+    assert prepare(model, TrainConfig(prefix_sharing=False)) != PACKED
+
+
+def test_only_attention_with_a_kernel_for_it_packs() -> None:
+    assert prepare(model_of("llama"), TrainConfig(prefix_sharing=False)) == CHUNKED
+
+
+@pytest.mark.parametrize(
+    ("settings", "ways"), [({"prefix_sharing": False}, CHUNKED), ({"chunked_logprobs": False}, PLAIN)]
+)
+def test_a_run_can_turn_each_off(settings: dict[str, Any], ways: ForwardWays) -> None:
+    assert prepare(model_of("llama"), TrainConfig(**settings)) == ways
+
+
+def test_a_prepared_model_still_generates_and_can_forget() -> None:
+    model = model_of("llama")
+    ids = torch.tensor([[5, 6, 7]])
+    before = model.generate(ids, max_new_tokens=5, do_sample=False)
+    prepare(model, TRAIN)
+    assert torch.equal(model.generate(ids, max_new_tokens=5, do_sample=False), before)
+    forget(model)
+    assert "forward" not in vars(model)
+    assert "forward" not in vars(model.get_output_embeddings())
+
+
+def test_what_the_trial_of_a_way_raises_is_told_with_its_type_and_text() -> None:
+    model = model_of("llama")
+    own = model.base_model.forward
+
+    def forward(*args: Any, **inputs: Any) -> Any:
+        if getattr(inputs.get("attention_mask"), "ndim", 0) == 4:
+            raise RuntimeError("no mask of four dimensions")
+        return own(*args, **inputs)
+
+    model.base_model.forward = forward
+    ways = prepare(model, TRAIN)
+    assert ways == CHUNKED
+    told = "the trial of train.prefix_sharing raised RuntimeError: no mask of four dimensions"
+    assert told in str(not_taken(model, TRAIN, ways))
+    assert prepare(model_of("llama"), TRAIN).failures == ()
+
+
+def test_flash_attention_says_what_it_turns_off() -> None:
+    """Its kernels work on a GPU alone, and the ways are tried before the model is there."""
+    model = model_of("llama")
+    model.config._attn_implementation = "flash_attention_2"
+
+    def forward(*args: Any, **inputs: Any) -> Any:
+        raise RuntimeError("FlashAttention only supports CUDA")
+
+    model.base_model.forward = forward
+    ways = prepare(model, TRAIN)
+    assert ways == PLAIN
+    told = str(not_taken(model, TRAIN, ways))
+    assert "goes without train.chunked_logprobs and train.packing and train.prefix_sharing" in told
+    assert "model.init.attn_implementation is flash_attention_2" in told
+    for way in ("packing", "chunked_logprobs"):
+        assert f"the trial of train.{way} raised RuntimeError: FlashAttention only supports CUDA" in told
+    assert str(not_taken(model, TRAIN, PACKED)).startswith(
+        "LlamaForCausalLM goes without train.prefix_sharing:"
+    )
+    assert not_taken(model, TrainConfig(prefix_sharing=False), PACKED) is None
+
+
+def test_what_a_run_asks_for_in_vain_is_told() -> None:
+    model = model_of("llama")
+    assert not_taken(model, TRAIN, SHARED) is None
+    assert not_taken(model, TrainConfig(prefix_sharing=False), CHUNKED) is None
+    assert not_taken(model, TrainConfig(chunked_logprobs=False), PLAIN) is None
+    assert "cannot use train.prefix_sharing" in str(not_taken(model, TRAIN, CHUNKED))
+    assert "neither train.chunked_logprobs" in str(not_taken(model, TRAIN, PLAIN))

@@ -1,0 +1,245 @@
+"""Groups that teach nothing are replaced by others: which, by which, for how long, and alike on every rank."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from test_prefetch import Ahead, Observed, Policy, Prompts
+from test_sampler import STATE, ThreadedWorld
+
+from grpox.config import SamplingConfig
+from grpox.contracts import Rollout
+from grpox.data.prompt_cursor import PromptDraws
+from grpox.data.schedule import BatchPlan, PromptSampler, Schedule
+from grpox.rollout.dynamic_sampling import Refilled, SampledGroups, refill
+from grpox.rollout.rewards import NamedReward
+from grpox.rollout.sampler import Collector, Sampler
+from grpox.rollout.scored import ScoredRow
+from grpox.runtime.world import World
+from grpox.training.trainer import Trainer
+from grpox_advantages.configs import GroupConfig
+from grpox_advantages.scalers import Group
+
+ALONE = World(0, 1, torch.device("cpu"))
+
+
+def groups(*rewards: tuple[float, ...], first: int = 0, logged: float = 0.0) -> SampledGroups:
+    """Groups with these rewards, of the prompts from `first` on."""
+    rows = [
+        ScoredRow(
+            Rollout(group, sample, (first + group,), (1,) * (sample + 1), "stop", 0), (reward,), (False,), {}
+        )
+        for group, of_group in enumerate(rewards)
+        for sample, reward in enumerate(of_group)
+    ]
+    indices = range(first, first + len(rewards))
+    return SampledGroups.of(indices, rows, {"told": {"f": logged}})
+
+
+def is_flat(group: Any) -> bool:
+    return len({row.rewards for row in group}) == 1
+
+
+def refilled(first: SampledGroups, rounds: list[SampledGroups]) -> tuple[Refilled, list[int]]:
+    """The batch, and how many prompts were drawn in each round."""
+    drawn: list[int] = []
+
+    def draw(count: int) -> list[int]:
+        drawn.append(count)
+        return list(rounds[len(drawn) - 1].indices)
+
+    def sample(number: int, indices: Any) -> SampledGroups:
+        assert number == len(drawn)
+        assert list(indices) == list(rounds[number - 1].indices)
+        return rounds[number - 1]
+
+    return refill(first, len(rounds), draw, sample, is_flat), drawn
+
+
+def test_flat_groups_are_replaced_in_the_order_of_drawing() -> None:
+    first = groups((0, 1), (1, 1), (0, 1), (0, 0), (1, 1))
+    made, drawn = refilled(first, [groups((0, 0), (2, 3), (4, 5), first=10), groups((6, 7), first=20)])
+    assert drawn == [3, 1]
+    assert made.batch.indices == [0, 11, 2, 12, 20]
+    assert [row.rewards for row in made.batch.rows] == [(r,) for r in (0, 1, 2, 3, 0, 1, 4, 5, 6, 7)]
+    places = [(row.rollout.group_id, row.rollout.sample) for row in made.batch.rows]
+    assert places == [(group, sample) for group in range(5) for sample in range(2)]
+    assert [row.rollout.prompt_ids for row in made.batch.rows[::2]] == [(0,), (11,), (2,), (12,), (20,)]
+    assert made.metrics == {
+        "dynamic_sampling/rounds": 2,
+        "dynamic_sampling/replaced": 0.6,
+        "dynamic_sampling/prompts": 9,
+    }
+    # All that was sampled is in the batch or dropped: two rows of each of nine prompts.
+    assert len(made.dropped) == 18 - 10
+
+
+def test_what_the_rounds_do_not_replace_stays_as_it_was() -> None:
+    first = groups((1, 1), (0, 0), (0, 1))
+    made, drawn = refilled(first, [groups((0, 0), (2, 3), first=10)])
+    assert drawn == [2]
+    assert made.batch.indices == [11, 1, 2]
+    assert [row.rewards[0] for row in made.batch.rows] == [2, 3, 0, 0, 0, 1]
+    assert made.metrics["dynamic_sampling/replaced"] == pytest.approx(1 / 3)
+
+
+def test_a_batch_without_flat_groups_is_left_alone() -> None:
+    first = groups((0, 1), (0, 2))
+    made, drawn = refilled(first, [groups((0, 1), first=10)])
+    assert (drawn, made.batch.indices, made.dropped) == ([], [0, 1], [])
+    assert made.metrics["dynamic_sampling/rounds"] == 0
+
+
+def test_what_functions_log_is_weighed_by_completions() -> None:
+    made, _ = refilled(groups((1, 1), (0, 1), (0, 1)), [groups((0, 1), first=9, logged=4.0)])
+    assert made.batch.logged == {"told": {"f": 1.0}}  # 6 of 0, 2 of 4
+
+
+# -- In a run --------------------------------------------------------------------------------------------
+
+
+def odd_ones_differ(prompts: Any, completions: Any, log_metric: Any, **_: Any) -> list[float]:
+    """Of an even prompt all completions score alike; of an odd one each has its number in the group."""
+    log_metric("calls", 1.0)
+    pairs = zip(prompts, completions, strict=True)
+    return [float(text.split()[1]) if int(prompt) % 2 else 1.0 for prompt, text in pairs]
+
+
+def collector(rounds: int = 3, world: Any = ALONE, reward: Any = odd_ones_differ) -> Collector:
+    engine: Any = SimpleNamespace(steps=0, weights=lambda: iter(()))
+    generator: Any = Ahead()
+    named = [NamedReward("odd", reward, on_error="abstain")]
+    sampler = Sampler(engine, generator, named, world, seed=0)
+    prompts: Any = Prompts()
+    return Collector(sampler, prompts, Group(GroupConfig()), SamplingConfig(), 2, rounds=rounds)
+
+
+def in_order(size: int = 4, prompts: int = 100) -> PromptDraws:
+    return PromptDraws(PromptSampler(prompts, size, shuffle=False, seed=0))
+
+
+def test_a_generation_batch_is_filled_with_groups_that_teach() -> None:
+    draws = in_order()
+    batch = collector().collect(0, draws.batch(), STATE, draw=draws.more)
+    # 0 and 2 are flat: of 4 and 5 the second teaches, then of 6 none, then of 7.
+    assert batch.indices == [5, 1, 7, 3]
+    assert [row.rollout.prompt_ids for row in batch.rows[::2]] == [(6,), (2,), (8,), (4,)]
+    assert (batch.advantages != 0).all()
+    assert draws.position == 8
+    assert batch.metrics["frac_reward_zero_std"] == 0
+    assert batch.metrics["dynamic_sampling/rounds"] == 3
+    assert batch.metrics["dynamic_sampling/first_reward"] == 1.25
+    assert batch.metrics["reward"] == 1.5
+    assert sorted({row.rollout.prompt_ids[0] - 1 for row in batch.dropped}) == [0, 2, 4, 6]
+    assert batch.logged == {"calls": {"odd": 1.0}}
+
+
+def test_without_the_key_flat_groups_stay() -> None:
+    batch = collector(rounds=0).collect(0, [0, 1, 2, 3], STATE)
+    assert batch.indices == [0, 1, 2, 3]
+    assert batch.metrics["frac_reward_zero_std"] == 0.5
+    assert not any(name.startswith("dynamic_sampling") for name in batch.metrics)
+    assert batch.dropped == ()
+
+
+def test_failures_are_counted_in_groups_that_were_dropped_too() -> None:
+    def breaks_on_even(prompts: Any, completions: Any, **_: Any) -> list[float]:
+        scores = odd_ones_differ(prompts, completions, lambda *told: None)
+        return [
+            score if int(prompt) % 2 else float("nan") for prompt, score in zip(prompts, scores, strict=True)
+        ]
+
+    draws = in_order(2)
+    batch = collector(reward=breaks_on_even).collect(0, draws.batch(), STATE, draw=draws.more)
+    assert batch.indices == [3, 1]
+    assert batch.metrics["rewards/odd/errors"] == 4  # of prompts 0 and 2
+    assert batch.metrics["rewards/odd/abstained"] == 0
+
+
+def test_every_rank_replaces_the_same() -> None:
+    """In the second round one prompt is drawn, of which the other rank has no part."""
+    given: list[list[Any]] = [[], []]
+    meeting, batches = threading.Barrier(2), {}
+
+    def run(rank: int) -> None:
+        draws = in_order()
+        world = ThreadedWorld(rank, given, meeting)
+        batches[rank] = collector(world=world).collect(0, draws.batch(), STATE, draw=draws.more)
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [list(batches[rank].indices) for rank in range(2)] == [[5, 1, 7, 3]] * 2
+    assert batches[0].rows == batches[1].rows
+    assert torch.equal(batches[0].advantages, batches[1].advantages)
+
+
+def trainer(steps: int, done: int = 0, position: int = 0) -> tuple[Trainer, list[Any]]:
+    """Of four prompts a batch out of twelve, and what it trains on."""
+    made = collector()
+    plan = BatchPlan(1, 8, 1, 1, 2)
+    schedule = Schedule(plan, PromptSampler(12, plan.prompts_per_generation, True, 0), max_steps=steps)
+    train = SimpleNamespace(max_staleness=0, old_logprobs="policy", mask_truncated_completions=False, seed=0)
+    parts: dict[str, Any] = {
+        "context": SimpleNamespace(config=SimpleNamespace(train=train)),
+        "policy": Policy(made.sampler.engine, []),
+        "observers": Observed(),
+        "checkpoints": SimpleNamespace(after_step=lambda *_: None, finish=lambda: None),
+    }
+    draws = PromptDraws(schedule.sampler)
+    draws.restore(position)
+    made.sampler.engine.steps = done
+    trained: list[Any] = []
+    parts["observers"].rollouts_scored = lambda _, step, scored: trained.append(
+        (step, [(each.rollout, each.reward, each.advantage) for each in scored])
+    )
+    run = Trainer(
+        world=ALONE,
+        schedule=schedule,
+        collector=made,
+        evaluator=None,
+        pad_token_id=0,
+        draws=draws,
+        **parts,
+    )
+    return run, trained
+
+
+def test_a_run_resumed_at_its_place_in_the_order_trains_on_the_same() -> None:
+    whole, trained = trainer(6)
+    positions = []
+    whole.checkpoints.after_step = lambda run, _: positions.append(run.draws.position)  # type: ignore[method-assign]
+    whole.run()
+    assert len(trained) == 6
+    assert positions[2] > 3 * 4  # prompts were drawn that the schedule does not have
+    resumed, again = trainer(6, done=3, position=positions[2])
+    resumed.run()
+    assert again == trained[3:]
+    names = {"epoch", "dynamic_sampling/prompts", "reward"}
+    for mine, theirs in zip(resumed.observers.metrics, whole.observers.metrics[3:], strict=True):  # type: ignore[attr-defined]
+        assert {name: mine[name] for name in names} == {name: theirs[name] for name in names}
+
+
+def test_the_epoch_counts_every_prompt_that_was_drawn() -> None:
+    run, _ = trainer(6)
+    seen: list[tuple[float, float]] = []
+    collect = run.collector.collect
+
+    def noted(generation: int, indices: Any, state: Any, **more: Any) -> Any:
+        batch = collect(generation, indices, state, **more)
+        seen.append((state.epoch, run.draws.epoch))  # type: ignore[union-attr]
+        return batch
+
+    run.collector.collect = noted  # type: ignore[method-assign,assignment]
+    run.run()
+    metrics = run.observers.metrics  # type: ignore[attr-defined]
+    assert [told["epoch"] for told in metrics] == [after for _, after in seen]
+    assert seen[0][0] == 0
+    assert [before for before, _ in seen[1:]] == [after for _, after in seen[:-1]]
+    assert metrics[-1]["epoch"] > 6 * 4 / 12

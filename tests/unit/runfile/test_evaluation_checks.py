@@ -1,0 +1,192 @@
+"""What is wrong with an evaluation, or with a metric that a key names, is told before a model loads."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from grpox.checkpoint.best import best_of
+from grpox.checkpoint.folders import folder_of
+from grpox.config import CheckpointConfig
+from grpox.errors import ConfigError, Problem
+from grpox.runfile.load import load_run
+from grpox.runfile.metric_names import of_evaluations, of_steps
+
+ROOT = Path(__file__).parents[3]
+SAMPLED = ("evaluation.num_generations=4", "evaluation.temperature=1")
+STOPS = ("evaluation.every=5", "evaluation.early_stop.metric={}")
+
+
+def problems(*overrides: str) -> list[Problem]:
+    with pytest.raises(ConfigError) as caught:
+        load_run("quickstart", overrides)
+    return caught.value.problems
+
+
+def problem(*overrides: str) -> Problem:
+    [found] = problems(*overrides)
+    assert found.where == "command line"
+    return found
+
+
+def test_run_files_of_before_are_what_they_were() -> None:
+    evaluation = load_run("quickstart").config.evaluation
+    assert evaluation is not None
+    assert (evaluation.temperature, evaluation.num_generations, evaluation.pass_at_k) == (0.0, 1, [])
+
+
+@pytest.mark.parametrize("k", ["5", "0", "-1"])
+def test_a_k_that_is_no_number_of_completions(k: str) -> None:
+    found = problem(*SAMPLED, f"evaluation.pass_at_k=[1, {k}]")
+    assert (found.key, found.given) == ("evaluation.pass_at_k[1]", k)
+    assert found.allowed == "1 to 4 (evaluation.num_generations)"
+
+
+def test_the_same_k_twice() -> None:
+    assert problem(*SAMPLED, "evaluation.pass_at_k=[4, 1, 4]").key == "evaluation.pass_at_k[2]"
+
+
+def test_several_completions_that_would_all_be_the_same() -> None:
+    [found] = problems("evaluation.num_generations=4")
+    assert (found.key, found.given) == ("evaluation.temperature", "0 with evaluation.num_generations 4")
+    load_run("quickstart", ["evaluation.num_generations=4", "evaluation.sampling.temperature=0.5"])
+
+
+@pytest.mark.parametrize(
+    ("override", "key"),
+    [
+        ("evaluation.sampling.min_completion_length=9", "evaluation.sampling.min_completion_length"),
+        ("evaluation.sampling.stop=['']", "evaluation.sampling.stop"),
+        (
+            "evaluation.sampling.generation_kwargs={num_beems: 2}",
+            "evaluation.sampling.generation_kwargs.num_beems",
+        ),
+        ("evaluation.sampling.top_p=1.5", "evaluation.sampling.top_p"),
+        ("evaluation.sampling.tempreature=1", "evaluation.sampling.tempreature"),
+        ("evaluation.early_stop={metric: accuracy, patience: 0}", "evaluation.early_stop.patience"),
+    ],
+)
+def test_a_setting_that_cannot_be(override: str, key: str) -> None:
+    assert problem("evaluation.every=5", override).key == key
+
+
+def test_rewards_of_its_own_are_components_like_the_runs(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def near(completions, **_):\n    return [0.0] * len(completions)\n")
+    own = f"evaluation.rewards=[math, {{path: '{tmp_path}/mine.py:near'}}]"
+    run = load_run("quickstart", [own, "evaluation.accuracy=near"])
+    assert {key for key in run.components if key.startswith("evaluation")} == {
+        "evaluation.rewards[0]",
+        "evaluation.rewards[1]",
+    }
+    found = problem(own, "evaluation.accuracy=exact")
+    assert (found.key, found.allowed) == ("evaluation.accuracy", "math, near")
+    assert problem("evaluation.rewards=[exatc]", "evaluation.accuracy=null").nearest == "exact"
+    run = load_run("quickstart", ["evaluation.rewards=[exact]", "evaluation.rewards.0.ignore_case=true"])
+    assert run.components["evaluation.rewards[0]"].config.ignore_case is True  # type: ignore[union-attr]
+
+
+# -- Names of metrics ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "metric",
+    [
+        "accuracy",
+        "evaluation/accuracy",
+        "reward",
+        "rewards/exact/mean",
+        "completions/clipped_ratio",
+        "exact/odd",
+    ],
+)
+def test_a_run_may_stop_by_any_metric_of_its_evaluations(metric: str) -> None:
+    load_run("quickstart", [STOPS[0], STOPS[1].format(metric)])
+
+
+@pytest.mark.parametrize(
+    ("metric", "near"),
+    [
+        ("acuracy", "accuracy"),
+        ("eval_reward", "reward"),
+        ("rewards/exakt/mean", "rewards/exact/mean"),
+        ("pass_at_8", "pass_at_4"),
+        ("loss", ""),
+    ],
+)
+def test_a_metric_that_no_evaluation_has(metric: str, near: str) -> None:
+    found = problem(STOPS[0], STOPS[1].format(metric), *SAMPLED, "evaluation.pass_at_k=[4]")
+    assert (found.key, found.given, found.nearest) == ("evaluation.early_stop.metric", metric, near)
+
+
+def test_a_run_that_is_not_evaluated_in_between_cannot_stop_early() -> None:
+    assert problem("evaluation.early_stop.metric=accuracy").key == "evaluation.early_stop"
+
+
+@pytest.mark.parametrize(
+    "metric", ["reward", "kl", "rewards/exact/std", "sampling/kl", "evaluation/accuracy", "exact/odd", "loss"]
+)
+def test_any_metric_may_choose_the_best_checkpoint(metric: str) -> None:
+    load_run("quickstart", [f"checkpoint.best={metric}", "checkpoint.best_is=min"])
+
+
+@pytest.mark.parametrize(
+    ("metric", "near"),
+    [
+        ("accuracy", "evaluation/accuracy"),
+        ("eval_accuracy", "evaluation/accuracy"),
+        ("evaluation/acuracy", "evaluation/accuracy"),
+        ("evaluation/loss", ""),
+        ("rewards/exakt/mean", "rewards/exact/mean"),
+        ("rewrd", "reward"),
+    ],
+)
+def test_a_best_by_a_metric_that_nobody_logs(metric: str, near: str) -> None:
+    found = problem(f"checkpoint.best={metric}")
+    assert (found.key, found.given) == ("checkpoint.best", metric)
+    assert found.nearest == near or (not near and found.nearest != metric)
+
+
+def test_a_best_by_an_evaluation_that_there_is_not() -> None:
+    found = problem("evaluation=null", "checkpoint.best=evaluation/accuracy")
+    assert found.what == "nothing is evaluated in this run"
+
+
+def test_functions_of_ones_own_may_log_any_name_but_a_slip(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def near(completions, **_):\n    return [0.0] * len(completions)\n")
+    own = f"rewards=[{{path: '{tmp_path}/mine.py:near'}}]"
+    common = (own, "evaluation.accuracy=near", STOPS[0])
+    load_run("quickstart", [*common, STOPS[1].format("judge/score"), "checkpoint.best=evaluation/judge/score"])
+    assert problem(*common, STOPS[1].format("acuracy")).nearest == "accuracy"
+    assert problem(*common, "checkpoint.best=rewards/exact/mean").nearest == "rewards/near/mean"
+
+
+def documented(heading: str) -> list[str]:
+    """The names in the first column of the table of docs/metrics.md that has this heading."""
+    text = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
+    [table, *_] = re.findall(rf"^\| {heading} \|.*\n\|[-|]+\n((?:\|.*\n)+)", text, re.MULTILINE)
+    names: list[str] = []
+    for row in table.splitlines():
+        first, *others = re.findall(r"`([^`]+)`", row.split("|")[1])
+        folder = first.rpartition("/")[0]
+        names += [first, *(f"{folder}/{other}" if folder and "/" not in other else other for other in others)]
+    return [name.replace("<f>", "exact").replace("<k>", "4").replace("<phase>", "update") for name in names]
+
+
+def test_the_metrics_of_the_page_are_known() -> None:
+    abstains = "rewards=[{name: exact, on_error: abstain}]"
+    run = load_run("quickstart", [*SAMPLED, "evaluation.pass_at_k=[4]", abstains])
+    evaluations, steps = of_evaluations(run.config, run.components), of_steps(run.config, run.components)
+    assert [name for name in documented("metric of evaluations") if name not in evaluations.known] == []
+    of_step = [name for name in documented("metric") if not name.startswith("system/")]  # those are of machines
+    assert [name for name in of_step if not steps.has(name)] == []
+
+
+# -- The best checkpoint ---------------------------------------------------------------------------------
+
+
+def test_no_checkpoint_is_the_best_where_none_is_asked_for(tmp_path: Path) -> None:
+    assert best_of([folder_of(tmp_path, 1)], CheckpointConfig()) is None
+    assert json.dumps(best_of([], CheckpointConfig(best="reward"))) == "null"

@@ -1,0 +1,348 @@
+"""Objects given to `grpox.train`: what they replace in the config, and those that no run can use."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pytest
+import torch
+from transformers import (
+    AutoTokenizer,
+    LlamaConfig,
+    LlamaForCausalLM,
+    LlamaForSequenceClassification,
+    LlamaModel,
+)
+
+from grpox import train
+from grpox.config import RunConfig
+from grpox.errors import ConfigError, Problem
+from grpox.runfile.given import Given
+from grpox.runfile.load import ResolvedRun, load_run, resolve_config
+from grpox.training.given_data import as_dataset
+from grpox.training.given_objects import given_objects
+
+ROWS = [{"prompt": f"{n}+1=", "answer": str(n + 1)} for n in range(9)]
+BATCH = {"num_generations": 4, "per_device_train_batch_size": 8}
+TOKENIZER = Path(__file__).parents[3] / "grpox" / "runfile" / "recipes" / "quickstart" / "model"
+
+
+def tiny(**changes: Any) -> LlamaConfig:
+    sizes = {"vocab_size": 17, "hidden_size": 8, "intermediate_size": 8}
+    return LlamaConfig(**sizes, num_hidden_layers=1, num_attention_heads=2, **changes)
+
+
+def brevity(completions: list[str], **_: Any) -> list[float]:
+    return [-float(len(completion)) for completion in completions]
+
+
+@pytest.fixture
+def model() -> LlamaForCausalLM:
+    return LlamaForCausalLM(tiny())
+
+
+def given(
+    model: Any = None, tokenizer: Any = None, dataset: Any = None, held_out: Any = None, rewards: Any = None
+) -> Given:
+    return given_objects(model, tokenizer, dataset, held_out, rewards)
+
+
+def resolved(config: Any, objects: Given) -> ResolvedRun:
+    return resolve_config(config, Path.cwd(), "python", given=objects)
+
+
+def refused(call: Any, *arguments: Any, **options: Any) -> list[Problem]:
+    with pytest.raises(ConfigError) as caught:
+        call(*arguments, **options)
+    return caught.value.problems
+
+
+# -- Models that no file could hold ----------------------------------------------------------------------
+
+
+def shortened(model: LlamaForCausalLM) -> LlamaForCausalLM:
+    del model.model.layers[0]
+    return model
+
+
+def extended(model: LlamaForCausalLM) -> LlamaForCausalLM:
+    model.register_buffer("counts", torch.zeros(17))
+    return model
+
+
+class OfParts(LlamaForCausalLM):
+    """Cannot be built from its configuration alone."""
+
+    def __init__(self, config: LlamaConfig, more: int) -> None:
+        super().__init__(config)
+        self.more = more
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (shortened, "other weights, 9 in all: model.layers.0."),
+        (extended, "other weights, 1 in all: counts"),
+        (lambda model: OfParts(model.config, 3), "cannot be built from its configuration: TypeError: "),
+    ],
+)
+def test_a_model_that_its_configuration_does_not_describe_is_refused(
+    model: LlamaForCausalLM, change: Any, told: str
+) -> None:
+    [problem] = refused(given, change(model))
+    assert problem.key == "model"
+    assert told in problem.what
+
+
+# -- What the run becomes --------------------------------------------------------------------------------
+
+
+def test_objects_alone_make_a_run(model: LlamaForCausalLM) -> None:
+    model.name_or_path = str(TOKENIZER)
+    run = resolved({"train": BATCH}, given(model, None, ROWS, ROWS[:3], brevity))
+    assert (run.config.model.path, run.config.data.path) == (str(TOKENIZER), "(given in Python)")
+    assert run.config.evaluation is not None
+    assert run.config.evaluation.path == "(given in Python)"
+    assert (run.num_prompts, run.plan.prompts_per_generation) == (9, 2)
+    assert run.given.model is model
+    assert run.build("rewards[0]") is brevity
+    assert run.config.rewards[0].label == "brevity"
+
+
+def test_what_an_object_cannot_tell_is_left_to_the_config(model: LlamaForCausalLM) -> None:
+    config = {
+        "model": {"path": str(TOKENIZER), "chat_template_kwargs": {"a": 1}},
+        "data": {"path": "none.jsonl", "split": "test", "prompt_column": "question"},
+        "evaluation": {"path": "none.jsonl", "every": 5},
+        "train": BATCH,
+    }
+    before = repr(config)
+    run = resolved(config, given(model, None, ROWS, ROWS[:3], brevity))
+    assert run.config.model.chat_template_kwargs == {"a": 1}
+    assert run.config.model.path == str(TOKENIZER)  # the object does not say where it is from
+    assert (run.config.data.split, run.config.data.prompt_column) == ("train", "question")
+    assert run.config.evaluation is not None
+    assert run.config.evaluation.every == 5
+    assert repr(config) == before
+
+
+def test_objects_stand_in_for_those_of_a_recipe(model: LlamaForCausalLM) -> None:
+    run = load_run(
+        "quickstart", ["train.max_steps=3"], given=given(dataset=ROWS * 4, rewards=[brevity, "exact"])
+    )
+    assert (run.num_prompts, run.config.train.max_steps) == (36, 3)
+    assert run.config.reward_labels == ["brevity", "exact"]
+    assert run.config.model.path == str(TOKENIZER)
+
+
+def test_the_dtype_is_that_of_the_model(model: LlamaForCausalLM) -> None:
+    model.name_or_path = str(TOKENIZER)
+    objects = given(model.to(torch.bfloat16), None, ROWS, None, brevity)
+    assert resolved({"train": BATCH}, objects).config.model.dtype == "bfloat16"
+    (problem,) = refused(resolved, {"train": BATCH, "model": {"dtype": "float32"}}, objects)
+    assert (problem.key, problem.given, problem.allowed) == ("model.dtype", "float32", "bfloat16")
+    config = RunConfig.model_validate(
+        {"model": {"path": "x"}, "data": {"path": "y"}, "rewards": ["exact"], "train": BATCH}
+    )
+    assert resolved(config, objects).config.model.dtype == "bfloat16"  # float32 is nobody's choice there
+    assert config.model.path == "x"
+
+
+def test_paths_in_place_of_objects_start_from_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.jsonl").write_text('{"prompt": "a"}\n' * 2)
+    run = load_run("quickstart", ["train.num_generations=128"], given=given(dataset="mine.jsonl"))
+    assert (run.config.data.path, run.num_prompts) == (str(tmp_path / "mine.jsonl"), 2)
+    (problem,) = refused(load_run, "quickstart", given=given(model="./none"))
+    assert (problem.where, problem.key, problem.given) == ("train()", "model.path", str(tmp_path / "none"))
+
+
+def test_a_problem_is_placed_at_the_argument_that_brought_it() -> None:
+    (problem,) = refused(load_run, "quickstart", ["evaluation=null"], given=given(rewards=[brevity, "exakt"]))
+    assert (problem.where, problem.key, problem.nearest) == ("train()", "rewards[1]", "exact")
+    (problem,) = refused(load_run, "quickstart", given=given(dataset=ROWS))
+    assert problem.what == "one generation batch needs 16 prompts, the data has 9"
+
+
+def test_a_stream_needs_a_number_of_steps() -> None:
+    stream = datasets.Dataset.from_list(ROWS).to_iterable_dataset()
+    config = {"model": {"path": str(TOKENIZER)}, "rewards": ["exact"]}
+    (problem,) = refused(resolved, config | {"train": BATCH}, given(dataset=stream))
+    assert problem.key == "train.max_steps"
+    run = resolved(config | {"train": BATCH | {"max_steps": 2}}, given(dataset=stream))
+    assert (run.num_prompts, run.given.dataset) == (None, stream)
+
+
+# -- Rewards ---------------------------------------------------------------------------------------------
+
+
+def test_functions_names_and_mappings_mix_and_keep_their_weights() -> None:
+    class Judge:
+        def __call__(self, completions: list[str]) -> list[float]:
+            return [0.0] * len(completions)
+
+    judge = Judge()
+    rewards = [
+        brevity,
+        "exact",
+        {"name": "regex", "pattern": "a", "weight": 0.5},
+        {"function": judge, "weight": 2, "on_error": "abstain"},
+        functools.partial(brevity, answer="x"),
+    ]
+    config = {"model": {"path": str(TOKENIZER)}, "train": BATCH}
+    run = resolved(config, given(dataset=ROWS, rewards=rewards))
+    assert run.config.reward_labels == ["brevity", "exact", "regex", "Judge", "brevity-2"]
+    assert [reward.weight for reward in run.config.rewards] == [1, 1, 0.5, 2, 1]
+    assert run.config.rewards[3].on_error == "abstain"
+    assert run.build("rewards[3]") is judge
+
+
+@pytest.mark.parametrize("reward", [3, None, torch.nn.Linear(1, 1)])
+def test_what_is_no_reward_function(reward: Any) -> None:
+    (problem,) = refused(given, rewards=[brevity, reward])
+    assert (problem.where, problem.key, problem.what) == ("train()", "rewards[1]", "is no reward function")
+
+
+def test_a_sequence_classification_model_is_the_component_reward_model() -> None:
+    judge = LlamaForSequenceClassification(tiny(num_labels=1, pad_token_id=0))
+    judge.name_or_path = str(TOKENIZER)
+    config = {"model": {"path": str(TOKENIZER)}, "train": BATCH}
+    rewards = [judge, {"function": judge, "batch_size": 3, "weight": 0.5}, "exact"]
+    run = resolved(config, given(dataset=ROWS, rewards=rewards))
+    assert run.config.reward_labels == ["reward_model", "reward_model-2", "exact"]
+    assert run.config.rewards[1].weight == 0.5
+    built = run.build("rewards[1]")
+    assert built.config.batch_size == 3
+    scores = built(prompts=["1+1=", "2+2="], completions=["2", "4"])
+    tokens = AutoTokenizer.from_pretrained(TOKENIZER)(["1+1=2", "2+2=4"], return_tensors="pt")
+    assert scores == pytest.approx(judge.eval()(**tokens).logits[:, 0].tolist(), abs=1e-6)
+
+
+def test_models_that_do_not_give_one_score() -> None:
+    nowhere = LlamaForSequenceClassification(tiny(num_labels=1, pad_token_id=0))
+    for judge in (LlamaForCausalLM(tiny()), LlamaForSequenceClassification(tiny()), nowhere):
+        (problem,) = refused(given, rewards=judge)
+        assert (problem.where, problem.key) == ("train()", "rewards[0]")
+
+
+def test_a_function_takes_no_parameters() -> None:
+    config = {"model": {"path": str(TOKENIZER)}, "train": BATCH}
+    rewards = [{"function": brevity, "target": 3}]
+    (problem,) = refused(resolved, config, given(dataset=ROWS, rewards=rewards))
+    assert (problem.where, problem.key) == ("train()", "rewards[0].target")
+
+
+# -- Models and tokenizers -------------------------------------------------------------------------------
+
+
+def test_models_that_no_run_can_train(model: LlamaForCausalLM) -> None:
+    half = LlamaForCausalLM(tiny()).to(torch.float16)
+    mixed = LlamaForCausalLM(tiny())
+    mixed.lm_head.to(torch.bfloat16)
+    with torch.device("meta"):
+        nowhere = LlamaForCausalLM(tiny())
+    sharded = LlamaForCausalLM(tiny())
+    next(sharded.parameters()).ds_id = 0
+    cases = [
+        (3, "is no transformers model"),
+        (torch.nn.Linear(1, 1), "is no transformers model"),
+        (LlamaModel(tiny()), "is no language model"),
+        (LlamaForSequenceClassification(tiny()), "is no language model"),
+        (half, "its weights are in float16"),
+        (mixed, "its weights are in bfloat16 and float32"),
+        (nowhere, "its weights are spread over devices, or on none"),
+        (sharded, "its weights are in the shards of a run that did not end"),
+    ]
+    for candidate, what in cases:
+        (problem,) = refused(given, model=candidate)
+        assert (problem.where, problem.key) == ("train()", "model")
+        assert problem.what.startswith(what)
+    assert given(model=model).model is model
+
+
+def test_a_model_from_nowhere_needs_a_tokenizer(model: LlamaForCausalLM) -> None:
+    (problem,) = refused(resolved, {"train": BATCH}, given(model, None, ROWS, None, brevity))
+    assert (problem.key, "tokenizer=" in problem.allowed) == ("model", True)
+    tokenizer = AutoTokenizer.from_pretrained(TOKENIZER)
+    run = resolved({"train": BATCH}, given(model, tokenizer, ROWS, None, brevity))
+    assert run.config.model.path == "(given in Python)"
+
+
+def test_a_loaded_model_takes_no_arguments_of_loading(model: LlamaForCausalLM) -> None:
+    config = {"train": BATCH, "model": {"path": str(TOKENIZER), "init": {"revision": "main"}}}
+    (problem,) = refused(resolved, config, given(model, None, ROWS, None, brevity))
+    assert problem.key == "model.init"
+
+
+def test_what_is_no_tokenizer() -> None:
+    (problem,) = refused(given, tokenizer="gpt2")
+    assert (problem.key, problem.what) == ("tokenizer", "is no tokenizer")
+
+
+# -- Data ------------------------------------------------------------------------------------------------
+
+
+def test_a_list_of_rows_has_the_columns_of_all_of_them() -> None:
+    made = as_dataset([{"prompt": "a"}, {"prompt": "b", "answer": "x"}], "data")
+    assert list(made) == [{"prompt": "a", "answer": None}, {"prompt": "b", "answer": "x"}]
+
+
+def test_the_format_of_a_dataset_is_set_aside() -> None:
+    formatted = datasets.Dataset.from_dict({"prompt": ["a"], "level": [3]}).with_format("torch")
+    assert type(formatted[0]["level"]) is torch.Tensor
+    made = as_dataset(formatted, "data")
+    assert isinstance(made, datasets.Dataset)
+    assert made[0] == {"prompt": "a", "level": 3}
+    assert type(formatted[0]["level"]) is torch.Tensor
+
+
+def test_what_holds_no_rows() -> None:
+    both = datasets.DatasetDict(
+        {"train": datasets.Dataset.from_list(ROWS), "test": datasets.Dataset.from_list(ROWS)}
+    )
+    cases: list[tuple[Any, str]] = [
+        (both, "is several datasets or a mapping of columns, not rows: train, test"),
+        (["a", "b"], "holds no rows"),
+        (3, "holds no rows"),
+        ([{"prompt": object()}], "its rows do not make a table"),
+    ]
+    for value, what in cases:
+        (problem,) = refused(given, dataset=value)
+        assert (problem.where, problem.key) == ("train()", "data")
+        assert problem.what.startswith(what)
+
+
+def test_held_out_prompts_are_no_stream() -> None:
+    (problem,) = refused(given, held_out=datasets.Dataset.from_list(ROWS).to_iterable_dataset())
+    assert (problem.key, problem.given) == ("evaluation", "IterableDataset")
+
+
+def test_no_rows_at_all() -> None:
+    config = {"model": {"path": str(TOKENIZER)}, "rewards": ["exact"], "train": BATCH}
+    (problem,) = refused(resolved, config, given(dataset=[]))
+    assert problem.what == "one generation batch needs 2 prompts, the data has 0"
+
+
+# -- The door itself -------------------------------------------------------------------------------------
+
+
+def test_without_anything_the_required_sections_are_told() -> None:
+    problems = refused(train)
+    assert [problem.key for problem in problems] == ["model", "data", "rewards"]
+
+
+def test_the_record_of_a_run_with_objects_cannot_be_run_again(tmp_path: Path) -> None:
+    config = {
+        "model": {"path": "(given in Python)"},
+        "data": {"path": "(given in Python)"},
+        "evaluation": {"path": "(given in Python)"},
+        "rewards": ["exact"],
+    }
+    problems = refused(resolved, config, Given())
+    assert [problem.key for problem in problems] == ["model.path", "data.path", "evaluation.path"]
+    assert {problem.what for problem in problems} == {"was an object given in Python, which no file can name"}

@@ -1,0 +1,582 @@
+"""`grpox import-trl`: scripts and YAML files for TRL's GRPO become run files of the same algorithm."""
+
+from __future__ import annotations
+
+import json
+import sys
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from grpox.cli import app as cli
+from grpox.cli.import_trl import import_trl
+from grpox.errors import ConfigError, Problem
+from grpox.runfile.from_trl.draft import our_default
+from grpox.runfile.from_trl.field import Verdict
+from grpox.runfile.from_trl.grpo_fields import GRPO_FIELDS
+from grpox.runfile.from_trl.names import FIELDS
+from grpox.runfile.from_trl.trainer_fields import TRAINER_FIELDS
+from grpox.runfile.from_trl.write import inline
+from grpox.runfile.load import ResolvedRun, load_run
+from grpox.runfile.yaml_lines import read_yaml
+
+ROOT = Path(__file__).parents[3]
+YAML = """\
+model_name_or_path: org/model
+dataset_name: org/data
+reward_funcs: [think_format_reward]
+"""
+SCRIPT = """\
+from datasets import load_dataset
+from trl import GRPOConfig, GRPOTrainer
+
+
+def reward_len(completions, **kwargs):
+    return [-abs(20 - len(completion)) for completion in completions]
+
+
+def main():
+    dataset = load_dataset("org/data", split="train[:100]")
+    args = GRPOConfig({arguments})
+    trainer = GRPOTrainer(
+        model="org/model",
+        reward_funcs=reward_len,
+        args=args,
+        train_dataset=dataset,
+    )
+    trainer.train()
+
+
+if __name__ == "__main__":
+    main()
+"""
+"""As TRL's documentation has it, but that importing it does not train."""
+
+Import = Callable[..., tuple[dict[str, Any], str]]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def imported(folder: Path) -> Import:
+    """Imports a text and returns the data of the run file, and its text."""
+
+    def run(text: str, name: str = "grpo.yaml") -> tuple[dict[str, Any], str]:
+        Path(name).write_text(text)
+        import_trl(Path(name), Path("run.yaml"), force=True)
+        written = Path("run.yaml").read_text()
+        return read_yaml(written, "run.yaml").data, written
+
+    return run
+
+
+def script(arguments: str = "") -> str:
+    return SCRIPT.replace("{arguments}", arguments)
+
+
+def refused(text: str, name: str) -> list[Problem]:
+    Path(name).write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        import_trl(Path(name), Path("run.yaml"))
+    assert not Path("run.yaml").exists()
+    return caught.value.problems
+
+
+def command(*arguments: str) -> Result:
+    return CliRunner().invoke(cli.app, ["import-trl", *arguments], env={"COLUMNS": "200"})
+
+
+def told(result: Result, name: str) -> str:
+    """What the table says of a field, its verdict first."""
+    [line] = [line for line in result.stderr.splitlines() if f" {name} " in line]
+    return " ".join(line.split()).partition(f"{name} ")[2]
+
+
+def loaded() -> ResolvedRun:
+    return load_run("run.yaml", world_size=1)
+
+
+# -- What is read ----------------------------------------------------------------------------------------
+
+
+def test_a_yaml_file_becomes_a_run_that_validates(imported: Import) -> None:
+    imported(
+        YAML + "learning_rate: 1e-5\nbeta: 0.04\nepsilon: 0.1\nepsilon_high: 0.28\nloss_type: grpo\n"
+        "scale_rewards: false\nnum_generations: 4\nmax_steps: 20\noutput_dir: runs/a\n"
+        "reward_weights: [0.5]\ndataset_train_split: test\n"
+    )
+    config = loaded().config
+    assert (config.model.path, config.data.path, config.data.split) == ("org/model", "org/data", "test")
+    assert (config.loss.label, config.loss.params) == ("grpo", {"clip_low": 0.1, "clip_high": 0.28})
+    assert (config.advantage.label, config.train.beta, config.train.kl) == ("none", 0.04, "unbiased")
+    assert (config.train.learning_rate, config.train.num_generations, config.train.max_steps) == (1e-5, 4, 20)
+    assert (config.rewards[0].label, config.rewards[0].weight, config.output_dir) == ("format", 0.5, "runs/a")
+
+
+def test_a_script_as_trl_documents_it_becomes_a_run_that_validates(
+    imported: Import, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The script is executed for its reward; TRL itself takes seconds to import, and need not be there.
+    trl = types.ModuleType("trl")
+    vars(trl).update(GRPOConfig=None, GRPOTrainer=None)
+    monkeypatch.setitem(sys.modules, "trl", trl)
+    arguments = 'output_dir="runs/b", use_vllm=True, vllm_mode="server", num_train_epochs=2, bf16=False'
+    imported(script(arguments), "train.py")
+    run = loaded()
+    assert run.num_prompts is None
+    assert run.config.data.split == "train[:100]"
+    assert run.config.generator.label == "vllm-server"
+    assert (run.config.correction.label, run.config.correction.params) == (
+        "sequence-mask",
+        {"low": 0.0, "high": 3.0},
+    )
+    assert run.config.rewards[0].label == "reward_len"
+    assert (run.config.train.num_train_epochs, run.config.model.dtype) == (2, "float32")
+
+
+def test_defaults_of_trl_that_are_not_ours_are_written_out(imported: Import) -> None:
+    data, text = imported(YAML)
+    assert data["train"] == {"num_train_epochs": 3.0, "gradient_checkpointing": True, "seed": 42}
+    assert data["sampling"] == {"max_completion_length": 512}
+    assert (data["model"]["dtype"], data["loss"], data["advantage"]) == ("bfloat16", "dapo", "group")
+    assert "seed: 42  # TRL's default" in text
+
+
+def test_names_assigned_once_are_read_and_everything_else_is_left(folder: Path) -> None:
+    text = script("learning_rate=LR, beta=beta, epsilon=eps, num_iterations=n, seed=SEED, **OPTIONS")
+    before = 'LR = -(-1e-5)\nSEED = int("3")\nOPTIONS = {"temperature": 0.9, "top_p": P}\nP = 1.0\n'
+    inside = "\n    beta = 0.1\n    eps = 0.1\n    eps = 0.3\n    n = 1\n    if LR:\n        n = 2\n"
+    text = before + text.replace("def main():\n", f"def main():{inside}")
+    Path("train.py").write_text(text)
+    done = command("train.py")
+    data = read_yaml(done.stdout, "stdout").data
+    assert (data["train"]["learning_rate"], data["train"]["beta"]) == (1e-5, 0.1)
+    assert (data["sampling"]["temperature"], data["sampling"]["top_p"]) == (0.9, 1.0)
+    assert "seed" not in data["train"]
+    line = text[: text.index("seed=SEED")].count("\n") + 1
+    assert f"  # line {line}: seed=SEED\n  # seed: ?\n" in done.stdout
+    assert "# loss.clip_low: ?" in done.stdout
+    assert "  # num_iterations: ?" in done.stdout
+    assert told(done, "seed") == "SEED not a literal fill in train.seed"
+    assert "3 to fill in" in done.stderr
+
+
+def test_a_value_that_is_set_again_or_changed_in_place_is_left(imported: Import) -> None:
+    text = script("beta=0.1, generation_kwargs=kwargs").replace(
+        "    trainer = ",
+        '    args.beta = 0.2\n    kwargs = {"stop": ["x"]}\n    kwargs["stop"] = []\n    trainer = ',
+    )
+    data, written = imported(text, "train.py")
+    assert "beta" not in data["train"]
+    assert "generation_kwargs" not in data["sampling"]
+    assert "set again: args.beta" in written
+    assert "  # generation_kwargs: ?" in written
+
+
+def test_the_script_is_not_run(imported: Import) -> None:
+    imported(f"open('ran', 'w')\nraise SystemExit\n{script()}", "train.py")
+    assert not Path("ran").exists()
+
+
+def test_a_script_that_would_train_is_not_named_for_its_reward(folder: Path) -> None:
+    text = script().replace('if __name__ == "__main__":\n    main()', "main()")
+    Path("train.py").write_text(text)
+    done = command("train.py")
+    assert "rewards" not in read_yaml(done.stdout, "stdout").data
+    assert "# - {path: 'rewards.py:name'}" in done.stdout
+    assert "move it to rewards.py: train.py, executed for it, would train (line 21)" in done.stdout
+
+
+def test_rewards_of_every_kind(imported: Import) -> None:
+    Path("mine.py").write_text("def short(completions): return [0.0] * len(completions)\n")
+    functions = '[accuracy_reward, "org/judge", short, punish, lambda completions: [0.0]]'
+    text = script("reward_weights=[1, 0.5, 2, 0.1, 3]").replace(
+        "reward_funcs=reward_len", f"reward_funcs={functions}"
+    )
+    text = (
+        "from mine import short\nfrom trl.rewards import accuracy_reward, get_soft_overlong_punishment\n"
+        f"punish = get_soft_overlong_punishment(max_completion_len=512, soft_punish_cache=128)\n{text}"
+    )
+    data, written = imported(text, "train.py")
+    assert data["rewards"] == [
+        {"name": "math", "column": "solution"},
+        {"name": "reward_model", "model": "org/judge", "weight": 0.5},
+        {"path": "mine.py:short", "weight": 2},
+        {"name": "soft_overlong", "max_length": 512, "buffer": 128, "weight": 0.1},
+    ]
+    assert "  # - {path: 'rewards.py:name', weight: 3}" in written
+
+
+@pytest.mark.parametrize(
+    ("call", "data"),
+    [
+        (
+            'load_dataset("org/data", "main", split="test")',
+            {"path": "org/data", "subset": "main", "split": "test"},
+        ),
+        (
+            'load_dataset("org/data", streaming=True)["valid"]',
+            {"path": "org/data", "split": "valid", "streaming": True},
+        ),
+        ('load_dataset("json", data_files="a.jsonl")["train"].shuffle()', {"path": "a.jsonl"}),
+        ('load_dataset("csv", data_files={"train": ["b.csv"]}, split="train")', {"path": "b.csv"}),
+        ('load_dataset("org/data").map(prepare)', None),
+        ('load_dataset("org/data", data_dir="x")', None),
+        ("load_dataset(NAME)", None),
+        ('load_dataset("gsm8k")', None),
+        ("Dataset.from_list([])", None),
+    ],
+)
+def test_datasets(imported: Import, call: str, data: dict[str, Any] | None) -> None:
+    written, text = imported(
+        script().replace('load_dataset("org/data", split="train[:100]")', call), "train.py"
+    )
+    assert written["data"] == data
+    assert ("  # path: " in text) == (data is None)
+
+
+def test_rewards_of_modules_that_lie_elsewhere(imported: Import) -> None:
+    text = script().replace("reward_funcs=reward_len", "reward_funcs=[here, pkg.near, far, far.away]")
+    _, written = imported(f"from . import here, pkg\nimport far\n{text}", "train.py")
+    assert written.count("# - {path: 'rewards.py:name'}") == 4
+    assert "from ..pkg import near" in written
+
+
+def test_a_list_of_rewards_that_is_appended_to_is_left(imported: Import) -> None:
+    text = script().replace("reward_funcs=reward_len", "reward_funcs=functions")
+    _, written = imported(f"functions = []\nfunctions.append(len)\n{text}", "train.py")
+    assert "# the reward functions; line 16: functions\n  # - {path: 'rewards.py:name'}" in written
+
+
+def test_paths_start_beside_the_run_file(folder: Path) -> None:
+    Path("my-model").mkdir()
+    Path("scripts").mkdir()
+    Path("scripts/train.py").write_text(script().replace("org/model", "./my-model"))
+    import_trl(Path("scripts/train.py"), Path("runs/run.yaml"))
+    data = read_yaml(Path("runs/run.yaml").read_text(), "").data
+    assert data["model"]["path"] == "../my-model"
+    assert data["rewards"] == [{"path": "../scripts/train.py:reward_len"}]
+
+
+def test_a_config_that_comes_from_the_command_line_is_told(folder: Path) -> None:
+    text = script().replace(
+        "    args = GRPOConfig()\n", "    [args] = TrlParser(GRPOConfig).parse_args_and_config()\n"
+    )
+    Path("train.py").write_text(text)
+    done = command("train.py")
+    assert done.exit_code == 0
+    assert told(done, "args").startswith("args not a literal not made by GRPOConfig(...) here: import the YAML")
+
+
+def test_a_model_that_the_script_loads(imported: Import) -> None:
+    loads = 'AutoModelForCausalLM.from_pretrained("org/model", attn_implementation="sdpa", dtype=torch.float32)'
+    data, _ = imported(script("bf16=False").replace('model="org/model"', f"model={loads}"), "train.py")
+    assert data["model"] == {"path": "org/model", "init": {"attn_implementation": "sdpa"}, "dtype": "float32"}
+
+
+# -- The algorithm ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("loss", "given", "parameters"),
+    [
+        ("grpo", "epsilon: 0.1", {"clip_low": 0.1}),
+        ("dr_grpo", "delta: 4.0", {"delta": 4.0}),
+        ("dapo", "epsilon_high: 0.28", {"clip_high": 0.28}),
+        ("bnpo", "importance_sampling_level: sequence", {"level": "sequence"}),
+        ("cispo", "epsilon_high: 6.0", {"cap": 6.0}),
+        ("cispo", "epsilon: 0.2", {"cap": 5.0}),
+        ("sapo", "sapo_temperature_neg: 1.2", {"tau_neg": 1.2}),
+    ],
+)
+def test_losses(imported: Import, loss: str, given: str, parameters: dict[str, Any]) -> None:
+    imported(f"{YAML}loss_type: {loss}\n{given}\n")
+    config = loaded().config
+    assert (config.loss.name, config.loss.params) == (loss, parameters)
+
+
+def test_a_loss_that_grpox_has_not_does_not_become_another(imported: Import) -> None:
+    data, written = imported(f"{YAML}loss_type: luspo\nimportance_sampling_level: sequence\n")
+    assert data["loss"] == "luspo"
+    assert "#   loss_type 'luspo': not in grpox" in written
+    with pytest.raises(ConfigError, match="luspo"):
+        loaded()
+
+
+def test_vespo_brings_the_correction_that_it_needs(imported: Import) -> None:
+    data, _ = imported(f"{YAML}loss_type: vespo\nvespo_k_pos: 1.5\n")
+    assert (data["loss"], data["correction"]) == ({"name": "vespo", "k_pos": 1.5}, "vespo")
+
+
+@pytest.mark.parametrize(
+    ("given", "correction"),
+    [
+        ("", {"name": "sequence-mask", "low": 0.0, "high": 3.0}),
+        ("vllm_importance_sampling_correction: false", "none"),
+        ("vllm_importance_sampling_mode: token_truncate", {"name": "token-truncate", "cap": 3.0}),
+        (
+            "vllm_importance_sampling_mode: sequence_truncate\nvllm_importance_sampling_cap: 2.0",
+            {"name": "sequence-truncate", "cap": 2.0},
+        ),
+        (
+            "vllm_importance_sampling_mode: token_mask\nvllm_importance_sampling_clip_min: 0.5",
+            {"name": "token-mask", "low": 0.5, "high": 3.0},
+        ),
+        ("top_p: 0.9", "none"),
+    ],
+)
+def test_corrections(imported: Import, given: str, correction: Any) -> None:
+    data, _ = imported(f"{YAML}use_vllm: true\nvllm_gpu_memory_utilization: 0.5\n{given}\n")
+    assert data["correction"] == correction
+    assert data["generator"] == {"name": "vllm-colocate", "gpu_memory_utilization": 0.5}
+    loaded()
+
+
+@pytest.mark.parametrize(
+    ("given", "advantage"),
+    [
+        ("scale_rewards: true", "group"),
+        ("scale_rewards: batch", "batch"),
+        ("scale_rewards: 'False'", "none"),
+        (
+            "multi_objective_aggregation: normalize_then_sum",
+            {"name": "group", "aggregation": "normalize_then_sum"},
+        ),
+    ],
+)
+def test_advantages(imported: Import, given: str, advantage: Any) -> None:
+    data, _ = imported(f"{YAML}{given}\n")
+    assert data["advantage"] == advantage
+    loaded()
+
+
+@pytest.mark.parametrize(
+    ("given", "key", "value"),
+    [
+        ("beta: 0.1\nuse_bias_correction_kl: false", "train.kl", "k3"),
+        ("warmup_steps: 0.1", "train.warmup_ratio", 0.1),
+        ("warmup_steps: 10", "train.warmup_steps", 10),
+        (
+            "lr_scheduler_type: cosine\nlr_scheduler_kwargs: '{\"num_cycles\": 1.5}'",
+            "train.lr_scheduler_kwargs",
+            {"num_cycles": 1.5},
+        ),
+        ("top_k: -1", "sampling.top_k", 0),
+        (
+            "generation_kwargs: {max_new_tokens: 64, stop: END, do_sample: true}",
+            "sampling",
+            {"max_completion_length": 64, "stop": ["END"]},
+        ),
+        ("generation_kwargs: {suppress_tokens: [1]}", "sampling.generation_kwargs", {"suppress_tokens": [1]}),
+        ("max_prompt_length: 128", "data.long_prompts", "cut"),
+        ("max_grad_norm: null", "train.max_grad_norm", 0.0),
+        ("ref_model_mixup_alpha: 0.5", "train.ref_sync_alpha", 0.5),
+        ("fp16: true", "model.dtype", "float32"),
+        ("save_strategy: no", "checkpoint.every", 0),
+        ("save_steps: 20\nsave_total_limit: 3", "checkpoint", {"every": 20, "keep": 3}),
+        ("report_to: none", "tracking", {}),
+        ("report_to: [mlflow]\nrun_name: 1e-6", "tracking", {"mlflow": {"run_name": 1e-6}}),
+        ("push_to_hub: true\nhub_model_id: me/model\nhub_private_repo: yes", "hub.repo", "me/model"),
+        ("use_transformers_paged: true", "generator", {"name": "hf", "continuous_batching": True}),
+        (
+            "use_vllm: true\nvllm_mode: server\nvllm_server_host: box\nvllm_server_port: 9",
+            "generator",
+            {"name": "vllm-server", "urls": ["http://box:9"]},
+        ),
+        (
+            "use_vllm: true\nvllm_structured_outputs_regex: a+",
+            "sampling.generation_kwargs",
+            {"structured_outputs": {"regex": "a+"}},
+        ),
+        (
+            "model_revision: v1\ntrust_remote_code: true",
+            "model.init",
+            {"revision": "v1", "trust_remote_code": True},
+        ),
+        ("max_steps: 5", "train", {"max_steps": 5, "gradient_checkpointing": True, "seed": 42}),
+    ],
+)
+def test_fields_that_are_written_in_another_way(imported: Import, given: str, key: str, value: Any) -> None:
+    data, _ = imported(f"{YAML}{given}\n")
+    for part in key.split("."):
+        data = data[part]
+    assert data == value
+
+
+# -- What is told ----------------------------------------------------------------------------------------
+
+
+def test_each_field_given_is_told(folder: Path) -> None:
+    text = (
+        "learning_rte: 1\nbeta: 0.1\nuse_bias_correction_kl: true\nentropy_coef: 0.01\n"
+        "use_adaptive_entropy: true\noff_policy_mask_threshold: 0.5\n"
+        "top_entropy_quantile: 1.0\nentropy_coef_min: 0.0\nlogging_steps: 5\nvllm_mode: server\n"
+        "importance_sampling_level: sequence\ndisable_dropout: false\n"
+    )
+    Path("grpo.yaml").write_text(YAML + text)
+    done = command("grpo.yaml")
+    assert done.exit_code == 0
+    assert told(done, "learning_rte") == "1 unknown did you mean learning_rate?"
+    assert told(done, "beta") == "0.1 same train.beta"
+    assert told(done, "use_bias_correction_kl").startswith("True differs train.kl: true is `unbiased`")
+    assert told(done, "entropy_coef").startswith("0.01 differs train.entropy_coef: times the mean over all")
+    assert told(done, "use_adaptive_entropy").startswith("True not supported the weight of the entropy bonus")
+    assert told(done, "off_policy_mask_threshold") == "0.5 same train.off_policy_mask_threshold"
+    assert told(done, "top_entropy_quantile") == "1.0 same train.top_entropy_quantile"
+    assert told(done, "entropy_coef_min") == "0.0 not needed does nothing at this value"
+    assert told(done, "logging_steps").startswith("5 not needed every step is a line")
+    assert told(done, "vllm_mode") == "'server' not needed use_vllm is false"
+    assert told(done, "disable_dropout").startswith("False differs dropout is always off")
+    assert "2 fields not carried over" in done.stderr
+    assert "#   learning_rte 1: did you mean learning_rate?" in done.stdout
+
+
+def test_standard_output_is_the_run_file_alone(folder: Path) -> None:
+    Path("grpo.yaml").write_text(YAML)
+    done = command("grpo.yaml")
+    Path("run.yaml").write_text(done.stdout)
+    loaded()
+
+
+def test_what_is_missing_is_a_commented_line(imported: Import) -> None:
+    _, text = imported(
+        "learning_rate: 1e-6\neval_strategy: steps\neval_steps: 7\npush_to_hub: true\noptim: adafactor\n"
+    )
+    for line in (
+        "  # path: org/name",
+        "  # path: train.jsonl",
+        "  # - {path: 'rewards.py:name'}",
+        "# evaluation: {path: held-out.jsonl, every: 7}",
+        "# hub: {repo: user/name}",
+        "  # optimizer: {path: my_optimizer.py:Mine}",
+    ):
+        assert f"\n{line}\n" in text
+    with pytest.raises(ConfigError) as caught:
+        loaded()
+    assert {problem.key for problem in caught.value.problems} >= {"model.path", "rewards"}
+
+
+@pytest.mark.parametrize(
+    "value", ["1e-6", "no", "0o17", "-", "a: b", "true", "", "2026-01-31", "#x", "é\n", 1e-6, None]
+)
+def test_values_are_read_back_as_they_were(value: Any) -> None:
+    assert read_yaml(f"a: {inline(value)}", "").data == {"a": value}
+
+
+def test_every_field_that_is_no_literal_is_asked_for(imported: Import) -> None:
+    fields = [name for name in (*GRPO_FIELDS, *TRAINER_FIELDS) if FIELDS[name].key]
+    _, text = imported(script(", ".join(f"{name}=f()" for name in fields)), "train.py")
+    lines = text.splitlines()
+    for name in fields:
+        [at] = [number for number, line in enumerate(lines) if line.endswith(f": {name}=f()")]
+        assert lines[at + 1].strip().startswith("# ")
+        assert lines[at + 1].endswith(": ?")
+
+
+def test_no_text_that_was_given_leaves_its_comment(imported: Import) -> None:
+    data, _ = imported(
+        "model_name_or_path: 'a\\nb'\nreward_funcs: ['.b', '..', 'a..b']\npush_to_hub: true\n"
+        'hub_model_id: "x\\nseed: 1"\nentropy_coef: "0\\nloss: mine"\nlearning_rte: 1\n'
+    )
+    assert data.keys() == {"model", "data", "loss", "advantage", "train", "sampling"}
+
+
+# -- Mistakes --------------------------------------------------------------------------------------------
+
+
+def test_a_run_file_is_not_overwritten_without_force(folder: Path) -> None:
+    Path("grpo.yaml").write_text(YAML)
+    Path("run.yaml").write_text("mine")
+    with pytest.raises(ConfigError, match="exists already"):
+        import_trl(Path("grpo.yaml"), Path("run.yaml"))
+    assert Path("run.yaml").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "what"),
+    [
+        ("import torch\n", "a.py", "trains nothing with TRL's GRPO"),
+        ("def broken(:\n", "a.py", "not valid Python: invalid syntax"),
+        ("a = '\0'\n", "a.py", "not valid Python: source code string cannot contain null bytes"),
+        ("(" * 5000, "a.py", "not valid Python: too many nested parentheses"),
+        ("GRPOConfig()\nGRPOConfig()\n", "a.py", "calls GRPOConfig 2 times, on lines 1, 2: leave one of them"),
+        ("- 1\n", "a.yaml", "is no mapping of fields such as model_name_or_path"),
+        ("learning_rte: 1\n", "a.yaml", "has no field of GRPOConfig or `trl grpo`"),
+        ("a: [\n", "a.yaml", "not valid YAML: while parsing"),
+        ("model: {}\ndata: {}\nrewards: []\n", "a.yaml", "is a run file of grpox already"),
+        ("", "a.json", "is neither a Python script nor a YAML file"),
+        ("loss_type: gpro\n", "a.yaml", "no such loss_type"),
+        ("scale_rewards: [1]\n", "a.yaml", "no such scaling"),
+        ("reward_funcs: [a.b]\nreward_weights: [1, 2]\n", "a.yaml", "does not fit 1 reward functions"),
+    ],
+)
+def test_bad_input_is_told_in_a_line(folder: Path, text: str, name: str, what: str) -> None:
+    [problem] = refused(text, name)
+    assert problem.what.startswith(what)
+
+
+def test_the_line_of_a_syntax_error_and_the_nearest_name_are_told(folder: Path) -> None:
+    assert refused("x = 1\ny = = 2\n", "a.py")[0].where == "a.py:2"
+    problem = refused("a: 1\nloss_type: gpro\n", "a.yaml")[0]
+    assert (problem.where, problem.key, problem.given, problem.nearest) == (
+        "a.yaml:2",
+        "loss_type",
+        "'gpro'",
+        "grpo",
+    )
+    assert refused("learning_rte: 1\n", "b.yaml")[0].nearest == "learning_rate"
+
+
+def test_a_file_that_is_not_there(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read: No such file"):
+        import_trl(Path("none.py"))
+
+
+# -- The tables ------------------------------------------------------------------------------------------
+
+
+def docs_table() -> str:
+    """The table of docs/from-trl.md as the code has it."""
+    lines = ["| field | TRL's default | in a run file | what differs |", "|---|---|---|---|"]
+    for name, field in GRPO_FIELDS.items():
+        key = f"`{field.key}`" if field.key else ""
+        lines.append(
+            f"| `{name}` | `{json.dumps(field.default)}` | {key} | {field.told} |".replace("|  |", "| |")
+        )
+    return "\n".join(lines) + "\n"
+
+
+def test_the_page_has_the_codes_table() -> None:
+    assert docs_table() in (ROOT / "docs" / "from-trl.md").read_text(encoding="utf-8")
+
+
+def test_every_key_of_the_tables_is_one_of_a_run_file() -> None:
+    components = ("generator", "loss", "advantage", "correction", "rewards[0]", "tracking")
+    for name, field in FIELDS.items():
+        section = field.key.partition(".")[0]
+        if field.key and section not in components and section not in ("evaluation", "hub", "rewards"):
+            assert our_default(field.key) is not ..., name
+        if field.copied:
+            assert field.verdict is Verdict.SAME, name
+
+
+def test_the_tables_cover_trl() -> None:
+    trl = pytest.importorskip("trl")
+    from transformers import TrainingArguments
+
+    inherited = TrainingArguments.__dataclass_fields__
+    fields = trl.GRPOConfig.__dataclass_fields__
+    own = {name: field.default for name, field in fields.items() if name not in inherited}
+    assert {name: field.default for name, field in GRPO_FIELDS.items()} == own
+    assert list(GRPO_FIELDS) == list(own)
+    assert inherited.keys() <= FIELDS.keys()
+    copied = {name: field.default for name, field in FIELDS.items() if field.copied and name in fields}
+    assert copied == {name: fields[name].default for name in copied}

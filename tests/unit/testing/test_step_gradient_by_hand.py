@@ -1,0 +1,174 @@
+"""Losses and reductions of steps small enough to work out on paper.
+
+grpox and the float64 reference both have to give these numbers. In the tables w is a token's ratio, and a
+gradient is that in log pi of the token, where d w / d log pi = w.
+"""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from support.reference import step as reference
+from support.reference.worked import Step, check, micro_batch
+
+from grpox import testing
+
+
+@pytest.fixture(params=[testing.step_gradient, reference.step_gradient], ids=["grpox", "reference"])
+def step(request: pytest.FixtureRequest) -> Step:
+    given: Step = request.param
+    return given
+
+
+# -- Clipped ratios and the reductions -------------------------------------------------------------------
+#
+# clip_low = clip_high = 0.2:
+#
+#   A    w     w A   clip(w) A   loss   gradient
+#   +1   1.5   1.5    1.2        -1.2    0
+#        0.5   0.5    0.8        -0.5   -0.5
+#   -2   0.5  -1.0   -1.6         1.6    0
+#   -1   1.1  -1.1   -1.1         1.1    1.1
+#        1.3  -1.3   -1.2         1.3    1.3
+#        2.0  -2.0   -1.2         2.0    2.0
+#
+# Their sums are -1.7, 1.6 and 4.4, together 4.3.
+
+RATIOS = [[1.5, 0.5], [0.5], [1.1, 1.3, 2.0]]
+ADVANTAGES = [1.0, -2.0, -1.0]
+
+
+def test_dapo_divides_by_the_six_tokens(step: Step) -> None:
+    result = step("dapo", [micro_batch(RATIOS, ADVANTAGES)], max_completion_length=4)
+
+    check(result, 4.3 / 6, [0, -0.5 / 6], [0], [1.1 / 6, 1.3 / 6, 2.0 / 6])
+
+
+def test_grpo_divides_by_each_length_and_by_the_three_completions(step: Step) -> None:
+    result = step("grpo", [micro_batch(RATIOS, ADVANTAGES)], max_completion_length=4)
+
+    check(result, (-1.7 / 2 + 1.6 / 1 + 4.4 / 3) / 3, [0, -0.5 / 6], [0], [1.1 / 9, 1.3 / 9, 2.0 / 9])
+
+
+def test_dr_grpo_divides_by_three_completions_of_the_largest_length(step: Step) -> None:
+    result = step("dr_grpo", [micro_batch(RATIOS, ADVANTAGES)], max_completion_length=4)
+
+    check(result, 4.3 / 12, [0, -0.5 / 12], [0], [1.1 / 12, 1.3 / 12, 2.0 / 12])
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_bnpo_divides_by_the_tokens_of_a_micro_batch(step: Step, ranks: int) -> None:
+    """Micro-batches of two tokens with the sum -1.7 and of four with 6.0: the means are -0.85 and 1.5."""
+    parts = [micro_batch(RATIOS[:1], ADVANTAGES[:1]), micro_batch(RATIOS[1:], ADVANTAGES[1:])]
+
+    result = step("bnpo", parts, max_completion_length=4, world_size=ranks)
+
+    check(result, (-0.85 + 1.5) / 2, [0, -0.5 / 4], [0], [1.1 / 8, 1.3 / 8, 2.0 / 8])
+
+
+def test_clip_high_bounds_only_above(step: Step) -> None:
+    """The first token's -1.2 becomes -1.28; the third row's min is w A as before."""
+    loss = {"name": "dapo", "clip_low": 0.2, "clip_high": 0.28}
+
+    result = step(loss, [micro_batch(RATIOS, ADVANTAGES)], max_completion_length=4)
+
+    check(result, 4.22 / 6, [0, -0.5 / 6], [0], [1.1 / 6, 1.3 / 6, 2.0 / 6])
+
+
+def test_clip_high_is_clip_low_where_not_given(step: Step) -> None:
+    """0.6: every w but 2.0 is inside [0.4, 1.6], and that one's A is negative: nothing is clipped."""
+    result = step({"name": "dapo", "clip_low": 0.6}, [micro_batch(RATIOS, ADVANTAGES)], max_completion_length=4)
+
+    check(result, (-1.5 - 0.5 + 1.0 + 4.4) / 6, [-1.5 / 6, -0.5 / 6], [1.0 / 6], [1.1 / 6, 1.3 / 6, 2.0 / 6])
+
+
+def test_delta_bounds_a_growing_ratio_of_a_negative_advantage(step: Step) -> None:
+    """delta 1.6: the last token's loss is 1.6 instead of 2.0, without gradient; 1.5 with A > 0 stays at 1.2."""
+    result = step({"name": "dapo", "delta": 1.6}, [micro_batch(RATIOS, ADVANTAGES)], max_completion_length=4)
+
+    check(result, 3.9 / 6, [0, -0.5 / 6], [0], [1.1 / 6, 1.3 / 6, 0])
+
+
+def test_sequence_level_is_the_geometric_mean(step: Step) -> None:
+    """
+    w        w_i             A    loss of each token        gradient of each token
+    4, 1     sqrt(4) = 2    -1    2                         w_i/2 from each of the two, 2 in all
+    2, 0.5   sqrt(1) = 1    +1    -1                        -1/2 from each, -1 in all
+    3        3              +2    -1.2 * 2, clipped         0
+    """
+    batch = micro_batch([[4, 1], [2, 0.5], [3]], [-1, 1, 2])
+    gspo = {"name": "grpo", "level": "sequence"}
+    by_tokens = {"name": "dapo", "level": "sequence"}
+
+    check(step(gspo, [batch], max_completion_length=4), (2 - 1 - 2.4) / 3, [1 / 3] * 2, [-1 / 6] * 2, [0])
+    check(step(by_tokens, [batch], max_completion_length=4), (4 - 2 - 2.4) / 5, [2 / 5] * 2, [-1 / 5] * 2, [0])
+
+
+def test_a_completion_without_tokens_counts_as_one(step: Step) -> None:
+    """Two completions, one of them empty: -A at w = 1 is halved, but dapo has one token to divide by."""
+    batch = micro_batch([[1.0], []], [3.0, 5.0])
+
+    check(step("grpo", [batch], max_completion_length=4), -3 / 2, [-3 / 2], [])
+    check(step("dr_grpo", [batch], max_completion_length=4), -3 / 8, [-3 / 8], [])
+    check(step("dapo", [batch], max_completion_length=4), -3, [-3], [])
+
+
+# -- cispo, sapo -----------------------------------------------------------------------------------------
+
+
+def test_cispo_weights_log_pi(step: Step) -> None:
+    """
+    A    w     min(w, 5)   log pi   loss = -weight A log pi   gradient = -weight A
+    +1   8     5           -1        5                        -5
+         0.1   0.1         -2        0.2                      -0.1
+    -2   2     2           -0.5     -2                         4
+    """
+    batch = micro_batch([[8, 0.1], [2]], [1, -2], logprobs=[[-1, -2], [-0.5]])
+
+    check(step("cispo", [batch], max_completion_length=4), 3.2 / 3, [-5 / 3, -0.1 / 3], [4 / 3])
+    capped = step({"name": "cispo", "cap": 1.5}, [batch], max_completion_length=4)
+    check(capped, (1.5 + 0.2 - 1.5) / 3, [-1.5 / 3, -0.1 / 3], [3 / 3])
+
+
+def test_cispo_reproduces_a_policy_gradient_worked_by_hand(step: Step) -> None:
+    """Rewards [2, 1, 1] have mean 4/3 and deviation sqrt(2)/3, so A = [sqrt(2), -sqrt(2)/2, -sqrt(2)/2].
+
+    With w = 1 and completions of one token the loss is -(1/3) sum A log pi
+    = -(sqrt(2)/3) (-2.30 + 1.20/2 + 1.61/2) = 0.895 sqrt(2)/3 = 0.42191.
+    A second prompt with rewards [1, 1, 1] has A = 0 and adds only to the divisor: 0.21095.
+    """
+    root = math.sqrt(2)
+    rows, logprobs = [[1.0]] * 3, [[-2.30], [-1.20], [-1.61]]
+    first = micro_batch(rows, [root, -root / 2, -root / 2], logprobs=logprobs)
+    second = micro_batch(rows, [0, 0, 0], logprobs=logprobs)
+
+    alone = step("cispo", [first], max_completion_length=1)
+    both = step("cispo", [first, second], max_completion_length=1, world_size=2)
+
+    check(alone, 0.895 * root / 3, [-root / 3], [root / 6], [root / 6])
+    assert round(alone[0].item(), 4) == 0.4219
+    check(both, 0.895 * root / 6, [-root / 6], [root / 12], [root / 12], [0], [0], [0])
+    assert both[0].item() == pytest.approx(0.21095, abs=1e-5)
+
+
+def test_sapo_gates_smoothly(step: Step) -> None:
+    """sigmoid(ln 3) = 3/4, and its slope there is 3/16.
+
+    A    tau   w             loss = -A (4/tau) 3/4   slope in w = -A 4 (3/16)
+    +2   1     1 + ln 3      -6                      -3/2
+    -1   2     1 + ln 3/2     3/2                     3/4
+    """
+    up, down = 1 + math.log(3), 1 + math.log(3) / 2
+    batch = micro_batch([[up], [down]], [2, -1])
+
+    result = step({"name": "sapo", "tau_pos": 1.0, "tau_neg": 2.0}, [batch], max_completion_length=4)
+
+    check(result, (-6 + 1.5) / 2, [-1.5 * up / 2], [0.75 * down / 2])
+
+
+def test_sapo_is_a_mean_of_completions(step: Step) -> None:
+    """w = 1: -2 A/tau at each token, so the two of the first count as one; tau is 1 and 1.05."""
+    result = step("sapo", [micro_batch([[1, 1], [1]], [3, -1])], max_completion_length=4)
+
+    check(result, (-6 + 2 / 1.05) / 2, [-3 / 4, -3 / 4], [1 / 2])
