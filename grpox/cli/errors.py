@@ -24,7 +24,7 @@ from grpox.errors import (
 )
 from grpox.errors.redaction import redact
 from grpox.runtime import launch
-from grpox.runtime.private_files import keep_files_from_others
+from grpox.runtime.files import keep_files_from_others
 from grpox.runtime.signals import exit_code, install_handlers
 
 OUTPUT_CLOSED = 128 + signal.SIGPIPE

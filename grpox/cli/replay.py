@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from grpox.checkpoint.faults.replay import Replay, Replayed
-    from grpox.update.found import Found
+    from grpox.update.nonfinite import Found
 
 AROUND = 6
 """Tokens of a completion shown on either side of one."""

@@ -6,6 +6,8 @@ How a change proceeds is in docs/plugin-api.md. Its means:
   ``warn_on_impl`` or ``warn_on_impl_args``: `renamed_hook`, `renamed_argument`, or a `PluginDeprecation` with
   other words;
 - a field of a dataclass in `grpox.contracts` keeps its old name by `renamed_fields`.
+
+`api_problem` and `api_note` say whether a component that was written for one version works with this one.
 """
 
 from __future__ import annotations
@@ -23,6 +25,8 @@ from types import FrameType
 from typing import Any, TypeVar
 
 import pluggy
+
+from grpox.plugins import hookspecs
 
 Class = TypeVar("Class", bound=type)
 
@@ -175,3 +179,21 @@ def collected() -> Iterator[list[str]]:
 
         warnings.showwarning = collect  # type: ignore[assignment]
         yield found
+
+
+def api_problem(api: int) -> str:
+    """Why a component that was written for this version cannot be used, and what to do; empty if it can."""
+    oldest, newest = hookspecs.SUPPORTED_API[0], hookspecs.SUPPORTED_API[-1]
+    if api in hookspecs.SUPPORTED_API:
+        return ""
+    has = f"has {newest}" + (f" and takes {oldest} and later" if oldest < newest else "")
+    remedy = "upgrade grpox" if api > newest else "upgrade the plugin"
+    return f"written for plugin API {api}, this grpox {has}: {remedy}"
+
+
+def api_note(api: int) -> str:
+    """What the author of a component that can be used should change; empty for one of the newest version."""
+    newest = hookspecs.SUPPORTED_API[-1]
+    if api == newest or api not in hookspecs.SUPPORTED_API:
+        return ""
+    return f"written for plugin API {api}, which a later grpox will drop: its author should move to {newest}"

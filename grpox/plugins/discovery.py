@@ -19,8 +19,8 @@ from typing import Literal
 import pluggy
 
 from grpox.errors import describe, nearest
-from grpox.plugins.api_version import api_note, api_problem
 from grpox.plugins.cache import PluginCache
+from grpox.plugins.deprecation import api_note, api_problem
 from grpox.plugins.fingerprint import facts
 from grpox.plugins.hookspecs import ENTRY_POINT_GROUP, ComponentSpec
 from grpox.plugins.loader import Answer, Loaded, load, new_manager

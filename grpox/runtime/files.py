@@ -1,10 +1,14 @@
-"""Files that appear whole or not at all, and what is told of one that does not fit on its disk."""
+"""Files that appear whole or not at all, and what is told of one that does not fit on its disk.
+
+What a run writes, other users of the machine may read at most.
+"""
 
 from __future__ import annotations
 
 import os
 import re
 import shutil
+import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -86,3 +90,8 @@ def put_in_place(unfinished: Path, folder: Path) -> None:
         aside.parent.mkdir(exist_ok=True)
         folder.rename(aside)
     unfinished.rename(folder)
+
+
+def keep_files_from_others() -> None:
+    """From now on no file or folder of this process can be written by others, whatever its umask was."""
+    os.umask(os.umask(stat.S_IRWXG | stat.S_IRWXO) | stat.S_IWGRP | stat.S_IWOTH)

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from grpox.contracts import LossInputs, PolicyLoss
-from grpox.update.loss_call import per_token_loss
-from grpox.update.objective import ObjectiveInputs, objective
+from grpox.update.objective import ObjectiveInputs, objective, per_token_loss
 from grpox.update.reduction import StepTotals, count_masks, token_weights
 
 close = partial(torch.allclose, rtol=1e-9, atol=1e-12)

@@ -44,7 +44,7 @@ from grpox.testing.loss_gradients import (
     tensors,
     worst,
 )
-from grpox.update.loss_call import per_token_loss
+from grpox.update.objective import per_token_loss
 
 LARGEST_LOG_RATIO = 20.0
 BFLOAT16_ERROR = 0.05

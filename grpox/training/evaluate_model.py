@@ -14,14 +14,13 @@ from grpox.config import EvaluationConfig
 from grpox.config.evaluation import rewards_of
 from grpox.contracts import Generator, GeneratorContext, ScoredRollout, TrainerState
 from grpox.data.prompts import PromptSet
-from grpox.plugins.component_call import FOREIGN, exits_told
+from grpox.plugins.component import FOREIGN, exits_told
 from grpox.policy.memory_plan.at_load import check_load, free_memory
 from grpox.policy.models import architecture_of, load_model, stop_token_ids
-from grpox.rollout.fixed_policy import FixedPolicy
 from grpox.rollout.rewards import NamedReward
 from grpox.rollout.rewards.fitting import fitting_rewards
 from grpox.rollout.rewards.isolation import OF_EVALUATION, OF_TRAINING, reward_functions
-from grpox.rollout.sampler import STREAMING, Sampler
+from grpox.rollout.sampler import STREAMING, FixedPolicy, Sampler
 from grpox.rollout.scored import ScoredRow
 from grpox.runtime.collective_errors import on_every_rank
 from grpox.runtime.lost_rank import lost_ranks_told
@@ -29,8 +28,7 @@ from grpox.runtime.phases import PhaseTimes
 from grpox.runtime.setup import quieten, seed_libraries
 from grpox.runtime.watchdog import GRACE
 from grpox.runtime.world import World, start_world
-from grpox.training.evaluation import Evaluator
-from grpox.training.evaluation_metrics import totals_of
+from grpox.training.evaluation import Evaluator, totals_of
 from grpox.training.inputs import model_config, open_held_out, open_tokenizer
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from grpox.data.prompts import PromptSet
 from grpox.data.row_stream import RowStream
 from grpox.data.schedule import BatchPlan, PromptSampler, Schedule, StreamSampler
 from grpox.errors import ConfigError, Problem
-from grpox.plugins.component_call import call
+from grpox.plugins.component import call
 from grpox.policy.lora.add import add_adapters
 from grpox.policy.models import check_special_tokens, load_config, load_model, load_tokenizer, vocabulary_of
 from grpox.runfile.model_parts import media_problem

@@ -38,7 +38,7 @@ from grpox.observing.observers import Observers
 from grpox.observing.provenance import git_commit, versions
 from grpox.observing.record import LocalRecord, began, finished
 from grpox.observing.report.observer import RunReport
-from grpox.plugins.component_call import FOREIGN, exits_told
+from grpox.plugins.component import FOREIGN, exits_told
 from grpox.policy.adapter_folder import FOLDER as ADAPTER_FOLDER
 from grpox.policy.adapter_folder import save_adapter
 from grpox.policy.adapter_reference import BaseAsReference
@@ -59,10 +59,9 @@ from grpox.runfile.lock.model import Lock
 from grpox.runfile.lock.of_run import lock_of
 from grpox.runfile.lock.ranks import check_ranks
 from grpox.runtime.collective_errors import on_every_rank
-from grpox.runtime.files import unwritten, write_whole
+from grpox.runtime.files import keep_files_from_others, unwritten, write_whole
 from grpox.runtime.lost_rank import lost_ranks_told
 from grpox.runtime.phases import PhaseTimes
-from grpox.runtime.private_files import keep_files_from_others
 from grpox.runtime.run_lock import hold_on_all_ranks
 from grpox.runtime.setup import quieten, seed_libraries
 from grpox.runtime.tcp_keepalive import lose_silent_peers

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from grpox.contracts import Correction
-from grpox.plugins.component_call import call, unchanged
+from grpox.plugins.component import call, unchanged
 from grpox.policy.batch import RolloutBatch
 from grpox.update.step_loss import Corrected
 from grpox.update.token_metrics import TokenMetrics, kept_values

@@ -15,10 +15,10 @@ from torch import Tensor
 from grpox.config import TrainConfig
 from grpox.contracts import Correction, PolicyLoss, Reduction
 from grpox.errors import RunFailed
-from grpox.plugins.component_call import call, unchanged
+from grpox.plugins.component import call, unchanged
 from grpox.update.objective import ObjectiveInputs, objective
-from grpox.update.off_policy_mask import off_policy_keep
 from grpox.update.reduction import StepTotals, token_weights
+from grpox.update.token_masks import off_policy_keep
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from grpox.errors.redaction import redact, redacted
 from grpox.policy.saved_whole import save_whole
 from grpox.runtime.files import sync
 from grpox.runtime.world import World
-from grpox.update.found import Found
+from grpox.update.nonfinite import Found
 
 if TYPE_CHECKING:
     from grpox.policy.engine import Engine

@@ -27,8 +27,8 @@ from grpox.runfile.input_paths import resolve_paths
 from grpox.runfile.masked import give_back_secrets
 from grpox.runfile.overrides import COMMAND_LINE, apply_overrides
 from grpox.update.forward import forward_pass, terms_of
-from grpox.update.found import Found, find, in_order
 from grpox.update.micro_batch import Slice
+from grpox.update.nonfinite import Found, find, in_order
 from grpox.update.reduction import StepTotals, count_masks
 from grpox.update.step_loss import StepLoss
 

@@ -22,7 +22,7 @@ from grpox.errors import TEXT, TRACE, RunFailed, chain, describe, text_of, trace
 from grpox.observing.observers import Observers
 from grpox.observing.record import LocalRecord
 from grpox.plugins import hookspecs
-from grpox.plugins.component_call import call
+from grpox.plugins.component import call
 from grpox.plugins.hookspecs import hookimpl
 from grpox.plugins.load_object import load_object
 from grpox.policy.models import _unloadable

@@ -17,9 +17,10 @@ from grpox.cli.plugins import app
 from grpox.errors import ConfigError
 from grpox.observing.observers import Observers
 from grpox.plugins import hookspecs, loader
-from grpox.plugins.api_version import api_note, api_problem
 from grpox.plugins.deprecation import (
     PluginDeprecation,
+    api_note,
+    api_problem,
     author_of,
     collected,
     renamed_argument,

@@ -22,7 +22,7 @@ from grpox.policy.buffers import persistent_buffers
 from grpox.policy.models import architecture_of
 from grpox.policy.saved_whole import lost_parts
 from grpox.policy.weight_stream import stream_weights
-from grpox.rollout.fixed_policy import FixedPolicy
+from grpox.rollout.sampler import FixedPolicy
 from grpox.runtime.world import World
 from grpox_generators.configs import HfConfig
 from grpox_generators.hf import HfGenerator

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from grpox.config import ModelConfig
 from grpox.errors import ConfigError, Problem
-from grpox.policy import model_source
+from grpox.policy import models
 from grpox.policy.models import architecture_of, load_model, load_tokenizer
 
 MODEL = Path(str(importlib.resources.files("grpox.runfile.recipes"))) / "quickstart" / "model"
@@ -149,9 +149,9 @@ def no_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """A hub whose port nobody listens on."""
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    model_source._ask_hub.cache_clear()
+    models._ask_hub.cache_clear()
     yield
-    model_source._ask_hub.cache_clear()
+    models._ask_hub.cache_clear()
 
 
 @pytest.mark.parametrize("load", [load_model, load_tokenizer])
@@ -177,9 +177,9 @@ def test_without_the_hub_its_cache_serves(tmp_path: Path) -> None:
     config = ModelConfig(path="org/name", init={"cache_dir": str(tmp_path)})
     assert load_model(config).num_parameters() == 527_104
     assert load_tokenizer(config).pad_token_id is not None
-    assert model_source.model_location(config) == str(cached / "snapshots" / "0123abcd")
+    assert models.model_location(config) == str(cached / "snapshots" / "0123abcd")
 
 
 def test_a_folder_needs_no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model_source, "_ask_hub", lambda *arguments: pytest.fail("asked"))
-    assert model_source.model_location(ModelConfig(path=str(MODEL))) == str(MODEL)
+    monkeypatch.setattr(models, "_ask_hub", lambda *arguments: pytest.fail("asked"))
+    assert models.model_location(ModelConfig(path=str(MODEL))) == str(MODEL)

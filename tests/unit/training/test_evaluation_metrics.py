@@ -11,7 +11,7 @@ from grpox.config import EvaluationConfig
 from grpox.contracts import Rollout
 from grpox.rollout.rewards import NamedReward
 from grpox.rollout.scored import ScoredRow
-from grpox.training.evaluation_metrics import evaluation_metrics
+from grpox.training.evaluation import evaluation_metrics
 
 Scores = tuple[float | None, ...]
 

@@ -7,7 +7,7 @@ from math import prod
 
 import pytest
 
-from grpox.training.pass_at_k import mean_pass_at_k, pass_at_k
+from grpox.training.evaluation import mean_pass_at_k, pass_at_k
 
 
 @pytest.mark.parametrize("n", range(1, 8))

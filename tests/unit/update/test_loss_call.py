@@ -10,7 +10,7 @@ from support.handlers import handlers_kept
 from grpox.contracts import LossInputs, LossOutput, Reduction
 from grpox.errors import RunFailed
 from grpox.runtime.signals import Terminated, first_signal_waits, install_handlers
-from grpox.update.loss_call import per_token_loss
+from grpox.update.objective import per_token_loss
 
 SHAPE = (2, 3)
 

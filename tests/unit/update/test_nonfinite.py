@@ -15,10 +15,9 @@ from grpox.contracts import Rollout
 from grpox.errors import ConfigError, RunFailed
 from grpox.policy.batch import collate
 from grpox.runtime.world import World
-from grpox.update.found import Found, find, in_order
 from grpox.update.kl import k2, k3
 from grpox.update.micro_batch import Slice
-from grpox.update.nonfinite import NonFinitePolicy
+from grpox.update.nonfinite import Found, NonFinitePolicy, find, in_order
 
 WORLD = World(0, 1, torch.device("cpu"))
 MASK = torch.tensor([[True, True, False], [True, True, True]])

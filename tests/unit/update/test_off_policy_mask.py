@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from grpox.update.off_policy_mask import off_policy_keep
+from grpox.update.token_masks import off_policy_keep
 
 MASK = torch.tensor([[True, True, False], [True, True, True], [False, False, False]])
 LOGPROBS = torch.tensor([[-2.0, -3.0, 0.0], [-1.0, -1.0, -4.0], [0.0, 0.0, 0.0]])
