@@ -1,4 +1,9 @@
-"""The command line. Importing it imports next to nothing, so that Ctrl-C is quiet from the start."""
+"""The command line: a module for each command, and those that print what it found.
+
+`app` has the commands, `only` builds the one that is called, `errors` prints what a failing one tells and
+sets the exit code, `leaving` ends the process. Importing this package imports next to nothing, so that Ctrl-C
+is quiet from the start.
+"""
 
 from __future__ import annotations
 

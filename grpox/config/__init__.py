@@ -1,4 +1,8 @@
-"""The schema of a run file."""
+"""The schema of a run file: pydantic models, one for each section.
+
+What a component takes is its own plugin's config and stays in its `ComponentRef` until a registry checks
+it. `evaluation` derives the settings of held-out prompts from those of training.
+"""
 
 from grpox.config.schema import (
     CheckpointConfig,

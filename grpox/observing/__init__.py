@@ -1,1 +1,7 @@
-"""What follows a run: its local record, the terminal, and whoever implements a lifecycle hook."""
+"""Observers of a run: its local record, the terminal, and plugins with lifecycle hooks.
+
+`observers` calls each hook by itself. `record` writes config, versions, `metrics_file` and `completions`
+into the run's folder; `display` draws the terminal; `machine_metrics` measures the machine in a thread.
+`step_metrics` puts the metrics of a step together, `early_stop` ends a run that gains no more. `report`
+makes a page of a run's folder.
+"""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
@@ -24,7 +25,6 @@ from grpox_losses.dapo import Dapo
 from grpox_losses.sapo import Sapo
 
 ROOT = Path(__file__).parents[2]
-BUILTIN = ROOT / "plugins" / "builtin"
 PAGES = [ROOT / "README.md", ROOT / "plugins" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 PAGES += sorted((ROOT / "plugins" / "examples").glob("*/README.md"))
 RUN_FILE = (ROOT / "docs" / "run-file.md").read_text(encoding="utf-8")
@@ -124,19 +124,17 @@ def test_the_schedules_are_named() -> None:
     assert [name for name in LR_SCHEDULER_TYPES if f"`{name}`" not in RUN_FILE] == []
 
 
-def test_every_module_is_on_the_map() -> None:
+def test_every_package_is_on_the_map_in_the_order_of_imports() -> None:
     design = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
-    listed: set[str] = set()
-    for heading, rows in tables(design):
-        if heading[0] == "module":
-            for first, *others in (re.findall(r"`([^`]+)`", row[0]) for row in rows):
-                folder = first.rpartition("/")[0]
-                listed |= {first, *(f"{folder}/{other}" if folder else other for other in others)}
-    core = ROOT / "grpox"
-    modules = {str(path.relative_to(core)) for path in core.rglob("*.py") if "recipes" not in path.parts}
-    plugins = {str(path.relative_to(BUILTIN)) for path in BUILTIN.glob("*/*.py")}
-    plugins -= {f"{path.name}/{same}" for path in BUILTIN.iterdir() for same in ("plugin.py", "configs.py")}
-    assert listed == {m for m in modules | plugins if not m.endswith("__init__.py")}
+    (rows,) = (rows for heading, rows in tables(design) if heading[0] == "package")
+    listed = [row[0].strip("`").removesuffix(".py") for row in rows]
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]
+    order = next(contract["layers"] for contract in settings["contracts"] if contract["type"] == "layers")
+    assert listed == order[::-1]
+    drawn = design.partition("```\n")[2].partition("```")[0].splitlines()[2:]
+    assert [line.split()[0] for line in drawn] == order
+    there = {path.parent.name for path in (ROOT / "grpox").glob("*/__init__.py")} | {"contracts"}
+    assert there == set(order)
 
 
 def links() -> list[tuple[Path, str]]:

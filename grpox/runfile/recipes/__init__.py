@@ -1,0 +1,1 @@
+"""Run files that come with grpox, with their models and data."""
