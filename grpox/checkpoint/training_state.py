@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from grpox.contracts import RunContext
-from grpox.data.prompt_cursor import PromptDraws
-from grpox.data.schedule import Schedule
-from grpox.observing.early_stop import EarlyStop
-from grpox.rollout.prefetch import Begun
-from grpox.runtime.phases import PhaseTimes
-from grpox.runtime.world import World
-from grpox.update.micro_batch import Slice
-from grpox.update.policy_update import PolicyUpdate
+if TYPE_CHECKING:
+    from grpox.contracts import RunContext
+    from grpox.data.prompt_cursor import PromptDraws
+    from grpox.data.schedule import Schedule
+    from grpox.observing.early_stop import EarlyStop
+    from grpox.rollout.prefetch import Begun
+    from grpox.runtime.phases import PhaseTimes
+    from grpox.runtime.world import World
+    from grpox.update.micro_batch import Slice
+    from grpox.update.policy_update import PolicyUpdate
 
 
 class TrainingState(Protocol):
