@@ -18,7 +18,7 @@ from grpox.checkpoint.saver import ENGINE
 from grpox.checkpoint.training_state import TrainingState
 from grpox.checkpoint.universal import load_of_other_ranks
 from grpox.config import RunConfig
-from grpox.config.evaluation import evaluation_in
+from grpox.config.evaluation_settings import evaluation_in
 from grpox.data.schedule import BatchPlan
 from grpox.errors import ConfigError, Problem
 from grpox.errors.formatting import counted

@@ -149,7 +149,7 @@ def _about(run: ResolvedRun, found: Evaluated, seconds: float) -> str:
 
 def _figures(model: str, run: ResolvedRun, found: Evaluated, seconds: float) -> dict[str, Any]:
     """What ``--out`` holds."""
-    from grpox.config.evaluation import labels_of_evaluation, sampling_of
+    from grpox.config.evaluation_settings import labels_of_evaluation, sampling_of
     from grpox.errors.redaction import redacted
     from grpox.observing.provenance import git_commit, versions
 

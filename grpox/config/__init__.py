@@ -1,30 +1,20 @@
-"""The schema of a run file: pydantic models, one for each section.
+"""The schema of a run file: pydantic models, a module for each section. None imports torch.
 
 What a component takes is its own plugin's config and stays in its `ComponentRef` until a registry checks
-it. `evaluation` derives the settings of held-out prompts from those of training.
+it. `evaluation_settings` derives the settings of held-out prompts from those of training.
 """
 
-from grpox.config.schema import (
-    CheckpointConfig,
-    ComponentRef,
-    DataConfig,
-    DeepSpeedConfig,
-    EarlyStopConfig,
-    EvaluationConfig,
-    EvaluationSamplingConfig,
-    HubConfig,
-    LoggingConfig,
-    LoraConfig,
-    ModelConfig,
-    PluginsConfig,
-    RewardRef,
-    RunConfig,
-    SamplingConfig,
-    Section,
-    TrainConfig,
-    WatchdogConfig,
-    labels_of,
-)
+from grpox.config.component import ComponentRef, RewardRef, labels_of
+from grpox.config.data import DataConfig
+from grpox.config.deepspeed import DeepSpeedConfig
+from grpox.config.evaluation import EarlyStopConfig, EvaluationConfig, EvaluationSamplingConfig
+from grpox.config.model import LoraConfig, ModelConfig
+from grpox.config.outputs import CheckpointConfig, HubConfig, LoggingConfig
+from grpox.config.process import PluginsConfig, WatchdogConfig
+from grpox.config.run import RunConfig
+from grpox.config.sampling import SamplingConfig
+from grpox.config.section import Section
+from grpox.config.training import TrainConfig
 
 __all__ = [
     "CheckpointConfig",

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from grpox.config import EvaluationConfig, RunConfig
-from grpox.config.evaluation import PREFIX, bare_name, labels_of_evaluation, sampling_of
+from grpox.config.evaluation_settings import PREFIX, bare_name, labels_of_evaluation, sampling_of
 from grpox.errors import Problem, nearest
 from grpox.plugins.component import BoundComponent
 from grpox.runfile.metric_names import candidates, of_evaluations, of_steps

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from grpox.config import RewardRef, RunConfig, labels_of
-from grpox.config.evaluation import PREFIX, rewards_of
+from grpox.config.evaluation_settings import PREFIX, rewards_of
 from grpox.errors import nearest
 from grpox.plugins.component import BoundComponent
 from grpox.plugins.requirements import canonical_name

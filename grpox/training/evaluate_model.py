@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from grpox.config import EvaluationConfig
-from grpox.config.evaluation import rewards_of
+from grpox.config.evaluation_settings import rewards_of
 from grpox.contracts import Generator, GeneratorContext, ScoredRollout, TrainerState
 from grpox.data.prompts import PromptSet
 from grpox.plugins.component import FOREIGN, exits_told

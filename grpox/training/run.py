@@ -23,7 +23,7 @@ from grpox.checkpoint.save_model import save_model
 from grpox.checkpoint.saver import CheckpointSaver
 from grpox.checkpoint.shards import ShardFiles
 from grpox.config import RunConfig
-from grpox.config.evaluation import rewards_of
+from grpox.config.evaluation_settings import rewards_of
 from grpox.contracts import Generator, GeneratorContext, RunContext
 from grpox.data.prompt_cursor import PromptDraws
 from grpox.data.prompts import PromptSet

@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from grpox.checkpoint.saver import CheckpointSaver
-from grpox.config.evaluation import PREFIX, bare_name
+from grpox.config.evaluation_settings import PREFIX, bare_name
 from grpox.contracts import RunContext, TrainerState
 from grpox.data.prompt_cursor import PromptDraws
 from grpox.data.schedule import MicroBatch, Schedule, StepPlan

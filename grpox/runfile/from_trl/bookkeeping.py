@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from grpox.config import RewardRef
-from grpox.config.evaluation import PREFIX
+from grpox.config.evaluation_settings import PREFIX
 from grpox.runfile.from_trl.draft import Draft, whole
 from grpox.runfile.from_trl.field import Verdict
 

@@ -1,0 +1,71 @@
+"""Components and rewards as a run file names them.
+
+What belongs to a component stays in its `ComponentRef` and is checked against that component's own config once
+the registry has found it (`grpox.runfile.load`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class ComponentRef(BaseModel):
+    """A component by name (``dapo``, ``dist:dapo``) or by path (``my_loss.py:MyLoss``), with its parameters.
+
+    In a run file either the bare name, or a mapping of `name` or `path` and the component's parameters.
+    """
+
+    model_config = ConfigDict(extra="allow", use_attribute_docstrings=True)
+
+    name: str | None = None
+    path: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _shorthand(cls, value: Any) -> Any:
+        return {"name": value} if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _one_of(self) -> Self:
+        if (self.name is None) == (self.path is None):
+            raise ValueError("give exactly one of 'name' and 'path'")
+        return self
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """The component's own parameters, not yet checked."""
+        return dict(self.model_extra or {})
+
+    @property
+    def label(self) -> str:
+        """What messages and metrics call it: the name, or the object's name of a path."""
+        return self.name or (self.path or "").rpartition(":")[2]
+
+
+class RewardRef(ComponentRef):
+    """A reward function, its weight in the sum, and what happens when it fails."""
+
+    weight: float = Field(1.0, allow_inf_nan=False)
+    """Factor of this function's scores in the sum; negative for a penalty."""
+    on_error: Literal["fail", "abstain"] = "fail"
+    """What a reward that raises, takes too long, or returns NaN, infinity or the wrong number of scores does:
+    end the run, or abstain for those completions, which is counted in ``rewards/<name>/errors``."""
+    timeout: float = Field(600.0, gt=0, allow_inf_nan=False)
+    """Seconds that one call may take; beyond, `on_error` decides."""
+    isolation: Literal["process", "thread"] | None = None
+    """Where it is called: in a process of its own, which can be killed, or in a thread of the trainer.
+    Default: a process for one named by `path` or of a plugin, a thread for built-ins and Python objects."""
+    memory: float = Field(16.0, gt=0, allow_inf_nan=False)
+    """GiB that its own process may hold, with those it starts; beyond, it is killed and `on_error` decides."""
+
+
+def labels_of(rewards: Sequence[RewardRef]) -> list[str]:
+    """What metrics and files call each of `rewards`: see `RunConfig.reward_labels`."""
+    labels: list[str] = []
+    for reward in rewards:
+        before = sum(other.label == reward.label for other in rewards[: len(labels)])
+        labels.append(f"{reward.label}-{before + 1}" if before else reward.label)
+    return labels

@@ -1,0 +1,49 @@
+"""The sections `checkpoint`, `hub` and `logging`: what a run writes."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from grpox.config.section import Section
+
+
+class HubConfig(Section):
+    repo: str
+    """Repository on the hub that the trained model is pushed to, ``user/name``; the token comes from the
+    environment (HF_TOKEN) or `hf auth login`."""
+    private: bool = False
+    """Whether a repository that is created is private."""
+    revision: str | None = None
+    """Branch to push to; default: the repository's main branch."""
+
+
+class CheckpointConfig(Section):
+    every: int = Field(100, ge=0)
+    """Optimizer steps between checkpoints; 0: none but the one that an interrupted run leaves."""
+    last: bool | None = None
+    """Save one after the last step too; default: where `every` is not 0."""
+    keep: int = Field(2, ge=1)
+    """How many of the newest are kept."""
+    best: str | None = None
+    """Metric whose best checkpoint is kept besides: ``reward``, ``evaluation/accuracy``."""
+    best_is: Literal["highest", "lowest", "max", "min"] = "highest"
+    """Which value of that metric is the best; max is highest, min is lowest."""
+    background: bool = False
+    """Let a thread write while training goes on: costs memory for a copy of weights and optimizer states."""
+
+    @property
+    def saves_last(self) -> bool:
+        """Return True where one of the last step is saved."""
+        return self.every > 0 if self.last is None else self.last
+
+
+class LoggingConfig(Section):
+    completions_every: int = Field(10, ge=0)
+    """Optimizer steps between samples of completions shown in the terminal; 0: never."""
+    save_completions_every: int = Field(1, ge=0)
+    """Generation batches between completions written as parquet; 0: never."""
+    system_metrics_every: float = Field(10.0, ge=0)
+    """Seconds between readings of each machine's CPU, memory, disk, network and GPUs, written to system/; 0:
+    none."""

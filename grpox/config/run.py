@@ -1,0 +1,64 @@
+"""A run file as a whole: what the core itself understands."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field
+
+from grpox.config.component import ComponentRef, RewardRef, labels_of
+from grpox.config.data import DataConfig
+from grpox.config.deepspeed import DeepSpeedConfig
+from grpox.config.evaluation import EvaluationConfig
+from grpox.config.model import ModelConfig
+from grpox.config.outputs import CheckpointConfig, HubConfig, LoggingConfig
+from grpox.config.process import PluginsConfig, WatchdogConfig
+from grpox.config.sampling import SamplingConfig
+from grpox.config.section import Section
+from grpox.config.training import TrainConfig
+
+
+class RunConfig(Section):
+    """One training run."""
+
+    model: ModelConfig
+    """The model to train."""
+    data: DataConfig
+    """The prompts."""
+    rewards: list[RewardRef] = Field(min_length=1)
+    """Reward functions; the reward of a completion is their weighted sum."""
+    generator: ComponentRef = ComponentRef(name="hf")
+    """What samples the completions."""
+    advantage: ComponentRef = ComponentRef(name="group")
+    """What turns rewards into advantages; group as in GRPO (arXiv 2402.03300)."""
+    loss: ComponentRef = ComponentRef(name="dapo")
+    """The policy loss; dapo (arXiv 2503.14476) weighs every token of a step alike, and is TRL's default too."""
+    correction: ComponentRef = ComponentRef(name="none")
+    """Weights for what separates the generator's distribution from the trainer's."""
+    train: TrainConfig = TrainConfig()
+    """Batches, optimizer, length of the run."""
+    sampling: SamplingConfig = SamplingConfig()
+    """The distribution that is sampled from."""
+    deepspeed: DeepSpeedConfig = DeepSpeedConfig()
+    """The engine, ZeRO-3."""
+    evaluation: EvaluationConfig | None = None
+    """Held-out prompts; default: nothing is evaluated."""
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    """What an interrupted run goes on from."""
+    logging: LoggingConfig = LoggingConfig()
+    """Completions in the terminal and on disk."""
+    watchdog: WatchdogConfig = WatchdogConfig()
+    """What happens when a rank stalls."""
+    hub: HubConfig | None = None
+    """Push the trained model to the hub; default: it stays in output_dir."""
+    tracking: dict[str, dict[str, Any]] = Field({"mlflow": {}})
+    """Observers by name with their parameters; MLflow by default, `{}` for none."""
+    plugins: PluginsConfig = PluginsConfig()
+    """Which plugins are loaded."""
+    output_dir: str = "runs/default"
+    """Folder for everything the run writes, relative to the working directory."""
+
+    @property
+    def reward_labels(self) -> list[str]:
+        """What metrics and files call each reward: its name, numbered where it comes again: regex, regex-2."""
+        return labels_of(self.rewards)
