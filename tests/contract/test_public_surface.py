@@ -15,8 +15,9 @@ import pluggy
 import grpox
 import grpox.errors.validation
 import grpox.testing
-from grpox import contracts, pytest_plugin
+from grpox import contracts
 from grpox.plugins import hookspecs
+from grpox.testing import pytest_plugin
 
 SNAPSHOT = Path(__file__).with_name("public_surface.txt")
 

@@ -227,7 +227,7 @@ def test_every_block_is_executed() -> None:
     shown = {block.place for block in blocks_in("python") if not block.is_done_by_the_tutorial}
     assert shown == done
     for (page, _), test in ELSEWHERE.items():
-        assert Path(page).name in (ROOT / "tests" / "unit" / test).read_text(encoding="utf-8")
+        assert Path(page).name in Path(__file__).with_name(test).read_text(encoding="utf-8")
 
 
 # -- Names in prose --------------------------------------------------------------------------------------

@@ -284,7 +284,7 @@ scored(NamedReward("judge", hanging), [{hangs!r}])
 
 def test_all_processes_end_when_the_trainer_is_killed_even_those_that_hang_in_c(tmp_path: Path) -> None:
     child, hangs = tmp_path / "child", tmp_path / "hangs"
-    folders = [str(FILE.parent), str(FILE.parents[1])]
+    folders = [str(FILE.parent), str(FILE.parents[2])]
     script = TRAINER.format(folders=folders, child=str(child), hangs=str(hangs))
     trainer = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
     assert trainer.stdout is not None

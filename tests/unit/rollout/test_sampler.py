@@ -269,7 +269,7 @@ def test_standard_deviations_are_over_n_minus_1_of_the_whole_batch():
 @pytest.mark.parametrize(
     ("scale", "told"),
     [
-        (lambda rewards, *_: 1 / 0, r"raised ZeroDivisionError: division by zero \(test_collect.py:\d+\)"),
+        (lambda rewards, *_: 1 / 0, r"raised ZeroDivisionError: division by zero \(test_sampler.py:\d+\)"),
         (lambda rewards, *_: rewards, r"returned \(6, 1\); one number per completion is \(6,\)"),
         (lambda rewards, *_: [0.0] * 6, "returned list"),
         (lambda rewards, *_: rewards[:, 0] / 0, "returned nan for a completion"),
@@ -746,5 +746,5 @@ def test_a_generator_that_exits_is_named(method):
         yield sys.exit(0)
 
     setattr(Exits, method, exits_as_it_is_read if method == "generate" else exits)
-    with pytest.raises(RunFailed, match=r"generator 'Exits' raised SystemExit: 0 \(test_collect.py:\d+\)"):
+    with pytest.raises(RunFailed, match=r"generator 'Exits' raised SystemExit: 0 \(test_sampler.py:\d+\)"):
         collector(Exits(), NamedReward("equals", equals)).collect(0, [0], STATE)
