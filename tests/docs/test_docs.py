@@ -131,7 +131,7 @@ def test_every_package_is_on_the_map_in_the_order_of_imports() -> None:
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]
     order = next(contract["layers"] for contract in settings["contracts"] if contract["type"] == "layers")
     assert listed == order[::-1]
-    drawn = design.partition("```\n")[2].partition("```")[0].splitlines()[2:]
+    drawn = design.partition("```\n")[2].partition("```")[0].splitlines()[1:]
     assert [line.split()[0] for line in drawn] == order
     there = {path.parent.name for path in (ROOT / "grpox").glob("*/__init__.py")} | {"contracts"}
     assert there == set(order)
