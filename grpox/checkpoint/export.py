@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import shutil
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 
 import torch
 from pydantic import ValidationError
+from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
@@ -16,7 +19,8 @@ from grpox.checkpoint.manifest import MANIFEST, faults, read_manifest
 from grpox.checkpoint.model_card import write_card
 from grpox.checkpoint.progress import PROGRESS, Progress
 from grpox.checkpoint.resume import newest_good
-from grpox.checkpoint.weights import whole_weights
+from grpox.checkpoint.saver import ENGINE
+from grpox.checkpoint.shards import only_weights
 from grpox.config import ModelConfig, RunConfig
 from grpox.errors import ConfigError, Problem
 from grpox.policy.adapter_folder import FOLDER as ADAPTER_FOLDER
@@ -177,3 +181,18 @@ def _fill(model: PreTrainedModel, checkpoint: Path) -> None:
 def _other_model(model: PreTrainedModel, checkpoint: Path, name: str) -> ConfigError:
     what = f"is not the model that {checkpoint} is of: they differ in {name}"
     return ConfigError(Problem(what, "model.path", given=model.name_or_path))
+
+
+def whole_weights(checkpoint: Path) -> Iterator[tuple[str, Tensor]]:
+    """Yield every weight in float32, under its name; tied ones under each of their names.
+
+    The shards stay on disk until they are asked for: one weight at a time is in memory.
+    """
+    from deepspeed.utils import zero_to_fp32
+
+    with only_weights(), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+        sharded = zero_to_fp32._get_fp32_state_dict_from_zero_checkpoint(
+            str(checkpoint / ENGINE), exclude_frozen_parameters=False
+        )
+    for name, weight in sharded.items():
+        yield name, weight.contiguous()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,10 +18,9 @@ from rich.console import Console
 
 from grpox.config import RunConfig
 from grpox.errors import RunFailed, text_of
-from grpox.errors.formatting import counted
+from grpox.errors.formatting import amount, counted
 from grpox.errors.redaction import redact, redacted
 from grpox.observing.completions import CompletionFiles, write_completions
-from grpox.observing.earlier import tell_size
 from grpox.observing.metrics_file import MetricsFile
 from grpox.plugins.hookspecs import hookimpl
 from grpox.runfile.masked import VERSIONS
@@ -293,3 +293,12 @@ def _new_folder(parent: Path, seconds: float) -> Path:
         made = parent / f"{name}-{number}"
     made.mkdir(parents=True)
     return made
+
+
+def tell_size(earlier: Path) -> None:
+    """Say in a line how much `earlier` holds, where there are checkpoints in it: nothing removes these."""
+    if not any(earlier.glob("*/checkpoints/*")):
+        return
+    size = sum(path.stat().st_size for path in earlier.rglob("*") if path.is_file())
+    told = f"the run that was here is now in {earlier}, which holds {amount(size)}; remove what you do not need"
+    print(told, file=sys.stderr, flush=True)

@@ -23,7 +23,6 @@ from grpox.plugins.component import BoundComponent, bind_object
 from grpox.plugins.discovery import discover
 from grpox.plugins.registry import Registry
 from grpox.runfile.deepspeed_settings import deepspeed_problems
-from grpox.runfile.dynamic_sampling import dynamic_sampling_problems
 from grpox.runfile.evaluation import evaluation_problems
 from grpox.runfile.from_trl.names import TRL_NAMES
 from grpox.runfile.given import Given
@@ -33,8 +32,6 @@ from grpox.runfile.lora import lora_problems
 from grpox.runfile.lr_schedules import schedule_problems
 from grpox.runfile.masked import give_back_secrets, masked_problems
 from grpox.runfile.model_options import checkpointing_problems, model_problems
-from grpox.runfile.off_policy import off_policy_problems
-from grpox.runfile.old_logprobs import old_logprobs_problems
 from grpox.runfile.origins import Origin
 from grpox.runfile.overrides import apply_overrides
 from grpox.runfile.parameter_paths import resolve_parameters
@@ -42,8 +39,13 @@ from grpox.runfile.recipe_files import recipe_path
 from grpox.runfile.required_plugins import missing_plugins
 from grpox.runfile.sampling_bias import NEUTRAL, changed_distribution
 from grpox.runfile.slots import selected, tracking_problems
-from grpox.runfile.staleness import staleness_problems
-from grpox.runfile.streaming import stream_problems
+from grpox.runfile.train_checks import (
+    dynamic_sampling_problems,
+    off_policy_problems,
+    old_logprobs_problems,
+    staleness_problems,
+    stream_problems,
+)
 from grpox.runfile.yaml_lines import LONGEST, read_yaml
 from grpox.runtime import launch
 

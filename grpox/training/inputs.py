@@ -20,7 +20,7 @@ from grpox.plugins.component import call
 from grpox.policy.lora.add import add_adapters
 from grpox.policy.models import check_special_tokens, load_config, load_model, load_tokenizer, vocabulary_of
 from grpox.runfile.model_parts import media_problem
-from grpox.runfile.streaming import stream_problems
+from grpox.runfile.train_checks import stream_problems
 
 if TYPE_CHECKING:
     from grpox.runfile.load import ResolvedRun

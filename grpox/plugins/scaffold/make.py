@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib import metadata, util
 from pathlib import Path
 
 from grpox.errors import ConfigError, Problem
 from grpox.plugins.discovery import PluginSet
-from grpox.plugins.scaffold.clashes import clashes
+from grpox.plugins.requirements import canonical_name
 from grpox.plugins.scaffold.names import Names, names_of
 from grpox.plugins.scaffold.render import rendered
 
@@ -55,3 +56,40 @@ def make(given: str, kind: str, parent: Path, plugins: PluginSet, force: bool = 
 def _write(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
+
+
+def clashes(names: Names, plugins: PluginSet, force: bool = False) -> list[Problem]:
+    """One problem for each name that is taken.
+
+    Args:
+        force: an installed distribution of the same name is the one to be made anew.
+    """
+    another = "another name"
+    problems = [
+        Problem(
+            f"{offer.distribution} {offer.version} already offers a {names.kind} '{names.component}'",
+            "NAME",
+            given=names.component,
+            allowed=f"{another}: runs would have to say {names.distribution}:{names.component}",
+        )
+        for offer in plugins.offers
+        if (offer.kind, offer.spec.name) == (names.kind, names.component)
+        and canonical_name(offer.distribution) != names.distribution
+    ]
+    version = _installed(names.distribution)
+    if version and not force:
+        what = f"a distribution of this name is installed, in version {version}"
+        allowed = f"{another}, or --force to make it anew"
+        problems.append(Problem(what, "NAME", given=names.distribution, allowed=allowed))
+    elif not version and util.find_spec(names.module) is not None:
+        what = "a module of this name is installed, which the plugin's own would hide"
+        problems.append(Problem(what, "NAME", given=names.module, allowed=another))
+    return problems
+
+
+def _installed(distribution: str) -> str:
+    """Its version; empty if it is not installed."""
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return ""

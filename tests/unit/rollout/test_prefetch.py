@@ -5,8 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from grpox.checkpoint.begun_state import begun_of, begun_state
-from grpox.checkpoint.rank_state import rank_state, read_state, write_state
+from grpox.checkpoint.rank_state import begun_of, begun_state, rank_state, read_state, write_state
 from grpox.config import SamplingConfig
 from grpox.contracts import Prompt, Rollout, TrainerState
 from grpox.data.schedule import BatchPlan, PromptSampler, Schedule
