@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.resources
 import json
 from importlib import util
 from pathlib import Path
@@ -105,9 +106,7 @@ def evaluated(
 def test_a_model_by_itself_is_evaluated_as_before_training(
     grpox: GrpoxCommand, folder: Path, stopped: Path, ranks: int
 ) -> None:
-    import grpox as package
-
-    base = Path(package.__file__).parent / "recipes" / "quickstart" / "model"
+    base = importlib.resources.files("grpox.runfile.recipes") / "quickstart" / "model"
     # Batches of other sizes on each number of ranks: chance is the prompts' own.
     size = f"evaluation.batch_size={100 * ranks}"
     completions = ("--completions", "completions.parquet")

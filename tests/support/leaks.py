@@ -27,7 +27,7 @@ import psutil
 import pytest
 
 from support.patience import patient
-from support.services import is_running
+from support.services import is_running, running_after
 from support.session import session_folder
 
 ROOT = Path(__file__).parents[2]
@@ -109,8 +109,8 @@ def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
 
 def _left_processes(before: frozenset[psutil.Process]) -> list[str]:
     new = [each for each in _processes() if each not in before]
-    _, alive = psutil.wait_procs(new, patient(GRACE)) if new else ([], [])
-    return [f"process {each.pid}: {_command_line(each)[:200]}" for each in alive if is_running(each.pid)]
+    alive = running_after(new, patient(GRACE))
+    return [f"process {each.pid}: {_command_line(each)[:200]}" for each in alive]
 
 
 def _processes() -> list[psutil.Process]:

@@ -82,11 +82,22 @@ def end_group(pid: int, seconds: float = 30) -> None:
     everyone = [each for each in psutil.process_iter() if _group(each.pid) == pid]
     with suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGINT)
-    _, left = psutil.wait_procs(everyone, patient(seconds))
+    left = running_after(everyone, patient(seconds))
     for each in left:
         with suppress(psutil.NoSuchProcess):
             each.kill()
-    psutil.wait_procs(left, patient(seconds))
+    running_after(left, patient(seconds))
+
+
+def running_after(processes: list[psutil.Process], seconds: float) -> list[psutil.Process]:
+    """Wait until all have ended, at most so many seconds, and return those that have not.
+
+    One that another worker has started and not waited for has ended too: it stays as a zombie.
+    """
+    deadline = time.monotonic() + seconds
+    while (left := [each for each in processes if is_running(each.pid)]) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return left
 
 
 def wait_until(true: Callable[[], bool], what: str, seconds: float = 180, process: Any = None) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import fcntl
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from support import services, session
 
@@ -41,6 +43,27 @@ def test_the_last_user_ends_it(naps: list[subprocess.Popen[bytes]], tmp_path: Pa
     assert (len(naps), services.is_running(naps[0].pid)) == (1, False)
     assert services.is_running(begin(naps)["pid"])  # the next user has another
     assert len(naps) == 2
+
+
+NEVER_WAITS = """
+import subprocess, sys
+print(subprocess.Popen(["sleep", "600"], start_new_session=True).pid, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_one_that_another_worker_started_has_ended_though_nobody_waits_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    killed: list[int] = []
+    monkeypatch.setattr(psutil.Process, "kill", lambda process: killed.append(process.pid))
+    command = [sys.executable, "-c", NEVER_WAITS]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as worker:
+        assert worker.stdout is not None
+        pid = int(worker.stdout.readline())
+        services.end_group(pid, seconds=1)
+        assert psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    assert killed == []
 
 
 def test_one_whose_users_were_killed_ends_with_the_session(naps: list[subprocess.Popen[bytes]]) -> None:
