@@ -56,4 +56,4 @@ def test_it_sums_over_the_tokens_of_a_sequence():
 
 
 def test_grpox_finds_it(grpox_component):
-    assert isinstance(grpox_component("loss", "luspo", eps_low=0.1), Luspo)
+    assert isinstance(grpox_component("loss", "luspo", clip_low=0.1), Luspo)
