@@ -72,6 +72,8 @@ def test_every_folder_with_tests_is_in_one_tier_and_named_folders_exist() -> Non
         ("docs/losses.md", ["cold"]),
         ("plugins/builtin/grpox_mlflow/tracker.py", ["services/hosts", "services/mlflow"]),
         ("tests/services/vllm/test_vllm_server.py", ["services/vllm"]),
+        ("tests/golden/services/vllm/test_vllm_server/test_told.txt", ["services/vllm"]),
+        ("tests/golden/unit/cli/test_doctor/test_told.txt", []),
         ("tests/support/processes.py", list(tiers.REST)),
         ("pyproject.toml", list(tiers.REST)),
         ("tests/fuzz/conftest.py", list(tiers.REST)),
