@@ -97,9 +97,10 @@ def test_an_old_argument_is_told_to_its_author_by_name_with_the_line_and_what_to
     folder = make_distribution("grpox-olden", OLD_ARGUMENT, version="1.3")
     make_distribution("grpox-newer", NEW_ARGUMENT)
     (first, *again) = told(discover)
-    assert str(first.message) == (
-        "grpox-olden 1.3: argument path of grpox_checkpoint_saved is now folder; grpox 0.3 drops the old name"
-    )
+    author, _, what = str(first.message).partition(": ")
+    assert author == "grpox-olden 1.3"
+    for fact in ("argument path", "grpox_checkpoint_saved", "now folder", "grpox 0.3 drops"):
+        assert fact in what
     assert issubclass(first.category, DeprecationWarning)
     assert (first.filename, first.lineno) == (str(folder / "grpox_olden.py"), 3)
     assert {str(warning.message) for warning in again} <= {str(first.message)}
@@ -117,7 +118,8 @@ def test_what_an_old_discovery_hook_offers_is_offered_and_nothing_of_it_observes
     found: list[PluginSet] = []
     (warning,) = told(lambda: found.append(discover()))
     (plugins,) = found
-    assert "grpox-olden3 1.0: hook grpox_policy_losses is now grpox_losses" in str(warning.message)
+    for fact in ("grpox-olden3 1.0: ", "hook grpox_policy_losses", "now grpox_losses"):
+        assert fact in str(warning.message)
     assert [(offer.kind, offer.spec.name) for offer in offers(plugins, "grpox-olden3")] == [("loss", "old")]
     assert record(plugins, "grpox-olden3").observes == ()
 
@@ -218,10 +220,10 @@ def test_an_old_field_is_read_and_the_reader_told_by_name_where_and_what(make_di
     values: list[float] = []
     (warning,) = told(lambda: values.append(mine.per_token(Example(0.5))))
     assert values == [0.5]
-    assert str(warning.message) == (
-        "grpox-reads 2.0 in Mine.per_token: field probabilities of Example is now logprobs; "
-        "grpox 0.3 drops the old name"
-    )
+    author, _, what = str(warning.message).partition(": ")
+    assert author == "grpox-reads 2.0 in Mine.per_token"
+    for fact in ("field probabilities of Example", "now logprobs", "grpox 0.3 drops"):
+        assert fact in what
     assert (warning.filename, warning.lineno) == (str(folder / "grpox_reads.py"), 5)
 
 
