@@ -426,7 +426,9 @@ def test_other_code_of_a_component_is_told() -> None:
 
     progress = progress_of(lock=locked(()))
     found = problems_of(progress, config_of(), locked(("logprobs",)))
-    assert found == [Problem("other code than the checkpoint was made with: drift: loss needs: - -> logprobs")]
+    [problem] = found
+    assert problem.what.startswith("other code")
+    assert problem.what.endswith(": drift: loss needs: - -> logprobs")
     assert problems_of(progress, config_of(), locked(())) == []
     # Another environment is none, and neither is a plugin that observes unasked.
     assert problems_of(progress_of(), config_of(), LOCK.model_copy(update={"versions": {"torch": "9"}})) == []
@@ -460,7 +462,8 @@ def test_batches_that_are_only_split_otherwise_go_on(ranks: int, train: dict[str
 
 def test_other_batches_are_told_once_by_what_would_fit() -> None:
     [told] = problems_of(progress_of(), config_of(), world=TWO)
-    assert told.what.startswith("2 ranks would make other batches than the 1 of the checkpoint")
+    for fact in ("2 ranks", "the 1 of the checkpoint"):
+        assert fact in told.what
     assert told.given.startswith("16 completions a step")
     assert "train.per_device_train_batch_size=4" in told.allowed
 

@@ -160,7 +160,7 @@ def test_flash_attention_says_what_it_turns_off() -> None:
     ways = prepare(model, TRAIN)
     assert ways == PLAIN
     told = str(not_taken(model, TRAIN, ways))
-    assert "goes without train.chunked_logprobs and train.packing and train.prefix_sharing" in told
+    assert " without train.chunked_logprobs and train.packing and train.prefix_sharing" in told
     assert "model.init.attn_implementation is flash_attention_2" in told
     for way in ("packing", "chunked_logprobs"):
         assert f"the trial of train.{way} raised RuntimeError: FlashAttention only supports CUDA" in told
