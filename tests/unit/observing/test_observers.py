@@ -91,8 +91,9 @@ def test_a_failure_is_told_once_with_its_source_and_counted_each_time(
     for step in (1, 2, 3):
         told.step_finished(run, step, {})
     assert told.failures.total() == 3
-    message = "observer 'broken' failed in grpox_step_finished: ValueError: cannot count [beyond] three"
-    assert output.getvalue().count(message) == 1
+    [line] = [line for line in output.getvalue().splitlines() if "ValueError" in line]
+    for fact in ("'broken'", "grpox_step_finished", "ValueError: cannot count [beyond] three"):
+        assert fact in line
 
 
 def test_a_selected_observer_that_cannot_start_ends_the_run(

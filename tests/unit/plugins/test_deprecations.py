@@ -269,14 +269,16 @@ def api_two_to_three(monkeypatch) -> None:
 @pytest.mark.parametrize(
     ("api", "problem", "note"),
     [
-        (1, "written for plugin API 1, this grpox has 3 and takes 2 and later: upgrade the plugin", ""),
-        (2, "", "written for plugin API 2, which a later grpox will drop: its author should move to 3"),
-        (3, "", ""),
-        (4, "written for plugin API 4, this grpox has 3 and takes 2 and later: upgrade grpox", ""),
+        (1, ("API 1", "grpox has 3", "takes 2 and later", "upgrade the plugin"), ()),
+        (2, (), ("API 2", "drop", "move to 3")),
+        (3, (), ()),
+        (4, ("API 4", "grpox has 3", "takes 2 and later", "upgrade grpox"), ()),
     ],
 )
 def test_an_older_supported_version_is_noted_and_others_are_refused(api, problem, note):
-    assert (api_problem(api), api_note(api)) == (problem, note)
+    for text, facts in ((api_problem(api), problem), (api_note(api), note)):
+        assert bool(text) == bool(facts)
+        assert [fact for fact in facts if fact not in text] == []
 
 
 @pytest.mark.usefixtures("api_two_to_three")
@@ -292,7 +294,7 @@ def test_a_component_for_an_older_supported_version_is_listed_with_a_note_and_ca
         "api2": "ok",
         "api3": "ok",
     }
-    note = "loss 'api2' of grpox-versions 1.0 is written for plugin API 2, which a later grpox will drop"
+    note = "loss 'api2' of grpox-versions 1.0 is written for plugin API 2"
     with pytest.warns(PluginDeprecation, match=note):
         assert registry.find("loss", "api2").status == "ok"
     assert told(registry.find, "loss", "api3") == []
@@ -308,8 +310,9 @@ def test_a_run_that_selects_such_a_component_warns_its_user(make_distribution, m
     make_distribution("grpox-behind", source)
     done = CliRunner().invoke(cli, ["validate", "quickstart", "loss=api1"])
     assert done.exit_code == 0, done.output
-    note = "written for plugin API 1, which a later grpox will drop: its author should move to 2"
-    assert f"warning: loss 'api1' of grpox-behind 1.0 is {note}" in done.stderr.splitlines()
+    [line] = [line for line in done.stderr.splitlines() if line.startswith("warning: loss 'api1' ")]
+    for fact in ("grpox-behind 1.0", "API 1", "move to 2"):
+        assert fact in line
 
 
 def test_the_oldest_version_is_the_default_of_a_component_that_names_none():

@@ -143,7 +143,7 @@ def test_what_the_trial_of_a_way_raises_is_told_with_its_type_and_text() -> None
     model.base_model.forward = forward
     ways = prepare(model, TRAIN)
     assert ways == CHUNKED
-    told = "the trial of train.prefix_sharing raised RuntimeError: no mask of four dimensions"
+    told = "train.prefix_sharing raised RuntimeError: no mask of four dimensions"
     assert told in str(not_taken(model, TRAIN, ways))
     assert prepare(model_of("llama"), TRAIN).failures == ()
 
