@@ -204,7 +204,7 @@ def test_a_script_that_would_train_is_not_named_for_its_reward(folder: Path) -> 
     done = command("train.py")
     assert "rewards" not in read_yaml(done.stdout, "stdout").data
     assert "# - {path: 'rewards.py:name'}" in done.stdout
-    for fact in ("move it to rewards.py", "would train (line 21)"):
+    for fact in ("move it to rewards.py", "train.py", "would train (line 21)"):
         assert fact in done.stdout
 
 

@@ -57,7 +57,7 @@ def test_every_pattern_matches_a_file() -> None:
 def test_every_folder_with_tests_is_in_one_tier_and_named_folders_exist() -> None:
     folders = {*tiers.QUICK, *tiers.REST}
     assert len(folders) == len(tiers.QUICK) + len(tiers.REST)
-    tests = [file for file in FILES if file.startswith("tests/") and Path(file).name.startswith("test_")]
+    tests = [file for file in FILES if file.startswith("tests/") and Path(file).match("test_*.py")]
     outside = [file for file in tests if not any(file.startswith(f"tests/{folder}/") for folder in folders)]
     assert [file for file in outside if "third_party" not in file] == []
     for folder in folders:
