@@ -11,7 +11,7 @@ TORCH_IS_CPU := import importlib.metadata as m, sys; sys.exit(not m.version("tor
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help quickstart dev vllm browser test test-full lint format types docs clean
+.PHONY: help quickstart dev vllm browser test test-full golden lint format types docs clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -38,6 +38,9 @@ test: .venv/installed-dev .venv/installed-vllm ## Set up and pass the tests
 test-full: .venv/installed-dev .venv/installed-vllm ## Pass all tests, also the slow ones: real processes and servers
 	$(PYTEST) tests
 	$(TIERS) passed
+
+golden: .venv/installed-dev ## Write the texts that tests compare with anew
+	GRPOX_RENEW_GOLDEN=1 $(PYTEST) $$(grep -rlE '^[^#]*\bgolden\(' tests --include='test_*.py')
 
 lint: .venv/installed-dev ## Check style, and that imports go down only
 	$(BIN)/ruff check .

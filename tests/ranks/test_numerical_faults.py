@@ -122,7 +122,8 @@ def test_a_run_stops_before_anything_is_saved_and_a_replay_shows_why(
 
     done = faulty("2", "output_dir=runs/stops", "checkpoint.every=1")
     assert done.returncode == 1
-    assert "the loss is nan in step 2: policy loss nan at rank 0, micro-batch 1, row 31, token 0" in done.stderr
+    assert "the loss is nan in step 2: " in done.stderr
+    assert "policy loss nan at rank 0, micro-batch 1, row 31, token 0" in done.stderr
     assert "grpox replay runs/stops/faults/step-00000002" in done.stderr
     assert "Traceback" not in done.stderr
     assert [path.name for path in (folder / "runs" / "stops" / "checkpoints").iterdir()] == ["step-00000001"]
@@ -152,7 +153,8 @@ def test_a_fault_of_one_rank_is_that_of_all_and_a_replay_of_one_process_shows_it
     settings = ("train.per_device_train_batch_size=16", "output_dir=runs/two", "train.on_nonfinite=skip")
     done = faulty("3", *settings, "train.max_steps=3", loss="Slope", ranks=2)
     assert done.returncode == 0, done.stderr
-    assert done.stderr.count("the gradient is not finite in step 3: derivative nan at rank 1") == 1
+    [line] = [line for line in done.stderr.splitlines() if "derivative nan at rank 1" in line]
+    assert "step 3" in line
     assert json.loads((folder / "runs" / "two" / "summary.json").read_text())["skipped_steps"] == 1
     shown = replayed(folder / "runs" / "two" / "faults" / "step-00000003")
     assert shown.exit_code == 0, shown.output
@@ -189,5 +191,5 @@ def test_a_run_that_skipped_goes_on_bit_by_bit_and_keeps_the_first_batches(fault
     (runs / "ends" / "faults").touch()  # no batch can be kept there, which hurts nothing
     done = faulty("2,3,4,5", "--resume", "runs/ends")
     assert done.returncode == 1
-    assert "its batch could not be kept in runs/ends/faults/step-00000004: " in done.stderr
+    assert "could not be kept in runs/ends/faults/step-00000004: " in done.stderr
     assert "4 steps in a row" in done.stderr

@@ -43,7 +43,7 @@ def run(grpox: GrpoxCommand, folder: Path, name: str, setting: str) -> Any:
 def test_an_interrupt_that_no_signal_raised_ends_the_run_by_name(grpox: GrpoxCommand, folder: Path) -> None:
     ended = run(grpox, folder, "Rows", "data={{source: {{path: '{}'}}}}")
     assert ended.returncode == 1, ended.stderr[-4000:]
-    assert "error: dataset 'Rows' raised KeyboardInterrupt (leaving.py:7)" in ended.stderr
+    assert "dataset 'Rows' raised KeyboardInterrupt (leaving.py:7)" in ended.stderr
 
 
 def test_an_exit_deep_in_the_libraries_is_no_run_that_went_well(grpox: GrpoxCommand, folder: Path) -> None:

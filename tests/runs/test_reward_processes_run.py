@@ -73,9 +73,13 @@ def test_what_crashes_hangs_and_leaves_is_counted_and_the_run_goes_on(
     assert errors == [[0, 256], [256, 256], [256, 256]]
     for step in metrics(folder, "abstains"):
         assert step["rewards/exact-2/mean"] == step["rewards/exact/mean"]
-    assert "reward 'leaves' ended its process with exit code 0 (faulty.py:" in done.stderr
-    assert "reward 'crashes' lost its process to signal 11 (SIGSEGV) (faulty.py:" in done.stderr
-    assert "reward 'hangs' took longer than its timeout of 2 s (faulty.py:" in done.stderr
+    for name, cause in (
+        ("leaves", "exit code 0"),
+        ("crashes", "signal 11 (SIGSEGV)"),
+        ("hangs", "timeout of 2 s"),
+    ):
+        [line] = [line for line in done.stderr.splitlines() if f"reward '{name}' " in line]
+        assert f"{cause} (faulty.py:" in line
     assert left(folder) == []
 
 
@@ -83,6 +87,7 @@ def test_a_function_that_leaves_fails_the_run_by_name(grpox: GrpoxCommand, folde
     reward = "rewards=[exact, {path: 'faulty.py:leaves'}]"
     done = grpox("train", "quickstart", *SHORT, reward, "output_dir=runs/fails")
     assert done.returncode == 1
-    assert "reward 'leaves' ended its process with exit code 0 (faulty.py:" in done.stderr
+    assert "reward 'leaves' " in done.stderr
+    assert "exit code 0 (faulty.py:" in done.stderr
     assert "Traceback" not in done.stderr
     assert left(folder) == []

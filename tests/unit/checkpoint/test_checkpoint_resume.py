@@ -426,7 +426,9 @@ def test_other_code_of_a_component_is_told() -> None:
 
     progress = progress_of(lock=locked(()))
     found = problems_of(progress, config_of(), locked(("logprobs",)))
-    assert found == [Problem("other code than the checkpoint was made with: drift: loss needs: - -> logprobs")]
+    [problem] = found
+    assert problem.what.startswith("other code")
+    assert problem.what.endswith(": drift: loss needs: - -> logprobs")
     assert problems_of(progress, config_of(), locked(())) == []
     # Another environment is none, and neither is a plugin that observes unasked.
     assert problems_of(progress_of(), config_of(), LOCK.model_copy(update={"versions": {"torch": "9"}})) == []
@@ -460,7 +462,8 @@ def test_batches_that_are_only_split_otherwise_go_on(ranks: int, train: dict[str
 
 def test_other_batches_are_told_once_by_what_would_fit() -> None:
     [told] = problems_of(progress_of(), config_of(), world=TWO)
-    assert told.what.startswith("2 ranks would make other batches than the 1 of the checkpoint")
+    for fact in ("2 ranks", "the 1 of the checkpoint"):
+        assert fact in told.what
     assert told.given.startswith("16 completions a step")
     assert "train.per_device_train_batch_size=4" in told.allowed
 
@@ -487,10 +490,9 @@ def test_states_on_nvme_stay_on_their_ranks(allow: bool) -> None:
     settings = {"offload_optimizer": "nvme", "nvme_path": "/tmp"}
     nvme = config_of(deepspeed=settings)
     halves = config_of(deepspeed=settings, train={"per_device_train_batch_size": 4})
-    what = "the checkpoint is of 1 ranks; with offload to nvme it stays so"
-    assert problems_of(progress_of(nvme), halves, world=TWO, allow=allow) == [
-        Problem(what, given="2", allowed="1")
-    ]
+    [problem] = problems_of(progress_of(nvme), halves, world=TWO, allow=allow)
+    assert (problem.given, problem.allowed) == ("2", "1")
+    assert "nvme" in problem.what
     assert problems_of(progress_of(nvme), nvme, allow=allow) == []
 
 

@@ -168,7 +168,8 @@ def test_a_token_that_may_write_passes(hub: FakeHub) -> None:
 
 def test_a_token_that_may_only_read_is_refused(hub: FakeHub) -> None:
     hub.user = user("ada", "read")
-    assert refused() == "the token of 'ada' may only read: the push needs one that may write"
+    for fact in ("token of 'ada'", "only read"):
+        assert fact in refused()
 
 
 @pytest.mark.usefixtures("hub")
@@ -184,7 +185,8 @@ def test_a_token_that_the_hub_does_not_know(hub: FakeHub, monkeypatch: pytest.Mo
 
 def test_no_token_is_told_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
-    assert refused() == "there is no token for the hub: set HF_TOKEN, or run `hf auth login`"
+    for fact in ("no token", "HF_TOKEN", "`hf auth login`"):
+        assert fact in refused()
 
 
 def test_a_hub_that_is_away_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,7 +74,8 @@ def test_the_newest_that_is_whole_is_taken_and_damaged_ones_are_named(run: Resol
     assert found.progress.step == 2
     told = console.export_text()
     assert "step-00000006 is damaged" in told
-    assert "step-00000004 is damaged and passed over: manifest.json is missing" in told
+    assert "step-00000004 is damaged" in told
+    assert "manifest.json is missing" in told
     assert newest_good(tmp_path / "nowhere", ALONE, console) is None
 
 
@@ -143,7 +144,8 @@ def test_other_batches_on_more_ranks_are_refused_with_the_sizes_that_fit(
     two = dataclasses.replace(ALONE, size=2)
     checkpoint = Checkpoint(tmp_path, progress_of(run))
     told = refused(checkpoint, run, lock_of(run), two)
-    assert "2 ranks would make other batches than the 1 of the checkpoint" in told
+    for fact in ("2 ranks", "the 1 of the checkpoint"):
+        assert fact in told
     assert "train.per_device_train_batch_size=128" in told
     check_changes(checkpoint, run.config, lock_of(run), fingerprints(run.config), two, allow=True)
 

@@ -232,9 +232,11 @@ def test_a_bad_run_file_is_told_without_a_traceback_and_exits_2(tmp_path: Path) 
     done = grpox("train", "run.yaml", cwd=tmp_path)
     assert done.returncode == 2
     assert done.stdout == ""
-    assert done.stderr.startswith("error: run.yaml: data: a value is required\n")
-    assert "error: run.yaml:2: train.max_step: unknown key\n    given         3\n" in done.stderr
-    assert "    did you mean  max_steps\n" in done.stderr
+    assert done.stderr.startswith("error: run.yaml: data: ")
+    _, found, told = done.stderr.partition("error: run.yaml:2: train.max_step: ")
+    assert found
+    assert "\n    given         3\n" in told
+    assert "\n    did you mean  max_steps\n" in told
     assert "Traceback" not in done.stderr
 
 

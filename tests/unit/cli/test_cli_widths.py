@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
+from importlib import metadata
 
 import pytest
 from rich.console import Console, RenderableType
+from support.golden import Golden
 
 from grpox.cli.plan_report import plan_report
 from grpox.cli.plugin_details import details, select
@@ -77,6 +80,26 @@ def test_what_is_known_of_a_component_is_whole(plugins: PluginSet, name: str, wi
     assert "…" not in shown
     assert joined(offer.spec.target) in joined(shown)
     assert joined(offer.spec.source) in joined(shown)
+
+
+@pytest.mark.parametrize("width", [60, 100])
+def test_what_is_known_of_a_component_as_it_is_printed(plugins: PluginSet, width: int, golden: Golden) -> None:
+    [offer] = select(plugins, "dapo")
+    shown = printed(details(plugins, offer, narrow=width < NARROW), Console(width=width))
+    golden(shown, replace={f"grpox {metadata.version('grpox')}": "grpox VERSION"})
+
+
+@pytest.mark.parametrize("width", [60, 100])
+def test_the_list_of_losses_as_it_is_printed(plugins: PluginSet, width: int, golden: Golden) -> None:
+    losses = [replace(row, version="1.0") for row in rows(plugins, "loss") if row.distribution == "grpox"]
+    golden(printed(as_table(losses, narrow=width < NARROW), Console(width=width)))
+
+
+@pytest.mark.parametrize("width", [60, 100])
+def test_the_plan_as_it_is_printed(width: int, golden: Golden) -> None:
+    run = load_run("quickstart", ["train.num_iterations=2", "train.max_steps=2"], world_size=2)
+    console = Console(width=width)
+    golden(printed(plan_report(run.config.train, run.plan, run.num_prompts, 2, console), console))
 
 
 @pytest.mark.parametrize("width", [60, 80, 100, 200])

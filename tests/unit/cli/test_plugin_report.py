@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from grpox.cli.plugin_details import details, select
 from grpox.cli.plugin_report import Row, as_json, as_table, rows
-from grpox.cli.plugin_why import Why, explain, load_broken
+from grpox.cli.plugin_why import Why, as_text, explain, load_broken
 from grpox.cli.plugins import app
 from grpox.errors import ConfigError
 from grpox.plugins.discovery import PluginSet, discover
@@ -71,8 +71,8 @@ def plugins(make_distribution) -> PluginSet:
     )
 
 
-def printed(renderable: object) -> str:
-    console = Console(width=200)
+def printed(renderable: object, width: int = 200) -> str:
+    console = Console(width=width)
     with console.capture() as capture:
         console.print(renderable)
     return capture.get()
@@ -252,17 +252,21 @@ def test_every_row_that_is_not_ok_is_explained_with_what_to_do_and_no_other(plug
         assert bool(why.why) == bool(why.remedy) == (row.status != "ok"), row
 
 
+def test_the_explanations_as_they_are_printed(plugins, whys, golden, tmp_path):
+    ordered = sorted(rows(plugins), key=lambda row: (row.kind, row.name, row.distribution))
+    explained = [(row, whys[row.kind, row.name, row.distribution]) for row in ordered]
+    # Which of the two was found first is the file system's to say.
+    either_way = {"grpox-other 1.0 and grpox-foo 1.0": "grpox-foo 1.0 and grpox-other 1.0"}
+    golden(printed(as_text(explained), 1000), replace={str(tmp_path): "FOLDER"} | either_way)
+
+
 def test_a_conflict_names_both_distributions_and_how_to_select_one(whys):
     why = whys["loss", "same", "grpox-other"]
-    assert re.fullmatch(
-        r"(grpox-\w+) 1.0 and (grpox-\w+) 1.0 offer a loss 'same', and grpox does not choose between them\.",
-        why.why,
-    )
+    assert "loss 'same'" in why.why
     assert {"grpox-foo", "grpox-other"} <= set(why.why.split())
-    assert why.remedy == (
-        "To use this one, write its whole name in the run file: grpox-other:same\n"
-        "Or switch the other off, and 'same' alone will do: GRPOX_DISABLE_PLUGINS=grpox-foo"
-    )
+    use, switch_off = why.remedy.splitlines()
+    assert use.endswith(" grpox-other:same")
+    assert switch_off.endswith(" GRPOX_DISABLE_PLUGINS=grpox-foo")
 
 
 def test_nobody_is_advised_to_switch_the_built_in_plugins_off(make_distribution):
@@ -287,7 +291,8 @@ def test_a_name_that_one_distribution_offers_twice_is_for_its_author_to_mend(mak
     plugins = discover()
     row = next(row for row in rows(plugins, "loss") if row.distribution == "grpox-twice")
     why = explain(plugins, row)
-    assert "offers a loss 'same' more than once, in grpox_twice and grpox_twice_b" in why.why
+    for fact in ("loss 'same'", "grpox_twice and grpox_twice_b"):
+        assert fact in why.why
     assert "author has to rename" in why.remedy
     assert "grpox-twice:same" not in row.reason + why.remedy
 
@@ -303,25 +308,34 @@ def test_what_a_component_requires_comes_with_the_command(whys):
     [
         ("requires=('a-b>=1 | c-d>=1', 'e-f', 'pluggy')", "pip install 'a-b>=1'\npip install 'e-f'"),
         ("requires=('a-b>=1', 'e-f'), install='make all'", "make all"),
-        (
-            "requires=('what is this',)",
-            "Its author has to mend requires=['what is this']: packaging.python.org says how they are written.",
-        ),
     ],
 )
-def test_the_commands_are_those_that_lack_and_a_mistake_is_the_authors(make_distribution, extra, remedy):
+def test_the_commands_are_those_for_what_lacks(make_distribution, extra, remedy):
+    assert remedy_of(make_distribution, extra) == remedy
+
+
+def test_a_requirement_that_is_none_is_its_authors_to_mend(make_distribution):
+    remedy = remedy_of(make_distribution, "requires=('what is this',)")
+    for fact in ("author has to mend", "requires=['what is this']"):
+        assert fact in remedy
+    assert "pip install" not in remedy
+
+
+def remedy_of(make_distribution, extra: str) -> str:
+    """The remedy for a component that is declared with more arguments."""
     spec = f"ComponentSpec('x', 'a:B', {extra})"
     source = f"from grpox import ComponentSpec, hookimpl\n@hookimpl\ndef grpox_losses():\n    return [{spec}]\n"
     make_distribution("grpox-lacking", source)
-    assert only(discover(), "grpox-lacking")[1].remedy == remedy
+    return only(discover(), "grpox-lacking")[1].remedy
 
 
 def test_another_api_version_says_which_way_to_move(whys):
     why = whys["correction", "capped", "grpox-foo"]
-    assert why.why == "It is written for plugin API 99, this grpox has 1: upgrade grpox."
-    assert why.remedy == (
-        "pip install --upgrade grpox\nOr, for this grpox, an older one: pip install 'grpox-foo<1.0'"
-    )
+    for fact in ("API 99", "grpox has 1", "upgrade grpox"):
+        assert fact in why.why
+    newer_grpox, older_plugin = why.remedy.splitlines()
+    assert newer_grpox == "pip install --upgrade grpox"
+    assert older_plugin.endswith(" pip install 'grpox-foo<1.0'")
 
 
 def test_a_plugin_of_an_older_api_is_to_be_upgraded(make_distribution):
@@ -351,7 +365,8 @@ def test_a_plugin_that_the_environment_disables_says_how_to_undo_that(
 def test_a_plugin_that_a_run_file_disables_says_so(whys):
     why = whys["plugin", "plugin", "grpox-off"]
     assert "plugins.disable list" in why.why
-    assert why.remedy == "Take grpox-off out of `plugins: {disable: [...]}` in the run file."
+    for fact in ("grpox-off out of", "plugins: {disable: [...]}", "run file"):
+        assert fact in why.remedy
 
 
 HOOK = "from grpox import ComponentSpec, hookimpl\n@hookimpl\ndef {}\n    return {}\n"

@@ -107,9 +107,8 @@ def test_the_first_prompt_that_is_too_long_is_named_before_training():
     with pytest.raises(ConfigError) as caught:
         prompts(["ab", "abcd", "abc", "abcdef"], limit=PromptLimit(3, "data.max_prompt_length"))
     (problem,) = caught.value.problems
-    assert problem.what == (
-        "the prompt of row 1 (from 0) of the data is too long, and 2 more are; the longest has 7 tokens"
-    )
+    for fact in ("row 1 (from 0)", "2 more", "longest has 7 tokens"):
+        assert fact in problem.what
     assert (problem.key, problem.given) == ("data.max_prompt_length", "5 tokens")
     assert len(prompts(["ab"], limit=PromptLimit(3))) == 1
 

@@ -6,9 +6,11 @@ import io
 import math
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
+from support.golden import Golden
 
 from grpox.config import RunConfig
 from grpox.contracts import Rollout, RunContext, ScoredRollout
@@ -157,19 +159,20 @@ def test_the_summary_tells_accuracy_before_and_after() -> None:
     assert ["folder", "runs/demo"] in rows
 
 
-def test_the_line_of_an_evaluation_holds_its_main_values() -> None:
+def test_the_line_of_an_evaluation_holds_its_main_values(golden: Golden) -> None:
     display, console = started(context())
     metrics = {"accuracy": 0.5, "pass_at_4": 0.75, "reward": 0.5, "reward_std": 0.5, "rewards/a/mean": 0.5}
     metrics |= {"rewards/a/std": 0.5, "rewards/a/abstained": 0.0, "completions/mean_length": 3.0}
     display.grpox_evaluated(0, metrics)
-    assert console.export_text() == (
-        "evaluation after step 0: accuracy 0.5  pass_at_4 0.75  rewards/a/mean 0.5\n"
-    )
+    golden(console.export_text())
     display.grpox_evaluated(0, metrics | {"rewards/b/mean": 1.0})
     assert "reward 0.5  rewards/a/mean 0.5  rewards/b/mean 1\n" in console.export_text()
 
 
-def test_the_summary_tells_why_a_run_stopped_early_and_which_checkpoint_is_the_best() -> None:
+def test_the_summary_tells_why_a_run_stopped_early_and_which_checkpoint_is_the_best(
+    golden: Golden, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("grpox.observing.display.time", SimpleNamespace(monotonic=lambda: 60.0))
     display, console = plain()
     run = context()
     display.grpox_run_started(run)
@@ -178,9 +181,7 @@ def test_the_summary_tells_why_a_run_stopped_early_and_which_checkpoint_is_the_b
     best = {"metric": "reward", "value": 0.25, "step": 4, "checkpoint": "runs/demo/checkpoints/step-00000004"}
     summary = {"stopped_early": stopped | {"evaluations_without_gain": 2}, "best_checkpoint": best}
     display.grpox_run_finished(run, summary)
-    shown = console.export_text()
-    assert "after step 6: evaluation/accuracy was best after step 2, at 0.5" in shown
-    assert "reward 0.25: runs/demo/checkpoints/step-00000004" in shown
+    golden(console.export_text())
 
 
 def test_a_terminal_gets_a_live_line_that_ends_with_the_run() -> None:

@@ -91,8 +91,9 @@ def test_a_failure_is_told_once_with_its_source_and_counted_each_time(
     for step in (1, 2, 3):
         told.step_finished(run, step, {})
     assert told.failures.total() == 3
-    message = "observer 'broken' failed in grpox_step_finished: ValueError: cannot count [beyond] three"
-    assert output.getvalue().count(message) == 1
+    [line] = [line for line in output.getvalue().splitlines() if "ValueError" in line]
+    for fact in ("'broken'", "grpox_step_finished", "ValueError: cannot count [beyond] three"):
+        assert fact in line
 
 
 def test_a_selected_observer_that_cannot_start_ends_the_run(
@@ -112,7 +113,8 @@ def test_a_plugin_nobody_selected_cannot_keep_the_run_from_starting(
     manager.register(module, name="someones-dist:plugin")
     told, output = observers(manager)
     told.run_started(run)
-    assert "'someones-dist:plugin' failed in grpox_run_started: OSError: no room left" in output.getvalue()
+    for fact in ("'someones-dist:plugin'", "grpox_run_started", "OSError: no room left"):
+        assert fact in output.getvalue()
 
 
 def test_an_interrupt_inside_an_observer_is_not_taken_for_its_failure(
@@ -293,7 +295,8 @@ def test_a_terminal_that_has_gone_does_not_end_the_run(manager: pluggy.PluginMan
     told, output = observers(manager, ("tracker", tracker), ("terminal", Ending(closed)))
     told.run_finished(run, {})
     assert tracker.heard == ["finished"]
-    assert "'terminal' failed in grpox_run_finished: BrokenPipeError: [Errno 32]" in output.getvalue()
+    for fact in ("'terminal'", "grpox_run_finished", "BrokenPipeError: [Errno 32]"):
+        assert fact in output.getvalue()
 
 
 def test_pluggys_order_is_kept(manager: pluggy.PluginManager, run: RunContext) -> None:

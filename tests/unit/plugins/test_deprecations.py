@@ -97,9 +97,10 @@ def test_an_old_argument_is_told_to_its_author_by_name_with_the_line_and_what_to
     folder = make_distribution("grpox-olden", OLD_ARGUMENT, version="1.3")
     make_distribution("grpox-newer", NEW_ARGUMENT)
     (first, *again) = told(discover)
-    assert str(first.message) == (
-        "grpox-olden 1.3: argument path of grpox_checkpoint_saved is now folder; grpox 0.3 drops the old name"
-    )
+    author, _, what = str(first.message).partition(": ")
+    assert author == "grpox-olden 1.3"
+    for fact in ("argument path", "grpox_checkpoint_saved", "now folder", "grpox 0.3 drops"):
+        assert fact in what
     assert issubclass(first.category, DeprecationWarning)
     assert (first.filename, first.lineno) == (str(folder / "grpox_olden.py"), 3)
     assert {str(warning.message) for warning in again} <= {str(first.message)}
@@ -117,7 +118,8 @@ def test_what_an_old_discovery_hook_offers_is_offered_and_nothing_of_it_observes
     found: list[PluginSet] = []
     (warning,) = told(lambda: found.append(discover()))
     (plugins,) = found
-    assert "grpox-olden3 1.0: hook grpox_policy_losses is now grpox_losses" in str(warning.message)
+    for fact in ("grpox-olden3 1.0: ", "hook grpox_policy_losses", "now grpox_losses"):
+        assert fact in str(warning.message)
     assert [(offer.kind, offer.spec.name) for offer in offers(plugins, "grpox-olden3")] == [("loss", "old")]
     assert record(plugins, "grpox-olden3").observes == ()
 
@@ -218,10 +220,10 @@ def test_an_old_field_is_read_and_the_reader_told_by_name_where_and_what(make_di
     values: list[float] = []
     (warning,) = told(lambda: values.append(mine.per_token(Example(0.5))))
     assert values == [0.5]
-    assert str(warning.message) == (
-        "grpox-reads 2.0 in Mine.per_token: field probabilities of Example is now logprobs; "
-        "grpox 0.3 drops the old name"
-    )
+    author, _, what = str(warning.message).partition(": ")
+    assert author == "grpox-reads 2.0 in Mine.per_token"
+    for fact in ("field probabilities of Example", "now logprobs", "grpox 0.3 drops"):
+        assert fact in what
     assert (warning.filename, warning.lineno) == (str(folder / "grpox_reads.py"), 5)
 
 
@@ -267,14 +269,16 @@ def api_two_to_three(monkeypatch) -> None:
 @pytest.mark.parametrize(
     ("api", "problem", "note"),
     [
-        (1, "written for plugin API 1, this grpox has 3 and takes 2 and later: upgrade the plugin", ""),
-        (2, "", "written for plugin API 2, which a later grpox will drop: its author should move to 3"),
-        (3, "", ""),
-        (4, "written for plugin API 4, this grpox has 3 and takes 2 and later: upgrade grpox", ""),
+        (1, ("API 1", "grpox has 3", "takes 2 and later", "upgrade the plugin"), ()),
+        (2, (), ("API 2", "drop", "move to 3")),
+        (3, (), ()),
+        (4, ("API 4", "grpox has 3", "takes 2 and later", "upgrade grpox"), ()),
     ],
 )
 def test_an_older_supported_version_is_noted_and_others_are_refused(api, problem, note):
-    assert (api_problem(api), api_note(api)) == (problem, note)
+    for text, facts in ((api_problem(api), problem), (api_note(api), note)):
+        assert bool(text) == bool(facts)
+        assert [fact for fact in facts if fact not in text] == []
 
 
 @pytest.mark.usefixtures("api_two_to_three")
@@ -290,7 +294,7 @@ def test_a_component_for_an_older_supported_version_is_listed_with_a_note_and_ca
         "api2": "ok",
         "api3": "ok",
     }
-    note = "loss 'api2' of grpox-versions 1.0 is written for plugin API 2, which a later grpox will drop"
+    note = "loss 'api2' of grpox-versions 1.0 is written for plugin API 2"
     with pytest.warns(PluginDeprecation, match=note):
         assert registry.find("loss", "api2").status == "ok"
     assert told(registry.find, "loss", "api3") == []
@@ -306,8 +310,9 @@ def test_a_run_that_selects_such_a_component_warns_its_user(make_distribution, m
     make_distribution("grpox-behind", source)
     done = CliRunner().invoke(cli, ["validate", "quickstart", "loss=api1"])
     assert done.exit_code == 0, done.output
-    note = "written for plugin API 1, which a later grpox will drop: its author should move to 2"
-    assert f"warning: loss 'api1' of grpox-behind 1.0 is {note}" in done.stderr.splitlines()
+    [line] = [line for line in done.stderr.splitlines() if line.startswith("warning: loss 'api1' ")]
+    for fact in ("grpox-behind 1.0", "API 1", "move to 2"):
+        assert fact in line
 
 
 def test_the_oldest_version_is_the_default_of_a_component_that_names_none():

@@ -168,11 +168,11 @@ def test_a_distribution_to_disable_that_is_not_installed_is_a_warning_with_the_n
     make_distribution("grpox-foo", loss("foo"))
     monkeypatch.setenv("GRPOX_DISABLE_PLUGINS", "Grpox_Foo,zzz")
     plugins = discover(disable=["grpox-fooo", "GRPOX.foo"])
-    assert plugins.warnings == [
-        "GRPOX_DISABLE_PLUGINS names 'zzz', and no installed distribution of that name has a plugin",
-        "the plugins.disable list names 'grpox-fooo', and no installed distribution of that name has a plugin; "
-        "did you mean grpox-foo?",
-    ]
+    far, near = plugins.warnings
+    assert far.startswith("GRPOX_DISABLE_PLUGINS names 'zzz'")
+    assert "did you mean" not in far
+    assert near.startswith("the plugins.disable list names 'grpox-fooo'")
+    assert near.endswith("did you mean grpox-foo?")
     assert records(plugins, "grpox-foo")[0].status == "disabled"
 
 

@@ -162,9 +162,8 @@ def test_a_broken_plugin_that_may_have_offered_the_name_is_told_with_the_origina
     make_distribution("grpox-bad", BAD)
     with pytest.raises(ConfigError) as caught:
         Registry(discover(disable=["grpox"])).parse("loss", ComponentRef(name="wanted"), "loss")
-    assert "plugin 'plugin' of grpox-bad 1.0 may offer it, but it is broken: ModuleNotFoundError" in str(
-        caught.value
-    )
+    for fact in ("grpox-bad 1.0 may offer it", "broken: ModuleNotFoundError"):
+        assert fact in str(caught.value)
     assert "grpox 0.1.0 may offer it, but it is disabled" in str(caught.value)
     assert isinstance(caught.value.__cause__, ModuleNotFoundError)
 

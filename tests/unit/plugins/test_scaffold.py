@@ -154,7 +154,8 @@ def test_a_component_of_another_kind_is_not_in_the_way(tmp_path: Path) -> None:
 
 def test_a_module_that_would_be_hidden_is_in_the_way(tmp_path: Path) -> None:
     [problem] = refused(tmp_path, "losses")
-    assert problem.what == "a module of this name is installed, which the plugin's own would hide"
+    assert "module" in problem.what
+    assert "hide" in problem.what
     assert problem.given == "grpox_losses"
 
 

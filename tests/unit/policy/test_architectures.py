@@ -174,10 +174,11 @@ def test_weights_of_another_shape_and_of_no_use_are_named(tmp_path: Path) -> Non
     file = tmp_path / "model" / "model.safetensors"
     weights = load_file(file) | {"model.norm.weight": torch.ones(3), "model.more": torch.ones(1)}
     save_file(weights, file, metadata={"format": "pt"})
-    assert lost_parts(model, tmp_path / "model") == [
-        "weights of no use to a model of its config.json, 1 in all: model.more",
-        "weights of another shape, 1 in all: model.norm.weight is [3], not [64]",
-    ]
+    of_no_use, misshapen = lost_parts(model, tmp_path / "model")
+    assert "no use" in of_no_use
+    assert of_no_use.endswith("1 in all: model.more")
+    assert "another shape" in misshapen
+    assert misshapen.endswith("1 in all: model.norm.weight is [3], not [64]")
 
 
 def test_a_save_that_loses_a_part_fails_and_leaves_what_was_written(tmp_path: Path) -> None:
@@ -186,6 +187,7 @@ def test_a_save_that_loses_a_part_fails_and_leaves_what_was_written(tmp_path: Pa
     with pytest.raises(RunFailed) as failed:
         save_model(engine, AutoTokenizer.from_pretrained(TOKENIZER), None, tmp_path / "model", World(0, 1, CPU))
     told = str(failed.value)
-    assert "weights not in its files, 1 in all: model.layers.1.mlp.gate.e_score_correction_bias" in told
+    assert "not in its files" in told
+    assert "1 in all: model.layers.1.mlp.gate.e_score_correction_bias" in told
     assert str(tmp_path / "model.unfinished") in told
     assert [path.name for path in tmp_path.iterdir()] == ["model.unfinished"]

@@ -101,7 +101,8 @@ def test_weights_that_nothing_uses_are_told_in_one_line(
 ) -> None:
     load_model(changed(lambda weights: weights.update({"model.layers.9.extra": torch.ones(2)})))
     [line] = told_beside_the_bar(capfd)
-    assert line.endswith("weights that its config.json does not use, 1 in all: model.layers.9.extra")
+    assert "does not use" in line
+    assert line.endswith("1 in all: model.layers.9.extra")
     assert line.isprintable()
 
 
@@ -162,7 +163,8 @@ def test_a_hub_that_does_not_answer_is_told_once_and_in_one_line(
     with pytest.raises(ConfigError) as caught:
         load(ModelConfig(path="org/name"))
     [problem] = caught.value.problems
-    assert problem.what.startswith("is not a folder here, and the hub cannot be asked for it: ConnectError: ")
+    for fact in ("not a folder", "hub", "ConnectError: "):
+        assert fact in problem.what
     assert "\n" not in problem.what
     assert capfd.readouterr().err == ""
 

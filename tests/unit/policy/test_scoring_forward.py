@@ -143,7 +143,7 @@ def test_what_the_trial_of_a_way_raises_is_told_with_its_type_and_text() -> None
     model.base_model.forward = forward
     ways = prepare(model, TRAIN)
     assert ways == CHUNKED
-    told = "the trial of train.prefix_sharing raised RuntimeError: no mask of four dimensions"
+    told = "train.prefix_sharing raised RuntimeError: no mask of four dimensions"
     assert told in str(not_taken(model, TRAIN, ways))
     assert prepare(model_of("llama"), TRAIN).failures == ()
 
@@ -160,7 +160,7 @@ def test_flash_attention_says_what_it_turns_off() -> None:
     ways = prepare(model, TRAIN)
     assert ways == PLAIN
     told = str(not_taken(model, TRAIN, ways))
-    assert "goes without train.chunked_logprobs and train.packing and train.prefix_sharing" in told
+    assert " without train.chunked_logprobs and train.packing and train.prefix_sharing" in told
     assert "model.init.attn_implementation is flash_attention_2" in told
     for way in ("packing", "chunked_logprobs"):
         assert f"the trial of train.{way} raised RuntimeError: FlashAttention only supports CUDA" in told

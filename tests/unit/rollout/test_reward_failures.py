@@ -189,9 +189,8 @@ def test_a_function_that_hangs_is_given_up_after_its_timeout_and_not_called_agai
     table = scored(reward, NamedReward("ones", ones))
     assert reward.hanging.running
     assert table.values == [[None, None], [1.0, 1.0]]
-    assert (
-        "took longer than its timeout of 0.2 s (test_reward_failures.py:" in table.warnings["failure of judge"]
-    )
+    for fact in ("timeout of 0.2 s", "(test_reward_failures.py:"):
+        assert fact in table.warnings["failure of judge"]
 
     reward.timeout = 600.0  # which nobody waits out again
     again = scored(reward)
@@ -252,9 +251,8 @@ def test_a_failing_function_is_told_with_what_follows_from_it():
     (warning,) = scored(abstaining(broken)).warnings.values()
     first, second = warning.splitlines()
     assert first == f"reward 'judge' raised OSError: down ({line_of(broken, 1)})"
-    assert second.endswith(
-        "it abstains for those completions; further failures are only counted (rewards/judge/errors)"
-    )
+    for fact in ("abstains", "counted (rewards/judge/errors)"):
+        assert fact in second
 
 
 def test_a_long_text_of_an_exception_is_cut():

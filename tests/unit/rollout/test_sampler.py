@@ -174,8 +174,8 @@ def test_failed_completions_are_counted_and_told_once(capsys):
         assert batch.metrics["rewards/broken/errors"] == 4
         assert batch.metrics["rewards/broken/abstained"] == pytest.approx(2 / 3)
     told = capsys.readouterr().err
-    assert told.count("warning: reward 'broken' returned nan (float) for completion 1") == 1
     assert told.count("warning") == 1
+    assert "reward 'broken' returned nan (float) for completion 1" in told
 
 
 def test_a_function_that_may_abstain_by_failing_logs_zero_errors_and_another_none():

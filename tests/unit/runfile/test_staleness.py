@@ -39,12 +39,14 @@ def test_another_generator_is_refused_by_name(generator):
 def test_a_lag_that_nothing_corrects_is_refused():
     (problem,) = problems(SERVER, "correction=none")
     assert (problem.key, problem.given) == ("train.max_staleness", "1")
-    assert problem.allowed == "0, or a correction such as token-truncate, or train.old_logprobs: generator"
+    for fact in ("0", "or a correction such as token-truncate", "or train.old_logprobs: generator"):
+        assert fact in problem.allowed.split(", ")
 
 
 def test_where_there_is_no_correction_it_says_so():
     (problem,) = problems(SERVER, "sampling.top_p=0.9")
-    assert problem.given == "1, sampling with top_p 0.9, for which there is no correction"
+    assert problem.given.startswith("1, sampling with top_p 0.9")
+    assert problem.given.endswith("no correction")
     assert problem.allowed == "0"
 
 
