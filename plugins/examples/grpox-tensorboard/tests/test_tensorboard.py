@@ -24,7 +24,12 @@ DEFAULTS = TensorBoardConfig()
 
 def run_in(folder: Path) -> RunContext:
     config = RunConfig.model_validate(
-        {"model": {"path": "model"}, "data": {"path": "train.jsonl"}, "rewards": [{"name": "exact"}]}
+        {
+            "model": {"path": "model"},
+            "data": {"path": "train.jsonl"},
+            "rewards": [{"name": "exact"}],
+            "train": {"learning_rate": 2e-4},
+        }
     )
     return RunContext(config, folder, 2, 1, {"grpox": "0.1.0"}, None, "quickstart")
 
