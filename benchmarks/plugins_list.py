@@ -1,7 +1,4 @@
-"""Seconds of `grpox plugins list` with 30 plugins more, of which one is broken and two are slow to import.
-
-Cold is the first time, when every plugin is imported; warm is every other, when none is.
-"""
+"""Seconds of `grpox plugins list` with 30 plugins more, and without them."""
 
 from __future__ import annotations
 
@@ -15,24 +12,20 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from surroundings import surroundings
 
 GRPOX = str(Path(sys.executable).with_name("grpox"))
 COUNT = 30
-SPECIAL = {"broken": "import no_such_library_anywhere", "heavy": "import torch", "slow": "time.sleep(2)"}
+SPECIAL = {"broken": "import no_such_library_anywhere", "heavy": "import torch"}
+"""Plugins that break a rule, made for tests; the benchmark has none of them."""
 
-PLUGIN = '''"""Offers one loss; leaves a file beside it when it is imported."""
-
-import time
-from pathlib import Path
+PLUGIN = '''"""Offers one loss."""
 
 from grpox import ComponentSpec, hookimpl
-
-(Path(__file__).parent / "imported").touch()
 {special}
-
 
 @hookimpl
 def grpox_losses():
@@ -53,15 +46,15 @@ class Reinforce:
 '''
 
 
-def make(folder: Path, count: int = COUNT) -> None:
-    """Put `count` distributions, ``grpox-many-slow`` or ``grpox-many-3``, into a folder for PYTHONPATH.
+def make(folder: Path, special: Mapping[str, str], count: int = COUNT) -> None:
+    """Put `count` distributions, ``grpox-many-heavy`` or ``grpox-many-3``, into a folder for PYTHONPATH.
 
     Every other one has a RECORD, as a wheel that was installed; the others are as a source tree.
     """
-    names = [*SPECIAL, *map(str, range(len(SPECIAL), count))]
+    names = [*special, *map(str, range(len(special), count))]
     for place, name in enumerate(names):
         package = f"grpox_many_{name}"
-        plugin = PLUGIN.format(special=SPECIAL.get(name, ""), loss=f"many-{name}", package=package)
+        plugin = PLUGIN.format(special=special.get(name, ""), loss=f"many-{name}", package=package)
         information = f"{package}-1.0.dist-info"
         files = {
             f"{package}/__init__.py": "",
@@ -94,28 +87,28 @@ def seconds(environment: dict[str, str]) -> float:
 
 
 def measure(folder: Path, repeats: int) -> dict[str, list[float]]:
-    """Seconds of each run, without the plugins and with them."""
-    bare = os.environ | {"GRPOX_CACHE_DIR": str(folder / "cache-bare")}
-    path = os.pathsep.join(filter(None, [str(folder / "site"), os.environ.get("PYTHONPATH", "")]))
-    many = os.environ | {"GRPOX_CACHE_DIR": str(folder / "cache"), "PYTHONPATH": path}
-    seconds(bare)
-    return {
-        "cold": [seconds(many)],
-        "warm": [seconds(many) for _ in range(repeats)],
-        "without them": [seconds(bare) for _ in range(repeats)],
-    }
+    """Seconds of each run, with the plugins and without them, in turns."""
+    path = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH", "")]))
+    environments = {"with them": os.environ | {"PYTHONPATH": path}, "without them": dict(os.environ)}
+    measured: dict[str, list[float]] = {name: [] for name in environments}
+    for place in range(repeats + 1):
+        for name, environment in environments.items():
+            taken = seconds(environment)
+            if place:  # the first writes bytecode
+                measured[name].append(taken)
+    return measured
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=10, metavar="N", help="warm runs (default: 10)")
+    parser.add_argument("--repeats", type=int, default=10, metavar="N", help="runs of each (default: 10)")
     parser.add_argument("--make", type=Path, metavar="FOLDER", help="only make the distributions there")
     arguments = parser.parse_args()
     if arguments.make:
-        make(arguments.make)
+        make(arguments.make, SPECIAL)
         return
     with tempfile.TemporaryDirectory() as folder:
-        make(Path(folder, "site"))
+        make(Path(folder), {})
         measured = measure(Path(folder), arguments.repeats)
     print(f"{'plugins list':14} {'median':>7} {'least':>7}")
     for name, times in measured.items():

@@ -3,7 +3,6 @@
 import os
 import shutil
 import signal
-import tempfile
 from collections.abc import Iterator
 
 import pytest
@@ -23,9 +22,6 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 OWNS_SESSION = session.VARIABLE not in os.environ
 session.session_folder()
 processes.remember_environment()  # before libraries set variables of their own
-
-# What the tests' own plugins offer is nothing for the user's cache, nor is what is there for the tests.
-os.environ["GRPOX_CACHE_DIR"] = tempfile.mkdtemp(prefix="cache-", dir=session.session_folder())
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

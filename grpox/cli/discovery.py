@@ -9,13 +9,9 @@ from grpox.plugins.discovery import PluginSet, discover
 from grpox.runtime import launch
 
 
-def discovered(fresh: bool = False) -> PluginSet:
-    """The installed plugins, their warnings told.
-
-    Args:
-        fresh: ask every plugin, whatever is remembered of it.
-    """
-    plugins = discover(fresh=fresh)
+def discovered() -> PluginSet:
+    """The installed plugins, their warnings told."""
+    plugins = discover()
     tell_warnings(plugins)
     return plugins
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import time
 from typing import TYPE_CHECKING
 
 from grpox.errors import ConfigError, Problem
@@ -17,6 +20,8 @@ if TYPE_CHECKING:
     from grpox.testing.conformance import Conformance
     from grpox.testing.runner import Outcome
 
+HEAVY = ("torch", "transformers", "deepspeed", "datasets", "mlflow", "vllm")
+"""Modules that take a second or more to import. Every command imports every plugin."""
 MARKS = {"passed": "[green]passed[/]", "failed": "[red]FAILED[/]", "skipped": "[yellow]skipped[/]"}
 
 
@@ -43,11 +48,29 @@ def check(console: Console, offer: Offer, params: Mapping[str, Any]) -> bool:
     assert suite.bound  # parameters that do not fit are an error of the command, not a failed check
     console.print(f"[bold]{offer.spec.name}[/]  {offer.kind}, {offer.distribution} {offer.version}")
     done = []
-    for outcome in outcomes(suite):
+    for outcome in (light(offer), *outcomes(suite)):
         console.print(drawn(outcome))
         done.append(outcome)
     console.print(summary(done), highlight=False)
     return all(outcome.status != "failed" for outcome in done)
+
+
+def light(offer: Offer) -> Outcome:
+    """Import the plugin in a new interpreter, and see whether that has imported anything heavy."""
+    from grpox.testing.runner import Outcome
+
+    module = offer.module.partition(":")[0]
+    code = f"import sys, {module}; print(*sorted(set({HEAVY}) & set(sys.modules)))"
+    began = time.perf_counter()
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    seconds = time.perf_counter() - began
+    heavy = done.stdout.splitlines()[-1].split() if done.stdout.strip() else []
+    title = "the plugin is listed without importing anything heavy"
+    if not heavy:
+        return Outcome("light", title, "passed", seconds)
+    what = f"importing {module}, which every command does, imports {', '.join(heavy)}"
+    advice = "import it in the module that `target` names, which is imported when a run selects the component"
+    return Outcome("light", title, "failed", seconds, what, advice=advice)
 
 
 def drawn(outcome: Outcome) -> Table:

@@ -23,8 +23,6 @@ def select(plugins: PluginSet, name: str) -> list[Offer]:
     kind, _, rest = name.rpartition("/")
     distribution, _, bare = rest.rpartition(":")
     found = _found(plugins, kind, distribution, bare)
-    if plugins.load_selected(found, distribution):
-        found = _found(plugins, kind, distribution, bare)
     if found:
         return found
     known = {spelling for offer in plugins.offers for spelling in _spellings(offer)}
@@ -76,7 +74,6 @@ def _facts(offer: Offer) -> Table:
     facts = {
         "summary": spec.summary,
         "status": "" if offer.status == "ok" else f"{offer.status}: {offer.reason}",
-        "deprecated": offer.reason if offer.status == "ok" else "",
         "formula": spec.formula or "none given",
         "source": spec.source or "none given",
         "needs": ", ".join(spec.needs) or "nothing",

@@ -15,7 +15,6 @@ from grpox.plugins.hookspecs import KINDS
 
 if TYPE_CHECKING:
     from rich.table import Table
-    from rich.text import Text
 
 PLUGIN_KIND = "plugin"
 """Kind of the rows that are no component: plugins that did not load, and those that observe every run."""
@@ -33,7 +32,7 @@ class Row:
     version: str
     status: str
     reason: str
-    """Why it is not ok; of one that is, what it uses that is deprecated."""
+    """Why it is not ok."""
     summary: str
 
 
@@ -77,12 +76,10 @@ def _component_row(offer: Offer, held_twice: bool, spelt_alike: bool) -> Row:
 
 
 def _plugin_row(record: PluginRecord) -> Row | None:
-    """A row for a plugin that did not load, uses what is deprecated, or acts without being selected."""
-    summary = ""
-    if record.status == "ok":
-        if not (record.observes or record.reason):
-            return None
-        summary = f"observes every run: {', '.join(record.observes)}" if record.observes else ""
+    """A row for a plugin that did not load, or acts without being selected."""
+    if record.status == "ok" and not record.observes:
+        return None
+    summary = f"observes every run: {', '.join(record.observes)}" if record.observes else ""
     return Row(
         PLUGIN_KIND,
         record.entry_point,
@@ -100,7 +97,7 @@ def as_json(listed: Iterable[Row]) -> str:
 
 
 def as_table(listed: Iterable[Row], narrow: bool = False) -> Table:
-    """The list for a terminal; a row that is not ok gives its reason in place of its summary, others after it.
+    """The list for a terminal; a row that is not ok gives its reason in place of its summary.
 
     Args:
         narrow: write all but the kind below one another, for a terminal too narrow for five columns.
@@ -115,15 +112,7 @@ def as_table(listed: Iterable[Row], narrow: bool = False) -> Table:
         table.add_column(heading, overflow="fold")
     for row in listed:
         name, origin = Text(row.name), Text(f"{row.distribution} {row.version}")
-        status, told = Text(row.status, STYLES.get(row.status, "red")), _told(row)
+        status, told = Text(row.status, STYLES.get(row.status, "red")), Text(row.reason or row.summary)
         stacked = Text("\n").join([Text("  ").join([name, origin, status]), *([told] if told else [])])
         table.add_row(row.kind, *([stacked] if narrow else [name, origin, status, told]))
     return table
-
-
-def _told(row: Row) -> Text:
-    from rich.text import Text
-
-    if row.status != "ok" or not row.reason:
-        return Text(row.reason or row.summary)
-    return Text("\n").join([*([Text(row.summary)] if row.summary else []), Text(row.reason, "yellow")])

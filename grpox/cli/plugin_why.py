@@ -28,18 +28,13 @@ class Why:
 
 
 def explain(plugins: PluginSet, row: Row) -> Why:
-    """Why a row is as it is. A broken plugin is to be loaded first (`load_broken`): its error says where."""
+    """Why a row is as it is."""
     if row.kind == PLUGIN_KIND:
         return _joined([_of_record(record) for record in plugins.records if _is_of(row, record)][:1])
     same = [o for o in plugins.offers if (o.kind, o.spec.name) == (row.kind, row.name)]
     mine = [offer for offer in same if offer.distribution == row.distribution]
     parts = [_of_conflict(same, mine)] if len(same) > 1 else []
     return _joined([*parts, _of_offer(mine[0])])
-
-
-def load_broken(plugins: PluginSet) -> None:
-    """Import once more the broken plugins whose failure is only remembered, for the error itself."""
-    plugins.load(record for record in plugins.records if record.status == "broken")
 
 
 def as_json(explained: Iterable[tuple[Row, Why]]) -> str:
@@ -103,8 +98,6 @@ def _of_offer(offer: Offer) -> Why:
         return _of_api(offer)
     if offer.status == "unavailable":
         return _of_requirements(offer)
-    if offer.reason:
-        return Why(f"It works, and is {offer.reason}.", f"Tell its author. {_AUTHORS_PAGE}")
     return Why()
 
 
@@ -147,8 +140,6 @@ def _of_record(record: PluginRecord) -> Why:
         return _of_disabled(record)
     if record.status == "broken":
         return _of_broken(record)
-    if record.reason:
-        return Why(f"It works, and uses what will go: {record.reason}.", f"Tell its author. {_AUTHORS_PAGE}")
     return Why()
 
 

@@ -32,9 +32,6 @@ app.command("new")(new_plugin)
 
 @app.command("list")
 def list_components(
-    fresh: Annotated[
-        bool, typer.Option("--fresh", help="Ask every plugin again, whatever is remembered.")
-    ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print a JSON list, for programs.")] = False,
     kind: Annotated[
         str | None,
@@ -53,12 +50,11 @@ def list_components(
       grpox plugins list --kind reward
       grpox plugins list --why                what keeps each row from being ok
       grpox plugins list --json
-      grpox plugins list --fresh              after changing what a plugin reads
     """
     from grpox.cli.discovery import discovered
     from grpox.cli.plugin_report import as_json, as_table, rows
 
-    plugins = discovered(fresh)
+    plugins = discovered()
     if why:
         _explain(plugins, kind, json)
         return
@@ -76,9 +72,8 @@ def list_components(
 
 def _explain(plugins: PluginSet, kind: str | None, json: bool) -> None:
     from grpox.cli.plugin_report import rows
-    from grpox.cli.plugin_why import as_json, as_text, explain, load_broken
+    from grpox.cli.plugin_why import as_json, as_text, explain
 
-    load_broken(plugins)
     explained = [(row, explain(plugins, row)) for row in rows(plugins, kind)]
     if json:
         typer.echo(as_json(explained))
@@ -130,16 +125,12 @@ def check_component(
     from grpox.cli.discovery import discovered
     from grpox.cli.plugin_check import check
     from grpox.cli.plugin_details import select
-    from grpox.plugins.deprecation import collected
     from grpox.runfile.overrides import apply_overrides
 
     given: dict[str, Any] = {}
     apply_overrides(given, params or [])
     console = Console()
-    with collected() as deprecations:
-        results = [check(console, offer, given) for offer in select(discovered(), name)]
-    for told in deprecations:
-        console.print("deprecated:", told, style="yellow", markup=False, highlight=False)
+    results = [check(console, offer, given) for offer in select(discovered(), name)]
     if not all(results):
         raise typer.Exit(1)
 

@@ -22,15 +22,10 @@ if TYPE_CHECKING:
     from grpox.contracts import RunContext, ScoredRollout
 
 API_VERSION = 1
-"""Version of the plugin API. It is raised when what a plugin was written for changes or will go.
+"""Version of the plugin API. It is raised when what a plugin was written for changes.
 
-The API is provisional until grpox's first release: see docs/plugin-api.md, also for how a name is changed.
+The API is provisional until grpox's first release: see docs/plugin-api.md.
 """
-
-OLDEST_API = 1
-"""The oldest version whose plugins still work. It is raised when what was deprecated goes."""
-
-SUPPORTED_API = range(OLDEST_API, API_VERSION + 1)
 
 ENTRY_POINT_GROUP = "grpox"
 
@@ -83,6 +78,10 @@ KINDS: Mapping[str, str] = {
     "observer": "grpox_observers",
 }
 """Component kind -> the discovery hook that offers it."""
+
+OLDEST_API: Mapping[str, int] = dict.fromkeys(KINDS, 1)
+"""Component kind -> the oldest API version that a component may be written for. It is raised when a contract of
+that kind changes so that older components cannot work."""
 
 
 # -- Discovery: called while plugins are listed, in every process ----------------------------------------

@@ -16,7 +16,6 @@ import pluggy
 
 from grpox.errors import describe, nearest
 from grpox.plugins import hookspecs
-from grpox.plugins.deprecation import PluginDeprecation, PluginManager
 from grpox.plugins.hookspecs import KINDS, ComponentSpec
 from grpox.runtime.signals import raise_if_signal
 
@@ -46,8 +45,6 @@ class Answer:
     """Lifecycle hooks that the module implements itself, so that it must be imported for every run."""
     failure: str = ""
     """Why the plugin is broken, in one line: the exception's type and message; empty where it is not."""
-    notes: tuple[str, ...] = ()
-    """What it uses that is deprecated, a sentence each, for its author."""
 
 
 @dataclass(frozen=True)
@@ -68,16 +65,16 @@ def load(entry_point: metadata.EntryPoint) -> Loaded:
         plugin = entry_point.load()
         alone = _checked(plugin)
         callers = alone.get_hookcallers(plugin) or ()
-        observes = sorted(caller.name for caller in callers if _discovers(caller) is None)
-        return Loaded(Answer(tuple(_components(alone)), tuple(observes), notes=tuple(alone.notes)), plugin)
+        observes = sorted(caller.name for caller in callers if caller.name not in KINDS.values())
+        return Loaded(Answer(tuple(_components(alone)), tuple(observes)), plugin)
     except BaseException as error:  # noqa: BLE001 - whatever a plugin raises is its own affair
         raise_if_signal(error)
         return Loaded(Answer(failure=describe(error)), error=error)
 
 
-def new_manager() -> PluginManager:
+def new_manager() -> pluggy.PluginManager:
     """A manager that knows grpox's hooks and holds no plugin."""
-    manager = PluginManager()
+    manager = pluggy.PluginManager("grpox")
     manager.add_hookspecs(hookspecs)
     return manager
 
@@ -102,7 +99,7 @@ def check_component(spec: object, hook: str) -> None:
             raise InvalidPlugin(f"{hook}: {label} of '{spec.name}' is not a tuple of strings, ('a', 'b')")
 
 
-def _checked(plugin: Any) -> PluginManager:
+def _checked(plugin: Any) -> pluggy.PluginManager:
     """A manager that holds this plugin alone, all of whose hooks exist and are marked as implementations."""
     manager = new_manager()
     known = [name for name in vars(manager.hook) if name.startswith("grpox_")]
@@ -136,7 +133,7 @@ def _components(alone: pluggy.PluginManager) -> Iterator[Component]:
     """Ask each discovery hook of one plugin by itself: pluggy's multicall would mix the answers of all."""
     for kind, hook in KINDS.items():
         taken = set()
-        for implementation in _implementations(alone, hook):
+        for implementation in getattr(alone.hook, hook).get_hookimpls():
             try:
                 specs = list(implementation.function())
             except BaseException as error:
@@ -148,19 +145,3 @@ def _components(alone: pluggy.PluginManager) -> Iterator[Component]:
                     raise InvalidPlugin(f"{hook} offers '{spec.name}' twice", implementation.function)
                 taken.add(spec.name)
                 yield kind, spec
-
-
-def _implementations(alone: pluggy.PluginManager, hook: str) -> list[Any]:
-    """Those of a discovery hook; of its old name only where there are none, for a plugin may have both."""
-    current: list[Any] = getattr(alone.hook, hook).get_hookimpls()
-    if current:
-        return current
-    callers = [caller for caller in vars(alone.hook).values() if isinstance(caller, pluggy.HookCaller)]
-    return [impl for each in callers if _discovers(each) == hook for impl in each.get_hookimpls()]
-
-
-def _discovers(caller: pluggy.HookCaller) -> str | None:
-    """The discovery hook that this is, or was renamed to; None for a lifecycle hook."""
-    deprecation = caller.spec.warn_on_impl if caller.spec else None
-    successor = deprecation.successor if isinstance(deprecation, PluginDeprecation) else ""
-    return next((name for name in (caller.name, successor) if name in KINDS.values()), None)

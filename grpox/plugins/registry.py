@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import pkgutil
-import warnings
 from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
@@ -23,7 +22,6 @@ from grpox.plugins.component import (
     own_keys,
     reduction_problem,
 )
-from grpox.plugins.deprecation import PluginDeprecation
 from grpox.plugins.discovery import Offer, PluginRecord, PluginSet
 from grpox.plugins.requirements import canonical_name
 from grpox.runtime.signals import raise_if_signal
@@ -38,16 +36,11 @@ class Registry:
     def find(self, kind: str, name: str) -> Offer:
         """The one offer of `kind` called `name`, where ``dist:name`` asks for that of a distribution.
 
-        What it uses that is deprecated is added to the warnings of the plugin set.
-
         Raises:
             ConfigError: no plugin offers it, several do, or the one that does cannot be used here.
         """
         distribution, _, bare = name.rpartition(":")
         offers = self._called(kind, bare, distribution)
-        # What is remembered of a plugin will do to list it; one that is selected speaks for itself.
-        if self.plugins.load_selected(offers, distribution):
-            offers = self._called(kind, bare, distribution)
         if not offers:
             raise self._unknown(kind, name)
         if len(offers) > 1:
@@ -58,20 +51,7 @@ class Registry:
             raise ConfigError(Problem(f"{told} offer a {kind} '{bare}'", given=name, allowed=allowed))
         if offers[0].status != "ok":
             raise ConfigError(Problem(f"{_origin(offers[0])} cannot be used: {offers[0].reason}", given=name))
-        self._tell_deprecations(offers[0])
         return offers[0]
-
-    def _tell_deprecations(self, offer: Offer) -> None:
-        """Tell the user, once, what a usable component still uses of an older plugin API; it works on."""
-        if offer.reason:
-            # Of hooks, which the plugin as a whole has, the warning came when it was loaded.
-            warnings.warn(PluginDeprecation(f"{_origin(offer)} is {offer.reason}"), stacklevel=3)
-        plugin = [
-            r for r in self.plugins.records if (r.distribution, r.module) == (offer.distribution, offer.module)
-        ]
-        notes = [f"{_origin(offer)} is {offer.reason}"] if offer.reason else []
-        notes += [f"{record}: {record.reason}" for record in plugin if record.status == "ok" and record.reason]
-        self.plugins.warnings += [note for note in notes if note not in self.plugins.warnings]
 
     def _called(self, kind: str, name: str, distribution: str) -> list[Offer]:
         return [

@@ -23,7 +23,6 @@ def missing_plugins(
             problems.append(Problem(reason, place, given=requirement))
             continue
         name = canonical_name(Requirement(requirement).name)
-        plugins.load(record for record in plugins.records if canonical_name(record.distribution) == name)
         records = [record for record in plugins.records if canonical_name(record.distribution) == name]
         if not records:
             problems.append(Problem("installed, but holds no grpox plugin", place, given=requirement))

@@ -66,7 +66,6 @@ def environment(tmp_path: Path) -> dict[str, str]:
         "PATH": f"{commands}{os.pathsep}{os.environ['PATH']}",
         "COLUMNS": "80",
         "OMP_NUM_THREADS": "1",
-        "GRPOX_CACHE_DIR": str(tmp_path / "cache"),
         "XDG_CONFIG_HOME": str(tmp_path / "config"),  # where a server leaves its token
         "PIP_NO_INDEX": "1",
         "PIP_NO_DEPS": "1",

@@ -26,8 +26,8 @@ The public surface is not what {SNAPSHOT.name} says (- as it was, + as it is).
 If that was not meant, undo it. If it was:
 
 1. Only new names, each with a default: plugins that exist work on. API_VERSION stays.
-2. A name is renamed or goes: keep the old one, deprecated (docs/plugin-api.md, "How something changes"), and
-   raise API_VERSION.
+2. A name is renamed or goes: keep the old one, with a warning (docs/plugin-api.md, "How something changes"),
+   and raise API_VERSION.
 3. A deprecated name goes after its minor version, or something changes in a way that breaks plugins: raise
    OLDEST_API too.
 
@@ -40,7 +40,7 @@ Then write the snapshot anew, and commit it with the change:
 def surface() -> Iterator[str]:
     """All that plugins may rely on, a line each."""
     yield f"API_VERSION = {hookspecs.API_VERSION}"
-    yield f"OLDEST_API = {hookspecs.OLDEST_API}"
+    yield from (f"OLDEST_API of {kind} = {oldest}" for kind, oldest in hookspecs.OLDEST_API.items())
     yield f"entry-point group {hookspecs.ENTRY_POINT_GROUP}"
     yield from (f"kind {kind}: {hook}" for kind, hook in hookspecs.KINDS.items())
     yield from hooks()

@@ -6,30 +6,19 @@ import ast
 import asyncio
 import pkgutil
 import re
-import warnings
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from peft import LoraConfig, get_peft_model
 from support.docs_blocks import INLINE, PAGES, ROOT, Block, blocks_in, invoke, name_of, prose, training_replaced
 from support.docs_folder import RECIPES, block_with, prepare
 from support.docs_install import Install, installing, process_kept
 from transformers import AutoModelForCausalLM
 
-from grpox import ComponentSpec, hookimpl
-from grpox.contracts import RunContext
-from grpox.plugins.deprecation import (
-    PluginDeprecation,
-    PluginManager,
-    renamed_argument,
-    renamed_fields,
-    renamed_hook,
-)
-from grpox.plugins.hookspecs import hookspec
+from grpox import ComponentSpec
+from grpox.plugins.loader import new_manager
 from grpox.runfile.load import ResolvedRun
 from grpox.testing import LossConformance
 from grpox.testing.runner import outcomes
@@ -87,7 +76,7 @@ def test_two_lines_are_a_test_of_a_plugin(tmp_path: Path, install: Install) -> N
 
 def test_a_plugin_offers_what_its_module_says() -> None:
     names = executed("plugins/README.md", "def grpox_losses")
-    manager = PluginManager()
+    manager = new_manager()
     manager.register(type("Plugin", (), {"grpox_losses": staticmethod(names["grpox_losses"])}))
     [[spec]] = manager.hook.grpox_losses()
     assert (spec.name, spec.target, spec.config) == (
@@ -164,49 +153,6 @@ def test_adapters_are_loaded_by_peft(tmp_path: Path) -> None:
     get_peft_model(base, LoraConfig(r=2, target_modules="all-linear")).save_pretrained("runs/mine/adapter")
     model = executed("docs/lora.md", "PeftModel")["model"]
     assert any("lora_A" in name for name, _ in model.named_parameters())
-
-
-# -- Names that change -----------------------------------------------------------------------------------
-
-
-def told(hook: Callable[..., Any], plugin: object, what: str) -> None:
-    """A plugin that takes the old name of a hook, specified as on the page, is told."""
-    manager = PluginManager()
-    manager.add_hookspecs(type("Specifications", (), {hook.__name__: staticmethod(hook)}))
-    with pytest.warns(PluginDeprecation, match=what):
-        manager.register(plugin)
-
-
-def test_an_argument_of_a_hook_is_renamed() -> None:
-    class Plugin:
-        @hookimpl
-        def grpox_checkpoint_saved(self, step: int, path: Path) -> None: ...
-
-    given = {"hookspec": hookspec, "renamed_argument": renamed_argument, "RunContext": RunContext, "Path": Path}
-    hook = executed("docs/plugin-api.md", "warn_on_impl_args", **given)["grpox_checkpoint_saved"]
-    told(hook, Plugin(), r"argument path of grpox_checkpoint_saved is now folder; grpox 0\.3 drops")
-
-
-def test_a_hook_is_renamed() -> None:
-    class Plugin:
-        @hookimpl
-        def grpox_policy_losses(self) -> list[ComponentSpec]:
-            return []
-
-    given = {"hookspec": hookspec, "renamed_hook": renamed_hook}
-    given |= {"Iterable": Iterable, "ComponentSpec": ComponentSpec}
-    hook = executed("docs/plugin-api.md", "renamed_hook(", **given)["grpox_policy_losses"]
-    told(hook, Plugin(), r"grpox_policy_losses is now grpox_losses; grpox 0\.3 drops")
-
-
-def test_a_field_is_renamed() -> None:
-    given = {"renamed_fields": renamed_fields, "dataclass": dataclass, "Tensor": torch.Tensor}
-    inputs = executed("docs/plugin-api.md", "@renamed_fields", **given)["LossInputs"]
-    with pytest.warns(PluginDeprecation, match="field probabilities of LossInputs is now logprobs"):
-        old = inputs(probabilities=torch.ones(1))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert old.logprobs.item() == 1
 
 
 # -- All of it -------------------------------------------------------------------------------------------

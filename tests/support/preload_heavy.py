@@ -20,7 +20,7 @@ LIBRARIES = (
     "alembic.command", "deepspeed.module_inject.auto_ep_layer", "deepspeed.ops.adam",
     "deepspeed.runtime.superoffload.superoffload_stage3", "deepspeed.runtime.zero.muon.muon_optimizer",
     "matplotlib.backends.backend_svg", "matplotlib.figure", "matplotlib.style",
-    "mlflow.store.tracking.sqlalchemy_workspace_store", "mlflow.tracking", "peft", "platformdirs", "scipy.io",
+    "mlflow.store.tracking.sqlalchemy_workspace_store", "mlflow.tracking", "peft", "scipy.io",
     "scipy.optimize", "sqlalchemy.dialects.sqlite", "transformers.models.llama.modeling_llama",
     "transformers.models.qwen2.modeling_qwen2",
 )  # fmt: skip

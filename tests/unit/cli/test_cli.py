@@ -33,7 +33,7 @@ SURFACE = {
     "plan": ["--generations", "--help", "--memory", "--prompt-tokens", "--world-size", "overrides", "run"],
     "plugins check": ["--help", "name", "params"],
     "plugins diff": ["--help", "run_a", "run_b"],
-    "plugins list": ["--fresh", "--help", "--json", "--kind", "--why"],
+    "plugins list": ["--help", "--json", "--kind", "--why"],
     "plugins lock": ["--help", "--output", "--world-size", "overrides", "run"],
     "plugins new": ["--folder", "--force", "--help", "--kind", "name"],
     "plugins show": ["--help", "name"],

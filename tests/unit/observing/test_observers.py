@@ -20,6 +20,7 @@ from grpox.errors import ConfigError, RunFailed
 from grpox.observing.observers import Observers
 from grpox.plugins import hookspecs
 from grpox.plugins.hookspecs import hookimpl
+from grpox.plugins.loader import new_manager
 from grpox.runtime import signals
 from grpox.runtime.signals import install_handlers
 
@@ -368,3 +369,31 @@ def test_an_observer_that_would_hear_nothing_is_refused(
         Observers(manager, [("good", Listener()), ("mine", observer)])
     assert caught.value.problems[0].key == "tracking.mine"
     assert manager.get_plugins() == set()
+
+
+def test_every_argument_of_a_lifecycle_hook_is_passed_to_it() -> None:
+    called: dict[str, set[str]] = {}
+    manager = new_manager()
+    lifecycle = [name for name in vars(manager.hook) if name not in hookspecs.KINDS.values()]
+
+    class All:
+        """Implements each hook with each of its arguments."""
+
+    for name in lifecycle:
+        arguments = getattr(manager.hook, name).spec.argnames
+        source = f"def {name}({', '.join(arguments)}): called[{name!r}] = set(locals())"
+        names: dict[str, Any] = {"called": called}
+        exec(source, names)
+        setattr(All, name, staticmethod(hookspecs.hookimpl(names[name])))
+    observers = Observers(manager, [("all", All)])
+    context: Any = SimpleNamespace()
+    observers.run_started(context)
+    observers.rollouts_scored(context, 1, [])
+    observers.step_finished(context, 1, {})
+    observers.evaluated(context, 1, {})
+    observers.checkpoint_saved(context, 1, context)
+    observers.run_finished(context, {})
+    another = Observers(manager, [("all", All)])
+    another.run_failed(context, ValueError())
+    assert not observers.failures + another.failures
+    assert called == {name: set(getattr(manager.hook, name).spec.argnames) for name in lifecycle}

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from grpox.plugins.discovery import Offer, PluginRecord, PluginSet, discover
+from grpox.plugins.hookspecs import API_VERSION, OLDEST_API, ComponentSpec
 
 HEADER = "from grpox import ComponentSpec, hookimpl\n"
 
@@ -227,3 +228,35 @@ def test_listing_imports_nothing_heavy():
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stderr.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("api", "status", "facts"),
+    [
+        (1, "incompatible", ("API 1", "grpox has 3", "takes 2 and later", "upgrade the plugin")),
+        (2, "ok", ()),
+        (3, "ok", ()),
+        (4, "incompatible", ("API 4", "grpox has 3", "takes 2 and later", "upgrade grpox")),
+    ],
+)
+def test_a_component_is_taken_from_the_oldest_version_of_its_kind_to_the_newest_of_all(
+    make_distribution, monkeypatch, api, status, facts
+):
+    monkeypatch.setattr("grpox.plugins.discovery.API_VERSION", 3)
+    monkeypatch.setattr("grpox.plugins.discovery.OLDEST_API", dict(OLDEST_API) | {"loss": 2})
+    spec = f"ComponentSpec('mine', 'some.module:Mine', api={api})"
+    make_distribution(
+        "grpox-versions",
+        "from grpox import ComponentSpec, hookimpl\n\n"
+        f"@hookimpl\ndef grpox_losses():\n    return [{spec}]\n\n"
+        f"@hookimpl\ndef grpox_advantages():\n    return [{spec}]\n",
+    )
+    found = {offer.kind: offer for offer in discover().offers if offer.distribution == "grpox-versions"}
+    assert found["loss"].status == status
+    assert [fact for fact in facts if fact not in found["loss"].reason] == []
+    assert found["advantage"].status == ("incompatible" if api == 4 else "ok")
+
+
+def test_a_component_that_names_no_version_was_written_for_the_first():
+    assert ComponentSpec("x", "a:B").api == 1
+    assert all(1 <= oldest <= API_VERSION for oldest in OLDEST_API.values())
