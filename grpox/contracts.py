@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import Enum, StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, runtime_checkable
 
@@ -43,6 +43,23 @@ InputPath = Annotated[str, Input.PATH]
 """The type of a parameter that is the path of a file or folder, which must be there."""
 ModelPath = Annotated[str, Input.MODEL]
 """The type of a parameter that is a model: a folder with a config.json, or a hub id."""
+
+
+class Capability(StrEnum):
+    """Names in `needs` and `provides` that the core knows; plugins may agree on others among themselves."""
+
+    LOGPROBS = "logprobs"
+    """A generator reports the log-probability of each token that it samples."""
+    STREAMING = "streaming"
+    """A generator yields each rollout while other completions go on."""
+    AHEAD = "ahead"
+    """A generator has `begin`: it samples in the background while the policy is updated."""
+    OTHER_NUMERICS = "other-numerics"
+    """A generator's forward is not the trainer's own."""
+    ENTROPY = "entropy"
+    """The core gives a loss the entropy of each token's distribution."""
+    OLD_LOGPROBS = "old_logprobs"
+    """The core gives a loss log pi_old."""
 
 
 # -- Losses ----------------------------------------------------------------------------------------------

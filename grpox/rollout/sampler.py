@@ -44,10 +44,6 @@ if TYPE_CHECKING:
     from grpox.contracts import WeightStream
 
 
-STREAMING = "streaming"
-"""What a generator provides that yields each rollout as its completion ends, while others go on."""
-
-
 @dataclass(frozen=True)
 class GenerationBatch:
     """N rollouts of all ranks in row order, scored."""
@@ -88,9 +84,9 @@ class Sampler:
     """Samples from the current policy and scores, on all ranks: for training and for evaluation.
 
     Args:
-        streaming: whether the generator provides `STREAMING`. Groups are then scored while others are
-            generated, in calls of one or more whole groups; otherwise all groups of a rank in one call, when
-            the last completion has ended.
+        streaming: whether the generator provides `Capability.STREAMING`. Groups are then scored while others
+            are generated, in calls of one or more whole groups; otherwise all groups of a rank in one call,
+            when the last completion has ended.
         times: knows of every phase; default: one of its own.
         rests: whether the generator sleeps between two calls, since others need its memory meanwhile.
     """

@@ -15,6 +15,7 @@ from typing import Any, get_args
 from pydantic import ValidationError
 
 from grpox.config import ComponentRef, RunConfig, Section
+from grpox.contracts import Capability
 from grpox.data.schedule import BatchPlan, PromptSampler
 from grpox.errors import ConfigError, Problem
 from grpox.errors.redaction import remember_secrets
@@ -48,9 +49,6 @@ from grpox.runfile.train_checks import (
 )
 from grpox.runfile.yaml_lines import LONGEST, read_yaml
 from grpox.runtime import launch
-
-OTHER_NUMERICS = "other-numerics"
-"""What a generator provides whose forward is not the trainer's own: another engine, or another precision."""
 
 
 @dataclass(frozen=True)
@@ -222,7 +220,7 @@ def _default_correction(config: RunConfig, registry: Registry) -> None:
         offer = registry.find("generator", config.generator.name)
     except ConfigError:
         return  # told when the generator is bound
-    differs = OTHER_NUMERICS in offer.spec.provides or config.train.max_staleness > 0
+    differs = Capability.OTHER_NUMERICS in offer.spec.provides or config.train.max_staleness > 0
     if differs and not changed_distribution(config.sampling):
         config.correction = ComponentRef(name="token-truncate")
 
@@ -277,7 +275,7 @@ def _bind(
         except ConfigError as error:
             problems += error.problems
     if not problems:
-        problems = registry.negotiate(list(components.values()), {"entropy", "old_logprobs"})
+        problems = registry.negotiate(list(components.values()), {Capability.ENTROPY, Capability.OLD_LOGPROBS})
         problems += _biased_correction(config, components["correction"])
         problems += _refused_sampling(config, components["generator"])
     return components, problems
@@ -293,7 +291,7 @@ def _with_model(bound: BoundComponent, model: Any) -> BoundComponent:
 def _biased_correction(config: RunConfig, correction: BoundComponent) -> list[Problem]:
     """Where sampling changes the distribution, mu is the changed one's; pi_old is the unchanged one's."""
     given = changed_distribution(config.sampling)
-    if not given or "logprobs" not in correction.needs:
+    if not given or Capability.LOGPROBS not in correction.needs:
         return []
     neutral = ", ".join(f"{name} {value:g}" for name, value in NEUTRAL.items())
     return [

@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from grpox.config import RunConfig
+from grpox.contracts import Capability
 from grpox.errors import Problem
 from grpox.plugins.component import BoundComponent
 from grpox.plugins.discovery import Offer
 from grpox.runfile.sampling_bias import changed_distribution
 
-LOGPROBS = "logprobs"
-"""What a generator provides that reports the log-probability of each token, and some corrections need."""
-AHEAD = "ahead"
-"""What a generator provides that has `begin`: it samples in the background while the policy is updated."""
 OFF_POLICY = "train.off_policy_mask_threshold"
 STALENESS = "train.max_staleness"
 DYNAMIC_SAMPLING = "train.dynamic_sampling_rounds"
@@ -30,10 +27,10 @@ def old_logprobs_problems(config: RunConfig, components: Mapping[str, BoundCompo
     key, allowed = "train.old_logprobs", "policy"
     problems = []
     generator, correction = components.get("generator"), components.get("correction")
-    if generator is not None and LOGPROBS not in generator.provides:
+    if generator is not None and Capability.LOGPROBS not in generator.provides:
         what = f"{generator} does not say that it reports log-probabilities"
         problems.append(Problem(what, key, given="generator", allowed=allowed))
-    if correction is not None and LOGPROBS in correction.needs:
+    if correction is not None and Capability.LOGPROBS in correction.needs:
         what = f"{correction} would correct nothing: the ratio itself is to the generator's probabilities"
         problems.append(Problem(what, "correction", allowed="none"))
     if given := changed_distribution(config.sampling):
@@ -53,7 +50,7 @@ def off_policy_problems(config: RunConfig, components: Mapping[str, BoundCompone
         return []
     problems = []
     generator = components.get("generator")
-    if generator is not None and LOGPROBS not in generator.provides:
+    if generator is not None and Capability.LOGPROBS not in generator.provides:
         what = f"{generator} does not say that it reports log-probabilities"
         problems.append(Problem(what, OFF_POLICY, given=f"{threshold:g}", allowed="null"))
     if biased := changed_distribution(config.sampling):
@@ -75,14 +72,20 @@ def staleness_problems(
         return []
     given, problems = str(config.train.max_staleness), []
     generator, correction = components.get("generator"), components.get("correction")
-    if generator is not None and AHEAD not in generator.provides:
+    if generator is not None and Capability.AHEAD not in generator.provides:
         able = [
-            offer.spec.name for offer in offers if offer.kind == "generator" and AHEAD in offer.spec.provides
+            offer.spec.name
+            for offer in offers
+            if offer.kind == "generator" and Capability.AHEAD in offer.spec.provides
         ]
         allowed = " or ".join(["0", *(f"with generator {name}" for name in able)])
         what = f"{generator} does not sample while the policy is updated"
         problems.append(Problem(what, STALENESS, given=given, allowed=allowed))
-    if correction is not None and LOGPROBS not in correction.needs and config.train.old_logprobs == "policy":
+    if (
+        correction is not None
+        and Capability.LOGPROBS not in correction.needs
+        and config.train.old_logprobs == "policy"
+    ):
         problems.append(_uncorrected(config, correction, given))
     return problems
 

@@ -15,7 +15,7 @@ from unittest import SkipTest
 import torch
 
 from grpox.config import SamplingConfig
-from grpox.contracts import Rollout
+from grpox.contracts import Capability, Rollout
 from grpox.testing.conformance import Conformance, Violation
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class GeneratorConformance(Conformance):
 
     def test_log_probabilities(self) -> None:
         """Reports the log-probability of each token under the model, at the temperature it was drawn with."""
-        if "logprobs" not in self.bound.provides:
+        if Capability.LOGPROBS not in self.bound.provides:
             raise SkipTest("it does not provide logprobs")
         self._check_log_probabilities(self._on_stage())
 
@@ -107,12 +107,12 @@ class GeneratorConformance(Conformance):
         if versions != {7}:
             advice = "keep the version that sync() is given"
             raise Violation(f"after sync(weights, 7) rollouts are of version {sorted(versions)}", advice=advice)
-        if "logprobs" in self.bound.provides:
+        if Capability.LOGPROBS in self.bound.provides:
             self._check_log_probabilities(stage)
 
     def test_ahead(self) -> None:
         """What it began before a sync is sampled with the weights of then, as it would have been drawn then."""
-        if "ahead" not in self.bound.provides:
+        if Capability.AHEAD not in self.bound.provides:
             raise SkipTest("it does not sample ahead")
         stage = self._on_stage()
         stage.sync(8)
@@ -147,7 +147,7 @@ class GeneratorConformance(Conformance):
         return cls._stage
 
     def _check_log_probabilities(self, stage: Stage) -> None:
-        largest, allowed = 0.0, LARGEST_ERROR["other-numerics" in self.bound.provides]
+        largest, allowed = 0.0, LARGEST_ERROR[Capability.OTHER_NUMERICS in self.bound.provides]
         for rollout in stage.sample(SAMPLING):
             if rollout.sampler_logprobs is None or len(rollout.sampler_logprobs) != len(rollout.completion_ids):
                 raise Violation("it provides logprobs and a rollout has none, or not one a token", str(rollout))

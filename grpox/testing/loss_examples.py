@@ -8,7 +8,7 @@ from dataclasses import fields, replace
 import torch
 from torch import Tensor
 
-from grpox.contracts import LossInputs
+from grpox.contracts import Capability, LossInputs
 
 SHAPES = ((1, 1), (1, 2), (2, 1), (2, 3), (4, 6))
 """(sequences, tokens): what fails is shown on the first shape that shows it."""
@@ -58,7 +58,7 @@ def example(
         old_logprobs=old,
         advantages=advantages.expand(shape),
         token_mask=mask,
-        entropy=2 * uniform() if "entropy" in needs else None,
+        entropy=2 * uniform() if Capability.ENTROPY in needs else None,
         correction_weights=2 * uniform() if folds_correction else None,
     )
     return neutral(mapped(given, lambda tensor: tensor.to(dtype)))

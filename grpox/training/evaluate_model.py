@@ -12,7 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from grpox.config import EvaluationConfig
 from grpox.config.evaluation_settings import rewards_of
-from grpox.contracts import Generator, GeneratorContext, ScoredRollout, TrainerState
+from grpox.contracts import Capability, Generator, GeneratorContext, ScoredRollout, TrainerState
 from grpox.data.prompts import PromptSet
 from grpox.plugins.component import FOREIGN, exits_told
 from grpox.policy.memory_plan.at_load import check_load, free_memory
@@ -20,7 +20,7 @@ from grpox.policy.models import architecture_of, load_model, stop_token_ids
 from grpox.rollout.rewards import NamedReward
 from grpox.rollout.rewards.fitting import fitting_rewards
 from grpox.rollout.rewards.isolation import OF_EVALUATION, OF_TRAINING, reward_functions
-from grpox.rollout.sampler import STREAMING, FixedPolicy, Sampler
+from grpox.rollout.sampler import FixedPolicy, Sampler
 from grpox.rollout.scored import ScoredRow
 from grpox.runtime.collective_errors import on_every_rank
 from grpox.runtime.lost_rank import lost_ranks_told
@@ -108,7 +108,7 @@ def _evaluate(parts: _Parts, checkpoint: Path | None, done: Callable[[int, int],
     policy = FixedPolicy(model)
     on_every_rank(world, parts.times, lambda: _start(parts, model))
     try:
-        streaming = STREAMING in run.components["generator"].provides
+        streaming = Capability.STREAMING in run.components["generator"].provides
         seed = run.config.train.seed
         sampler = Sampler(
             policy, parts.generator, parts.rewards, world, seed, streaming, parts.times, rests=False

@@ -24,7 +24,7 @@ from grpox.checkpoint.saver import CheckpointSaver
 from grpox.checkpoint.shards import ShardFiles
 from grpox.config import RunConfig
 from grpox.config.evaluation_settings import rewards_of
-from grpox.contracts import Generator, GeneratorContext, RunContext
+from grpox.contracts import Capability, Generator, GeneratorContext, RunContext
 from grpox.data.prompt_cursor import PromptDraws
 from grpox.data.prompts import PromptSet
 from grpox.data.schedule import Schedule
@@ -52,7 +52,7 @@ from grpox.policy.scoring_forward import not_taken
 from grpox.rollout.rewards import NamedReward
 from grpox.rollout.rewards.fitting import fitting_rewards
 from grpox.rollout.rewards.isolation import OF_EVALUATION, OF_TRAINING, reward_functions
-from grpox.rollout.sampler import STREAMING, Collector, Sampler
+from grpox.rollout.sampler import Collector, Sampler
 from grpox.runfile.load import ResolvedRun, load_run, resolve_config
 from grpox.runfile.lock.file import LockFile
 from grpox.runfile.lock.model import Lock
@@ -79,7 +79,6 @@ from grpox.training.inputs import (
     open_tokenizer,
 )
 from grpox.training.trainer import Trainer
-from grpox.update.mismatch import LOGPROBS
 from grpox.update.nonfinite import NonFinitePolicy
 from grpox.update.policy_update import PolicyUpdate
 
@@ -367,7 +366,7 @@ def _trainer(
     files: ShardFiles,
 ) -> Trainer:
     run, config, world = parts.run, parts.run.config, parts.world
-    streaming = STREAMING in run.components["generator"].provides
+    streaming = Capability.STREAMING in run.components["generator"].provides
     sampler = Sampler(engine, generator, parts.rewards, world, config.train.seed, streaming, parts.times)
     collector = Collector(
         sampler,
@@ -401,7 +400,7 @@ def _trainer(
             parts.data,
             sampler.warn,
         ),
-        logprobs_promised=LOGPROBS in run.components["generator"].provides,
+        logprobs_promised=Capability.LOGPROBS in run.components["generator"].provides,
         draws=PromptDraws(parts.schedule.sampler) if config.train.dynamic_sampling_rounds else None,
     )
 

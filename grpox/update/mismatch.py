@@ -21,9 +21,6 @@ from grpox.policy.batch import RolloutBatch
 from grpox.update.step_loss import Corrected
 from grpox.update.token_metrics import TokenMetrics, kept_values
 
-LOGPROBS = "logprobs"
-"""What a generator provides that reports the log-probability of each token it samples."""
-
 
 @dataclass(frozen=True)
 class Alarm:
@@ -63,7 +60,7 @@ MISSING = Alarm(
     "The generator says that it provides log-probabilities, and left some out or gave NaN: these tokens are "
     "trained uncorrected, and NaN means that its weights or its precision are wrong",
 )
-"""Only of a generator that provides `LOGPROBS`."""
+"""Only of a generator that provides `Capability.LOGPROBS`."""
 
 _PREFIX = "sampling/"
 _EXPONENT = 300.0
@@ -160,7 +157,7 @@ def mismatch_warnings(metrics: Mapping[str, float], step: int, *, promised: bool
 
     Args:
         metrics: those of the step, as `mismatch_metrics` named them; none where the step had no tokens.
-        promised: whether the generator provides `LOGPROBS`. One that does not leaves all of them out.
+        promised: whether the generator provides `Capability.LOGPROBS`. One that does not leaves all out.
     """
     watched = (*ALARMS, MISSING) if promised else ALARMS
     return {

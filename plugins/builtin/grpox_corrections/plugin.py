@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from grpox import ComponentSpec, hookimpl
+from grpox.contracts import Capability
 
 YAO = "Yao et al. 2025, Your Efficient RL Framework Secretly Brings You Off-Policy RL Training"
 LIU = "Liu, Li et al. 2025, When Speed Kills Stability"
@@ -24,7 +25,7 @@ def grpox_corrections() -> tuple[ComponentSpec, ...]:
             target="grpox_corrections.token_truncate:TokenTruncate",
             config="grpox_corrections.configs:TokenTruncateConfig",
             summary="Truncated importance sampling (TIS): each token weighted, up to a cap",
-            needs=("logprobs",),
+            needs=(Capability.LOGPROBS,),
             provides=("token-weights",),
             formula="R = min(exp(d), cap), d = log pi_old - log mu",
             source=YAO,
@@ -34,7 +35,7 @@ def grpox_corrections() -> tuple[ComponentSpec, ...]:
             target="grpox_corrections.token_mask:TokenMask",
             config="grpox_corrections.configs:TokenMaskConfig",
             summary="IcePop: each token weighted, those out of bounds dropped",
-            needs=("logprobs",),
+            needs=(Capability.LOGPROBS,),
             formula="R = exp(d) if low <= exp(d) <= high else 0, d = log pi_old - log mu",
             source="IcePop: Ling team, Every Step Evolves (Ring-1T), arXiv 2510.18855",
         ),
@@ -43,7 +44,7 @@ def grpox_corrections() -> tuple[ComponentSpec, ...]:
             target="grpox_corrections.sequence_truncate:SequenceTruncate",
             config="grpox_corrections.configs:SequenceTruncateConfig",
             summary="Truncated importance sampling of whole completions, up to a cap",
-            needs=("logprobs",),
+            needs=(Capability.LOGPROBS,),
             formula="R = min(exp(sum_t d), cap), d = log pi_old - log mu",
             source=LIU,
         ),
@@ -52,7 +53,7 @@ def grpox_corrections() -> tuple[ComponentSpec, ...]:
             target="grpox_corrections.sequence_mask:SequenceMask",
             config="grpox_corrections.configs:SequenceMaskConfig",
             summary="Masked importance sampling (MIS): whole completions weighted, or dropped if out of bounds",
-            needs=("logprobs",),
+            needs=(Capability.LOGPROBS,),
             formula="R = exp(sum_t d) if low <= exp(sum_t d) <= high else 0, d = log pi_old - log mu",
             source=LIU,
         ),
@@ -61,7 +62,7 @@ def grpox_corrections() -> tuple[ComponentSpec, ...]:
             target="grpox_corrections.geometric_mask:GeometricMask",
             config="grpox_corrections.configs:GeometricMaskConfig",
             summary="Geo-RS: completions dropped by the geometric mean of their ratios, tokens weighted",
-            needs=("logprobs",),
+            needs=(Capability.LOGPROBS,),
             formula="R = exp(d) if low <= exp((1/n) sum_t d) <= high else 0, d = log pi_old - log mu",
             source="Geo-RS of verl's rollout correction, which rejects only",
         ),

