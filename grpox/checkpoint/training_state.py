@@ -1,4 +1,4 @@
-"""What a checkpoint reads of a run under way, and sets when the run is gone on with."""
+"""The part of a run under way that a checkpoint saves, and restores when the run goes on."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ class TrainingState(Protocol):
     draws: PromptDraws | None
     num_tokens: int
     before: dict[str, float]
-    """What the evaluation before the first step gave."""
+    """Metrics of the evaluation before the first step."""
     after: dict[str, float]
-    """What the last evaluation gave."""
+    """Metrics of the last evaluation."""
     early_stop: EarlyStop | None
     latest: dict[str, float]
     """Metrics of the last step; on rank 0."""
     seconds_before: float
-    """Of training before the checkpoint that the run went on from."""
+    """Seconds of training before the checkpoint that the run went on from."""
 
     @property
     def times(self) -> PhaseTimes:
@@ -47,9 +47,9 @@ class TrainingState(Protocol):
 
     @property
     def ended(self) -> bool:
-        """Whether the run takes no further step."""
+        """True when the run takes no further step."""
         ...
 
     def seconds(self) -> float:
-        """Of training so far, what was before a resumed checkpoint included."""
+        """Return the seconds of training so far, those before a resumed checkpoint included."""
         ...
