@@ -5,13 +5,14 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from grpox.errors import ConfigError, Problem
 from grpox.plugins.discovery import Offer
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from typing import Any
 
     from rich.console import Console
@@ -48,15 +49,15 @@ def check(console: Console, offer: Offer, params: Mapping[str, Any]) -> bool:
     assert suite.bound  # parameters that do not fit are an error of the command, not a failed check
     console.print(f"[bold]{offer.spec.name}[/]  {offer.kind}, {offer.distribution} {offer.version}")
     done = []
-    for outcome in (light(offer), *outcomes(suite)):
+    for outcome in chain(heavy_imports(offer), outcomes(suite)):
         console.print(drawn(outcome))
         done.append(outcome)
     console.print(summary(done), highlight=False)
     return all(outcome.status != "failed" for outcome in done)
 
 
-def light(offer: Offer) -> Outcome:
-    """Import the plugin in a new interpreter, and see whether that has imported anything heavy."""
+def heavy_imports(offer: Offer) -> Iterator[Outcome]:
+    """Import the plugin in a new interpreter; yields a failed check where that imports anything heavy."""
     from grpox.testing.runner import Outcome
 
     module = offer.module.partition(":")[0]
@@ -65,12 +66,11 @@ def light(offer: Offer) -> Outcome:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     seconds = time.perf_counter() - began
     heavy = done.stdout.splitlines()[-1].split() if done.stdout.strip() else []
-    title = "the plugin is listed without importing anything heavy"
-    if not heavy:
-        return Outcome("light", title, "passed", seconds)
-    what = f"importing {module}, which every command does, imports {', '.join(heavy)}"
-    advice = "import it in the module that `target` names, which is imported when a run selects the component"
-    return Outcome("light", title, "failed", seconds, what, advice=advice)
+    if heavy:
+        title = "the plugin is listed without importing anything heavy"
+        what = f"importing {module}, which every command does, imports {', '.join(heavy)}"
+        cure = "import it in the module that `target` names, which is imported when a run selects the component"
+        yield Outcome("heavy_imports", title, "failed", seconds, what, advice=cure)
 
 
 def drawn(outcome: Outcome) -> Table:
