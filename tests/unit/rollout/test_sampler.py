@@ -13,12 +13,12 @@ import pytest
 import torch
 
 from grpox.config import EvaluationConfig, SamplingConfig
-from grpox.contracts import Prompt, Rollout, TrainerState
+from grpox.contracts import Capability, Prompt, Rollout, TrainerState
 from grpox.data.prompts import PromptSet
 from grpox.errors import RunFailed
 from grpox.rollout.prefetch import Begun
 from grpox.rollout.rewards import NamedReward
-from grpox.rollout.sampler import STREAMING, Collector, Sampler
+from grpox.rollout.sampler import Collector, Sampler
 from grpox.runtime.phases import PhaseTimes
 from grpox.runtime.world import World
 from grpox.training.evaluation import Evaluator
@@ -549,7 +549,7 @@ def test_a_generator_is_taken_to_stream_only_if_it_says_so():
 
 
 def test_the_word_by_which_generators_say_that_they_stream():
-    assert STREAMING == "streaming"
+    assert Capability.STREAMING == "streaming"
 
 
 # -- a generation batch ----------------------------------------------------------------------------------
