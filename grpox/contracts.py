@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Input(Enum):
-    """What stands under a path that a component's config names.
+    """The sort of input under a path that a component's config names.
 
     The core makes a relative path absolute, from the run file's folder, or from the working directory where it
     was given on the command line, and checks that something is there.

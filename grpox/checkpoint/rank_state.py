@@ -118,7 +118,7 @@ def begun_state(begun: Begun) -> dict[str, Any]:
 
 
 def begun_of(states: Sequence[Mapping[str, Any]], rank: int, size: int) -> Begun:
-    """What `rank` of `size` has of a batch.
+    """Return the part of a batch that `rank` of `size` has.
 
     Args:
         states: what `begun_state` gave on each rank that it was saved by, or on this rank alone.

@@ -41,7 +41,7 @@ class ComponentRef(BaseModel):
 
     @property
     def label(self) -> str:
-        """What messages and metrics call it: the name, or the object's name of a path."""
+        """The label in messages and metrics: the name, or the object's name of a path."""
         return self.name or (self.path or "").rpartition(":")[2]
 
 
@@ -51,19 +51,19 @@ class RewardRef(ComponentRef):
     weight: float = Field(1.0, allow_inf_nan=False)
     """Factor of this function's scores in the sum; negative for a penalty."""
     on_error: Literal["fail", "abstain"] = "fail"
-    """What a reward that raises, takes too long, or returns NaN, infinity or the wrong number of scores does:
+    """Effect of a reward that raises, takes too long, or returns NaN, infinity or the wrong number of scores:
     end the run, or abstain for those completions, which is counted in ``rewards/<name>/errors``."""
     timeout: float = Field(600.0, gt=0, allow_inf_nan=False)
     """Seconds that one call may take; beyond, `on_error` decides."""
     isolation: Literal["process", "thread"] | None = None
-    """Where it is called: in a process of its own, which can be killed, or in a thread of the trainer.
+    """Place of its calls: a process of its own, which can be killed, or a thread of the trainer.
     Default: a process for one named by `path` or of a plugin, a thread for built-ins and Python objects."""
     memory: float = Field(16.0, gt=0, allow_inf_nan=False)
     """GiB that its own process may hold, with those it starts; beyond, it is killed and `on_error` decides."""
 
 
 def labels_of(rewards: Sequence[RewardRef]) -> list[str]:
-    """What metrics and files call each of `rewards`: see `RunConfig.reward_labels`."""
+    """Return the labels of `rewards` in metrics and files: see `RunConfig.reward_labels`."""
     labels: list[str] = []
     for reward in rewards:
         before = sum(other.label == reward.label for other in rewards[: len(labels)])

@@ -26,7 +26,7 @@ class DataConfig(Section):
     max_prompt_length: int | None = Field(None, ge=1)
     """Tokens a prompt may have; default: what the model's positions leave beside a completion."""
     long_prompts: Literal["refuse", "cut"] = "refuse"
-    """What happens to a longer prompt: the run is refused, naming the row, or its left end is cut off."""
+    """Treatment of a longer prompt: the run is refused, naming the row, or its left end is cut off."""
 
     @model_validator(mode="after")
     def _one_of(self) -> Self:

@@ -15,9 +15,9 @@ class DeepSpeedConfig(Section):
     stage3_param_persistence_threshold: int | None = Field(None, ge=0)
     """Parameters smaller than this stay whole on every rank; default: DeepSpeed's (100000)."""
     offload_optimizer: Literal["none", "cpu", "nvme"] = "none"
-    """Where optimizer states live, in place of the accelerator's memory."""
+    """Place of the optimizer states, instead of the accelerator's memory."""
     offload_param: Literal["none", "cpu", "nvme"] = "none"
-    """Where the shards of the parameters live between their uses."""
+    """Place of the parameters' shards between their uses."""
     nvme_path: str | None = None
     """Folder on a fast local disk, for whatever is offloaded to nvme."""
     settings: dict[str, Any] = Field(default_factory=dict)

@@ -20,7 +20,7 @@ class EarlyStopConfig(Section):
     min_delta: float = Field(0.0, ge=0)
     """A gain is more than this better than the best value so far."""
     mode: Literal["max", "min"] = "max"
-    """Whether larger values of the metric are better, or smaller ones."""
+    """Direction of the metric: larger values are better, or smaller ones."""
 
 
 class EvaluationSamplingConfig(Section):

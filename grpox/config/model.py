@@ -22,7 +22,7 @@ class LoraConfig(Section):
     """Linear layers that get an adapter, by the ends of their names: ``[q_proj, v_proj]``; or all of them but
     the head."""
     exclude_modules: list[str] = Field(default_factory=list)
-    """Of these, layers that get none, by the ends of their names."""
+    """Layers among these that get none, by the ends of their names."""
     use_rslora: bool = False
     """Scale by alpha / sqrt(r) instead (arXiv 2312.03732)."""
 

@@ -14,7 +14,7 @@ class HubConfig(Section):
     """Repository on the hub that the trained model is pushed to, ``user/name``; the token comes from the
     environment (HF_TOKEN) or `hf auth login`."""
     private: bool = False
-    """Whether a repository that is created is private."""
+    """True makes a repository that is created private."""
     revision: str | None = None
     """Branch to push to; default: the repository's main branch."""
 
@@ -25,11 +25,11 @@ class CheckpointConfig(Section):
     last: bool | None = None
     """Save one after the last step too; default: where `every` is not 0."""
     keep: int = Field(2, ge=1)
-    """How many of the newest are kept."""
+    """Number of the newest that are kept."""
     best: str | None = None
     """Metric whose best checkpoint is kept besides: ``reward``, ``evaluation/accuracy``."""
     best_is: Literal["highest", "lowest", "max", "min"] = "highest"
-    """Which value of that metric is the best; max is highest, min is lowest."""
+    """Best value of that metric: max, the highest, or min, the lowest."""
     background: bool = False
     """Let a thread write while training goes on: costs memory for a copy of weights and optimizer states."""
 

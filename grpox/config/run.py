@@ -28,9 +28,9 @@ class RunConfig(Section):
     rewards: list[RewardRef] = Field(min_length=1)
     """Reward functions; the reward of a completion is their weighted sum."""
     generator: ComponentRef = ComponentRef(name="hf")
-    """What samples the completions."""
+    """Generator that samples the completions."""
     advantage: ComponentRef = ComponentRef(name="group")
-    """What turns rewards into advantages; group as in GRPO (arXiv 2402.03300)."""
+    """Scaler that turns rewards into advantages; group as in GRPO (arXiv 2402.03300)."""
     loss: ComponentRef = ComponentRef(name="dapo")
     """The policy loss; dapo (arXiv 2503.14476) weighs every token of a step alike, and is TRL's default too."""
     correction: ComponentRef = ComponentRef(name="none")
@@ -44,21 +44,21 @@ class RunConfig(Section):
     evaluation: EvaluationConfig | None = None
     """Held-out prompts; default: nothing is evaluated."""
     checkpoint: CheckpointConfig = CheckpointConfig()
-    """What an interrupted run goes on from."""
+    """Checkpoints, from which an interrupted run goes on."""
     logging: LoggingConfig = LoggingConfig()
     """Completions in the terminal and on disk."""
     watchdog: WatchdogConfig = WatchdogConfig()
-    """What happens when a rank stalls."""
+    """Watchdog for ranks that stall."""
     hub: HubConfig | None = None
     """Push the trained model to the hub; default: it stays in output_dir."""
     tracking: dict[str, dict[str, Any]] = Field({"mlflow": {}})
     """Observers by name with their parameters; MLflow by default, `{}` for none."""
     plugins: PluginsConfig = PluginsConfig()
-    """Which plugins are loaded."""
+    """Plugins that are loaded or required."""
     output_dir: str = "runs/default"
     """Folder for everything the run writes, relative to the working directory."""
 
     @property
     def reward_labels(self) -> list[str]:
-        """What metrics and files call each reward: its name, numbered where it comes again: regex, regex-2."""
+        """Labels of the rewards in metrics and files: names, numbered where they come again: regex, regex-2."""
         return labels_of(self.rewards)

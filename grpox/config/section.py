@@ -1,4 +1,4 @@
-"""What every section of a run file has in common."""
+"""The base of every section of a run file."""
 
 from __future__ import annotations
 

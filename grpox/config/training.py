@@ -104,7 +104,7 @@ class TrainConfig(Section):
     mask_truncated_completions: bool = False
     """Leave completions that ran into max_completion_length out of the loss (DAPO, arXiv 2503.14476)."""
     on_nonfinite: Literal["stop", "skip"] = "stop"
-    """What a loss or gradient that is NaN or infinite does, before it touches a weight: end the run, or skip
+    """Effect of a loss or gradient that is NaN or infinite, before it touches a weight: end the run, or skip
     the step. The batch is kept for `grpox replay` either way."""
     max_skips_in_a_row: int = Field(5, ge=1)
     """Steps skipped one after the other that end the run all the same."""

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from grpox.rollout.collector import GenerationBatch
 from grpox.rollout.metrics import mean_metrics
-from grpox.rollout.sampler import GenerationBatch
 from grpox.update.micro_batch import Slice
 
 

@@ -45,7 +45,7 @@ class PluginRecord:
     reason: str = ""
     """Why it is not ok, in one line: for a broken plugin the exception's type and message."""
     error: BaseException | None = None
-    """Of a broken plugin."""
+    """The error of a broken plugin."""
     observes: tuple[str, ...] = ()
     """Lifecycle hooks that the module implements itself, for every run."""
 

@@ -1,4 +1,4 @@
-"""How a model's forward pass gives log-probabilities: by all its logits, or in the ways that save work."""
+"""Ways to log-probabilities in a model's forward pass: by all its logits, or with less work."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class ForwardWays:
-    """What saves work in a model's forward pass."""
+    """Savings in a model's forward pass."""
 
     chunked: bool = False
     """The head is asked for chosen log-probabilities in place of all logits."""

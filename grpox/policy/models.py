@@ -243,11 +243,11 @@ def _unloadable(what: str, config: ModelConfig, error: Exception) -> ConfigError
 
 
 HUB_SECONDS = 10.0
-"""How long the hub may take to answer."""
+"""Time that the hub may take to answer."""
 
 
 def model_location(config: ModelConfig) -> str:
-    """What `from_pretrained` is to load: a folder or hub id.
+    """Return the argument of `from_pretrained`: a folder or hub id.
 
     Where the hub does not answer but its cache has the model, it is the folder in the cache: given the id,
     transformers would go on asking for a minute, even for local files only.

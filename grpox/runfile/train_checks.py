@@ -1,4 +1,4 @@
-"""What keys of `train` and streamed data ask of the rest of a run file."""
+"""Checks of the keys of `train`, and of streamed data, against the rest of a run file."""
 
 from __future__ import annotations
 

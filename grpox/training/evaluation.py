@@ -96,7 +96,7 @@ class Evaluator:
         return metrics
 
     def _seed(self, state: TrainerState, index: int) -> int:
-        """Of the draws for the prompt at `index`, after so many steps."""
+        """Return the seed of the draws for the prompt at `index`, after so many steps."""
         entropy = [self.sampler.seed, STREAM, state.global_step, index]
         return int(np.random.SeedSequence(entropy).generate_state(1)[0])
 

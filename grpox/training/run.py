@@ -49,10 +49,11 @@ from grpox.policy.memory_plan.at_load import check_load, free_memory
 from grpox.policy.models import architecture_of, stop_token_ids
 from grpox.policy.optimizers import AdamW, NamedSchedule
 from grpox.policy.scoring_forward import not_taken
+from grpox.rollout.collector import Collector
 from grpox.rollout.rewards import NamedReward
 from grpox.rollout.rewards.fitting import fitting_rewards
 from grpox.rollout.rewards.isolation import OF_EVALUATION, OF_TRAINING, reward_functions
-from grpox.rollout.sampler import Collector, Sampler
+from grpox.rollout.sampler import Sampler
 from grpox.runfile.load import ResolvedRun, load_run, resolve_config
 from grpox.runfile.lock.file import LockFile
 from grpox.runfile.lock.model import Lock

@@ -23,9 +23,9 @@ from grpox.observing.early_stop import EarlyStop
 from grpox.observing.observers import Observers
 from grpox.observing.step_metrics import step_metrics
 from grpox.policy.batch import RolloutBatch, collate
+from grpox.rollout.collector import Collector, GenerationBatch
 from grpox.rollout.prefetch import Begun
 from grpox.rollout.rewards.log import mean_logged, with_logged
-from grpox.rollout.sampler import Collector, GenerationBatch
 from grpox.runtime.phases import PhaseTimes
 from grpox.runtime.signals import Terminated, first_signal_waits, raise_if_signalled, signalled
 from grpox.runtime.world import World

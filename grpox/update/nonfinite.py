@@ -1,4 +1,4 @@
-"""What becomes of a step whose loss or gradient is not finite: the run ends, or goes on without it.
+"""Steps whose loss or gradient is not finite: the run ends, or goes on without them.
 
 Which term of the loss it was, and where, is told.
 """
@@ -33,7 +33,7 @@ TERMS = (
     "KL",
     "derivative",
 )
-"""What a loss is made of, causes before what they cause."""
+"""Terms of a loss, causes before what they cause."""
 
 
 @dataclass(frozen=True)
@@ -46,9 +46,9 @@ class Found:
     rank: int
     micro_batch: int
     row: int
-    """Of the micro-batch on this rank."""
+    """Row of the micro-batch on this rank."""
     token: int
-    """Of the completion."""
+    """Position in the completion."""
     count: int
     """Tokens of this rank for which the term is not finite."""
 
@@ -62,7 +62,7 @@ class Found:
 
 
 def find(micro_batches: Iterable[tuple[Mapping[str, Tensor], Tensor]], rank: int) -> list[Found]:
-    """What is not finite in the micro-batches of a rank, one for each term, causes first.
+    """Return the first number that is not finite of each term in a rank's micro-batches, causes first.
 
     Args:
         micro_batches: terms (name -> f32[B, T]) and token mask bool[B, T] of each.
@@ -110,14 +110,14 @@ class NonFinitePolicy:
     skipped: int = 0
     """Steps of the run that were skipped."""
     in_a_row: int = 0
-    """Of these, the last ones without a step between them that was taken."""
+    """The last of these, without a step between them that was taken."""
 
     def taken(self) -> None:
         """A step was taken."""
         self.in_a_row = 0
 
     def metrics(self) -> dict[str, float]:
-        """How many steps were skipped so far, in a run that may skip any."""
+        """Return the number of steps skipped so far, in a run that may skip any."""
         return {"skipped_steps": float(self.skipped)} if self.config.on_nonfinite == "skip" else {}
 
     def not_taken(

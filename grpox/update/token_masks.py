@@ -77,7 +77,7 @@ def threshold(entropies: Tensor, part: float) -> float:
 def off_policy_keep(
     logprobs: Tensor, sampler: Tensor | None, advantages: Tensor, mask: Tensor, threshold: float
 ) -> Tensor:
-    """Whether the policy loss of each token counts: bool[B, T], the same for all of a completion.
+    """Return bool[B, T], True where the policy loss of a token counts; the same for all of a completion.
 
     Args:
         logprobs: f32[B, T], log pi.

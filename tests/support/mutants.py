@@ -35,18 +35,20 @@ ROOT = Path(__file__).parents[2]
 COPIED = ("grpox", "plugins", "tests", "pyproject.toml")
 UNIT = "tests/unit"
 GRADIENTS = tuple(f"test_step_gradient_{name}.py" for name in ("by_hand", "terms_by_hand", "invariance"))
+SAMPLING = (
+    "test_sampler.py",
+    "test_prefetch.py",
+    "test_dynamic_sampling.py",
+    "test_evaluator.py",
+    "test_streaming_scorer.py",
+)
 TESTS: dict[str, tuple[str, ...]] = {
     "grpox/update/objective.py": ("test_objective.py", "test_step_loss.py", *GRADIENTS),
     "grpox/update/step_loss.py": ("test_step_loss.py", "test_mismatch.py", *GRADIENTS),
     "grpox/update/packing.py": ("test_pass_budget.py", "test_packing.py"),
     "grpox/update/reduction.py": ("test_reduction.py", "test_objective.py", *GRADIENTS),
-    "grpox/rollout/sampler.py": (
-        "test_sampler.py",
-        "test_prefetch.py",
-        "test_dynamic_sampling.py",
-        "test_evaluator.py",
-        "test_streaming_scorer.py",
-    ),
+    "grpox/rollout/sampler.py": SAMPLING,
+    "grpox/rollout/collector.py": SAMPLING,
     "grpox/checkpoint/resume.py": ("test_checkpoint_resume.py", "test_resume_rules.py"),
     "grpox/checkpoint/manifest.py": (
         "test_manifest.py",

@@ -17,7 +17,7 @@ from grpox.errors.redaction import redact
 
 @dataclass(frozen=True)
 class Origin:
-    """What is known of it; see `model.LockedDistribution` for the fields of the same name."""
+    """The origin of a distribution; the fields are those of `model.LockedDistribution`."""
 
     editable: bool
     folder: Path

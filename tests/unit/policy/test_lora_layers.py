@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from support import small_models
+from torch import Tensor
+from transformers import PreTrainedModel
 
 from grpox.config import LoraConfig, TrainConfig
 from grpox.contracts import Rollout
@@ -34,30 +35,12 @@ from grpox.policy.weight_stream import stream_weights
 
 pytest.importorskip("peft")
 
-SMALL = {
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 101,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "tie_word_embeddings": False,
-}
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
 WITH_HEAD = [*ATTENTION, "gate_proj", "up_proj", "down_proj", "lm_head"]
 
 
-def model_of(kind: str = "llama", dtype: torch.dtype = torch.float64, **settings: Any) -> PreTrainedModel:
-    torch.manual_seed(0)
-    config = AutoConfig.for_model(kind, **SMALL | settings)
-    model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype)
-    for parameter in model.parameters():
-        if parameter.dim() > 1:
-            nn.init.normal_(parameter, std=0.2)
-    return model.eval()
+def model_of(kind: str = "llama", **settings: Any) -> PreTrainedModel:
+    return small_models.model_of(kind, **{"tie_word_embeddings": False} | settings)
 
 
 def adapted(model: PreTrainedModel, trained: bool = True, **settings: Any) -> PreTrainedModel:

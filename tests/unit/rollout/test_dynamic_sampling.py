@@ -15,9 +15,10 @@ from grpox.config import SamplingConfig
 from grpox.contracts import Rollout
 from grpox.data.prompt_cursor import PromptDraws
 from grpox.data.schedule import BatchPlan, PromptSampler, Schedule
+from grpox.rollout.collector import Collector
 from grpox.rollout.dynamic_sampling import Refilled, SampledGroups, refill
 from grpox.rollout.rewards import NamedReward
-from grpox.rollout.sampler import Collector, Sampler
+from grpox.rollout.sampler import Sampler
 from grpox.rollout.scored import ScoredRow
 from grpox.runtime.world import World
 from grpox.training.trainer import Trainer

@@ -10,9 +10,10 @@ from grpox.config import SamplingConfig
 from grpox.contracts import Prompt, Rollout, TrainerState
 from grpox.data.schedule import BatchPlan, PromptSampler, Schedule
 from grpox.errors import RunFailed
+from grpox.rollout.collector import Collector
 from grpox.rollout.prefetch import Begun
 from grpox.rollout.rewards import NamedReward
-from grpox.rollout.sampler import Collector, Sampler
+from grpox.rollout.sampler import Sampler
 from grpox.runtime.world import World
 from grpox.training.trainer import Trainer
 from grpox_advantages.configs import GroupConfig

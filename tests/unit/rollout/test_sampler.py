@@ -16,9 +16,10 @@ from grpox.config import EvaluationConfig, SamplingConfig
 from grpox.contracts import Capability, Prompt, Rollout, TrainerState
 from grpox.data.prompts import PromptSet
 from grpox.errors import RunFailed
+from grpox.rollout.collector import Collector
 from grpox.rollout.prefetch import Begun
 from grpox.rollout.rewards import NamedReward
-from grpox.rollout.sampler import Collector, Sampler
+from grpox.rollout.sampler import Sampler
 from grpox.runtime.phases import PhaseTimes
 from grpox.runtime.world import World
 from grpox.training.evaluation import Evaluator
