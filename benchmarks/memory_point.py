@@ -11,6 +11,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,11 @@ from grpox.config import RunConfig
 from grpox.contracts import Rollout
 from grpox.plugins.discovery import discover
 from grpox.plugins.registry import Registry
-from grpox.policy.batch import RolloutBatch, collate
+from grpox.policy.batch import RolloutBatch, collate, samples_of
 from grpox.policy.engine import Engine
 from grpox.policy.optimizers import AdamW, NamedSchedule
 from grpox.runtime.setup import quieten
 from grpox.runtime.world import World, start_world
-from grpox.update.micro_batch import Slice
 from grpox.update.policy_update import PolicyUpdate
 
 HIDDEN, LAYERS, HEADS = 64, 2, 2
@@ -81,7 +81,7 @@ def batch_of(rows: int, length: int, vocabulary: int, device: torch.device) -> R
     tokens = torch.randint(vocabulary, (rows, length), generator=torch.Generator().manual_seed(0)).tolist()
     half = length // 2
     rollouts = [Rollout(r, 0, tuple(row[:half]), tuple(row[half:]), "stop", 0) for r, row in enumerate(tokens)]
-    return collate(rollouts, [(-1.0) ** row for row in range(rows)], 0, device)
+    return collate(samples_of(rollouts, [(-1.0) ** row for row in range(rows)]), device)
 
 
 def engine_of(config: RunConfig, vocabulary: int, world: World) -> Any:
@@ -118,7 +118,7 @@ def take_of(side: str, engine: Any, config: RunConfig, world: World) -> Callable
     update = PolicyUpdate(engine, None, parts[0], parts[1], config, world)
 
     def ours(batch: RolloutBatch) -> None:
-        update.step([Slice(batch)])
+        update.step([[replace(sample) for sample in batch.samples]])  # each time without pi_old
 
     return ours
 

@@ -9,22 +9,17 @@ from typing import Any
 
 import torch
 
-import grpox.policy.scoring_forward
-import grpox.update.forward
+import grpox.policy.chunked_head
 import grpox.update.policy_update
 from grpox.policy.engine import Engine
-from grpox.update.mismatch import StepMismatch
 from grpox.update.step_loss import StepLoss
 from grpox.update.token_metrics import TokenMetrics
 
 Place = tuple[Any, str]
 PARTS: dict[str, tuple[Place, ...]] = {
     "forward: body": ((Engine, "__call__"),),
-    "forward: head, log-probabilities": ((grpox.policy.scoring_forward, "chosen_logprobs"),),
-    "log-probabilities outside the model": (
-        (grpox.update.forward, "completion_logprobs"),
-        (grpox.update.policy_update, "completion_logprobs"),
-    ),
+    "forward: head, log-probabilities": ((grpox.policy.chunked_head, "chosen_logprobs"),),
+    "log-probabilities outside the model": ((grpox.update.policy_update, "completion_logprobs"),),
     "loss": ((StepLoss, "micro_batch"),),
     "backward": ((Engine, "backward"),),
     "optimizer": ((Engine, "step"),),
@@ -33,8 +28,7 @@ PARTS: dict[str, tuple[Place, ...]] = {
         (TokenMetrics, "add"),
         (TokenMetrics, "add_micro_batch"),
         (TokenMetrics, "reduce"),
-        (StepMismatch, "add"),
-        (StepMismatch, "add_to"),
+        (grpox.update.policy_update, "mismatch_of"),
     ),
 }
 """Functions of each part; what a version of the core does not have is left out."""

@@ -18,14 +18,13 @@ from bare_update import BareZero3, PlainTorch
 from work import Step, step_of
 
 from grpox.config import RunConfig
-from grpox.policy.batch import RolloutBatch, collate
+from grpox.policy.batch import RolloutBatch, collate, samples_of
 from grpox.policy.engine import Engine
 from grpox.policy.optimizers import AdamW, NamedSchedule
 from grpox.runfile.load import ResolvedRun, load_run
 from grpox.runtime.setup import quieten
 from grpox.runtime.world import World, start_world
 from grpox.training.inputs import open_model, open_prompts, open_tokenizer
-from grpox.update.micro_batch import Slice
 from grpox.update.policy_update import PolicyUpdate
 
 OURS, BARE, TORCH = "grpox", "bare-zero3", "torch"
@@ -53,7 +52,7 @@ class Ours:
         self.run, self.world, train = run, world, run.config.train
         schedule = NamedSchedule(train)
         self.engine: Any = Engine(open_model(run), run.config, world, 1000, AdamW(train), schedule)
-        self.ways = getattr(self.engine, "ways", None)
+        self.mode = getattr(self.engine, "mode", None)
 
     def taking(self, changes: dict[str, Any]) -> Take:
         config = self.run.config
@@ -65,20 +64,22 @@ class Ours:
 
         def take(batches: Sequence[RolloutBatch], tokens: int) -> float:
             self._prepare(config)
-            return update.step([Slice(batch) for batch in batches])["grad_norm"]
+            return update.step([[replace(sample) for sample in batch.samples] for batch in batches])[
+                "grad_norm"
+            ]
 
         return take
 
     def _prepare(self, config: RunConfig) -> None:
         """The engine was made for all ways of the forward pass; these are those that `config` allows."""
-        if self.ways is None:
+        if self.mode is None:
             return
-        ways = self.ways
+        ways = self.mode
         if not config.train.prefix_sharing:
             ways = replace(ways, shared_width=0)
         if not config.train.chunked_logprobs:
             ways = type(ways)()
-        self.engine.ways = ways
+        self.engine.mode = ways
 
 
 def candidates(run: ResolvedRun, world: World, names: Sequence[str]) -> dict[str, Take]:
@@ -100,7 +101,7 @@ def micro_batches(step: Step, per_rank: int, pad: int, world: World) -> list[Rol
     made = []
     for start in range(world.rank * per_rank, len(step.rollouts), per_rank * world.size):
         rows = slice(start, start + per_rank)
-        made.append(collate(step.rollouts[rows], step.advantages[rows], pad, world.device))
+        made.append(collate(samples_of(step.rollouts[rows], step.advantages[rows]), world.device))
     return made
 
 

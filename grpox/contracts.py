@@ -267,6 +267,26 @@ class GeneratorContext:
     layer, a collective. For generators without weights of their own; whoever runs it restores its mode."""
 
 
+@dataclass(frozen=True)
+class GeneratorMemory:
+    """Memory that a generator holds on each rank, for ``grpox plan --memory`` and for messages about memory."""
+
+    holds: Literal["whole", "shards", "engine", "none"]
+    """A whole copy of the policy, its shards, an engine of its own, or nothing."""
+    together: int | None = None
+    """Completions that a rank samples at a time, at most; None: all of its generation batch."""
+    engine: str = ""
+    """The engine's name in messages."""
+    engine_ranks: int = 1
+    """Ranks that hold one engine together."""
+    cache: int | None = None
+    """Bytes of the engine's keys and values; None: what `share_key` leaves of the GPU."""
+    share_key: str = ""
+    """The run file's key that sets the engine's part of the GPU."""
+    cache_key: str = ""
+    """The run file's key that sets `cache`."""
+
+
 WeightStream = Iterator[tuple[str, "Tensor"]]
 """(name, full tensor) pairs gathered bucket by bucket: a collective, to be exhausted on every rank or begun on
 none. They are what the checkpoint of the model holds: parameters, tied ones once, and persistent buffers. The
@@ -276,10 +296,13 @@ tensors may be the policy's own memory: read them, and copy what is kept after `
 class Generator(Protocol):
     """Samples completions from the current policy. One lives in every process.
 
-    Optional: its config model may have a method ``check_sampling(sampling: SamplingConfig) -> list[Problem]``.
-    It is called while the run file is checked, and tells which settings of `sampling` it cannot honour. The
-    generator itself may have a method ``preflight(model: PreTrainedConfig) -> None``. It is called in the main
-    process before the model is loaded, and raises for what the run would fail without.
+    Optional, of its config model, called while the run file is checked: a method ``check_sampling(sampling:
+    SamplingConfig) -> list[Problem]`` tells which settings of `sampling` it cannot honour, a method
+    ``check_run(config: RunConfig) -> list[Problem]`` what does not fit the rest of the run. A method
+    ``memory(gpu: bool) -> GeneratorMemory`` tells what it holds; without it that counts as unknown.
+
+    The generator itself may have a method ``preflight(model: PreTrainedConfig) -> None``. It is called in the
+    main process before the model is loaded, and raises for what the run would fail without.
 
     One that provides "ahead" has a method ``begin(prompts, sampling, seed) -> Iterable[Rollout]``, with the
     arguments of `generate`. Sampling is under way when it returns, with the weights of now, and goes on while
@@ -355,3 +378,63 @@ class RunContext:
     """Generation batches collected until then."""
     fingerprints: Mapping[str, str] = field(default_factory=dict)
     """Key of the run file, such as ``data.path`` -> fingerprint of the file or folder that it names."""
+
+
+@dataclass(frozen=True)
+class SweepContext:
+    """A sweep, as lifecycle hooks are told of it."""
+
+    config: RunConfig
+    """The first run's. With its secrets, as in `RunContext`."""
+    folder: Path
+    """It holds the folders of the runs."""
+    source: str
+    """The run file or recipe, as the user named it."""
+    axes: Mapping[str, Sequence[str]]
+    """Key of the run file -> its values, as they were typed."""
+    runs: int
+    """Number of its runs."""
+
+
+@dataclass(frozen=True)
+class SweptRun:
+    """One run of a sweep, as it stands."""
+
+    name: str
+    """Name of its folder: ``learning_rate=1e-6_seed=0``."""
+    setting: Mapping[str, str]
+    """Key of each axis -> its value here."""
+    status: Literal["FINISHED", "FAILED", "RUNNING", "WAITING", "KILLED"]
+    value: float | None
+    """Last recorded value of the metric that runs are compared by; None if never recorded, or NaN."""
+    steps: int
+    seconds: float | None
+    """Seconds of training."""
+    folder: str
+    run_id: str | None
+    """The id that a tracker gave it (`grpox_tracked_run`); None where none follows it."""
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class SweepResults:
+    """All runs of a sweep, and which is the best."""
+
+    run: str
+    """The run file or recipe."""
+    metric: str
+    lowest: bool
+    """True where the lowest value is the best."""
+    runs: tuple[SweptRun, ...]
+
+    @property
+    def finished(self) -> tuple[SweptRun, ...]:
+        """Runs that are complete."""
+        return tuple(run for run in self.runs if run.status == "FINISHED")
+
+    @property
+    def best(self) -> SweptRun | None:
+        """The best of those that finished; the first of equals, None where none has a value."""
+        done = [run for run in self.finished if run.value is not None]
+        sign = -1 if self.lowest else 1
+        return max(done, key=lambda run: sign * (run.value or 0.0), default=None)

@@ -8,7 +8,14 @@ from collections.abc import Iterator
 import pytest
 from support import processes, services, session
 
-pytest_plugins = ["support.fixtures", "support.golden", "support.order", "support.leaks", "support.skips"]
+pytest_plugins = [
+    "support.fixtures",
+    "support.golden",
+    "support.logs",
+    "support.order",
+    "support.leaks",
+    "support.skips",
+]
 
 # A shell that starts a job in the background has it ignore Ctrl-C, which the commands under test would inherit.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

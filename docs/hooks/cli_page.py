@@ -10,14 +10,13 @@ from typing import Any
 import typer
 from field_table import table
 from prose import prose
-from typer.main import get_command
 
-from grpox.cli.app import app
+from grpox.cli.app import all_commands
 
 
 def commands() -> str:
     """Markdown: a section for each command, with its usage, help, arguments and options."""
-    root = get_command(app)
+    root = all_commands()
     return "\n\n".join(_blocks(root, typer.Context(root, info_name="grpox")))
 
 

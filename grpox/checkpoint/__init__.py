@@ -2,7 +2,7 @@
 
 `saver` writes one when it is due: the engine's shards, what each rank has besides (`rank_state`),
 `progress` and a `manifest` with every file's hash. `resume` finds the newest that is whole, checks that the
-run is still the same and puts it back; `universal` and `dealt_anew` do so on another number of ranks.
+run is still the same and puts it back; `universal` and `rank_state` do so on another number of ranks.
 `save_model` and `export` write models for others, `hub` pushes them. `faults` keeps the batch of a step
 that was no number, and computes it again.
 """

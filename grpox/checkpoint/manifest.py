@@ -19,7 +19,7 @@ from xxhash import xxh3_128
 from grpox.runtime.files import sync
 
 MANIFEST = "manifest.json"
-FORMAT = 2
+FORMAT = 3
 """Version of the layout of a checkpoint."""
 
 

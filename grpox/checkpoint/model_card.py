@@ -11,8 +11,8 @@ import yaml
 from grpox import __version__
 from grpox.config import RewardRef, RunConfig
 from grpox.errors.redaction import redact, redacted
-from grpox.runfile.input_paths import GIVEN
-from grpox.runfile.yaml_text import Dumper
+from grpox.runfile.given import GIVEN
+from grpox.runfile.yaml_lines import Dumper
 from grpox.runtime.files import write_whole
 
 FILE = "README.md"

@@ -8,6 +8,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from grpox.checkpoint.training_state import TrainingState
+from grpox.config.evaluation_settings import evaluation_in
 from grpox.observing.early_stop import EarlyStopState
 from grpox.runfile.lock.model import Lock
 from grpox.runtime.files import sync
@@ -64,3 +66,14 @@ class Progress(BaseModel):
             return cls.model_validate(json.loads((folder / PROGRESS).read_text(encoding="utf-8")))
         except (OSError, ValidationError, ValueError) as error:
             raise ValueError(f"{PROGRESS} cannot be read: {type(error).__name__}") from error
+
+    def restore(self, state: TrainingState) -> None:
+        """Make `state` what it was, but for what each rank has for itself."""
+        state.num_tokens = self.num_tokens
+        state.evaluation_before, state.evaluation = self.evaluation_before, evaluation_in(self.metrics)
+        state.seconds_before = self.seconds
+        state.skipped.total, state.skipped.in_a_row = self.skipped_steps, self.skipped_in_a_row
+        if state.cursor is not None:
+            state.cursor.restore(self.prompts_drawn)
+        if state.early_stop is not None:
+            state.early_stop.restore(self.early_stop)

@@ -1,69 +1,84 @@
-"""What a rank has besides the engine: generation batches that are not used up or begun, random numbers.
+"""The part of a checkpoint that each rank has for itself: samples in use, prefetched batches, random numbers.
 
 Plain values and tensors only, so that it can be read with ``weights_only=True``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
 
-from grpox.checkpoint.dealt_anew import dealt_anew
 from grpox.checkpoint.folders import rank_file
 from grpox.checkpoint.progress import Progress
 from grpox.checkpoint.rng import fresh_random_state, random_state, set_random_state
 from grpox.checkpoint.same_batches import plan_of, same_steps
 from grpox.checkpoint.training_state import TrainingState
 from grpox.contracts import Rollout
-from grpox.policy.batch import RolloutBatch
-from grpox.rollout.prefetch import Begun
+from grpox.data.schedule import Schedule
+from grpox.policy.batch import Sample
+from grpox.rollout.prefetch import PrefetchedBatch
 from grpox.runtime.collective_errors import on_every_rank
 from grpox.runtime.files import sync
+from grpox.runtime.phases import PhaseTimes
 from grpox.runtime.world import World
-from grpox.update.micro_batch import Slice
+
+Key = tuple[int, int]
+"""Generation and row of a sample."""
 
 
-def rank_state(trainer: TrainingState) -> dict[str, Any]:
-    """The state of this rank, between two steps; a collective. What is being sampled is waited for."""
-    slices = [(*place, slice_state(slice_)) for place, slice_ in trainer.slices.items()]
-    begun = on_every_rank(trainer.world, trainer.times, partial(_begun_states, trainer))
-    return {"slices": slices, "begun": begun, "random": random_state()}
+def rank_state(state: TrainingState, world: World, times: PhaseTimes) -> dict[str, Any]:
+    """Return the state of this rank, between two steps; a collective. A batch being sampled is waited for."""
+    return {
+        "keys": list(state.samples),
+        "samples": samples_state(list(state.samples.values())),
+        "prefetched": on_every_rank(world, times, partial(_prefetched_states, state)),
+        "random": random_state(),
+    }
 
 
-def _begun_states(trainer: TrainingState) -> dict[int, dict[str, Any]]:
-    return {generation: begun_state(begun) for generation, begun in trainer.begun.items()}
+def _prefetched_states(state: TrainingState) -> dict[int, dict[str, Any]]:
+    return {generation: prefetched_state(batch) for generation, batch in state.prefetched.items()}
 
 
-def restore_rank(trainer: TrainingState, folder: Path, progress: Progress) -> None:
+def restore_rank(
+    state: TrainingState, folder: Path, progress: Progress, schedule: Schedule, world: World, seed: int
+) -> None:
     """Make this rank what it was; last of all, because building anything may draw random numbers.
 
-    Where the run splits its batches in another way now, rollouts in flight are dealt anew; where its batches
-    are others, they are forgotten.
+    Where the run splits its batches in another way now, each rank takes those rows that are its own now; where
+    its batches are others, they are forgotten.
     """
-    saved, plan = plan_of(progress.config, progress.world_size), trainer.schedule.plan
-    rank, seed = trainer.world.rank, trainer.context.config.train.seed
-    if saved == plan:
-        state = read_state(rank_file(folder, rank))
-        slices, begun = _slices(state), _begun([state], trainer.world)
-    else:
-        states = [read_state(rank_file(folder, each)) for each in range(progress.world_size)]
-        state = (
-            states[rank] if rank < len(states) else {"random": fresh_random_state(seed, rank, progress.step)}
-        )
-        kept = states if same_steps(saved, plan) else []
-        held = [_slices(each) for each in kept]
-        slices = dealt_anew(held, saved, trainer.schedule, rank, trainer.pad_token_id)
-        begun = _begun(kept, trainer.world)
-    trainer.slices = {
-        place: slice_of(slice_state(slice_), trainer.world.device) for place, slice_ in slices.items()
-    }
-    trainer.begun = begun
-    set_random_state(state["random"])
+    saved = plan_of(progress.config, progress.world_size)
+    if saved == schedule.plan:
+        mine = read_state(rank_file(folder, world.rank))
+        state.samples = _samples(mine, world.device)
+        state.prefetched = _prefetched([mine], world)
+        set_random_state(mine["random"])
+        return
+    states = [read_state(rank_file(folder, rank)) for rank in range(progress.world_size)]
+    kept = states if same_steps(saved, schedule.plan) else []
+    held = {key: sample for each in kept for key, sample in _samples(each, world.device).items()}
+    state.samples = {key: held[key] for key in keys_of_rank({key[0] for key in held}, schedule, world.rank)}
+    state.prefetched = _prefetched(kept, world)
+    fresh = world.rank >= len(states)
+    random = fresh_random_state(seed, world.rank, progress.step) if fresh else states[world.rank]["random"]
+    set_random_state(random)
+
+
+def keys_of_rank(generations: set[int], schedule: Schedule, rank: int) -> list[Key]:
+    """List the samples of these generation batches that `rank` trains on, in the order of the schedule."""
+    return [
+        (generation, row)
+        for generation in sorted(generations)
+        for micro_batch in schedule.slices_of(generation)
+        for row in micro_batch.rank_rows(rank)
+    ]
 
 
 def write_state(state: dict[str, Any], path: Path) -> None:
@@ -73,58 +88,97 @@ def write_state(state: dict[str, Any], path: Path) -> None:
 
 
 def read_state(path: Path) -> dict[str, Any]:
-    """What `write_state` wrote."""
+    """Read the file that `write_state` wrote."""
     state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     return state
 
 
-def slice_state(slice_: Slice) -> dict[str, Any]:
-    """A micro-batch of this rank as plain tensors."""
-    held = {field.name: getattr(slice_.batch, field.name) for field in fields(RolloutBatch)}
-    batch = {name: value for name, value in held.items() if isinstance(value, torch.Tensor)}
+def samples_state(samples: Sequence[Sample]) -> dict[str, Any]:
+    """Return samples as flat tensors, one after the other, with their lengths."""
+
+    def flat(values: Sequence[np.ndarray], dtype: type[np.generic]) -> Tensor:
+        return torch.from_numpy(np.concatenate([np.zeros(0, dtype), *values]).astype(dtype))
+
+    def computed(field: Callable[[Sample], Tensor | None]) -> tuple[list[bool], Tensor | None]:
+        rows = [row for sample in samples if (row := field(sample)) is not None]
+        known = [field(sample) is not None for sample in samples]
+        return known, torch.cat(rows).cpu() if rows else None
+
     return {
-        "batch": batch,
-        "old": slice_.old_logprobs,
-        "reference": slice_.reference_logprobs,
-        "policy_keep": slice_.policy_keep,
+        "prompt_lengths": [len(sample.prompt) for sample in samples],
+        "completion_lengths": [len(sample.completion) for sample in samples],
+        "prompts": flat([np.array(sample.prompt, np.int64) for sample in samples], np.int64),
+        "completions": flat([np.array(sample.completion, np.int64) for sample in samples], np.int64),
+        "token_mask": flat([sample.token_mask for sample in samples], np.bool_),
+        "sampler_logprobs": flat([sample.sampler_logprobs for sample in samples], np.float32),
+        "advantages": [sample.advantage for sample in samples],
+        "old": computed(lambda sample: sample.old_logprobs),
+        "reference": computed(lambda sample: sample.reference_logprobs),
+        "policy_keep": computed(lambda sample: sample.policy_keep),
     }
 
 
-def slice_of(state: dict[str, Any], device: torch.device) -> Slice:
-    """What `slice_state` was given, on `device`."""
-    batch = RolloutBatch(**{name: tensor.to(device) for name, tensor in state["batch"].items()})
-    kept = (state["old"], state["reference"], state.get("policy_keep"))  # none in one of before there was such
-    return Slice(batch, *(None if tensor is None else tensor.to(device) for tensor in kept))
+def samples_of_state(state: Mapping[str, Any], device: torch.device) -> list[Sample]:
+    """Return the samples that `samples_state` was given, computed log-probabilities on `device`."""
+    lengths = state["completion_lengths"]
+
+    def rows(name: str) -> list[np.ndarray]:
+        return [each.numpy() for each in torch.split(state[name], lengths)]
+
+    def computed(name: str) -> list[Tensor | None]:
+        known, flat = state[name]
+        if flat is None:
+            return [None] * len(lengths)
+        of_known = [length for length, is_known in zip(lengths, known, strict=True) if is_known]
+        left = iter(torch.split(flat.to(device), of_known))
+        return [next(left) if is_known else None for is_known in known]
+
+    prompts = (tuple(each.tolist()) for each in torch.split(state["prompts"], state["prompt_lengths"]))
+    completions = (tuple(each.tolist()) for each in rows("completions"))
+    return [
+        Sample(*fields)
+        for fields in zip(
+            prompts,
+            completions,
+            rows("token_mask"),
+            rows("sampler_logprobs"),
+            state["advantages"],
+            computed("old"),
+            computed("reference"),
+            computed("policy_keep"),
+            strict=True,
+        )
+    ]
 
 
-def _slices(state: dict[str, Any]) -> dict[tuple[int, int], Slice]:
-    read = torch.device("cpu")
-    return {(generation, first): slice_of(held, read) for generation, first, held in state["slices"]}
+def _samples(state: Mapping[str, Any], device: torch.device) -> dict[Key, Sample]:
+    keys = [tuple(key) for key in state["keys"]]
+    return dict(zip(keys, samples_of_state(state["samples"], device), strict=True))
 
 
-def _begun(states: Sequence[dict[str, Any]], world: World) -> dict[int, Begun]:
-    """This rank's part of what was begun on the ranks whose `states` these are."""
-    # Every rank has begun the same; a checkpoint of before there was such a thing has none.
-    generations = states[0].get("begun", {}) if states else {}
+def _prefetched(states: Sequence[dict[str, Any]], world: World) -> dict[int, PrefetchedBatch]:
+    """Return this rank's part of the batches prefetched on the ranks with these `states`."""
+    generations = states[0]["prefetched"] if states else {}  # the same on every rank
     return {
-        generation: begun_of([state["begun"][generation] for state in states], world.rank, world.size)
+        generation: prefetched_of([state["prefetched"][generation] for state in states], world.rank, world.size)
         for generation in generations
     }
 
 
-def begun_state(begun: Begun) -> dict[str, Any]:
-    """Waits until it is sampled."""
-    return {"version": begun.version, "rollouts": [_rollout_state(rollout) for rollout in begun]}
+def prefetched_state(batch: PrefetchedBatch) -> dict[str, Any]:
+    """Return a prefetched batch as plain values, once it is sampled."""
+    return {"version": batch.version, "rollouts": [_rollout_state(rollout) for rollout in batch]}
 
 
-def begun_of(states: Sequence[Mapping[str, Any]], rank: int, size: int) -> Begun:
+def prefetched_of(states: Sequence[Mapping[str, Any]], rank: int, size: int) -> PrefetchedBatch:
     """Return the part of a batch that `rank` of `size` has.
 
     Args:
-        states: what `begun_state` gave on each rank that it was saved by, or on this rank alone.
+        states: by `prefetched_state` on each rank that it was saved by, or on this rank alone.
     """
     rollouts = [_rollout(each) for state in states for each in state["rollouts"]]
-    return Begun(states[0]["version"], [rollout for rollout in rollouts if rollout.group_id % size == rank])
+    mine = [rollout for rollout in rollouts if rollout.group_id % size == rank]
+    return PrefetchedBatch(states[0]["version"], mine)
 
 
 def _rollout_state(rollout: Rollout) -> dict[str, Any]:

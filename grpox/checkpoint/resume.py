@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import Console
-
 from grpox.checkpoint.folders import checkpoints_in
 from grpox.checkpoint.manifest import faults, read_manifest
 from grpox.checkpoint.progress import Progress
@@ -18,14 +16,17 @@ from grpox.checkpoint.saver import ENGINE
 from grpox.checkpoint.training_state import TrainingState
 from grpox.checkpoint.universal import load_of_other_ranks
 from grpox.config import RunConfig
-from grpox.config.evaluation_settings import evaluation_in
-from grpox.data.schedule import BatchPlan
+from grpox.data.batch_plan import BatchPlan
+from grpox.data.schedule import Schedule
 from grpox.errors import ConfigError, Problem
 from grpox.errors.formatting import counted
-from grpox.runfile.lock.differences import Severity, differences
+from grpox.runfile.lock.differences import Severity, changes, differences
 from grpox.runfile.lock.model import Lock
-from grpox.runfile.same_run import changes
+from grpox.runtime.logs import get_logger
 from grpox.runtime.world import World
+from grpox.update.policy_update import PolicyUpdate
+
+logger = get_logger(__name__)
 
 
 @dataclass(frozen=True)
@@ -35,45 +36,29 @@ class Checkpoint:
     folder: Path
     progress: Progress
 
-    def restore(self, trainer: TrainingState) -> None:
-        """Make a trainer what it was when this was saved, split as it is now; a collective."""
-        engine, world = trainer.policy.engine, trainer.world
-        if self.progress.world_size == world.size:
-            engine.load(self.folder, ENGINE, self.progress.step)
+    def restore(self, state: TrainingState, policy: PolicyUpdate, schedule: Schedule, seed: int) -> None:
+        """Make a run what it was when this was saved, split as it is now; a collective."""
+        engine, world, progress = policy.engine, policy.world, self.progress
+        if progress.world_size == world.size:
+            engine.load(self.folder, ENGINE, progress.step)
         else:
             if world.is_main:
-                before, now = counted(self.progress.world_size, "rank"), counted(world.size, "rank")
-                text = f"taking {self.folder} from {before} to {now}"
-                Console(stderr=True).print(text, markup=False, highlight=False, soft_wrap=True)
-            load_of_other_ranks(engine, self.folder, ENGINE, self.progress.step)
-        read_reference(trainer.policy, self.folder, world)
-        trainer.num_tokens = self.progress.num_tokens
-        if trainer.draws is not None:
-            trainer.draws.restore(self.progress.prompts_drawn)
-        trainer.before = self.progress.evaluation_before
-        trainer.after = evaluation_in(self.progress.metrics)
-        if trainer.early_stop is not None:
-            trainer.early_stop.restore(self.progress.early_stop)
-        trainer.seconds_before = self.progress.seconds
-        trainer.policy.nonfinite.skipped = self.progress.skipped_steps
-        trainer.policy.nonfinite.in_a_row = self.progress.skipped_in_a_row
-        restore_rank(trainer, self.folder, self.progress)
+                before, now = counted(progress.world_size, "rank"), counted(world.size, "rank")
+                logger.info("taking %s from %s to %s", self.folder, before, now)
+            load_of_other_ranks(engine, self.folder, ENGINE, progress.step)
+        read_reference(policy, self.folder, world)
+        progress.restore(state)
+        restore_rank(state, self.folder, progress, schedule, world, seed)
 
 
-def newest_good(output_dir: Path, world: World, console: Console | None = None) -> Checkpoint | None:
-    """The newest checkpoint that is whole; a collective. Each damaged one is named, on rank 0.
-
-    Args:
-        console: where that is told; default: standard error.
-    """
+def newest_good(output_dir: Path, world: World) -> Checkpoint | None:
+    """Find the newest checkpoint that is whole; a collective. Rank 0 warns of each damaged one."""
     for folder in world.gather(checkpoints_in(output_dir) if world.is_main else []):
         damage = _damage(folder, world)
         if not damage:
             return Checkpoint(folder, Progress.read(folder))
         if world.is_main:
-            text = f"warning: the checkpoint {folder} is damaged and passed over: " + "; ".join(damage[:3])
-            told_to = console or Console(stderr=True)
-            told_to.print(text, style="yellow", markup=False, highlight=False, soft_wrap=True)
+            logger.warning("the checkpoint %s is damaged and passed over: %s", folder, "; ".join(damage[:3]))
     return None
 
 
@@ -121,8 +106,7 @@ def check_changes(
     ]
     if allow and problems:
         if world.is_main:
-            text = "\n".join(["warning: going on in spite of changes:", *(f"    {each}" for each in problems)])
-            Console(stderr=True).print(text, style="yellow", markup=False, highlight=False, soft_wrap=True)
+            logger.warning("going on in spite of changes:\n%s", "\n".join(f"    {each}" for each in problems))
         problems = []
     cure = "the run as it was saved; --allow-changes goes on all the same" if problems else ""
     if saved.world_size != world.size and config.deepspeed.offload_optimizer == "nvme":

@@ -27,12 +27,14 @@ from grpox.checkpoint.training_state import TrainingState
 from grpox.config import CheckpointConfig
 from grpox.contracts import RunContext
 from grpox.errors.redaction import redacted
-from grpox.errors.warn_once import TellOnce
 from grpox.observing.observers import Observers
 from grpox.observing.record import sync_record
 from grpox.runfile.lock.model import Lock
 from grpox.runtime.files import unwritten
+from grpox.runtime.logs import WarnOnce, get_logger
+from grpox.runtime.phases import PhaseTimes
 from grpox.runtime.world import World
+from grpox.update.policy_update import PolicyUpdate
 
 ENGINE = "engine"
 """Folder of DeepSpeed's files."""
@@ -53,20 +55,23 @@ class CheckpointSaver:
     shards: ShardFiles
     data: Mapping[str, str]
     """Fingerprints of what the run reads, as it began."""
-    warn: TellOnce = field(default_factory=TellOnce)
+    policy: PolicyUpdate
+    """Holds the engine and the reference."""
+    times: PhaseTimes
+    warn: WarnOnce = field(default_factory=lambda: WarnOnce(get_logger(__name__)))
     _pending: int | None = None
     """The step whose checkpoint a thread is writing."""
     _saved: int = -1
     """The step of the checkpoint last saved or begun."""
 
-    def after_step(self, trainer: TrainingState, step: int) -> None:
-        """Save if it is time to, and complete what the thread has written."""
+    def after_step(self, state: TrainingState, step: int, last: bool) -> None:
+        """Save if it is time to, as after the `last` step; complete what the thread has written."""
         if self._pending is not None and self._all_written():
             self._complete()
-        if self._is_due(trainer, step):
-            self.save(trainer, step)
+        if self._is_due(step, last):
+            self.save(state, step)
 
-    def save(self, trainer: TrainingState, step: int, wait: bool = False) -> None:
+    def save(self, state: TrainingState, step: int, wait: bool = False) -> None:
         """Save the checkpoint after `step` steps, unless it is there.
 
         Args:
@@ -74,7 +79,7 @@ class CheckpointSaver:
         """
         self.finish()
         if step != self._saved:
-            self._begin(trainer, step)
+            self._begin(state, step)
         if wait or not self.config.background:
             self.finish()
 
@@ -90,11 +95,11 @@ class CheckpointSaver:
             found.append(best.summary())
         return {"best_checkpoint": found[0]} if (found := self.world.gather(found)) else {}
 
-    def _is_due(self, trainer: TrainingState, step: int) -> bool:
+    def _is_due(self, step: int, last: bool) -> bool:
         every = self.config.every
-        return (every > 0 and step % every == 0) or (self.config.saves_last and trainer.ended)
+        return (every > 0 and step % every == 0) or (self.config.saves_last and last)
 
-    def _begin(self, trainer: TrainingState, step: int) -> None:
+    def _begin(self, state: TrainingState, step: int) -> None:
         folder = unfinished_of(self.context.output_dir, step)
         failure = ""
         if self.world.is_main:
@@ -102,30 +107,30 @@ class CheckpointSaver:
                 clear_unfinished(self.context.output_dir)
                 folder.mkdir(parents=True)
                 metrics_bytes = sync_record(self.context.output_dir, self._saved)
-                self._progress(trainer, step, metrics_bytes).write(folder)
+                self._progress(state, step, metrics_bytes).write(folder)
             except OSError as error:
                 failure = _told(error)
         self._saved = step
         if self._any(failure):
             return
-        with trainer.times.phase("checkpoint"):
-            trainer.policy.engine.save(folder, ENGINE)
-            self.shards.submit(rank_state(trainer), rank_file(folder, self.world.rank))
-            write_reference(trainer.policy, folder, self.shards, self.world)
+        with self.times.phase("checkpoint"):
+            self.policy.engine.save(folder, ENGINE)
+            self.shards.submit(rank_state(state, self.world, self.times), rank_file(folder, self.world.rank))
+            write_reference(self.policy, folder, self.shards, self.world)
         self._pending = step
 
-    def _progress(self, trainer: TrainingState, step: int, metrics_bytes: int) -> Progress:
+    def _progress(self, state: TrainingState, step: int, metrics_bytes: int) -> Progress:
         return Progress(
             step=step,
             world_size=self.world.size,
-            num_tokens=trainer.num_tokens,
-            prompts_drawn=0 if trainer.draws is None else trainer.draws.position,
-            seconds=trainer.seconds(),
-            early_stop=None if trainer.early_stop is None else trainer.early_stop.state,
-            skipped_steps=trainer.policy.nonfinite.skipped,
-            skipped_in_a_row=trainer.policy.nonfinite.in_a_row,
-            evaluation_before=trainer.before,
-            metrics=trainer.latest,
+            num_tokens=state.num_tokens,
+            prompts_drawn=0 if state.cursor is None else state.cursor.position,
+            seconds=state.seconds,
+            early_stop=None if state.early_stop is None else state.early_stop.state,
+            skipped_steps=state.skipped.total,
+            skipped_in_a_row=state.skipped.in_a_row,
+            evaluation_before=state.evaluation_before,
+            metrics=state.metrics,
             metrics_bytes=metrics_bytes,
             config=redacted(self.context.config.model_dump(mode="json")),
             data=dict(self.data),

@@ -1,55 +1,42 @@
-"""The part of a run under way that a checkpoint saves, and restores when the run goes on."""
+"""The part of a run under way that a checkpoint saves beside the engine, and restores as one."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+import time
+from dataclasses import dataclass, field
 
-if TYPE_CHECKING:
-    from grpox.contracts import RunContext
-    from grpox.data.prompt_cursor import PromptDraws
-    from grpox.data.schedule import Schedule
-    from grpox.observing.early_stop import EarlyStop
-    from grpox.rollout.prefetch import Begun
-    from grpox.runtime.phases import PhaseTimes
-    from grpox.runtime.world import World
-    from grpox.update.micro_batch import Slice
-    from grpox.update.policy_update import PolicyUpdate
+from grpox.data.prompt_cursor import PromptCursor
+from grpox.observing.early_stop import EarlyStop
+from grpox.policy.batch import Sample
+from grpox.rollout.prefetch import PrefetchedBatch
+from grpox.update.nonfinite import SkippedSteps
 
 
-class TrainingState(Protocol):
-    """`grpox.training.trainer.Trainer`, as far as a checkpoint is concerned with it."""
+@dataclass
+class TrainingState:
+    """State of the loop; the trainer owns it, and its parts move it on."""
 
-    context: RunContext
-    world: World
-    schedule: Schedule
-    policy: PolicyUpdate
-    pad_token_id: int
-    slices: dict[tuple[int, int], Slice]
-    """This rank's micro-batches that are not used up, by generation and first row."""
-    begun: dict[int, Begun]
-    """Generation batches that are being sampled."""
-    draws: PromptDraws | None
-    num_tokens: int
-    before: dict[str, float]
+    samples: dict[tuple[int, int], Sample] = field(default_factory=dict)
+    """This rank's samples of the generation batches in use, by generation and row."""
+    prefetched: dict[int, PrefetchedBatch] = field(default_factory=dict)
+    """Generation batches that are sampled while the policy is updated; none at max_staleness 0."""
+    cursor: PromptCursor | None = None
+    """Chooses the prompts of a generation batch in place of the schedule, with dynamic sampling."""
+    early_stop: EarlyStop | None = None
+    skipped: SkippedSteps = field(default_factory=SkippedSteps)
+    num_tokens: int = 0
+    """Tokens of prompts and completions so far."""
+    evaluation_before: dict[str, float] = field(default_factory=dict)
     """Metrics of the evaluation before the first step."""
-    after: dict[str, float]
-    """Metrics of the last evaluation."""
-    early_stop: EarlyStop | None
-    latest: dict[str, float]
-    """Metrics of the last step; on rank 0."""
-    seconds_before: float
+    evaluation: dict[str, float] = field(default_factory=dict)
+    """Metrics of the last evaluation; of a run that goes on, of the step it goes on from."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """Metrics of the last step, those of its evaluation below ``evaluation/``; on rank 0."""
+    seconds_before: float = 0.0
     """Seconds of training before the checkpoint that the run went on from."""
+    started: float = field(default_factory=time.perf_counter)
 
     @property
-    def times(self) -> PhaseTimes:
-        """The phases of a step."""
-        ...
-
-    @property
-    def ended(self) -> bool:
-        """True when the run takes no further step."""
-        ...
-
     def seconds(self) -> float:
-        """Return the seconds of training so far, those before a resumed checkpoint included."""
-        ...
+        """Seconds of training so far, those before a resumed checkpoint included."""
+        return self.seconds_before + time.perf_counter() - self.started

@@ -1,8 +1,8 @@
 """The command line: a module for each command, and those that print what it found.
 
-`app` has the commands, `only` builds the one that is called, `errors` prints what a failing one tells and
-sets the exit code, `leaving` ends the process. Importing this package imports next to nothing, so that Ctrl-C
-is quiet from the start.
+`commands` lists the commands, `app` imports the one that is called, `errors` prints what a failing one tells
+and sets the exit code, `leaving` ends the process. Importing this package imports next to nothing, so that
+Ctrl-C is quiet from the start.
 """
 
 from __future__ import annotations
@@ -29,9 +29,8 @@ def main() -> None:
     try:
         from grpox.cli.app import app
         from grpox.cli.errors import flush_output, run_command
-        from grpox.cli.only import only
 
-        code = run_command(lambda arguments: only(app, arguments)(arguments, prog_name="grpox"), sys.argv[1:])
+        code = run_command(lambda arguments: app(arguments, prog_name="grpox"), sys.argv[1:])
         flush_output()
     except KeyboardInterrupt as error:
         # While something was being imported, or again while a first signal was being handled.

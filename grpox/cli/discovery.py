@@ -18,5 +18,11 @@ def discovered() -> PluginSet:
 
 def tell_warnings(plugins: PluginSet) -> None:
     """Print the warnings on standard error; of several ranks, the first one does."""
-    for warning in plugins.warnings if launch.rank_told() == 0 else ():
-        typer.secho(redact(f"warning: {warning}"), fg=typer.colors.YELLOW, err=True)
+    for warning in plugins.warnings:
+        warn(warning)
+
+
+def warn(text: str) -> None:
+    """Print one on standard error; of several ranks, the first one does."""
+    if launch.rank_told() == 0:
+        typer.secho(redact(f"warning: {text}"), fg=typer.colors.YELLOW, err=True)

@@ -25,8 +25,10 @@ from grpox.errors import (
 from grpox.errors.redaction import redact
 from grpox.runtime import launch
 from grpox.runtime.files import keep_files_from_others
+from grpox.runtime.logs import DISPLAYED, get_logger, hide_logs, show_logs
 from grpox.runtime.signals import exit_code, install_handlers
 
+logger = get_logger(__name__)
 OUTPUT_CLOSED = 128 + signal.SIGPIPE
 TRACEBACK = "--traceback"
 SECONDS_FOR_RANK_0 = 5.0
@@ -56,11 +58,14 @@ def run_command(command: Callable[[list[str]], object], arguments: list[str]) ->
     keep_files_from_others()
     install_handlers()
     try:
+        show_logs()  # commands with options of their own for it call it again
         command([argument for argument in arguments if argument != TRACEBACK])
     except PastTyper as carrier:
         return _code_of(carrier.error, with_traceback)
     except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 - the last resort, which tells all
         return _code_of(error, with_traceback)
+    finally:
+        hide_logs()
     return 0
 
 
@@ -122,5 +127,7 @@ def _wait_for_rank_0() -> None:
 
 
 def _print(text: str, rank: int = 0) -> None:
+    told = redact(shorten(text, TRACE))
     typer.secho("error:", fg=typer.colors.RED, bold=True, err=True, nl=False)
-    typer.echo(f" {f'[rank {rank}] ' if rank else ''}{redact(shorten(text, TRACE))}", err=True)
+    typer.echo(f" {f'[rank {rank}] ' if rank else ''}{told}", err=True)
+    logger.error("%s", told, extra=DISPLAYED)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from grpox.cli.log_options import LogFile, LogLevel, follow_log_options
 from grpox.errors import ConfigError, Problem, RunFailed
 
 if TYPE_CHECKING:
@@ -46,6 +47,8 @@ def evaluate(
         Path | None,
         typer.Option("--completions", metavar="FILE.parquet", help="Write every completion with its scores."),
     ] = None,
+    log_level: LogLevel = "info",
+    log_file: LogFile = None,
 ) -> None:
     """Evaluate a model on the held-out prompts of a run file, without training.
 
@@ -69,6 +72,7 @@ def evaluate(
     from grpox.training.load_evaluation import load_evaluation
     from grpox.training.model_argument import named_model
 
+    follow_log_options(log_level, log_file)
     for option, path in (("--out", out), ("--completions", completions)):
         _check_file(option, path)
     named = named_model(model)

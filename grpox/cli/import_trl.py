@@ -109,23 +109,23 @@ def _table(draft: Draft, narrow: bool) -> Table:
         line = Text(str(row.line or ""))
         name, given = Text(plain(row.name, 80)), Text(plain(row.given, 80), "dim")
         verdict = Text(row.verdict.value, _STYLES[row.verdict.value])
-        told = Text(plain(row.told, 400))
+        message = Text(plain(row.message, 400))
         if narrow:
-            table.add_row(line, Text("\n").join([name, given]), Text("\n").join([verdict, told]))
+            table.add_row(line, Text("\n").join([name, given]), Text("\n").join([verdict, message]))
         else:
-            table.add_row(line, name, given, verdict, told)
+            table.add_row(line, name, given, verdict, message)
     return table
 
 
 def _summary(draft: Draft, out: Path | None) -> str:
     from grpox.errors.formatting import counted
-    from grpox.runfile.from_trl.field import Verdict
+    from grpox.runfile.from_trl.fields import Verdict
 
     lost = sum(row.verdict in (Verdict.UNSUPPORTED, Verdict.UNKNOWN) for row in draft.rows)
     parts = [f"{len(draft.blanks)} to fill in, as commented lines"] if draft.blanks else []
     parts += [f"{counted(lost, 'field')} not carried over"] if lost else []
-    told = "; ".join(parts) or "everything was carried over"
-    return f"{told}. Next: grpox validate {out or 'RUN'}"
+    message = "; ".join(parts) or "everything was carried over"
+    return f"{message}. Next: grpox validate {out or 'RUN'}"
 
 
 def _write(out: Path, text: str) -> None:

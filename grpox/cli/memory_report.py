@@ -89,10 +89,11 @@ def _notes(setting: Setting, prompt_assumed: bool) -> Iterator[Text]:
     )
     tokens = f"{setting.prompt} tokens" + (", assumed: say it by --prompt-tokens" if prompt_assumed else "")
     yield Text(f"Prompts: {tokens}; completions: {setting.completion}, sequences not sharing their prompts.")
-    if setting.copy == "engine" and setting.gpu and setting.engine_cache is None:
-        yield Text("vLLM's keys and values: what generator.gpu_memory_utilization leaves of the GPU.")
-    if setting.copy == "unknown":
-        yield Text("What the generator takes is its own: it is not one of grpox's.")
+    held = setting.generator
+    if held is None:
+        yield Text("What the generator takes is not counted: it does not say.")
+    elif held.holds == "engine" and setting.gpu and held.cache is None:
+        yield Text(f"{held.engine}'s keys and values: what {held.share_key} leaves of the GPU.")
     if "nvme" in (setting.offload_optimizer, setting.offload_param):
         yield Text("Offload to nvme: DeepSpeed's buffers in the host's memory are not counted.")
     yield Text("Not counted:")

@@ -11,7 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from grpox.config import TrainConfig
-from grpox.data.schedule import BatchPlan, MicroBatch, PromptSampler, Schedule
+from grpox.data.batch_plan import BatchPlan
+from grpox.data.schedule import MicroBatchPlan, PromptSampler, Schedule
 from grpox.errors.formatting import counted
 
 ROOM = 1000
@@ -105,7 +106,11 @@ def _table(schedule: Schedule, generations: int, form: _Form) -> Table:
 
 
 def _heading(
-    plan: BatchPlan, micro_batch: MicroBatch, place: tuple[int, int], last: tuple[int, int] | None, form: _Form
+    plan: BatchPlan,
+    micro_batch: MicroBatchPlan,
+    place: tuple[int, int],
+    last: tuple[int, int] | None,
+    form: _Form,
 ) -> list[str]:
     fresh = last is None or place[0] != last[0]
     generation = [form.generate.format(place[0]) if fresh else ""]
@@ -113,7 +118,7 @@ def _heading(
     return [*generation, *iteration, str(micro_batch.rows.start // plan.rows_per_micro_batch)]
 
 
-def _cells(schedule: Schedule, micro_batch: MicroBatch, ranks: list[int | None]) -> list[str]:
+def _cells(schedule: Schedule, micro_batch: MicroBatchPlan, ranks: list[int | None]) -> list[str]:
     plan = schedule.plan
     first = micro_batch.generation * plan.prompts_per_generation
     cells = []

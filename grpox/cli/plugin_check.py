@@ -32,7 +32,7 @@ def suite_of(offer: Offer, params: Mapping[str, Any]) -> Conformance:
     Raises:
         ConfigError: there is no suite for this kind.
     """
-    from grpox.testing.suites import SUITES
+    from grpox.testing.runner import SUITES
 
     if offer.kind not in SUITES:
         what = f"there is no conformance suite for a {offer.kind}"

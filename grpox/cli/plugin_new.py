@@ -51,7 +51,7 @@ def new_plugin(
 
 def told(made: Made) -> list[str]:
     """Lines: what was made, and the commands that come next."""
-    from grpox.plugins.scaffold.render import train_command
+    from grpox.plugins.scaffold.make import train_command
 
     names, place = made.names, shlex.quote(str(made.folder))
     test = names.component.replace("-", "_")

@@ -1,4 +1,4 @@
-"""What ``grpox plugins list`` says: every component, every plugin that failed or acts unasked."""
+"""The rows of ``grpox plugins list``: every component and command, every plugin that failed or acts unasked."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from grpox.cli.commands import conflict
 from grpox.errors import ConfigError, Problem, nearest
-from grpox.plugins.discovery import Offer, PluginRecord, PluginSet
+from grpox.plugins.discovery import Offer, OfferedCommand, PluginRecord, PluginSet
 from grpox.plugins.hookspecs import KINDS
 
 if TYPE_CHECKING:
     from rich.table import Table
 
+COMMAND_KIND = "command"
+"""Kind of the rows that are commands of the command line."""
 PLUGIN_KIND = "plugin"
 """Kind of the rows that are no component: plugins that did not load, and those that observe every run."""
 
@@ -37,17 +40,17 @@ class Row:
 
 
 def rows(plugins: PluginSet, kind: str | None = None) -> list[Row]:
-    """Every component, ordered by kind and name, then the plugins that are told of by themselves.
+    """Every component, ordered by kind and name, then commands, and plugins that are told of by themselves.
 
     Args:
         plugins: as discovered.
-        kind: only components of this kind; then no plugin rows.
+        kind: only rows of this kind.
 
     Raises:
         ConfigError: there is no such kind.
     """
-    if kind is not None and kind not in (*KINDS, PLUGIN_KIND):
-        kinds = [*KINDS, PLUGIN_KIND]
+    kinds = [*KINDS, COMMAND_KIND, PLUGIN_KIND]
+    if kind is not None and kind not in kinds:
         near = nearest(kind, kinds)
         raise ConfigError(Problem("no such kind", "--kind", given=kind, allowed=", ".join(kinds), nearest=near))
     holders = Counter((offer.kind, offer.spec.name) for offer in plugins.offers)
@@ -61,7 +64,8 @@ def rows(plugins: PluginSet, kind: str | None = None) -> list[Row]:
     order = list(KINDS)
     components.sort(key=lambda row: (order.index(row.kind), row.name, row.distribution))
     others = [row for record in plugins.records if (row := _plugin_row(record)) is not None]
-    return [row for row in [*components, *others] if kind in (None, row.kind)]
+    commands = sorted((_command_row(each, plugins) for each in plugins.commands), key=lambda row: row.name)
+    return [row for row in [*components, *commands, *others] if kind in (None, row.kind)]
 
 
 def _component_row(offer: Offer, held_twice: bool, spelt_alike: bool) -> Row:
@@ -73,6 +77,15 @@ def _component_row(offer: Offer, held_twice: bool, spelt_alike: bool) -> Row:
         status, reason = "conflict", f"{said}; {reason}" if reason else said
     spec = offer.spec
     return Row(offer.kind, spec.name, offer.distribution, offer.version, status, reason, spec.summary)
+
+
+def _command_row(command: OfferedCommand, plugins: PluginSet) -> Row:
+    taken, lacks = conflict(command, plugins.commands), command.lacks
+    status = "conflict" if taken else "unavailable" if lacks else "ok"
+    spec = command.spec
+    return Row(
+        COMMAND_KIND, spec.name, command.distribution, command.version, status, taken or lacks, spec.help
+    )
 
 
 def _plugin_row(record: PluginRecord) -> Row | None:

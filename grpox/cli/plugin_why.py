@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from types import CodeType
 from typing import TYPE_CHECKING
 
-from grpox.cli.plugin_report import PLUGIN_KIND, STYLES, Row
-from grpox.plugins.discovery import DISABLE_VARIABLE, Offer, PluginRecord, PluginSet
+from grpox.cli.commands import conflict, conflict_remedy
+from grpox.cli.plugin_report import COMMAND_KIND, PLUGIN_KIND, STYLES, Row
+from grpox.plugins.discovery import DISABLE_VARIABLE, Offer, OfferedCommand, PluginRecord, PluginSet
 from grpox.plugins.requirements import canonical_name, none_met
 
 if TYPE_CHECKING:
@@ -31,6 +32,8 @@ def explain(plugins: PluginSet, row: Row) -> Why:
     """Why a row is as it is."""
     if row.kind == PLUGIN_KIND:
         return _joined([_of_record(record) for record in plugins.records if _is_of(row, record)][:1])
+    if row.kind == COMMAND_KIND:
+        return _joined([_of_command(plugins, each) for each in plugins.commands if _is_command(row, each)][:1])
     same = [o for o in plugins.offers if (o.kind, o.spec.name) == (row.kind, row.name)]
     mine = [offer for offer in same if offer.distribution == row.distribution]
     parts = [_of_conflict(same, mine)] if len(same) > 1 else []
@@ -97,7 +100,7 @@ def _of_offer(offer: Offer) -> Why:
     if offer.status == "incompatible":
         return _of_api(offer)
     if offer.status == "unavailable":
-        return _of_requirements(offer)
+        return _of_requirements(offer, offer.reason)
     return Why()
 
 
@@ -111,13 +114,13 @@ def _of_api(offer: Offer) -> Why:
     return Why(f"It is {offer.reason}.", newer if "upgrade grpox" in offer.reason else older)
 
 
-def _of_requirements(offer: Offer) -> Why:
+def _of_requirements(offer: Offer | OfferedCommand, reason: str) -> Why:
     spec = offer.spec
     lacking = [asked for asked in spec.requires if none_met(asked, spec.install)]
     commands = [spec.install] if spec.install else [command for asked in lacking if (command := _pip(asked))]
     unread = [asked for asked in lacking if not _pip(asked)]
     mend = [f"Its author has to mend requires={unread}: packaging.python.org says how they are written."]
-    return Why(f"{_sentence(offer.reason)}.", "\n".join([*dict.fromkeys(commands), *(mend if unread else [])]))
+    return Why(f"{_sentence(reason)}.", "\n".join([*dict.fromkeys(commands), *(mend if unread else [])]))
 
 
 def _pip(asked: str) -> str:
@@ -130,6 +133,19 @@ def _pip(asked: str) -> str:
     except InvalidRequirement:
         return ""
     return f"pip install '{first}'"
+
+
+# -- Commands --------------------------------------------------------------------------------------------
+
+
+def _of_command(plugins: PluginSet, command: OfferedCommand) -> Why:
+    if taken := conflict(command, plugins.commands):
+        return Why(f"{taken}.", conflict_remedy(command, plugins.commands))
+    return _of_requirements(command, command.lacks) if command.lacks else Why()
+
+
+def _is_command(row: Row, command: OfferedCommand) -> bool:
+    return (row.name, row.distribution) == (command.spec.name, command.distribution)
 
 
 # -- Plugins ---------------------------------------------------------------------------------------------

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from grpox.cli.log_options import LogFile, LogLevel, follow_log_options
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -29,6 +31,8 @@ def replay(
         list[str] | None,
         typer.Argument(metavar="KEY=VALUE", help="Changes to try: loss, correction, train.beta, train.kl, ..."),
     ] = None,
+    log_level: LogLevel = "info",
+    log_file: LogFile = None,
 ) -> None:
     """Compute a step again whose loss or gradient was not finite, and show where it begins.
 
@@ -52,6 +56,7 @@ def replay(
     from grpox.checkpoint.faults.read import open_dump
     from grpox.checkpoint.faults.replay import replay as compute
 
+    follow_log_options(log_level, log_file)
     opened = open_dump(dump)
     console = Console()
 
@@ -82,7 +87,7 @@ def _micro_batches(made: Replay) -> Table:
     for name in ("rank", "micro-batch", "rows", "tokens", "loss", "gradient norm", "finite"):
         table.add_column(name, justify="right")
     for each in made.micro_batches:
-        mask = each.slice_.batch.token_mask
+        mask = each.batch.token_mask
         table.add_row(
             str(each.rank),
             str(each.place),
@@ -123,11 +128,9 @@ def _numbers(micro_batch: Replayed, found: Found) -> Iterator[tuple[str, str]]:
 
 def _text(made: Replay, micro_batch: Replayed, found: Found) -> str:
     """The completion around a token, which stands between marks."""
-    batch = micro_batch.slice_.batch
-    length = int(batch.attention_mask[found.row, -batch.token_mask.shape[1] :].sum())
-    ids = batch.completion_ids[found.row, :length].tolist()
+    ids = micro_batch.batch.samples[found.row].completion
     begin, end = max(found.token - AROUND, 0), found.token + 1 + AROUND
     parts = (ids[begin : found.token], ids[found.token : found.token + 1], ids[found.token + 1 : end])
     before, token, after = (made.tokenizer.decode(part) for part in parts)
-    cut = ("... " if begin else ""), (" ..." if end < length else "")
+    cut = ("... " if begin else ""), (" ..." if end < len(ids) else "")
     return f"{cut[0]}{before} >>>{token}<<< {after}{cut[1]}"

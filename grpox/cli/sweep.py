@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from grpox.cli.log_options import LogLevel, follow_log_options
+
 if TYPE_CHECKING:
     from grpox.cli.sweep_run import Sweep
 
@@ -45,6 +47,7 @@ def sweep(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check the runs and list them; train none.")
     ] = False,
+    log_level: LogLevel = "info",
 ) -> None:
     """Train a grid of runs: every combination of the values given, each in a process and folder of its own.
 
@@ -66,6 +69,7 @@ def sweep(
     """
     from grpox.cli.sweep_run import prepare
 
+    follow_log_options(log_level)
     prepared: Sweep = prepare(run, overrides or (), seeds, folder, nproc_per_node, metric, lowest)
     if dry_run:
         prepared.show()

@@ -16,9 +16,6 @@ from grpox.errors import ConfigError, Problem
 from grpox.observing.record import began
 from grpox.runfile.load import load_run
 
-RUN_NAME = "tracking.mlflow.run_name"
-MLFLOW_NAME = 250
-"""Characters of a run's name that MLflow takes."""
 LONGEST_NAME = 100
 """Characters of a run's folder; file systems take 255 bytes."""
 
@@ -63,7 +60,7 @@ def plan_children(run: str, grid: Grid, folder: Path | None, world_size: int) ->
     names, configs = _names(grid), list[RunConfig]()
     first = load_run(run, grid.overrides(names[0][0]), world_size).config
     folder = folder or Path(f"{first.output_dir}-sweep")
-    every = [(*grid.overrides(setting), *_own(first, folder, name, grid)) for setting, name in names]
+    every = [(*grid.overrides(setting), f"output_dir={_text(str(folder / name))}") for setting, name in names]
     for overrides in every:
         try:
             configs.append(load_run(run, overrides, world_size).config)
@@ -75,16 +72,6 @@ def plan_children(run: str, grid: Grid, folder: Path | None, world_size: int) ->
         Child(name, setting, overrides, folder / name, config)
         for (setting, name), overrides, config in zip(names, every, configs, strict=True)
     ]
-
-
-def _own(first: RunConfig, folder: Path, name: str, grid: Grid) -> list[str]:
-    """What a run has for itself alone: its folder, and its name where MLflow follows it."""
-    own = [f"output_dir={_text(str(folder / name))}"]
-    if "mlflow" in first.tracking and RUN_NAME not in grid.names:
-        given = first.tracking["mlflow"].get("run_name")
-        # From the end: the beginning is the same of all.
-        own.append(f"{RUN_NAME}={_text((f'{given} {name}' if given else name)[-MLFLOW_NAME:])}")
-    return own
 
 
 def _text(value: str) -> str:

@@ -7,12 +7,13 @@ import math
 import os
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from grpox.cli.sweep_children import Child
 from grpox.cli.sweep_grid import SEED
+from grpox.contracts import SweepResults, SweptRun
 from grpox.runtime.files import write_whole
 
 if TYPE_CHECKING:
@@ -22,74 +23,33 @@ FILE = "sweep.json"
 TAIL = 2**16
 """Bytes of metrics.jsonl that hold several of its lines."""
 EVALUATION = "evaluation/"
-FINISHED, FAILED, RUNNING, WAITING, KILLED = "FINISHED", "FAILED", "RUNNING", "WAITING", "KILLED"
+Status = Literal["FINISHED", "FAILED", "RUNNING", "WAITING", "KILLED"]
+FINISHED: Status = "FINISHED"
+FAILED: Status = "FAILED"
+RUNNING: Status = "RUNNING"
+WAITING: Status = "WAITING"
+KILLED: Status = "KILLED"
 STYLES = {RUNNING: "cyan", FINISHED: "green", FAILED: "red", KILLED: "yellow", WAITING: "dim"}
 
 
-@dataclass(frozen=True)
-class Result:
-    """How one run stands."""
-
-    name: str
-    setting: Mapping[str, str]
-    status: str
-    value: float | None
-    """Of the metric that runs are compared by, as it was last recorded; None where it never was, or is NaN."""
-    steps: int
-    seconds: float | None
-    """Of training."""
-    folder: str
-    run_id: str | None
-    """MLflow's, where it follows the run."""
-    error: str = ""
+def write(results: SweepResults, folder: Path) -> None:
+    """Write ``sweep.json`` into the sweep's folder, whole or not at all."""
+    told = asdict(results) | {"best": results.best.name if results.best else None}
+    write_whole(folder / FILE, json.dumps(told, indent=2, ensure_ascii=False) + "\n")
 
 
-@dataclass(frozen=True)
-class Results:
-    """All runs of a sweep, and which is the best."""
+def result_of(
+    child: Child, metric: str, status: Status, error: str = "", run_id: str | None = None
+) -> SweptRun:
+    """Read from a run's folder how it stands.
 
-    run: str
-    metric: str
-    lowest: bool
-    """Whether the lowest value is the best."""
-    runs: tuple[Result, ...]
-
-    @property
-    def best(self) -> Result | None:
-        """Of those that finished; the first of equals."""
-        done = [result for result in self.runs if result.status == FINISHED and result.value is not None]
-        sign = -1 if self.lowest else 1
-        return max(done, key=lambda result: sign * (result.value or 0.0), default=None)
-
-    def write(self, folder: Path) -> None:
-        """As ``sweep.json`` in the sweep's folder, whole or not at all."""
-        told = asdict(self) | {"best": self.best.name if self.best else None}
-        write_whole(folder / FILE, json.dumps(told, indent=2, ensure_ascii=False) + "\n")
-
-    def as_rows(self) -> list[dict[str, object]]:
-        """One flat row a run, with a column for each axis."""
-        return [
-            {
-                **result.setting,
-                "status": result.status,
-                self.metric: result.value,
-                "best": result is self.best,
-                "steps": result.steps,
-                "seconds": result.seconds,
-                "folder": result.folder,
-                "run_id": result.run_id,
-                "error": result.error,
-            }
-            for result in self.runs
-        ]
-
-
-def result_of(child: Child, metric: str, status: str, error: str = "") -> Result:
-    """How a run stands by what lies in its folder."""
+    Args:
+        run_id: the id that a tracker gave it.
+    """
     summary = child.summary()
     recorded = last_values(child.folder) if summary is not None or status != WAITING else {}
     value = recorded.get(metric)
-    return Result(
+    return SweptRun(
         name=child.name,
         setting=dict(child.setting),
         status=FINISHED if summary is not None else status,
@@ -97,7 +57,7 @@ def result_of(child: Child, metric: str, status: str, error: str = "") -> Result
         steps=int(recorded.get("step", 0)),
         seconds=None if summary is None else summary.get("train_seconds"),
         folder=str(child.folder),
-        run_id=_followed(child.folder),
+        run_id=run_id,
         error="" if summary is not None else error,
     )
 
@@ -136,7 +96,7 @@ def last_step(folder: Path) -> int:
     return 0
 
 
-def as_table(results: Results, names: Mapping[str, str]) -> Table:
+def as_table(results: SweepResults, names: Mapping[str, str]) -> Table:
     """For a terminal; the best run is marked.
 
     Args:
@@ -171,7 +131,7 @@ def as_table(results: Results, names: Mapping[str, str]) -> Table:
     return table
 
 
-def over_seeds(results: Results) -> Iterator[str]:
+def over_seeds(results: SweepResults) -> Iterator[str]:
     """Mean and standard deviation of the metric over the seeds, of each setting that has several of it."""
     groups: dict[tuple[str, ...], list[float]] = {}
     for result in results.runs:
@@ -185,7 +145,7 @@ def over_seeds(results: Results) -> Iterator[str]:
             yield f"{where}{results.metric} {mean:.4g} +- {spread:.2g} over {len(values)} seeds"
 
 
-def told(results: Results) -> Sequence[str]:
+def told(results: SweepResults) -> Sequence[str]:
     """What to say below the table: which run is the best, and which failed, with the last line they printed."""
     lines = list(over_seeds(results))
     if best := results.best:
@@ -194,12 +154,3 @@ def told(results: Results) -> Sequence[str]:
         if result.status == FAILED:
             lines.append(f"failed: {result.name}: {result.error or 'see its log'}\n    {result.folder}.log")
     return lines
-
-
-def _followed(folder: Path) -> str | None:
-    """The MLflow run of a run's folder, as its tracker has noted it there."""
-    try:
-        noted: str | None = json.loads((folder / "mlflow.json").read_text(encoding="utf-8")).get("run_id")
-    except (OSError, ValueError, AttributeError):
-        return None
-    return noted

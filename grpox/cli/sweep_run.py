@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import fcntl
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from filelock import FileLock, Timeout
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
@@ -20,19 +20,21 @@ from grpox.cli.sweep_results import (
     KILLED,
     RUNNING,
     WAITING,
-    Result,
-    Results,
+    Status,
     as_table,
     last_step,
     last_values,
     result_of,
     told,
+    write,
 )
-from grpox.cli.sweep_tracking import Parent, open_parent
 from grpox.config import RunConfig
+from grpox.contracts import SweepContext, SweepResults, SweptRun
 from grpox.errors import ConfigError, Problem, RunFailed, nearest
 from grpox.errors.formatting import counted, duration
 from grpox.errors.redaction import redact
+from grpox.observing.observers import Observers
+from grpox.runfile.load import load_run
 from grpox.runtime import launch
 
 
@@ -48,8 +50,10 @@ class Sweep:
     metric: str
     lowest: bool
     console: Console = field(default_factory=Console)
-    _status: dict[str, tuple[str, str]] = field(default_factory=dict)
+    _status: dict[str, tuple[Status, str]] = field(default_factory=dict)
     """Name -> status and error, of those that have begun."""
+    _observers: Observers | None = None
+    """Variables of the first run, while runs are trained."""
 
     def show(self) -> None:
         """The table as things stand."""
@@ -58,10 +62,13 @@ class Sweep:
             f"{counted(len(self.children), 'run')} in {self.folder}", markup=False, soft_wrap=True
         )
 
-    def results(self) -> Results:
+    def results(self) -> SweepResults:
         """As their folders have it."""
-        found = [result_of(child, self.metric, *self._of(child)) for child in self.children]
-        return Results(self.run, self.metric, self.lowest, tuple(found))
+        return SweepResults(self.run, self.metric, self.lowest, tuple(map(self._result, self.children)))
+
+    def _result(self, child: Child) -> SweptRun:
+        tracked = None if self._observers is None else self._observers.tracked_run(child.folder)
+        return result_of(child, self.metric, *self._of(child), tracked)
 
     def run_all(self, parallel: int) -> None:
         """Train those that are not complete, and print the table.
@@ -78,18 +85,43 @@ class Sweep:
         done = len(self.children) - len(todo)
         skipped = f", {done} of them complete already" if done else ""
         self._say(f"{counted(len(self.children), 'run')} in {self.folder}{skipped}")
-        parent = open_parent(self.children[0].config, self.folder, self.grid, self.run, self._say)
+        sweep = SweepContext(
+            config=self.children[0].config,
+            folder=self.folder,
+            source=self.run,
+            axes={axis.key: axis.values for axis in self.grid.axes},
+            runs=len(self.children),
+        )
+        self._observers = observers = self._followers()
+        environment = observers.sweep_started(sweep)
         interrupted = True
         try:
-            self._train(todo, parallel, parent)
+            self._train(todo, parallel, environment, lambda: observers.sweep_run_ended(sweep, self._write()))
             interrupted = False
         finally:
-            results = self.results()
-            results.write(self.folder)
-            self._conclude(results, parent, interrupted)
-        self._judge(results)
+            status = self._conclude(interrupted)
+            observers.sweep_finished(sweep, self.results(), status)
+        self._judge(self.results())
 
-    def _train(self, todo: Sequence[Child], parallel: int, parent: Parent) -> None:
+    def _followers(self) -> Observers:
+        """The observers that the first run selects; they are told of the sweep."""
+        run = load_run(self.run, self.children[0].overrides, self.ranks)
+        selected = [(name, run.build(f"tracking.{name}")) for name in run.config.tracking]
+        return Observers(run.registry.plugins.manager, selected)
+
+    def _write(self) -> SweepResults:
+        """Write ``sweep.json`` as things stand."""
+        results = self.results()
+        write(results, self.folder)
+        return results
+
+    def _train(
+        self,
+        todo: Sequence[Child],
+        parallel: int,
+        environment: Mapping[str, str],
+        tell: Callable[[], object],
+    ) -> None:
         with _Bars(self.console) as bars:
 
             def started(child: Child) -> None:
@@ -97,24 +129,22 @@ class Sweep:
                 bars.begin(child)
                 if not bars.shown:
                     self._say(f"{child.name}: started")
-                self.results().write(self.folder)
+                self._write()
 
             def ended(child: Child, code: int, seconds: float) -> None:
                 failed = code != 0 or child.summary() is None
                 error = redact("; ".join(last_lines(child.log, 1))) if failed else ""
                 self._status[child.name] = (FAILED if failed else FINISHED, error)
                 bars.end(child)
-                result = result_of(child, self.metric, *self._of(child))
+                result = self._result(child)
                 value = "" if result.value is None else f", {self.metric} {result.value:.4g}"
                 self._say(f"{child.name}: {result.status}{value} ({duration(seconds)})")
-                results = self.results()
-                results.write(self.folder)
-                parent.update(results)
+                tell()
 
             run_all(
                 todo,
                 lambda child: train_command(self.run, child, self.ranks),
-                parent.environment,
+                environment,
                 parallel,
                 self.ranks,
                 started,
@@ -122,35 +152,35 @@ class Sweep:
                 ended,
             )
 
-    def _conclude(self, results: Results, parent: Parent, interrupted: bool) -> None:
+    def _conclude(self, interrupted: bool) -> Status:
+        """Write and print what the runs came to; returns what the sweep did."""
         if interrupted:
             for child in self.children:
                 if self._of(child)[0] == RUNNING:
                     self._status[child.name] = (KILLED, "")
-            results = self.results()
-            results.write(self.folder)
+        results = self._write()
         failed = any(result.status == FAILED for result in results.runs)
-        parent.conclude(results, KILLED if interrupted else FAILED if failed else FINISHED)
         self.console.print(as_table(results, self.grid.names))
         for line in told(results):
             self._say(line)
         if interrupted:
             self._say("the same command goes on from here")
+        return KILLED if interrupted else FAILED if failed else FINISHED
 
-    def _judge(self, results: Results) -> None:
+    def _judge(self, results: SweepResults) -> None:
         failed = [result for result in results.runs if result.status != FINISHED]
         if failed:
             raise RunFailed(f"{len(failed)} of {counted(len(results.runs), 'run')} did not finish")
         if results.best is None:
             raise RunFailed(self._no_values(results.runs))
 
-    def _no_values(self, runs: Sequence[Result]) -> str:
+    def _no_values(self, runs: Sequence[SweptRun]) -> str:
         known = sorted({name for result in runs for name in last_values(Path(result.folder))} - {"step"})
         near = nearest(self.metric, known)
         hint = f"; did you mean {near}?" if near else f": they have {', '.join(known[:20])}"
         return f"no run recorded a value of the metric {self.metric}{hint}"
 
-    def _of(self, child: Child) -> tuple[str, str]:
+    def _of(self, child: Child) -> tuple[Status, str]:
         return self._status.get(child.name, (WAITING, ""))
 
     def _say(self, text: str) -> None:
@@ -194,13 +224,12 @@ def _wants_lowest(config: RunConfig) -> bool:
 
 @contextmanager
 def _held(folder: Path) -> Iterator[None]:
-    """Keeps a second sweep out of the folder, until this one ends in whatever way."""
-    with (folder / "sweep.lock").open("a", encoding="utf-8") as file:
-        try:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise RunFailed(f"another process runs the sweep in {folder}: wait until it has ended") from error
-        yield
+    """Keep a second sweep out of the folder, until this one ends in whatever way."""
+    try:
+        with FileLock(folder / "sweep.lock", blocking=False):
+            yield
+    except Timeout as error:
+        raise RunFailed(f"another process runs the sweep in {folder}: wait until it has ended") from error
 
 
 class _Bars:

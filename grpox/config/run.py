@@ -17,6 +17,13 @@ from grpox.config.sampling import SamplingConfig
 from grpox.config.section import Section
 from grpox.config.training import TrainConfig
 
+REWARD_OF_MODEL = "reward_model"
+"""The reward that scores with a model given in Python; it is built as ``Class(config, model=model)``."""
+
+
+CORRECTION_OF_OTHERS = "token-truncate"
+"""The default correction where the generator's numbers or weights are not the trainer's."""
+
 
 class RunConfig(Section):
     """One training run."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from grpox.data.schedule import PromptSampler, StreamSampler
 
 
-class PromptDraws:
+class PromptCursor:
     """The next prompts of the seeded order, as many as are asked for.
 
     As long as no batch takes more, they are those of the schedule: a batch begins in the epoch that it ends

@@ -7,10 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from grpox.contracts import Text
-from grpox.data.media import CURE, media_part
 from grpox.data.prompt_length import PromptLimit
 from grpox.data.row_stream import RowStream
-from grpox.data.unusable_columns import unusable_columns
+from grpox.data.unusable_columns import CURE, media_part, unusable_columns
 from grpox.errors import ConfigError, Problem, RunFailed, describe, nearest
 from grpox.runtime import launch
 

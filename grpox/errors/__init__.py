@@ -3,7 +3,7 @@
 `problem` has the exceptions and `Problem`, one mistake with its key, its value and what would be right.
 `validation` turns pydantic's errors into problems, in words that `field_types` makes of a field's type.
 `redaction` masks secrets, by the names of their keys and by their form, in configs and in any text.
-`formatting` writes numbers and lists, `warn_once` warnings. Imports neither pydantic nor torch.
+`formatting` writes numbers and lists. Imports neither pydantic nor torch.
 """
 
 from grpox.errors.problem import (

@@ -15,10 +15,12 @@ from rich.text import Text
 from grpox.errors.formatting import counted, duration
 from grpox.observing.early_stop import told as early_stop_told
 from grpox.plugins.hookspecs import hookimpl
+from grpox.runtime.logs import DISPLAYED, get_logger
 
 if TYPE_CHECKING:
     from grpox.contracts import RunContext, ScoredRollout
 
+logger = get_logger(__name__)
 SHOWN = (
     ("reward", "reward {:.3f}"),
     ("loss", "loss {:.4g}"),
@@ -85,6 +87,7 @@ class TerminalDisplay:
         every = math.ceil(run.total_steps / PLAIN_LINES)
         if self._progress is not None:
             self._progress.update(self._task, completed=step, told=told)
+            logger.info("step %s/%s  %s", step, run.total_steps, told, extra=DISPLAYED)
         elif step in (1, run.total_steps) or step % every == 0:
             self._line(f"step {step}/{run.total_steps}  {told}")
 
@@ -132,6 +135,7 @@ class TerminalDisplay:
 
     def _line(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        logger.info("%s", text, extra=DISPLAYED)
 
     def _stop(self) -> None:
         if self._progress is not None:

@@ -1,25 +1,167 @@
 """Metrics of every machine of a run: a thread on each writes them to the run's folder, which trackers read.
 
-So the rank that trackers live on needs no message from the others, and no step waits.
+So the rank that trackers live on needs no message from the others, and no step waits. The names are those
+that MLflow gives. Its own thread asks the server before each reading, and ends for good without an answer.
 """
 
 from __future__ import annotations
 
 import json
+import math
+import shutil
 import socket
+import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
-from grpox.observing.readings import Readings
+import psutil
+
 from grpox.runtime.world import World
+
+_MEGABYTE = 1e6
+"""MLflow's megabytes are of a million bytes."""
+_QUERY = (
+    "nvidia-smi",
+    "--query-gpu=index,memory.used,memory.total,utilization.gpu,power.draw,power.limit",
+    "--format=csv,noheader,nounits",
+)
+_SECONDS = 10.0
+"""Longest that nvidia-smi may take."""
 
 FOLDER = "system"
 PREFIX = "system/"
 """Begins the names, as MLflow's pages expect it."""
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
+
+
+class Readings:
+    """Reads the machine it is made on. The network counts from then on.
+
+    Args:
+        folder: whose disk is looked at.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._sent, self._received = _network()
+        self._gpus = _Gpus()
+        # The first answer is of no time at all, and 0.
+        psutil.cpu_percent()
+
+    def take(self) -> dict[str, float]:
+        """Name -> value, the use of the CPU being that since the last time; what cannot be read is left out."""
+        parts: tuple[Callable[[], dict[str, float]], ...] = (
+            self._cpu,
+            self._memory,
+            self._disk,
+            self._network,
+            self._gpus.take,
+        )
+        taken: dict[str, float] = {}
+        for part in parts:
+            with suppress(Exception):  # whatever a driver or a container refuses, the others can be read
+                taken |= part()
+        return taken
+
+    def _cpu(self) -> dict[str, float]:
+        return {"cpu_utilization_percentage": psutil.cpu_percent()}
+
+    def _memory(self) -> dict[str, float]:
+        memory = psutil.virtual_memory()
+        return {
+            "system_memory_usage_megabytes": memory.used / _MEGABYTE,
+            "system_memory_usage_percentage": memory.used / memory.total * 100,
+        }
+
+    def _disk(self) -> dict[str, float]:
+        there = next(path for path in (self._folder, *self._folder.parents) if path.exists())
+        disk = psutil.disk_usage(str(there))
+        return {
+            "disk_usage_percentage": disk.percent,
+            "disk_usage_megabytes": disk.used / _MEGABYTE,
+            "disk_available_megabytes": disk.free / _MEGABYTE,
+        }
+
+    def _network(self) -> dict[str, float]:
+        sent, received = _network()
+        return {
+            "network_receive_megabytes": (received - self._received) / _MEGABYTE,
+            "network_transmit_megabytes": (sent - self._sent) / _MEGABYTE,
+        }
+
+
+class _Gpus:
+    """NVIDIA's GPUs, by its library for Python where that is installed (nvidia-ml-py), else by nvidia-smi."""
+
+    def __init__(self) -> None:
+        self._library: Any = None
+        self._command = shutil.which(_QUERY[0])
+        self._devices: list[Any] = []
+        with suppress(Exception):  # no library, no driver, or no GPU
+            library: Any = import_module("pynvml")
+            library.nvmlInit()
+            self._devices = [library.nvmlDeviceGetHandleByIndex(i) for i in range(library.nvmlDeviceGetCount())]
+            self._library = library
+
+    def take(self) -> dict[str, float]:
+        if self._library is None:
+            return self._asked() if self._command else {}
+        return {
+            f"gpu_{i}_{name}": value
+            for i, device in enumerate(self._devices)
+            for name, value in self._of(device)
+        }
+
+    def _asked(self) -> dict[str, float]:
+        """Ask nvidia-smi, which takes part of a second; a number that it does not know is NaN."""
+        done = subprocess.run(_QUERY, capture_output=True, text=True, timeout=_SECONDS, check=True)
+        taken: dict[str, float] = {}
+        for line in done.stdout.splitlines():
+            index, *cells = (cell.strip() for cell in line.split(","))
+            used, total, busy, watts, limit = map(_number, cells)
+            told = {
+                "memory_usage_percentage": used / total * 100,
+                "memory_usage_megabytes": used * 2**20 / _MEGABYTE,
+                "utilization_percentage": busy,
+                "power_usage_watts": watts,
+                "power_usage_percentage": watts / limit * 100,
+            }
+            taken |= {f"gpu_{index}_{name}": value for name, value in told.items() if math.isfinite(value)}
+        return taken
+
+    def _of(self, device: Any) -> Iterator[tuple[str, float]]:
+        with suppress(Exception):
+            memory = self._library.nvmlDeviceGetMemoryInfo(device)
+            yield "memory_usage_percentage", memory.used / memory.total * 100
+            yield "memory_usage_megabytes", memory.used / _MEGABYTE
+        with suppress(Exception):
+            yield "utilization_percentage", float(self._library.nvmlDeviceGetUtilizationRates(device).gpu)
+        with suppress(Exception):
+            milliwatts = self._library.nvmlDeviceGetPowerUsage(device)
+            yield "power_usage_watts", milliwatts / 1000
+            limit = self._library.nvmlDeviceGetEnforcedPowerLimit(device)
+            yield "power_usage_percentage", milliwatts / limit * 100
+
+
+def _number(cell: str) -> float:
+    try:
+        return float(cell)
+    except ValueError:
+        return math.nan  # [N/A]
+
+
+def _network() -> tuple[int, int]:
+    """Bytes that the machine has sent and received."""
+    try:
+        counters = psutil.net_io_counters()
+    except OSError:
+        return 0, 0
+    return (0, 0) if counters is None else (counters.bytes_sent, counters.bytes_recv)
 
 
 @contextmanager

@@ -9,17 +9,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pluggy
-from rich.console import Console
 
 from grpox.errors import ConfigError, Problem, RunFailed, describe, left_by_rich, text_of
 from grpox.errors.redaction import redact
 from grpox.rollout.rewards.arguments import copied
+from grpox.runtime.logs import get_logger
 from grpox.runtime.signals import first_signal_waits, may_be_signal, raise_if_signal, raise_if_signalled
 
 if TYPE_CHECKING:
     from pluggy import HookImpl
 
-    from grpox.contracts import RunContext, ScoredRollout
+    from grpox.contracts import RunContext, ScoredRollout, SweepContext, SweepResults
 
 
 class Observers:
@@ -33,22 +33,17 @@ class Observers:
     Args:
         manager: holds grpox's hook specs and the plugins that were found.
         selected: (name, instance) of each selected observer.
-        console: where warnings go; default: standard error.
 
     Raises:
         ConfigError: a selected observer implements no lifecycle hook, or one that does not exist.
     """
 
-    def __init__(
-        self,
-        manager: pluggy.PluginManager,
-        selected: Sequence[tuple[str, object]],
-        console: Console | None = None,
-    ) -> None:
+    def __init__(self, manager: pluggy.PluginManager, selected: Sequence[tuple[str, object]]) -> None:
         self.failures: Counter[tuple[str, str]] = Counter()
         """(observer, hook) -> times it raised; the total is the metric ``observers/failures``."""
+        self.first_failure = ""
+        """Names the observer that failed first, and says why."""
         self._manager = manager
-        self._console = console or Console(stderr=True)
         self._selected: dict[int, str] = {}
         for name, observer in selected:
             self._register(name, observer)
@@ -58,16 +53,7 @@ class Observers:
 
         The caller then calls `run_failed`, which lets those that did start close what they opened.
         """
-        for impl in self._implementations("grpox_run_started"):
-            try:
-                _call(impl, {"run": run})
-            except BaseException as error:  # any error of a plugin: it becomes RunFailed or a warning
-                raise_if_signal(error)
-                if left_by_rich(error):
-                    raise
-                if id(impl.plugin) in self._selected:
-                    raise RunFailed(f"observer {self._name(impl)!r} cannot start: {_told(error)}") from error
-                self._failed(impl, "grpox_run_started", error)
+        self._start("grpox_run_started", {"run": run})
 
     def rollouts_scored(self, run: RunContext, step: int, rollouts: Sequence[ScoredRollout]) -> None:
         self._tell("grpox_rollouts_scored", {"run": run, "step": step, "rollouts": rollouts})
@@ -97,6 +83,45 @@ class Observers:
             self._unregister()
         raise_if_signalled()
 
+    def sweep_started(self, sweep: SweepContext) -> dict[str, str]:
+        """Tell that a sweep starts; raises RunFailed when a selected observer cannot follow it.
+
+        Returns:
+            Environment variables for its runs, from all observers.
+        """
+        answers = self._start("grpox_sweep_started", {"sweep": sweep})
+        return {name: value for answer in answers if answer is not None for name, value in answer.items()}
+
+    def sweep_run_ended(self, sweep: SweepContext, results: SweepResults) -> None:
+        """Tell that one more run of a sweep has ended."""
+        self._tell("grpox_sweep_run_ended", {"sweep": sweep, "results": results})
+
+    def sweep_finished(self, sweep: SweepContext, results: SweepResults, status: str) -> None:
+        """Tell that a sweep is over. Nobody selected is told anything afterwards."""
+        with first_signal_waits():
+            self._tell("grpox_sweep_finished", {"sweep": sweep, "results": results, "status": status})
+            self._unregister()
+        raise_if_signalled()
+
+    def tracked_run(self, folder: Path) -> str | None:
+        """Return the id that the first tracker which follows the run in `folder` gave it."""
+        answers = self._tell("grpox_tracked_run", {"folder": folder})
+        return next((str(answer) for answer in answers if answer is not None), None)
+
+    def _start(self, hook: str, arguments: Mapping[str, object]) -> list[Any]:
+        answers = []
+        for impl in self._implementations(hook):
+            try:
+                answers.append(_call(impl, arguments))
+            except BaseException as error:  # any error of a plugin: it becomes RunFailed or a warning
+                raise_if_signal(error)
+                if left_by_rich(error):
+                    raise
+                if id(impl.plugin) in self._selected:
+                    raise RunFailed(f"observer {self._name(impl)!r} cannot start: {_told(error)}") from error
+                self._failed(impl, hook, error)
+        return answers
+
     def _register(self, name: str, observer: object) -> None:
         self._selected[id(observer)] = name
         try:
@@ -119,38 +144,41 @@ class Observers:
         caller: pluggy.HookCaller = getattr(self._manager.hook, hook)
         return list(reversed(caller.get_hookimpls()))
 
-    def _tell(self, hook: str, arguments: Mapping[str, object]) -> None:
+    def _tell(self, hook: str, arguments: Mapping[str, object]) -> list[Any]:
+        answers = []
         for impl in self._implementations(hook):
             try:
-                _call(impl, arguments)
+                answers.append(_call(impl, arguments))
             except BaseException as error:
                 if isinstance(error, KeyboardInterrupt) and may_be_signal():
                     raise
                 self._failed(impl, hook, error)
+        return answers
 
     def _failed(self, impl: HookImpl, hook: str, error: BaseException) -> None:
         name = self._name(impl)
         self.failures[name, hook] += 1
         if self.failures[name, hook] == 1:
-            message = (
-                f"warning: observer {name!r} failed in {hook}: {_told(error)}\n"
-                "    the run goes on; its further failures there are only counted (observers/failures)"
+            message = f"observer {name!r} failed in {hook}: {_told(error)}"
+            self.first_failure = self.first_failure or message
+            get_logger(__name__).warning(
+                "%s\n    the run goes on; its further failures there are only counted (observers/failures)",
+                message,
             )
-            self._console.print(message, style="yellow", markup=False, highlight=False, soft_wrap=True)
 
     def _name(self, impl: HookImpl) -> str:
         return self._selected.get(id(impl.plugin), impl.plugin_name)
 
 
-def _call(impl: HookImpl, arguments: Mapping[str, object]) -> None:
+def _call(impl: HookImpl, arguments: Mapping[str, object]) -> Any:
     if impl.wrapper or impl.hookwrapper:
         raise TypeError("a hook wrapper cannot observe a run: each implementation is called by itself")
-    impl.function(*(_own(arguments[name]) for name in impl.argnames))
+    return impl.function(*(_own(arguments[name]) for name in impl.argnames))
 
 
 def _own(value: Any) -> Any:
     """Copy what an observer is told: what it does to it reaches nobody else. An exception is shared."""
-    if isinstance(value, BaseException):
+    if isinstance(value, BaseException | str):
         return value
     if isinstance(value, Sequence):  # not copied are the tokens of rollouts, which are tuples and many
         return [replace(each, rewards=dict(each.rewards), extra=copied(dict(each.extra))) for each in value]

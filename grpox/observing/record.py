@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
-from rich.console import Console
 
 from grpox.config import RunConfig
 from grpox.errors import RunFailed, text_of
@@ -23,33 +21,39 @@ from grpox.errors.redaction import redact, redacted
 from grpox.observing.completions import CompletionFiles, write_completions
 from grpox.observing.metrics_file import MetricsFile
 from grpox.plugins.hookspecs import hookimpl
+from grpox.runfile.lock.differences import changes
 from grpox.runfile.masked import VERSIONS
-from grpox.runfile.same_run import changes
-from grpox.runfile.yaml_text import Dumper
+from grpox.runfile.yaml_lines import Dumper
 from grpox.runtime.files import sync, unwritten, write_whole
+from grpox.runtime.logs import get_logger
 
 if TYPE_CHECKING:
     from grpox.contracts import RunContext, ScoredRollout
 
 
+logger = get_logger(__name__)
 RECORD = (
     "metrics.jsonl",
     "failure.json",
     "summary.json",
     "versions.json",
     "plugins.lock.json",
-    "mlflow.json",
     "config.yaml",
     "completions",
     "report.html",
-    "traces.jsonl",
-    "eval_table.json",
     "system",
     "stalls",
     "checkpoints",
     "faults",
 )
-"""What a run leaves in its folder, beside the model; first what was written when it ended."""
+"""Files that a run leaves in its folder, first what was written when it ended.
+
+The model is not among them, nor are the files of its observers, which ``versions.json`` names.
+"""
+
+
+OBSERVERS = "observer_files"
+"""Key of ``versions.json``."""
 
 
 class LocalRecord:
@@ -65,21 +69,28 @@ class LocalRecord:
 
     On a full disk a line waits in memory until there is room again, and completions are left out. Either
     raises RunFailed, which `Observers` tells once and counts.
+
+    Args:
+        files: what the observers of the run leave in its folder.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, files: Iterable[str] = ()) -> None:
+        self._files_of_observers = sorted(set(files))
         self._metrics: MetricsFile | None = None
 
     @hookimpl(tryfirst=True)
     def grpox_run_started(self, run: RunContext) -> None:
         self._files = CompletionFiles(run)
         self._metrics = MetricsFile(run.output_dir / "metrics.jsonl")
-        versions = {"versions": dict(run.versions), "git_commit": run.git_commit, **_source(run)}
+        versions: dict[str, object] = {"versions": dict(run.versions), "git_commit": run.git_commit}
+        versions |= _source(run)
+        if self._files_of_observers:
+            versions[OBSERVERS] = self._files_of_observers
         text = json.dumps(versions, indent=2, ensure_ascii=False) + "\n"
         try:
             run.output_dir.mkdir(parents=True, exist_ok=True)
             if run.resumed_at is None:
-                _set_aside(run.output_dir)
+                _set_aside(run.output_dir, self._files_of_observers)
             else:
                 _go_back(run, run.resumed_at)
             write_whole(run.output_dir / "config.yaml", config_text(run.config))
@@ -191,7 +202,8 @@ def sync_record(folder: Path, after: int) -> int:
     """
     metrics, completions = folder / "metrics.jsonl", folder / "completions"
     new = (path for path in completions.glob("step_*.parquet") if _step_of(path) > after)
-    for path in (*new, metrics, folder / "traces.jsonl", completions, folder):
+    others = (folder / name for name in _files_of_observers(folder))
+    for path in (*new, metrics, *others, completions, folder):
         if path.exists():
             sync(path)
     return metrics.stat().st_size if metrics.exists() else 0
@@ -214,9 +226,28 @@ def _strict(value: float) -> float | str:
     return value if math.isfinite(value) else str(float(value))
 
 
-def _set_aside(folder: Path) -> None:
-    """Move what an earlier run left in this folder to ``earlier/<when it ended>``: nothing is overwritten."""
-    there = [name for name in RECORD if (folder / name).exists()]
+def files_of_observers(observers: Iterable[object]) -> list[str]:
+    """Names of the files that observers leave in a run's folder, as their attribute `files` has them."""
+    return [name for observer in observers for name in getattr(observer, "files", ())]
+
+
+def _files_of_observers(folder: Path) -> list[str]:
+    """List the files of the run that is in the folder; only names that lie in it."""
+    try:
+        told = json.loads((folder / VERSIONS).read_text(encoding="utf-8")).get(OBSERVERS, [])
+        return [name for name in told if Path(name).name == name]
+    except (OSError, ValueError, TypeError, AttributeError):
+        return []
+
+
+def _set_aside(folder: Path, files: Sequence[str]) -> None:
+    """Move what an earlier run left in this folder to ``earlier/<when it ended>``: nothing is overwritten.
+
+    Args:
+        files: those of this run's observers, which an earlier run may have left too.
+    """
+    names = dict.fromkeys((*RECORD, *files, *_files_of_observers(folder)))
+    there = [name for name in names if (folder / name).exists()]
     if not there:
         return
     aside = _new_folder(folder / "earlier", (folder / there[0]).stat().st_mtime)
@@ -261,11 +292,13 @@ def _end_of_metrics(path: Path, saved: int) -> int:
     size = path.stat().st_size if path.exists() else 0
     if size >= saved:
         return saved
-    text = (
-        f"warning: {path} has {size} bytes, and had {saved} when the checkpoint was saved\n"
-        "    the run goes on behind what is there; the metrics that are lost are not made again"
+    logger.warning(
+        "%s has %s bytes, and had %s when the checkpoint was saved\n"
+        "    the run goes on behind what is there; the metrics that are lost are not made again",
+        path,
+        size,
+        saved,
     )
-    Console(stderr=True).print(text, style="yellow", markup=False, highlight=False, soft_wrap=True)
     return path.read_bytes().rfind(b"\n") + 1 if size else 0
 
 
@@ -300,5 +333,6 @@ def tell_size(earlier: Path) -> None:
     if not any(earlier.glob("*/checkpoints/*")):
         return
     size = sum(path.stat().st_size for path in earlier.rglob("*") if path.is_file())
-    told = f"the run that was here is now in {earlier}, which holds {amount(size)}; remove what you do not need"
-    print(told, file=sys.stderr, flush=True)
+    logger.info(
+        "the run that was here is now in %s, which holds %s; remove what you do not need", earlier, amount(size)
+    )

@@ -8,15 +8,16 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from grpox.policy.batch import Sample
 from grpox.rollout.collector import GenerationBatch
 from grpox.rollout.metrics import mean_metrics
-from grpox.update.micro_batch import Slice
 
 
 def step_metrics(
     update: Mapping[str, float],
     new: Sequence[GenerationBatch],
-    slices: Sequence[Slice],
+    sampled: Sequence[Mapping[str, float]],
+    micro_batches: Sequence[Sequence[Sample]],
     times: Mapping[str, float],
     step_time: float,
 ) -> dict[str, float]:
@@ -25,14 +26,15 @@ def step_metrics(
     Args:
         update: what the policy update measured, over all ranks.
         new: generation batches sampled for this step; none when it trains on older ones.
-        slices: this rank's micro-batches of the step.
+        sampled: the metrics of each of these.
+        micro_batches: this rank's samples of the step.
         times: seconds of each phase on this rank, ``time/<phase>``.
         step_time: seconds of the whole step on this rank.
     """
-    tokens = sum(int(s.batch.attention_mask.sum()) for s in slices)
+    tokens = sum(len(sample) for samples in micro_batches for sample in samples)
     metrics = {
         **update,
-        **mean_metrics([batch.metrics for batch in new]),
+        **mean_metrics(sampled),
         **times,
         "step_time": step_time,
         "tokens_per_second/trained": tokens / times["time/update"],

@@ -17,11 +17,11 @@ from typing import Literal
 import pluggy
 
 from grpox.errors import describe, nearest
-from grpox.plugins.hookspecs import API_VERSION, ENTRY_POINT_GROUP, OLDEST_API, ComponentSpec
-from grpox.plugins.loader import Answer, Loaded, load, new_manager
+from grpox.plugins.hookspecs import API_VERSION, ENTRY_POINT_GROUP, OLDEST_API, CommandSpec, ComponentSpec
+from grpox.plugins.loader import Loaded, load, new_manager
 from grpox.plugins.requirements import canonical_name, none_met
 
-__all__ = ["DISABLE_VARIABLE", "Offer", "PluginRecord", "PluginSet", "discover"]
+__all__ = ["DISABLE_VARIABLE", "Offer", "OfferedCommand", "PluginRecord", "PluginSet", "discover"]
 
 DISABLE_VARIABLE = "GRPOX_DISABLE_PLUGINS"
 """Environment variable with the distributions, separated by commas, whose plugins are not loaded."""
@@ -73,6 +73,20 @@ class Offer:
         return f"{self.distribution}:{self.spec.name}"
 
 
+@dataclass(frozen=True)
+class OfferedCommand:
+    """One command that a plugin brings."""
+
+    spec: CommandSpec
+    distribution: str
+    version: str
+
+    @property
+    def lacks(self) -> str:
+        """Why it cannot be used here: which of its requirements is not met."""
+        return _lacking(self.spec)
+
+
 @dataclass
 class PluginSet:
     """All that discovery found."""
@@ -83,31 +97,32 @@ class PluginSet:
     """Holds the plugins with lifecycle hooks."""
     warnings: list[str] = field(default_factory=list)
     """What to tell a user who asked for something that discovery could not do, a line each."""
+    commands: list[OfferedCommand] = field(default_factory=list)
 
     def add(self, entry_point: metadata.EntryPoint, record: PluginRecord) -> None:
         """Import a plugin, ask for its components, and take it into the set."""
         found = load(entry_point)
-        if found.answer.observes:
-            found = self._registered(found, f"{record.distribution}:{record.entry_point}")
-        self.records.append(replace(self._take(record, found.answer), error=found.error))
-
-    def _registered(self, found: Loaded, name: str) -> Loaded:
-        try:
-            # Two distributions may ship one module: both offer its components, its observers are called once.
-            if not self.manager.is_registered(found.plugin):
-                self.manager.register(found.plugin, name)
-        except Exception as error:  # noqa: BLE001 - one distribution may use a name twice, for two modules
-            return Loaded(Answer(failure=describe(error)), error=error)
-        return found
-
-    def _take(self, record: PluginRecord, answer: Answer) -> PluginRecord:
-        if answer.failure:
-            return replace(record, status="broken", reason=answer.failure)
-        for kind, spec in answer.components:
+        error = found.error or self._register(found, f"{record.distribution}:{record.entry_point}")
+        if error is not None:
+            self.records.append(replace(record, status="broken", reason=describe(error), error=error))
+            return
+        for kind, spec in found.components:
             status, reason = _usable(kind, spec)
             offer = Offer(kind, spec, record.distribution, record.version, status, reason, record.module)
             self.offers.append(offer)
-        return replace(record, observes=answer.observes)
+        self.commands += [OfferedCommand(spec, record.distribution, record.version) for spec in found.commands]
+        self.records.append(replace(record, observes=found.observes))
+
+    def _register(self, found: Loaded, name: str) -> Exception | None:
+        """Have lifecycle hooks called; returns the error of a plugin for which that cannot be."""
+        # Two distributions may ship one module: both offer its components, its observers are called once.
+        if not found.observes or self.manager.is_registered(found.plugin):
+            return None
+        try:
+            self.manager.register(found.plugin, name)
+        except Exception as error:  # noqa: BLE001 - one distribution may use a name twice, for two modules
+            return error
+        return None
 
 
 def _usable(kind: str, spec: ComponentSpec) -> tuple[OfferStatus, str]:
@@ -117,8 +132,12 @@ def _usable(kind: str, spec: ComponentSpec) -> tuple[OfferStatus, str]:
         has = f"has {API_VERSION}" + (f" and takes {oldest} and later" if oldest < API_VERSION else "")
         remedy = "upgrade grpox" if spec.api > API_VERSION else "upgrade the plugin"
         return "incompatible", f"written for plugin API {spec.api}, this grpox {has}: {remedy}"
-    reasons = [reason for asked in spec.requires if (reason := none_met(asked, spec.install))]
-    return ("unavailable", "; ".join(reasons)) if reasons else ("ok", "")
+    lacks = _lacking(spec)
+    return ("unavailable", lacks) if lacks else ("ok", "")
+
+
+def _lacking(spec: ComponentSpec | CommandSpec) -> str:
+    return "; ".join(reason for asked in spec.requires if (reason := none_met(asked, spec.install)))
 
 
 def discover(disable: Iterable[str] = ()) -> PluginSet:

@@ -1,9 +1,9 @@
 """Every hook a grpox plugin may implement: when it is called, in which process, and what it returns.
 
-Two sorts. *Discovery* hooks return `ComponentSpec`s; they are called while plugins are listed, in every
-process, and must not import torch. *Lifecycle* hooks observe a run; they are called on rank 0 only, 1:N.
-What an observer is told is its own copy, but for exceptions. No hook is called in the token path: hooks
-discover, the registry selects.
+Two sorts. *Discovery* hooks return `ComponentSpec`s and `CommandSpec`s; they are called while plugins are
+listed, in every process, and must not import torch. *Lifecycle* hooks observe a run; they are called on rank
+0 only, 1:N. What an observer is told is its own copy, but for exceptions. No hook is called in the token path:
+hooks discover, the registry selects.
 
 This module imports neither torch nor pydantic, so that listing plugins stays fast.
 """
@@ -19,7 +19,7 @@ import pluggy
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from grpox.contracts import RunContext, ScoredRollout
+    from grpox.contracts import RunContext, ScoredRollout, SweepContext, SweepResults
 
 API_VERSION = 1
 """Version of the plugin API. It is raised when what a plugin was written for changes.
@@ -63,6 +63,27 @@ class ComponentSpec:
     formula: str = ""
     source: str = ""
     api: int = 1
+    install: str = ""
+
+
+@dataclass(frozen=True)
+class CommandSpec:
+    """One command that a plugin adds to ``grpox``, told in strings so that listing it imports nothing heavy.
+
+    Args:
+        name: what is typed behind ``grpox``: lower-case letters, digits and hyphens.
+        target: ``pkg.module:function`` with typer's annotations, or ``pkg.module:app``, a `typer.Typer` whose
+            commands are typed behind the name. It is imported when the command is called.
+        help: one line for ``grpox --help``.
+        requires: pip requirements beyond grpox's own, as of a `ComponentSpec`; the command is refused where
+            they are not met, before it is imported.
+        install: the command that installs what it requires, where that is not ``pip install``.
+    """
+
+    name: str
+    target: str
+    help: str
+    requires: Sequence[str] = ()
     install: str = ""
 
 
@@ -137,7 +158,17 @@ def grpox_schedulers() -> Iterable[ComponentSpec]:
 
 @hookspec
 def grpox_observers() -> Iterable[ComponentSpec]:
-    """Observers that a run file selects under ``tracking:``; their methods implement lifecycle hooks."""
+    """Observers that a run file selects under ``tracking:``; their methods implement lifecycle hooks.
+
+    Optional attribute: ``files: Sequence[str]``, the files that an observer leaves in a run's folder. They are
+    moved away with the record of an earlier run there.
+    """
+    return ()
+
+
+@hookspec
+def grpox_commands() -> Iterable[CommandSpec]:
+    """Commands that are called as ``grpox NAME``. A name that grpox or another plugin has too is refused."""
     return ()
 
 
@@ -153,7 +184,8 @@ def grpox_run_started(run: RunContext) -> None:
 def grpox_rollouts_scored(run: RunContext, step: int, rollouts: Sequence[ScoredRollout]) -> None:
     """A generation batch has its rewards and advantages; `rollouts` are those of all ranks, in row order.
 
-    `step` is the optimizer step (counted from 1) that will first use them.
+    Called after the update of `step`, the optimizer step (counted from 1) that the batch was collected for and
+    that first trains on it; also where that update fails.
     """
 
 
@@ -180,3 +212,29 @@ def grpox_run_failed(run: RunContext, error: BaseException) -> None:
 @hookspec
 def grpox_run_finished(run: RunContext, summary: Mapping[str, object]) -> None:
     """The run is complete and `summary.json` is written."""
+
+
+# -- Lifecycle of a sweep: called in the process of `grpox sweep`, of the observers of its first run ------
+
+
+@hookspec
+def grpox_sweep_started(sweep: SweepContext) -> Mapping[str, str] | None:
+    """The runs are checked and the sweep's folder exists; called before the first begins.
+
+    Returns environment variables that the runs are started with, by which an observer tells those within them.
+    """
+
+
+@hookspec
+def grpox_sweep_run_ended(sweep: SweepContext, results: SweepResults) -> None:
+    """One more run has ended; `results` are those of all runs."""
+
+
+@hookspec
+def grpox_sweep_finished(sweep: SweepContext, results: SweepResults, status: str) -> None:
+    """The sweep is over; `status` is FINISHED, FAILED where runs failed, or KILLED where it was interrupted."""
+
+
+@hookspec
+def grpox_tracked_run(folder: Path) -> str | None:
+    """Return the id that a tracker gave the run in `folder`; None where it does not follow that run."""

@@ -1,4 +1,4 @@
-"""What a plugin says when its module is imported and its hooks are called: its components, or why it is broken.
+"""Imports one plugin and calls its discovery hooks: its components and commands, or why it is broken.
 
 Each plugin is asked in a manager that holds it alone, so that what is wrong with one concerns no other.
 """
@@ -7,20 +7,22 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import metadata
-from typing import Any
+from typing import Any, TypeVar
 
 import pluggy
 
-from grpox.errors import describe, nearest
+from grpox.errors import nearest
 from grpox.plugins import hookspecs
-from grpox.plugins.hookspecs import KINDS, ComponentSpec
+from grpox.plugins.hookspecs import KINDS, CommandSpec, ComponentSpec
 from grpox.runtime.signals import raise_if_signal
 
 Component = tuple[str, ComponentSpec]
 """(kind, what is offered)"""
+COMMANDS = "grpox_commands"
+Spec = TypeVar("Spec", ComponentSpec, CommandSpec)
 
 
 class InvalidPlugin(Exception):
@@ -37,27 +39,20 @@ class InvalidPlugin(Exception):
 
 
 @dataclass(frozen=True)
-class Answer:
-    """All that grpox wants to know of a plugin, in strings."""
-
-    components: tuple[Component, ...] = ()
-    observes: tuple[str, ...] = ()
-    """Lifecycle hooks that the module implements itself, so that it must be imported for every run."""
-    failure: str = ""
-    """Why the plugin is broken, in one line: the exception's type and message; empty where it is not."""
-
-
-@dataclass(frozen=True)
 class Loaded:
-    """A plugin that was imported, or the error that kept it from being one."""
+    """All that grpox wants to know of a plugin; nothing of one that is broken but its error."""
 
-    answer: Answer
     plugin: Any = None
+    components: tuple[Component, ...] = ()
+    commands: tuple[CommandSpec, ...] = ()
+    observes: tuple[str, ...] = ()
+    """Lifecycle hooks that the module implements itself, for every run."""
     error: BaseException | None = None
+    """The reason why it is no plugin."""
 
 
 def load(entry_point: metadata.EntryPoint) -> Loaded:
-    """Import a plugin, check its hooks and ask for its components; it is taken whole or not at all.
+    """Import a plugin, check its hooks, ask for components and commands; it is taken whole or not at all.
 
     No plugin can make this raise; only a signal does.
     """
@@ -65,11 +60,12 @@ def load(entry_point: metadata.EntryPoint) -> Loaded:
         plugin = entry_point.load()
         alone = _checked(plugin)
         callers = alone.get_hookcallers(plugin) or ()
-        observes = sorted(caller.name for caller in callers if caller.name not in KINDS.values())
-        return Loaded(Answer(tuple(_components(alone)), tuple(observes)), plugin)
+        observes = sorted(caller.name for caller in callers if caller.name not in (*KINDS.values(), COMMANDS))
+        commands = tuple(_offered(alone, COMMANDS, check_command))
+        return Loaded(plugin, tuple(_components(alone)), commands, tuple(observes))
     except BaseException as error:  # noqa: BLE001 - whatever a plugin raises is its own affair
         raise_if_signal(error)
-        return Loaded(Answer(failure=describe(error)), error=error)
+        return Loaded(error=error)
 
 
 def new_manager() -> pluggy.PluginManager:
@@ -79,8 +75,8 @@ def new_manager() -> pluggy.PluginManager:
     return manager
 
 
-def check_component(spec: object, hook: str) -> None:
-    """Whether an answer of a discovery hook is a component that a run file could name.
+def check_component(spec: object, hook: str) -> ComponentSpec:
+    """Check that an answer of a discovery hook is a component that a run file could name.
 
     Raises:
         InvalidPlugin: it is not.
@@ -93,7 +89,30 @@ def check_component(spec: object, hook: str) -> None:
         if not re.fullmatch(r"[\w.]+:[\w.]+", reference):
             given = f"{hook}: the {label} of '{spec.name}' is {reference!r}"
             raise InvalidPlugin(f"{given}, not 'package.module:Name'")
-    for label in ("needs", "provides", "requires"):
+    _check_strings(spec, ("needs", "provides", "requires"), hook)
+    return spec
+
+
+def check_command(spec: object, hook: str = COMMANDS) -> CommandSpec:
+    """Check that an answer of `grpox_commands` is a command that can be typed.
+
+    Raises:
+        InvalidPlugin: it is not.
+    """
+    if not isinstance(spec, CommandSpec):
+        raise InvalidPlugin(f"{hook} offers a {type(spec).__name__}, not a CommandSpec")
+    if not re.fullmatch(r"[a-z][a-z0-9-]*", spec.name):
+        what = "a command has lower-case letters, digits and hyphens"
+        raise InvalidPlugin(f"{hook} offers {spec.name!r}: {what}")
+    if not re.fullmatch(r"[\w.]+:[\w.]+", spec.target):
+        given = f"{hook}: the target of '{spec.name}' is {spec.target!r}"
+        raise InvalidPlugin(f"{given}, not 'package.module:name'")
+    _check_strings(spec, ("requires",), hook)
+    return spec
+
+
+def _check_strings(spec: ComponentSpec | CommandSpec, labels: tuple[str, ...], hook: str) -> None:
+    for label in labels:
         names = getattr(spec, label)
         if isinstance(names, str) or not all(isinstance(name, str) for name in names):
             raise InvalidPlugin(f"{hook}: {label} of '{spec.name}' is not a tuple of strings, ('a', 'b')")
@@ -130,18 +149,23 @@ def _did_you_mean(name: str, known: list[str]) -> str:
 
 
 def _components(alone: pluggy.PluginManager) -> Iterator[Component]:
-    """Ask each discovery hook of one plugin by itself: pluggy's multicall would mix the answers of all."""
     for kind, hook in KINDS.items():
-        taken = set()
-        for implementation in getattr(alone.hook, hook).get_hookimpls():
-            try:
-                specs = list(implementation.function())
-            except BaseException as error:
-                error.add_note(f"in {hook}")
-                raise
-            for spec in specs:
-                check_component(spec, hook)
-                if spec.name in taken:
-                    raise InvalidPlugin(f"{hook} offers '{spec.name}' twice", implementation.function)
-                taken.add(spec.name)
-                yield kind, spec
+        for spec in _offered(alone, hook, check_component):
+            yield kind, spec
+
+
+def _offered(alone: pluggy.PluginManager, hook: str, check: Callable[[object, str], Spec]) -> Iterator[Spec]:
+    """Ask a discovery hook of one plugin by itself: pluggy's multicall would mix the answers of all."""
+    taken = set()
+    for implementation in getattr(alone.hook, hook).get_hookimpls():
+        try:
+            specs = list(implementation.function())
+        except BaseException as error:
+            error.add_note(f"in {hook}")
+            raise
+        for answer in specs:
+            spec = check(answer, hook)
+            if spec.name in taken:
+                raise InvalidPlugin(f"{hook} offers '{spec.name}' twice", implementation.function)
+            taken.add(spec.name)
+            yield spec

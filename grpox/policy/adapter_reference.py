@@ -19,7 +19,7 @@ class BaseAsReference:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self.ways = engine.ways
+        self.mode = engine.mode
 
     @property
     def module(self) -> nn.Module:

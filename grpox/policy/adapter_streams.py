@@ -8,14 +8,14 @@ from __future__ import annotations
 from torch import nn
 
 from grpox.contracts import WeightStream
-from grpox.policy.lora.layers import adapter_parameters, base_parameters
+from grpox.policy.lora.layers import adapter_parameters, base_buffers, base_parameters
 from grpox.policy.weight_stream import stream_buffers, stream_parameters
 
 
 def stream_base(model: nn.Module) -> WeightStream:
     """The frozen weights and the buffers under the names of a model without adapters; a collective."""
     yield from stream_parameters(base_parameters(model))
-    yield from stream_buffers(model)
+    yield from stream_buffers(base_buffers(model))
 
 
 def stream_adapters(model: nn.Module) -> WeightStream:

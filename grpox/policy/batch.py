@@ -1,9 +1,16 @@
-"""Rollouts -> RolloutBatch: prompts padded on the left, completions on the right, as the model reads them."""
+"""Samples to train on, ragged, and the tensors that a forward pass makes of a micro-batch of them.
+
+They are padded, or laid out in rows: completions of one prompt can lie in one row behind a single copy of it,
+each seeing the prompt and itself alone. That saves the repeated prompts and costs attention between
+completions, computed only to be masked: a row grows while the first is worth more than the second.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -13,33 +20,127 @@ from torch import Tensor
 from grpox.contracts import Rollout
 
 
-@dataclass(frozen=True)
-class TokenSequence:
-    """A prompt and its completion, without padding."""
+@dataclass(eq=False)
+class Sample:
+    """One completion of T tokens as a rank trains on it, without padding.
+
+    The first five fields stay in the memory of the host, as numbers that decide what is computed; the
+    log-probabilities that passes over the sample have computed stay on the device.
+    """
 
     prompt: tuple[int, ...]
     completion: tuple[int, ...]
+    token_mask: np.ndarray  # bool[T]: tokens that the model wrote and that are trained on
+    sampler_logprobs: np.ndarray  # f32[T], NaN where the generator reported none
+    advantage: float
+    old_logprobs: Tensor | None = None
+    """f32[T] under the policy that began this generation batch's updates; None while no update was made."""
+    reference_logprobs: Tensor | None = None
+    """f32[T] under the reference; None while not needed."""
+    policy_keep: Tensor | None = None
+    """bool[T]: tokens that the policy loss of the step at hand is made of; None between steps, and where all
+    are."""
 
     def __len__(self) -> int:
+        """Tokens of prompt and completion."""
         return len(self.prompt) + len(self.completion)
+
+
+def samples_of(
+    rollouts: Sequence[Rollout], advantages: Sequence[float], mask_truncated: bool = False
+) -> list[Sample]:
+    """Turn rollouts with their advantages into samples.
+
+    Args:
+        mask_truncated: leave completions that ran into the longest length out of the token mask. They still
+            count as sequences, and their rewards in their groups' statistics.
+    """
+    samples = []
+    for rollout, advantage in zip(rollouts, advantages, strict=True):
+        length = len(rollout.completion_ids)
+        logprobs = np.full(length, np.nan, dtype=np.float32)
+        if rollout.sampler_logprobs is not None:
+            logprobs[:] = rollout.sampler_logprobs
+        mask = np.ones(length, dtype=np.bool_)
+        if rollout.model_mask is not None:
+            mask[:] = rollout.model_mask
+        if mask_truncated and rollout.finish_reason == "length":
+            mask[:] = False
+        prompt, completion = tuple(rollout.prompt_ids), tuple(rollout.completion_ids)
+        samples.append(Sample(prompt, completion, mask, logprobs, float(advantage)))
+    return samples
 
 
 @dataclass(frozen=True)
 class RolloutBatch:
-    """One micro-batch of B rollouts on one rank; P is its longest prompt, T its longest completion."""
+    """One micro-batch of B samples on one rank, completions padded on the right to the longest, T."""
 
-    input_ids: Tensor  # i64[B, P + T]
-    attention_mask: Tensor  # i64[B, P + T]
-    token_mask: Tensor  # bool[B, T]: tokens of the completion that the model wrote
-    sampler_logprobs: Tensor  # f32[B, T], NaN where the generator told none
+    samples: Sequence[Sample]
+    host_mask: np.ndarray  # bool[B, T], as token_mask, for what is decided without asking the device
+    token_mask: Tensor  # bool[B, T]: tokens that are trained on
+    sampler_logprobs: Tensor  # f32[B, T], NaN where the generator reported none
     advantages: Tensor  # f32[B]
-    known_sequences: Sequence[TokenSequence] | None = field(default=None, repr=False, compare=False)
-    """What `sequences` are, where somebody knows: they need not be read out of the tensors then."""
 
-    @property
-    def sequences(self) -> Sequence[TokenSequence]:
-        """The rows without their padding, B of them."""
-        return self._read_sequences() if self.known_sequences is None else self.known_sequences
+    @cached_property
+    def places(self) -> Tensor:
+        """i64[sum of the completions' lengths]: where each token of the completions lies, of B * T."""
+        lengths = [len(sample.completion) for sample in self.samples]
+        rows = np.repeat(np.arange(len(lengths)) * self.token_mask.shape[1], lengths)
+        columns = np.concatenate([np.arange(length) for length in lengths])
+        return from_lists(rows + columns, np.int64, self.token_mask.device)
+
+    def pad(self, rows: Sequence[Tensor]) -> Tensor:
+        """Pad one tensor [T_i] a sample to [B, T], with zeros on the right."""
+        flat = torch.cat(list(rows))
+        whole = flat.new_zeros(self.token_mask.numel())
+        return whole.index_copy_(0, self.places, flat).view_as(self.token_mask)
+
+    def cut(self, values: Tensor) -> list[Tensor]:
+        """Cut [B, T] into one tensor [T_i] a sample."""
+        lengths = [len(sample.completion) for sample in self.samples]
+        return list(torch.split(values.flatten().index_select(0, self.places), lengths))
+
+    def pad_known(self, rows: Sequence[Tensor | None], others: Tensor | None = None) -> Tensor | None:
+        """Pad as `pad` does, with the rows of `others`, [B, T], for samples whose own is None.
+
+        Returns:
+            None where all are None.
+
+        Raises:
+            ValueError: some are None, and there is nothing in their place.
+        """
+        known = [row for row in rows if row is not None]
+        if not known:
+            return None
+        if len(known) == len(rows):
+            return self.pad(known)
+        if others is None:
+            raise ValueError(f"known for {len(known)} of {len(rows)} samples of a micro-batch")
+        cut = self.cut(others)
+        return self.pad([own if row is None else row for row, own in zip(rows, cut, strict=True)])
+
+    def rows(self, named: Mapping[str, Tensor]) -> list[tuple[dict[str, Tensor], Tensor]]:
+        """Cut named values [B, T] into those of each sample, [T_i] by name, with its token mask, bool[T_i]."""
+        columns = {name: self.cut(values) for name, values in named.items()}
+        return [
+            ({name: values[row] for name, values in columns.items()}, mask)
+            for row, mask in enumerate(self.cut(self.token_mask))
+        ]
+
+    @cached_property
+    def attention_mask(self) -> Tensor:
+        """i64[B, P + T], 1 where there is a token; prompts are padded on the left to the longest, P."""
+        return from_lists(self._columns()[1], np.int64, self.token_mask.device)
+
+    @cached_property
+    def input_ids(self) -> Tensor:
+        """i64[B, P + T], 0 where there is padding."""
+        begin, attended = self._columns()
+        ids = np.zeros(attended.shape, dtype=np.int64)
+        for row, sample in enumerate(self.samples):
+            first = begin - len(sample.prompt)
+            ids[row, first : first + len(sample)] = sample.prompt + sample.completion
+        return from_lists(ids, np.int64, self.token_mask.device)
 
     @property
     def completion_ids(self) -> Tensor:
@@ -51,66 +152,156 @@ class RolloutBatch:
         """i64[B, P + T], counted from the first real token, so that left padding shifts nothing."""
         return (self.attention_mask.cumsum(dim=1) - 1).clamp(min=0)
 
-    def _read_sequences(self) -> list[TokenSequence]:
-        prompt_columns = self.input_ids.shape[1] - self.token_mask.shape[1]
-        prompts = self.attention_mask[:, :prompt_columns].sum(dim=1).tolist()
-        completions = self.attention_mask[:, prompt_columns:].sum(dim=1).tolist()
-        return [
-            TokenSequence(
-                tuple(row[prompt_columns - prompt : prompt_columns]),
-                tuple(row[prompt_columns : prompt_columns + completion]),
-            )
-            for row, prompt, completion in zip(self.input_ids.tolist(), prompts, completions, strict=True)
-        ]
+    def _columns(self) -> tuple[int, np.ndarray]:
+        """P, the column in which completions begin, and bool[B, P + T]: where there is a token."""
+        prompts = np.array([len(sample.prompt) for sample in self.samples])[:, None]
+        completions = np.array([len(sample.completion) for sample in self.samples])[:, None]
+        column = np.arange(-int(prompts.max()), self.token_mask.shape[1])
+        return int(prompts.max()), (column >= -prompts) & (column < completions)
 
 
-def collate(
-    rollouts: Sequence[Rollout],
-    advantages: Sequence[float],
-    pad_token_id: int,
-    device: torch.device,
-    mask_truncated: bool = False,
-) -> RolloutBatch:
-    """Pad the rollouts of one micro-batch into tensors on `device`.
-
-    Args:
-        mask_truncated: leave completions that ran into the longest length out of the token mask. They still
-            count as sequences, and their rewards in their groups' statistics.
-    """
-    prompts = np.array([len(rollout.prompt_ids) for rollout in rollouts])
-    completions = np.array([len(rollout.completion_ids) for rollout in rollouts])
-    before, after = int(prompts.max()), max(int(completions.max()), 1)
-    column = np.arange(-before, after)  # 0 is where the completions begin
-    attended = (column >= -prompts[:, None]) & (column < completions[:, None])
-    ids = np.full(attended.shape, pad_token_id, dtype=np.int64)
-    counted = attended[:, before:].copy()
-    told = np.full(counted.shape, np.nan, dtype=np.float32)
-    for row, rollout in enumerate(rollouts):
-        length = len(rollout.completion_ids)
-        ids[row, before - len(rollout.prompt_ids) : before + length] = (
-            rollout.prompt_ids + rollout.completion_ids
-        )
-        if rollout.sampler_logprobs is not None:
-            told[row, :length] = rollout.sampler_logprobs
-        if rollout.model_mask is not None:
-            counted[row, :length] = rollout.model_mask
-        if mask_truncated and rollout.finish_reason == "length":
-            counted[row] = False
-
+def collate(samples: Sequence[Sample], device: torch.device) -> RolloutBatch:
+    """Pad the samples of one micro-batch into tensors on `device`; T is at least 1."""
+    width = max(1, *(len(sample.completion) for sample in samples))
+    mask = np.zeros((len(samples), width), dtype=np.bool_)
+    logprobs = np.full(mask.shape, np.nan, dtype=np.float32)
+    for row, sample in enumerate(samples):
+        mask[row, : len(sample.completion)] = sample.token_mask
+        logprobs[row, : len(sample.completion)] = sample.sampler_logprobs
     return RolloutBatch(
-        input_ids=from_lists(ids, np.int64, device),
-        attention_mask=from_lists(attended, np.int64, device),
-        token_mask=from_lists(counted, np.bool_, device),
-        sampler_logprobs=from_lists(told, np.float32, device),
-        advantages=from_lists(advantages, np.float32, device),
-        known_sequences=[
-            TokenSequence(tuple(rollout.prompt_ids), tuple(rollout.completion_ids)) for rollout in rollouts
-        ],
+        samples,
+        host_mask=mask,
+        token_mask=from_lists(mask, np.bool_, device),
+        sampler_logprobs=from_lists(logprobs, np.float32, device),
+        advantages=from_lists([sample.advantage for sample in samples], np.float32, device),
     )
 
 
+PAIRS_PER_TOKEN = 2
+"""Times the hidden size: pairs of positions whose attention costs what one token costs elsewhere in a layer. By
+operations it would be 6; attention gets less out of a machine than large products do."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """Sequences that share a prompt, by their number, and the positions that the row takes."""
+
+    members: tuple[int, ...]
+    length: int
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The rows of a micro-batch as the model reads them, R rows of L positions, padded on the right or packed.
+
+    Padding needs no mask, as no position sees what comes after it.
+    """
+
+    input_ids: Tensor  # i64[R, L]
+    position_ids: Tensor  # i64[R, L], counted from the row's prompt in each of its sequences
+    sees: Tensor | None  # bool[R, 1, L, L]: query sees key; None: every position sees all before it in its row,
+    # or, where sequences are packed, since its sequence began
+    places: Tensor  # i64[N]: of each token in the mask, where it lies in it, of B * T
+    sources: Tensor  # i64[N]: the position that predicts it, of R * L
+    targets: Tensor  # i64[N]: the tokens themselves
+
+
+def rows_of(
+    sequences: Sequence[Sample],
+    shared_width: int,
+    most: int | None = None,
+    longest: int | None = None,
+) -> list[Row]:
+    """The rows that `sequences` lie in, longest first.
+
+    Args:
+        shared_width: the hidden size of a model in which sequences can share their prompt; 0: none share.
+        most: sequences in a row; default: as many as pay.
+        longest: positions in a row that several sequences share.
+    """
+    groups = defaultdict(list)
+    for number, sequence in enumerate(sequences):
+        groups[sequence.prompt if shared_width else number].append(number)
+    lengths = [len(sequence) for sequence in sequences]
+    rows = []
+    for numbers in groups.values():
+        members: list[int] = []
+        length = 0
+        for number in sorted(numbers, key=lambda number: -lengths[number]):
+            sequence = sequences[number]
+            longer = length + len(sequence.completion)
+            saved = len(sequence.prompt) * shared_width * PAIRS_PER_TOKEN
+            pays = longer**2 - length**2 - lengths[number] ** 2 < saved
+            fits = (most is None or len(members) < most) and (longest is None or longer <= longest)
+            if members and pays and fits:
+                members, length = [*members, number], longer
+            else:
+                rows += [Row(tuple(members), length)] if members else []
+                members, length = [number], lengths[number]
+        rows.append(Row(tuple(members), length))
+    return sorted(rows, key=lambda row: -row.length)
+
+
+def lay_out(batch: RolloutBatch, shared_width: int, packed: bool = False, pad_token_id: int = 0) -> Layout:
+    """Lay a micro-batch out in rows, on its own device.
+
+    Args:
+        shared_width: see `rows_of`.
+        packed: all in one row without padding, R = 1. Where positions begin anew a sequence begins; attention
+            must know that, since there is no mask.
+        pad_token_id: any token of the vocabulary; what is computed for it is used nowhere.
+    """
+    sequences = batch.samples
+    rows = rows_of(sequences, shared_width)
+    longest = rows[0].length
+    size = sum(row.length for row in rows) if packed else len(rows) * longest
+    counting = np.arange(size)
+    ids = np.full(size, pad_token_id, dtype=np.int64)
+    positions = np.empty(size, dtype=np.int64)
+    segments = np.zeros(size, dtype=np.int64)  # 0: prompt or padding, 1 ..: completions
+    predictors, targets = np.zeros((2, *batch.host_mask.shape), dtype=np.int64)
+    begin = 0
+    for row in rows:
+        prompt = sequences[row.members[0]].prompt
+        end = begin + len(prompt)
+        ids[begin:end], positions[begin:end] = prompt, counting[: len(prompt)]
+        for segment, member in enumerate(row.members, start=1):
+            completion = sequences[member].completion
+            start, end = end, end + len(completion)
+            ids[start:end], segments[start:end] = completion, segment
+            positions[start:end] = counting[len(prompt) : len(prompt) + len(completion)]
+            # The first token is predicted by the end of the prompt, wherever the rest lies.
+            predictors[member, :1] = begin + len(prompt) - 1
+            predictors[member, 1 : len(completion)] = counting[start : end - 1]
+            targets[member, : len(completion)] = completion
+        if not packed:
+            # Padding counts on: positions that begin anew would say that another sequence begins.
+            positions[end : begin + longest] = counting[row.length : row.length + begin + longest - end]
+        begin += row.length if packed else longest
+    device = batch.token_mask.device
+    places = np.flatnonzero(batch.host_mask)
+    columns = size if packed else longest
+    shares = any(len(row.members) > 1 for row in rows)
+    return Layout(
+        input_ids=from_lists(ids, np.int64, device).view(-1, columns),
+        position_ids=from_lists(positions, np.int64, device).view(-1, columns),
+        sees=_sees(from_lists(segments, np.int64, device).view(-1, columns)) if shares else None,
+        places=from_lists(places, np.int64, device),
+        sources=from_lists(predictors.ravel()[places], np.int64, device),
+        targets=from_lists(targets.ravel()[places], np.int64, device),
+    )
+
+
+def _sees(segments: Tensor) -> Tensor:
+    """bool[R, 1, L, L] from segments i64[R, L]: what came before, in the same segment or in the prompt."""
+    # NumPy's: torch's would wake every thread for it.
+    before = torch.from_numpy(np.tri(segments.shape[1], dtype=bool)).to(segments.device)
+    query, key = segments.unsqueeze(2), segments.unsqueeze(1)
+    return (before & ((key == query) | (key == 0))).unsqueeze(1)
+
+
 def from_lists(values: Sequence[Any] | np.ndarray, dtype: type[np.generic], device: torch.device) -> Tensor:
-    """A tensor of `values`, lists of one length in lists; NumPy makes it in a fifth of torch.tensor's time.
+    """Make a tensor of lists of one length in lists; NumPy makes it in a fifth of torch.tensor's time.
 
     An array of that type is not copied on a CPU.
     """

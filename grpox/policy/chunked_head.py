@@ -6,12 +6,13 @@ memory that takes does not grow with the vocabulary: with a larger one the chunk
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 LOGITS_PER_CHUNK = 2**23
 """Logits held at once: 32 MiB of float32, large enough for products at full speed."""
@@ -198,3 +199,37 @@ def _by_logits(
     gradient = log_p.exp_().mul_(by_p)
     gradient[torch.arange(len(places), device=places.device), wanted.targets[places]] += upstream
     return gradient if isinstance(slope, float) and math.isclose(slope, 1) else gradient.mul_(slope)
+
+
+def score_in_forward(model: Any, body: nn.Module, head: nn.Module, transform: LogitTransform) -> None:
+    """Let the forward of a whole `model` take `scored`: (sources, targets, temperature, entropy_gradient).
+
+    Args:
+        body: gives the last hidden state.
+        head: one whose forward takes `wanted`.
+    """
+    whole = model.forward
+
+    # The signature stays that of the model, which transformers' generate reads.
+    @functools.wraps(whole)
+    def forward(*args: Any, scored: tuple[Tensor, Tensor, float, bool] | None = None, **inputs: Any) -> Any:
+        if scored is None:
+            return whole(*args, **inputs)
+        sources, targets, temperature, entropy_gradient = scored
+        hidden = body(**inputs, use_cache=False).last_hidden_state
+        rows = hidden.flatten(0, 1).index_select(0, sources)
+        return head(rows, wanted=Wanted(targets, temperature, transform, entropy_gradient))
+
+    model.forward = forward
+
+
+def score_in_head(head: nn.Linear) -> None:
+    """Let the forward of a head take `wanted`, for which it gives log-probabilities and entropies."""
+    linear = head.forward
+
+    # Within the head's own forward ZeRO-3 has gathered its weight, and gathers it for the backward pass.
+    @functools.wraps(linear)
+    def head_forward(input: Tensor, wanted: Wanted | None = None) -> Any:
+        return linear(input) if wanted is None else chosen_logprobs(input, head.weight, head.bias, wanted)
+
+    head.forward = head_forward  # type: ignore[method-assign]

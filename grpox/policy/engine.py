@@ -17,12 +17,12 @@ from torch import Tensor, nn
 
 from grpox.config import RunConfig
 from grpox.errors import ConfigError, Problem, RunFailed, describe, text_of
-from grpox.plugins.component import call
 from grpox.policy.deepspeed_config import deepspeed_config, reference_config
 from grpox.policy.deepspeed_import import deepspeed
 from grpox.policy.lora.layers import adapted_layers
-from grpox.policy.scoring_forward import forget, prepare
+from grpox.policy.scoring_forward import install_scoring_forward, restore_forward
 from grpox.policy.weight_stream import stream_weights
+from grpox.runtime.foreign_code import call
 from grpox.runtime.world import World
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class Engine:
         _skip_op_compilation(world)
         disable_dropout(model)
         self._adapted = bool(adapted_layers(model))
-        self.ways = prepare(model, config.train)
+        self.mode = install_scoring_forward(model, config.train)
         if config.train.gradient_checkpointing:
             _enable_checkpointing(model, config)
         model.train()
@@ -123,7 +123,7 @@ class Engine:
 
     def weights(self) -> WeightStream:
         """The current weights, whole, adapters merged in; a collective."""
-        return stream_weights(self.module)
+        return stream_weights(self.module, adapted=self._adapted)
 
     def save(self, folder: Path, name: str) -> None:
         """Write weights, optimizer and schedule to `folder`/`name`, one file or more a rank; a collective.
@@ -150,7 +150,7 @@ class Engine:
     def close(self) -> None:
         """Take all hooks off the module; the engine is of no use afterwards."""
         self._deepspeed.destroy()
-        forget(self.module)
+        restore_forward(self.module)
 
 
 class FrozenEngine:
@@ -159,7 +159,7 @@ class FrozenEngine:
     def __init__(self, model: PreTrainedModel, config: RunConfig, world: World) -> None:
         _skip_op_compilation(world)
         model.eval().requires_grad_(False)
-        self.ways = prepare(model, config.train)
+        self.mode = install_scoring_forward(model, config.train)
         settings = reference_config(config, world.size)
         self._deepspeed, *_ = _initialize(config, model=model, config=settings)
 

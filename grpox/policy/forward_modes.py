@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
-class ForwardWays:
+class ForwardMode:
     """Savings in a model's forward pass."""
 
     chunked: bool = False
@@ -24,4 +24,4 @@ class ForwardWays:
         return f"train.{way}"
 
 
-PLAIN = ForwardWays()
+FULL_LOGITS = ForwardMode()

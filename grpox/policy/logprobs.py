@@ -8,10 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grpox.policy.batch import RolloutBatch
+from grpox.policy.batch import Layout, RolloutBatch, lay_out
 from grpox.policy.chunked_head import entropy_by_logits
-from grpox.policy.forward_modes import PLAIN, ForwardWays
-from grpox.policy.row_layout import Layout, lay_out
+from grpox.policy.forward_modes import FULL_LOGITS, ForwardMode
 
 POSITIONS_PER_CHUNK = 4096
 """Token positions whose probabilities are held at once for the entropy."""
@@ -21,13 +20,13 @@ def completion_logprobs(
     model: Callable[..., Any],
     batch: RolloutBatch,
     temperature: float,
-    ways: ForwardWays = PLAIN,
+    mode: ForwardMode = FULL_LOGITS,
     entropy_gradient: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Run `model` on a micro-batch.
 
     Args:
-        ways: those that `model` was prepared for.
+        mode: the one that `model` was prepared for.
         entropy_gradient: whether the entropy has a gradient too.
 
     Returns:
@@ -35,9 +34,9 @@ def completion_logprobs(
         under `torch.no_grad`; entropy f32[B, T] of that distribution. Padded positions hold finite numbers that
         mean nothing.
     """
-    if ways == PLAIN:
+    if mode == FULL_LOGITS:
         return _of_all_logits(model, batch, temperature, entropy_gradient)
-    layout = lay_out(batch, ways.shared_width, ways.packed)
+    layout = lay_out(batch, mode.shared_width, mode.packed)
     logprobs, entropies = _rows_logprobs(model, layout, temperature, entropy_gradient)
     whole = logprobs.new_zeros(batch.token_mask.numel())
     return (

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -31,6 +30,7 @@ from grpox.config import ModelConfig
 from grpox.errors import ConfigError, Problem, plain, text_of
 from grpox.errors.formatting import some
 from grpox.runtime import launch
+from grpox.runtime.logs import get_logger
 
 SIZES = ("num_hidden_layers", "num_attention_heads", "hidden_size", "vocab_size")
 """Of a model's configuration: what transformers takes even where it is less than 1."""
@@ -209,8 +209,7 @@ def _check_weights(info: dict[str, Any], path: str, trains: bool) -> None:
         raise ConfigError([Problem(what, key="model.path", given=path) for what in problems])
     if unused and launch.rank() == 0:
         what = f"weights that its config.json does not use, {len(unused)} in all: {some(unused)}"
-        text = f"warning: {path} holds {what}"
-        Console(stderr=True).print(plain(text), style="yellow", markup=False, highlight=False, soft_wrap=True)
+        get_logger(__name__).warning("%s", plain(f"{path} holds {what}"))
 
 
 @contextmanager

@@ -7,19 +7,18 @@ keeps its own forward, which is found out by trying both on two short sequences.
 
 from __future__ import annotations
 
-import functools
 import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from grpox.contracts import Rollout
 from grpox.errors import describe, plain
-from grpox.policy.batch import RolloutBatch, collate
-from grpox.policy.chunked_head import LogitTransform, Wanted, chosen_logprobs
-from grpox.policy.forward_modes import PLAIN, ForwardWays
+from grpox.policy.batch import RolloutBatch, Sample, collate
+from grpox.policy.chunked_head import LogitTransform, score_in_forward, score_in_head
+from grpox.policy.forward_modes import FULL_LOGITS, ForwardMode
 from grpox.policy.logprobs import completion_logprobs
 from grpox.policy.lora import head as adapted_head
 from grpox.policy.lora.layers import is_adapted
@@ -30,58 +29,58 @@ if TYPE_CHECKING:
     from grpox.config import TrainConfig
 
 FAR = 1e-3
-"""How far the log-probabilities of two ways may differ, as a part of their spread over tokens."""
+"""Largest difference between the log-probabilities of two modes, as a part of their spread over tokens."""
 ROUNDINGS = 16
 """The same in roundings, where the model's precision is so low that these are more."""
 
 
-def prepare(model: PreTrainedModel, train: TrainConfig) -> ForwardWays:
-    """Teach a whole model the ways that it can go and that the run allows, before it is sharded.
+def install_scoring_forward(model: PreTrainedModel, train: TrainConfig) -> ForwardMode:
+    """Install the fastest forward mode that the run allows and `model` supports, before the model is sharded.
 
     Returns:
-        those for which `model` gives the log-probabilities of its own forward pass.
+        the mode, in which a trial gave the log-probabilities of the model's own forward pass.
     """
     if not train.chunked_logprobs or not _add_scoring(model):
-        return PLAIN
-    chunked = ForwardWays(chunked=True)
+        return FULL_LOGITS
+    chunked = ForwardMode(chunked=True)
     allowed = [chunked]
     if train.packing and _attends_by_positions(model):
         allowed.insert(0, replace(chunked, packed=True))
     if train.prefix_sharing and _attends_as_masked(model):
         allowed.insert(0, replace(chunked, shared_width=_hidden_size(model)))
     failures: list[str] = []
-    for ways in allowed:
+    for mode in allowed:
         try:
-            if _agrees(model, ways):
-                return replace(ways, failures=tuple(failures))
+            if _agrees(model, mode):
+                return replace(mode, failures=tuple(failures))
         except Exception as error:  # noqa: BLE001 - whatever a model's code makes of inputs that are new to it
-            failures.append(f"the trial of {ways} raised {plain(describe(error))}")
-    forget(model)
-    return replace(PLAIN, failures=tuple(failures))
+            failures.append(f"the trial of {mode} raised {plain(describe(error))}")
+    restore_forward(model)
+    return replace(FULL_LOGITS, failures=tuple(failures))
 
 
-def not_taken(model: PreTrainedModel, train: TrainConfig, ways: ForwardWays) -> str | None:
+def not_taken(model: PreTrainedModel, train: TrainConfig, mode: ForwardMode) -> str | None:
     """Name the ways that the run allows and `model` was not prepared for, and what its trials raised."""
-    told = _lost(model, train, ways) if train.chunked_logprobs else ""
-    return "; ".join(each for each in (told, *ways.failures) if each) or None
+    told = _lost(model, train, mode) if train.chunked_logprobs else ""
+    return "; ".join(each for each in (told, *mode.failures) if each) or None
 
 
-def _lost(model: PreTrainedModel, train: TrainConfig, ways: ForwardWays) -> str:
+def _lost(model: PreTrainedModel, train: TrainConfig, mode: ForwardMode) -> str:
     name = type(model).__name__
     if _attends_by_positions(model):
-        taken = {"chunked_logprobs": ways.chunked, "packing": ways.packed, "prefix_sharing": False}
+        taken = {"chunked_logprobs": mode.chunked, "packing": mode.packed, "prefix_sharing": False}
         lost = " and ".join(f"train.{way}" for way, is_taken in taken.items() if getattr(train, way) > is_taken)
         attention = model.config._attn_implementation
         return f"{name} goes without {lost}: model.init.attn_implementation is {attention}" if lost else ""
-    if ways.shared_width or ways.packed or (ways.chunked and not train.prefix_sharing):
+    if mode.shared_width or mode.packed or (mode.chunked and not train.prefix_sharing):
         return ""
-    if ways.chunked:
+    if mode.chunked:
         return f"{name} computes a prompt anew for each completion: it cannot use train.prefix_sharing"
     return f"{name} computes all logits: it can use neither train.chunked_logprobs nor train.prefix_sharing"
 
 
-def forget(model: PreTrainedModel) -> None:
-    """Take back what `prepare` taught the model."""
+def restore_forward(model: PreTrainedModel) -> None:
+    """Take back what `install_scoring_forward` taught the model."""
     head = model.get_output_embeddings()
     for module in (model, *(adapted_head.layers_of(head) if is_adapted(head) else (head,))):
         if module is not None:
@@ -89,41 +88,22 @@ def forget(model: PreTrainedModel) -> None:
 
 
 def _add_scoring(model: PreTrainedModel) -> bool:
-    """Let the model's forward take `scored`, the arguments that `logprobs` gives; whether it can."""
+    """Let the model's forward take `scored`, the arguments that `logprobs` gives; return whether it can."""
     head, body = model.get_output_embeddings(), model.base_model
     if body is model or not _teach(head):
         return False
-    transform, whole = _transform(model), model.forward
-
-    # The signature stays that of the model, which transformers' generate reads.
-    @functools.wraps(whole)
-    def forward(*args: Any, scored: tuple[Tensor, Tensor, float, bool] | None = None, **inputs: Any) -> Any:
-        if scored is None:
-            return whole(*args, **inputs)
-        sources, targets, temperature, entropy_gradient = scored
-        hidden = body(**inputs, use_cache=False).last_hidden_state
-        rows = hidden.flatten(0, 1).index_select(0, sources)
-        return head(rows, wanted=Wanted(targets, temperature, transform, entropy_gradient))
-
-    model.forward = forward
+    score_in_forward(model, body, head, _transform(model))
     return True
 
 
 def _teach(head: Any) -> bool:
-    """Let the forward of a head take `wanted`; whether it can."""
+    """Let the forward of a head take `wanted`; return whether it can."""
     if is_adapted(head) and adapted_head.can_score(head):
         adapted_head.add_scoring(head)
         return True
     if type(head) is not nn.Linear:
         return False
-    linear = head.forward
-
-    # Within the head's own forward ZeRO-3 has gathered its weight, and gathers it for the backward pass.
-    @functools.wraps(linear)
-    def head_forward(input: Tensor, wanted: Wanted | None = None) -> Any:
-        return linear(input) if wanted is None else chosen_logprobs(input, head.weight, head.bias, wanted)
-
-    head.forward = head_forward  # type: ignore[method-assign]
+    score_in_head(head)
     return True
 
 
@@ -162,14 +142,14 @@ def _attends_by_positions(model: PreTrainedModel) -> bool:
 
 
 @torch.no_grad()
-def _agrees(model: PreTrainedModel, ways: ForwardWays) -> bool:
-    """Whether the model goes these ways to the log-probabilities and entropies of its own forward pass."""
+def _agrees(model: PreTrainedModel, mode: ForwardMode) -> bool:
+    """Tell whether the model gives in `mode` the log-probabilities and entropies of its own forward pass."""
     batch = _trial(model)
     training = model.training
     model.eval()
     try:
         expected = completion_logprobs(model, batch, 0.7)
-        found = completion_logprobs(model, batch, 0.7, ways)
+        found = completion_logprobs(model, batch, 0.7, mode)
     finally:
         model.train(training)
     mask = batch.token_mask
@@ -186,8 +166,8 @@ def _trial(model: PreTrainedModel) -> RolloutBatch:
     vocabulary = int(model.config.get_text_config().vocab_size)
     tokens = [(7919 * (place + 1)) % vocabulary for place in range(20)]
     parts = [(tokens[:5], tokens[5:9]), (tokens[:5], tokens[9:12]), (tokens[12:15], tokens[15:20])]
-    rollouts = [
-        Rollout(number, 0, tuple(prompt), tuple(completion), "stop", 0)
-        for number, (prompt, completion) in enumerate(parts)
+    samples = [
+        Sample(tuple(prompt), tuple(completion), np.ones(len(completion), bool), np.zeros(len(completion)), 0.0)
+        for prompt, completion in parts
     ]
-    return collate(rollouts, [0.0] * len(rollouts), 0, next(model.parameters()).device)
+    return collate(samples, next(model.parameters()).device)

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from grpox.contracts import WeightStream
+from grpox.policy.buffers import persistent_buffers
 from grpox.policy.lora.layers import (
     Factors,
     adapted_layers,
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 BUCKET_BYTES = 256 * 2**20
 
 
-def stream_weights(module: nn.Module, bucket_bytes: int = BUCKET_BYTES) -> WeightStream:
+def stream_weights(module: nn.Module, bucket_bytes: int = BUCKET_BYTES, adapted: bool = True) -> WeightStream:
     """Yield every parameter whole, under its name, tied ones once; then the persistent buffers.
 
     Where adapters are trained (`grpox.policy.lora`), each is merged into its layer's weight, and all names are
@@ -33,10 +34,17 @@ def stream_weights(module: nn.Module, bucket_bytes: int = BUCKET_BYTES) -> Weigh
     A collective: every rank must exhaust the stream. At most one bucket is held whole at a time, and a
     consumer that stops or fails leaves no parameter gathered. What is yielded may be the engine's own memory,
     as the shard of a single rank is: to be read, and copied where it is kept beyond the next update.
+
+    Args:
+        adapted: look for adapters; False for a module that is known to have none.
     """
-    adapted = {id(layer.base_layer.weight): layer for layer in adapted_layers(module).values()}
-    yield from stream_parameters(base_parameters(module), bucket_bytes, adapted)
-    yield from stream_buffers(module)
+    if adapted:
+        layers = {id(layer.base_layer.weight): layer for layer in adapted_layers(module).values()}
+        yield from stream_parameters(base_parameters(module), bucket_bytes, layers)
+        yield from stream_buffers(base_buffers(module))
+    else:
+        yield from stream_parameters(module.named_parameters(), bucket_bytes)
+        yield from stream_buffers(persistent_buffers(module))
 
 
 def stream_parameters(
@@ -64,9 +72,9 @@ def stream_parameters(
             yield _given(*whole.pop())
 
 
-def stream_buffers(module: nn.Module) -> WeightStream:
-    """Yield every persistent buffer, which each rank has whole; as `stream_weights`."""
-    for name, buffer in base_buffers(module):
+def stream_buffers(named: Iterable[tuple[str, Tensor]]) -> WeightStream:
+    """Yield each of `named`, which each rank has whole; as `stream_weights`."""
+    for name, buffer in named:
         yield name, buffer.detach()
 
 

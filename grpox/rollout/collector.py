@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -14,16 +13,15 @@ from grpox.config import SamplingConfig
 from grpox.contracts import AdvantageScaler, Rollout, ScoredRollout, TrainerState
 from grpox.data.prompts import PromptSet
 from grpox.errors import RunFailed
-from grpox.plugins.component import call
-from grpox.rollout.dynamic_sampling import Draw, Refilled, SampledGroups, refill
-from grpox.rollout.metrics import are_flat, error_metrics, length_metrics, mean, reward_metrics
-from grpox.rollout.prefetch import Begun
+from grpox.rollout.dynamic_sampling import Draw, ResampledBatch, SampledGroups, refill
+from grpox.rollout.metrics import error_metrics, has_uniform_rewards, length_metrics, mean, reward_metrics
+from grpox.rollout.prefetch import PrefetchedBatch
+from grpox.rollout.rewards.log import Logged
+from grpox.rollout.rewards.scoring import ScoredRow
 from grpox.rollout.rewards.weighted_sum import weighted_sum
-from grpox.rollout.sampler import Sampler
-from grpox.rollout.scored import ScoredRow
-
-if TYPE_CHECKING:
-    pass
+from grpox.rollout.sampler import CompletionSampler, SampleRequest
+from grpox.rollout.scorer import Scorer, sample_and_score
+from grpox.runtime.foreign_code import call
 
 
 @dataclass(frozen=True)
@@ -36,9 +34,12 @@ class GenerationBatch:
     rewards: torch.Tensor  # f32[N, K], NaN where a function abstained
     totals: torch.Tensor  # f32[N]: weighted sums, NaN where all abstained
     advantages: torch.Tensor  # f32[N]
-    metrics: dict[str, float]
-    logged: dict[str, dict[str, float]]
-    """What reward functions told through `log_metric`: name -> label of the function -> value."""
+    steps: int
+    """Optimizer steps of the weights that the batch was collected for."""
+    resampling: Mapping[str, float]
+    """Metrics of dynamic sampling; none without it."""
+    logged: Logged
+    """Metrics from `log_metric`: name -> label of the reward function -> value."""
     dropped: Sequence[ScoredRow] = ()
     """Completions that were sampled for it and replaced."""
 
@@ -57,115 +58,119 @@ class Collector:
 
     def __init__(
         self,
-        sampler: Sampler,
+        sampler: CompletionSampler,
+        scorer: Scorer,
         prompts: PromptSet,
         scaler: AdvantageScaler,
         sampling: SamplingConfig,
         num_generations: int,
-        ahead: bool = False,
+        prefetches: bool = False,
         rounds: int = 0,
     ) -> None:
         """
         Args:
-            ahead: whether batches may be begun before they are collected; how old they are is then measured.
+            prefetches: batches may be begun before they are collected; how old they are is then measured.
             rounds: of dynamic sampling, after the first.
         """
         self.sampler = sampler
+        self.scorer = scorer
         self.prompts = prompts
         self.scaler = scaler
         self.sampling = sampling
         self.num_generations = num_generations
-        self.ahead = ahead
+        self.prefetches = prefetches
         self.rounds = rounds
 
-    def begin(self, generation: int, indices: Sequence[int]) -> Begun:
+    def prefetch(self, generation: int, indices: Sequence[int]) -> PrefetchedBatch:
         """Begin to sample generation batch `generation` for the prompts at `indices`; a collective."""
-        return self.sampler.begin(self.prompts, indices, self.num_generations, self.sampling, (0, generation))
+        return self.sampler.prefetch(self._request(indices, (0, generation)))
+
+    def _request(self, indices: Sequence[int], stream: tuple[int, ...]) -> SampleRequest:
+        return SampleRequest(self.prompts, indices, self.num_generations, self.sampling, stream)
 
     def collect(
         self,
         generation: int,
         indices: Sequence[int],
         state: TrainerState,
-        begun: Begun | None = None,
+        prefetched: PrefetchedBatch | None = None,
         draw: Draw | None = None,
     ) -> GenerationBatch:
-        """Sample, score and scale generation batch `generation` for the prompts at `indices`.
+        """Sample, score and scale generation batch `generation` for the prompts at `indices`; a collective.
 
         Args:
-            begun: what `begin` gave for it, if it was begun.
+            prefetched: the batch, if `prefetch` began it.
             draw: gives the prompts of further groups, where groups that teach nothing are to be replaced.
         """
-        rows, logged = self.sampler.sample(
-            self.prompts, indices, self.num_generations, self.sampling, (0, generation), state, begun
-        )
-        refilled = self._refilled(generation, SampledGroups.of(indices, rows, logged), state, draw)
-        rows, dropped = refilled.batch.rows, refilled.dropped
+        request = self._request(indices, (0, generation))
+        rows, logged = sample_and_score(self.sampler, self.scorer, request, state, prefetched)
+        dropped: Sequence[ScoredRow] = ()
+        refills: Mapping[str, float] = {}
+        if draw is not None:
+            first = SampledGroups.of(indices, rows, logged)
+            resampled = self._resample(generation, first, state, draw)
+            indices, rows, logged = resampled.batch.indices, resampled.batch.rows, resampled.batch.logged
+            dropped, refills = resampled.dropped, resampled.metrics
         rewards = reward_matrix(rows)
         group_ids = torch.tensor([row.rollout.group_id for row in rows])
-        advantages = self._advantages(rewards, self._weights, group_ids)
-        totals = self._totals(rows)
-        labels = [reward.label for reward in self.sampler.rewards]
-        metrics = {
-            **reward_metrics(labels, rewards, totals, self.num_generations),
-            # Of all that was scored: a group for which a function fails altogether is replaced.
-            **error_metrics(self.sampler.rewards, [row.failed for row in (*rows, *dropped)]),
-            **length_metrics([row.rollout for row in rows]),
-            **refilled.metrics,
-        }
-        if self.ahead:
-            now = self.sampler.engine.steps
-            metrics["sampling/staleness"] = mean([now - row.rollout.policy_version for row in rows])
-        if self.sampler.world.is_main and bool(totals.isnan().all()):
-            self.sampler.warn(
+        advantages = self.advantages(rewards, group_ids)
+        batch = GenerationBatch(
+            indices,
+            rows,
+            rewards,
+            self._totals(rows),
+            advantages,
+            self.sampler.engine.steps,
+            refills,
+            logged,
+            dropped,
+        )
+        if self.sampler.world.is_main and bool(batch.totals.isnan().all()):
+            labels = ", ".join(reward.label for reward in self.scorer.rewards)
+            self.scorer.warn(
                 "nothing scored",
                 f"no completion of generation batch {generation} has a reward, because every reward function "
-                f"({', '.join(labels)}) abstained for all of them: the batch teaches nothing",
+                f"({labels}) abstained for all of them: the batch teaches nothing",
             )
-        batch = refilled.batch
-        told = {name: dict(by_label) for name, by_label in batch.logged.items()}
-        return GenerationBatch(batch.indices, rows, rewards, totals, advantages, metrics, told, dropped)
+        return batch
 
-    def _refilled(
-        self, generation: int, first: SampledGroups, state: TrainerState, draw: Draw | None
-    ) -> Refilled:
-        """The batch with its flat groups replaced, where they are to be; a collective."""
-        if draw is None:
-            return Refilled(first, (), {})
+    def _resample(
+        self, generation: int, first: SampledGroups, state: TrainerState, draw: Draw
+    ) -> ResampledBatch:
+        """Replace the flat groups of a batch; a collective."""
 
         def sample(number: int, indices: Sequence[int]) -> SampledGroups:
-            stream = (2, generation, number)
-            rows, logged = self.sampler.sample(
-                self.prompts, indices, self.num_generations, self.sampling, stream, state
-            )
-            return SampledGroups.of(indices, rows, logged)
+            request = self._request(indices, (2, generation, number))
+            return SampledGroups.of(indices, *sample_and_score(self.sampler, self.scorer, request, state))
 
-        refilled = refill(first, self.rounds, draw, sample, self._is_flat)
+        resampled = refill(first, self.rounds, draw, sample, self._is_flat)
         totals = self._totals(first.rows)
         if bool(totals.isnan().all()):
-            return refilled
+            return resampled
         # What is replaced is what is too easy or too hard: the reward of the batch no longer tells of progress.
-        told = {"dynamic_sampling/first_reward": float(totals.nanmean())}
-        return replace(refilled, metrics={**refilled.metrics, **told})
+        first_reward = {"dynamic_sampling/first_reward": float(totals.nanmean())}
+        return replace(resampled, metrics={**resampled.metrics, **first_reward})
 
     def _is_flat(self, group: Sequence[ScoredRow]) -> bool:
-        return bool(are_flat(self._totals(group).unsqueeze(0)))
+        return bool(has_uniform_rewards(self._totals(group).unsqueeze(0)))
 
     @property
     def _weights(self) -> torch.Tensor:
         """f32[K]"""
-        return torch.tensor([reward.weight for reward in self.sampler.rewards])
+        return torch.tensor([reward.weight for reward in self.scorer.rewards])
 
     def _totals(self, rows: Sequence[ScoredRow]) -> torch.Tensor:
         """f32[N]: the weighted sum of each row, NaN where all abstained."""
         return weighted_sum(reward_matrix(rows), self._weights).float()
 
-    def _advantages(
-        self, rewards: torch.Tensor, weights: torch.Tensor, group_ids: torch.Tensor
-    ) -> torch.Tensor:
-        """f32[N] by the run's scaler; anything else than N finite numbers would be trained on in silence."""
+    def advantages(self, rewards: torch.Tensor, group_ids: torch.Tensor) -> torch.Tensor:
+        """Scale rewards f32[N, K] of groups i64[N] to advantages f32[N].
+
+        Raises:
+            RunFailed: the scaler returned anything else than N finite numbers.
+        """
         # The metrics are made of the rewards, whatever the scaler does with its own.
-        made = call("advantage", self.scaler.scale, rewards.clone(), weights, group_ids)
+        made = call("advantage", self.scaler.scale, rewards.clone(), self._weights, group_ids)
         name, count = type(self.scaler).__name__, len(rewards)
         if not isinstance(made, torch.Tensor) or made.shape != (count,):
             shape = tuple(made.shape) if isinstance(made, torch.Tensor) else type(made).__name__
@@ -174,9 +179,23 @@ class Collector:
             raise RunFailed(f"advantage '{name}' returned {made[~made.isfinite()][0]} for a completion")
         return made
 
+    def metrics(self, batch: GenerationBatch) -> dict[str, float]:
+        """Measure rewards, lengths and age of a batch."""
+        labels = [reward.label for reward in self.scorer.rewards]
+        metrics = {
+            **reward_metrics(labels, batch.rewards, batch.totals, self.num_generations),
+            # Of all that was scored: a group for which a function fails altogether is replaced.
+            **error_metrics(self.scorer.rewards, [row.failed for row in (*batch.rows, *batch.dropped)]),
+            **length_metrics(batch.rollouts),
+            **batch.resampling,
+        }
+        if self.prefetches:
+            metrics["sampling/staleness"] = mean([batch.steps - row.policy_version for row in batch.rollouts])
+        return metrics
+
     def scored(self, batch: GenerationBatch) -> list[ScoredRollout]:
         """The batch as observers see it, with texts."""
-        labels = [reward.label for reward in self.sampler.rewards]
+        labels = [reward.label for reward in self.scorer.rewards]
         texts = self.prompts.texts(batch.indices)
         numbers = zip(batch.rows, batch.totals.tolist(), batch.advantages.tolist(), strict=True)
         return [

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from grpox.rollout.rewards.log import Logged, weighed_mean_logged
-from grpox.rollout.scored import ScoredRow
+from grpox.rollout.rewards.scoring import ScoredRow
 
 Draw = Callable[[int], Sequence[int]]
 """How many -> dataset indices of the next prompts."""
@@ -46,7 +46,7 @@ SampleGroups = Callable[[int, Sequence[int]], SampledGroups]
 
 
 @dataclass(frozen=True)
-class Refilled:
+class ResampledBatch:
     """A generation batch with what could be replaced in it."""
 
     batch: SampledGroups
@@ -55,7 +55,9 @@ class Refilled:
     metrics: Mapping[str, float]
 
 
-def refill(first: SampledGroups, rounds: int, draw: Draw, sample: SampleGroups, is_flat: IsFlat) -> Refilled:
+def refill(
+    first: SampledGroups, rounds: int, draw: Draw, sample: SampleGroups, is_flat: IsFlat
+) -> ResampledBatch:
     """Replace the flat groups of `first` in at most `rounds` rounds; a collective.
 
     Args:
@@ -82,7 +84,7 @@ def refill(first: SampledGroups, rounds: int, draw: Draw, sample: SampleGroups, 
         "dynamic_sampling/replaced": (wanted - len(flat)) / len(groups),
         "dynamic_sampling/prompts": float(drawn),
     }
-    return Refilled(SampledGroups(indices, groups, weighed_mean_logged(logs)), dropped, metrics)
+    return ResampledBatch(SampledGroups(indices, groups, weighed_mean_logged(logs)), dropped, metrics)
 
 
 def _in_group(row: ScoredRow, group: int) -> ScoredRow:

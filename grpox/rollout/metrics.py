@@ -25,7 +25,9 @@ def reward_metrics(
     if bool((~totals.isnan()).any()):
         metrics["reward"] = float(totals.nanmean())
         metrics["reward_std"] = _std(totals[~totals.isnan()])
-    metrics["frac_reward_zero_std"] = float(are_flat(totals.reshape(-1, num_generations)).double().mean())
+    metrics["frac_reward_zero_std"] = float(
+        has_uniform_rewards(totals.reshape(-1, num_generations)).double().mean()
+    )
     return metrics
 
 
@@ -46,7 +48,7 @@ def _std(values: torch.Tensor) -> float:
     return float(values.std()) if len(values) > 1 else 0.0
 
 
-def are_flat(groups: torch.Tensor) -> torch.Tensor:
+def has_uniform_rewards(groups: torch.Tensor) -> torch.Tensor:
     """Whether the scored rewards of each group are equal, or fewer than two: it then teaches nothing.
 
     Args:

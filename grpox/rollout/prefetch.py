@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from grpox.contracts import Rollout
 
 
-class Begun:
+class PrefetchedBatch:
     """This rank's part of it. It may be read more than once, though the generator's rollouts are read once."""
 
     def __init__(self, version: int, arriving: Iterable[Rollout]) -> None:

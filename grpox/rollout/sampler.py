@@ -1,15 +1,14 @@
-"""Sampling: prompts -> scored rollouts, over all ranks.
+"""Sampling: prompts -> this rank's rollouts.
 
-Whole groups are dealt to the ranks, each of which samples and scores its own; then every rank holds all
-rollouts in row order (row = group * G + sample), so that the order of completion changes nothing. The weights
-that are sampled with come from the engine in training, from a loaded model where nothing trains.
+Whole groups are dealt to the ranks, each of which samples its own. The weights that are sampled with come from
+the engine in training, from a loaded model where nothing trains.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Container, Iterable, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Protocol
@@ -17,19 +16,13 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from grpox.config import SamplingConfig
-from grpox.contracts import Generator, Prompt, Rollout, TrainerState
+from grpox.contracts import Generator, Prompt, Rollout
 from grpox.data.prompts import PromptSet
 from grpox.errors import RunFailed
-from grpox.errors.warn_once import TellOnce
-from grpox.plugins.component import exits_told
 from grpox.policy.buffers import persistent_buffers
-from grpox.rollout.prefetch import Begun
-from grpox.rollout.rewards import NamedReward
-from grpox.rollout.rewards.log import weighed_mean_logged
-from grpox.rollout.scored import ScoredRow, ScoredRows, Unscored, score_rows, unscored
-from grpox.rollout.streaming_scorer import EarlyScoring, need_main_thread
-from grpox.rollout.validation import ArrivingGroups, check_rollouts, incomplete
+from grpox.rollout.prefetch import PrefetchedBatch
 from grpox.runtime.collective_errors import gathered, on_every_rank
+from grpox.runtime.foreign_code import exits_told
 from grpox.runtime.phases import PhaseTimes
 from grpox.runtime.world import World
 
@@ -38,48 +31,65 @@ if TYPE_CHECKING:
 
     from grpox.contracts import WeightStream
 
+OnArrival = Callable[[Rollout], None]
+"""Told of each rollout as it arrives."""
+
 
 @dataclass(frozen=True)
-class Share:
-    """What this rank samples of a batch."""
+class SampleRequest:
+    """Completions wanted of some prompts, on all ranks together."""
 
-    requests: Sequence[Prompt]
-    """In order of group."""
+    prompts: PromptSet
+    indices: Sequence[int]
+    """Dataset index of each group's prompt."""
+    num_samples: int
+    """Completions of each prompt."""
     sampling: SamplingConfig
-    seed: int
+    stream: tuple[int, ...]
+    """Tells the request's random stream from every other's, together with seed and rank."""
+    seeds: Sequence[int] | None = None
+    """Seed of each prompt's own draws; None: they follow from `stream` and the rank."""
+
+    def groups_of(self, world: World) -> range:
+        """Return the groups that this rank samples."""
+        return range(world.rank, len(self.indices), world.size)
+
+    def of_rank(self, world: World) -> list[Prompt]:
+        """List the prompts that this rank samples, in order of group."""
+        return [
+            Prompt(
+                group,
+                self.prompts.token_ids(self.indices[group]),
+                self.num_samples,
+                self.seeds[group] if self.seeds else None,
+            )
+            for group in self.groups_of(world)
+        ]
 
 
-class Sampler:
-    """Samples from the current policy and scores, on all ranks: for training and for evaluation.
+class CompletionSampler:
+    """Samples from the current policy, on all ranks: for training and for evaluation.
 
     Args:
-        streaming: whether the generator provides `Capability.STREAMING`. Groups are then scored while others
-            are generated, in calls of one or more whole groups; otherwise all groups of a rank in one call,
-            when the last completion has ended.
-        times: knows of every phase; default: one of its own.
-        rests: whether the generator sleeps between two calls, since others need its memory meanwhile.
+        times: phase timer; a new one by default.
+        sleeps: whether the generator sleeps between two calls, since others need its memory meanwhile.
     """
 
     def __init__(
         self,
-        engine: PolicyWeights,
+        engine: WeightSource,
         generator: Generator,
-        rewards: Sequence[NamedReward],
         world: World,
         seed: int,
-        streaming: bool = False,
         times: PhaseTimes | None = None,
-        rests: bool = True,
+        sleeps: bool = True,
     ) -> None:
-        self.rests = rests
         self.engine = engine
         self.generator = generator
-        self.rewards = rewards
         self.world = world
         self.seed = seed
-        self.streaming = streaming
         self.times = times or PhaseTimes()
-        self.warn = TellOnce()
+        self.sleeps = sleeps
         self.synced_version: int | None = None
 
     def sync(self) -> None:
@@ -87,9 +97,6 @@ class Sampler:
         if self.synced_version != self.engine.steps:
             gathered(self.world, self.times, self._bring_weights)
             self.synced_version = self.engine.steps
-
-    def _asking(self) -> AbstractContextManager[None]:
-        return exits_told(f"generator '{type(self.generator).__name__}'")
 
     def _bring_weights(self) -> None:
         weights = self.engine.weights()
@@ -102,182 +109,152 @@ class Sampler:
                     pass
                 raise
 
-    def sample(
-        self,
-        prompts: PromptSet,
-        indices: Sequence[int],
-        num_samples: int,
-        sampling: SamplingConfig,
-        stream: tuple[int, ...],
-        state: TrainerState,
-        begun: Begun | None = None,
-        *,
-        rewards: Sequence[NamedReward] | None = None,
-        seeds: Sequence[int] | None = None,
-    ) -> tuple[list[ScoredRow], dict[str, dict[str, float]]]:
-        """Sample and score `num_samples` completions of each prompt.
-
-        Args:
-            indices: dataset indices of the prompts; group g is that of indices[g].
-            stream: tells this call's random stream from every other's, together with seed and rank.
-            begun: what `begin` made of the same arguments, if it was called; its samples are then taken.
-            rewards: what scores; default: the reward functions of training.
-            seeds: of each prompt's own draws; default: they follow from `stream` and the rank.
-
-        Returns:
-            the rows of all ranks in row order, and the metrics that reward functions logged: name -> label of
-            the function -> mean over completions.
-        """
-        if begun is None:
-            self.sync()
-        share = self._share(prompts, indices, num_samples, sampling, stream, seeds)
-        as_given = partial(unscored, prompts, indices)
-        scored_by = self.rewards if rewards is None else rewards
-        work = partial(self._sample_mine, share, as_given, scored_by, state, begun)
-        return self._merged(gathered(self.world, self.times, work))
-
-    def begin(
-        self,
-        prompts: PromptSet,
-        indices: Sequence[int],
-        num_samples: int,
-        sampling: SamplingConfig,
-        stream: tuple[int, ...],
-    ) -> Begun:
-        """Begin what `sample` does with the same arguments, by a generator that samples ahead; a collective.
+    def prefetch(self, request: SampleRequest) -> PrefetchedBatch:
+        """Begin to sample, by a generator that samples ahead; a collective.
 
         The samples are of the weights of now, and are drawn as `sample` would draw them now.
         """
         self.sync()
-        share = self._share(prompts, indices, num_samples, sampling, stream)
-        return on_every_rank(self.world, self.times, partial(self._begin_mine, share))
+        return on_every_rank(self.world, self.times, partial(self._begin, request))
 
-    def _begin_mine(self, share: Share) -> Begun:
+    def _begin(self, request: SampleRequest) -> PrefetchedBatch:
         with self._asking(), self.times.phase("generate"):
             if not hasattr(self.generator, "begin"):
                 raise RunFailed("the generator says that it samples ahead, and has no method 'begin'")
             self.generator.wake()
-            arriving = self.generator.begin(list(share.requests), share.sampling, share.seed)
-            return Begun(self.engine.steps, arriving)
+            arriving = self.generator.begin(request.of_rank(self.world), request.sampling, self._seed(request))
+            return PrefetchedBatch(self.engine.steps, arriving)
 
-    def _share(
-        self,
-        prompts: PromptSet,
-        indices: Sequence[int],
-        num_samples: int,
-        sampling: SamplingConfig,
-        stream: tuple[int, ...],
-        seeds: Sequence[int] | None = None,
-    ) -> Share:
-        mine = range(self.world.rank, len(indices), self.world.size)
-        requests = [
-            Prompt(group, prompts.token_ids(indices[group]), num_samples, seeds[group] if seeds else None)
-            for group in mine
-        ]
-        seed = int(np.random.SeedSequence([self.seed, *stream, self.world.rank]).generate_state(1)[0])
-        return Share(requests, sampling, seed)
-
-    def _sample_mine(
-        self,
-        share: Share,
-        as_given: Callable[[Sequence[Rollout]], Unscored],
-        rewards: Sequence[NamedReward],
-        state: TrainerState,
-        begun: Begun | None,
-    ) -> ScoredRows:
-        """This rank's groups, sampled and scored."""
+    def versions(self, prefetched: PrefetchedBatch | None) -> range:
+        """Optimizer steps of the weights that may sample a batch; the last are those of now."""
         now = self.engine.steps
-        versions = range(now if begun is None else begun.version, now + 1)
-        early = self._early_scoring(share.requests, versions, as_given, rewards, state)
-        with early or nullcontext():
-            with self._asking(), self.times.phase("generate"):
-                rollouts = self._generate(share, early) if begun is None else self._take(share, early, begun)
-                if self.rests:
-                    self.generator.sleep()
-                rollouts.sort(key=lambda rollout: (rollout.group_id, rollout.sample))
-                check_rollouts(rollouts, share.requests, versions)
-            with self.times.phase("reward"):
-                scored = early.result() if early else None
-                if scored is None:
-                    scored = score_rows(rewards, as_given(rollouts), state) if rollouts else ScoredRows()
-        return scored
+        return range(now if prefetched is None else prefetched.version, now + 1)
 
-    def _early_scoring(
+    def sample(
         self,
-        requests: Sequence[Prompt],
-        versions: range,
-        as_given: Callable[[Sequence[Rollout]], Unscored],
-        rewards: Sequence[NamedReward],
-        state: TrainerState,
-    ) -> EarlyScoring | None:
-        """None where all is scored at the end."""
-        # A call for each single completion would cost more than it hides: it is scored at the end.
-        single = all(request.num_samples == 1 for request in requests)
-        if not self.streaming or single or need_main_thread(rewards):
-            return None
-        return EarlyScoring(rewards, ArrivingGroups(requests, versions), as_given, state)
-
-    def _take(self, share: Share, early: EarlyScoring | None, begun: Begun) -> list[Rollout]:
-        """This rank's rollouts of a batch that was begun, in any order; a collective.
-
-        What the generator left out, on any rank, is drawn now with the weights of now: whole groups, of which
-        the samples that are there already stay as they are.
-        """
-        # Where reading fails on one rank, none goes on to the collectives below.
-        rollouts = on_every_rank(self.world, self.times, partial(_read, begun, early))
-        wanted = incomplete(share.requests, rollouts)
-        if any(self.world.gather([bool(wanted)])):
-            self.sync()
-            came = {(rollout.group_id, rollout.sample) for rollout in rollouts}
-            rollouts += self._generate(replace(share, requests=wanted), early, came)
-        return rollouts
-
-    def _generate(
-        self, share: Share, early: EarlyScoring | None, came: Container[tuple[int, int]] = ()
+        request: SampleRequest,
+        prefetched: PrefetchedBatch | None = None,
+        arrived: OnArrival | None = None,
     ) -> list[Rollout]:
-        """This rank's rollouts in any order; `early` is told of each as it arrives.
+        """Sample this rank's completions, with the weights that `sync` brought.
 
         Args:
-            came: group and sample of those that are there already: drawn again, they are left out.
+            prefetched: the same request's batch, if `prefetch` began it; its samples are then taken, and what
+                the generator left out is drawn now.
+            arrived: told of each rollout as it arrives, in any order.
+
+        Returns:
+            the rollouts in order of group and sample.
+
+        Raises:
+            RunFailed: the generator did not return what it was asked for.
         """
-        rollouts = []
+        wanted = request.of_rank(self.world)
+        with self._asking(), self.times.phase("generate"):
+            rollouts = [] if prefetched is None else self._read(prefetched, arrived)
+            missing = incomplete(wanted, rollouts)
+            if prefetched is None or self._any_rank(bool(missing)):
+                rollouts += self._generate(missing, request, arrived, rollouts)
+            if self.sleeps:
+                self.generator.sleep()
+            rollouts.sort(key=lambda rollout: (rollout.group_id, rollout.sample))
+            check_rollouts(rollouts, wanted, self.versions(prefetched))
+        return rollouts
+
+    def _any_rank(self, missing: bool) -> bool:
+        """Tell whether rollouts are `missing` on any rank, whose generators then need the weights of now."""
+        if not any(self.world.gather([missing])):
+            return False
+        self.sync()
+        return True
+
+    def _read(self, prefetched: PrefetchedBatch, arrived: OnArrival | None) -> list[Rollout]:
+        """Return this rank's part of a prefetched batch, perhaps short of samples; a collective."""
+        # Where reading fails on one rank, none goes on to further collectives.
+        return on_every_rank(self.world, self.times, lambda: _received(prefetched, arrived))
+
+    def _generate(
+        self,
+        wanted: Sequence[Prompt],
+        request: SampleRequest,
+        arrived: OnArrival | None,
+        have: Sequence[Rollout],
+    ) -> list[Rollout]:
+        """Draw whole groups; rollouts that `have` holds already are left out when they are drawn again."""
+        there = {(rollout.group_id, rollout.sample) for rollout in have}
         self.generator.wake()
         # A list of its own: what was asked for is looked at again when all has come.
-        arriving = self.generator.generate(list(share.requests), share.sampling, share.seed)
+        arriving = self.generator.generate(list(wanted), request.sampling, self._seed(request))
         with ExitStack() as stack:
             if hasattr(arriving, "close"):  # a failure while it is suspended ends its requests here and now
                 stack.callback(arriving.close)
-            for rollout in arriving:
-                if (rollout.group_id, rollout.sample) in came:
-                    continue
-                if early is not None:
-                    early.arrived(rollout)
-                rollouts.append(rollout)
-        return rollouts
+            return _received(arriving, arrived, there)
 
-    def _merged(self, parts: Sequence[ScoredRows]) -> tuple[list[ScoredRow], dict[str, dict[str, float]]]:
-        """The rows of all ranks in row order, and what the reward functions logged; their warnings are told."""
-        rows = sorted(
-            (row for part in parts for row in part.rows),
-            key=lambda row: (row.rollout.group_id, row.rollout.sample),
-        )
-        if self.world.is_main:
-            for part in parts:
-                self.warn.all(part.warnings)
-        return rows, weighed_mean_logged((part.logged, len(part.rows)) for part in parts)
+    def _seed(self, request: SampleRequest) -> int:
+        entropy = [self.seed, *request.stream, self.world.rank]
+        return int(np.random.SeedSequence(entropy).generate_state(1)[0])
+
+    def _asking(self) -> AbstractContextManager[None]:
+        return exits_told(f"generator '{type(self.generator).__name__}'")
 
 
-def _read(begun: Begun, early: EarlyScoring | None) -> list[Rollout]:
-    """What was begun, once it is in; `early` is told of each as it arrives."""
+def _received(
+    arriving: Iterable[Rollout], arrived: OnArrival | None, there: Container[tuple[int, int]] = ()
+) -> list[Rollout]:
+    """List the rollouts that come, but for those whose group and sample are `there`."""
     rollouts = []
-    for rollout in begun:
-        if early is not None:
-            early.arrived(rollout)
+    for rollout in arriving:
+        if (rollout.group_id, rollout.sample) in there:
+            continue
+        if arrived is not None:
+            arrived(rollout)
         rollouts.append(rollout)
     return rollouts
 
 
-class PolicyWeights(Protocol):
+def check_rollouts(rollouts: Sequence[Rollout], requests: Sequence[Prompt], versions: range) -> None:
+    """Refuse rollouts that are not the ones asked for: nothing missing, doubled or outdated is trained on.
+
+    Args:
+        rollouts: all of them, in order of group and sample.
+        requests: in order of group.
+        versions: optimizer steps of the weights that may have sampled them; the last are the policy's.
+
+    Raises:
+        RunFailed: a sample is missing or doubled, or was sampled by other weights.
+    """
+    expected = [(prompt.group_id, sample) for prompt in requests for sample in range(prompt.num_samples)]
+    if [(rollout.group_id, rollout.sample) for rollout in rollouts] != expected:
+        raise RunFailed(
+            f"the generator returned {len(rollouts)} rollouts that are not the {len(expected)} asked for"
+        )
+    for rollout in rollouts:
+        check_version(rollout, versions)
+
+
+def check_version(rollout: Rollout, versions: range) -> None:
+    """Refuse a rollout that weights of none of `versions` sampled.
+
+    Raises:
+        RunFailed: it was sampled by others.
+    """
+    if rollout.policy_version not in versions:
+        begun = f" and sampling was begun at version {versions[0]}" if len(versions) > 1 else ""
+        raise RunFailed(
+            f"the generator returned a rollout of policy version {rollout.policy_version}, "
+            f"the policy is at version {versions[-1]}{begun}"
+        )
+
+
+def incomplete(requests: Sequence[Prompt], rollouts: Sequence[Rollout]) -> list[Prompt]:
+    """List the requests of which samples are missing in `rollouts`."""
+    came: dict[int, set[int]] = {}
+    for rollout in rollouts:
+        came.setdefault(rollout.group_id, set()).add(rollout.sample)
+    return [prompt for prompt in requests if len(came.get(prompt.group_id, ())) < prompt.num_samples]
+
+
+class WeightSource(Protocol):
     """The weights that are to be sampled from, as they are now."""
 
     @property

@@ -15,14 +15,47 @@ from types import TracebackType
 from typing import Self
 
 from grpox.contracts import Rollout, TrainerState
+from grpox.errors import RunFailed
 from grpox.rollout.rewards import NamedReward
-from grpox.rollout.rewards.cuda_device import current_device, use_device
-from grpox.rollout.rewards.stop import Stopped, StopSign
-from grpox.rollout.scored import ScoredRows, Unscored, as_one_call, joined, score_rows
-from grpox.rollout.validation import ArrivingGroups
+from grpox.rollout.rewards.call import current_device, use_device
+from grpox.rollout.rewards.named import Stopped, StopSign
+from grpox.rollout.rewards.scoring import ScoredRows, Unscored, as_one_call, joined, score_rows
+from grpox.rollout.sampler import check_version
 
 
-class EarlyScoring:
+class GroupAssembler:
+    """The groups asked for, as their rollouts arrive one by one in any order.
+
+    Args:
+        group_ids: the groups of this rank.
+        num_samples: completions of each.
+        versions: as of `check_rollouts`.
+    """
+
+    def __init__(self, group_ids: range, num_samples: int, versions: range) -> None:
+        self._versions = versions
+        self._missing = {group: set(range(num_samples)) for group in group_ids}
+        self._arrived: dict[int, list[Rollout]] = {group: [] for group in group_ids}
+
+    def add(self, rollout: Rollout) -> list[Rollout] | None:
+        """The whole group in order of samples if this was its last rollout, else None.
+
+        Raises:
+            RunFailed: nobody asked for this sample, it has arrived before, or other weights sampled it.
+        """
+        group, sample = rollout.group_id, rollout.sample
+        missing = self._missing.get(group, set())
+        if sample not in missing:
+            twice = any(sample == earlier.sample for earlier in self._arrived.get(group, ()))
+            what = "twice" if twice else "that was not asked for"
+            raise RunFailed(f"the generator returned a rollout {what}: sample {sample} of group {group}")
+        check_version(rollout, self._versions)
+        missing.remove(sample)
+        self._arrived[group].append(rollout)
+        return None if missing else sorted(self._arrived[group], key=lambda arrived: arrived.sample)
+
+
+class StreamingScorer:
     """Scores the groups of one rank's batch, each once its last rollout has arrived.
 
     To be used in a `with` block: whatever ends that by an exception, an interrupt above all, abandons the calls
@@ -37,7 +70,7 @@ class EarlyScoring:
     def __init__(
         self,
         rewards: Sequence[NamedReward],
-        groups: ArrivingGroups,
+        groups: GroupAssembler,
         unscored: Callable[[Sequence[Rollout]], Unscored],
         state: TrainerState,
     ) -> None:

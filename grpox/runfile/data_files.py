@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from grpox.data.json_rows import LOOKED_AT, Columns, UnreadableData, errors_told, json_rows
-from grpox.data.media import media_part
+from grpox.data.unusable_columns import media_part
 from grpox.errors import text_of
 
 

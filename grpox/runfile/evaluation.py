@@ -2,31 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 
 from grpox.config import EvaluationConfig, RunConfig
 from grpox.config.evaluation_settings import PREFIX, bare_name, labels_of_evaluation, sampling_of
 from grpox.errors import Problem, nearest
-from grpox.plugins.component import BoundComponent
+from grpox.runfile.check_context import CheckContext
 from grpox.runfile.metric_names import candidates, of_evaluations, of_steps
 
 
-def evaluation_problems(config: RunConfig, components: Mapping[str, BoundComponent]) -> list[Problem]:
-    """What of the evaluation cannot be, and metrics that are named and will not be there.
-
-    Args:
-        components: those that could be bound, by key.
-    """
-    problems = list(_best(config, components))
-    evaluation = config.evaluation
-    if evaluation is None:
-        return problems
-    problems += _accuracy(config, evaluation)
-    problems += _pass_at_k(evaluation)
-    problems += _sampling(config, evaluation, components)
-    problems += _early_stop(config, evaluation, components)
-    return problems
+def evaluation_problems(context: CheckContext) -> Iterator[Problem]:
+    """Find settings of the evaluation that cannot be, and named metrics that will not be there."""
+    yield from _best(context)
+    if (evaluation := context.config.evaluation) is not None:
+        yield from _accuracy(context.config, evaluation)
+        yield from _pass_at_k(evaluation)
+        yield from _sampling(context, evaluation)
+        yield from _early_stop(context, evaluation)
 
 
 def _accuracy(config: RunConfig, evaluation: EvaluationConfig) -> Iterator[Problem]:
@@ -48,10 +41,8 @@ def _pass_at_k(evaluation: EvaluationConfig) -> Iterator[Problem]:
             yield Problem("is listed twice", f"{key}[{place}]", given=str(k))
 
 
-def _sampling(
-    config: RunConfig, evaluation: EvaluationConfig, components: Mapping[str, BoundComponent]
-) -> Iterator[Problem]:
-    sampling, key = sampling_of(evaluation, config.sampling), "evaluation.sampling"
+def _sampling(context: CheckContext, evaluation: EvaluationConfig) -> Iterator[Problem]:
+    sampling, key = sampling_of(evaluation, context.config.sampling), "evaluation.sampling"
     if evaluation.num_generations > 1 and sampling.temperature == 0:
         what = "decodes greedily: all completions of a prompt would be the same one"
         given = f"0 with evaluation.num_generations {evaluation.num_generations}"
@@ -61,31 +52,29 @@ def _sampling(
         yield Problem(what, f"{key}.min_completion_length", given=str(sampling.min_completion_length))
     if "" in (evaluation.sampling.stop or []):
         yield Problem("a text is empty: every completion would end at once", f"{key}.stop")
-    generator = components.get("generator")
-    check = getattr(generator.config, "check_sampling", None) if generator is not None else None
+    check = getattr(context.generator and context.generator.config, "check_sampling", None)
     for problem in () if check is None else check(sampling):
         name = problem.key.removeprefix("sampling.").partition(".")[0].partition("[")[0]
         if getattr(evaluation.sampling, name, None) is not None:  # else it is told of the run's own
             yield replace(problem, key=f"evaluation.{problem.key}")
 
 
-def _early_stop(
-    config: RunConfig, evaluation: EvaluationConfig, components: Mapping[str, BoundComponent]
-) -> Iterator[Problem]:
+def _early_stop(context: CheckContext, evaluation: EvaluationConfig) -> Iterator[Problem]:
     chosen = evaluation.early_stop
     if chosen is None:
         return
     if evaluation.every == 0:
         what = "there is no evaluation between the first step and the last, after which the run could end"
         yield Problem(what, "evaluation.early_stop", given="evaluation.every 0", allowed="evaluation.every > 0")
-    names, key = of_evaluations(config, components), "evaluation.early_stop.metric"
+    names, key = of_evaluations(context.config, context.components), "evaluation.early_stop.metric"
     if not names.has(bare_name(chosen.metric)):
         near = nearest(bare_name(chosen.metric.removeprefix("eval_")), names.known)
         what, allowed = "no such metric of the evaluation", ", ".join(names.known)
         yield Problem(what, key, given=chosen.metric, allowed=allowed, nearest=near)
 
 
-def _best(config: RunConfig, components: Mapping[str, BoundComponent]) -> Iterator[Problem]:
+def _best(context: CheckContext) -> Iterator[Problem]:
+    config, components = context.config, context.components
     name, key = config.checkpoint.best, "checkpoint.best"
     if name is None:
         return

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from grpox.config import RunConfig
 from grpox.errors import ConfigError, Problem
-from grpox.runfile.input_paths import GIVEN
 
 if TYPE_CHECKING:
     import datasets
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 Changes = Mapping[str, Any]
+GIVEN = "(given in Python)"
+"""The path of an input that is an object."""
 
 
 @dataclass(frozen=True)

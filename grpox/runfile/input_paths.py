@@ -1,24 +1,32 @@
-"""The inputs of a run on disk: what relative paths mean, and whether model and data files are there."""
+"""The inputs of a run on disk: what relative paths mean, and whether models and files are there.
+
+Components may have inputs too: which of their parameters are paths is told by the types in their configs, see
+`grpox.contracts`.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Annotated, Any, get_args, get_origin
+
+from pydantic import BaseModel
 
 from grpox.config import DataConfig, RunConfig
+from grpox.contracts import Input
 from grpox.data.json_rows import UnreadableData
-from grpox.data.media import CURE
 from grpox.data.open_data import DATA_FILES, is_data_file
-from grpox.data.unusable_columns import unusable_columns
+from grpox.data.unusable_columns import CURE, unusable_columns
 from grpox.errors import Problem, nearest, text_of
+from grpox.plugins.component import BoundComponent
+from grpox.runfile.check_context import CheckContext
 from grpox.runfile.data_files import look_at
-from grpox.runfile.model_parts import media_problem_of
+from grpox.runfile.given import GIVEN
+from grpox.runfile.model_options import media_problem_of
 from grpox.runfile.output_paths import output_problems, unreachable
 from grpox.runfile.slots import selected
-
-GIVEN = "(given in Python)"
-"""The path of an input that is an object."""
 
 
 def resolve_paths(config: RunConfig, base_of: Callable[[str], Path]) -> None:
@@ -69,35 +77,24 @@ def _is_hub_id(path: str, base: Path) -> bool:
     return not (base / path).exists() and not (base / path).parent.is_dir()
 
 
-def check_inputs(
-    config: RunConfig, given: Collection[str] = (), trains: bool = True
-) -> tuple[list[Problem], int | None]:
-    """What is wrong with the model folder, data files and output folder of `config`, its paths resolved.
-
-    Args:
-        given: keys of the inputs that are objects.
-        trains: whether training data is read and the output folder written.
-
-    Returns:
-        The problems, and the number of training prompts where it is cheaply known.
-    """
-    problems = output_problems(config) if trains else []
+def input_problems(context: CheckContext) -> Iterator[Problem]:
+    """Find faults of the model folder, data files and output folder of a run; counts its prompts."""
+    config, given, data = context.config, context.given.inputs, context.config.data
+    if context.trains:
+        yield from output_problems(config)
     if "model.path" not in given:
-        problems += model_problems("model.path", config.model.path)
-        if trains and (problem := media_problem_of(Path(config.model.path), "model.path")):
-            problems.append(problem)
-    records = None
-    data = config.data
-    if trains and data.path is not None and "data.path" not in given:
+        yield from model_problems("model.path", config.model.path)
+        if context.trains and (problem := media_problem_of(Path(config.model.path), "model.path")):
+            yield problem
+    if context.trains and data.path is not None and "data.path" not in given:
         if is_data_file(data.path):
-            found, records = _data_problems("data.path", data.path, data.prompt_column)
-            split, records = _split_of_file(data, records)
-            problems += [*found, *split]
+            problems, records = _data_problems("data.path", data.path, data.prompt_column)
+            of_split, context.num_prompts = _split_of_file(data, records)
+            yield from (*problems, *of_split)
         elif data.path == GIVEN:
-            problems.append(_not_given("data.path"))
+            yield _not_given("data.path")
     if config.evaluation is not None and "evaluation.path" not in given:
-        problems += _data_problems("evaluation.path", config.evaluation.path, data.prompt_column)[0]
-    return problems, records
+        yield from _data_problems("evaluation.path", config.evaluation.path, data.prompt_column)[0]
 
 
 def _not_given(key: str) -> Problem:
@@ -192,3 +189,63 @@ def sibling(path: Path, fits: Callable[[Path], bool]) -> str:
         return ""
     name = nearest(path.name, sorted(other.name for other in path.parent.iterdir() if fits(other)))
     return str(path.parent / name) if name else ""
+
+
+def resolve_parameters(
+    config: RunConfig, components: dict[str, BoundComponent], base_of: Callable[[str], Path]
+) -> list[Problem]:
+    """Make the input paths among components' parameters absolute, in `config` and in `components`, in place.
+
+    Args:
+        components: by key; those that could not be bound are missing.
+        base_of: dotted key -> the folder against which a relative path given there resolves.
+
+    Returns:
+        a problem for each path under which the input is not.
+    """
+    problems: list[Problem] = []
+    for key, kind, reference in selected(config):
+        bound = components.get(key)
+        if bound is None or bound.config is None:
+            continue
+        params = config.tracking[key.removeprefix("tracking.")] if kind == "observer" else reference.model_extra
+        for name, field, what in _input_fields(type(bound.config)):
+            given = getattr(bound.config, field)
+            if given is None or not params or name not in params:  # a default is the component's own affair
+                continue
+            place = f"{key}.{name}"
+            path = _absolute_input(given, base_of(place), what)
+            params[name] = path
+            bound = replace(bound, config=bound.config.model_copy(update={field: path}))
+            problems += _problems(place, path, what)
+        components[key] = bound
+    return problems
+
+
+def _absolute_input(path: str, base: Path, what: Input) -> str:
+    return input_path(path, base) if what is Input.MODEL else str((base / Path(path).expanduser()).resolve())
+
+
+def _problems(key: str, given: str, what: Input) -> Iterator[Problem]:
+    if what is Input.MODEL:
+        yield from model_problems(key, given)
+    elif not Path(given).exists():
+        near = sibling(Path(given), Path.exists)
+        yield Problem("no such file or folder", key=key, given=given, nearest=near)
+
+
+def _input_fields(model: type[BaseModel]) -> Iterator[tuple[str, str, Input]]:
+    """(key in the run file, name of the field, what it is the path of), of each field that is such a path."""
+    for name, field in model.model_fields.items():
+        marks = [*field.metadata, *_marks(field.annotation)]
+        what = next((mark for mark in marks if isinstance(mark, Input)), None)
+        if what is not None:
+            yield field.alias or name, name, what
+
+
+def _marks(annotation: Any) -> Iterator[Any]:
+    """Return what `Annotated` says of a type or of a member of a union."""
+    if get_origin(annotation) is Annotated:
+        yield from annotation.__metadata__
+    for member in get_args(annotation):
+        yield from _marks(member)

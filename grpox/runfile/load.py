@@ -15,40 +15,61 @@ from typing import Any, get_args
 from pydantic import ValidationError
 
 from grpox.config import ComponentRef, RunConfig, Section
+from grpox.config.run import CORRECTION_OF_OTHERS
 from grpox.contracts import Capability
-from grpox.data.schedule import BatchPlan, PromptSampler
+from grpox.data.batch_plan import BatchPlan
+from grpox.data.schedule import PromptSampler
 from grpox.errors import ConfigError, Problem
 from grpox.errors.redaction import remember_secrets
 from grpox.errors.validation import problems_of, truths_for_numbers
 from grpox.plugins.component import BoundComponent, bind_object
 from grpox.plugins.discovery import discover
 from grpox.plugins.registry import Registry
+from grpox.runfile.check_context import Check, CheckContext, of_section
+from grpox.runfile.component_checks import biased_correction, missing_plugins, refused_sampling
 from grpox.runfile.deepspeed_settings import deepspeed_problems
 from grpox.runfile.evaluation import evaluation_problems
-from grpox.runfile.from_trl.names import TRL_NAMES
 from grpox.runfile.given import Given
-from grpox.runfile.hub_names import hub_problems
-from grpox.runfile.input_paths import check_inputs, resolve_paths
+from grpox.runfile.input_paths import input_problems, resolve_parameters, resolve_paths
 from grpox.runfile.lora import lora_problems
 from grpox.runfile.lr_schedules import schedule_problems
 from grpox.runfile.masked import give_back_secrets, masked_problems
 from grpox.runfile.model_options import checkpointing_problems, model_problems
 from grpox.runfile.origins import Origin
+from grpox.runfile.output_paths import hub_problems
 from grpox.runfile.overrides import apply_overrides
-from grpox.runfile.parameter_paths import resolve_parameters
 from grpox.runfile.recipe_files import recipe_path
-from grpox.runfile.required_plugins import missing_plugins
-from grpox.runfile.sampling_bias import NEUTRAL, changed_distribution
+from grpox.runfile.sampling_bias import changed_distribution
 from grpox.runfile.slots import selected, tracking_problems
 from grpox.runfile.train_checks import (
     dynamic_sampling_problems,
     off_policy_problems,
     old_logprobs_problems,
     staleness_problems,
-    stream_problems,
+    streamed_data_problems,
 )
 from grpox.runfile.yaml_lines import LONGEST, read_yaml
 from grpox.runtime import launch
+
+CHECKS: tuple[Check, ...] = (
+    biased_correction,
+    refused_sampling,
+    missing_plugins,
+    of_section("train", schedule_problems),
+    of_section("train", checkpointing_problems),
+    of_section("deepspeed", deepspeed_problems),
+    of_section("model", model_problems),
+    of_section("hub", hub_problems),
+    evaluation_problems,
+    old_logprobs_problems,
+    staleness_problems,
+    off_policy_problems,
+    dynamic_sampling_problems,
+    input_problems,
+    streamed_data_problems,
+    lora_problems,
+)
+"""All that is asked of a run file that fits its schema, in this order."""
 
 
 @dataclass(frozen=True)
@@ -185,18 +206,9 @@ def resolve(
     _default_correction(config, registry)
     components, problems = _bind(config, registry, given)
     problems += resolve_parameters(config, components, origin.base)
-    problems += missing_plugins(registry.plugins, config.plugins.required)
-    problems += _unknown_names(config)
-    problems += evaluation_problems(config, components)
-    problems += old_logprobs_problems(config, components)
-    problems += staleness_problems(config, components, registry.plugins.offers)
-    problems += off_policy_problems(config, components)
-    problems += dynamic_sampling_problems(config)
-    found, num_prompts = check_inputs(config, given.inputs, trains)
-    problems += found + stream_problems(config, given.streamed)
-    problems += lora_problems(config, components, given.inputs)
-    if given.dataset is not None:
-        num_prompts = given.num_prompts
+    context = CheckContext(config, components, registry.plugins, given, trains)
+    problems += [problem for check in CHECKS for problem in check(context)]
+    num_prompts = context.num_prompts if given.dataset is None else given.num_prompts
     try:
         plan = _checked_plan(config, world_size, num_prompts)
     except ConfigError as error:
@@ -222,7 +234,7 @@ def _default_correction(config: RunConfig, registry: Registry) -> None:
         return  # told when the generator is bound
     differs = Capability.OTHER_NUMERICS in offer.spec.provides or config.train.max_staleness > 0
     if differs and not changed_distribution(config.sampling):
-        config.correction = ComponentRef(name="token-truncate")
+        config.correction = ComponentRef(name=CORRECTION_OF_OTHERS)
 
 
 def _empty_sections(data: Mapping[str, Any]) -> dict[str, Any]:
@@ -252,11 +264,13 @@ def _schema_problems(error: ValidationError) -> list[Problem]:
 
 def _right_section(name: str) -> str:
     """``train.learning_rate`` for `learning_rate`, ``loss`` for TRL's `loss_type`; empty when there is none."""
+    from grpox.runfile.from_trl.fields import key_of  # a table that only a mistake needs
+
     for section, field in RunConfig.model_fields.items():
         for model in (field.annotation, *get_args(field.annotation)):
             if isinstance(model, type) and issubclass(model, Section) and name in model.model_fields:
                 return f"{section}.{name}"
-    return TRL_NAMES.get(name, "")
+    return key_of(name)
 
 
 def _bind(
@@ -276,8 +290,6 @@ def _bind(
             problems += error.problems
     if not problems:
         problems = registry.negotiate(list(components.values()), {Capability.ENTROPY, Capability.OLD_LOGPROBS})
-        problems += _biased_correction(config, components["correction"])
-        problems += _refused_sampling(config, components["generator"])
     return components, problems
 
 
@@ -286,39 +298,6 @@ def _with_model(bound: BoundComponent, model: Any) -> BoundComponent:
     if model is None:
         return bound
     return replace(bound, config=None, load=lambda: bound.load()(bound.config, model=model))
-
-
-def _biased_correction(config: RunConfig, correction: BoundComponent) -> list[Problem]:
-    """Where sampling changes the distribution, mu is the changed one's; pi_old is the unchanged one's."""
-    given = changed_distribution(config.sampling)
-    if not given or Capability.LOGPROBS not in correction.needs:
-        return []
-    neutral = ", ".join(f"{name} {value:g}" for name, value in NEUTRAL.items())
-    return [
-        Problem(
-            f"{correction} would be biased: the generator's log-probabilities are those of the distribution it "
-            "samples from, which these settings make another than the trainer's",
-            key="correction",
-            given=f"sampling with {', '.join(given)}",
-            allowed=f"correction none, or sampling with {neutral} and no generation_kwargs that change logits",
-        )
-    ]
-
-
-def _refused_sampling(config: RunConfig, generator: BoundComponent) -> list[Problem]:
-    """What the generator's config says that it cannot honour; see `grpox.contracts.Generator`."""
-    check = getattr(generator.config, "check_sampling", None)
-    return [] if check is None else list(check(config.sampling))
-
-
-def _unknown_names(config: RunConfig) -> list[Problem]:
-    """Names that stand for something else than a component, and do not exist."""
-    problems = schedule_problems(config.train)
-    problems += checkpointing_problems(config.train)
-    problems += deepspeed_problems(config.deepspeed)
-    problems += model_problems(config.model)
-    problems += hub_problems(config.hub)
-    return problems
 
 
 def _checked_plan(config: RunConfig, world_size: int | None, num_prompts: int | None) -> BatchPlan:

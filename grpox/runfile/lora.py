@@ -3,52 +3,36 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from grpox.config import LoraConfig, RunConfig
+from grpox.config import LoraConfig
 from grpox.errors import Problem, nearest
-from grpox.plugins.component import BoundComponent
+from grpox.runfile.check_context import CheckContext
 
 INSTALL = "pip install 'grpox[lora]'"
 LONGEST_HEADER = 2**26
 """Bytes of a header of safetensors; one that says more is left to transformers."""
 
 
-def lora_problems(
-    config: RunConfig, components: Mapping[str, BoundComponent], given: Collection[str] = ()
-) -> list[Problem]:
-    """Why adapters cannot be trained.
-
-    Args:
-        components: those that could be bound, by key.
-        given: keys of the inputs that are objects.
-    """
-    lora = config.model.lora
+def lora_problems(context: CheckContext) -> Iterator[Problem]:
+    """Why adapters cannot be trained."""
+    config, lora = context.config, context.config.model.lora
     if lora is None:
-        return _without_adapters(components.get("generator"))
-    problems = []
+        return
     if find_spec("peft") is None:
-        problems.append(Problem(f"adapters need peft: {INSTALL}", "model.lora"))
+        yield Problem(f"adapters need peft: {INSTALL}", "model.lora")
     if config.train.sync_ref_model:
         what = "with adapters the reference is the model without them, which cannot follow the policy"
-        problems.append(Problem(what, "train.sync_ref_model", given="true", allowed="false, or no model.lora"))
+        yield Problem(what, "train.sync_ref_model", given="true", allowed="false, or no model.lora")
     if config.train.gradient_checkpointing_kwargs.get("use_reentrant"):
         what = "with frozen embeddings a re-entrant checkpoint leaves the adapters within it without a gradient"
         key = "train.gradient_checkpointing_kwargs.use_reentrant"
-        problems.append(Problem(what, key, given="true", allowed="false"))
-    if "model.path" not in given:
-        problems += _misspelt(lora, weight_names(Path(config.model.path)))
-    return problems
-
-
-def _without_adapters(generator: BoundComponent | None) -> list[Problem]:
-    if getattr(generator and generator.config, "lora_sync", "merged") == "merged":
-        return []
-    what = "there is no adapter to bring: model.lora is null"
-    return [Problem(what, "generator.lora_sync", given="adapter", allowed="merged")]
+        yield Problem(what, key, given="true", allowed="false")
+    if "model.path" not in context.given.inputs:
+        yield from _misspelt(lora, weight_names(Path(config.model.path)))
 
 
 def weight_names(folder: Path) -> list[str]:
@@ -71,7 +55,7 @@ def _header(file: Path) -> dict[str, Any]:
     return header
 
 
-def _misspelt(lora: LoraConfig, weights: Sequence[str]) -> list[Problem]:
+def _misspelt(lora: LoraConfig, weights: Sequence[str]) -> Iterator[Problem]:
     """Names that are nearly one of the checkpoint's, and none.
 
     What is like no name there is left to the model itself: some architectures call their layers otherwise than
@@ -80,14 +64,11 @@ def _misspelt(lora: LoraConfig, weights: Sequence[str]) -> list[Problem]:
     parts = [name.split(".") for name in weights if name.endswith(".weight")]
     known = list(dict.fromkeys(part[-2] for part in parts if len(part) > 1))
     inside = {part for name in parts for part in name}
-    problems = []
     for key in ("target_modules", "exclude_modules"):
         names = getattr(lora, key)
         for name in names if isinstance(names, list) else []:
             last = name.rpartition(".")[2]
             near = nearest(last, known)
             if last not in inside and near:
-                allowed = ", ".join(known)
-                what = "names no layer of this model"
-                problems.append(Problem(what, f"model.lora.{key}", given=name, allowed=allowed, nearest=near))
-    return problems
+                allowed, what = ", ".join(known), "names no layer of this model"
+                yield Problem(what, f"model.lora.{key}", given=name, allowed=allowed, nearest=near)

@@ -1,11 +1,12 @@
-"""Whether output_dir is a folder that the run can write without moving its own inputs away."""
+"""Checks of where a run writes: output_dir, which must not hold its own inputs, and the hub."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
-from grpox.config import RunConfig
+from grpox.config import HubConfig, RunConfig
 from grpox.errors import Problem
 
 SET_ASIDE = ("model", "completions")
@@ -55,3 +56,21 @@ def _inputs_in_the_way(config: RunConfig, folder: Path) -> list[Problem]:
         for name in SET_ASIDE
         if path is not None and Path(path).is_absolute() and Path(path).is_relative_to(folder / name)
     ]
+
+
+def hub_problems(config: HubConfig | None) -> Iterator[Problem]:
+    """A repository name or branch that the hub would refuse after the training."""
+    if config is None:
+        return
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
+
+    try:
+        validate_repo_id(config.repo)
+        if "/" not in config.repo:
+            yield Problem("names no owner", "hub.repo", given=config.repo, allowed="user/name")
+    except HFValidationError as error:
+        what = str(error).split(":")[0].rstrip(".")
+        yield Problem(what, "hub.repo", given=config.repo, allowed="user/name")
+    if config.revision is not None and (not config.revision or config.revision.isspace()):
+        yield Problem("is empty", "hub.revision", allowed="a branch's name, or null")

@@ -1,4 +1,4 @@
-"""Reads YAML into plain data together with the line on which each key stands.
+"""Reads YAML into plain data together with the line on which each key stands, and writes it.
 
 Scalars follow the YAML 1.2 core schema rather than PyYAML's YAML 1.1: ``1e-6`` is a number, ``no`` and
 ``2026-01-31`` are text.
@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from importlib import resources
 from typing import Any
 
 import yaml
@@ -111,6 +112,11 @@ def read_yaml(text: str, source: str) -> Document:
     if reader.problems:
         raise ConfigError(reader.problems)
     return Document(data, reader.lines)
+
+
+def read_table(package: str, name: str) -> Any:
+    """Read a data file of a package of grpox."""
+    return read_yaml(resources.files(package).joinpath(name).read_text(encoding="utf-8"), name).data
 
 
 def _parsed(text: str) -> yaml.Node | None:
@@ -244,3 +250,14 @@ class _Reader:
     def _refuse(self, node: yaml.Node, key: str, what: str) -> None:
         where = f"{self.source}:{node.start_mark.line + 1}"
         self.problems.append(Problem(what, key=key, where=where))
+
+
+class Dumper(yaml.SafeDumper):
+    """PyYAML's, with quotes around texts that YAML 1.2 would take for numbers, and YAML 1.1 not: ``1e-6``."""
+
+
+def _text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style='"' if is_number(value) else None)
+
+
+Dumper.add_representer(str, _text)

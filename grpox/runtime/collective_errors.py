@@ -1,19 +1,26 @@
 """Work that each rank does by itself: where it fails on one, it fails on all, at the end of the phase.
 
-A rank that raised and left would keep the others waiting for it in their next collective.
+A rank that raised and left would keep the others waiting for it in their next collective. A collective that
+fails because another rank has gone is told as that, in place of the transport's words.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
-from grpox.errors import GrpoxError, RunFailed, describe
+import torch.distributed as dist
+
+from grpox.errors import GrpoxError, RunFailed, describe, text_of
 from grpox.runtime.phases import WAITING, PhaseTimes
 from grpox.runtime.world import World
 
 Item = TypeVar("Item")
+
+MARKS = ("gloo", "connection closed by peer", "connection reset by peer", "timed out waiting", "nccl")
+"""Words that the transports' messages have in common; gloo raises a plain RuntimeError."""
 
 
 @dataclass(frozen=True)
@@ -82,3 +89,24 @@ def told(error: BaseException) -> str:
     if isinstance(error, GrpoxError):
         return str(error)
     return describe(error)
+
+
+@contextmanager
+def lost_ranks_told(world: World, times: PhaseTimes) -> Iterator[None]:
+    """Within this block a collective that loses another rank raises RunFailed."""
+    try:
+        yield
+    except RuntimeError as error:
+        if world.size == 1 or not _is_transport(error):
+            raise
+        phase = times.failed
+        words = " ".join(text_of(error).split())[:300]
+        raise RunFailed(
+            f"rank {world.rank} lost another rank in phase '{phase}': that one has ended, or did not come "
+            f"in time; its own message tells why\n    {words}"
+        ) from error
+
+
+def _is_transport(error: RuntimeError) -> bool:
+    text = text_of(error).lower()
+    return isinstance(error, dist.DistError) or any(mark in text for mark in MARKS)

@@ -13,26 +13,24 @@ from grpox.runtime.launchers.variables import number
 
 def rank() -> int:
     """This process's number among all, from 0; raises ConfigError if the launcher's is no number."""
-    if "RANK" in os.environ:
-        return number(os.environ, "RANK", least=0)
-    place = place_of(os.environ)
-    return place.rank if place else 0
+    return _told("RANK", "rank", 0)
 
 
 def world_size() -> int:
     """Number of processes; raises ConfigError if the launcher's is no positive number."""
-    if "WORLD_SIZE" in os.environ:
-        return number(os.environ, "WORLD_SIZE", least=1)
-    place = place_of(os.environ)
-    return place.world_size if place else 1
+    return _told("WORLD_SIZE", "world_size", 1)
 
 
 def local_rank() -> int:
     """This process's number on its machine, from 0; raises ConfigError if the launcher's is no number."""
-    if "LOCAL_RANK" in os.environ:
-        return number(os.environ, "LOCAL_RANK", least=0)
-    place = place_of(os.environ)
-    return place.local_rank if place else 0
+    return _told("LOCAL_RANK", "local_rank", 0)
+
+
+def _told(variable: str, field: str, least: int) -> int:
+    """Read torchrun's variable, else the field of another launcher's place; `least` without a launcher."""
+    if variable in os.environ:
+        return number(os.environ, variable, least=least)
+    return int(getattr(place_of(os.environ), field, least))
 
 
 def rank_told() -> int:

@@ -30,15 +30,15 @@ TEXTS = (
 """By these the libraries' own errors are known, which have no type of their own."""
 
 _OFFLOAD = "deepspeed.offload_param and deepspeed.offload_optimizer (cpu or nvme), more ranks"
-_ENGINE = "the share of a vLLM engine (generator.gpu_memory_utilization, generator.kv_cache_gib)"
+_GENERATOR = "{generator}"
 SETTINGS = {
     "load": "model.dtype: bfloat16, train.beta: 0 (no reference model)",
     "shard": "model.dtype: bfloat16, train.beta: 0 (no reference model), a smaller model, which every rank "
     f"holds whole until it is sharded; for what comes after that {_OFFLOAD}",
-    "start generator": f"{_ENGINE}: the trainer needs the rest; {_OFFLOAD}",
+    "start generator": f"{_GENERATOR}{_OFFLOAD}",
     "restore": _OFFLOAD,
-    "sync": f"{_ENGINE}, {_OFFLOAD}",
-    "generate": f"sampling.max_completion_length, train.steps_per_generation, {_ENGINE}; in an evaluation "
+    "sync": f"{_GENERATOR}{_OFFLOAD}",
+    "generate": f"{_GENERATOR}sampling.max_completion_length, train.steps_per_generation; in an evaluation "
     "evaluation.batch_size",
     "reward": "a reward model's batch_size, train.steps_per_generation",
     "gather": "sampling.max_completion_length, train.steps_per_generation",
@@ -47,18 +47,22 @@ SETTINGS = {
     "deepspeed.offload_optimizer: cpu",
     "checkpoint": "checkpoint.background: false, which copies nothing",
 }
-"""Phase -> the settings that make it need less."""
+"""Phase -> the settings that make it need less, those of the generator in their place."""
 
 
 @contextmanager
-def memory_told(phase: str) -> Iterator[None]:
-    """Within this block, what runs out of memory raises RunFailed with `phase`, this rank and what to lower."""
+def memory_told(phase: str, generator: str = "") -> Iterator[None]:
+    """Within this block, what runs out of memory raises RunFailed with `phase`, this rank and what to lower.
+
+    Args:
+        generator: settings that make the run's generator need less.
+    """
     try:
         yield
     except Exception as error:
         if not ran_out_of_memory(error):
             raise
-        told = _told(phase, error)
+        told = _told(phase, error, generator)
         _let_go(error)
         raise RunFailed(told) from error
 
@@ -77,9 +81,12 @@ def ran_out_of_memory(raised: BaseException) -> bool:
     return False
 
 
-def _told(phase: str, error: Exception) -> str:
+def _told(phase: str, error: Exception, generator: str) -> str:
     told = f"out of memory on rank {launch.rank()} in phase '{phase}': {_asked(error)}\n    in use: {_in_use()}"
-    return told + (f"\n    what makes it less: {SETTINGS[phase]}" if phase in SETTINGS else "")
+    if phase not in SETTINGS:
+        return told
+    settings = SETTINGS[phase].replace(_GENERATOR, f"{generator}, " if generator else "")
+    return f"{told}\n    what makes it less: {settings}"
 
 
 def _let_go(error: BaseException) -> None:

@@ -8,8 +8,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from grpox.runtime.logs import get_logger
 from grpox.runtime.out_of_memory import memory_told
 
+logger = get_logger(__name__)
 WAITING = "gather"
 """The phase in which a rank waits for the others."""
 
@@ -19,6 +21,8 @@ class PhaseTimes:
     """Wall-clock seconds of each phase since the last `take`, and which phase it is now."""
 
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    generator: str = ""
+    """Settings that make the run's generator need less memory, for messages."""
     failed: str = "none"
     """The phase in which the last exception was raised."""
     _error: BaseException | None = None
@@ -30,7 +34,7 @@ class PhaseTimes:
         start, around = time.perf_counter(), self._now[0]
         self._now = name, start
         try:
-            with memory_told(name):
+            with memory_told(name, self.generator):
                 yield
         except BaseException as error:
             if error is not self._error:  # else it comes from a phase within this one
@@ -39,6 +43,7 @@ class PhaseTimes:
         finally:
             end = time.perf_counter()
             self.seconds[name] += end - start
+            logger.debug("phase %s took %.3f s", name, end - start)
             self._now = around, end
 
     def now(self) -> tuple[str, float]:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from grpox.errors import RunFailed
-from grpox.plugins.component import call
+from grpox.runtime.foreign_code import call
 from grpox.testing.conformance import Conformance, Violation
 
 close = partial(torch.allclose, rtol=1e-4, atol=1e-5)

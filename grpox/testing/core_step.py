@@ -5,22 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cache
 from typing import Any
 
 import torch
-from pydantic import ValidationError
 from torch import Tensor
 
-from grpox.config import ComponentRef
 from grpox.errors import ConfigError, Problem, nearest, text_of
-from grpox.errors.validation import problems_of
-from grpox.plugins.discovery import discover
-from grpox.plugins.registry import Registry
 from grpox.runtime.world import World
-from grpox.update.kl import KL_ESTIMATORS
-from grpox.update.reduction import StepTotals, count_masks
-from grpox.update.step_loss import MicroBatchInputs, StepLoss
+from grpox.testing.conformance import Mention, bind, registry
+from grpox.update.objective import KL_ESTIMATORS, MicroBatchInputs
+from grpox.update.step_loss import StepLoss, StepTotals, count_masks
 from grpox.update.token_masks import choose
 
 REQUIRED: tuple[str, ...] = ("logprobs", "advantages", "token_mask")
@@ -69,19 +63,21 @@ def step_gradient(
         ConfigError: a component, parameter, key, shape or number is wrong.
         RunFailed: the loss or the correction raised or returned what is none.
     """
-    _check_settings(beta, kl, max_completion_length, world_size)
-    _check_masks(entropy_coef, top_entropy_quantile, off_policy_mask_threshold)
-    if isinstance(micro_batches, Mapping | str) or not isinstance(micro_batches, Sequence) or not micro_batches:
-        what = "a step is a list of at least one micro-batch"
-        raise ConfigError(Problem(what, "micro_batches", given=type(micro_batches).__name__))
+    numbers = {"beta": beta, "entropy_coef": entropy_coef}
+    if off_policy_mask_threshold is not None:
+        numbers["off_policy_mask_threshold"] = off_policy_mask_threshold
+    sizes = {"max_completion_length": max_completion_length, "world_size": world_size}
+    _check_settings(kl, numbers, top_entropy_quantile, sizes)
+    needed = _needed(beta, entropy_coef, top_entropy_quantile)
+    inputs = _all_inputs(micro_batches, needed, top_entropy_quantile)
     components = _build("loss", loss), _build("correction", correction)
     step_loss = StepLoss(*components, beta, kl, entropy_coef, off_policy_mask_threshold)
-    needed = REQUIRED
-    needed += ("ref_logprobs",) if beta > 0 else ()
-    needed += ("entropy",) if entropy_coef > 0 or top_entropy_quantile < 1 else ()
-    inputs = [_inputs(place, micro_batch, needed) for place, micro_batch in enumerate(micro_batches)]
-    if top_entropy_quantile < 1:
-        inputs = _of_high_entropy(inputs, top_entropy_quantile)
+    return _loss_and_gradients(step_loss, inputs, max_completion_length, world_size)
+
+
+def _loss_and_gradients(
+    step_loss: StepLoss, inputs: Sequence[MicroBatchInputs], max_completion_length: int, world_size: int
+) -> tuple[Tensor, list[Tensor]]:
     # Each rank counts its own and the counts are added, as the all-reduce of a run does.
     counts = [count_masks(i.token_mask for i in inputs[rank::world_size]) for rank in range(world_size)]
     tokens, sequences, number = (sum(column) for column in zip(*counts, strict=True))
@@ -92,51 +88,43 @@ def step_gradient(
     return total.detach(), list(gradients)
 
 
-@cache
-def _registry() -> Registry:
-    return Registry(discover())
+def _build(kind: str, mention: Mention) -> Any:
+    return registry().build(bind(kind, mention))
 
 
-def _build(kind: str, given: str | Mapping[str, Any]) -> Any:
-    try:
-        reference = ComponentRef.model_validate(dict(given) if isinstance(given, Mapping) else given)
-    except ValidationError as error:
-        raise ConfigError(problems_of(error, ComponentRef, kind)) from error
-    return _registry().build(_registry().parse(kind, reference, kind))
+def _needed(beta: float, entropy_coef: float, top_entropy_quantile: float) -> tuple[str, ...]:
+    needed = REQUIRED + (("ref_logprobs",) if beta > 0 else ())
+    return needed + (("entropy",) if entropy_coef > 0 or top_entropy_quantile < 1 else ())
 
 
-def _of_high_entropy(inputs: Sequence[MicroBatchInputs], part: float) -> list[MicroBatchInputs]:
-    """The micro-batches of all ranks, told which of their tokens are chosen."""
+def _all_inputs(micro_batches: Any, needed: Sequence[str], part: float) -> list[MicroBatchInputs]:
+    """Check the micro-batches of all ranks, and choose the `part` of their tokens with the highest entropy."""
+    if isinstance(micro_batches, Mapping | str) or not isinstance(micro_batches, Sequence) or not micro_batches:
+        what = "a step is a list of at least one micro-batch"
+        raise ConfigError(Problem(what, "micro_batches", given=type(micro_batches).__name__))
+    inputs = [_inputs(place, micro_batch, needed) for place, micro_batch in enumerate(micro_batches)]
+    if part == 1:
+        return inputs
     entropies = [each.entropy for each in inputs if each.entropy is not None]
     masks = [each.token_mask for each in inputs]
     chosen = choose(entropies, masks, part, World(0, 1, torch.device("cpu")))
     return [replace(each, policy_keep=keep) for each, keep in zip(inputs, chosen.keep, strict=True)]
 
 
-def _check_masks(entropy_coef: float, top_entropy_quantile: float, threshold: float | None) -> None:
-    problems = []
-    if not 0 <= entropy_coef < math.inf:
-        problems.append(Problem("must be a finite number from 0", "entropy_coef", given=repr(entropy_coef)))
-    if not 0 <= top_entropy_quantile <= 1:
-        given = repr(top_entropy_quantile)
-        problems.append(Problem("must be a number from 0 to 1", "top_entropy_quantile", given=given))
-    if threshold is not None and not 0 <= threshold < math.inf:
-        what = "must be a finite number from 0, or None"
-        problems.append(Problem(what, "off_policy_mask_threshold", given=repr(threshold)))
-    if problems:
-        raise ConfigError(problems)
-
-
-def _check_settings(beta: float, kl: str, max_completion_length: int, world_size: int) -> None:
+def _check_settings(kl: str, numbers: Mapping[str, float], quantile: float, sizes: Mapping[str, int]) -> None:
     problems = []
     if kl not in KL_ESTIMATORS:
         allowed, near = ", ".join(KL_ESTIMATORS), nearest(str(kl), KL_ESTIMATORS)
         problems.append(Problem("no such KL estimator", "kl", given=str(kl), allowed=allowed, nearest=near))
-    if not (isinstance(beta, int | float) and 0 <= beta < math.inf):
-        problems.append(Problem("must be a finite number from 0", "beta", given=repr(beta)))
-    for key, value in (("max_completion_length", max_completion_length), ("world_size", world_size)):
-        if not (isinstance(value, int) and value >= 1):
-            problems.append(Problem("must be a whole number from 1", key, given=repr(value)))
+    for key, number in numbers.items():
+        if not (isinstance(number, int | float) and 0 <= number < math.inf):
+            what = "must be a finite number from 0" + (", or None" if key.endswith("threshold") else "")
+            problems.append(Problem(what, key, given=repr(number)))
+    if not 0 <= quantile <= 1:
+        problems.append(Problem("must be a number from 0 to 1", "top_entropy_quantile", given=repr(quantile)))
+    for key, size in sizes.items():
+        if not (isinstance(size, int) and size >= 1):
+            problems.append(Problem("must be a whole number from 1", key, given=repr(size)))
     if problems:
         raise ConfigError(problems)
 

@@ -16,8 +16,7 @@ from torch import Tensor
 
 from grpox.errors import RunFailed
 from grpox.testing.conformance import Conformance, Violation
-from grpox.testing.loss_examples import SHAPES, example
-from grpox.testing.loss_gradients import close
+from grpox.testing.loss_examples import SHAPES, close, example
 from grpox.update.step_loss import corrected
 
 LARGEST = 20.0

@@ -20,24 +20,22 @@ from grpox.contracts import LossInputs, Reduction
 from grpox.errors import RunFailed
 from grpox.testing.conformance import Conformance, Violation
 from grpox.testing.loss_examples import (
+    Measured,
+    close,
     columns,
     example,
     examples,
+    leaf,
+    leaves,
     mapped,
+    masked,
+    measured_on,
     neutral,
     padded,
     poisoned,
+    random_numbers,
     rows,
     shown,
-)
-from grpox.testing.loss_gradients import (
-    Measured,
-    close,
-    leaf,
-    leaves,
-    masked,
-    measured_on,
-    random_numbers,
     slope,
     step_gradient_of,
     step_gradient_on,

@@ -8,7 +8,6 @@ class TestMine(ObserverConformance):
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import tempfile
@@ -16,13 +15,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import pluggy
-from rich.console import Console
-
 from grpox.contracts import Rollout, RunContext, ScoredRollout
 from grpox.observing.observers import Observers
-from grpox.observing.record import LocalRecord
-from grpox.plugins import hookspecs
+from grpox.observing.record import LocalRecord, files_of_observers
+from grpox.plugins.loader import new_manager
 from grpox.runfile.load import load_run
 from grpox.testing.conformance import Conformance, Violation
 
@@ -38,33 +34,33 @@ class ObserverConformance(Conformance):
     def test_runs(self) -> None:
         """Is told of a run from start to end, and raises nowhere."""
         with _folder() as folder:
-            run, observers, told = _context(folder), *self._observers()
+            run, observers = _context(folder), self._observers()
             observers.run_started(run)
             _middle(observers, run, dict(METRICS))
             observers.checkpoint_saved(run, 2, folder)
             _finish(observers, run, {"steps": 2, "reward": 0.5})
-            self._nothing_raised(observers, told)
+            self._nothing_raised(observers)
 
     def test_failed_runs(self) -> None:
         """Is told of a run that fails, in the middle or before its first step."""
         for error in (RuntimeError("out of memory"), KeyboardInterrupt()):
             for middle in (True, False):
                 with _folder() as folder:
-                    run, observers, told = _context(folder), *self._observers()
+                    run, observers = _context(folder), self._observers()
                     observers.run_started(run)
                     if middle:
                         _middle(observers, run, dict(METRICS))
                     observers.run_failed(run, error)
-                    self._nothing_raised(observers, told)
+                    self._nothing_raised(observers)
 
     def test_odd_numbers(self) -> None:
         """Takes metrics that are not finite, names with spaces, and rewards that are None."""
         with _folder() as folder:
-            run, observers, told = _context(folder), *self._observers()
+            run, observers = _context(folder), self._observers()
             observers.run_started(run)
             _middle(observers, run, ODD_METRICS)
             _finish(observers, run, {"steps": 2, "reward": None})
-            self._nothing_raised(observers, told)
+            self._nothing_raised(observers)
 
     def test_two_runs(self) -> None:
         """One process may run twice: the second run is another one."""
@@ -72,20 +68,16 @@ class ObserverConformance(Conformance):
             self.test_runs()
             self.notes.clear()
 
-    def _observers(self) -> tuple[Observers, io.StringIO]:
-        manager = pluggy.PluginManager("grpox")
-        manager.add_hookspecs(hookspecs)
-        told = io.StringIO()
+    def _observers(self) -> Observers:
         # Trackers upload what the run's own record has written.
-        selected = [("record", LocalRecord()), ("it", self.build())]
-        return Observers(manager, selected, Console(file=told, width=200)), told
+        observer = self.build()
+        selected = [("record", LocalRecord(files_of_observers([observer]))), ("it", observer)]
+        return Observers(new_manager(), selected)
 
-    def _nothing_raised(self, observers: Observers, told: io.StringIO) -> None:
+    def _nothing_raised(self, observers: Observers) -> None:
         if observers.failures:
             advice = "in a run that is a warning, and what it should have recorded is lost"
-            raise Violation(
-                told.getvalue().partition("\n")[0].removeprefix("warning: observer 'it' "), advice=advice
-            )
+            raise Violation(observers.first_failure.removeprefix("observer 'it' "), advice=advice)
 
 
 def _middle(observers: Observers, run: RunContext, metrics: dict[str, float]) -> None:

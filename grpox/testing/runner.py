@@ -12,7 +12,26 @@ from unittest import SkipTest
 
 from grpox.errors import GrpoxError, describe
 from grpox.runtime.signals import raise_if_signal
+from grpox.testing.advantages import AdvantageConformance
 from grpox.testing.conformance import Check, Conformance, Violation
+from grpox.testing.corrections import CorrectionConformance
+from grpox.testing.generators import GeneratorConformance
+from grpox.testing.losses import LossConformance
+from grpox.testing.observers import ObserverConformance
+from grpox.testing.rewards import RewardConformance
+
+SUITES: dict[str, type[Conformance]] = {
+    suite.kind: suite
+    for suite in (
+        LossConformance,
+        AdvantageConformance,
+        CorrectionConformance,
+        RewardConformance,
+        GeneratorConformance,
+        ObserverConformance,
+    )
+}
+"""Component kind -> its conformance suite."""
 
 
 @dataclass(frozen=True)

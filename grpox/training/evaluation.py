@@ -22,9 +22,10 @@ from grpox.data.prompts import PromptSet
 from grpox.rollout.metrics import error_metrics, length_metrics, mean
 from grpox.rollout.rewards import NamedReward
 from grpox.rollout.rewards.log import Logged, weighed_mean_logged, with_logged
+from grpox.rollout.rewards.scoring import ScoredRow
 from grpox.rollout.rewards.weighted_sum import weighted_sum
-from grpox.rollout.sampler import Sampler
-from grpox.rollout.scored import ScoredRow
+from grpox.rollout.sampler import CompletionSampler, SampleRequest
+from grpox.rollout.scorer import Scorer, sample_and_score
 
 STREAM = 1
 """Tells the random numbers of evaluations from those of training, whose number is 0."""
@@ -38,22 +39,25 @@ class Evaluator:
 
     Args:
         sampling: the run's; the evaluation's own settings are put over it.
-        rewards: default: those of `sampler`.
     """
 
     def __init__(
         self,
-        sampler: Sampler,
+        sampler: CompletionSampler,
+        scorer: Scorer,
         prompts: PromptSet,
         config: EvaluationConfig,
         sampling: SamplingConfig,
-        rewards: Sequence[NamedReward] | None = None,
     ) -> None:
         self.sampler = sampler
+        self.scorer = scorer
         self.prompts = prompts
         self.config = config
         self.sampling = sampling_of(config, sampling)
-        self.rewards = sampler.rewards if rewards is None else rewards
+
+    def is_due(self, step: int, total_steps: int) -> bool:
+        """Tell whether to evaluate after `step`, as after the last one in any case."""
+        return step == total_steps or (self.config.every > 0 and step % self.config.every == 0)
 
     def evaluate(self, state: TrainerState) -> dict[str, float]:
         """The metrics of one evaluation, over all ranks; a collective."""
@@ -73,16 +77,15 @@ class Evaluator:
         with random_numbers_kept():
             for start in range(0, len(self.prompts), per_batch):
                 indices = range(start, min(start + per_batch, len(self.prompts)))
-                scored, logged = self.sampler.sample(
+                request = SampleRequest(
                     self.prompts,
                     indices,
                     self.config.num_generations,
                     self.sampling,
                     (STREAM, state.global_step, start),
-                    state,
-                    rewards=self.rewards,
-                    seeds=[self._seed(state, index) for index in indices],
+                    [self._seed(state, index) for index in indices],
                 )
+                scored, logged = sample_and_score(self.sampler, self.scorer, request, state)
                 rows += scored
                 logs.append((logged, len(scored)))
                 done(indices.stop)
@@ -90,9 +93,9 @@ class Evaluator:
 
     def metrics(self, rows: Sequence[ScoredRow], logged: Logged) -> dict[str, float]:
         """The metrics of what `sample` gave."""
-        metrics, renamed = with_logged(evaluation_metrics(rows, self.rewards, self.config), logged)
+        metrics, renamed = with_logged(evaluation_metrics(rows, self.scorer.rewards, self.config), logged)
         if self.sampler.world.is_main:
-            self.sampler.warn.all({what: what for what in renamed})
+            self.scorer.warn.all({what: what for what in renamed})
         return metrics
 
     def _seed(self, state: TrainerState, index: int) -> int:

@@ -12,7 +12,7 @@ from grpox.errors import ConfigError, Problem
 from grpox.policy.adapter_streams import stream_as_trained
 from grpox.policy.lora.layers import adapted_layers, merge_adapters
 from grpox.policy.saved_whole import undescribed
-from grpox.runfile.model_parts import media_parts
+from grpox.runfile.model_options import media_parts
 from grpox.runfile.origins import ARGUMENT
 
 if TYPE_CHECKING:

@@ -6,10 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from grpox.config.run import REWARD_OF_MODEL
 from grpox.data.open_data import DATA_FILES
 from grpox.errors import ConfigError, Problem, describe
-from grpox.runfile.given import Changes, Given
-from grpox.runfile.input_paths import GIVEN, input_path
+from grpox.runfile.given import GIVEN, Changes, Given
+from grpox.runfile.input_paths import input_path
 from grpox.runfile.origins import ARGUMENT
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ def given_rewards(
                 keys = {"name": _name(function)} | keys
             else:
                 models[key] = function
-                keys = {"name": "reward_model", "model": path} | keys
+                keys = {"name": REWARD_OF_MODEL, "model": path} | keys
         references.append(keys)
     return functions, models, references
 

@@ -10,17 +10,18 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from grpox.config import EvaluationConfig
 from grpox.config.evaluation_settings import sampling_of
+from grpox.data.batch_plan import BatchPlan
 from grpox.data.open_data import open_data
 from grpox.data.prompt_length import PromptLimit
 from grpox.data.prompts import PromptSet
 from grpox.data.row_stream import RowStream
-from grpox.data.schedule import BatchPlan, PromptSampler, Schedule, StreamSampler
+from grpox.data.schedule import PromptSampler, Schedule, StreamSampler
 from grpox.errors import ConfigError, Problem
-from grpox.plugins.component import call
 from grpox.policy.lora.add import add_adapters
 from grpox.policy.models import check_special_tokens, load_config, load_model, load_tokenizer, vocabulary_of
-from grpox.runfile.model_parts import media_problem
+from grpox.runfile.model_options import media_problem
 from grpox.runfile.train_checks import stream_problems
+from grpox.runtime.foreign_code import call
 
 if TYPE_CHECKING:
     from grpox.runfile.load import ResolvedRun
@@ -115,7 +116,7 @@ def _training_rows(run: ResolvedRun) -> datasets.Dataset | RowStream:
     if isinstance(rows, datasets.Dataset):
         return rows
     # A dataset component may turn out to be a stream only here.
-    if problems := stream_problems(config, streamed=True):
+    if problems := list(stream_problems(config)):
         raise ConfigError(problems)
     return RowStream(rows, config.train.shuffle_dataset, config.train.seed)
 

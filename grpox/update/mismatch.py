@@ -9,17 +9,16 @@ correction (https://verl.readthedocs.io/en/latest/algo/rollout_corr.html); no lo
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from grpox.contracts import Correction
-from grpox.plugins.component import call, unchanged
-from grpox.policy.batch import RolloutBatch
-from grpox.update.step_loss import Corrected
-from grpox.update.token_metrics import TokenMetrics, kept_values
+from grpox.runtime.foreign_code import call, unchanged
+from grpox.update.objective import Corrected, MicroBatchLoss
+from grpox.update.step_loss import CorrectionTraits
+from grpox.update.token_metrics import kept_values
 
 
 @dataclass(frozen=True)
@@ -69,67 +68,61 @@ _ROUNDING = 1e-5
 """A weight less than R by no more than this share, some roundings of float32, was not truncated."""
 
 
-class StepMismatch:
-    """The mismatch of an optimizer step's tokens on this rank, told micro-batch by micro-batch.
+def mismatch_of(results: Sequence[MicroBatchLoss], traits: CorrectionTraits) -> dict[str, Tensor]:
+    """Measure all tokens of a step on this rank at once: name -> [N].
 
-    It is measured once, of all tokens together: on a CPU that takes a fraction of the time.
+    On a CPU that takes a fraction of the time that one micro-batch after the other takes.
+
+    Args:
+        results: every micro-batch, with its correction.
     """
+    names: tuple[str, ...] = ()
+    parts = []
+    for result in results:
+        made, inputs = result.corrected, result.inputs
+        assert made is not None
+        assert inputs.sampler_logprobs is not None
+        values = {"old": made.old, "sampler": made.sampler, "weights": made.weights, "keep": made.keep}
+        values["missing"] = inputs.sampler_logprobs.isnan()
+        if traits.raw is not None:
+            values["raw"] = _raw(traits.raw, made, inputs.token_mask)
+        names = tuple(values)
+        parts.append(kept_values(values, inputs.token_mask))
+    return _measured(dict(zip(names, torch.cat(parts, dim=1).double(), strict=True)), traits)
 
-    def __init__(self, correction: Correction) -> None:
-        self._correction = correction
-        self._names: tuple[str, ...] = ()
-        self._parts: list[Tensor] = []  # f[K, N] of each micro-batch
 
-    def add(self, made: Corrected, batch: RolloutBatch) -> None:
-        """Add a micro-batch; `batch` tells its token mask, and where mu is missing."""
-        told = {"old": made.old, "sampler": made.sampler, "weights": made.weights, "keep": made.keep}
-        told["missing"] = batch.sampler_logprobs.isnan()
-        raw = _raw(self._correction, made, batch.token_mask)
-        if raw is not None:
-            told["raw"] = raw
-        self._names = tuple(told)
-        self._parts.append(kept_values(told, batch.token_mask))
-
-    def add_to(self, metrics: TokenMetrics) -> None:
-        """Add what is measured of all tokens."""
-        tokens = dict(zip(self._names, torch.cat(self._parts, dim=1).double(), strict=True))
-        metrics.add(self._measured(tokens), torch.ones_like(tokens["old"], dtype=torch.bool))
-
-    def _measured(self, tokens: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """What is measured of N tokens: name -> [N]."""
-        d = (tokens["old"] - tokens["sampler"]).nan_to_num(nan=0.0).clamp(-_EXPONENT, _EXPONENT)
-        ratio, raw, keep = d.exp(), tokens.get("raw"), tokens["keep"] > 0
-        importance = ratio
-        truncated = torch.zeros_like(keep)
-        if getattr(self._correction, "weighs_by_raw", True):
-            importance = ratio if raw is None else raw
-            truncated = keep & (tokens["weights"] < importance * (1 - _ROUNDING))
-        values = {
-            "ratio": ratio,
-            "importance": importance,
-            "importance_squared": importance.square(),
-            "difference": d.abs(),
-            "kl": torch.expm1(d) - d,  # k3 of KL(mu || pi_old), as the samples are mu's
-            "truncated": truncated,
-            "masked": ~keep,
-            "missing_logprobs": tokens["missing"],
-        }
-        if raw is not None:
-            values["raw_ratio"] = raw
-        return {_PREFIX + name: value for name, value in values.items()}
+def _measured(tokens: Mapping[str, Tensor], traits: CorrectionTraits) -> dict[str, Tensor]:
+    """Measure N tokens: name -> [N]."""
+    d = (tokens["old"] - tokens["sampler"]).nan_to_num(nan=0.0).clamp(-_EXPONENT, _EXPONENT)
+    ratio, raw, keep = d.exp(), tokens.get("raw"), tokens["keep"] > 0
+    importance = ratio
+    truncated = torch.zeros_like(keep)
+    if traits.weighs_by_raw:
+        importance = ratio if raw is None else raw
+        truncated = keep & (tokens["weights"] < importance * (1 - _ROUNDING))
+    values = {
+        "ratio": ratio,
+        "importance": importance,
+        "importance_squared": importance.square(),
+        "difference": d.abs(),
+        "kl": torch.expm1(d) - d,  # k3 of KL(mu || pi_old), as the samples are mu's
+        "truncated": truncated,
+        "masked": ~keep,
+        "missing_logprobs": tokens["missing"],
+    }
+    if raw is not None:
+        values["raw_ratio"] = raw
+    return {_PREFIX + name: value for name, value in values.items()}
 
 
 @torch.no_grad()
-def _raw(correction: Correction, made: Corrected, mask: Tensor) -> Tensor | None:
-    """What the correction says of itself, as numbers that can be squared and summed: f64[B, T]."""
-    raw = getattr(correction, "raw", None)
-    if raw is None:
-        return None
+def _raw(raw: Callable[..., Tensor], made: Corrected, mask: Tensor) -> Tensor:
+    """Call a correction's `raw`; returns numbers that can be squared and summed, f64[B, T]."""
     largest = math.exp(_EXPONENT)
     given = {"old": made.old.double(), "sampler": made.sampler.double(), "mask": mask}
     with unchanged("correction", raw, given):
-        told: Tensor = call("correction", raw, *given.values())
-    return told.double().nan_to_num(nan=1.0).clamp(1 / largest, largest)
+        values: Tensor = call("correction", raw, *given.values())
+    return values.double().nan_to_num(nan=1.0).clamp(1 / largest, largest)
 
 
 def mismatch_metrics(reduced: dict[str, tuple[float, float, float]]) -> dict[str, float]:

@@ -15,12 +15,11 @@ from torch import Tensor
 from grpox.config import TrainConfig
 from grpox.errors import RunFailed
 from grpox.errors.formatting import counted
-from grpox.errors.warn_once import TellOnce
+from grpox.runtime.logs import WarnOnce, get_logger
 from grpox.runtime.world import World
 
 if TYPE_CHECKING:
-    from grpox.update.micro_batch import Slice
-
+    from grpox.policy.batch import Sample
 
 TERMS = (
     "reference log-probability",
@@ -61,23 +60,24 @@ class Found:
         return f"rank {self.rank}, micro-batch {self.micro_batch}, row {self.row}, token {self.token}"
 
 
-def find(micro_batches: Iterable[tuple[Mapping[str, Tensor], Tensor]], rank: int) -> list[Found]:
-    """Return the first number that is not finite of each term in a rank's micro-batches, causes first.
+Row = tuple[Mapping[str, Tensor], Tensor]
+"""Terms of one sequence (name -> f32[T]) and its token mask, bool[T]."""
 
-    Args:
-        micro_batches: terms (name -> f32[B, T]) and token mask bool[B, T] of each.
-    """
+
+def find(micro_batches: Iterable[Sequence[Row]], rank: int) -> list[Found]:
+    """Return the first number that is not finite of each term in a rank's micro-batches, causes first."""
     first: dict[str, Found] = {}
-    for place, (terms, mask) in enumerate(micro_batches):
-        for name, values in terms.items():
-            bad = mask & ~torch.isfinite(values)
-            count = int(bad.sum())
-            if not count:
-                continue
-            row, token = bad.nonzero()[0].tolist()
-            new = Found(name, str(values[row, token].item()), rank, place, row, token, 0)
-            known = first.get(name, new)
-            first[name] = replace(known, count=known.count + count)
+    for place, rows in enumerate(micro_batches):
+        for number, (terms, mask) in enumerate(rows):
+            for name, values in terms.items():
+                bad = mask & ~torch.isfinite(values)
+                count = int(bad.sum())
+                if not count:
+                    continue
+                token = int(bad.nonzero()[0])
+                new = Found(name, str(values[token].item()), rank, place, number, token, 0)
+                known = first.get(name, new)
+                first[name] = replace(known, count=known.count + count)
     return in_order(list(first.values()))
 
 
@@ -93,9 +93,20 @@ TOLD = 4
 class FaultDumps(Protocol):
     """Keeps the batch of a step that was not taken, as `grpox.checkpoint.faults.dump.FaultDumps` does."""
 
-    def dump(self, step: int, what: str, found: Sequence[Found], slices: Sequence[Slice]) -> str:
+    def dump(
+        self, step: int, what: str, found: Sequence[Found], micro_batches: Sequence[Sequence[Sample]]
+    ) -> str:
         """Keep the batch and return a line that tells where it is; a collective."""
         ...
+
+
+@dataclass
+class SkippedSteps:
+    """Steps of a run that were not taken."""
+
+    total: int = 0
+    in_a_row: int = 0
+    """The last of these, without a step between them that was taken."""
 
 
 @dataclass
@@ -106,47 +117,46 @@ class NonFinitePolicy:
     world: World
     dumps: FaultDumps | None = None
     """Keeps the batches; None: none are kept."""
-    warn: TellOnce = field(default_factory=TellOnce)
-    skipped: int = 0
-    """Steps of the run that were skipped."""
-    in_a_row: int = 0
-    """The last of these, without a step between them that was taken."""
+    warn: WarnOnce = field(default_factory=lambda: WarnOnce(get_logger(__name__)))
+    skipped: SkippedSteps = field(default_factory=SkippedSteps)
 
-    def taken(self) -> None:
-        """A step was taken."""
-        self.in_a_row = 0
+    def on_step_applied(self) -> None:
+        """Note that a step was taken."""
+        self.skipped.in_a_row = 0
 
     def metrics(self) -> dict[str, float]:
         """Return the number of steps skipped so far, in a run that may skip any."""
-        return {"skipped_steps": float(self.skipped)} if self.config.on_nonfinite == "skip" else {}
+        return {"skipped_steps": float(self.skipped.total)} if self.config.on_nonfinite == "skip" else {}
 
-    def not_taken(
-        self, step: int, what: str, slices: Sequence[Slice], terms: Sequence[Mapping[str, Tensor]]
+    def on_step_skipped(
+        self,
+        step: int,
+        what: str,
+        micro_batches: Sequence[Sequence[Sample]],
+        rows: Sequence[Sequence[Row]],
     ) -> None:
-        """A step was not taken; a collective.
+        """Note that a step was not taken; a collective.
 
         Args:
             step: its number.
             what: one line: what was not finite.
-            slices: this rank's micro-batches, as they were before the step.
-            terms: of each what its loss was made of; see `grpox.update.forward.terms_of`.
+            micro_batches: this rank's, as they were before the step.
+            rows: the terms of each sample's loss; see `grpox.update.objective.MicroBatchLoss.terms`.
 
         Raises:
             RunFailed: the run should end.
         """
-        masks = [slice_.batch.token_mask for slice_ in slices]
-        mine = find(zip(terms, masks, strict=True), self.world.rank)
-        found = in_order(self.world.gather(mine))
-        self.skipped += 1
-        self.in_a_row += 1
+        found = in_order(self.world.gather(find(rows, self.world.rank)))
+        self.skipped.total += 1
+        self.skipped.in_a_row += 1
         told = f"{what} in step {step}{_where(found)}"
         if self.dumps is not None:
-            told += f"\n    {self.dumps.dump(step, what, found, slices)}"
+            told += f"\n    {self.dumps.dump(step, what, found, micro_batches)}"
         if self.config.on_nonfinite == "stop":
             hint = "train.on_nonfinite=skip goes on without such steps"
             raise RunFailed(f"{told}\n    no weight was changed; {hint} (docs/numerical-faults.md)")
-        if self.in_a_row >= self.config.max_skips_in_a_row:
-            row = f"{counted(self.in_a_row, 'step')} in a row"
+        if self.skipped.in_a_row >= self.config.max_skips_in_a_row:
+            row = f"{counted(self.skipped.in_a_row, 'step')} in a row"
             raise RunFailed(f"{told}\n    the run ends: {row} were not taken (train.max_skips_in_a_row)")
         if self.world.is_main:
             self.warn(f"skipped {step}", f"{told}\n    the step is skipped, as train.on_nonfinite says")

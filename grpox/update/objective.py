@@ -4,25 +4,151 @@ The core owns the mask, the correction R, the KL term, the bonus and the weights
 alone. Masked positions are neutralised before the plugin sees them and after: multiplying by the mask would
 turn a NaN there into a NaN gradient. What else a plugin does wrong is told with its name, not broadcast into a
 gradient.
+
+KL(pi || ref) of each token is estimated from tokens that the policy sampled; rho = log ref - log pi. Source:
+Schulman, "Approximating KL divergence" (2020), for k1, k2 and k3.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from grpox.contracts import LossInputs, LossOutput, PolicyLoss
+from grpox.contracts import LossInputs, LossOutput, PolicyLoss, Reduction
 from grpox.errors import RunFailed
-from grpox.plugins.component import call, unchanged
-from grpox.update.kl import KL_ESTIMATORS, k3
+from grpox.runtime.foreign_code import call, unchanged
 
 RESERVED = frozenset(
     {"loss", "grad_norm", "learning_rate", "entropy", "kl", "kl_old", "ratio", "off_policy_masked"}
 )
 """Metrics of the core's own, which a diagnostic may not overwrite; nor may it begin with ``sampling/``."""
+
+
+@dataclass(frozen=True)
+class LossTraits:
+    """The declarations of a policy loss, read once where a run binds it."""
+
+    reduction: Reduction
+    folds_correction: bool = False
+    """The loss applies the correction R itself."""
+    zero_at_zero_advantage: bool = False
+    """A sequence whose advantage is 0 adds nothing to the gradient."""
+
+    @classmethod
+    def of(cls, loss: PolicyLoss) -> LossTraits:
+        """Read them from `loss`, where what it leaves out is False."""
+        return cls(
+            loss.reduction,
+            getattr(loss, "folds_correction", False),
+            getattr(loss, "zero_at_zero_advantage", False),
+        )
+
+
+@dataclass(frozen=True)
+class MicroBatchInputs:
+    """Log-probabilities and advantages of one micro-batch."""
+
+    logprobs: Tensor  # f32[B, T], with gradient
+    token_mask: Tensor  # bool[B, T]
+    advantages: Tensor  # f32[B] or f32[B, T]
+    old_logprobs: Tensor | None = None  # f32[B, T]; None: no update since sampling, so it is sg[logprobs]
+    sampler_logprobs: Tensor | None = None  # f32[B, T], NaN where unknown; None: all are unknown
+    reference_logprobs: Tensor | None = None  # f32[B, T], only when beta > 0
+    entropy: Tensor | None = None  # f32[B, T], with gradient where there is a bonus
+    policy_keep: Tensor | None = None  # bool[B, T]: tokens whose policy term counts; None: all of them
+
+
+@dataclass(frozen=True)
+class Corrected:
+    """Inputs and outputs of an importance-sampling correction."""
+
+    old: Tensor  # f32[B, T]
+    sampler: Tensor  # f32[B, T], equal to old where it is unknown
+    weights: Tensor  # f32[B, T]
+    keep: Tensor  # bool[B, T]
+
+    @cached_property
+    def factor(self) -> Tensor:
+        """R f32[B, T]: the weight, 0 where the token is dropped."""
+        return torch.where(self.keep, self.weights, 0.0)
+
+
+@dataclass(frozen=True)
+class MicroBatchLoss:
+    """A micro-batch's share of the step's loss, and what was measured on the way."""
+
+    inputs: MicroBatchInputs
+    loss: Tensor  # scalar, to be minimised
+    policy_loss: Tensor  # f32[B, T], as the plugin returned it, without gradient, 0 where masked
+    diagnostics: Mapping[str, Tensor]  # name -> f32[B, T], without gradient, 0 where masked
+    corrected: Corrected | None = None  # None: no correction
+    off_policy_keep: Tensor | None = None  # bool[B, T]; None: the run leaves none out
+
+    def detached(self) -> MicroBatchLoss:
+        """Return the same numbers without the graph that made them; call it after the backward pass.
+
+        The derivative with respect to each log-probability, where there is one, becomes the term "derivative".
+        """
+        logprobs, entropy = self.inputs.logprobs, self.inputs.entropy
+        inputs = replace(
+            self.inputs, logprobs=logprobs.detach(), entropy=None if entropy is None else entropy.detach()
+        )
+        if logprobs.requires_grad and logprobs.grad is not None:
+            inputs.logprobs.grad = logprobs.grad
+        return replace(self, inputs=inputs, loss=self.loss.detach())
+
+    def terms(self) -> dict[str, Tensor]:
+        """Name the terms of the loss, causes first: name -> f32[B, T] without gradient."""
+        inputs = self.inputs
+        terms = {
+            "reference log-probability": inputs.reference_logprobs,
+            "log-probability": inputs.logprobs.detach(),
+            "old log-probability": None if self.corrected is None else self.corrected.old,
+            "entropy": None if inputs.entropy is None else inputs.entropy.detach(),
+            "advantage": inputs.advantages.unsqueeze(1).expand_as(inputs.logprobs),
+            "correction R": None if self.corrected is None else self.corrected.factor,
+            "policy loss": self.policy_loss,
+            "KL": self.diagnostics.get("kl"),
+            "derivative": inputs.logprobs.grad,
+        }
+        return {name: values for name, values in terms.items() if values is not None}
+
+
+KlEstimator = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""(reference, logprobs, old) f32[B, T] each -> f32[B, T]; the gradient is that with respect to logprobs."""
+
+
+def k1(reference: Tensor, logprobs: Tensor, old: Tensor) -> Tensor:
+    """``-rho``: unbiased in value, of high variance, negative for half of the tokens."""
+    return logprobs - reference
+
+
+def k2(reference: Tensor, logprobs: Tensor, old: Tensor) -> Tensor:
+    """``rho^2 / 2``: biased in value, with the right gradient on-policy."""
+    return (reference - logprobs).square() / 2
+
+
+def k3(reference: Tensor, logprobs: Tensor, old: Tensor) -> Tensor:
+    """``exp(rho) - rho - 1``: unbiased in value and never negative (GRPO, arXiv 2402.03300, eq. 4)."""
+    rho = reference - logprobs
+    return torch.expm1(rho) - rho
+
+
+def unbiased(reference: Tensor, logprobs: Tensor, old: Tensor) -> Tensor:
+    """``(pi / pi_old) k3``, the ratio neither clipped nor detached (DeepSeek-V3.2, arXiv 2512.02556).
+
+    Its gradient is that of the KL also for tokens that an older policy sampled; k3's own is not, and grows
+    without bound for tokens that the policy has come to think unlikely.
+    """
+    return (logprobs - old).exp() * k3(reference, logprobs, old)
+
+
+KL_ESTIMATORS: Mapping[str, KlEstimator] = {"k1": k1, "k2": k2, "k3": k3, "unbiased": unbiased}
+"""The names that `train.kl` takes."""
 
 
 def per_token_loss(policy_loss: PolicyLoss, inputs: LossInputs) -> LossOutput:
@@ -57,39 +183,26 @@ def _check_tensor(name: str, what: str, values: object, inputs: LossInputs) -> N
         raise RunFailed(f"loss '{name}': {what} is of {values.dtype}, not of a floating-point type")
 
 
-@dataclass(frozen=True)
-class ObjectiveInputs:
-    """All that the objective of one micro-batch depends on."""
-
-    logprobs: Tensor  # f32[B, T], with gradient
-    token_mask: Tensor  # bool[B, T]
-    advantages: Tensor  # f32[B] or f32[B, T]
-    token_weights: Tensor  # f32[B, T]: the step normaliser
-    old_logprobs: Tensor | None = None  # f32[B, T]; None: no update since sampling, so it is sg[logprobs]
-    reference_logprobs: Tensor | None = None  # f32[B, T], only when beta > 0
-    entropy: Tensor | None = None  # f32[B, T], with gradient where there are bonus weights
-    correction: Tensor | None = None  # f32[B, T]: R, 0 where a correction drops the token
-    policy_keep: Tensor | None = None  # bool[B, T]: tokens whose policy term counts; None: all of them
-    bonus_weights: Tensor | None = None  # f32[B, T]: those of the entropy in the step's loss; None: no bonus
-
-
-@dataclass(frozen=True)
-class ObjectiveOutput:
-    """The loss to be minimised, and what was measured on the way."""
-
-    loss: Tensor  # scalar
-    diagnostics: Mapping[str, Tensor]  # name -> f32[B, T], without gradient, 0 where masked
-    policy_loss: Tensor  # f32[B, T], what the plugin returned, without gradient, 0 where masked
-
-
 def objective(
-    policy_loss: PolicyLoss, inputs: ObjectiveInputs, beta: float = 0.0, kl: str = "k3"
-) -> ObjectiveOutput:
+    policy_loss: PolicyLoss,
+    inputs: MicroBatchInputs,
+    token_weights: Tensor,
+    *,
+    factor: Tensor | None = None,
+    folds_correction: bool = False,
+    bonus_weights: Tensor | None = None,
+    beta: float = 0.0,
+    kl: str = "k3",
+) -> MicroBatchLoss:
     """This micro-batch's share of the step's loss; shares of all micro-batches and ranks simply add up.
 
     Args:
+        token_weights: f32[B, T], the step normaliser.
+        factor: f32[B, T], the correction R, 0 where it drops the token; None: no correction.
+        folds_correction: the loss applies R itself.
+        bonus_weights: f32[B, T], those of the entropy in the step's loss; None: no bonus.
         beta: weight of the KL to the reference.
-        kl: its estimator, one of `grpox.update.kl.KL_ESTIMATORS`.
+        kl: its estimator, one of `KL_ESTIMATORS`.
 
     Raises:
         RunFailed: the loss raised or returned what is no loss.
@@ -101,24 +214,19 @@ def objective(
 
     logprobs = neutral(inputs.logprobs)
     old = logprobs.detach() if inputs.old_logprobs is None else neutral(inputs.old_logprobs)
-    correction = None if inputs.correction is None else neutral(inputs.correction)
+    correction = None if factor is None else neutral(factor)
     entropy = None if inputs.entropy is None else neutral(inputs.entropy)
-    folds_correction = getattr(policy_loss, "folds_correction", False)
-
     advantages = inputs.advantages if inputs.advantages.ndim == 2 else inputs.advantages.unsqueeze(1)
-    output = per_token_loss(
-        policy_loss,
-        LossInputs(
-            logprobs=logprobs,
-            old_logprobs=old,
-            advantages=neutral(advantages),
-            token_mask=mask,
-            entropy=None if entropy is None else entropy.detach(),
-            correction_weights=correction if folds_correction else None,
-        ),
+    given = LossInputs(
+        logprobs=logprobs,
+        old_logprobs=old,
+        advantages=neutral(advantages),
+        token_mask=mask,
+        entropy=None if entropy is None else entropy.detach(),
+        correction_weights=correction if folds_correction else None,
     )
-    per_token = neutral(output.loss)
-    policy_loss_per_token = per_token.detach()
+    output = per_token_loss(policy_loss, given)
+    per_token = of_plugin = neutral(output.loss)
     if inputs.policy_keep is not None:
         per_token = torch.where(inputs.policy_keep, per_token, nothing)
     if correction is not None and not folds_correction:
@@ -128,11 +236,10 @@ def objective(
     diagnostics["kl_old"] = k3(old, logprobs.detach(), old)
     diagnostics["ratio"] = neutral(torch.exp(logprobs.detach() - old))
     if inputs.reference_logprobs is not None:
-        reference = neutral(inputs.reference_logprobs)
-        divergence = KL_ESTIMATORS[kl](reference, logprobs, old)
+        divergence = KL_ESTIMATORS[kl](neutral(inputs.reference_logprobs), logprobs, old)
         diagnostics["kl"] = divergence.detach()
         per_token = per_token + beta * divergence
-    loss = (per_token * inputs.token_weights).sum()
-    if inputs.bonus_weights is not None and entropy is not None:
-        loss = loss - (entropy * inputs.bonus_weights).sum()
-    return ObjectiveOutput(loss, diagnostics, policy_loss_per_token)
+    loss = (per_token * token_weights).sum()
+    if bonus_weights is not None and entropy is not None:
+        loss = loss - (entropy * bonus_weights).sum()
+    return MicroBatchLoss(inputs, loss, of_plugin.detach(), diagnostics)

@@ -1,6 +1,6 @@
-"""Which sequences of an optimizer step go through the model together, and which need no backward pass.
+"""Groups the samples of an optimizer step into micro-batches, and tells which need no backward pass.
 
-A step's sequences are sorted by length and cut anew, so that little is computed for padding. That changes no
+A step's samples are sorted by length and grouped anew, so that little is computed for padding. That changes no
 gradient, because a token's weight comes from counts over the whole step. A loss that is normalised in each
 micro-batch by itself keeps the micro-batches of the schedule.
 """
@@ -10,142 +10,107 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from grpox.config import TrainConfig
-from grpox.contracts import PolicyLoss, Reduction
-from grpox.policy.batch import TokenSequence
-from grpox.policy.forward_modes import PLAIN, ForwardWays
-from grpox.policy.row_layout import Row, rows_of
+from grpox.contracts import Reduction
+from grpox.policy.batch import Row, Sample, rows_of
+from grpox.policy.forward_modes import FULL_LOGITS, ForwardMode
 from grpox.runtime.world import World
-from grpox.update.micro_batch import Slice, merged, rows_of_slice
+from grpox.update.objective import LossTraits
 
 
 @dataclass(frozen=True, eq=False)
-class Pass:
-    """Sequences of this rank that go through the model together."""
+class PackedMicroBatch:
+    """Samples of this rank that go through the model together."""
 
-    slice: Slice
-    numbers: Sequence[int]
-    """Of its rows among all rows of the step on this rank; fewer than it has rows where those only keep this
-    rank in step with the others."""
-    teaches: bool
-    """Whether its loss has a gradient."""
+    samples: Sequence[Sample]
+    needs_backward: bool
+    """True where its loss has a gradient."""
 
 
 @dataclass(frozen=True, eq=False)
-class Passes:
-    """The passes of this rank, as many of each kind as on every other rank; those that teach come last."""
+class PackedStep:
+    """The micro-batches of this rank, as many of each kind as on every other rank."""
 
-    slices: Sequence[Slice]
-    """The micro-batches of the schedule that the passes are made of."""
-    passes: Sequence[Pass]
+    micro_batches: Sequence[PackedMicroBatch]
+    """First come all that need no backward pass."""
     padding_fraction: float
     """The part of the positions computed, on all ranks, that hold no token."""
 
-    def spread(self, values: Sequence[Tensor | None]) -> list[Tensor]:
-        """What the passes computed, [b, t] each, for each slice: [B, T], 0 where there is nothing."""
-        shapes = [s.batch.token_mask.shape for s in self.slices]
-        like = next(v for v in values if v is not None)
-        whole = like.new_zeros(sum(rows for rows, _ in shapes), max(columns for _, columns in shapes))
-        for passed, value in zip(self.passes, values, strict=True):
-            if value is not None and passed.numbers:
-                count, columns = len(passed.numbers), value.shape[1]
-                whole[list(passed.numbers), :columns] = value[:count]
-        parts = torch.split(whole, [rows for rows, _ in shapes])
-        return [part[:, :columns].clone() for part, (_, columns) in zip(parts, shapes, strict=True)]
-
-    def keep(self, names: Sequence[str] = ("old_logprobs", "reference_logprobs")) -> None:
-        """Give the slices the log-probabilities that were fixed in the passes over them."""
-        for name in names:
-            values = [getattr(passed.slice, name) for passed in self.passes]
-            if any(value is not None for value in values):
-                for slice_, value in zip(self.slices, self.spread(values), strict=True):
-                    setattr(slice_, name, value)
-
 
 @dataclass(frozen=True)
-class Arrangement:
-    """How a run cuts its steps into passes."""
+class MicroBatchPacker:
+    """Groups the samples of each step as the run's settings, its loss and its model allow."""
 
     train: TrainConfig
-    ways: ForwardWays
-    fixed: bool
-    """Whether the micro-batches of the schedule are kept."""
-    skips: bool
-    """Whether a sequence without advantage needs no backward pass."""
+    mode: ForwardMode
+    keeps_schedule: bool
+    """The micro-batches of the schedule stay as they are."""
+    skips_backward: bool
+    """A sequence without advantage needs no backward pass."""
 
     @classmethod
-    def of(cls, train: TrainConfig, policy_loss: PolicyLoss, ways: ForwardWays) -> Arrangement:
-        """That of a run: its settings, and what its loss declares."""
-        local = policy_loss.reduction is Reduction.LOCAL_TOKEN_MEAN
-        silent = getattr(policy_loss, "zero_at_zero_advantage", False)
-        silent = silent and train.beta == 0 and train.entropy_coef == 0
+    def of(cls, train: TrainConfig, traits: LossTraits, mode: ForwardMode) -> MicroBatchPacker:
+        """Decide by the settings, and by the declarations of the loss."""
+        local = traits.reduction is Reduction.LOCAL_TOKEN_MEAN
+        silent = traits.zero_at_zero_advantage and train.beta == 0 and train.entropy_coef == 0
         skips = train.skip_zero_advantage and silent and not local
-        nothing = not skips and not ways.shared_width and train.max_tokens_per_micro_batch is None
-        return cls(train, ways, fixed=local or nothing, skips=skips)
+        nothing = not skips and not mode.shared_width and train.max_tokens_per_micro_batch is None
+        return cls(train, mode, keeps_schedule=local or nothing, skips_backward=skips)
 
-    def passes(self, slices: Sequence[Slice], world: World, teach: bool = True) -> Passes:
-        """Cut this rank's slices of a step into passes; a collective.
+    def pack(
+        self, micro_batches: Sequence[Sequence[Sample]], world: World, backward: bool = True
+    ) -> PackedStep:
+        """Group this rank's samples of a step; a collective.
 
         Args:
-            teach: whether to update; else every pass is without a gradient.
+            backward: whether to update; else no micro-batch needs a backward pass.
         """
-        if self.fixed:
-            return self._as_scheduled(slices, world, teach)
-        whole = merged(slices)
-        sequences = whole.batch.sequences
-        teaching, idle = self._kinds(whole, teach)
-        cuts = [self._cut(sequences, idle), self._cut(sequences, teaching)]
+        if self.keeps_schedule:
+            return self._as_scheduled(micro_batches, world, backward)
+        samples = [sample for micro_batch in micro_batches for sample in micro_batch]
+        kinds: tuple[list[Sample], list[Sample]] = ([], [])  # without a backward pass, and with one
+        for sample in samples:
+            live = not self.skips_backward or (sample.advantage != 0 and bool(sample.token_mask.any()))
+            kinds[backward and live].append(sample)
+        cuts = [self._cut(kind, len(samples)) for kind in kinds]
         real = sum(row.length for cut in cuts for rows in cut for row in rows)
         computed = sum(self._positions(rows) for cut in cuts for rows in cut)
-        told = world.gather([(len(cuts[0]), len(cuts[1]), real, computed)])
-        counts = [max(each[kind] for each in told) for kind in (0, 1)]
-        if teach and counts[1] == 0:  # the optimizer steps all the same
+        sizes = world.gather([(len(cuts[0]), len(cuts[1]), real, computed)])
+        counts = [max(size[kind] for size in sizes) for kind in (0, 1)]
+        if backward and counts[1] == 0:  # the optimizer steps all the same
             counts[1] = 1
-        shortest = min(range(len(sequences)), key=lambda number: len(sequences[number]))
-        made = []
-        for teaches, cut, count in zip((False, True), cuts, counts, strict=True):
+        packed = []
+        for kind, (of_kind, cut) in enumerate(zip(kinds, cuts, strict=True)):
             for rows in cut:
-                numbers = [number for row in rows for number in row.members]
-                made.append(Pass(rows_of_slice(whole, numbers), numbers, teaches))
-            if missing := count - len(cut):
-                made += [Pass(_blank(whole, shortest), (), teaches)] * missing
-        return Passes(slices, made, _padding(told))
+                together = [of_kind[member] for row in rows for member in row.members]
+                packed.append(PackedMicroBatch(together, needs_backward=kind == 1))
+            if missing := counts[kind] - len(cut):
+                packed += [PackedMicroBatch([_filler(samples)], kind == 1)] * missing
+        return PackedStep(packed, _padding(sizes))
 
-    def _as_scheduled(self, slices: Sequence[Slice], world: World, teach: bool) -> Passes:
-        made, first, real, computed = [], 0, 0, 0
-        for slice_ in slices:
-            count = len(slice_.batch.token_mask)
-            made.append(Pass(replace(slice_), range(first, first + count), teach))
-            first += count
-            if self.ways == PLAIN:
-                mask = slice_.batch.attention_mask
-                real, computed = real + int(mask.sum()), computed + mask.numel()
+    def _as_scheduled(
+        self, micro_batches: Sequence[Sequence[Sample]], world: World, backward: bool
+    ) -> PackedStep:
+        real, computed = 0, 0
+        for samples in micro_batches:
+            if self.mode == FULL_LOGITS:
+                real += sum(map(len, samples))
+                widest = max(len(s.prompt) for s in samples), max(1, *(len(s.completion) for s in samples))
+                computed += len(samples) * sum(widest)
             else:
-                rows = rows_of(slice_.batch.sequences, self.ways.shared_width)
-                real, computed = real + sum(r.length for r in rows), computed + self._positions(rows)
-        return Passes(slices, made, _padding(world.gather([(0, 0, real, computed)])))
+                rows = rows_of(samples, self.mode.shared_width)
+                real, computed = real + sum(row.length for row in rows), computed + self._positions(rows)
+        packed = [PackedMicroBatch(samples, backward) for samples in micro_batches]
+        return PackedStep(packed, _padding(world.gather([(0, 0, real, computed)])))
 
-    def _kinds(self, whole: Slice, teach: bool) -> tuple[list[int], list[int]]:
-        """Numbers of the rows with a gradient, and of those without."""
-        count = len(whole.batch.advantages)
-        if not teach:
-            return [], list(range(count))
-        if not self.skips:
-            return list(range(count)), []
-        live = ((whole.batch.advantages != 0) & whole.batch.token_mask.any(dim=1)).tolist()
-        return [n for n in range(count) if live[n]], [n for n in range(count) if not live[n]]
-
-    def _cut(self, sequences: Sequence[TokenSequence], numbers: Sequence[int]) -> list[list[Row]]:
-        """Rows that go together, longest first."""
+    def _cut(self, samples: Sequence[Sample], step_size: int) -> list[list[Row]]:
+        """Group `samples` into rows that go together, longest first; `step_size` samples make up the step."""
         budget = self.train.max_tokens_per_micro_batch
-        most = self.train.per_device_train_batch_size if budget is None else len(sequences)
-        rows = rows_of([sequences[number] for number in numbers], self.ways.shared_width, most, budget)
+        most = self.train.per_device_train_batch_size if budget is None else step_size
         cut: list[list[Row]] = []
-        for row in rows:
-            row = replace(row, members=tuple(numbers[member] for member in row.members))
+        for row in rows_of(samples, self.mode.shared_width, most, budget):
             if cut and self._fits([*cut[-1], row], most):
                 cut[-1].append(row)
             else:
@@ -159,17 +124,16 @@ class Arrangement:
         )
 
     def _positions(self, rows: Sequence[Row]) -> int:
-        """How many the model computes for rows that go together, longest first."""
-        return sum(row.length for row in rows) if self.ways.packed else len(rows) * rows[0].length
+        """Count the positions that the model computes for rows that go together, longest first."""
+        return sum(row.length for row in rows) if self.mode.packed else len(rows) * rows[0].length
 
 
-def _blank(whole: Slice, number: int) -> Slice:
-    """A row in which nothing counts, for a forward that only the other ranks need."""
-    made = rows_of_slice(whole, [number])
-    mask = torch.zeros_like(made.batch.token_mask)
-    return replace(made, batch=replace(made.batch, token_mask=mask))
+def _filler(samples: Sequence[Sample]) -> Sample:
+    """Return a sample in which no token counts, for a forward that only the other ranks need."""
+    shortest = min(samples, key=len)
+    return replace(shortest, token_mask=np.zeros_like(shortest.token_mask))
 
 
-def _padding(told: Sequence[tuple[int, int, int, int]]) -> float:
-    real, computed = sum(each[2] for each in told), sum(each[3] for each in told)
+def _padding(sizes: Sequence[tuple[int, int, int, int]]) -> float:
+    real, computed = sum(size[2] for size in sizes), sum(size[3] for size in sizes)
     return 1 - real / computed

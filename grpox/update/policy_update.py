@@ -1,9 +1,10 @@
-"""One optimizer step: micro-batches -> objective -> backward -> step, and the metrics of all three."""
+"""One optimizer step: samples -> micro-batches -> objective -> backward -> step, and the metrics of all."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -13,19 +14,24 @@ from grpox.config import RunConfig
 from grpox.contracts import Correction, PolicyLoss
 from grpox.errors import RunFailed
 from grpox.policy.adapter_reference import BaseAsReference
+from grpox.policy.batch import RolloutBatch, Sample, collate
 from grpox.policy.engine import Engine, FrozenEngine
+from grpox.policy.forward_modes import FULL_LOGITS, ForwardMode
 from grpox.policy.logprobs import completion_logprobs
 from grpox.policy.reference_sync import ReferenceSync
 from grpox.runtime.world import World
-from grpox.update.forward import ForwardPass, forward_pass, terms_of
-from grpox.update.micro_batch import Slice
-from grpox.update.mismatch import StepMismatch, mismatch_metrics
-from grpox.update.nonfinite import NonFinitePolicy
-from grpox.update.packing import Arrangement, Passes
-from grpox.update.reduction import StepTotals, count_step
-from grpox.update.step_loss import StepLoss
+from grpox.update.mismatch import mismatch_metrics, mismatch_of
+from grpox.update.nonfinite import NonFinitePolicy, Row
+from grpox.update.objective import MicroBatchInputs, MicroBatchLoss
+from grpox.update.packing import MicroBatchPacker, PackedMicroBatch
+from grpox.update.step_loss import StepLoss, StepTotals, count_step
 from grpox.update.token_masks import choose
 from grpox.update.token_metrics import TokenMetrics
+
+MicroBatches = Sequence[Sequence[Sample]]
+"""This rank's samples, by micro-batch of the schedule."""
+Scored = tuple[RolloutBatch, MicroBatchLoss]
+"""A micro-batch as it went through the model, and its share of the step's loss."""
 
 
 class PolicyUpdate:
@@ -54,22 +60,21 @@ class PolicyUpdate:
         self.max_completion_length = config.sampling.max_completion_length
         self.world = world
         self.nonfinite = nonfinite or NonFinitePolicy(config.train, world)
-        self.arrangement = Arrangement.of(config.train, policy_loss, engine.ways)
+        self.packer = MicroBatchPacker.of(config.train, self.step_loss.traits, engine.mode)
 
-    def score_old(self, slices: Sequence[Slice]) -> None:
-        """Fix pi_old of slices that only later steps train on, before this step moves the policy.
+    def score_old(self, micro_batches: MicroBatches) -> None:
+        """Fix pi_old of samples that only later steps train on, before this step moves the policy.
 
-        The slices of this step need no forward of their own for it: `step` keeps what it computes anyway.
+        The samples of this step need no forward of their own for it: `step` keeps what it computes anyway.
         """
-        unknown = [slice_ for slice_ in slices if slice_.old_logprobs is None]
+        unknown = [samples for samples in micro_batches if any(s.old_logprobs is None for s in samples)]
         if not unknown:
             return
-        passes = self.arrangement.passes(unknown, self.world, teach=False)
-        for each in passes.passes:
-            each.slice.old_logprobs = self._logprobs(self.engine, each.slice)
-        passes.keep()
+        for each in self.packer.pack(unknown, self.world, backward=False).micro_batches:
+            batch = self._padded(each)
+            keep_old(batch, self._score(self.engine, batch)[0])
 
-    def step(self, slices: Sequence[Slice]) -> dict[str, float]:
+    def step(self, micro_batches: MicroBatches) -> dict[str, float]:
         """Take one optimizer step on this rank's micro-batches; a collective.
 
         Where the loss or the gradient is not finite the step is not taken: weights, optimizer states and
@@ -81,61 +86,67 @@ class PolicyUpdate:
         Raises:
             RunFailed: the step was not taken, and the run should end; or the weights are not finite after it.
         """
-        totals = count_step((s.batch.token_mask for s in slices), self.world, self.max_completion_length)
-        chosen = self._choose_tokens(slices)
-        passes = self.arrangement.passes(slices, self.world)
-        metrics = TokenMetrics()
-        loss, terms = self._gradient(passes, totals, metrics)
-        total_loss = float(self.world.reduce(loss, dist.ReduceOp.SUM))
-        measured = {"loss": total_loss, "learning_rate": self.engine.learning_rate}
-        measured["grad_norm"] = grad_norm = self._step(total_loss)
-        measured |= _named(metrics.reduce(self.world)) | chosen | {"padding_fraction": passes.padding_fraction}
+        masks = ([sample.token_mask for sample in samples] for samples in micro_batches)
+        totals = count_step(masks, self.world, self.max_completion_length)
+        chosen = self._choose_tokens(micro_batches)
+        packed = self.packer.pack(micro_batches, self.world)
+        scored = self._gradient(packed.micro_batches, totals)
+        shares = torch.zeros((), dtype=torch.float64, device=self.world.device)
+        for _, result in scored:
+            shares += result.loss
+        loss = float(self.world.reduce(shares, dist.ReduceOp.SUM))
+        metrics = {"loss": loss, "learning_rate": self.engine.learning_rate}
+        metrics["grad_norm"] = grad_norm = self._apply(loss)
+        metrics |= self._measure(scored) | chosen | {"padding_fraction": packed.padding_fraction}
         if math.isfinite(grad_norm):
-            passes.keep()
-            self.nonfinite.taken()
+            for batch, result in scored:
+                keep_old(batch, result.inputs.logprobs)
+            self.nonfinite.on_step_applied()
         else:
-            passes.keep(["reference_logprobs"])  # no matter of this step, and a replay lacks the model
-            what = f"the loss is {total_loss}"
-            what = "the gradient is not finite" if math.isfinite(total_loss) else what
-            self.nonfinite.not_taken(self.engine.steps, what, slices, _spread(passes, terms))
-            measured = {name: value for name, value in measured.items() if math.isfinite(value)}
-        for slice_ in slices:
-            slice_.policy_keep = None
+            what = "the gradient is not finite" if math.isfinite(loss) else f"the loss is {loss}"
+            rows = _rows_of(micro_batches, scored)
+            self.nonfinite.on_step_skipped(self.engine.steps, what, micro_batches, rows)
+            metrics = {name: value for name, value in metrics.items() if math.isfinite(value)}
+        for sample in (sample for samples in micro_batches for sample in samples):
+            sample.policy_keep = None
         if self.reference_sync is not None and isinstance(self.reference, FrozenEngine):
             self.reference_sync.after_step(self.engine, self.reference)
-        return measured | self.nonfinite.metrics()
+        return metrics | self.nonfinite.metrics()
 
-    def _choose_tokens(self, slices: Sequence[Slice]) -> dict[str, float]:
-        """Where not all tokens of a step make up its policy loss, tell the slices which do; a collective."""
+    def _choose_tokens(self, micro_batches: MicroBatches) -> dict[str, float]:
+        """Mark the tokens that make up the policy loss of a step, where not all do; a collective."""
         if self.top_entropy == 1:
             return {}
-        passes = self.arrangement.passes(slices, self.world, teach=False)
-        entropies = passes.spread([self._scored(self.engine, each.slice)[1] for each in passes.passes])
-        masks = [slice_.batch.token_mask for slice_ in slices]
-        chosen = choose(entropies, masks, self.top_entropy, self.world)
-        for slice_, keep in zip(slices, chosen.keep, strict=True):
-            slice_.policy_keep = keep
+        packed = self.packer.pack(micro_batches, self.world, backward=False)
+        batches = [self._padded(each) for each in packed.micro_batches]
+        entropies = [self._score(self.engine, batch)[1] for batch in batches]
+        chosen = choose(entropies, [batch.token_mask for batch in batches], self.top_entropy, self.world)
+        for batch, keep in zip(batches, chosen.keep, strict=True):
+            for sample, row in zip(batch.samples, batch.cut(keep), strict=True):
+                sample.policy_keep = row
         return chosen.metrics
 
-    def _gradient(
-        self, passes: Passes, totals: StepTotals, metrics: TokenMetrics
-    ) -> tuple[Tensor, list[Mapping[str, Tensor]]]:
-        """Accumulate the step's gradient; this rank's part of the loss, f64, and the terms of each pass."""
-        loss = torch.zeros((), dtype=torch.float64, device=self.world.device)
-        terms, mismatch = [], StepMismatch(self.step_loss.correction)
-        for place, each in enumerate(passes.passes, start=1):
-            if each.teaches:
-                self.engine.begin_micro_batch(last=place == len(passes.passes))
-            with torch.set_grad_enabled(each.teaches):
-                passed = self._forward(each.slice, totals, metrics, mismatch)
-            if each.teaches:
-                self.engine.backward(passed.output.loss)
-            loss += passed.output.loss.detach()
-            terms.append(terms_of(each.slice, passed))
-        mismatch.add_to(metrics)
-        return loss, terms
+    def _gradient(self, micro_batches: Sequence[PackedMicroBatch], totals: StepTotals) -> list[Scored]:
+        """Accumulate the step's gradient."""
+        scored = []
+        # Of all samples or of none: the reference's forward is a collective, and ranks pack in their own ways.
+        lacks_reference = any(s.reference_logprobs is None for each in micro_batches for s in each.samples)
+        for place, each in enumerate(micro_batches, start=1):
+            batch = self._padded(each)
+            if each.needs_backward:
+                self.engine.begin_micro_batch(last=place == len(micro_batches))
+            if lacks_reference and self.reference is not None:
+                self._score_reference(self.reference, batch)
+            with torch.set_grad_enabled(each.needs_backward):
+                result = forward_pass(
+                    self.engine, batch, self.step_loss, totals, self.temperature, self.engine.mode
+                )
+            if each.needs_backward:
+                self.engine.backward(result.loss)
+            scored.append((batch, result.detached()))
+        return scored
 
-    def _step(self, loss: float) -> float:
+    def _apply(self, loss: float) -> float:
         """Take the step if `loss` is finite; returns the gradient's norm, infinite if it was not taken."""
         if math.isfinite(loss):
             grad_norm = self.engine.step()
@@ -148,38 +159,79 @@ class PolicyUpdate:
         self.engine.discard()
         return math.inf
 
-    def _forward(
-        self, slice_: Slice, totals: StepTotals, metrics: TokenMetrics, mismatch: StepMismatch
-    ) -> ForwardPass:
-        """Forward of one micro-batch, measured."""
-        batch = slice_.batch
-        if self.reference is not None and slice_.reference_logprobs is None:
-            slice_.reference_logprobs = self._logprobs(self.reference, slice_)
-        passed = forward_pass(self.engine, slice_, self.step_loss, totals, self.temperature, self.engine.ways)
-        mismatch.add(passed.output.corrected, batch)
-        metrics.add_micro_batch({**passed.output.diagnostics, "entropy": passed.entropy}, batch.token_mask)
-        if (near := passed.output.off_policy_keep) is not None:
-            left_out = (batch.token_mask & ~near).any(dim=1, keepdim=True)
-            metrics.add({"off_policy_masked": left_out}, batch.token_mask.any(dim=1, keepdim=True))
-        return passed
+    def _measure(self, scored: Sequence[Scored]) -> dict[str, float]:
+        """Measure the tokens of a step; a collective."""
+        metrics = TokenMetrics()
+        for batch, result in scored:
+            assert result.inputs.entropy is not None
+            metrics.add_micro_batch({**result.diagnostics, "entropy": result.inputs.entropy}, batch.token_mask)
+            if (near := result.off_policy_keep) is not None:
+                left_out = (batch.token_mask & ~near).any(dim=1, keepdim=True)
+                metrics.add({"off_policy_masked": left_out}, batch.token_mask.any(dim=1, keepdim=True))
+        mismatch = mismatch_of([result for _, result in scored], self.step_loss.correction_traits)
+        metrics.add(mismatch, torch.ones_like(next(iter(mismatch.values())), dtype=torch.bool))
+        return _name(metrics.reduce(self.world))
 
-    def _logprobs(self, model: Engine | FrozenEngine | BaseAsReference, slice_: Slice) -> Tensor:
-        return self._scored(model, slice_)[0]
+    def _padded(self, packed: PackedMicroBatch) -> RolloutBatch:
+        return collate(packed.samples, self.world.device)
+
+    def _score_reference(self, reference: FrozenEngine | BaseAsReference, batch: RolloutBatch) -> None:
+        """Keep the reference's log-probabilities with the samples that have none."""
+        rows = batch.cut(self._score(reference, batch)[0])
+        for sample, row in zip(batch.samples, rows, strict=True):
+            if sample.reference_logprobs is None:
+                sample.reference_logprobs = row
 
     @torch.no_grad()
-    def _scored(self, model: Engine | FrozenEngine | BaseAsReference, slice_: Slice) -> tuple[Tensor, Tensor]:
-        """Log-probabilities and entropies, f32[B, T] each."""
-        return completion_logprobs(model, slice_.batch, self.temperature, model.ways)
+    def _score(
+        self, model: Engine | FrozenEngine | BaseAsReference, batch: RolloutBatch
+    ) -> tuple[Tensor, Tensor]:
+        """Compute log-probabilities and entropies, f32[B, T] each."""
+        return completion_logprobs(model, batch, self.temperature, model.mode)
 
 
-def _spread(passes: Passes, terms: Sequence[Mapping[str, Tensor]]) -> list[dict[str, Tensor]]:
-    """The terms of each slice of the step, out of those of its passes."""
-    names = dict.fromkeys(name for each in terms for name in each)
-    spread = {name: passes.spread([each.get(name) for each in terms]) for name in names}
-    return [{name: spread[name][place] for name in names} for place in range(len(passes.slices))]
+def keep_old(batch: RolloutBatch, logprobs: Tensor) -> None:
+    """Keep `logprobs`, f32[B, T], as pi_old of the samples that have none."""
+    for sample, row in zip(batch.samples, batch.cut(logprobs), strict=True):
+        if sample.old_logprobs is None:
+            sample.old_logprobs = row
 
 
-def _named(reduced: dict[str, tuple[float, float, float]]) -> dict[str, float]:
+def forward_pass(
+    model: Callable[..., Any],
+    batch: RolloutBatch,
+    step_loss: StepLoss,
+    totals: StepTotals,
+    temperature: float,
+    mode: ForwardMode = FULL_LOGITS,
+) -> MicroBatchLoss:
+    """Run `model` on a micro-batch and compute its share of the step's loss."""
+    logprobs, entropy = completion_logprobs(model, batch, temperature, mode, step_loss.entropy_gradient)
+    if logprobs.requires_grad:
+        logprobs.retain_grad()  # where a loss has no finite derivative, this tells the token
+    inputs = MicroBatchInputs(
+        logprobs=logprobs,
+        token_mask=batch.token_mask,
+        advantages=batch.advantages,
+        old_logprobs=batch.pad_known([s.old_logprobs for s in batch.samples], logprobs.detach()),
+        sampler_logprobs=batch.sampler_logprobs,
+        reference_logprobs=batch.pad_known([s.reference_logprobs for s in batch.samples]),
+        entropy=entropy,
+        policy_keep=batch.pad_known([s.policy_keep for s in batch.samples]),
+    )
+    return step_loss.micro_batch(inputs, totals)
+
+
+def _rows_of(micro_batches: MicroBatches, scored: Sequence[Scored]) -> list[list[Row]]:
+    """The terms of each sample's loss, in the order of the schedule."""
+    of_sample = {}
+    for batch, result in scored:
+        for sample, row in zip(batch.samples, batch.rows(result.terms()), strict=True):
+            of_sample[id(sample)] = row
+    return [[of_sample[id(sample)] for sample in samples] for samples in micro_batches]
+
+
+def _name(reduced: dict[str, tuple[float, float, float]]) -> dict[str, float]:
     """Names as TRL has them: a bare name for means, `_mean`, `_min` and `_max` below a slash."""
     metrics = mismatch_metrics(reduced)
     for name, (mean, low, high) in reduced.items():

@@ -1,64 +1,94 @@
-"""What an optimizer step minimises, micro-batch by micro-batch: correction, token weights and objective.
+"""A run's loss on one micro-batch, and the step normaliser: one weight per token, counted over the whole step.
 
-`PolicyUpdate` runs it on what the model computes, `grpox.testing.step_gradient` on given tensors.
+Counts are taken over all micro-batches and ranks of an optimizer step, so that its gradient is a plain sum over
+tokens, the same for every split into micro-batches and ranks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
+import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from grpox.config import TrainConfig
 from grpox.contracts import Correction, PolicyLoss, Reduction
 from grpox.errors import RunFailed
-from grpox.plugins.component import call, unchanged
-from grpox.update.objective import ObjectiveInputs, objective
-from grpox.update.reduction import StepTotals, token_weights
+from grpox.runtime.foreign_code import call, unchanged
+from grpox.runtime.world import World
+from grpox.update.objective import Corrected, LossTraits, MicroBatchInputs, MicroBatchLoss, objective
 from grpox.update.token_masks import off_policy_keep
 
 
 @dataclass(frozen=True)
-class MicroBatchInputs:
-    """Log-probabilities and advantages of one micro-batch."""
+class StepTotals:
+    """Counts over one optimizer step, all ranks, taken before anything is dropped from the loss."""
 
-    logprobs: Tensor  # f32[B, T], with gradient
-    token_mask: Tensor  # bool[B, T]
-    advantages: Tensor  # f32[B] or f32[B, T]
-    old_logprobs: Tensor | None = None  # f32[B, T]; None: no update since sampling, so it is sg[logprobs]
-    sampler_logprobs: Tensor | None = None  # f32[B, T], NaN where unknown; None: all are unknown
-    reference_logprobs: Tensor | None = None  # f32[B, T], only when beta > 0
-    entropy: Tensor | None = None  # f32[B, T], with gradient where there is a bonus
-    policy_keep: Tensor | None = None  # bool[B, T]: tokens whose policy term counts; None: all of them
+    tokens: int
+    sequences: int
+    micro_batches: int
+    max_completion_length: int
+
+
+def count_masks(micro_batches: Iterable[Tensor | Sequence[np.ndarray]]) -> tuple[int, int, int]:
+    """Tokens, sequences and micro-batches of token masks: bool[B, T] each, or a list of B bool[T]."""
+    masks = list(micro_batches)
+    return sum(int(row.sum()) for mask in masks for row in mask), sum(map(len, masks)), len(masks)
+
+
+def count_step(
+    micro_batches: Iterable[Tensor | Sequence[np.ndarray]], world: World, max_completion_length: int
+) -> StepTotals:
+    """Count a step from this rank's token masks, as `count_masks` takes them: one all-reduce."""
+    counts = torch.tensor(count_masks(micro_batches), dtype=torch.float64, device=world.device)
+    tokens, sequences, number = (int(n) for n in world.reduce(counts, dist.ReduceOp.SUM).tolist())
+    return StepTotals(tokens, sequences, number, max_completion_length)
+
+
+def token_weights(
+    reduction: Reduction, mask: Tensor, totals: StepTotals, dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """The weight of every token in the loss of the step: bool[B, T] -> f32[B, T], 0 where masked.
+
+    Args:
+        reduction: how the loss declares that its tokens add up.
+        mask: bool[B, T], one micro-batch on one rank.
+        totals: counts over the whole step.
+        dtype: of the weights, that of the log-probabilities.
+    """
+    m = mask.to(dtype)
+    sequences = max(totals.sequences, 1)
+    match reduction:
+        case Reduction.TOKEN_MEAN:
+            return m / max(totals.tokens, 1)
+        case Reduction.SEQUENCE_MEAN:
+            tokens = m.sum(dim=1, keepdim=True).clamp(min=1)  # f32[B, 1]
+            return m / (tokens * sequences)
+        case Reduction.SEQUENCE_SUM:
+            return m / sequences
+        case Reduction.SEQUENCE_SUM_BY_MAX_LENGTH:
+            return m / (sequences * totals.max_completion_length)
+        case Reduction.LOCAL_TOKEN_MEAN:
+            return m / (m.sum().clamp(min=1) * max(totals.micro_batches, 1))
 
 
 @dataclass(frozen=True)
-class Corrected:
-    """What a correction was given and made of it."""
+class CorrectionTraits:
+    """The declarations of a correction, read once where a run binds it."""
 
-    old: Tensor  # f32[B, T]
-    sampler: Tensor  # f32[B, T], equal to old where it is unknown
-    weights: Tensor  # f32[B, T]
-    keep: Tensor  # bool[B, T]
+    weighs_by_raw: bool = True
+    """Its weights are R, or R truncated, where it defines an R of its own."""
+    raw: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None
+    """(old, sampler, mask) -> R before any cap or mask; None: exp(old - sampler)."""
 
-    @cached_property
-    def factor(self) -> Tensor:
-        """R f32[B, T]: the weight, 0 where the token is dropped."""
-        return torch.where(self.keep, self.weights, 0.0)
-
-
-@dataclass(frozen=True)
-class MicroBatchLoss:
-    """A micro-batch's share of the step's loss, and what was measured on the way."""
-
-    loss: Tensor  # scalar
-    diagnostics: Mapping[str, Tensor]  # name -> f32[B, T], without gradient, 0 where masked
-    corrected: Corrected
-    policy_loss: Tensor  # f32[B, T], what the plugin returned, without gradient, 0 where masked
-    off_policy_keep: Tensor | None = None  # bool[B, T]; None: the run leaves none out
+    @classmethod
+    def of(cls, correction: Correction) -> CorrectionTraits:
+        """Read them from `correction`."""
+        return cls(getattr(correction, "weighs_by_raw", True), getattr(correction, "raw", None))
 
 
 @dataclass(frozen=True)
@@ -74,7 +104,7 @@ class StepLoss:
 
     @classmethod
     def of(cls, policy_loss: PolicyLoss, correction: Correction, train: TrainConfig) -> StepLoss:
-        """That of a run: its components, and its settings."""
+        """Bind the run's components with its settings."""
         return cls(
             policy_loss,
             correction,
@@ -84,9 +114,19 @@ class StepLoss:
             train.off_policy_mask_threshold,
         )
 
+    @cached_property
+    def traits(self) -> LossTraits:
+        """The declarations of the loss."""
+        return LossTraits.of(self.policy_loss)
+
+    @cached_property
+    def correction_traits(self) -> CorrectionTraits:
+        """The declarations of the correction."""
+        return CorrectionTraits.of(self.correction)
+
     @property
     def entropy_gradient(self) -> bool:
-        """Whether the entropy has to have a gradient."""
+        """True where the entropy has to have a gradient."""
         return self.entropy_coef > 0
 
     def micro_batch(self, inputs: MicroBatchInputs, totals: StepTotals) -> MicroBatchLoss:
@@ -105,23 +145,20 @@ class StepLoss:
         weights = partial(token_weights, mask=mask, totals=totals, dtype=inputs.logprobs.dtype)
         output = objective(
             self.policy_loss,
-            ObjectiveInputs(
-                logprobs=inputs.logprobs,
-                token_mask=mask,
-                advantages=inputs.advantages,
-                token_weights=weights(self.policy_loss.reduction),
-                old_logprobs=inputs.old_logprobs,
-                reference_logprobs=inputs.reference_logprobs if self.beta > 0 else None,
-                entropy=inputs.entropy,
-                correction=made.factor,
+            replace(
+                inputs,
                 policy_keep=_both(near, inputs.policy_keep),
-                # Whatever the loss's own reduction, so that the coefficient means the same for all.
-                bonus_weights=weights(Reduction.TOKEN_MEAN) * self.entropy_coef if self.entropy_coef else None,
+                reference_logprobs=inputs.reference_logprobs if self.beta > 0 else None,
             ),
-            self.beta,
-            self.kl,
+            weights(self.traits.reduction),
+            factor=made.factor,
+            folds_correction=self.traits.folds_correction,
+            # Whatever the loss's own reduction, so that the coefficient means the same for all.
+            bonus_weights=weights(Reduction.TOKEN_MEAN) * self.entropy_coef if self.entropy_coef else None,
+            beta=self.beta,
+            kl=self.kl,
         )
-        return MicroBatchLoss(output.loss, output.diagnostics, made, output.policy_loss, near)
+        return replace(output, inputs=inputs, corrected=made, off_policy_keep=near)
 
     def _near(self, inputs: MicroBatchInputs) -> Tensor | None:
         if self.off_policy_mask_threshold is None:

@@ -32,28 +32,28 @@ class BeforeGenerate:
 
 
 class BeforeUpdate:
-    @hookimpl
-    def grpox_rollouts_scored(self):
+    def scale(self, rewards, weights, group_ids):
         limit()
+        return rewards[:, 0]
 """
-"""From the call of a hook on, the process may have 8 MiB more than it has."""
+"""From the call of a hook or scaler on, the process may have 8 MiB more than it has."""
 
 
 @pytest.mark.parametrize(
-    ("observer", "phase", "setting"),
+    ("component", "phase", "setting"),
     [
-        ("BeforeGenerate", "generate", "sampling.max_completion_length"),
-        ("BeforeUpdate", "update", "train.per_device_train_batch_size"),
+        ("tracking={limits: {path: 'limits.py:BeforeGenerate'}}", "generate", "sampling.max_completion_length"),
+        ("advantage={path: 'limits.py:BeforeUpdate'}", "update", "train.per_device_train_batch_size"),
     ],
 )
 def test_the_phase_the_amount_and_the_settings_are_told(
-    tmp_path: Path, observer: str, phase: str, setting: str
+    tmp_path: Path, component: str, phase: str, setting: str
 ) -> None:
     (tmp_path / "limits.py").write_text(LIMITS)
     overrides = "train.max_steps=2 train.per_device_train_batch_size=1024 evaluation=null output_dir=run"
     overrides += " sampling.max_completion_length=20 sampling.min_completion_length=20"
     command = ["-m", "grpox", "train", "quickstart", *overrides.split()]
-    command += ["rewards=[{path: limits.py:zero}]", f"tracking={{limits: {{path: 'limits.py:{observer}'}}}}"]
+    command += ["rewards=[{path: limits.py:zero}]", component]
     # What is freed goes back to the system, so that what comes later asks anew. It makes the start a cold one.
     done = processes.run(*command, cwd=tmp_path, env={"MALLOC_MMAP_THRESHOLD_": "65536"})
     assert done.returncode == 1, done.stderr

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
 from grpox.cli import app as cli
@@ -20,7 +19,7 @@ def commands(command: Any, name: str = "") -> Iterator[tuple[str, Any]]:
         yield from commands(subcommand, f"{name} {child}".strip())
 
 
-ALL = dict(commands(typer.main.get_command(cli.app)))
+ALL = dict(commands(cli.all_commands()))
 
 
 @pytest.mark.parametrize("name", ALL)

@@ -14,8 +14,10 @@ import pluggy
 
 import grpox
 import grpox.errors.validation
+import grpox.runtime.child
+import grpox.runtime.logs
 import grpox.testing
-from grpox import contracts
+from grpox import contracts, toolkit
 from grpox.plugins import hookspecs
 from grpox.testing import pytest_plugin
 
@@ -46,7 +48,7 @@ def surface() -> Iterator[str]:
     yield from hooks()
     for name in sorted(grpox.__all__):
         found = getattr(grpox, name)
-        described = inspect.isfunction(found) or found is hookspecs.ComponentSpec
+        described = inspect.isfunction(found) or found in (hookspecs.CommandSpec, hookspecs.ComponentSpec)
         yield from members(f"grpox.{name}", found) if described else [f"grpox.{name}"]
     for name, found in sorted(vars(contracts).items()):
         if is_contract(name, found):
@@ -54,7 +56,12 @@ def surface() -> Iterator[str]:
     yield from (f"grpox.config.{name}" for name in PUBLIC_CONFIG if hasattr(grpox.config, name))
     for name in PUBLIC_ERRORS:
         yield from members(f"grpox.errors.{name}", getattr(grpox.errors, name))
+    for name in sorted(toolkit.__all__):
+        yield from members(f"grpox.toolkit.{name}", getattr(toolkit, name))
     yield from members("grpox.errors.validation.problems_of", grpox.errors.validation.problems_of)
+    for module, names in PUBLIC_RUNTIME.items():
+        for name in names:
+            yield from members(f"{module.__name__}.{name}", getattr(module, name))
     for name in sorted(grpox.testing.__all__):
         yield from public_testing(name, getattr(grpox.testing, name))
     for name in sorted(vars(pytest_plugin)):
@@ -82,6 +89,12 @@ def is_contract(name: str, found: object) -> bool:
 
 ALIASES = ("InputPath", "Message", "ModelPath", "Scores", "Text", "WeightStream", "completion_text")
 PUBLIC_CONFIG = ("RunConfig", "SamplingConfig")
+PUBLIC_RUNTIME = {
+    grpox.runtime.child: (
+        "Child", "ChildCut", "ChildEnded", "ChildFailed", "ChildLate", "Restarted", "connect_to_parent",
+    ),
+    grpox.runtime.logs: ("WarnOnce", "get_logger", "show_logs"),
+}  # fmt: skip
 PUBLIC_ERRORS = ("ConfigError", "GrpoxError", "Problem", "RunFailed", "nearest", "redact", "redacted")
 
 

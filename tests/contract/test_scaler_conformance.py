@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from grpox.testing.conformance import registry
-from grpox.testing.runner import Outcome, outcomes
-from grpox.testing.suites import SUITES
+from grpox.testing.runner import SUITES, Outcome, outcomes
 
 BROKEN = Path(__file__).with_name("broken_scalers.py")
 INSTALLED = sorted(

@@ -133,7 +133,7 @@ def test_every_package_is_on_the_map_in_the_order_of_imports() -> None:
     assert listed == order[::-1]
     drawn = design.partition("```\n")[2].partition("```")[0].splitlines()[1:]
     assert [line.split()[0] for line in drawn] == order
-    there = {path.parent.name for path in (ROOT / "grpox").glob("*/__init__.py")} | {"contracts"}
+    there = {path.parent.name for path in (ROOT / "grpox").glob("*/__init__.py")} | {"contracts", "toolkit"}
     assert there == set(order)
 
 

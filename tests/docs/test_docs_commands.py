@@ -8,14 +8,13 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-import typer
 from support.docs_blocks import COMMANDS, INLINE, PAGES, Command, name_of, prose
 
-from grpox.cli.app import app
+from grpox.cli.app import all_commands
 from grpox.config import RunConfig
 
 RUNS = ("train", "validate", "plan", "eval", "sweep")
-ROOT_COMMAND: Any = typer.main.get_command(app)
+ROOT_COMMAND: Any = all_commands()
 
 
 def told(command: Command) -> str:

@@ -4,17 +4,31 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import json
 import pkgutil
 import re
+import shlex
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from peft import LoraConfig, get_peft_model
-from support.docs_blocks import INLINE, PAGES, ROOT, Block, blocks_in, invoke, name_of, prose, training_replaced
+from support.docs_blocks import (
+    INLINE,
+    PAGES,
+    ROOT,
+    Block,
+    blocks_in,
+    invoke,
+    name_of,
+    prose,
+    training_replaced,
+)
 from support.docs_folder import RECIPES, block_with, prepare
 from support.docs_install import Install, installing, process_kept
+from support.patience import patient
 from transformers import AutoModelForCausalLM
 
 from grpox import ComponentSpec
@@ -86,6 +100,25 @@ def test_a_plugin_offers_what_its_module_says() -> None:
     )
 
 
+def test_a_plugins_command_is_called_like_any_other(tmp_path: Path, install: Install) -> None:
+    plugin = block_with("docs/own-command.md", "def grpox_commands")
+    command = block_with("docs/own-command.md", "def best")
+    for block in (plugin, command, block_with("docs/own-command.md", "[project.entry-points")):
+        path = tmp_path / "grpox-best" / str(block.file)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(block.text, encoding="utf-8")
+    install(tmp_path / "grpox-best")
+    assert "Print the highest value of a run's metric." in invoke(["--help"]).output
+    run = tmp_path / "runs" / "quickstart"
+    run.mkdir(parents=True)
+    rewards = {1: 0.5, 97: 0.9375, 98: 0.75}
+    lines = [{"step": step, "metrics": {"reward": reward}} for step, reward in rewards.items()]
+    (run / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+    shown = block_with("docs/own-command.md", "$ grpox best").text.splitlines()
+    assert invoke(shlex.split(shown[0])[2:]).output.splitlines() == shown[1:]
+    assert invoke(["best", "no-such-run"]).code == 2
+
+
 def test_a_component_says_for_which_version_it_was_written() -> None:
     shown = block_with("docs/plugin-api.md", "api=1").text
     assert eval(shown, {"ComponentSpec": ComponentSpec}).api == 1
@@ -102,6 +135,23 @@ def test_three_forms_of_a_reward() -> None:
     assert names["near_20"](prompts=["1"], completions=["a" * 18]) == [-2]
     assert names["right"](["1 ", "2"], ["1", "1"]) == [1.0, 0.0]
     assert asyncio.run(names["judged"](prompts=["1"], completions=["22"], answer=["3"])) == [3.0]
+
+
+def test_a_judge_in_a_process_is_started_again_when_it_was_late(tmp_path: Path) -> None:
+    (tmp_path / "judge.py").write_text(
+        "import time\nfrom grpox.runtime.child import connect_to_parent\nparent = connect_to_parent()\n"
+        "while True:\n"
+        "    asked = parent.recv_bytes()\n"
+        "    time.sleep(1000 * (asked == b'for ever'))\n"
+        "    parent.send_bytes(asked.upper())\n"
+    )
+    names = executed("docs/rewards.md", "Restarted(lambda")
+    try:
+        assert names["ask"](b"right", time.monotonic() + patient(60)) == b"RIGHT"
+        assert names["ask"](b"for ever", time.monotonic() + 0.1) is None
+        assert names["ask"](b"again", time.monotonic() + patient(60)) == b"AGAIN"
+    finally:
+        names["judge"].close()
 
 
 def test_a_reward_beside_its_run_file() -> None:
@@ -171,7 +221,7 @@ def test_every_block_is_executed() -> None:
     """By the tests above, or by those that are named."""
     done = {block.place for block in executed_here()} | {block_with(*at).place for at in ELSEWHERE}
     shown = {block.place for block in blocks_in("python") if not block.is_done_by_the_tutorial}
-    assert shown == done
+    assert shown == done & {block.place for block in blocks_in("python")}
     for (page, _), test in ELSEWHERE.items():
         assert Path(page).name in Path(__file__).with_name(test).read_text(encoding="utf-8")
 

@@ -15,10 +15,9 @@ from typing import Any
 from urllib.parse import unquote, urljoin, urlsplit
 
 import pytest
-import typer
 from support.patience import patient
 
-from grpox.cli.app import app
+from grpox.cli.app import all_commands
 from grpox.config import ComponentRef, RewardRef, RunConfig, Section
 from grpox.plugins.discovery import Offer, discover
 from grpox.plugins.hookspecs import KINDS
@@ -230,7 +229,7 @@ def plain(told: str) -> str:
     return told.replace("\b", "").replace("`", "")
 
 
-@pytest.mark.parametrize(("path", "command"), [*commands(typer.main.get_command(app), "grpox")], ids=str)
+@pytest.mark.parametrize(("path", "command"), [*commands(all_commands(), "grpox")], ids=str)
 def test_every_command_is_told_with_its_help_and_options(site: Path, path: str, command: Any) -> None:
     page = (site / "commands" / "index.html").read_text(encoding="utf-8")
     told = unescape(text_between(page, path.replace(" ", "-")))

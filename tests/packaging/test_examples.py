@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from grpox.testing.suites import SUITES
+from grpox.testing.runner import SUITES
 
 if TYPE_CHECKING:
     from tests.packaging.conftest import Environment

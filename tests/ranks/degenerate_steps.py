@@ -17,27 +17,26 @@ from grpox.cli.leaving import leave
 from grpox.contracts import Rollout
 from grpox.plugins.discovery import discover
 from grpox.plugins.registry import Registry
-from grpox.policy.batch import collate
+from grpox.policy.batch import Sample, samples_of
 from grpox.policy.engine import Engine, FrozenEngine
 from grpox.policy.models import load_model
 from grpox.policy.optimizers import AdamW, NamedSchedule
 from grpox.runtime.world import World, start_world
-from grpox.update.micro_batch import Slice
 from grpox.update.policy_update import PolicyUpdate
 
 
-def slice_of(micro_batch: MicroBatch, world: World) -> Slice:
+def samples_for(micro_batch: MicroBatch) -> list[Sample]:
     """The rollouts of a micro-batch, of which those that were cut off are out of the loss."""
     lengths, advantages, truncated = micro_batch
     made = [
         Rollout(0, n, (3, 4, 5)[: n % 3 + 1], (6, 7, 8, 9)[:length], "length" if truncated else "stop", 0)
         for n, length in enumerate(lengths)
     ]
-    return Slice(collate(made, advantages, 0, world.device, truncated))
+    return samples_of(made, advantages, truncated)
 
 
-def slices_of(case: str, world: World) -> list[Slice]:
-    return [slice_of(micro_batch, world) for micro_batch in CASES[case][world.rank :: world.size]]
+def micro_batches_of(case: str, world: World) -> list[list[Sample]]:
+    return [samples_for(micro_batch) for micro_batch in CASES[case][world.rank :: world.size]]
 
 
 def another(model: PreTrainedModel) -> PreTrainedModel:
@@ -60,8 +59,8 @@ def steps(loss_name: str, beta: float, registry: Registry, world: World) -> dict
     before = {name: weight.clone() for name, weight in engine.weights()}
     results = {}
     for case in CASES:
-        slices = slices_of(case, world)
-        metrics = [update.step(slices) for _ in range(2)]
+        micro_batches = micro_batches_of(case, world)
+        metrics = [update.step(micro_batches) for _ in range(2)]
         changed = [name for name, weight in engine.weights() if not torch.equal(weight, before[name])]
         results[case] = {"metrics": metrics, "changed": changed}
     return results

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from deepspeed.accelerator import get_accelerator
 from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_grad
-from zero3_step import config_for, numbers, slices_for
+from zero3_step import config_for, micro_batches_for, numbers
 
 from grpox.cli.leaving import leave
 from grpox.config import RunConfig
@@ -81,7 +81,7 @@ def steps(config: RunConfig, registry: Registry, world: World) -> dict[str, Any]
     loss = registry.build(registry.parse("loss", config.loss, "loss"))
     correction = registry.build(registry.parse("correction", config.correction, "correction"))
     update = PolicyUpdate(engine, None, loss, correction, config, world)
-    norms = [update.step(slices_for(config, world))["grad_norm"] for _ in range(2)]
+    norms = [update.step(micro_batches_for(config, world))["grad_norm"] for _ in range(2)]
     named = engine.module.named_parameters()
     return {
         "before": before,

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from deepspeed.utils import safe_get_full_grad
 from transformers import LlamaConfig, LlamaForCausalLM
-from zero3_step import config_for, numbers, slices_for
+from zero3_step import config_for, micro_batches_for, numbers
 
 from grpox.cli.leaving import leave
 from grpox.config import LoraConfig, RunConfig
@@ -19,6 +19,7 @@ from grpox.plugins.discovery import discover
 from grpox.plugins.registry import Registry
 from grpox.policy.adapter_reference import BaseAsReference
 from grpox.policy.adapter_streams import stream_base
+from grpox.policy.batch import collate
 from grpox.policy.engine import Engine, FrozenEngine
 from grpox.policy.logprobs import completion_logprobs
 from grpox.policy.lora.add import add_adapters
@@ -66,20 +67,20 @@ def steps(config: RunConfig, targets: Any, registry: Registry, world: World) -> 
     correction = registry.build(registry.parse("correction", config.correction, "correction"))
     reference = BaseAsReference(engine)
     update = PolicyUpdate(engine, reference, loss, correction, config, world)
-    metrics = [update.step(slices_for(config, world)) for _ in range(STEPS)]
+    metrics = [update.step(micro_batches_for(config, world)) for _ in range(STEPS)]
     frozen = {name: torch.equal(weight.cpu(), base[name]) for name, weight in stream_base(engine.module)}
     own = FrozenEngine(plain_model(), config, world)
-    [slice_, *_] = slices_for(config, world)
-    mask = slice_.batch.token_mask
+    batch = collate(micro_batches_for(config, world)[0], world.device)
+    mask = batch.token_mask
     with torch.no_grad():
         models = (reference, own, engine)
-        found = [completion_logprobs(each, slice_.batch, 0.8, each.ways)[0][mask] for each in models]
+        found = [completion_logprobs(each, batch, 0.8, each.mode)[0][mask] for each in models]
     return {
         "gradients": gradients,
         "metrics": metrics,
         "weights": {name: weight.clone() for name, weight in engine.weights()},
         "frozen": frozen,
-        "chunked": engine.ways.chunked,
+        "chunked": engine.mode.chunked,
         "trained": parameter_counts(engine.module)[0],
         "optimized": sum(flat.numel() for flat in engine._optimizer.fp32_partitioned_groups_flat) * world.size,
         "reference": float((found[0] - found[1]).abs().max()),

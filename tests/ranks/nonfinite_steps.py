@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import math
 import sys
-from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
 from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 from engine_steps import variant
-from zero3_step import slices_for
+from zero3_step import micro_batches_for
 
 from grpox.cli.leaving import leave
 from grpox.config import RunConfig
@@ -21,11 +20,11 @@ from grpox.contracts import LossInputs, LossOutput, Reduction
 from grpox.errors import RunFailed
 from grpox.plugins.discovery import discover
 from grpox.plugins.registry import Registry
+from grpox.policy.batch import Sample
 from grpox.policy.engine import Engine
 from grpox.policy.models import load_model
 from grpox.policy.optimizers import AdamW, NamedSchedule
 from grpox.runtime.world import World, start_world
-from grpox.update.micro_batch import Slice
 from grpox.update.policy_update import PolicyUpdate
 
 
@@ -41,15 +40,13 @@ class Reinforce:
         return LossOutput(loss + 0 * difference.abs().sqrt() if self.broken else loss)
 
 
-def infinite_loss(slices: list[Slice], loss: Reinforce, world: World) -> None:
+def infinite_loss(micro_batches: list[list[Sample]], loss: Reinforce, world: World) -> None:
     """An advantage that is NaN, in the last micro-batch of the last rank alone."""
     if world.rank == world.size - 1:
-        advantages = slices[-1].batch.advantages.clone()
-        advantages[0] = math.nan
-        slices[-1].batch = replace(slices[-1].batch, advantages=advantages)
+        micro_batches[-1][0].advantage = math.nan
 
 
-def infinite_gradient(slices: list[Slice], loss: Reinforce, world: World) -> None:
+def infinite_gradient(micro_batches: list[list[Sample]], loss: Reinforce, world: World) -> None:
     """A gradient that is NaN though the loss is none, on the last rank alone."""
     loss.broken = world.rank == world.size - 1
 
@@ -64,13 +61,13 @@ def steps(config: RunConfig, registry: Registry, world: World, fault: str) -> di
     loss = Reinforce()
     correction = registry.build(registry.parse("correction", config.correction, "correction"))
     update = PolicyUpdate(engine, None, loss, correction, config, world)
-    metrics = [update.step(slices_for(config, world))]
+    metrics = [update.step(micro_batches_for(config, world))]
     if fault != "none":
-        slices = slices_for(config, world)
-        FAULTS[fault](slices, loss, world)
-        metrics.append(update.step(slices))
+        micro_batches = micro_batches_for(config, world)
+        FAULTS[fault](micro_batches, loss, world)
+        metrics.append(update.step(micro_batches))
         loss.broken = False
-    metrics.append(update.step(slices_for(config, world)))
+    metrics.append(update.step(micro_batches_for(config, world)))
     named = list(engine.module.named_parameters())
     states = ("exp_avg", "exp_avg_sq")
     return {
@@ -94,7 +91,9 @@ def far(config: RunConfig, registry: Registry, world: World) -> str:
     engine = Engine(load_model(config.model), config, world, 10, AdamW(train), NamedSchedule(train))
     correction = registry.build(registry.parse("correction", config.correction, "correction"))
     try:
-        PolicyUpdate(engine, None, Reinforce(), correction, config, world).step(slices_for(config, world))
+        PolicyUpdate(engine, None, Reinforce(), correction, config, world).step(
+            micro_batches_for(config, world)
+        )
     except RunFailed as error:
         return str(error)
     return ""

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 from engine_steps import variant
-from zero3_step import slices_for
+from zero3_step import micro_batches_for
 
 from grpox.checkpoint.shards import ShardFiles
 from grpox.checkpoint.universal import load_of_other_ranks
@@ -61,12 +61,12 @@ def go_on(name: str, source: Path | None, out: Path, batch_size: int, world: Wor
     if source is not None:
         load_of_other_ranks(engine, source, name, 1)
     states = [state(engine)] if source is not None else []
-    update.step(slices_for(config, world))
+    update.step(micro_batches_for(config, world))
     states.append(state(engine))
     if source is None:
         engine.save(out, name)
         world.barrier()
-        update.step(slices_for(config, world))
+        update.step(micro_batches_for(config, world))
         states.append(state(engine))
     else:
         engine.save(out, name)

@@ -17,7 +17,7 @@ from zero3_step import config_for, rollouts
 from grpox.cli.leaving import leave
 from grpox.config import RunConfig, SamplingConfig
 from grpox.contracts import GeneratorContext, Prompt, Rollout, WeightStream
-from grpox.policy.batch import collate
+from grpox.policy.batch import collate, samples_of
 from grpox.policy.engine import Engine
 from grpox.policy.models import architecture_of, load_model, load_tokenizer
 from grpox.policy.optimizers import AdamW, NamedSchedule
@@ -81,7 +81,7 @@ class Rank:
     def step(self) -> float:
         """Train on fixed rollouts, so that the weights differ from those at the start."""
         rows, advantages = rollouts()
-        batch = collate(rows, advantages, 0, self.world.device)
+        batch = collate(samples_of(rows, advantages), self.world.device)
         self.engine.begin_micro_batch(last=True)
         logits = self.engine(input_ids=batch.input_ids, attention_mask=batch.attention_mask).logits
         self.engine.backward(logits.float().pow(2).mean() / self.world.size)

@@ -6,9 +6,9 @@ Usage: zero3_policy_terms.py OUT.pt BATCH_SIZExACCUMULATION
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 import zero3_step
 
@@ -16,8 +16,8 @@ from grpox.cli.leaving import leave
 from grpox.config import RunConfig
 from grpox.plugins.discovery import discover
 from grpox.plugins.registry import Registry
+from grpox.policy.batch import Sample
 from grpox.runtime.world import World, start_world
-from grpox.update.micro_batch import Slice
 
 TERMS = {"entropy_coef": 0.1, "top_entropy_quantile": 0.3, "off_policy_mask_threshold": 0.4}
 STEPS: dict[str, dict[str, Any]] = {
@@ -27,19 +27,20 @@ STEPS: dict[str, dict[str, Any]] = {
 """Settings of each step; every step starts from the same weights."""
 
 
-def slices_for(config: RunConfig, world: World) -> list[Slice]:
-    """Those of `zero3_step`, with a mu that depends on the token alone: some are far from the policy."""
-    made = []
-    for slice_ in zero3_step.slices_for(config, world):
-        told = -2.0 - slice_.batch.completion_ids.float() / 10
-        made.append(Slice(replace(slice_.batch, sampler_logprobs=told)))
+def micro_batches_for(config: RunConfig, world: World) -> list[list[Sample]]:
+    """Samples of `zero3_step`, with a mu that depends on the token alone: some are far from the policy."""
+    made = zero3_step.micro_batches_for(config, world)
+    for sample in (sample for samples in made for sample in samples):
+        sample.sampler_logprobs = -2 - np.array(sample.completion, dtype=np.float32) / 10
     return made
 
 
 def step(settings: dict[str, Any], split: str, world: World) -> dict[str, Any]:
     config = zero3_step.config_for("dapo", 0.0, *zero3_step.numbers(split))
     train = config.train.model_copy(update=settings)
-    return zero3_step.step(config.model_copy(update={"train": train}), Registry(discover()), world, slices_for)
+    return zero3_step.step(
+        config.model_copy(update={"train": train}), Registry(discover()), world, micro_batches_for
+    )
 
 
 def main(out: str, split: str) -> None:

@@ -18,15 +18,15 @@ from step_cases import STEPS
 from grpox.cli.leaving import leave
 from grpox.config import RunConfig
 from grpox.contracts import Rollout
-from grpox.data.schedule import BatchPlan, PromptSampler, Schedule
+from grpox.data.batch_plan import BatchPlan
+from grpox.data.schedule import PromptSampler, Schedule
 from grpox.plugins.discovery import discover
 from grpox.plugins.registry import Registry
-from grpox.policy.batch import collate
+from grpox.policy.batch import Sample, samples_of
 from grpox.policy.engine import Engine, FrozenEngine
 from grpox.policy.models import load_model
 from grpox.policy.optimizers import AdamW, NamedSchedule
 from grpox.runtime.world import World, start_world
-from grpox.update.micro_batch import Slice
 from grpox.update.policy_update import PolicyUpdate
 
 ROWS = 24
@@ -91,24 +91,24 @@ def reference_for(config: RunConfig, world: World) -> FrozenEngine | None:
     return FrozenEngine(model, config, world)
 
 
-def slices_for(config: RunConfig, world: World) -> list[Slice]:
+def micro_batches_for(config: RunConfig, world: World) -> list[list[Sample]]:
     plan = BatchPlan.from_config(config.train, world.size)
     sampler = PromptSampler(1000, plan.prompts_per_generation, shuffle=False, seed=0)
     (step,) = Schedule(plan, sampler, max_steps=1).steps()
     rows, advantages = rollouts()
-    slices = []
+    made = []
     for micro_batch in step.micro_batches:
         mine = micro_batch.rank_rows(world.rank)
         part = slice(mine.start, mine.stop)
-        slices.append(Slice(collate(rows[part], advantages[part], 0, world.device)))
-    return slices
+        made.append(samples_of(rows[part], advantages[part]))
+    return made
 
 
 def step(
     config: RunConfig,
     registry: Registry,
     world: World,
-    slices_of: Callable[[RunConfig, World], list[Slice]] = slices_for,
+    micro_batches: Callable[[RunConfig, World], list[list[Sample]]] = micro_batches_for,
 ) -> dict[str, Any]:
     """Take one step; returns the whole gradient, the metrics and the weights after it."""
     config = well_conditioned(config)
@@ -126,7 +126,7 @@ def step(
     loss = registry.build(registry.parse("loss", config.loss, "loss"))
     correction = registry.build(registry.parse("correction", config.correction, "correction"))
     update = PolicyUpdate(engine, reference_for(config, world), loss, correction, config, world)
-    metrics = update.step(slices_of(config, world))
+    metrics = update.step(micro_batches(config, world))
     shards = [parameter.ds_tensor.numel() / parameter.ds_numel for parameter in engine.module.parameters()]
     return {
         "gradient": gradient,

@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from grpox.config import SamplingConfig
 from grpox.contracts import Prompt
 from grpox.errors import RunFailed
-from grpox.policy.batch import collate
+from grpox.policy.batch import collate, samples_of
 from grpox.policy.logprobs import completion_logprobs
 
 
@@ -42,7 +42,7 @@ def test_logprobs_are_the_models_and_completions_end_as_they_should(generator, p
     assert [(r.group_id, r.sample) for r in rollouts] == [(g, s) for g in range(3) for s in range(8)]
     assert [r.prompt_ids for r in rollouts[::8]] == [p.token_ids for p in prompts(tokenizer)]
     assert {r.policy_version for r in rollouts} == {3}
-    batch = collate(rollouts, [0.0] * len(rollouts), tokenizer.pad_token_id, CPU)
+    batch = collate(samples_of(rollouts, [0.0] * len(rollouts)), CPU)
     with torch.no_grad():
         expected, _ = completion_logprobs(policy, batch, 2.0)
     torch.testing.assert_close(

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from support.fixtures import GrpoxCommand
+from support.logs import LoggedText
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 from grpox.checkpoint.export import export_checkpoint
@@ -118,7 +119,7 @@ def refused(source: Path, out: Path) -> str:
 
 
 def test_a_damaged_checkpoint_is_refused_and_the_one_before_it_taken_for_the_run(
-    copied: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    copied: Path, tmp_path: Path, logged: LoggedText
 ) -> None:
     newest = copied / "checkpoints" / "step-00000002"
     shards = sorted(newest.glob("engine/*optim_states.pt"))[0]
@@ -129,7 +130,7 @@ def test_a_damaged_checkpoint_is_refused_and_the_one_before_it_taken_for_the_run
     assert "is damaged" in told
     assert shards.name in told
     assert export_checkpoint(copied, tmp_path / "out").name == "step-00000001"
-    assert "step-00000002 is damaged and passed over" in capsys.readouterr().err
+    assert "step-00000002 is damaged and passed over" in logged()
 
 
 def test_what_cannot_be_exported_is_told(copied: Path, tmp_path: Path) -> None:

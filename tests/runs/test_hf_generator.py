@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from grpox.config import SamplingConfig
 from grpox.contracts import GeneratorContext, Prompt
 from grpox.errors import ConfigError, RunFailed
-from grpox.policy.batch import collate
+from grpox.policy.batch import collate, samples_of
 from grpox.policy.logprobs import completion_logprobs
 from grpox.policy.models import architecture_of
 from grpox_generators import stretches
@@ -69,7 +69,7 @@ def test_returns_whole_groups_in_order_with_the_synced_version(generator, tokeni
 def test_logprobs_are_those_of_the_model_at_the_sampling_temperature(generator, policy, tokenizer, temperature):
     sampling = SamplingConfig(max_completion_length=4, temperature=temperature)
     rollouts = list(generator.generate(prompts(tokenizer), sampling, seed=1))
-    batch = collate(rollouts, [0.0] * len(rollouts), tokenizer.pad_token_id, CPU)
+    batch = collate(samples_of(rollouts, [0.0] * len(rollouts)), CPU)
     with torch.no_grad():
         expected, _ = completion_logprobs(policy, batch, temperature)
     mask = batch.token_mask

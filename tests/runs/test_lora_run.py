@@ -40,7 +40,7 @@ SAVING = ("train.max_steps=6", "checkpoint.every=3")
 def finished(grpox: GrpoxCommand, folder: Path) -> Path:
     done = grpox("train", "quickstart", *SETTINGS, *SAVING, "output_dir=runs/lora")
     assert done.returncode == 0, done.stderr
-    assert "training 23,552 of" in done.stdout
+    assert "training 23,552 of" in done.stderr
     return folder / "runs" / "lora"
 
 
@@ -164,7 +164,7 @@ def test_a_step_that_is_not_finite_is_replayed_with_the_adapters_merged_in(
     mended = replay(open_dump(dump), ["loss=dapo"])
     assert mended.finite
     for made in mended.micro_batches:
-        mask = made.slice_.batch.token_mask
+        mask = made.batch.token_mask
         now, old, reference = (
             made.terms[f"{whose}log-probability"][mask] for whose in ("", "old ", "reference ")
         )

@@ -7,7 +7,7 @@ from transformers import PreTrainedModel
 
 from grpox.config import SamplingConfig
 from grpox.contracts import Rollout
-from grpox.policy.batch import collate
+from grpox.policy.batch import collate, samples_of
 from grpox.policy.logprobs import completion_logprobs
 from grpox_generators.sampling import Distribution
 
@@ -25,7 +25,7 @@ SETTINGS = [
 @torch.no_grad()
 def difference(policy: PreTrainedModel, rollouts: Sequence[Rollout], temperature: float) -> float:
     """Return the largest abs(log pi - log mu) of a token that was sampled at this temperature alone."""
-    batch = collate(rollouts, [0.0] * len(rollouts), 0, torch.device("cpu"))
+    batch = collate(samples_of(rollouts, [0.0] * len(rollouts)), torch.device("cpu"))
     assert batch.sampler_logprobs is not None
     logprobs, _ = completion_logprobs(policy, batch, temperature)
     return float((logprobs - batch.sampler_logprobs)[batch.token_mask].abs().max())

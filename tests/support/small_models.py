@@ -9,7 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from grpox.config import TrainConfig
 from grpox.contracts import Rollout
-from grpox.policy.batch import collate
+from grpox.policy.batch import collate, samples_of
 
 TRAIN = TrainConfig()
 SMALL = {
@@ -42,7 +42,7 @@ def batch() -> Any:
         Rollout(n, 0, prompt, completion, "stop", 0)
         for n, (prompt, completion) in enumerate(zip(prompts, completions, strict=True))
     ]
-    return collate(rollouts, [0.0] * 5, 0, torch.device("cpu"))
+    return collate(samples_of(rollouts, [0.0] * 5), torch.device("cpu"))
 
 
 def gradient_of(model: PreTrainedModel) -> torch.Tensor:

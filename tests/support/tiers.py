@@ -31,7 +31,7 @@ SOURCES: dict[str, tuple[str, ...]] = {
     # The rooms of grpox, in the order in which they import each other.
     "grpox/errors/* grpox/config/* grpox/runfile/*": ("unit", "fuzz", "runs", "cold"),
     "grpox/runtime/*": ("unit", "ranks", "runs", *REST),
-    "grpox/plugins/* grpox/runfile/lock/* grpox/runfile/required_plugins.py": (
+    "grpox/plugins/* grpox/runfile/lock/* grpox/runfile/component_checks.py": (
         "unit", "builtin", "runs", "cold", "packaging",
     ),
     "grpox/data/*": ("unit", "fuzz", "ranks", "runs", "services/vllm"),
@@ -44,7 +44,8 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "grpox/update/*": ("unit", "ranks", "runs"),
     "grpox/observing/*": ("unit", "builtin", "runs", "services/mlflow"),
     "grpox/checkpoint/*": ("unit", "ranks", "runs", "services/mlflow", "services/hosts"),
-    "grpox/training/* grpox/contracts.py grpox/__init__.py grpox/__main__.py": ("unit", "ranks", "runs", *REST),
+    "grpox/training/* grpox/contracts.py grpox/toolkit.py grpox/__init__.py grpox/__main__.py": (
+        "unit", "ranks", "runs", *REST),
     "grpox/testing/*": ("unit", "contract", "runs", "cold", "packaging"),
     "grpox/cli/*": ("unit", "contract", "fuzz", "runs", "cold"),
     "grpox/py.typed": ("packaging",),

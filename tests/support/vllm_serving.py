@@ -222,7 +222,7 @@ def _difference_after_sync(url: str) -> float:
     from grpox.config import SamplingConfig
     from grpox.contracts import GeneratorContext, Prompt
     from grpox.policy.models import architecture_of
-    from grpox_generators.server_config import VllmServerConfig
+    from grpox_generators.configs import VllmServerConfig
     from grpox_generators.vllm_server import VllmServerGenerator
     from support.sampling_parity import difference
 

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from grpox.checkpoint.folders import publish
 from grpox.checkpoint.manifest import facts_of, files_of, write_manifest
-from grpox.checkpoint.rank_state import slice_state, write_state
+from grpox.checkpoint.rank_state import samples_state, write_state
 from grpox.config import RunConfig
 from grpox.errors import text_of
 from grpox.errors.redaction import redact, redacted
@@ -22,8 +22,8 @@ from grpox.runtime.world import World
 from grpox.update.nonfinite import Found
 
 if TYPE_CHECKING:
+    from grpox.policy.batch import Sample
     from grpox.policy.engine import Engine
-    from grpox.update.micro_batch import Slice
 
 FOLDER = "faults"
 FAULT = "fault.json"
@@ -78,7 +78,9 @@ class FaultDumps:
         self.tokenizer = tokenizer
         self.world = world
 
-    def dump(self, step: int, what: str, found: Sequence[Found], slices: Sequence[Slice]) -> str:
+    def dump(
+        self, step: int, what: str, found: Sequence[Found], micro_batches: Sequence[Sequence[Sample]]
+    ) -> str:
         """Keep the batch and the weights, which must be those before the step; a collective.
 
         Returns:
@@ -97,7 +99,7 @@ class FaultDumps:
         )
         failure = (
             self._all(lambda: _begin(unfinished, fault), main=True)
-            or self._all(lambda: _write_slices(slices, rank_file(unfinished, self.world.rank)))
+            or self._all(lambda: _write_samples(micro_batches, rank_file(unfinished, self.world.rank)))
             or self._weights(unfinished / MODEL)
             or self._all(lambda: _complete(unfinished, folder), main=True)
         )
@@ -144,8 +146,8 @@ def _begin(unfinished: Path, fault: Fault) -> None:
     sync(path)
 
 
-def _write_slices(slices: Sequence[Slice], path: Path) -> None:
-    write_state({"slices": [slice_state(slice_) for slice_ in slices]}, path)
+def _write_samples(micro_batches: Sequence[Sequence[Sample]], path: Path) -> None:
+    write_state({"micro_batches": [samples_state(samples) for samples in micro_batches]}, path)
 
 
 def _complete(unfinished: Path, folder: Path) -> None:

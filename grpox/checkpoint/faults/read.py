@@ -9,9 +9,9 @@ import torch
 
 from grpox.checkpoint.faults.dump import FAULT, FOLDER, MODEL, Fault, rank_file
 from grpox.checkpoint.manifest import MANIFEST, faults, read_manifest
-from grpox.checkpoint.rank_state import read_state, slice_of
+from grpox.checkpoint.rank_state import read_state, samples_of_state
 from grpox.errors import ConfigError, Problem, nearest
-from grpox.update.micro_batch import Slice
+from grpox.policy.batch import Sample
 
 
 @dataclass(frozen=True)
@@ -26,10 +26,10 @@ class Dump:
         """The weights before the step and the tokenizer, in Hugging Face format."""
         return self.folder / MODEL
 
-    def slices(self, device: torch.device) -> list[list[Slice]]:
-        """The micro-batches of every rank."""
+    def micro_batches(self, device: torch.device) -> list[list[list[Sample]]]:
+        """Read the samples of every rank, by micro-batch."""
         held = (read_state(rank_file(self.folder, rank)) for rank in range(self.fault.world_size))
-        return [[slice_of(each, device) for each in state["slices"]] for state in held]
+        return [[samples_of_state(each, device) for each in state["micro_batches"]] for state in held]
 
 
 def open_dump(folder: Path) -> Dump:

@@ -21,16 +21,15 @@ from grpox.errors import ConfigError, Problem
 from grpox.errors.validation import problems_of
 from grpox.plugins.discovery import discover
 from grpox.plugins.registry import Registry
+from grpox.policy.batch import RolloutBatch, Sample, collate
 from grpox.policy.engine import disable_dropout
 from grpox.policy.models import load_model, load_tokenizer
 from grpox.runfile.input_paths import resolve_paths
 from grpox.runfile.masked import give_back_secrets
 from grpox.runfile.overrides import COMMAND_LINE, apply_overrides
-from grpox.update.forward import forward_pass, terms_of
-from grpox.update.micro_batch import Slice
 from grpox.update.nonfinite import Found, find, in_order
-from grpox.update.reduction import StepTotals, count_masks
-from grpox.update.step_loss import StepLoss
+from grpox.update.policy_update import forward_pass
+from grpox.update.step_loss import StepLoss, StepTotals, count_masks
 
 REPLAYED = (
     "loss",
@@ -53,7 +52,7 @@ class Replayed:
     rank: int
     place: int
     """Among the micro-batches of its rank, from 0."""
-    slice_: Slice
+    batch: RolloutBatch
     loss: float
     """Its share of the step's loss."""
     grad_norm: float
@@ -102,21 +101,22 @@ def replay(dump: Dump, overrides: Sequence[str] = ()) -> Replay:
     correction = registry.build(registry.parse("correction", config.correction, "correction"))
     step_loss = StepLoss.of(loss, correction, config.train)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    ranks = dump.slices(device)
+    ranks = dump.micro_batches(device)
     _check_reference(config, ranks)
     disable_progress_bar()
     model = load_model(config.model).to(device)
     disable_dropout(model)
     model.train()
     totals = StepTotals(
-        *count_masks(each.batch.token_mask for slices in ranks for each in slices),
+        *count_masks([s.token_mask for s in samples] for of_rank in ranks for samples in of_rank),
         config.sampling.max_completion_length,
     )
     whole = [torch.zeros_like(parameter) for parameter in model.parameters()]
     made = []
-    for rank, slices in enumerate(ranks):
-        for place, slice_ in enumerate(slices):
-            replayed = _micro_batch(model, rank, place, slice_, step_loss, totals, config.sampling.temperature)
+    for rank, of_rank in enumerate(ranks):
+        for place, samples in enumerate(of_rank):
+            batch = collate(samples, device)
+            replayed = _micro_batch(model, rank, place, batch, step_loss, totals, config.sampling.temperature)
             made.append(replayed)
             for total, parameter in zip(whole, model.parameters(), strict=True):
                 total += 0 if parameter.grad is None else parameter.grad
@@ -150,8 +150,8 @@ def _config(dump: Dump, overrides: Sequence[str]) -> RunConfig:
     return config
 
 
-def _check_reference(config: RunConfig, ranks: Sequence[Sequence[Slice]]) -> None:
-    kept = all(slice_.reference_logprobs is not None for slices in ranks for slice_ in slices)
+def _check_reference(config: RunConfig, ranks: Sequence[Sequence[Sequence[Sample]]]) -> None:
+    kept = all(s.reference_logprobs is not None for of_rank in ranks for samples in of_rank for s in samples)
     if config.train.beta > 0 and not kept:
         what = "the run had no reference, so that the dump holds none of its log-probabilities"
         raise ConfigError(Problem(what, "train.beta", COMMAND_LINE, given=str(config.train.beta), allowed="0"))
@@ -161,23 +161,23 @@ def _micro_batch(
     model: nn.Module,
     rank: int,
     place: int,
-    slice_: Slice,
+    batch: RolloutBatch,
     step_loss: StepLoss,
     totals: StepTotals,
     temperature: float,
 ) -> Replayed:
     """Forward and backward; the gradient is left in the parameters."""
     model.zero_grad(set_to_none=True)
-    passed = forward_pass(model, slice_, step_loss, totals, temperature)
-    passed.output.loss.backward()  # type: ignore[no-untyped-call]
+    result = forward_pass(model, batch, step_loss, totals, temperature)
+    result.loss.backward()  # type: ignore[no-untyped-call]
     gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     return Replayed(
         rank,
         place,
-        slice_,
-        float(passed.output.loss.detach()),
+        batch,
+        float(result.loss.detach()),
         _norm(gradients.values()),
-        terms_of(slice_, passed),
+        result.detached().terms(),
         [name for name, gradient in gradients.items() if not bool(gradient.isfinite().all())],
     )
 
@@ -190,5 +190,5 @@ def _found(made: Sequence[Replayed]) -> list[Found]:
     found = []
     for rank in sorted({each.rank for each in made}):
         of_rank = [each for each in made if each.rank == rank]
-        found += find([(each.terms, each.slice_.batch.token_mask) for each in of_rank], rank)
+        found += find([each.batch.rows(each.terms) for each in of_rank], rank)
     return in_order(found)

@@ -4,26 +4,24 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-
 from grpox.observing.display import escaped
 from grpox.plugins.hookspecs import hookimpl
+from grpox.runtime.logs import get_logger
 
 if TYPE_CHECKING:
     from grpox.contracts import RunContext
+
+
+logger = get_logger(__name__)
 
 
 class RunReport:
     """Writes ``report.html`` from what the local record holds, and tells where it is.
 
     A run that fails has one once an optimizer step is recorded.
-
-    Args:
-        console: where to tell it; default: standard output.
     """
 
-    def __init__(self, console: Console | None = None) -> None:
-        self._console = console or Console()
+    def __init__(self) -> None:
         self._steps = self._evaluations = 0
 
     @hookimpl
@@ -48,6 +46,4 @@ class RunReport:
         # Imported here because it takes half a second, which a run's start need not.
         from grpox.observing.report.page import write_report
 
-        path = write_report(run.output_dir)
-        text = f"report: {escaped(str(path))}"
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        logger.info("report: %s", escaped(str(write_report(run.output_dir))))

@@ -31,7 +31,7 @@ from grpox.observing.report.samples import (
     PROMPT_CHARACTERS,
     read_samples,
 )
-from grpox.runfile.yaml_text import Dumper
+from grpox.runfile.yaml_lines import Dumper
 from grpox.runtime.files import write_whole
 
 REPORT = "report.html"

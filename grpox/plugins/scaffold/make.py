@@ -1,16 +1,23 @@
-"""Writes a new plugin's distribution, over nothing that would be lost."""
+"""Writes a new plugin's distribution out of templates, over nothing that would be lost.
+
+``templates/common`` holds what all kinds share, and ``templates/KIND`` the rest. In a template's path, MODULE
+and COMPONENT are replaced, ``dot-`` becomes a dot and ``.tmpl`` falls away; its text is a `string.Template`.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib import metadata, util
-from pathlib import Path
+from importlib import metadata, resources, util
+from pathlib import Path, PurePath, PurePosixPath
+from string import Template
 
-from grpox.errors import ConfigError, Problem
+from grpox import __version__
+from grpox.errors import ConfigError, Problem, nearest
 from grpox.plugins.discovery import PluginSet
+from grpox.plugins.hookspecs import API_VERSION, KINDS
 from grpox.plugins.requirements import canonical_name
-from grpox.plugins.scaffold.names import Names, names_of
-from grpox.plugins.scaffold.render import rendered
 
 
 @dataclass(frozen=True)
@@ -93,3 +100,131 @@ def _installed(distribution: str) -> str:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
         return ""
+
+
+TRAIN = {
+    "loss": "grpox train quickstart loss={}",
+    "reward": "grpox train quickstart 'rewards=[exact, {}]'",
+    "advantage": "grpox train quickstart advantage={}",
+    "correction": "grpox train quickstart correction={}",
+    "generator": "grpox train quickstart generator={}",
+    "observer": "grpox train quickstart 'tracking.{}={{}}'",
+}
+"""Kind -> the command that trains the quickstart with a component of it."""
+RUN_FILE = {
+    "reward": "rewards: [{{name: {}, weight: 1.0}}]",
+    "observer": "tracking: {{{}: {{}}}}",
+}
+"""Kind -> the line of a run file, where that is not ``KIND: NAME``."""
+
+
+def rendered(names: Names) -> dict[str, str]:
+    """Path within the distribution -> text, in the order of paths."""
+    values = placeholders(names)
+    files = {_target(path, names): Template(text).substitute(values) for path, text in _templates(names.kind)}
+    return dict(sorted(files.items()))
+
+
+def placeholders(names: Names) -> dict[str, str]:
+    """Fields of the templates: name -> text."""
+    return {
+        "kind": names.kind,
+        "Kind": names.kind.capitalize(),
+        "a_kind": f"an {names.kind}" if names.kind[0] in "aeiou" else f"a {names.kind}",
+        "distribution": names.distribution,
+        "module": names.module,
+        "component": names.component,
+        "Class": names.class_name,
+        "hook": names.hook,
+        "train": train_command(names),
+        "run_file": RUN_FILE.get(names.kind, f"{names.kind}: {{}}").format(names.component),
+        "api": str(API_VERSION),
+        "grpox": ".".join(__version__.split(".")[:2]),
+    }
+
+
+def train_command(names: Names) -> str:
+    """The command that trains the quickstart with the component."""
+    return TRAIN[names.kind].format(names.component)
+
+
+def _templates(kind: str) -> Iterator[tuple[PurePosixPath, str]]:
+    root = Path(str(resources.files("grpox.plugins.scaffold"))) / "templates"
+    for folder in (root / "common", root / kind):
+        for path in folder.rglob("*.tmpl"):
+            yield PurePosixPath(path.relative_to(folder).as_posix()), path.read_text(encoding="utf-8")
+
+
+def _target(template: PurePosixPath, names: Names) -> str:
+    module, component = names.module, names.component.replace("-", "_")
+    path = str(template.with_suffix("")).replace("MODULE", module).replace("COMPONENT", component)
+    return "/".join(
+        part.replace("dot-", ".", 1) if part.startswith("dot-") else part for part in path.split("/")
+    )
+
+
+TEMPLATED = ("loss", "reward", "advantage", "correction", "generator", "observer")
+"""The kinds of components that there are templates for."""
+PREFIX = "grpox-"
+_VALID = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")  # PEP 508
+
+
+@dataclass(frozen=True)
+class Names:
+    """Names of the parts of a new plugin."""
+
+    kind: str
+    distribution: str
+    """``grpox-mine``: what pip installs, and the folder."""
+    component: str
+    """``mine``: what a run file says."""
+
+    @property
+    def module(self) -> str:
+        """``grpox_mine``: what Python imports."""
+        return self.distribution.replace("-", "_")
+
+    @property
+    def class_name(self) -> str:
+        """``MineLoss``; ``Loss3Point`` for ``3-point``, as a class may not begin with a digit."""
+        words = "".join(part.capitalize() for part in self.component.split("-"))
+        kind = self.kind.capitalize()
+        if words[0].isdigit():
+            return kind + words
+        return words if words.endswith(kind) else words + kind
+
+    @property
+    def hook(self) -> str:
+        """``grpox_losses``."""
+        return KINDS[self.kind]
+
+
+def names_of(given: str, kind: str) -> Names:
+    """The names that follow from the one given: ``mine``, ``grpox-mine`` and ``Grpox_Mine`` mean the same.
+
+    Raises:
+        ConfigError: it is no name of a distribution, it is grpox's own, or there is no template of this kind.
+    """
+    problems = []
+    if kind not in TEMPLATED:
+        near, allowed = nearest(kind, TEMPLATED), ", ".join(TEMPLATED)
+        what = "there is no template for this kind" if kind in KINDS else "no such kind"
+        problems.append(Problem(what, "--kind", given=kind, allowed=allowed, nearest=near))
+    if not _VALID.fullmatch(given):
+        allowed = "letters, digits and, between them, - _ and ."
+        problems.append(
+            Problem("is no name of a distribution", "NAME", given=given, allowed=allowed, nearest=_near(given))
+        )
+    elif canonical_name(given) == "grpox":
+        problems.append(
+            Problem("is the name of grpox itself", "NAME", given=given, allowed="another, such as grpox-mine")
+        )
+    if problems:
+        raise ConfigError(problems)
+    component = canonical_name(given).removeprefix(PREFIX)
+    return Names(kind, PREFIX + component, component)
+
+
+def _near(given: str) -> str:
+    """The valid name that looks most like `given`: that of the folder where it is a path; perhaps empty."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", PurePath(given).name).strip("-._")

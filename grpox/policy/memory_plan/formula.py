@@ -127,7 +127,7 @@ def _moving(s: Setting) -> Iterator[Part]:
         yield Part(
             "small weights", s.weight_bytes * small, (GENERATE, REDUCE, STEP), host, "kept whole: b each"
         )
-        sync = min(SYNC, s.weight_bytes * s.shape.parameters) if s.copy != "shards" else 0
+        sync = min(SYNC, s.weight_bytes * s.shape.parameters) if _holds(s) != "shards" else 0
         yield Part("weights on the way to the generator", sync, (GENERATE,), host, "b Psi, at most 256 MiB")
 
 
@@ -167,9 +167,9 @@ def _layer(s: Setting) -> int:
 def _generator(s: Setting) -> Iterator[Part]:
     shape, b, host = s.shape, s.weight_bytes, not s.gpu
     weights = b * shape.parameters
-    if s.copy == "whole":
+    if _holds(s) == "whole":
         yield Part("copy of the policy that generates", weights, ALWAYS, host, "b Psi")
-    if s.copy in ("whole", "shards"):
+    if _holds(s) in ("whole", "shards"):
         cache = 2 * b * shape.keys * (shape.layers + 1) * s.sampled * (s.prompt + s.completion)
         yield Part("keys and values", cache, (GENERATE,), host, "2 b K L for each position")
         yield Part(
@@ -179,12 +179,15 @@ def _generator(s: Setting) -> Iterator[Part]:
             host,
             "12 V each",
         )
-    if s.copy == "engine":
+    if s.generator is not None and s.generator.holds == "engine":
         phases = (GENERATE,) if s.gpu else ALWAYS  # it sleeps while the policy is updated, on CUDA
-        yield Part(
-            "vLLM's weights", weights // s.engine_ranks, phases, host, "b Psi over the ranks of an engine"
-        )
-        yield Part("vLLM's keys and values", s.engine_cache or 0, phases, host, "generator.kv_cache_gib")
+        name, size = s.generator.engine, weights // s.generator.engine_ranks
+        yield Part(f"{name}'s weights", size, phases, host, "b Psi over the ranks of an engine")
+        yield Part(f"{name}'s keys and values", s.generator.cache or 0, phases, host, s.generator.cache_key)
+
+
+def _holds(s: Setting) -> str:
+    return "unknown" if s.generator is None else s.generator.holds
 
 
 def _host(s: Setting) -> Iterator[Part]:

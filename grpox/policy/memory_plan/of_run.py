@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from grpox.config import ModelConfig
+from grpox.contracts import GeneratorMemory
 from grpox.policy.memory_plan.setting import PROMPT, Setting, setting_of
 from grpox.policy.memory_plan.shape import ModelShape, shape_of
 from grpox.runfile.load import ResolvedRun
@@ -28,6 +29,16 @@ def run_setting(run: ResolvedRun, gpu: bool, prompt_tokens: int | None = None) -
     if config.evaluation is not None:
         sampled = max(sampled, config.evaluation.batch_size * config.evaluation.num_generations)
     return setting_of(config, generator, model_shape(config.model), ranks, gpu, prompt, sampled)
+
+
+def generator_settings(run: ResolvedRun) -> str:
+    """Name the settings that make the run's generator need less memory; empty where it tells none."""
+    ask = getattr(run.components["generator"].config, "memory", None)
+    held: GeneratorMemory | None = None if ask is None else ask(True)
+    if held is None or not held.engine:
+        return ""
+    keys = ", ".join(filter(None, (held.share_key, held.cache_key)))
+    return f"the share of a {held.engine} engine ({keys})"
 
 
 def model_shape(config: ModelConfig) -> ModelShape:

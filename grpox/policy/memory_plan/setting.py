@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from grpox.config import RunConfig
+from grpox.contracts import GeneratorMemory
 from grpox.policy.memory_plan.shape import ModelShape
 
 DEFAULTS = {
@@ -19,9 +20,6 @@ DEFAULTS = {
 """DeepSpeed 0.19's, in elements."""
 PROMPT = 512
 """Tokens of a prompt where the run file sets no limit and nobody says."""
-
-Copy = Literal["whole", "shards", "engine", "none", "unknown"]
-"""What the generator holds on a rank: a whole copy of the policy, its shards, a vLLM engine, or nothing."""
 
 
 @dataclass(frozen=True)
@@ -51,13 +49,10 @@ class Setting:
     offload_param: str = "none"
     background: bool = False
     """Whether checkpoints are written while training goes on."""
-    copy: Copy = "whole"
+    generator: GeneratorMemory | None = None
+    """Memory that the generator holds; None where it does not say."""
     sampled: int = 64
     """Completions that a rank samples together."""
-    engine_ranks: int = 1
-    """Ranks that hold one engine together."""
-    engine_cache: int | None = None
-    """Bytes of its keys and values; None: a part of the GPU that its settings name."""
     reduce_bucket: int = DEFAULTS["reduce_bucket_size"]
     prefetch: int = DEFAULTS["stage3_prefetch_bucket_size"]
     reuse: int = DEFAULTS["stage3_max_reuse_distance"]
@@ -91,9 +86,9 @@ def setting_of(
         own["stage3_param_persistence_threshold"] = config.deepspeed.stage3_param_persistence_threshold
     if config.deepspeed.offload_param == "nvme":
         own |= {"stage3_prefetch_bucket_size": 0, "stage3_max_reuse_distance": 0}
-    copy = _copy(config.generator.name, generator)
-    together = min(sampled, generator.batch_size) if copy in ("whole", "shards") else sampled
-    cache = getattr(generator, "kv_cache_gib", None)
+    ask = getattr(generator, "memory", None)
+    memory: GeneratorMemory | None = None if ask is None else ask(gpu)
+    most = None if memory is None else memory.together
     return Setting(
         shape=shape,
         ranks=ranks,
@@ -111,10 +106,8 @@ def setting_of(
         offload_optimizer=config.deepspeed.offload_optimizer,
         offload_param=config.deepspeed.offload_param,
         background=config.checkpoint.background,
-        copy=copy,
-        sampled=together,
-        engine_ranks=getattr(generator, "tensor_parallel_size", 1),
-        engine_cache=int(cache * 2**30) if cache else None if gpu else 2**30,
+        generator=memory,
+        sampled=sampled if most is None else min(sampled, most),
         reduce_bucket=own["reduce_bucket_size"],
         prefetch=own["stage3_prefetch_bucket_size"],
         reuse=own["stage3_max_reuse_distance"],
@@ -126,10 +119,3 @@ def setting_of(
 def _elements(given: Mapping[str, Any], name: str) -> int:
     value = given.get(name, "auto")
     return DEFAULTS[name] if value == "auto" else int(float(value))
-
-
-def _copy(name: str | None, generator: Any) -> Copy:
-    kind = (name or "").rpartition(":")[2]
-    if kind == "hf":
-        return "whole" if generator.gather_weights else "shards"
-    return {"vllm-colocate": "engine", "vllm-server": "none"}.get(kind, "unknown")  # type: ignore[return-value]

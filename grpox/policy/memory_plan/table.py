@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from grpox.contracts import GeneratorMemory
 from grpox.policy.memory_plan.formula import LOAD, parts_of, peak_of, size_in
 from grpox.policy.memory_plan.setting import Setting
 from grpox.policy.memory_plan.shape import ModelShape, shape_of
@@ -55,7 +56,7 @@ def setting(shape: ModelShape, ranks: int) -> Setting:
         prompt=512,
         completion=1024,
         checkpointing=True,
-        copy="none",
+        generator=GeneratorMemory("none"),
     )
 
 
@@ -92,7 +93,7 @@ def _by_setting() -> Iterator[str]:
         "and `stage3_max_reuse_distance: 0`": replace(base, reduce_bucket=smaller, reuse=0),
         "`train.beta` above 0": replace(base, reference=True),
         "`model.dtype: float32`": replace(base, weight_bytes=4),
-        "`generator: hf`, 64 completions": replace(base, copy="whole", sampled=64),
+        "`generator: hf`, 64 completions": replace(base, generator=GeneratorMemory("whole"), sampled=64),
         "`model.lora: {r: 16}`": replace(base, trained=shape.adapters(16, "all-linear", [])),
     }
     yield "| Llama-3.1-8B on 8 GPUs | GPU | while | host of the 8, while training |"

@@ -9,17 +9,19 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import inspect
+import re
+import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable, Mapping
+import traceback
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from grpox.errors import chain, text_of
 from grpox.rollout.rewards.arguments import accepted
 from grpox.rollout.rewards.background_loop import BackgroundCall
-from grpox.rollout.rewards.cuda_device import current_device, use_device
 from grpox.rollout.rewards.log import CallLog
-from grpox.rollout.rewards.places import hanging_at, raised_at
 from grpox.rollout.rewards.scores import BadScores, CheckedScores, checked_scores
 from grpox.runtime.signals import raise_if_signal
 
@@ -145,3 +147,56 @@ async def _awaited(returned: Awaitable[Any], device: int | None) -> _Awaited:
 
 def _placed(at: str) -> str:
     return f" ({at})" if at else ""
+
+
+def current_device() -> int | None:
+    """The index of this thread's device; None without CUDA, or where nothing has imported torch."""
+    torch = sys.modules.get("torch")  # where nobody has imported it, nobody has chosen a device
+    return torch.cuda.current_device() if torch is not None and torch.cuda.is_available() else None
+
+
+def use_device(index: int | None) -> None:
+    """Make what `current_device` told in another thread the device of this one."""
+    if index is not None:
+        sys.modules["torch"].cuda.set_device(index)
+
+
+OWN_FOLDER = Path(__file__).parent
+
+
+def raised_at(error: BaseException, function: Callable[..., Any]) -> str:
+    """The line of the user's function from which `error` came, or where the function begins."""
+    return _first_of_user(traceback.extract_tb(error.__traceback__)) or defined_at(function)
+
+
+def hanging_at(thread: int | None, function: Callable[..., Any]) -> str:
+    """The line of the user's function that the thread of this id is at, or where the function begins."""
+    frame = sys._current_frames().get(thread or 0)
+    return (_first_of_user(traceback.extract_stack(frame)) if frame else "") or defined_at(function)
+
+
+def dumped_at(stack: str) -> str:
+    """The line of the user's function in what `faulthandler` wrote; empty where it tells none."""
+    found = re.findall(r'^  File "(.+)", line (\d+) in (.+)$', stack, re.MULTILINE)
+    frames = [traceback.FrameSummary(file, int(line), name) for file, line, name in reversed(found)]
+    awaits = any(Path(frame.filename).name == "background_loop.py" for frame in frames)
+    return "" if awaits else _first_of_user(frames)
+
+
+def defined_at(function: Callable[..., Any]) -> str:
+    """The file and line of a function, or of the call method of an object; empty where Python knows none."""
+    code = getattr(inspect.unwrap(function), "__code__", None) or getattr(
+        type(function).__call__, "__code__", None
+    )
+    return f"{Path(code.co_filename).name}:{code.co_firstlineno}" if code else ""
+
+
+def _first_of_user(frames: Iterable[traceback.FrameSummary]) -> str:
+    """The first frame that this package called; the caller of this package is none."""
+    inside = False
+    for frame in frames:
+        own = Path(frame.filename).parent == OWN_FOLDER
+        if inside and not own:
+            return f"{Path(frame.filename).name}:{frame.lineno}"
+        inside = inside or own
+    return ""

@@ -12,7 +12,7 @@ from grpox.config import RewardRef
 from grpox.errors import ConfigError, Problem, text_of
 from grpox.plugins.component import BoundComponent
 from grpox.plugins.requirements import canonical_name
-from grpox.rollout.rewards.cuda_device import current_device
+from grpox.rollout.rewards.call import current_device
 from grpox.rollout.rewards.messages import Blueprint
 from grpox.rollout.rewards.process import RewardProcess
 

@@ -1,14 +1,15 @@
-"""A reward function as a run holds it: its label and weight, and what happens when it fails."""
+"""The reward functions of a run, with label and weight, called all at once and waited for in their order."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from grpox.rollout.rewards.arguments import missing_columns, own_copies
 from grpox.rollout.rewards.call import RewardCall
+from grpox.rollout.rewards.log import CallLog
 from grpox.rollout.rewards.process import RewardProcess
 from grpox.rollout.rewards.process_call import ProcessCall
 
@@ -46,3 +47,135 @@ class NamedReward:
     def in_main_thread(self) -> bool:
         """Whether it is called in the thread that asks for scores, which is the main one and has to be."""
         return self.needs_main_thread and threading.current_thread() is threading.main_thread()
+
+
+AnyCall = RewardCall | ProcessCall
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The scores that one reward function gave N completions."""
+
+    values: list[float | None]
+    """[N]; None where it abstained or failed."""
+    failed: list[bool]
+    """[N]; whether it failed for that completion."""
+    failure: str = ""
+    """The first thing that went wrong; empty where nothing did."""
+    error: BaseException | None = None
+    """The exception that the function raised."""
+    log: CallLog = field(default_factory=CallLog)
+    """Empty where the whole call failed."""
+    seconds: float = 0.0
+
+
+def outcome_of(call: AnyCall, count: int) -> Outcome:
+    """Tell what became of a call that has ended or was abandoned."""
+    if call.failure or call.scores is None:
+        failure = call.failure or "ended without scores"
+        return whole_call_failed(failure, count, call.error, call.seconds)
+    refused = call.scores.refused
+    return Outcome(
+        call.scores.values,
+        [place in refused for place in range(count)],
+        next(iter(refused.values()), ""),
+        log=call.log,
+        seconds=call.seconds,
+    )
+
+
+def whole_call_failed(
+    failure: str, count: int, error: BaseException | None = None, seconds: float = 0.0
+) -> Outcome:
+    """No score for any of the `count` completions."""
+    return Outcome([None] * count, [True] * count, failure, error, seconds=seconds)
+
+
+class Stopped(Exception):
+    """No further call is started: the stop sign was given."""
+
+
+class StopSign:
+    """A stop for all calls that were put under it; one thread starts the calls, another may give the sign."""
+
+    def __init__(self) -> None:
+        self.given = False
+        self._calls: list[AnyCall] = []
+
+    def cover(self, call: AnyCall) -> None:
+        """Put a call that has not started under this sign; raises Stopped where the sign was given."""
+        # Listed before the look at `given`, which `give` sets before it looks at the list: one of them sees.
+        self._calls = [*(earlier for earlier in self._calls if earlier.running), call]
+        if self.given:
+            raise Stopped
+
+    def give(self) -> None:
+        """Abandon what goes on (see `RewardCall.abandon`) and let nothing more start."""
+        self.given = True
+        for call in self._calls:
+            call.abandon()
+
+
+def call_together(
+    rewards: Sequence[NamedReward], arguments: Mapping[str, Any], count: int, stop: StopSign | None = None
+) -> list[Outcome]:
+    """One outcome per reward, in order, whichever ends first.
+
+    Each function runs in its process, or in a thread of its own, where what is awaitable shares one event
+    loop. A function in a thread that sets a signal handler is called again in this thread, if it is the main
+    one, and from then on always: handlers can be set in no other. Its timeout cannot be kept there.
+
+    Args:
+        arguments: what the functions may take, besides `log_metric` and `log_extra`.
+        count: completions, at least one.
+        stop: another thread may give it; outcomes of calls that were going on then mean nothing.
+
+    Raises:
+        Stopped: `stop` was given before all calls had started.
+    """
+    calls: dict[int, AnyCall] = {}
+    try:
+        for place, reward in enumerate(rewards):
+            if not _hangs(reward):
+                calls[place] = reward.call(arguments, count)
+                if stop is not None:
+                    stop.cover(calls[place])
+                if not reward.in_main_thread:
+                    calls[place].start()
+        for place, call in calls.items():
+            if rewards[place].in_main_thread:
+                call.run()
+        for place, call in calls.items():
+            if not rewards[place].in_main_thread:
+                calls[place] = _finished(rewards[place], call, arguments, count)
+    except BaseException:  # an interrupt or stop: what was started is stopped as far as it can be
+        for call in calls.values():
+            call.abandon()
+        raise
+    return [
+        outcome_of(calls[place], count) if place in calls else _still_hangs(reward, count)
+        for place, reward in enumerate(rewards)
+    ]
+
+
+def _hangs(reward: NamedReward) -> bool:
+    if reward.hanging is not None and not reward.hanging.running:
+        reward.hanging = None
+    return reward.hanging is not None
+
+
+def _finished(reward: NamedReward, call: AnyCall, arguments: Mapping[str, Any], count: int) -> AnyCall:
+    """The call once it has ended or run out of time, made again where it must be in the main thread."""
+    if not call.wait(reward.timeout):
+        reward.hanging = call
+    elif call.needs_main_thread():
+        reward.needs_main_thread = True
+        if reward.in_main_thread:
+            call = reward.call(arguments, count)
+            call.run()
+    return call
+
+
+def _still_hangs(reward: NamedReward, count: int) -> Outcome:
+    what = f"still hangs in an earlier call, which took longer than its timeout of {reward.timeout:g} s"
+    return whole_call_failed(what, count)

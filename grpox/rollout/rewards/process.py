@@ -6,31 +6,22 @@ import contextlib
 import os
 import pickle
 import signal
-import socket
-import struct
-import subprocess
-import sys
 import tempfile
-import threading
 import time
-from multiprocessing.connection import Connection
 from typing import Any
 
 import psutil
 
 from grpox.errors import ConfigError, Problem, describe, text_of
 from grpox.errors.formatting import amount
+from grpox.rollout.rewards.call import dumped_at
 from grpox.rollout.rewards.messages import Blueprint, Ready, Reply, Request
 from grpox.rollout.rewards.output import RewardOutput
-from grpox.rollout.rewards.places import dumped_at
+from grpox.runtime.child import MOST_BYTES, Child, ChildCut, ChildEnded, ChildFailed, ChildLate, Restarted
 from grpox.runtime.signals import raise_if_signal
 
 START_SECONDS = 600.0
 """The function's module may load a model as it is imported."""
-LOOK_SECONDS = 0.1
-"""Between two looks at the memory of a process that works."""
-MOST_BYTES = 1 << 30
-"""Of a reply: beyond, its memory would become the trainer's."""
 WHERE = signal.SIGUSR2
 
 
@@ -48,12 +39,9 @@ class RewardProcess:
 
     def __init__(self, blueprint: Blueprint, timeout: float, memory: float) -> None:
         self.blueprint = blueprint
-        self.timeout = timeout
-        self.memory = memory
-        self._lock = threading.Lock()
-        self._closed = False
         self._ready: Ready | None = None
-        self._running: _Running | None = _Running(blueprint, timeout, memory)
+        self._running = Restarted(lambda: _Running(blueprint, timeout, memory))
+        self._running.get()
 
     @property
     def ready(self) -> Ready:
@@ -97,23 +85,17 @@ class RewardProcess:
 
     def stop(self) -> None:
         """Kill the process and what it has started; the next call starts another."""
-        with self._lock:
-            running, self._running = self._running, None
-        if running is not None:
-            running.kill()
+        self._running.stop()
 
     def close(self) -> None:
         """Kill the process for good."""
-        self._closed = True
-        self.stop()
+        self._running.close()
 
     def _started(self) -> _Running:
-        with self._lock:
-            if self._closed:
-                raise ProcessFailed("is not called any more")
-            if self._running is None:
-                self._running = _Running(self.blueprint, self.timeout, self.memory)
-            return self._running
+        try:
+            return self._running.get()
+        except ChildEnded as error:
+            raise ProcessFailed("is not called any more") from error
 
 
 class _Running:
@@ -123,47 +105,32 @@ class _Running:
         self.timeout = timeout
         self.memory = memory
         self._ready: Ready | None = None
-        self._ending = threading.Lock()
-        self._in_use = threading.RLock()
         self._stacks = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
-        near, far = socket.socketpair()
-        # A message is written and read in parts: a process that stops in the middle of one is not waited for.
-        limit = struct.pack("ll", int(timeout) + 1, 0)
-        near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
-        near.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
-        lifeline, ours = os.pipe()
-        self._lifeline = os.fdopen(ours, "wb", buffering=0)
-        given = (far.fileno(), lifeline, self._stacks.fileno())
         # The folder of the run may hold a file named as a module: it comes after the trainer's own path.
-        command = [sys.executable, "-P", "-m", "grpox.rollout.rewards.worker", *map(str, given)]
+        command = ["-P", "-m", "grpox.rollout.rewards.worker", str(self._stacks.fileno())]
         self._output = RewardOutput(blueprint.label)
         try:
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=self._output.stdout,
-                stderr=self._output.stderr,
-                pass_fds=given,
-                start_new_session=True,
-            )
+            streams = (self._output.stdout, self._output.stderr)
+            self._child = Child(command, timeout, output=streams, pass_fds=(self._stacks.fileno(),))
         finally:
-            far.close()
-            os.close(lifeline)
             self._output.start()
-        self._connection = Connection(near.detach())
-        with contextlib.suppress(OSError):  # it has ended: told by `wait_ready`
-            self._connection.send(blueprint)
+        with contextlib.suppress(ChildFailed):  # it has ended: told by `wait_ready`
+            self._child.send(pickle.dumps(blueprint))
+
+    @property
+    def pid(self) -> int:
+        return self._child.pid
 
     def wait_ready(self) -> Ready:
         """What it says once it has built the function."""
-        with self._in_use:
+        with self._child.in_use:
             if self._ready is None:
                 self._ready = self._receive(START_SECONDS, "its process took longer than {:g} s to start")
             return self._ready
 
     def ask(self, request: Request) -> Reply:
         """Its answer to a request."""
-        with self._in_use:
+        with self._child.in_use:
             return self._answer(request)
 
     def _answer(self, request: Request) -> Reply:
@@ -171,8 +138,8 @@ class _Running:
         os.lseek(self._stacks.fileno(), 0, os.SEEK_SET)
         begun = time.monotonic()
         try:
-            self._connection.send(request)
-        except (OSError, ValueError) as error:
+            self._child.send(pickle.dumps(request))
+        except ChildFailed as error:
             raise ProcessFailed(self._end("cannot be sent its arguments")) from error
         except (pickle.PicklingError, TypeError, AttributeError, RecursionError) as error:
             why = f"which cannot be pickled ({text_of(error)}): say isolation: thread"
@@ -182,25 +149,17 @@ class _Running:
         return reply
 
     def _receive(self, seconds: float, too_long: str) -> Any:
-        deadline = time.monotonic() + seconds
         try:
-            while not self._connection.poll(min(LOOK_SECONDS, max(0.0, deadline - time.monotonic()))):
-                if self._died():
-                    break
-                if time.monotonic() >= deadline:
-                    raise ProcessFailed(too_long.format(seconds) + self._placed(ask=True))
-                self._check_memory()
-            else:
-                answer = self._connection.recv_bytes(MOST_BYTES)
-                self._output.end_call()
-                return _read(answer)
-        except (EOFError, ConnectionResetError):
-            pass
-        except OSError as error:
-            if not self._connection.closed:  # else it was stopped before this call began
-                what = f"sent back more than {amount(MOST_BYTES)}, or stopped in its midst"
-                raise ProcessFailed(what) from error
-        raise ProcessFailed(self._end("closed its connection to the trainer"))
+            answer = self._child.receive(time.monotonic() + seconds, self._check_memory)
+        except ChildLate as error:
+            raise ProcessFailed(too_long.format(seconds) + self._placed(ask=True)) from error
+        except ChildCut as error:
+            what = f"sent back more than {amount(MOST_BYTES)}, or stopped in its midst"
+            raise ProcessFailed(what) from error
+        except ChildEnded as error:
+            raise ProcessFailed(self._end("closed its connection to the trainer")) from error
+        self._output.end_call()
+        return _read(answer)
 
     def _check_memory(self) -> None:
         limit = int(self.memory * 2**30)
@@ -212,7 +171,7 @@ class _Running:
     def _held(self, what: str) -> int:
         held = 0
         with contextlib.suppress(psutil.Error):
-            whole = psutil.Process(self._process.pid)
+            whole = psutil.Process(self.pid)
             for process in (whole, *whole.children(recursive=True)):
                 with contextlib.suppress(psutil.Error):
                     full = what == "pss"
@@ -220,23 +179,12 @@ class _Running:
                     held += getattr(info, what)
         return held
 
-    def _died(self) -> bool:
-        # Not reaped, so that its number stays that of its group until the group is killed.
-        how = os.WEXITED | os.WNOHANG | os.WNOWAIT
-        try:
-            return os.waitid(os.P_PID, self._process.pid, how) is not None
-        except ChildProcessError:  # another thread has killed and reaped it
-            return True
-
     def _end(self, alive: str) -> str:
         """How it ended, in words, or `alive` if it did not."""
-        deadline = time.monotonic() + 2.0
-        while not self._died():
-            if time.monotonic() > deadline:
-                return f"{alive}{self._placed(ask=True)}"
-            time.sleep(0.01)
-        self.kill()
-        code = self._process.returncode
+        code = self._child.end()
+        self._output.end_call()
+        if code is None:
+            return f"{alive}{self._placed(ask=True)}"
         if code >= 0:
             return f"ended its process with exit code {code}{self._placed()}"
         name = signal.Signals(-code).name
@@ -246,9 +194,7 @@ class _Running:
     def _placed(self, ask: bool = False) -> str:
         """`` (rewards.py:12)``, of the line it is at if it is asked, else of where it crashed, or begins."""
         if ask:
-            with self._ending:
-                if self._process.returncode is None:  # else its number may be another's by now
-                    os.kill(self._process.pid, WHERE)
+            self._child.signal(WHERE)
             deadline = time.monotonic() + 1.0
             while not os.fstat(self._stacks.fileno()).st_size and time.monotonic() < deadline:
                 time.sleep(0.01)
@@ -259,20 +205,8 @@ class _Running:
 
     def kill(self) -> None:
         """End it and all that it has started and that has not left its process group."""
-        with self._ending:
-            if self._process.returncode is None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(self._process.pid, signal.SIGKILL)
-                self._process.wait()
-                self._output.end_call()
-        # A thread that reads from it may find another file under the number of the one closed here: that thread
-        # sees the end of the process, and closes.
-        if self._in_use.acquire(blocking=False):
-            try:
-                self._lifeline.close()
-                self._connection.close()
-            finally:
-                self._in_use.release()
+        self._child.kill()
+        self._output.end_call()
 
 
 def _read(message: bytes) -> Any:

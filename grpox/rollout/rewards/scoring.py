@@ -1,18 +1,18 @@
-"""Calls the reward functions of a run: rewards[K][N] of a batch, or a failure that names the function."""
+"""Scores the completions of a batch by all reward functions of a run: rollouts -> rows with rewards[K]."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from grpox.contracts import Text
+from grpox.contracts import Rollout, Text, TrainerState
 from grpox.errors import Problem, RunFailed, nearest
-from grpox.rollout.rewards.log import extra_columns, logged_metrics
-from grpox.rollout.rewards.named import NamedReward
-from grpox.rollout.rewards.outcome import Outcome
-from grpox.rollout.rewards.stop import StopSign
-from grpox.rollout.rewards.together import call_together
+from grpox.rollout.rewards.log import extra_columns, logged_metrics, weighed_mean_logged
+from grpox.rollout.rewards.named import NamedReward, Outcome, StopSign, call_together
+
+if TYPE_CHECKING:
+    from grpox.data.prompts import PromptSet
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class RewardTable:
     seconds: list[float] = field(default_factory=list)
     """[K]; they overlap."""
     warnings: dict[str, str] = field(default_factory=dict)
-    """What the user should know, by a key under which it is told once."""
+    """Warnings for the user, by a key under which each is told once."""
 
 
 def score(
@@ -135,3 +135,100 @@ def column_problems(
         for reward in rewards
         for name in reward.missing_columns(columns)
     ]
+
+
+@dataclass(frozen=True)
+class ScoredRow:
+    """One completion with its reward from each function, as it travels between ranks."""
+
+    rollout: Rollout
+    rewards: tuple[float | None, ...]
+    failed: tuple[bool, ...]
+    """True for functions that abstained because they failed."""
+    extra: dict[str, Any]
+    """Values that the functions told of it through `log_extra`."""
+    completion: str = ""
+    """Its text, as people read it."""
+
+
+@dataclass(frozen=True)
+class ScoredRows:
+    """Scored rollouts of one rank, and what the functions told beside their scores."""
+
+    rows: list[ScoredRow] = field(default_factory=list)
+    logged: dict[str, dict[str, float]] = field(default_factory=dict)
+    """From `log_metric`: name -> label of the function -> value."""
+    warnings: dict[str, str] = field(default_factory=dict)
+    """Warnings for the user, by a key under which each is told once."""
+
+
+@dataclass(frozen=True)
+class Unscored:
+    """N rollouts as reward functions see them."""
+
+    rollouts: Sequence[Rollout]
+    prompts: Sequence[Text]
+    completions: Sequence[Text]
+    columns: dict[str, list[Any]]
+    """The other dataset columns, N values each."""
+
+
+def unscored(prompts: PromptSet, indices: Sequence[int], rollouts: Sequence[Rollout]) -> Unscored:
+    """Read the rows and decode the completions of `rollouts`; group g is that of the prompt at indices[g]."""
+    of_each, columns = prompts.rows([indices[rollout.group_id] for rollout in rollouts])
+    completions = prompts.completions([rollout.completion_ids for rollout in rollouts])
+    return Unscored(rollouts, of_each, completions, columns)
+
+
+def as_one_call(groups: Sequence[Unscored]) -> Unscored:
+    """Whole groups, one or more with the same columns, one after the other in order of group id."""
+    in_order = sorted(groups, key=lambda group: group.rollouts[0].group_id)
+    return Unscored(
+        rollouts=[rollout for group in in_order for rollout in group.rollouts],
+        prompts=[prompt for group in in_order for prompt in group.prompts],
+        completions=[completion for group in in_order for completion in group.completions],
+        columns={
+            name: [value for group in in_order for value in group.columns[name]] for name in groups[0].columns
+        },
+    )
+
+
+def score_rows(
+    rewards: Sequence[NamedReward], given: Unscored, state: TrainerState, stop: StopSign | None = None
+) -> ScoredRows:
+    """Call every reward function once; without rollouts call none. What it raises: `rewards.score`."""
+    table = score(
+        rewards,
+        prompts=given.prompts,
+        completions=given.completions,
+        completion_ids=[list(rollout.completion_ids) for rollout in given.rollouts],
+        columns=given.columns,
+        trainer_state=state,
+        stop=stop,
+    )
+    rows = []
+    for place, rollout in enumerate(given.rollouts):
+        values = tuple(of_function[place] for of_function in table.values)
+        failed = tuple(of_function[place] for of_function in table.failed)
+        extra = {name: column[place] for name, column in table.extra_columns.items()}
+        rows.append(ScoredRow(rollout, values, failed, extra, _as_read(given.completions[place])))
+    return ScoredRows(rows, table.metrics, table.warnings)
+
+
+def _as_read(completion: Text) -> str:
+    """The text of a completion, which in a conversation is one message of the assistant."""
+    return completion if isinstance(completion, str) else str(completion[0]["content"])
+
+
+def joined(parts: Sequence[ScoredRows]) -> ScoredRows:
+    """The rows of several calls in order of group and sample, whatever the order of the calls.
+
+    A metric is the mean over the calls that logged it, weighed by their completions: ``sum n_c m_c / sum n_c``.
+    """
+    in_order = sorted(parts, key=lambda part: part.rows[0].rollout.group_id)
+    warnings: dict[str, str] = {}
+    for part in in_order:
+        warnings = {**part.warnings, **warnings}  # of the same key the first is told
+    rows = [row for part in in_order for row in part.rows]
+    rows.sort(key=lambda row: (row.rollout.group_id, row.rollout.sample))
+    return ScoredRows(rows, weighed_mean_logged((part.logged, len(part.rows)) for part in in_order), warnings)

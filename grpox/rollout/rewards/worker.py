@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import fcntl
 import io
 import os
 import pickle
@@ -25,29 +24,30 @@ from grpox.plugins.discovery import PluginSet
 from grpox.plugins.load_object import load_object
 from grpox.plugins.registry import Registry
 from grpox.rollout.rewards.arguments import missing_columns, taken
-from grpox.rollout.rewards.call import RewardCall
+from grpox.rollout.rewards.call import RewardCall, defined_at
 from grpox.rollout.rewards.messages import Blueprint, Ready, Reply, Request
-from grpox.rollout.rewards.places import defined_at
+from grpox.runtime.child import connect_to_parent
+from grpox.runtime.logs import show_logs_of_child
 
 WHERE = signal.SIGUSR2
 """Asks for the stack of the main thread."""
 
 
 def main() -> None:
-    """Build, then answer. The arguments are file descriptors: of the connection, of a pipe, of a file."""
-    connection, lifeline, stacks = map(int, sys.argv[1:])
-    _die_with_the_trainer(lifeline)
+    """Build, then answer. The first argument is the file descriptor that stacks are written to."""
+    connection, stacks = connect_to_parent(), int(sys.argv[1])
     _prefer_for_oom_kill()
     faulthandler.enable(stacks, all_threads=False)
     faulthandler.register(WHERE, stacks, all_threads=False)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # so that what it prints before it is killed is seen
-    _serve(Connection(connection))
+    _serve(connection)
 
 
 def _serve(trainer: Connection) -> None:
     own = os.getpid()
     try:
+        show_logs_of_child()
         function, ready = _built(trainer.recv())
         trainer.send(ready)
         while function is not None:
@@ -117,17 +117,6 @@ def _use_device(index: int | None) -> None:
     torch = sys.modules.get("torch")  # where the function has not imported it, it needs no device
     if index is not None and torch is not None:
         torch.cuda.set_device(index)
-
-
-def _die_with_the_trainer(lifeline: int) -> None:
-    """Have the kernel kill this process group once nobody holds the other end of the pipe `lifeline`.
-
-    Not PR_SET_PDEATHSIG, which acts when the thread that started this process ends. The kernel needs nothing of
-    this process, which may hang in C, and takes along what the function has started.
-    """
-    fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgrp())
-    fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
-    fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
 
 
 def _prefer_for_oom_kill() -> None:

@@ -8,8 +8,8 @@ from pydantic import ValidationError
 
 from grpox.config import SamplingConfig
 from grpox.errors import nearest
-from grpox.runfile.from_trl.draft import TRL_DEFAULT, Draft
-from grpox.runfile.from_trl.field import Verdict
+from grpox.runfile.from_trl.draft import TRL_DEFAULT, Draft, component
+from grpox.runfile.from_trl.fields import Verdict, parameters_of
 from grpox.runfile.sampling_bias import changed_distribution
 
 CLIPPED = ("grpo", "dr_grpo", "dapo", "bnpo")
@@ -18,9 +18,6 @@ RECOMMENDED_CAP = 5.0
 """What TRL recommends for cispo; its default, epsilon, is below 1."""
 UNBOUNDED = 1e9
 """In place of no bound."""
-_CLIPPING = {"epsilon": "clip_low", "epsilon_high": "clip_high", "delta": "delta"}
-_GATE = {"sapo_temperature_pos": "tau_pos", "sapo_temperature_neg": "tau_neg"}
-_VESPO = {f"vespo_{name}": name for name in ("k_pos", "lambda_pos", "k_neg", "lambda_neg")}
 _MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
 _CORRECTION = (
     "vllm_importance_sampling_correction",
@@ -40,45 +37,25 @@ def write_algorithm(draft: Draft) -> None:
     _correction(draft)
 
 
-def component(name: str, parameters: dict[str, Any]) -> Any:
-    """A component in the shortest form that a run file has for it."""
-    return {"name": name, **parameters} if parameters else name
-
-
-def chosen(draft: Draft, name: str, allowed: tuple[str, ...]) -> str:
-    """The value of a field that is one of several words."""
-    value = draft.get(name)
-    if value not in allowed:
-        draft.refuse(name, f"no such {name}", ", ".join(allowed), nearest(str(value), allowed))
-        return allowed[0]
-    return str(value)
-
-
 def _loss(draft: Draft) -> None:
-    loss = chosen(draft, "loss_type", LOSSES)
+    loss = draft.chosen("loss_type", LOSSES)
     comment = "" if draft.has("loss_type") else TRL_DEFAULT
     match loss:
         case "cispo":
             parameters = {"cap": _cap(draft)}
-        case "sapo":
-            parameters = _given(draft, _GATE)
         case "vespo":
-            parameters = _given(draft, _VESPO)
+            parameters = draft.given_of("vespo")
             comment = "of the plugin grpox-vespo, which is to be installed"
-            draft.tell("loss_type", Verdict.DIFFERS, f"loss vespo is {comment}")
+            draft.explain("loss_type", Verdict.DIFFERS, f"loss vespo is {comment}")
         case "luspo":
             parameters = {}
             comment = "not in grpox: a loss of your own, clipped at level sequence, with Reduction.SEQUENCE_SUM"
-            draft.tell("loss_type", Verdict.UNSUPPORTED, f"{comment}; `grpox plugins new` begins one")
+            draft.explain("loss_type", Verdict.UNSUPPORTED, f"{comment}; `grpox plugins new` begins one")
         case _:
-            parameters = _given(draft, _CLIPPING)
+            parameters = draft.given_of("clipped" if loss in CLIPPED else loss)
     parameters |= _level(draft, loss)
     draft.put("loss", component(loss, parameters), comment)
-    _tell_loss(draft, loss)
-
-
-def _given(draft: Draft, names: dict[str, str]) -> dict[str, Any]:
-    return {ours: draft.get(name) for name, ours in names.items() if draft.has(name)}
+    _explain_loss(draft, loss)
 
 
 def _cap(draft: Draft) -> float:
@@ -87,44 +64,38 @@ def _cap(draft: Draft) -> float:
     value = draft.get(name)
     if isinstance(value, int | float) and value >= 1:
         return float(value)
-    told = (
-        f"loss.cap is {RECOMMENDED_CAP:g}, as TRL recommends: TRL caps all weights at {name} {value}, "
-        "below 1, which only scales the loss"
-    )
-    draft.tell("loss_type", Verdict.DIFFERS, told)
-    draft.tell(name, Verdict.DIFFERS, told)
+    why = f"TRL caps all weights at {name} {value}, below 1, which only scales the loss"
+    message = f"loss.cap is {RECOMMENDED_CAP:g}, as TRL recommends: {why}"
+    draft.explain(("loss_type", name), Verdict.DIFFERS, message)
     return RECOMMENDED_CAP
 
 
 def _level(draft: Draft, loss: str) -> dict[str, Any]:
     name = "importance_sampling_level"
-    if chosen(draft, name, ("token", "sequence")) == "token" or loss in ("luspo", "vespo"):
+    if draft.chosen(name, ("token", "sequence")) == "token" or loss in ("luspo", "vespo"):
         return {}
     if loss in CLIPPED:
         return {"level": "sequence"}
-    draft.tell(name, Verdict.UNSUPPORTED, f"{loss} has one ratio per token: take a clipped loss")
+    draft.explain(name, Verdict.UNSUPPORTED, f"{loss} has one ratio per token: take a clipped loss")
     return {}
 
 
-def _tell_loss(draft: Draft, loss: str) -> None:
-    """Which loss the fields belong to, and where it is not TRL's in all."""
-    used = {"cispo": ("epsilon", "epsilon_high"), "sapo": (*_GATE,), "vespo": (*_VESPO,)}.get(
-        loss, (*_CLIPPING,)
-    )
-    others = tuple(name for name in (*_CLIPPING, *_GATE, *_VESPO) if name not in used)
+def _explain_loss(draft: Draft, loss: str) -> None:
+    """Say which loss the fields belong to, and where it is not TRL's in all."""
+    used = set(parameters_of(loss if loss in ("sapo", "vespo") else "clipped"))
+    if loss == "cispo":
+        used.remove("delta")
+    others = tuple(name for name in parameters_of("clipped", "sapo", "vespo") if name not in used)
     draft.unneeded(others, f"the loss {loss} has no such parameter, in TRL neither")
-    if draft.told("loss_type") is None:
-        several = draft.has("generation_batch_size") or draft.get("steps_per_generation") not in (
-            None,
-            draft.get("gradient_accumulation_steps"),
-        )
-        if loss in ("dapo", "cispo") and several:
-            told = (
-                f"loss {loss}: averaged over the tokens of each optimizer step, in TRL of the generation batch"
-            )
-            draft.tell("loss_type", Verdict.DIFFERS, told)
-        else:
-            draft.tell("loss_type", Verdict.SAME, f"loss: {loss}")
+    if "loss_type" in draft.explained:
+        return
+    accumulated = (None, draft.get("gradient_accumulation_steps"))
+    several = draft.has("generation_batch_size") or draft.get("steps_per_generation") not in accumulated
+    if loss in ("dapo", "cispo") and several:
+        averaged = "averaged over the tokens of each optimizer step, in TRL of the generation batch"
+        draft.explain("loss_type", Verdict.DIFFERS, f"loss {loss}: {averaged}")
+    else:
+        draft.explain("loss_type", Verdict.SAME, f"loss: {loss}")
 
 
 def _advantage(draft: Draft) -> None:
@@ -134,13 +105,13 @@ def _advantage(draft: Draft) -> None:
         allowed = ("group", "batch", "none")
         draft.refuse("scale_rewards", "no such scaling", ", ".join(allowed), nearest(str(given), allowed))
         return
-    order = chosen(draft, "multi_objective_aggregation", ("sum_then_normalize", "normalize_then_sum"))
+    order = draft.chosen("multi_objective_aggregation", ("sum_then_normalize", "normalize_then_sum"))
     if order == "normalize_then_sum":
         draft.put("advantage", {"name": "group", "aggregation": order})
         draft.unneeded(("scale_rewards",), "normalize_then_sum has a scale of its own, in TRL too")
     else:
         draft.put("advantage", scale, "" if draft.has("scale_rewards") else TRL_DEFAULT)
-        draft.tell("scale_rewards", Verdict.SAME, f"advantage: {scale}")
+        draft.explain("scale_rewards", Verdict.SAME, f"advantage: {scale}")
 
 
 def _kl(draft: Draft) -> None:
@@ -149,41 +120,43 @@ def _kl(draft: Draft) -> None:
         draft.unneeded((name,), "beta is 0")
         return
     kl = "unbiased" if draft.get(name) else "k3"
-    draft.put_from(name, "train.kl", kl, "k3")
+    if draft.has(name):
+        draft.put("train.kl", kl)
+    elif kl != "k3":
+        draft.put("train.kl", kl, TRL_DEFAULT)
     if kl == "unbiased" and draft.get("importance_sampling_level") == "token":
-        draft.tell(name, Verdict.SAME, "train.kl: unbiased")
+        draft.explain(name, Verdict.SAME, "train.kl: unbiased")
 
 
 def _entropy(draft: Draft) -> None:
     """TRL's tokens of high entropy, and the mean that its bonus is, are those of each micro-batch."""
     if draft.has("top_entropy_quantile") and draft.get("top_entropy_quantile") != 1:
-        told = "train.top_entropy_quantile: of the tokens of the optimizer step, in TRL of each micro-batch"
-        draft.tell("top_entropy_quantile", Verdict.DIFFERS, told)
+        message = "train.top_entropy_quantile: of the tokens of the optimizer step, in TRL of each micro-batch"
+        draft.explain("top_entropy_quantile", Verdict.DIFFERS, message)
     if draft.has("entropy_coef") and draft.get("entropy_coef") != 0:
-        told = "train.entropy_coef: times the mean over all tokens of the optimizer step"
-        draft.tell("entropy_coef", Verdict.DIFFERS, f"{told}, in TRL over those kept of each micro-batch")
+        message = "train.entropy_coef: times the mean over all tokens of the optimizer step"
+        draft.explain("entropy_coef", Verdict.DIFFERS, f"{message}, in TRL over those kept of each micro-batch")
 
 
 def _correction(draft: Draft) -> None:
     if draft.get("loss_type") == "vespo":
         _vespo_correction(draft)
     elif not draft.get("use_vllm"):
-        draft.unneeded(_CORRECTION, "use_vllm is false")
+        return
     elif not draft.get("vllm_importance_sampling_correction"):
         draft.put("correction", "none")
         draft.unneeded(_CORRECTION[1:], "there is no correction")
-        draft.tell(_CORRECTION[0], Verdict.SAME, "correction: none")
+        draft.explain(_CORRECTION[0], Verdict.SAME, "correction: none")
     elif changed := _changed(draft):
-        told = f"correction none: it would be biased with {', '.join(changed)}, as TRL's is"
-        draft.put("correction", "none", told.partition(": ")[2])
-        for name in (*_CORRECTION, "use_vllm"):
-            draft.tell(name, Verdict.DIFFERS, told)
+        message = f"correction none: it would be biased with {', '.join(changed)}, as TRL's is"
+        draft.put("correction", "none", message.partition(": ")[2])
+        draft.explain((*_CORRECTION, "use_vllm"), Verdict.DIFFERS, message)
     else:
         _bounded_correction(draft)
 
 
 def _bounded_correction(draft: Draft) -> None:
-    mode = chosen(draft, "vllm_importance_sampling_mode", _MODES)
+    mode = draft.chosen("vllm_importance_sampling_mode", _MODES)
     capped = "vllm_importance_sampling_cap"
     high = draft.get(capped if draft.has(capped) else "vllm_importance_sampling_clip_max")
     low = draft.get("vllm_importance_sampling_clip_min")
@@ -191,15 +164,15 @@ def _bounded_correction(draft: Draft) -> None:
     if mode.endswith("truncate"):
         parameters = {"cap": high}
         if low is not None:
-            draft.tell(
+            draft.explain(
                 "vllm_importance_sampling_clip_min", Verdict.UNSUPPORTED, "what truncates has no lower bound"
             )
     else:
         parameters = {"low": 0.0 if low is None else low, "high": high}
-        draft.tell("vllm_importance_sampling_clip_max", Verdict.SAME, f"correction.high: {high}")
+        draft.explain("vllm_importance_sampling_clip_max", Verdict.SAME, f"correction.high: {high}")
     comment = "" if any(draft.has(name) for name in _CORRECTION) else TRL_DEFAULT
     draft.put("correction", component(mode.replace("_", "-"), parameters), comment)
-    draft.tell(_CORRECTION[0], Verdict.SAME, f"correction: {mode.replace('_', '-')}")
+    draft.explain(_CORRECTION[0], Verdict.SAME, f"correction: {mode.replace('_', '-')}")
 
 
 def _vespo_correction(draft: Draft) -> None:
@@ -209,8 +182,8 @@ def _vespo_correction(draft: Draft) -> None:
         _bounded_correction(draft)
         return
     draft.put("correction", "vespo", "which the loss vespo needs; of the same plugin")
-    for name in (*_CORRECTION, "use_vllm"):
-        draft.tell(name, Verdict.DIFFERS, "correction: vespo, which the loss vespo needs")
+    why = "correction: vespo, which the loss vespo needs"
+    draft.explain((*_CORRECTION, "use_vllm"), Verdict.DIFFERS, why)
 
 
 def _changed(draft: Draft) -> list[str]:
@@ -218,4 +191,4 @@ def _changed(draft: Draft) -> list[str]:
     try:
         return changed_distribution(SamplingConfig.model_validate(draft.values.get("sampling", {})))
     except ValidationError:
-        return []  # `grpox validate` tells
+        return []  # `grpox validate` says so

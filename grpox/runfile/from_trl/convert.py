@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from grpox.errors import ConfigError, nearest
-from grpox.runfile.from_trl.adapters import write_adapters
 from grpox.runfile.from_trl.algorithm import write_algorithm
 from grpox.runfile.from_trl.bookkeeping import write_bookkeeping
 from grpox.runfile.from_trl.draft import Draft, Row
-from grpox.runfile.from_trl.field import Verdict
+from grpox.runfile.from_trl.fields import FIELDS, LORA, TRAINER_ARGUMENTS, Verdict, key_of
 from grpox.runfile.from_trl.generation import write_generation
-from grpox.runfile.from_trl.inputs import write_inputs
-from grpox.runfile.from_trl.names import FIELDS
-from grpox.runfile.from_trl.script_fields import TRAINER_ARGUMENTS
+from grpox.runfile.from_trl.inputs import write_adapters, write_inputs
 from grpox.runfile.from_trl.setup import Given, Setup
 from grpox.runfile.from_trl.training import write_copied, write_training
 
 _INPUTS = {"model_name_or_path", "reward_funcs", "reward_model_name_or_path", "dataset_name", "datasets"}
-"""Fields of `trl grpo` that are told as arguments of GRPOTrainer are."""
+"""Fields of `trl grpo` that are reported as arguments of GRPOTrainer are."""
+_MADE_ELSEWHERE = {
+    "args": "not made by GRPOConfig(...) here: import the YAML file that it comes from",
+    "peft_config": "not made by LoraConfig(...): fill in model.lora",
+}
+"""Argument of GRPOTrainer -> what to do where the script does not make it by a call that was read."""
 
 
 def convert(setup: Setup, folder: Path) -> Draft:
@@ -47,57 +49,44 @@ def convert(setup: Setup, folder: Path) -> Draft:
 
 def _arguments(draft: Draft) -> Iterator[Row]:
     """What GRPOTrainer is given, model and rewards first."""
-    setup = draft.setup
-    if setup.model is not None:
-        asked = [blank.why for blank in draft.blanks if blank.key == "model.path"]
-        yield _row("model", setup.model, asked[0] if asked else "", "model.path")
-    for reward in setup.rewards if isinstance(setup.rewards, list) else []:
-        if reward.entry is None:
-            yield Row("reward_funcs", reward.shown, reward.line, Verdict.UNSUPPORTED, reward.note)
-        else:
-            verdict = Verdict.DIFFERS if reward.note else Verdict.SAME
-            told = ", ".join(f"{key}: {value}" for key, value in reward.entry.items())
-            yield Row("reward_funcs", reward.shown, reward.line, verdict, reward.note or f"rewards: {told}")
+    setup, asked = draft.setup, {blank.key: blank.why for blank in reversed(draft.blanks)}
+    if isinstance(setup.model, Given):
+        blank = asked.get("model.path", "")
+        verdict = Verdict.DIFFERS if blank else Verdict.SAME
+        if not setup.model.literal:
+            verdict, blank = Verdict.UNREAD, "fill in model.path"
+        yield _row("model", setup.model, verdict, blank or "model.path")
     if isinstance(setup.rewards, Given):
-        yield _row("reward_funcs", setup.rewards, "fill in rewards", "rewards")
-    if setup.data is not None and not setup.data.problem:
-        told = next((blank.why for blank in draft.blanks if blank.key == "data.path"), "data.path")
-        yield Row("train_dataset", str(setup.data.path), setup.data.line, Verdict.SAME, told)
-    elif setup.data is not None:
-        shown = str(setup.data.path or "")
-        yield Row(
-            "train_dataset", shown, setup.data.line, Verdict.UNREAD, f"fill in data.path: {setup.data.problem}"
-        )
+        yield _row("reward_funcs", setup.rewards, Verdict.UNREAD, "fill in rewards")
+    for reward in setup.rewards if isinstance(setup.rewards, list) else []:
+        verdict = Verdict.DIFFERS if reward.note else Verdict.SAME
+        named = ", ".join(f"{key}: {value}" for key, value in (reward.entry or {}).items())
+        if reward.entry is None:
+            verdict = Verdict.UNSUPPORTED
+        yield Row("reward_funcs", reward.shown, reward.line, verdict, reward.note or f"rewards: {named}")
+    if setup.data is not None:
+        verdict, message = Verdict.SAME, asked.get("data.path", "data.path")
+        if setup.data.problem:
+            verdict, message = Verdict.UNREAD, f"fill in data.path: {setup.data.problem}"
+        yield Row("train_dataset", str(setup.data.path or ""), setup.data.line, verdict, message)
     if setup.evaluation is not None:
-        yield Row(
-            "eval_dataset",
-            setup.evaluation.shown,
-            setup.evaluation.line,
-            Verdict.DIFFERS,
-            "fill in evaluation: a file of held-out prompts",
-        )
+        held_out = "fill in evaluation: a file of held-out prompts"
+        yield _row("eval_dataset", setup.evaluation, Verdict.DIFFERS, held_out)
     for name, given in setup.arguments.items():
         yield _argument(name, given)
 
 
-def _row(name: str, given: Given, blank: str, key: str) -> Row:
-    if not given.literal:
-        return Row(name, given.shown, given.line, Verdict.UNREAD, f"fill in {key}")
-    verdict = Verdict.DIFFERS if blank else Verdict.SAME
-    return Row(name, given.shown, given.line, verdict, blank or key)
+def _row(name: str, given: Given, verdict: Verdict, message: str) -> Row:
+    return Row(name, given.shown, given.line, verdict, message)
 
 
 def _argument(name: str, given: Given) -> Row:
-    if name == "args":
-        told = "not made by GRPOConfig(...) here: import the YAML file that it comes from"
-        return Row(name, given.shown, given.line, Verdict.UNREAD, told)
-    if name == "peft_config":
-        told = "not made by LoraConfig(...): fill in model.lora"
-        return Row(name, given.shown, given.line, Verdict.UNREAD, told)
+    if name in _MADE_ELSEWHERE:
+        return _row(name, given, Verdict.UNREAD, _MADE_ELSEWHERE[name])
     field = TRAINER_ARGUMENTS.get(name)
     if field is None:
-        return _unknown(name, given, tuple(TRAINER_ARGUMENTS))
-    return Row(name, given.shown, given.line, field.verdict, field.note)
+        return _unknown(name, given, TRAINER_ARGUMENTS)
+    return _row(name, given, field.verdict, field.note)
 
 
 def _fields(draft: Draft) -> Iterator[Row]:
@@ -107,37 +96,25 @@ def _fields(draft: Draft) -> Iterator[Row]:
         if not given.literal:
             yield _unread(draft, name, given)
         elif name not in FIELDS:
-            yield _unknown(name, given, tuple(FIELDS))
+            yield _unknown(name, given, FIELDS)
         else:
-            yield _known(draft, name, given)
+            verdict, message = draft.explained.get(name) or FIELDS[name].judge(given.value)
+            yield _row(name, given, verdict, message)
 
 
 def _unread(draft: Draft, name: str, given: Given) -> Row:
     """A field that is no literal; what it would be is asked for."""
-    key = FIELDS[name].key if name in FIELDS else ""
+    key = key_of(name)
     if not key:
-        return Row(name, given.shown, given.line, Verdict.UNREAD, "to be seen to by hand")
+        return _row(name, given, Verdict.UNREAD, "to be seen to by hand")
     where = "" if given.line is None else f"line {given.line}: "
-    draft.ask(key, "?", f"{where}{name}={given.shown}")
-    return Row(name, given.shown, given.line, Verdict.UNREAD, f"fill in {key}")
+    draft.ask(key, "?", f"{where}{name.removeprefix(LORA)}={given.shown}")
+    return _row(name, given, Verdict.UNREAD, f"fill in {key}")
 
 
-def _unknown(name: str, given: Given, names: tuple[str, ...]) -> Row:
+def _unknown(name: str, given: Given, names: Collection[str]) -> Row:
+    if name.startswith(LORA):
+        return _row(name, given, Verdict.UNSUPPORTED, "plain LoRA has no such setting")
     near = nearest(name, names)
-    told = f"did you mean {near}?" if near else "not of TRL 1.16"
-    return Row(name, given.shown, given.line, Verdict.UNKNOWN, told)
-
-
-def _known(draft: Draft, name: str, given: Given) -> Row:
-    field = FIELDS[name]
-    told = draft.told(name)
-    if told is not None:
-        verdict, text = told
-    elif field.verdict is Verdict.UNSUPPORTED and field.does_nothing_at(given.value):
-        verdict, text = Verdict.NOT_NEEDED, "does nothing at this value"
-    elif field.verdict is Verdict.SAME:
-        verdict, text = field.verdict, field.key
-    else:
-        key = f"{field.key}: " if field.key and field.verdict is Verdict.DIFFERS else ""
-        verdict, text = field.verdict, f"{key}{field.note}"
-    return Row(name, given.shown, given.line, verdict, text)
+    message = f"did you mean {near}?" if near else "not of TRL 1.16"
+    return _row(name, given, Verdict.UNKNOWN, message)

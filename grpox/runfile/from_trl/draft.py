@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from grpox.config import RunConfig, Section
-from grpox.errors import Problem
-from grpox.runfile.from_trl.field import Verdict
-from grpox.runfile.from_trl.names import FIELDS
-from grpox.runfile.from_trl.setup import Given, Setup
+from grpox.errors import Problem, nearest
+from grpox.runfile.from_trl.fields import FIELDS, Verdict, parameters_of
+from grpox.runfile.from_trl.setup import Setup
 
 TRL_DEFAULT = "TRL's default"
 
@@ -25,7 +24,7 @@ class Row:
     given: str
     line: int | None
     verdict: Verdict
-    told: str
+    message: str
 
 
 @dataclass(frozen=True)
@@ -56,7 +55,12 @@ class Draft:
         self.rows: list[Row] = []
         self.problems: list[Problem] = []
         self._folder = folder
-        self._told: dict[str, tuple[Verdict, str]] = {}
+        self.explained: dict[str, tuple[Verdict, str]] = {}
+        """Field -> what became of it, where that is not what its table says."""
+        for name, field in FIELDS.items():
+            if field.needs and not self.get(field.needs):
+                why = "was not read" if self.unread(field.needs) else "is false"
+                self.unneeded((name,), f"{field.needs} {why}")
 
     def get(self, name: str) -> Any:
         """What the field `name` has in TRL: as given, or its default. Mappings may be given as JSON."""
@@ -94,41 +98,52 @@ class Draft:
         if comment:
             self.comments[key] = comment
 
-    def put_from(self, name: str, key: str, value: Any, ours: Any) -> None:
-        """Set `key` from the field `name`, if it was given or if TRL's default is not `ours`."""
-        if self.has(name):
-            self.put(key, value)
-        elif value != ours:
-            self.put(key, value, TRL_DEFAULT)
+    def copy(self, *names: str) -> None:
+        """Put each of the fields that was given under its key."""
+        for name in names:
+            if self.has(name):
+                self.put(FIELDS[name].key, self.get(name))
+
+    def given_of(self, *components: str) -> dict[str, Any]:
+        """The parameters of a component, by our names, that were given."""
+        names = parameters_of(*components)
+        return {FIELDS[name].key.rpartition(".")[2]: self.get(name) for name in names if self.has(name)}
+
+    def chosen(self, name: str, allowed: tuple[str, ...]) -> str:
+        """The value of a field that is one of several words; any other is refused."""
+        value = self.get(name)
+        if value not in allowed:
+            self.refuse(name, f"no such {name}", ", ".join(allowed), nearest(str(value), allowed))
+            return allowed[0]
+        return str(value)
+
+    def mapping(self, name: str, allowed: str) -> dict[str, Any]:
+        """The value of a field that is a mapping, or empty; any other is refused."""
+        value = self.get(name) or {}
+        if isinstance(value, dict):
+            return value
+        self.refuse(name, "is no mapping", allowed)
+        return {}
 
     def ask(self, key: str, example: str, why: str) -> None:
         """Leave a key to the user."""
         self.blanks.append(Blank(key, example, why))
 
-    def tell(self, name: str, verdict: Verdict, told: str) -> None:
-        """What became of the field `name`, where that is not what its table says."""
-        if name in self.setup.fields:
-            self._told[name] = verdict, told
+    def explain(self, names: str | tuple[str, ...], verdict: Verdict, message: str) -> None:
+        """Say what became of fields, where that is not what their table says."""
+        for name in (names,) if isinstance(names, str) else names:
+            if name in self.setup.fields:
+                self.explained[name] = verdict, message
 
     def unneeded(self, names: tuple[str, ...], why: str) -> None:
-        """Fields that do nothing in this set-up."""
-        for name in names:
-            self.tell(name, Verdict.NOT_NEEDED, why)
+        """Say of fields that they do nothing in this set-up."""
+        self.explain(names, Verdict.NOT_NEEDED, why)
 
-    def told(self, name: str) -> tuple[Verdict, str] | None:
-        """What `tell` was told of a field."""
-        return self._told.get(name)
-
-    def row(self, name: str, given: Given | str, line: int | None, verdict: Verdict, told: str) -> None:
-        """Add what became of something else than a field."""
-        shown = given.shown if isinstance(given, Given) else given
-        self.rows.append(Row(name, shown, line, verdict, told))
-
-    def refuse(self, name: str, what: str, allowed: str, nearest: str = "") -> None:
-        """A value that TRL would not take either."""
+    def refuse(self, name: str, what: str, allowed: str, closest: str = "") -> None:
+        """Refuse a value that TRL would not take either."""
         given = self.setup.fields[name]
         where = self.setup.source if given.line is None else f"{self.setup.source}:{given.line}"
-        self.problems.append(Problem(what, name, where, given.shown, allowed, nearest))
+        self.problems.append(Problem(what, name, where, given.shown, allowed, closest))
 
     def path(self, path: str) -> str:
         """A path that starts in TRL's working directory, as one that starts beside the run file."""
@@ -150,9 +165,14 @@ def whole(number: float) -> float:
 
 def our_default(key: str) -> Any:
     """The default of a key of the core, None where it has none."""
-    section, _, name = key.partition(".")
+    section, name, *_ = *key.split("."), ""
     field = RunConfig.model_fields[section]
     kind = field.annotation
     if name and isinstance(kind, type) and issubclass(kind, Section):
         field = kind.model_fields[name]
     return None if field.is_required() else field.get_default(call_default_factory=True, validated_data={})
+
+
+def component(name: str, parameters: dict[str, Any]) -> Any:
+    """A component in the shortest form that a run file has for it."""
+    return {"name": name, **parameters} if parameters else name

@@ -1,11 +1,11 @@
-"""Model, data, rewards and evaluation."""
+"""Model with its adapters, data, rewards and evaluation."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from grpox.runfile.from_trl.draft import TRL_DEFAULT, Draft
-from grpox.runfile.from_trl.field import Verdict
+from grpox.runfile.from_trl.fields import FIELDS, LORA, Verdict, parameters_of
 from grpox.runfile.from_trl.setup import DataGiven, Given, RewardGiven
 from grpox.runfile.model_options import REFUSED_INIT
 
@@ -34,17 +34,14 @@ def _model(draft: Draft) -> None:
         draft.ask("model.path", f"org/{given.value}", "a hub id with its owner")
     for name, value in _init(draft).items():
         draft.put(f"model.init.{name}", value)
+    draft.copy("max_prompt_length")
     if draft.has("max_prompt_length"):
-        draft.put("data.max_prompt_length", draft.get("max_prompt_length"))
         draft.put("data.long_prompts", "cut")
 
 
 def _init(draft: Draft) -> dict[str, Any]:
     """Arguments of from_pretrained, but for those that grpox sets itself."""
-    kwargs = draft.get("model_init_kwargs") or {}
-    if not isinstance(kwargs, dict):
-        draft.refuse("model_init_kwargs", "is no mapping", "arguments of from_pretrained")
-        kwargs = {}
+    kwargs = draft.mapping("model_init_kwargs", "arguments of from_pretrained")
     given = {name: option.value for name, option in draft.setup.model_options.items() if option.literal}
     for name, option in draft.setup.model_options.items():
         if not option.literal:
@@ -58,7 +55,7 @@ def _init(draft: Draft) -> dict[str, Any]:
         given.setdefault("revision", draft.get("model_revision"))
     refused = [name for name in given if name in REFUSED_INIT and name not in _DTYPES]
     if refused:
-        draft.tell("model_init_kwargs", Verdict.DIFFERS, f"model.init without {', '.join(refused)}")
+        draft.explain("model_init_kwargs", Verdict.DIFFERS, f"model.init without {', '.join(refused)}")
     return {name: value for name, value in given.items() if name not in REFUSED_INIT and value is not None}
 
 
@@ -76,7 +73,7 @@ def _dtype(draft: Draft) -> None:
         return
     draft.put("model.dtype", "float32")
     if not draft.get("fp16"):
-        draft.tell("bf16", Verdict.SAME, "model.dtype: float32")
+        draft.explain("bf16", Verdict.SAME, "model.dtype: float32")
 
 
 def _data(draft: Draft) -> None:
@@ -163,3 +160,49 @@ def _evaluation(draft: Draft) -> None:
 
 def _at(line: int | None) -> str:
     return "not a literal" if line is None else f"line {line}"
+
+
+KEY = "model.lora"
+ALL = "all-linear"
+
+
+def write_adapters(draft: Draft) -> None:
+    """Write `model.lora`, where adapters are asked for."""
+    if "peft_config" in draft.setup.arguments:
+        draft.ask(KEY, "{r: 16, alpha: 32}", f"peft_config: {draft.setup.arguments['peft_config'].shown}")
+    elif draft.setup.has_lora_config:
+        _write(draft, "lora_config")
+    elif draft.get("use_peft") is True:
+        _write(draft, "adapter")
+
+
+def _write(draft: Draft, component: str) -> None:
+    names = {FIELDS[name].key.rpartition(".")[2]: name for name in parameters_of(component)}
+    lora = {ours: draft.get(name) for ours, name in names.items()}
+    for ours in ("target_modules", "exclude_modules"):
+        if lora.get(ours) and _targets(lora[ours]) is None:
+            instead = f"{KEY}.{ours}: {ALL}" if ours == "target_modules" else f"no {KEY}.{ours}"
+            draft.explain(names[ours], Verdict.DIFFERS, f"{instead}, as it takes no regular expression")
+    written = {
+        "r": lora["r"],
+        "alpha": lora["alpha"],
+        "target_modules": _targets(lora["target_modules"]) or ALL,
+    }
+    if excluded := _targets(lora.get("exclude_modules")):
+        written["exclude_modules"] = excluded
+    if lora["use_rslora"]:
+        written["use_rslora"] = True
+    of_peft = component == "lora_config" and not any(draft.has(LORA + name) for name in ("r", "lora_alpha"))
+    draft.put(KEY, written, "peft's default" if of_peft else "")
+
+
+def _targets(value: Any) -> Any:
+    """A list of names; None where it is none that a run file takes."""
+    if isinstance(value, list):
+        return value[0] if value == [ALL] else value
+    # TRL makes a list of one name that name; what is no plain name is a regular expression.
+    return value if value == ALL else [value] if isinstance(value, str) and _is_name(value) else None
+
+
+def _is_name(value: str) -> bool:
+    return all(part.isidentifier() or part.isdigit() for part in value.split("."))

@@ -6,17 +6,9 @@ import ast
 from pathlib import Path
 from typing import Any
 
+from grpox.runfile.from_trl.fields import TRL_REWARDS
 from grpox.runfile.from_trl.literals import Names, NotLiteral, is_main_guard, plain_statements
 from grpox.runfile.from_trl.setup import Given, RewardGiven, unread
-
-TRL_REWARDS: dict[str, tuple[dict[str, Any], str]] = {
-    "accuracy_reward": (
-        {"name": "math", "column": "solution"},
-        "TRL reads LaTeX only in completions, `math` other expressions too",
-    ),
-    "think_format_reward": ({"name": "format", "tags": ["think"], "text_after": True}, ""),
-}
-"""Reward of TRL's -> the entry that does the same, and what differs."""
 
 OVERLONG = "get_soft_overlong_punishment"
 _STARTS = {"GRPOTrainer", "load_dataset", "from_pretrained", "train"}
@@ -36,10 +28,14 @@ def reward_model(path: str) -> dict[str, Any]:
 def of_trl(name: str, line: int | None = None) -> RewardGiven:
     """A function of trl.rewards by its name; one that grpox has not is imported from TRL by a file."""
     if name in TRL_REWARDS:
-        entry, note = TRL_REWARDS[name]
-        return RewardGiven(dict(entry), name, line, note)
-    note = f"write a file rewards.py with `from trl.rewards import {name}`, and name `rewards.py:{name}`"
-    return RewardGiven(None, name, line, note)
+        return RewardGiven(shown=name, line=line, **TRL_REWARDS[name])
+    return by_import("trl.rewards", name, name, line)
+
+
+def by_import(module: str, name: str, shown: str, line: int | None) -> RewardGiven:
+    """A function that no run file can name where it stands, but in a file that imports it."""
+    note = f"write a file rewards.py with `from {module} import {name}`, and name `rewards.py:{name}`"
+    return RewardGiven(None, shown, line, note)
 
 
 def module_file(folder: Path, module: str) -> Path | None:
@@ -109,8 +105,7 @@ class RewardNames:
         file = module_file(self._path.parent, module.lstrip("."))
         if name and file is not None:
             return RewardGiven({"path": f"{file}:{name}"}, shown, line)
-        note = f"write a file rewards.py with `from {module} import {name}`, and name `rewards.py:{name}`"
-        return RewardGiven(None, shown, line, note)
+        return by_import(module, name, shown, line)
 
     def _overlong(self, call: ast.Call, shown: str, line: int) -> RewardGiven:
         names = ("max_completion_len", "soft_punish_cache")

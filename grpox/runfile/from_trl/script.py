@@ -8,12 +8,12 @@ from pathlib import Path
 
 from grpox.errors import ConfigError, Problem
 from grpox.runfile.from_trl.dataset_call import read_dataset
-from grpox.runfile.from_trl.literals import Names, NotLiteral
+from grpox.runfile.from_trl.fields import LORA, POSITIONS
+from grpox.runfile.from_trl.literals import Names
 from grpox.runfile.from_trl.reward_names import RewardNames
-from grpox.runfile.from_trl.script_fields import POSITIONS
 from grpox.runfile.from_trl.setup import Given, Setup, unread
 
-CONFIG, TRAINER, LORA = "GRPOConfig", "GRPOTrainer", "LoraConfig"
+CONFIG, TRAINER, LORA_CONFIG = "GRPOConfig", "GRPOTrainer", "LoraConfig"
 
 
 def read_script(text: str, path: Path, source: str) -> Setup:
@@ -108,14 +108,10 @@ def _config_fields(call: ast.Call, names: Names) -> dict[str, Given]:
 
 def _unpacked(node: ast.expr, names: Names) -> dict[str, Given]:
     """The pairs of ``**node``."""
-    behind = names.behind(node)
-    try:
-        values = names.value(node)
-    except (NotLiteral, RecursionError):
-        return {f"**{ast.unparse(node)}": unread(ast.unparse(node), node.lineno)}
-    if not isinstance(values, dict):
-        return {f"**{ast.unparse(node)}": unread(ast.unparse(node), node.lineno)}
-    return {name: Given(value, behind.lineno) for name, value in values.items()}
+    given, line = names.given(node), names.behind(node).lineno
+    if given.literal and isinstance(given.value, dict):
+        return {name: Given(value, line) for name, value in given.value.items()}
+    return {f"**{ast.unparse(node)}": unread(ast.unparse(node), node.lineno)}
 
 
 def _set_afterwards(tree: ast.Module, names: Names, config: ast.Call) -> Iterator[tuple[str, Given]]:
@@ -153,7 +149,8 @@ def _read_trainer(
             case "eval_dataset":
                 setup.evaluation = None if _is_none(node) else unread(ast.unparse(node), node.lineno)
             case "peft_config" if (lora := _lora(node, names)) is not None:
-                setup.lora = lora
+                setup.has_lora_config = True
+                setup.fields |= {f"{LORA}{argument}": value for argument, value in lora.items()}
             case "args":
                 if without_config and not _is_none(node):
                     setup.arguments[name] = unread(ast.unparse(node), node.lineno)
@@ -169,7 +166,7 @@ def _lora(node: ast.expr, names: Names) -> dict[str, Given] | None:
     """The arguments of ``LoraConfig(...)``; None where `node` stands for something else."""
     match names.behind(node):
         case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name), args=[], keywords=keywords) if (
-            _aliases(names.tree).get(name, name) == LORA
+            _aliases(names.tree).get(name, name) == LORA_CONFIG
         ):
             return {keyword.arg or "**": names.given(keyword.value) for keyword in keywords}
     return None

@@ -70,7 +70,7 @@ class Setup:
     data: DataGiven | None = None
     evaluation: Given | None = None
     """What `eval_dataset` is."""
-    lora: dict[str, Given] | None = None
-    """Arguments of the LoraConfig that is `peft_config`."""
+    has_lora_config: bool = False
+    """Tell whether `peft_config` is a LoraConfig whose arguments are among `fields`, as `peft_config.r`."""
     home: Path = field(default_factory=Path)
     """The folder against which TRL resolves relative paths: the working directory."""

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from grpox.runfile.from_trl.draft import TRL_DEFAULT, Draft, our_default, whole
-from grpox.runfile.from_trl.field import Verdict
-from grpox.runfile.from_trl.names import FIELDS
-
-_ADAMW = ("adamw_torch", "adamw_torch_fused")
+from grpox.runfile.from_trl.fields import FIELDS, Verdict
 
 
 def write_copied(draft: Draft) -> None:
     """Write the fields whose value is that of a key: those given, and TRL's defaults that are not ours."""
     for name, field in FIELDS.items():
-        given = draft.setup.fields.get(name)
-        if not field.copied or (given is not None and not given.literal):
+        if not field.copied or draft.unread(name) or (field.needs and not draft.get(field.needs)):
             continue
         value = draft.get(name)
         if value is not None and (draft.has(name) or value != our_default(field.key)):
@@ -27,9 +23,6 @@ def write_training(draft: Draft) -> None:
     if isinstance(steps, int) and steps > 0:
         train.pop("num_train_epochs", None)
         draft.unneeded(("num_train_epochs",), "max_steps is given")
-    if not draft.get("gradient_checkpointing"):
-        train.pop("gradient_checkpointing_kwargs", None)
-        draft.unneeded(("gradient_checkpointing_kwargs",), "gradient_checkpointing is false")
     _warmup(draft)
     _optimizer(draft)
     if "max_grad_norm" in draft.setup.fields and draft.get("max_grad_norm") is None:
@@ -49,13 +42,11 @@ def _warmup(draft: Draft) -> None:
 
 def _optimizer(draft: Draft) -> None:
     optim = draft.get("optim")
-    if not draft.has("optim"):
-        return
-    if optim in _ADAMW:
-        draft.put("train.optim", optim)
-        return
-    draft.ask("train.optimizer", "{path: my_optimizer.py:Mine}", f"TRL has {optim}; without it, AdamW")
-    draft.tell("optim", Verdict.UNSUPPORTED, "AdamW, or a component in train.optimizer")
+    if optim in ("adamw_torch", "adamw_torch_fused"):
+        draft.copy("optim")
+    elif draft.has("optim"):
+        draft.ask("train.optimizer", "{path: my_optimizer.py:Mine}", f"TRL has {optim}; without it, AdamW")
+        draft.explain("optim", Verdict.UNSUPPORTED, "AdamW, or a component in train.optimizer")
 
 
 def _sampling(draft: Draft) -> None:

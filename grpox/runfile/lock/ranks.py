@@ -8,17 +8,16 @@ import socket
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-
 from grpox.errors import ConfigError, Problem
 from grpox.runfile.lock.differences import ABSENT, Difference, Severity, compare, config_differences
 from grpox.runfile.lock.model import Lock
+from grpox.runtime.logs import get_logger
 
 if TYPE_CHECKING:
     from grpox.runtime.world import World
 
 
-def check_ranks(world: World, lock: Lock, config: Mapping[str, Any], console: Console | None = None) -> None:
+def check_ranks(world: World, lock: Lock, config: Mapping[str, Any]) -> None:
     """Refuse a run whose ranks hold different code; a collective of all ranks.
 
     A config that differs is only a warning, on rank 0: an override may be one of that machine. Plugins that
@@ -27,7 +26,6 @@ def check_ranks(world: World, lock: Lock, config: Mapping[str, Any], console: Co
     Args:
         lock: this rank's.
         config: this rank's resolved config.
-        console: where the warning goes; default: standard error.
 
     Raises:
         ConfigError: on every rank alike, with one problem for each difference to rank 0.
@@ -42,9 +40,8 @@ def check_ranks(world: World, lock: Lock, config: Mapping[str, Any], console: Co
     texts = world.gather([json.dumps([lock.text(), config], default=str)] if speaks else [])
     sent = [(Lock.model_validate_json(text), held) for text, held in map(json.loads, texts)]
     problems, warnings = across_ranks(told, sent)
-    if warnings and world.is_main:
-        told_to = console or Console(stderr=True)
-        told_to.print("\n".join(warnings), style="yellow", markup=False, highlight=False, soft_wrap=True)
+    for warning in warnings if world.is_main else ():
+        get_logger(__name__).warning("%s", warning)
     if problems:
         raise ConfigError(problems)
 
@@ -68,7 +65,7 @@ def across_ranks(
         changed = [found for found in config_differences(first_config, config) if not _is_place(found)]
         if changed:
             lines = [f"    {found.what}: {found.new}, not {found.old}" for found in changed]
-            warnings.append("\n".join([f"warning: {here}: another config than that of {there}", *lines]))
+            warnings.append("\n".join([f"{here}: another config than that of {there}", *lines]))
     return problems, warnings
 
 

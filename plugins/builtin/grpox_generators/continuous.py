@@ -15,7 +15,8 @@ import torch
 from transformers import ContinuousBatchingConfig, GenerationConfig
 
 from grpox.contracts import Prompt
-from grpox.errors import TEXT, RunFailed, shorten, text_of
+from grpox.errors import RunFailed
+from grpox.toolkit import TEXT, shorten, text_of
 
 Completion = tuple[Prompt, int, list[int], list[float]]
 """Prompt, place in its group, tokens with the ending one, their log-probabilities."""

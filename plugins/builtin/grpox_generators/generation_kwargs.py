@@ -6,7 +6,8 @@ A key not given is one that grpox sets itself, or one of another way to decode t
 from __future__ import annotations
 
 from grpox.config import SamplingConfig
-from grpox.errors import Problem, nearest
+from grpox.errors import Problem
+from grpox_generators.limits import refused_key
 
 LOGITS = (
     "sequence_bias",
@@ -100,11 +101,7 @@ def unknown_kwargs(sampling: SamplingConfig) -> list[Problem]:
 
 
 def _refusal(name: str) -> Problem:
-    key = f"sampling.generation_kwargs.{name}"
-    if name in OWNED:
-        return Problem("grpox sets this itself", key, nearest=OWNED[name])
     if name in OTHER_DECODING:
+        key = f"sampling.generation_kwargs.{name}"
         return Problem("hf samples token by token and cannot do this", key, allowed=", ".join(ALLOWED))
-    near = nearest(name, (*ALLOWED, *OWNED))
-    what = "transformers' GenerationConfig has no such key"
-    return Problem(what, key, allowed=", ".join(ALLOWED), nearest=OWNED.get(near) or near)
+    return refused_key(name, ALLOWED, OWNED, "transformers' GenerationConfig has no such key")

@@ -17,25 +17,32 @@ from transformers import GenerationConfig
 
 from grpox.config import SamplingConfig
 from grpox.contracts import GeneratorContext, Prompt, Rollout, WeightStream
-from grpox.errors import ConfigError, Problem, RunFailed, text_of
-from grpox.policy.buffers import persistent_buffers
+from grpox.errors import ConfigError, Problem, RunFailed
+from grpox.toolkit import persistent_buffers, text_of
 from grpox_generators.attention import group_heads
 from grpox_generators.configs import HfConfig
 from grpox_generators.continuous import complete
-from grpox_generators.draw import Draw, NoProbabilities
-from grpox_generators.limits import check_length, end_ids
-from grpox_generators.own_draws import own_uniform
-from grpox_generators.padding import PaddedPrompts, cut, pad_prompts
+from grpox_generators.limits import check_length, end_ids, made_rollout
 from grpox_generators.sampling import (
     Distribution,
+    Draw,
+    NoProbabilities,
+    StopTexts,
     distribution_config,
     keeps_rows,
+    own_uniform,
     refused_kwargs,
     runtime_kwargs,
 )
-from grpox_generators.sharded import Idle, generating, most_of_all_ranks
-from grpox_generators.stopping import StopTexts
-from grpox_generators.stretches import Batch
+from grpox_generators.stretches import (
+    Batch,
+    Idle,
+    PaddedPrompts,
+    cut,
+    generating,
+    most_of_all_ranks,
+    pad_prompts,
+)
 
 
 class HfGenerator:
@@ -216,12 +223,4 @@ class HfGenerator:
         ends = [place + 1 for place, token in enumerate(token_ids) if token in end_ids][:1]
         ends += [stop] if stop is not None else []
         length = min(ends, default=len(token_ids))
-        return Rollout(
-            group_id=prompt.group_id,
-            sample=sample,
-            prompt_ids=prompt.token_ids,
-            completion_ids=tuple(token_ids[:length]),
-            finish_reason="stop" if ends else "length",
-            policy_version=self.version,
-            sampler_logprobs=tuple(logprobs[:length]),
-        )
+        return made_rollout(prompt, sample, token_ids[:length], logprobs[:length], bool(ends), self.version)

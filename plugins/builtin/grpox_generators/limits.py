@@ -1,12 +1,12 @@
-"""What a generator checks of its requests: tokens that end a completion, and the positions there are."""
+"""Requests and answers that all generators have: ends of a completion, positions, refused keys, a rollout."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from grpox.config import SamplingConfig
-from grpox.contracts import Prompt
-from grpox.errors import ConfigError, Problem, RunFailed
+from grpox.contracts import Prompt, Rollout
+from grpox.errors import ConfigError, Problem, RunFailed, nearest
 
 
 def end_ids(sampling: SamplingConfig, stop_token_ids: Sequence[int], vocabulary: int) -> tuple[int, ...]:
@@ -35,3 +35,44 @@ def check_length(prompts: Sequence[Prompt], sampling: SamplingConfig, limit: int
             f"a prompt of {longest} tokens and sampling.max_completion_length "
             f"{sampling.max_completion_length} are more than the {limit} positions of {whose}"
         )
+
+
+def made_rollout(
+    prompt: Prompt,
+    sample: int,
+    token_ids: Sequence[int],
+    logprobs: Sequence[float],
+    is_stopped: bool,
+    version: int,
+) -> Rollout:
+    """Build the rollout of a completion.
+
+    Args:
+        sample: its number in the prompt's group.
+        is_stopped: it has come to an end by itself, and is not only as long as it may be.
+        version: the policy's.
+    """
+    return Rollout(
+        group_id=prompt.group_id,
+        sample=sample,
+        prompt_ids=prompt.token_ids,
+        completion_ids=tuple(token_ids),
+        finish_reason="stop" if is_stopped else "length",
+        policy_version=version,
+        sampler_logprobs=tuple(logprobs),
+    )
+
+
+def refused_key(name: str, allowed: Sequence[str], owned: Mapping[str, str], what: str) -> Problem:
+    """Say why a key of `sampling.generation_kwargs` is refused.
+
+    Args:
+        allowed: the keys that there may be.
+        owned: those that grpox sets itself -> the key of the run file to use in its place, or none.
+        what: why it is refused where grpox does not set it.
+    """
+    key = f"sampling.generation_kwargs.{name}"
+    if name in owned:
+        return Problem("grpox sets this itself", key, nearest=owned[name])
+    near = nearest(name, (*allowed, *owned))
+    return Problem(what, key, allowed=", ".join(allowed), nearest=owned.get(near) or near)

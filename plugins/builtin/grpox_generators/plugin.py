@@ -32,7 +32,7 @@ def grpox_generators() -> Iterable[ComponentSpec]:
         ComponentSpec(
             name="vllm-server",
             target="grpox_generators.vllm_server:VllmServerGenerator",
-            config="grpox_generators.server_config:VllmServerConfig",
+            config="grpox_generators.configs:VllmServerConfig",
             summary="vLLM in servers of its own (grpox serve); completions are scored as they come",
             provides=(
                 Capability.LOGPROBS,

@@ -1,16 +1,32 @@
-"""The sampling distribution as logits processors."""
+"""Sampling by transformers' generate: the distribution, the draw of each token, and the texts that end one.
+
+The distribution is made of logits processors. A token is drawn by the inverse of the cumulated probabilities:
+one uniform number a row, where torch.multinomial makes a random number for each token of the vocabulary, which
+on CPU takes longer than the model's attention. A prompt can have a seed of its own.
+
+A completion ends with the first token that completes one of the texts. They are looked for in the decoded text,
+not in the tokens' spellings, because a character may be spread over tokens.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
+from transformers import (
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    PreTrainedTokenizerBase,
+    StoppingCriteria,
+)
 
 from grpox.config import SamplingConfig
-from grpox.errors import ConfigError, Problem, text_of
+from grpox.contracts import Prompt
+from grpox.errors import ConfigError, Problem
+from grpox.toolkit import text_of
 from grpox_generators.generation_kwargs import LOGITS, OF_ROWS, RUNTIME, WARPERS
 
 
@@ -117,3 +133,173 @@ def runtime_kwargs(sampling: SamplingConfig) -> Mapping[str, Any]:
     """The `generation_kwargs` that are no part of the distribution."""
     names = ("cache_config", "max_cache_len", "disable_compile")
     return {name: sampling.generation_kwargs[name] for name in names if name in sampling.generation_kwargs}
+
+
+AT_A_TIME = 64
+"""Tokens for which a prompt's numbers are drawn at once. Another number would draw others."""
+
+
+class NoProbabilities(Exception):
+    """The scores of a row are no distribution: not finite, or every token forbidden."""
+
+
+class Draw(LogitsProcessor):  # type: ignore[misc]
+    """Draws each next token; must be the last processor of a generate() that takes the largest score.
+
+    A row's random numbers do not depend on which other rows still run.
+
+    Args:
+        rows: N, completions of the batch.
+        length: T, the longest that a completion may get.
+        greedy: take the likeliest token instead.
+        device: of the scores.
+        uniform: gives N uniform numbers, f64[N, 1], for each token; default: those of torch's global state.
+    """
+
+    def __init__(
+        self,
+        rows: int,
+        length: int,
+        greedy: bool,
+        device: torch.device,
+        uniform: Callable[[], Tensor] | None = None,
+    ) -> None:
+        self.greedy = greedy
+        self._uniform = uniform
+        self.logprobs = torch.zeros(rows, length, device=device)
+        """f32[N, T], of the tokens drawn; 0 where none was."""
+        self._running = torch.arange(rows, device=device)
+        self._drawn = 0
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """The scores f32[B, V] of the rows that still run, the drawn token's raised above all others.
+
+        Raises:
+            NoProbabilities: there is nothing to draw from.
+        """
+        probabilities = scores.softmax(dim=-1)
+        sums = probabilities.cumsum(dim=-1, dtype=torch.float64)
+        if not sums[:, -1].isfinite().all():
+            raise NoProbabilities
+        tokens = scores.argmax(dim=-1, keepdim=True) if self.greedy else self._inverse(sums)
+        # Where one token of many is likely, the float32 softmax's own sum is off by 1e-5.
+        drawn = probabilities.gather(-1, tokens) / sums[:, -1:]
+        self.logprobs[self._running, self._drawn] = drawn.log().squeeze(-1).float()
+        self._drawn += 1
+        return scores.scatter_(-1, tokens, torch.inf)
+
+    def keep(self, kept: Tensor) -> None:
+        """Go on with the rows bool[B] of those of the last call."""
+        self._running = self._running[kept]
+
+    def _inverse(self, sums: Tensor) -> Tensor:
+        """Tokens i64[B, 1] of cumulated probabilities f64[B, V].
+
+        A uniform number is at most 1 - 2^-53, so what is looked for is less than the last sum, and the first
+        sum above it is that of a token of positive probability.
+        """
+        if self._uniform is None:
+            uniform = torch.rand(len(self.logprobs), 1, dtype=torch.float64, device=sums.device)
+        else:
+            uniform = self._uniform()
+        return torch.searchsorted(sums, uniform[self._running] * sums[:, -1:], right=True)
+
+
+def own_uniform(prompts: Sequence[Prompt], device: torch.device) -> Callable[[], Tensor] | None:
+    """Return a function that gives the numbers of each next token, a row for each completion of each prompt.
+
+    Returns:
+        None unless every prompt has a seed.
+    """
+    seeds = [prompt.seed for prompt in prompts if prompt.seed is not None]
+    if not prompts or len(seeds) < len(prompts):
+        return None
+    return _OwnUniform(seeds, [prompt.num_samples for prompt in prompts], device)
+
+
+class _OwnUniform:
+    """One generator a prompt. They are the CPU's, so that every device samples the same."""
+
+    def __init__(self, seeds: Sequence[int], sizes: Sequence[int], device: torch.device) -> None:
+        self._generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+        self._sizes = sizes
+        self._device = device
+        self._numbers = torch.empty(sum(sizes), 0, dtype=torch.float64)
+        """f64[N, S], S at most `AT_A_TIME`: of the tokens that come next."""
+
+    def __call__(self) -> Tensor:
+        """f64[N, 1], of the next token."""
+        if not self._numbers.shape[1]:
+            drawn = [
+                torch.rand(size, AT_A_TIME, generator=generator, dtype=torch.float64)
+                for generator, size in zip(self._generators, self._sizes, strict=True)
+            ]
+            self._numbers = torch.cat(drawn).to(self._device)
+        now, self._numbers = self._numbers[:, :1], self._numbers[:, 1:]
+        return now
+
+
+class StopTexts(StoppingCriteria):  # type: ignore[misc]
+    """Ends rows whose completion completes a stop text, and remembers where.
+
+    Args:
+        texts: what to stop at; none are allowed to be empty.
+        tokenizer: decodes; special tokens are part of the text.
+        rows: N, completions in the batch.
+        prompt_length: columns of the prompt; a text that began there does not count.
+        min_length: a text completed by one of so many first tokens does not count, as no EOS can be among them.
+    """
+
+    def __init__(
+        self,
+        texts: Sequence[str],
+        tokenizer: PreTrainedTokenizerBase,
+        rows: int,
+        prompt_length: int,
+        min_length: int,
+    ) -> None:
+        self.texts = texts
+        self.tokenizer = tokenizer
+        self.prompt_length = prompt_length
+        self.min_length = min_length
+        self.ends: list[int | None] = [None] * rows
+        """Tokens of each completion up to and including the one that completed a text; None: none did."""
+        self._running = list(range(rows))
+        # A token holds at least a byte. Four more, so that the first character of the text is whole.
+        self._window = max((len(text.encode()) for text in texts), default=0) + 4
+        self._may_complete: dict[int, bool] = {}
+
+    def __call__(self, input_ids: Tensor, scores: Any, **_: Any) -> Tensor:
+        length = input_ids.shape[1] - self.prompt_length
+        if self.texts and length > self.min_length:
+            tails = input_ids[:, -min(length, self._window) :].tolist()
+            for row, tail in zip(self._running, tails, strict=True):
+                if self.ends[row] is None and self._candidate(tail[-1]) and self.completes(tail):
+                    self.ends[row] = length
+        return torch.tensor([self.ends[row] is not None for row in self._running], device=input_ids.device)
+
+    def keep(self, kept: Tensor) -> None:
+        """Go on with the rows bool[B] of those of the last call."""
+        self._running = [row for row, stays in zip(self._running, kept.tolist(), strict=True) if stays]
+
+    def completes(self, token_ids: list[int]) -> bool:
+        """Tell whether the last of `token_ids` completes a stop text."""
+        before, text = self._decode(token_ids[:-1]), self._decode(token_ids)
+        # The last token may also change what came before it: the parts of a character become whole.
+        pairs = enumerate(zip(before, text, strict=False))
+        known = next((place for place, (old, new) in pairs if old != new), len(before))
+        return any(text.rfind(stop) + len(stop) > known for stop in self.texts if stop in text)
+
+    def _candidate(self, token_id: int) -> bool:
+        """Tell whether a text could end in this token; for most, no earlier token need be decoded."""
+        if token_id not in self._may_complete:
+            alone = self._decode([token_id])
+            # White space and parts of characters look different alone.
+            unclear = not alone.strip() or "\ufffd" in alone
+            self._may_complete[token_id] = unclear or any(
+                text[-1] in alone or text[-1].isspace() for text in self.texts
+            )
+        return self._may_complete[token_id]
+
+    def _decode(self, token_ids: list[int]) -> str:
+        return str(self.tokenizer.decode(token_ids, skip_special_tokens=False))

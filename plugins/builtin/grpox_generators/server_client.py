@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 import aiohttp
 
-from grpox.errors import TEXT, ConfigError, Problem, shorten, text_of
-from grpox_generators.server_config import VllmServerConfig
+from grpox.errors import ConfigError, Problem
+from grpox.toolkit import TEXT, shorten, text_of
+from grpox_generators.configs import VllmServerConfig
 from grpox_vllm_serving.about import PATH as ABOUT
 
 GENERATE = "/inference/v1/generate"
@@ -116,49 +118,32 @@ class ServerClient:
             raise _refused(str(error["message"]))
         raise ServerLost(f"{self.url} failed: {shorten(str(error), TEXT)}")
 
-    def _answer(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> _Answer:
-        return _Answer(self.url, path, self._session.request(method, self.url + path, json=body))
-
-
-class _Answer:
-    """A response with a status of success; everything else is told as what it means."""
-
-    def __init__(self, url: str, path: str, request: Any) -> None:
-        self._url, self._path, self._request = url, path, request
-
-    async def __aenter__(self) -> aiohttp.ClientResponse:
+    @asynccontextmanager
+    async def _answer(
+        self, method: str, path: str, body: Mapping[str, Any] | None = None
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """A response with a status of success; everything else is told as what it means."""
         try:
-            response: aiohttp.ClientResponse = await self._request.__aenter__()
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise _lost(self._url, error) from error
-        try:
-            await self._check(response)
-        except BaseException as error:
-            await self._request.__aexit__(type(error), error, error.__traceback__)
-            raise
-        return response
+            async with self._session.request(method, self.url + path, json=body) as response:
+                await self._check(path, response)
+                yield response
+        except (aiohttp.ClientError, TimeoutError, OSError, json.JSONDecodeError) as error:
+            raise _lost(self.url, error) from error
 
-    async def __aexit__(self, *error: Any) -> None:
-        try:
-            await self._request.__aexit__(*error)
-        finally:
-            if isinstance(error[1], aiohttp.ClientError | TimeoutError | OSError | json.JSONDecodeError):
-                raise _lost(self._url, error[1]) from error[1]
-
-    async def _check(self, response: aiohttp.ClientResponse) -> None:
+    async def _check(self, path: str, response: aiohttp.ClientResponse) -> None:
         if response.status == 200:
             return
         text = " ".join((await response.text()).split())[:500]
         if response.status == 401:
             allowed = "the token that it was started with"
-            what = f"the server {self._url} refuses the token"
+            what = f"the server {self.url} refuses the token"
             raise ConfigError(Problem(what, "generator.token_file", allowed=allowed))
-        if response.status == 404 and self._path == ABOUT:
-            what = f"{self._url} is no server that `grpox serve` started"
+        if response.status == 404 and path == ABOUT:
+            what = f"{self.url} is no server that `grpox serve` started"
             raise ConfigError(Problem(what, "generator.urls"))
-        if response.status in REFUSED and self._path == GENERATE:
+        if response.status in REFUSED and path == GENERATE:
             raise _refused(_message(text))
-        raise ServerLost(f"{self._url} answers {response.status} to {self._path}: {text}")
+        raise ServerLost(f"{self.url} answers {response.status} to {path}: {text}")
 
 
 async def _whole(response: aiohttp.ClientResponse) -> AsyncIterator[dict[str, Any]]:

@@ -3,31 +3,61 @@
 from __future__ import annotations
 
 import asyncio
-import sys
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
+from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from grpox.errors import ConfigError, Problem, RunFailed
-from grpox.errors.redaction import redact
-from grpox_generators.loop_thread import LoopThread
+from grpox.runtime.logs import get_logger
+from grpox_generators.configs import VllmServerConfig
 from grpox_generators.server_client import ServerClient, ServerLost
-from grpox_generators.server_config import VllmServerConfig
-from grpox_vllm_serving.about import INSTANCE_FILE, PROTOCOL
+from grpox_vllm_serving.about import INSTANCE_FILE, PROTOCOL, differences
 from grpox_vllm_serving.launch import FILE_BACKEND
-from grpox_vllm_serving.signature import differences
 from grpox_vllm_serving.token import read_token
 
+Result = TypeVar("Result")
+
+logger = get_logger(__name__)
 SECONDS_BETWEEN_LOOKS = 1.0
+
+
+class LoopThread:
+    """Not shared with async rewards: one of those that blocks would stop the servers' answers."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="grpox-servers", daemon=True)
+        self._thread.start()
+
+    def start(self, work: Coroutine[Any, Any, Result]) -> Future[Result]:
+        """Begin `work` and return at once."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def run(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """Do `work`; an exception here, such as an interrupt, cancels it."""
+        future = self.start(work)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def close(self) -> None:
+        """End the loop; what is still at work in it is dropped."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
 
 
 class Fleet:
     """HTTP clients of all configured servers; `abouts` holds those in use, by address."""
 
     def __init__(self, config: VllmServerConfig, model: Mapping[str, Any], sends_weights: bool = True) -> None:
-        """`model` is the signature of the run's, see `grpox_vllm_serving.signature`."""
+        """`model` is the signature of the run's, see `grpox_vllm_serving.about`."""
         token = read_token(config.token_file, "generator.token_file")
         self.config = config
         self.loop = LoopThread()
@@ -57,7 +87,10 @@ class Fleet:
             if time.monotonic() >= deadline:
                 return False
             if not told:
-                tell(f"waiting for a server (grpox serve MODEL starts one): {'; '.join(self.lost.values())}")
+                logger.warning(
+                    "vllm-server: waiting for a server (grpox serve MODEL starts one): %s",
+                    "; ".join(self.lost.values()),
+                )
                 told = True
             time.sleep(SECONDS_BETWEEN_LOOKS)
         return True
@@ -74,9 +107,9 @@ class Fleet:
                 _check_folder(url, about)
             self._check_owner(url, about)
         for url in used & set(lost):
-            tell(f"lost a server: {lost[url]}")
+            logger.warning("vllm-server: lost a server: %s", lost[url])
         for url in before & set(self.abouts):
-            tell(f"{url} answers")
+            logger.info("vllm-server: %s answers", url)
         return self.abouts
 
     def readmit(self) -> None:
@@ -117,7 +150,7 @@ class Fleet:
         """Use a server no longer, until `readmit`."""
         if self.abouts.pop(url, None) is not None:
             self.lost[url] = self._given_up[url] = self.last_loss = why
-            tell(f"lost a server: {why}")
+            logger.warning("vllm-server: lost a server: %s", why)
 
     def close(self) -> None:
         """End the connections; the servers go on."""
@@ -181,8 +214,3 @@ def _check_folder(url: str, about: Mapping[str, Any]) -> None:
     what = f"weights for {url} go through its folder {folder}, which is not to be seen here"
     allowed = "grpox serve --weights-dir with a folder that both sides see, or --weights nccl with CUDA"
     raise ConfigError(Problem(what, "generator.urls", allowed=allowed))
-
-
-def tell(text: str) -> None:
-    """Tell the user of a run what becomes of its servers."""
-    print(redact(f"vllm-server: {text}"), file=sys.stderr, flush=True)

@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 
 from grpox.contracts import WeightStream
 from grpox.errors import RunFailed
-from grpox.policy.lora.layers import base_buffers, base_parameters
+from grpox.toolkit import base_buffers, base_parameters
 from grpox_generators.server_fleet import Fleet
 from grpox_generators.stored_names import as_stored
 

@@ -1,28 +1,108 @@
-"""Rows that have ended leave the batch, so that the others alone are computed on.
+"""Batches of rows, padded on the left; rows that have ended leave, so that the others alone are computed on.
 
 transformers' generate runs until its last row has ended. Here it runs in stretches: one is cut as soon as what
 was computed for ended rows would have paid for the cut, and the next goes on with the rows still running.
+
+Through the policy's own ZeRO-3 shards each layer is gathered for each token, on all ranks. A gather is a
+collective, so all ranks must run the same number of forwards. Within a batch transformers sees to that
+(synced_gpus); here are the rest: as many batches on each rank, and rows for a rank that has none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 
-from grpox_generators.draw import Draw
-from grpox_generators.padding import PaddedPrompts
-from grpox_generators.sampling import Distribution
-from grpox_generators.sharded import Idle
-from grpox_generators.stopping import StopTexts
+from grpox.contracts import Prompt
+from grpox_generators.sampling import Distribution, Draw, StopTexts
 
 CUT_COST = 0.2
 """What a cut costs, in steps of the whole batch: it copies the cache once, as each step does to append to it,
 and enters generate again."""
+
+
+@contextmanager
+def generating(policy: Any) -> Iterator[None]:
+    """The policy as a generator of tokens: in evaluation mode, which also turns gradient checkpointing off (it
+    forbids a cache of keys and values), and without the checkpoint's defaults for sampling."""
+    training, defaults = policy.training, policy.generation_config
+    policy.eval()
+    policy.generation_config = GenerationConfig()
+    try:
+        yield
+    finally:
+        policy.generation_config = defaults
+        policy.train(training)
+
+
+def most_of_all_ranks(number: int) -> int:
+    """The largest `number` of all ranks; a collective."""
+    largest = torch.tensor(number)
+    dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+    return int(largest)
+
+
+class Idle(StoppingCriteria):  # type: ignore[misc]
+    """Ends all rows at once: its rank only follows the forwards of the others."""
+
+    def __call__(self, input_ids: Tensor, scores: Any, **_: Any) -> Tensor:
+        return torch.ones(len(input_ids), dtype=torch.bool, device=input_ids.device)
+
+    def keep(self, kept: Tensor) -> None:
+        """Never called: where ranks go in step, no row leaves."""
+
+
+@dataclass(frozen=True)
+class PaddedPrompts:
+    """B prompts; P is the longest's length, at least 2."""
+
+    input_ids: Tensor  # i64[B, P]
+    attention_mask: Tensor  # i64[B, P]
+    repeats: Tensor  # i64[B]: completions of each
+
+    @property
+    def lengths(self) -> Tensor:
+        """i64[B]: tokens of each prompt."""
+        return self.attention_mask.sum(dim=1)
+
+    @property
+    def group_rows(self) -> Tensor:
+        """i64[N]: the prompt of each completion."""
+        return torch.arange(len(self.repeats), device=self.repeats.device).repeat_interleave(self.repeats)
+
+
+def pad_prompts(prompts: Sequence[Prompt], pad_token_id: int, device: torch.device) -> PaddedPrompts:
+    """Pad to the longest, and to 2 at least: then there always are columns to prefill before the last one, and
+    ranks that generate in step run the same number of forwards."""
+    length = max(2, *(len(prompt.token_ids) for prompt in prompts))
+    input_ids = torch.full((len(prompts), length), pad_token_id)
+    attention_mask = torch.zeros_like(input_ids)
+    for row, prompt in enumerate(prompts):
+        input_ids[row, length - len(prompt.token_ids) :] = torch.tensor(prompt.token_ids)
+        attention_mask[row, length - len(prompt.token_ids) :] = 1
+    repeats = torch.tensor([prompt.num_samples for prompt in prompts])
+    return PaddedPrompts(input_ids.to(device), attention_mask.to(device), repeats.to(device))
+
+
+def cut(prompts: Sequence[Prompt], batch_size: int) -> Iterator[list[Prompt]]:
+    """Cut into runs of at most `batch_size` completions, whole groups; a larger group is a run of its own."""
+    batch: list[Prompt] = []
+    size = 0
+    for prompt in prompts:
+        if batch and size + prompt.num_samples > batch_size:
+            yield batch
+            batch, size = [], 0
+        batch.append(prompt)
+        size += prompt.num_samples
+    if batch:
+        yield batch
 
 
 @dataclass

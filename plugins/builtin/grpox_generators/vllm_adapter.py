@@ -13,9 +13,7 @@ from typing import Any, get_args
 from torch import nn
 
 from grpox.errors import ConfigError, Problem
-from grpox.policy.adapter_folder import write_adapter
-from grpox.policy.adapter_streams import stream_adapters
-from grpox.policy.lora.layers import ADAPTER, adapted_layers
+from grpox.toolkit import ADAPTER, adapted_layers, stream_adapters, write_adapter
 from grpox_vllm_serving.launch import SHARED_MEMORY
 
 KEY = "generator.lora_sync"

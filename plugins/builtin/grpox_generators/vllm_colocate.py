@@ -15,27 +15,29 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grpox.checkpoint.rng import random_numbers_kept
 from grpox.config import SamplingConfig
 from grpox.contracts import GeneratorContext, Prompt, Rollout, WeightStream
-from grpox.errors import ConfigError, Problem, RunFailed, describe, text_of
-from grpox.errors.formatting import some
-from grpox.policy.adapter_streams import stream_base
-from grpox.policy.lora.layers import adapted_layers, base_buffers
-from grpox.policy.weight_stream import stream_weights
-from grpox.runtime import launch
-from grpox.runtime.environment import variables_kept
+from grpox.errors import ConfigError, Problem, RunFailed
+from grpox.toolkit import (
+    adapted_layers,
+    base_buffers,
+    describe,
+    random_numbers_kept,
+    some,
+    stream_base,
+    stream_weights,
+    text_of,
+    variables_kept,
+    world_size,
+)
 from grpox_generators.configs import VllmColocateConfig
-from grpox_generators.limits import check_length, end_ids
-from grpox_generators.ranks import any_rank
-from grpox_generators.shared_memory import own_segments
+from grpox_generators.limits import check_length, end_ids, made_rollout
+from grpox_generators.ranks import any_rank, ask_together, check_size, engine_arguments, own_segments
 from grpox_generators.stored_names import as_stored
-from grpox_generators.tensor_parallel import ask_together, check_size, engine_arguments
 from grpox_generators.vllm_adapter import AdapterFiles
 from grpox_generators.vllm_sampling import request_params, seed_of
 from grpox_vllm_serving.launch import CPU_BLOCK_SIZE
-from grpox_vllm_serving.reloaded import pack_again, untouched
-from grpox_vllm_serving.tied import as_loaded, head_is_embedding
+from grpox_vllm_serving.reloaded import as_loaded, head_is_embedding, pack_again, untouched
 
 ENVIRONMENT = {
     # The engine's core in this process: there its weights can be set without copying them to another.
@@ -57,7 +59,7 @@ class VllmColocateGenerator:
 
     def __init__(self, config: VllmColocateConfig) -> None:
         # Here and not in `start`, which comes after the model is loaded.
-        check_size(config.tensor_parallel_size, launch.world_size())
+        check_size(config.tensor_parallel_size, world_size())
         self.config = config
         self.version = 0
         self._asleep: set[str] = set()
@@ -225,17 +227,10 @@ class VllmColocateGenerator:
             raise ConfigError(Problem(what, "generator.engine", given=str(self.config.engine))) from error
 
     def _rollout(self, prompt: Prompt, completion: Any) -> Rollout:
-        token_ids = tuple(completion.token_ids)
-        chosen = zip(token_ids, completion.logprobs, strict=True)
-        return Rollout(
-            group_id=prompt.group_id,
-            sample=completion.index,
-            prompt_ids=prompt.token_ids,
-            completion_ids=token_ids,
-            finish_reason="stop" if completion.finish_reason == "stop" else "length",
-            policy_version=self.version,
-            sampler_logprobs=tuple(position[token].logprob for token, position in chosen),
-        )
+        token_ids = completion.token_ids
+        chosen = [p[token].logprob for token, p in zip(token_ids, completion.logprobs, strict=True)]
+        is_stopped = completion.finish_reason == "stop"
+        return made_rollout(prompt, completion.index, token_ids, chosen, is_stopped, self.version)
 
 
 def _see_what_is_loaded(model: Any) -> None:

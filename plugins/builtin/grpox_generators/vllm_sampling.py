@@ -12,7 +12,8 @@ import numpy as np
 
 from grpox.config import SamplingConfig
 from grpox.contracts import Prompt
-from grpox.errors import Problem, nearest
+from grpox.errors import Problem
+from grpox_generators.limits import refused_key
 
 ALLOWED = (
     "allowed_token_ids",
@@ -54,7 +55,9 @@ OWNED = {
 
 def refused(sampling: SamplingConfig) -> list[Problem]:
     """One problem for each setting that vLLM does not take."""
-    problems = [_refusal(name) for name in sampling.generation_kwargs if name not in ALLOWED]
+    what = "vLLM's SamplingParams takes no such key from a run file"
+    unknown = [name for name in sampling.generation_kwargs if name not in ALLOWED]
+    problems = [refused_key(name, ALLOWED, OWNED, what) for name in unknown]
     if sampling.temperature > HOTTEST:
         given, allowed = f"{sampling.temperature:g}", f"at most {HOTTEST:g}"
         what = "hotter than vLLM samples"
@@ -99,12 +102,3 @@ def request_seed(seed: int, group_id: int) -> int:
 def seed_of(prompt: Prompt, seed: int) -> int:
     """The prompt's own seed, or one that follows from that of the call."""
     return request_seed(seed, prompt.group_id) if prompt.seed is None else prompt.seed
-
-
-def _refusal(name: str) -> Problem:
-    key = f"sampling.generation_kwargs.{name}"
-    if name in OWNED:
-        return Problem("grpox sets this itself", key, nearest=OWNED[name])
-    near = nearest(name, (*ALLOWED, *OWNED))
-    what = "vLLM's SamplingParams takes no such key from a run file"
-    return Problem(what, key, allowed=", ".join(ALLOWED), nearest=OWNED.get(near) or near)

@@ -13,22 +13,22 @@ from typing import TYPE_CHECKING, Any
 from grpox.config import SamplingConfig
 from grpox.contracts import GeneratorContext, Prompt, Rollout, WeightStream
 from grpox.errors import ConfigError, Problem, RunFailed
-from grpox.policy.weight_stream import stream_weights
-from grpox_generators.limits import check_length, end_ids
+from grpox.runtime.logs import get_logger
+from grpox.toolkit import stream_weights
+from grpox_generators.configs import VllmServerConfig
+from grpox_generators.limits import check_length, end_ids, made_rollout
 from grpox_generators.ranks import any_rank, same_on_all_ranks, wait_for_all_ranks
-from grpox_generators.server_asked import Asked
-from grpox_generators.server_client import Completion
-from grpox_generators.server_config import VllmServerConfig
-from grpox_generators.server_fleet import Fleet, tell
-from grpox_generators.server_pool import Member, Request, ServerPool
+from grpox_generators.server_fleet import Fleet
+from grpox_generators.server_pool import Asked, Member, Request, ServerPool
 from grpox_generators.server_weights import FileSender, NcclSender
 from grpox_generators.stored_names import as_stored
 from grpox_generators.vllm_sampling import request_params, seed_of
-from grpox_vllm_serving.signature import signature
+from grpox_vllm_serving.about import signature
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
+logger = get_logger(__name__)
 ROUNDS_WITHOUT_PROGRESS = 3
 """Times in a row that all servers may be lost before a single completion is in."""
 
@@ -61,7 +61,10 @@ class VllmServerGenerator:
                 return
             if self.config.start_timeout == 0:
                 raise ConfigError(fleet.none_answers())
-            tell(f"no server answers yet, and the model is loaded meanwhile: {'; '.join(fleet.lost.values())}")
+            logger.warning(
+                "vllm-server: no server answers yet, and the model is loaded meanwhile: %s",
+                "; ".join(fleet.lost.values()),
+            )
 
     def start(self, context: GeneratorContext) -> None:
         self.context = context
@@ -167,7 +170,13 @@ class VllmServerGenerator:
         """Another dtype is no mistake, but one cause of a mismatch."""
         for url, about in self._fleet.look().items():
             if about["dtype"] != ours:
-                tell(f"{url} samples in {about['dtype']} for a policy in {ours} (grpox serve --dtype {ours})")
+                logger.warning(
+                    "vllm-server: %s samples in %s for a policy in %s (grpox serve --dtype %s)",
+                    url,
+                    about["dtype"],
+                    ours,
+                    ours,
+                )
 
     @contextmanager
     def _told_by_this_rank(self) -> Iterator[None]:
@@ -223,20 +232,10 @@ class VllmServerGenerator:
 
     def _read(self, asked: Asked) -> Iterator[Rollout]:
         for request, completion in asked.arriving():
-            yield _rollout(request, completion, asked.version)
+            is_stopped = completion.finish_reason == "stop"
+            tokens, logprobs = completion.token_ids, completion.logprobs
+            yield made_rollout(request.prompt, completion.index, tokens, logprobs, is_stopped, asked.version)
 
     def _room(self, about: Mapping[str, Any]) -> int:
         """Twice what the server samples at a time, shared with the other ranks."""
         return max(1, 2 * int(about["max_num_seqs"]) // self.context.world_size)
-
-
-def _rollout(request: Request, completion: Completion, version: int) -> Rollout:
-    return Rollout(
-        group_id=request.prompt.group_id,
-        sample=completion.index,
-        prompt_ids=request.prompt.token_ids,
-        completion_ids=tuple(completion.token_ids),
-        finish_reason="stop" if completion.finish_reason == "stop" else "length",
-        policy_version=version,
-        sampler_logprobs=tuple(completion.logprobs),
-    )

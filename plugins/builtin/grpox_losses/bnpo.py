@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import ClassVar
 
 from grpox.contracts import LossInputs, LossOutput, Reduction
-from grpox_losses.clipped import clipped_surrogate
 from grpox_losses.configs import ClippedConfig
+from grpox_losses.ratio import clipped_surrogate
 
 
 class Bnpo:

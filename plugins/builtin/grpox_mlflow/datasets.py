@@ -8,9 +8,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from grpox.data.json_rows import UnreadableData
-from grpox.errors.redaction import redact, redacted
-from grpox.runfile.data_files import look_at
+from grpox.errors import redact, redacted
+from grpox.toolkit import UnreadableData, look_at
 
 if TYPE_CHECKING:
     from mlflow.entities import DatasetInput

@@ -1,15 +1,25 @@
-"""Which MLflow run follows a run's folder, and all that it takes to create it late."""
+"""The MLflow run that follows a run's folder, all that it takes to create it late, and how far the run came."""
 
 from __future__ import annotations
 
 import json
+import time
+import uuid
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from grpox.runtime.files import sync
+from grpox.errors import redact
+from grpox.toolkit import checkpoints_in, whole_file
+from grpox.toolkit import describe_early_stop as early_stop_told
+from grpox.toolkit import flush_to_disk as sync
+from grpox_mlflow.naming import TAG_LENGTH, Names, shortened
 
 FILE = "mlflow.json"
+
+CHECKPOINT, ERROR, STOPPED_EARLY = "grpox.checkpoint", "grpox.error", "grpox.stopped_early"
+_INTERRUPTIONS = ("KeyboardInterrupt", "Terminated", "SystemExit")
 
 
 @dataclass(frozen=True)
@@ -39,10 +49,29 @@ class FollowedRun:
 
     def write(self, folder: Path) -> None:
         """Keep it in the run's folder, whole or not at all."""
-        unfinished = folder / f"{FILE}.unfinished"
-        unfinished.write_text(json.dumps(asdict(self), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-        sync(unfinished)  # a resumed run that found it empty would begin another in MLflow
-        unfinished.replace(folder / FILE)
+        with whole_file(folder / FILE) as unfinished:
+            text = json.dumps(asdict(self), indent=2, ensure_ascii=False) + "\n"
+            unfinished.write_text(text, encoding="utf-8")
+            sync(unfinished)  # a resumed run that found it empty would begin another in MLflow
+
+    @classmethod
+    def begin(cls, uri: str, experiment: str, params: Iterable[tuple[str, str]], **others: Any) -> FollowedRun:
+        """Make that of a run which begins now.
+
+        Args:
+            uri: of the store, with its password.
+            params: names and values, as long as they are.
+            others: further fields.
+        """
+        names = Names()
+        return cls(
+            tracking_uri=redact(uri),
+            experiment=experiment,
+            key=uuid.uuid4().hex,
+            start_time=time.time_ns() // 1_000_000,
+            params={names[key]: shortened(value) for key, value in params},
+            **others,
+        )
 
     @classmethod
     def read(cls, folder: Path) -> FollowedRun | None:
@@ -51,3 +80,46 @@ class FollowedRun:
             return cls(**json.loads((folder / FILE).read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError):
             return None
+
+
+def ending(folder: Path) -> tuple[str, int]:
+    """(MLflow's status, unix milliseconds) of a run that is over.
+
+    FINISHED with a summary; FAILED or, where a signal ended it, KILLED with a failure; KILLED with neither,
+    since it had no time to say anything.
+    """
+    if (folder / "summary.json").exists():
+        return "FINISHED", _modified(folder / "summary.json")
+    error = _json(folder / "failure.json").get("error")
+    if error is not None:
+        killed = str(error).startswith(_INTERRUPTIONS)
+        return "KILLED" if killed else "FAILED", _modified(folder / "failure.json")
+    last = next(path for path in (folder / "metrics.jsonl", folder / "mlflow.json", folder) if path.exists())
+    return "KILLED", _modified(last)
+
+
+def tags_of(folder: Path) -> dict[str, str]:
+    """Tags that follow from a run's files as they are now."""
+    tags = {}
+    summary = _json(folder / "summary.json")
+    if isinstance(stopped := summary.get("stopped_early"), dict):
+        tags[STOPPED_EARLY] = early_stop_told(stopped)[:TAG_LENGTH]
+    newest = summary.get("model") or next(iter(checkpoints_in(folder)), None)
+    if newest is not None:
+        tags[CHECKPOINT] = str(newest)[:TAG_LENGTH]
+    error = _json(folder / "failure.json").get("error")
+    if error is not None:
+        tags[ERROR] = str(error)[:TAG_LENGTH]
+    return tags
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        read = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return read if isinstance(read, dict) else {}
+
+
+def _modified(path: Path) -> int:
+    return path.stat().st_mtime_ns // 1_000_000

@@ -1,9 +1,10 @@
-"""What MLflow accepts as keys and values: names of metrics and parameters, flattened configs."""
+"""Names and values that MLflow accepts: of runs, metrics and parameters, of flattened configs."""
 
 from __future__ import annotations
 
 import json
 import posixpath
+import random
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -88,3 +89,18 @@ def model_name_problem(name: str) -> str:
     if refused:
         return f"holds {' '.join(refused)}, which MLflow takes in no name of a model"
     return "" if name and name == " ".join(name.split()) == Names()[name] else "is no name that MLflow takes"
+
+
+def invented_name() -> str:
+    """As MLflow invents them, and another each time.
+
+    MLflow draws from Python's own generator, which runs of the same seed have all brought into the same state.
+    """
+    from mlflow.utils.name_utils import _generate_random_name
+
+    before = random.getstate()
+    random.seed()
+    try:
+        return str(_generate_random_name())
+    finally:
+        random.setstate(before)

@@ -1,10 +1,10 @@
-"""The plugin: one observer, ``mlflow``."""
+"""The plugin: the observer ``mlflow``, and the commands ``runs`` and ``sync``."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from grpox.plugins.hookspecs import ComponentSpec, hookimpl
+from grpox import CommandSpec, ComponentSpec, hookimpl
 
 
 @hookimpl
@@ -16,5 +16,21 @@ def grpox_observers() -> Iterable[ComponentSpec]:
             config="grpox_mlflow.configs:MlflowConfig",
             summary="Parameters, metrics and completions in MLflow; local SQLite by default",
             source="https://mlflow.org",
+        ),
+    )
+
+
+@hookimpl
+def grpox_commands() -> Iterable[CommandSpec]:
+    return (
+        CommandSpec(
+            name="runs",
+            target="grpox_mlflow.runs.commands:app",
+            help="Runs that MLflow holds: list, show, compare and open them. Nothing is written.",
+        ),
+        CommandSpec(
+            name="sync",
+            target="grpox_mlflow.sync_command:sync",
+            help="Write to MLflow what it lacks of a run, whose server was away for a while or from the start.",
         ),
     )

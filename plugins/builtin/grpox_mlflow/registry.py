@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from grpox.checkpoint.folders import checkpoints_in, step_of
-from grpox.errors.formatting import amount
+from grpox.toolkit import amount, checkpoints_in, step_of
 from grpox_mlflow.model_files import (
     CARD,
     MLMODEL,

@@ -15,17 +15,12 @@ from typing import TYPE_CHECKING
 
 import yaml
 
-from grpox.errors import ConfigError
-from grpox.errors.formatting import counted
-from grpox.errors.redaction import redact, redacted
-from grpox.runfile.lock.file import LOCK_FILE
-from grpox.runtime.files import write_whole
+from grpox.errors import ConfigError, redact, redacted
+from grpox.toolkit import LOCK_FILE, counted, write_whole
 from grpox_mlflow.datasets import dataset_inputs
-from grpox_mlflow.ending import ERROR, tags_of
-from grpox_mlflow.followed import FollowedRun
-from grpox_mlflow.recorded import SYSTEM, RecordedMetrics
+from grpox_mlflow.followed import ERROR, FollowedRun, tags_of
+from grpox_mlflow.recorded import PARAMS_PER_BATCH, SYSTEM, RecordedMetrics, in_requests
 from grpox_mlflow.registry import KEY, Registration, Registry
-from grpox_mlflow.requests import PARAMS_PER_BATCH, in_requests
 from grpox_mlflow.store import is_passing, open_store
 from grpox_mlflow.table import EVALUATION, SWEEP, completions_table, logged_tag
 from grpox_mlflow.traces import RecordedTraces, write_traces
@@ -125,7 +120,7 @@ class Shipment:
 
     def lacking(self) -> str:
         """What MLflow lacks: ``3 steps``, ``0 steps, 12 traces``."""
-        told = counted(self.recorded.lines_left(), "step")
+        told = counted(self.recorded.left(), "step")
         traces = self._traces.left()
         return f"{told}, {counted(traces, 'trace')}" if traces else told
 

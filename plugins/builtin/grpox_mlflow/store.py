@@ -14,9 +14,8 @@ from urllib.parse import urlsplit
 
 from filelock import FileLock
 
-from grpox.errors import chain, text_of
-from grpox.errors.redaction import redact
-from grpox.runtime.environment import variables_kept
+from grpox.errors import redact
+from grpox.toolkit import chain, text_of, variables_kept
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

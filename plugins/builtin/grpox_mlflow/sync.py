@@ -7,12 +7,9 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from grpox.errors import ConfigError, Problem, RunFailed, nearest
-from grpox.errors.formatting import duration
-from grpox.errors.redaction import MASK, redact
-from grpox.runtime.run_lock import hold
-from grpox_mlflow.ending import ending
-from grpox_mlflow.followed import FILE, FollowedRun
+from grpox.errors import ConfigError, Problem, RunFailed, nearest, redact
+from grpox.toolkit import MASK, duration, hold
+from grpox_mlflow.followed import FILE, FollowedRun, ending
 from grpox_mlflow.shipment import Progress, Shipment
 from grpox_mlflow.store import is_passing, place_of, quick_requests, resolved_uri, told
 

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from grpox.observing.report.samples import read_samples
+from grpox.toolkit import read_samples
 
 EVALUATION, SWEEP = "eval_table.json", "sweep_table.json"
 TABLES = (EVALUATION, SWEEP)

@@ -9,10 +9,12 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from grpox_mlflow.naming import NAME_LENGTH
+from grpox_mlflow.recorded import RecordedLines
 from grpox_mlflow.traced import FILE
 
 if TYPE_CHECKING:
@@ -24,39 +26,23 @@ _PREVIEW = 1000
 """Characters that the list of traces shows of prompt and completion."""
 
 
-class RecordedTraces:
-    """``traces.jsonl`` a piece at a time; `position` is in bytes, as of `RecordedMetrics`."""
+class RecordedTraces(RecordedLines):
+    """``traces.jsonl``, a piece at a time."""
 
     def __init__(self, folder: Path, position: int = 0) -> None:
-        self._path = folder / FILE
-        # A run that went back to a checkpoint has a shorter file.
-        self.position = min(position, self.size)
-
-    @property
-    def size(self) -> int:
-        """Bytes that there are."""
-        return self._path.stat().st_size if self._path.exists() else 0
+        super().__init__(folder / FILE, position)
 
     def next(self) -> tuple[list[dict[str, Any]], int]:
         """The next traces, and where they end."""
         found: list[dict[str, Any]] = []
         end = self.position
-        if end >= self.size:
-            return found, end
-        with self._path.open("rb") as file:
-            file.seek(end)
-            while len(found) < PER_PIECE and (line := file.readline()).endswith(b"\n"):
-                end += len(line)
-                found += _parsed(line)
+        for line, line_end in self.lines():
+            end = line_end
+            with suppress(ValueError):  # of a process that was killed meanwhile
+                found.append(json.loads(line))
+            if len(found) == PER_PIECE:
+                break
         return found, end
-
-    def left(self) -> int:
-        """Traces that are not done with."""
-        if not self._path.exists():
-            return 0
-        with self._path.open("rb") as file:
-            file.seek(self.position)
-            return sum(1 for _ in file)
 
 
 def write_traces(
@@ -208,14 +194,6 @@ def _times(traced: Mapping[str, Any]) -> tuple[int, int, int]:
 def _usage(traced: Mapping[str, Any]) -> dict[str, int]:
     given, sampled = traced["prompt_tokens"], traced["completion_tokens"]
     return {"input_tokens": given, "output_tokens": sampled, "total_tokens": given + sampled}
-
-
-def _parsed(line: bytes) -> list[dict[str, Any]]:
-    """Nothing, of a line that a process wrote which was killed meanwhile."""
-    try:
-        return [json.loads(line)]
-    except ValueError:
-        return []
 
 
 def _digest(*parts: object) -> str:

@@ -10,39 +10,40 @@ from __future__ import annotations
 import getpass
 import os
 import time
-import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-
-from grpox.errors import RunFailed, text_of
-from grpox.errors.redaction import redact, redacted
-from grpox.plugins.hookspecs import hookimpl
-from grpox.runfile.lock.file import LOCK_FILE, read_lock
+from grpox import hookimpl
+from grpox.errors import RunFailed, redact, redacted
+from grpox.runtime.logs import get_logger
+from grpox.toolkit import LOCK_FILE, read_lock, text_of
 from grpox_mlflow.datasets import datasets_of
-from grpox_mlflow.ending import CHECKPOINT, ERROR
-from grpox_mlflow.followed import FollowedRun
-from grpox_mlflow.naming import CHANGED, TAG_LENGTH, Names, changes, flattened, shortened
-from grpox_mlflow.parent import PARENT, PARENT_TAG
+from grpox_mlflow.followed import CHECKPOINT, ERROR, FollowedRun
+from grpox_mlflow.followed import FILE as FOLLOWED
+from grpox_mlflow.naming import CHANGED, TAG_LENGTH, Names, changes, flattened, invented_name
+from grpox_mlflow.parent import NAMED, PARENT, PARENT_TAG, ParentRun
 from grpox_mlflow.registry import Registration
-from grpox_mlflow.run_name import invented_name
 from grpox_mlflow.shipment import Shipment
 from grpox_mlflow.store import is_passing, place_of, quick_requests, resolved_uri, told
+from grpox_mlflow.table import EVALUATION
+from grpox_mlflow.traced import FILE as TRACES
 from grpox_mlflow.traced import TracedRollouts
 from grpox_mlflow.writer import Writer
 
 if TYPE_CHECKING:
-    from grpox.contracts import RunContext, ScoredRollout
+    from grpox.contracts import RunContext, ScoredRollout, SweepContext, SweepResults
     from grpox_mlflow.configs import MlflowConfig
 
+logger = get_logger(__name__)
 CLOSE_SECONDS = 20.0
 """How long the end of a run waits for what is not written yet."""
 UPLOAD_BYTES_PER_SECOND = 20e6
 """How much longer that is where a model is to be uploaded: at this rate."""
+NAME_LENGTH = 250
+"""Characters of a run's name that MLflow takes."""
 REQUEST_SECONDS = 30
 """How long the background thread waits for an answer."""
 
@@ -53,17 +54,15 @@ class MlflowTracker:
     Every write names its run: nothing depends on, or changes, MLflow's own idea of the active run. That the
     store does not take what it is sent is told by the next hook call, once each time it begins. It is no
     failure of the observer, which would be counted: an outage changes no metric of the run.
-
-    Args:
-        console: where to tell things; default: standard output, and standard error for warnings.
     """
 
-    def __init__(self, config: MlflowConfig, console: Console | None = None) -> None:
+    files = (FOLLOWED, TRACES, EVALUATION)
+
+    def __init__(self, config: MlflowConfig) -> None:
         self._config = config
-        self._console = console or Console()
-        self._warnings = console or Console(stderr=True)
         self._writer: Writer | None = None
         self._held = ExitStack()
+        self._parent: ParentRun | None = None
 
     @hookimpl
     def grpox_run_started(self, run: RunContext) -> None:
@@ -125,17 +124,43 @@ class MlflowTracker:
         if self._writer is not None:
             self._close(self._writer, "FINISHED")
 
+    @hookimpl
+    def grpox_sweep_started(self, sweep: SweepContext) -> dict[str, str]:
+        """Raises RunFailed when the store can never be used."""
+        self._parent = ParentRun(self._config, sweep)
+        return self._parent.environment
+
+    @hookimpl
+    def grpox_sweep_run_ended(self, results: SweepResults) -> None:
+        if self._parent is not None:
+            self._parent.update(results)
+
+    @hookimpl
+    def grpox_sweep_finished(self, results: SweepResults, status: str) -> None:
+        if self._parent is not None:
+            self._parent.conclude(results, status)
+
+    @hookimpl
+    def grpox_tracked_run(self, folder: Path) -> str | None:
+        followed = FollowedRun.read(folder)
+        return None if followed is None else followed.run_id
+
+    def _name(self) -> str:
+        """The run's name: of a sweep's run with the name of its folder, which says its setting."""
+        given = self._config.run_name
+        if not os.environ.get(NAMED):
+            return given or invented_name()
+        # From the end: the beginning is the same of all.
+        return (f"{given} {self._folder.name}" if given else self._folder.name)[-NAME_LENGTH:]
+
     def _followed(self, run: RunContext) -> FollowedRun:
         """The MLflow run that a run which resumes had, with what has changed as tags; else a new one."""
-        names = Names()
-        new = FollowedRun(
-            tracking_uri=redact(self._uri),
-            experiment=self._config.experiment,
-            key=uuid.uuid4().hex,
-            start_time=time.time_ns() // 1_000_000,
-            run_name=redact(self._config.run_name or invented_name()),
+        new = FollowedRun.begin(
+            self._uri,
+            self._config.experiment,
+            _params(run),
+            run_name=redact(self._name()),
             log_completions=self._config.log_completions,
-            params={names[key]: shortened(value) for key, value in _params(run)},
             tags=self._tags(run),
             datasets=datasets_of(run),
             registration=self._registration(run),
@@ -183,12 +208,14 @@ class MlflowTracker:
             self._warn(error)
 
     def _warn(self, error: Exception) -> None:
-        text = (
-            f"warning: MLflow at {redact(self._uri)} does not take what the run records: {told(error)}\n"
+        logger.warning(
+            "MLflow at %s does not take what the run records: %s\n"
             "    the run goes on and keeps it; it is written when MLflow answers, or afterwards by\n"
-            f"    grpox sync {self._folder}"
+            "    grpox sync %s",
+            redact(self._uri),
+            told(error),
+            self._folder,
         )
-        self._warnings.print(text, style="yellow", markup=False, highlight=False, soft_wrap=True)
 
     def _tags(self, run: RunContext) -> dict[str, str]:
         from mlflow.utils import mlflow_tags
@@ -236,13 +263,10 @@ class MlflowTracker:
             )
         followed = self._shipment.followed
         place = place_of(self._uri, followed.experiment_id or "", followed.run_id or "")
-        self._tell(f"MLflow run {followed.run_id} ({status}): {place}")
+        logger.info("MLflow run %s (%s): %s", followed.run_id, status, place)
 
     def _tell_progress(self) -> None:
-        self._tell(f"MLflow: {self._shipment.lacking()} to go (waiting at most {self._seconds:.0f} s)")
-
-    def _tell(self, text: str) -> None:
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        logger.info("MLflow: %s to go (waiting at most %.0f s)", self._shipment.lacking(), self._seconds)
 
 
 def _params(run: RunContext) -> list[tuple[str, str]]:

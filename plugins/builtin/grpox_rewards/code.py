@@ -12,7 +12,7 @@ from typing import Any
 
 from grpox.contracts import Text, completion_text
 from grpox.errors import ConfigError, Problem
-from grpox.errors.warn_once import TellOnce
+from grpox.runtime.logs import WarnOnce, get_logger
 from grpox_rewards.code_process import Judgement, Limits, run_program, run_tests
 from grpox_rewards.configs import CodeConfig
 
@@ -38,7 +38,7 @@ class Code:
         self.reads_columns = (config.column,)
         self._limits = Limits(config.timeout_seconds, config.memory_mib << 20)
         self._processes = config.processes or _own_cores()
-        self._warn = TellOnce()
+        self._warn = WarnOnce(get_logger(__name__))
         probe = run_tests("", [], self._limits)
         if probe.crash:
             raise RuntimeError(f"the process that judges code failed: {probe.crash}")

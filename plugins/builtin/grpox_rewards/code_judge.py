@@ -11,7 +11,6 @@ import json
 import os
 import signal
 import site
-import struct
 import sys
 import time
 from types import ModuleType
@@ -24,6 +23,8 @@ from grpox_rewards.code_remote import Asked, Channel, Closed, serve
 
 sys.path.remove(sys.argv[1])
 
+LONGEST = 1 << 30
+"""Bytes of a message with the code or its tests."""
 MOST_OUTPUT = 1 << 20
 """Bytes of output that are read; beyond, the test has failed."""
 
@@ -33,11 +34,14 @@ class OutOfTime(BaseException):
 
 
 def main() -> None:
-    """Two messages in, the code and then the tests; two lines out, about the confinement and the verdict."""
+    """Two messages in, the code and then the tests; two out, about the confinement and the verdict.
+
+    They come and go over the socket that standard input is.
+    """
     hide()
     die_with_parent()
-    verdicts = os.dup(1)
-    code = _read()
+    trainer = Channel(0, os.dup(0), most=LONGEST)
+    code = json.loads(trainer.receive())
     questions, ask = os.pipe()
     answers, answer = os.pipe()
     stdin, feed = os.pipe()
@@ -50,10 +54,11 @@ def main() -> None:
     limit_memory(code["memory"])
     channel = Channel(answers, ask)
     try:
-        _write(verdicts, {"lacking": json.loads(channel.receive())})
+        lacking = channel.receive()
     except Closed:
         raise SystemExit("the code could not be confined") from None
-    tests = _read()
+    trainer.send(json.dumps({"lacking": json.loads(lacking)}).encode())
+    tests = json.loads(trainer.receive())
     _silence()
     verdict: dict[str, Any] = {}
     signal.signal(signal.SIGALRM, _out_of_time)
@@ -70,7 +75,7 @@ def main() -> None:
         verdict["late"] = True
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)  # and with it all that it started: there is a verdict when nothing of it runs
-    _write(verdicts, verdict)
+    trainer.send(json.dumps(verdict).encode())
 
 
 def _silence() -> None:
@@ -201,28 +206,6 @@ def _output(child: int, text: str, feed: int, output: int) -> str | None:
     ended = os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
     is_good = ended is not None and (ended.si_code, ended.si_status) == (os.CLD_EXITED, 0)
     return written.decode("utf-8", "replace") if is_good else None
-
-
-def _read() -> dict[str, Any]:
-    (length,) = struct.unpack("=I", _exactly(4))
-    message: dict[str, Any] = json.loads(_exactly(length))
-    return message
-
-
-def _exactly(count: int) -> bytes:
-    data = bytearray()
-    while len(data) < count:
-        part = os.read(0, count - len(data))
-        if not part:
-            raise SystemExit("the trainer has gone")
-        data += part
-    return bytes(data)
-
-
-def _write(file: int, message: dict[str, Any]) -> None:
-    data = json.dumps(message).encode() + b"\n"
-    while data:
-        data = data[os.write(file, data) :]
 
 
 if __name__ == "__main__":

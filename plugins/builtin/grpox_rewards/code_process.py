@@ -7,14 +7,13 @@ import itertools
 import json
 import os
 import secrets
-import signal
-import struct
-import subprocess
-import sys
 import tempfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from grpox.runtime.child import Child, ChildFailed, ChildLate
 
 JUDGE = Path(__file__).with_name("code_judge.py")
 GRACE_SECONDS = 5.0
@@ -62,42 +61,30 @@ def run_program(code: str, text: str, limits: Limits) -> Judgement:
 
 def _judged(code: str, program: bool, tests: dict[str, Any], limits: Limits) -> dict[str, Any]:
     """Return what the judging process said, as fields of a `Judgement`, and why it said no more."""
+    made: dict[str, Any] = {}
     folder = tempfile.mkdtemp(prefix="grpox-code-")
     try:
         about = {"code": code, "program": program, "folder": folder}
-        message = _framed({**about, "seconds": limits.seconds, "memory": limits.memory}) + _framed(tests)
+        deadline = time.monotonic() + limits.seconds + GRACE_SECONDS
         # Without site-packages, the user's and the environment's own settings: the same everywhere.
-        command = [sys.executable, "-s", "-S", "-P", str(JUDGE), str(JUDGE.parents[1])]
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=ENVIRONMENT,
-            cwd=folder,
-            start_new_session=True,
-        )
+        command = ["-s", "-S", "-P", str(JUDGE), str(JUDGE.parents[1])]
+        stall = limits.seconds + GRACE_SECONDS
+        child = Child(command, stall, environment=ENVIRONMENT, folder=folder)
         try:
-            told, errors = process.communicate(message, limits.seconds + GRACE_SECONDS)
-        except subprocess.TimeoutExpired:
+            for message in ({**about, "seconds": limits.seconds, "memory": limits.memory}, tests):
+                child.send(json.dumps(message).encode())
+            for _ in range(2):  # about the confinement, and the verdict
+                made |= json.loads(child.receive(deadline))
+        except ChildLate:
             return {"late": True}
+        except ChildFailed:
+            status = child.end()
+            made["crash"] = child.printed.rpartition("\n")[2] or f"it ended with code {status}"
         finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
+            child.kill()
     finally:
         remove_folder(folder)
-    said = [json.loads(line) for line in told.splitlines()]
-    made = {name: value for line in said for name, value in line.items()}
-    if len(said) < 2:
-        reason = errors.decode("utf-8", "replace").strip().splitlines()[-1:]
-        made["crash"] = reason[0] if reason else f"it ended with code {process.returncode}"
     return {**made, "lacking": tuple(made.get("lacking", ()))}
-
-
-def _framed(message: dict[str, Any]) -> bytes:
-    data = json.dumps(message).encode()
-    return struct.pack("=I", len(data)) + data
 
 
 def remove_folder(folder: str) -> None:

@@ -37,15 +37,20 @@ class Closed(BaseException):
 
 
 class Channel:
-    """Messages from one pipe and to another."""
+    """Messages from one file descriptor and to another, framed as `grpox.runtime.child` does it.
 
-    def __init__(self, source: int, sink: int) -> None:
+    Args:
+        most: bytes of a message that is received.
+    """
+
+    def __init__(self, source: int, sink: int, most: int = MOST_BYTES) -> None:
         self._source = source
         self._sink = sink
+        self._most = most
 
     def send(self, data: bytes) -> None:
         """Send one message; raises Closed."""
-        rest = memoryview(struct.pack("=I", len(data)) + data)
+        rest = memoryview(struct.pack("!I", len(data)) + data)
         try:
             while rest:
                 rest = rest[os.write(self._sink, rest) :]
@@ -54,8 +59,8 @@ class Channel:
 
     def receive(self) -> bytes:
         """Return the next message; raises Closed."""
-        (length,) = struct.unpack("=I", self._exactly(4))
-        if length > MOST_BYTES:
+        (length,) = struct.unpack("!I", self._exactly(4))
+        if length > self._most:
             raise Closed("too long")
         return self._exactly(length)
 

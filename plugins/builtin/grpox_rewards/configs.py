@@ -9,13 +9,15 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from grpox.contracts import ModelPath
 
-STRICT = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
+
+class Parameters(BaseModel):
+    """Parameters that refuse unknown names, and numbers that are not finite."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
 
 
-class ExactConfig(BaseModel):
+class ExactConfig(Parameters):
     """The parameters of exact."""
-
-    model_config = STRICT
 
     column: str = "answer"
     """Dataset column with the answer; a row where it is null abstains."""
@@ -25,10 +27,8 @@ class ExactConfig(BaseModel):
     """Compare without regard to case."""
 
 
-class RegexConfig(BaseModel):
+class RegexConfig(Parameters):
     """The parameters of regex."""
-
-    model_config = STRICT
 
     pattern: str
     """A regular expression of Python's `re`. Nested repetition such as ``(a+)+`` can take for ever."""
@@ -80,10 +80,8 @@ class RegexConfig(BaseModel):
         return self
 
 
-class LengthConfig(BaseModel):
+class LengthConfig(Parameters):
     """The parameters of length."""
-
-    model_config = STRICT
 
     target: int = Field(ge=1)
     """Length that scores 0, the best."""
@@ -93,10 +91,8 @@ class LengthConfig(BaseModel):
     """Whether the distance to the target is divided by the target and at most 1, or counted in units."""
 
 
-class SoftOverlongConfig(BaseModel):
+class SoftOverlongConfig(Parameters):
     """The parameters of soft_overlong."""
-
-    model_config = STRICT
 
     max_length: int = Field(ge=1)
     """Tokens from which on a completion scores -1, its ending EOS included; 20480 in the DAPO paper."""
@@ -110,10 +106,8 @@ class SoftOverlongConfig(BaseModel):
         return self
 
 
-class FormatConfig(BaseModel):
+class FormatConfig(Parameters):
     """The parameters of format."""
-
-    model_config = STRICT
 
     tags: list[str] = Field(default=["think", "answer"], min_length=1)
     """Names of the blocks, in their order: <think>...</think> <answer>...</answer>."""
@@ -130,10 +124,8 @@ class FormatConfig(BaseModel):
         return tags
 
 
-class RewardModelConfig(BaseModel):
+class RewardModelConfig(Parameters):
     """The parameters of reward_model."""
-
-    model_config = STRICT
 
     model: ModelPath
     """Folder in Hugging Face format with a sequence-classification model of one output and its tokenizer, or a
@@ -148,10 +140,8 @@ class RewardModelConfig(BaseModel):
     """Passed to the tokenizer's chat template for conversational data."""
 
 
-class CodeConfig(BaseModel):
+class CodeConfig(Parameters):
     """The parameters of code."""
-
-    model_config = STRICT
 
     column: str = "tests"
     """Dataset column with the tests: Python statements as a string or a list of them, or a list of mappings of
@@ -168,10 +158,8 @@ class CodeConfig(BaseModel):
     """Where the kernel denies a part of the confinement: tell it once, or refuse the run."""
 
 
-class MathConfig(BaseModel):
+class MathConfig(Parameters):
     """The parameters of math."""
-
-    model_config = STRICT
 
     column: str = "answer"
     """Dataset column with the answer: a number, bare LaTeX, or text with it in $...$ or \\boxed{...}.

@@ -1,14 +1,74 @@
-"""1 if the completion's final expression equals the answer column's, judged by math-verify."""
+"""1 if the completion's final expression equals the answer column's, judged by math-verify.
+
+It is judged in a long-lived process, which is killed when it takes too long.
+"""
 
 from __future__ import annotations
 
+import json
+import time
 from collections.abc import Callable, Sequence
 from decimal import Decimal
+from enum import Enum
+from pathlib import Path
 from typing import Any
 
 from grpox.contracts import Text, completion_text
+from grpox.runtime.child import Child, ChildFailed, ChildLate, Restarted
 from grpox_rewards.configs import MathConfig
-from grpox_rewards.math_process import MathProcess, Verdict
+
+START_SECONDS = 120.0
+"""The process answers after one to three seconds; a machine busy compiling may take much longer."""
+WORKER = Path(__file__).with_name("math_worker.py")
+
+
+class Verdict(Enum):
+    """The judgement of one completion; the first three are what the process replies."""
+
+    RIGHT = "right"
+    WRONG = "wrong"
+    UNREADABLE = "unreadable"
+    """The answer itself, not the completion, holds no expression."""
+    TIMEOUT = "timeout"
+    CRASH = "crash"
+
+
+class MathProcess:
+    """Starts the judging process when it is first needed and again after each one that was killed."""
+
+    def __init__(self) -> None:
+        self._child = Restarted(_start)
+
+    def judge(self, answer: str, completion: str, timeout_seconds: float) -> Verdict:
+        """Return whether `completion` ends in an expression equal to `answer`.
+
+        Raises:
+            RuntimeError: the process cannot be started.
+        """
+        if self._child.current is not None and self._child.current.has_ended():
+            self._child.stop()
+        child = self._child.get()
+        # A call that took too long goes on in its thread while the next one asks: replies would be mixed up.
+        with child.in_use:
+            try:
+                child.send(json.dumps({"answer": answer, "completion": completion}).encode())
+                return Verdict(child.receive(time.monotonic() + timeout_seconds).decode())
+            except ChildFailed as error:
+                self._child.stop()
+                return Verdict.TIMEOUT if isinstance(error, ChildLate) else Verdict.CRASH
+
+
+def _start() -> Child:
+    # -P: run by path, the folder of the file would come first on sys.path, and math.py shadow `math`.
+    child = Child(["-P", str(WORKER)], stall=START_SECONDS)
+    try:
+        child.receive(time.monotonic() + START_SECONDS)
+    except ChildFailed as error:
+        child.end()
+        child.kill()
+        raise RuntimeError(f"the math-verify process did not start: {child.printed}") from error
+    return child
+
 
 SCORES = {
     Verdict.RIGHT: 1.0,

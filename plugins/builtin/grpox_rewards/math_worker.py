@@ -1,19 +1,18 @@
-"""The program that `grpox_rewards.math_process` runs: one JSON request a line in, one word a line out."""
+"""The program that `grpox_rewards.math` runs: requests as JSON in, words out."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import logging
-import math
-import os
 import re
 import resource
-import signal
-import sys
 from typing import Any
 
 from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
+
+from grpox.runtime.child import connect_to_parent
 
 MEMORY_BYTES = 4 * 1024**3
 """Address space: an expression such as 9**9**9**9 ends in a MemoryError and not in the machine's memory."""
@@ -58,25 +57,19 @@ def _readable(found: list[Any]) -> bool:
 
 
 def main() -> None:
-    """Replies "ready" once a first judgement has come out right, then to each request until input ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that asks
+    """Say that a first judgement has come out right, then answer each request until the parent ends."""
+    parent = connect_to_parent()
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     limit = MEMORY_BYTES if hard == resource.RLIM_INFINITY else min(MEMORY_BYTES, hard)
     resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
-    # Libraries that print would garble the replies: what they write to stdout goes to stderr.
-    replies = os.fdopen(os.dup(1), "w", encoding="ascii")
-    os.dup2(2, 1)
     logging.getLogger("math_verify").setLevel(logging.ERROR)
     if judge("\\frac{1}{2}", "It is $0.5$.") != "right":
         raise RuntimeError("math-verify does not find 1/2 and 0.5 equal")
-    print("ready", file=replies, flush=True)
-    for line in sys.stdin:
-        request = json.loads(line)
-        # By default this signal ends the process, so that it also ends if nobody is left to kill it.
-        signal.alarm(math.ceil(request["seconds"]) + 1)
-        verdict = judge(request["answer"], request["completion"])
-        signal.alarm(0)
-        print(verdict, file=replies, flush=True)
+    parent.send_bytes(b"ready")
+    with contextlib.suppress(EOFError):
+        while True:
+            request = json.loads(parent.recv_bytes())
+            parent.send_bytes(judge(request["answer"], request["completion"]).encode())
 
 
 if __name__ == "__main__":

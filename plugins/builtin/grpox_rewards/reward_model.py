@@ -16,8 +16,8 @@ from transformers import (
 )
 
 from grpox.contracts import Text
-from grpox.errors import ConfigError, Problem, text_of
-from grpox.policy.models import hub_kernels
+from grpox.errors import ConfigError, Problem
+from grpox.toolkit import hub_kernels, text_of
 from grpox_rewards.configs import RewardModelConfig
 
 

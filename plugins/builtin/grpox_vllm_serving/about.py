@@ -1,14 +1,14 @@
-"""Tells runs what this server is: ASGI middleware that answers GET /grpox/about."""
+"""Tells runs what this server is, which they compare with themselves: ASGI middleware for GET /grpox/about."""
 
 from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from importlib import metadata
 from typing import Any
 
 from grpox_vllm_serving.guard import App, Receive, Scope, Send
-from grpox_vllm_serving.signature import signature
 
 PATH = "/grpox/about"
 PROTOCOL = 1
@@ -17,6 +17,19 @@ INSTANCE = "GRPOX_SERVER_INSTANCE"
 """A name that no other start of a server has; also in the file `INSTANCE_FILE` of its weights folder."""
 INSTANCE_FILE = "instance"
 WEIGHTS_FOLDER = "GRPOX_SERVER_WEIGHTS_FOLDER"
+
+SHAPE = (
+    "model_type",
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "tie_word_embeddings",
+)
+"""Keys of a transformers configuration. The weights themselves are sent, so that a checkpoint may differ."""
 
 
 class About:
@@ -51,3 +64,18 @@ async def describe(engine_client: Any) -> dict[str, Any]:
         "weights_folder": os.environ[WEIGHTS_FOLDER],
         "weight_version": await engine_client.get_weight_version(),
     }
+
+
+def signature(config: Any) -> dict[str, Any]:
+    """The values of `SHAPE` that a transformers configuration has."""
+    values = config.get_text_config().to_dict()
+    return {name: values[name] for name in SHAPE if values.get(name) is not None}
+
+
+def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
+    """One line for each value that both have and that differs."""
+    return [
+        f"{name} is {theirs[name]} there and {ours[name]} here"
+        for name in SHAPE
+        if name in ours and name in theirs and ours[name] != theirs[name]
+    ]

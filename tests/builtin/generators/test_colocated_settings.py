@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from grpox.errors import ConfigError
-from grpox_generators import tensor_parallel, vllm_colocate
+from grpox_generators import ranks, vllm_colocate
 from grpox_generators.configs import ENGINE_OWNED, VllmColocateConfig
 from grpox_generators.vllm_colocate import VllmColocateGenerator
 
@@ -153,8 +153,8 @@ def test_ranks_that_cannot_be_dealt_are_told_before_the_model_loads(
 def test_several_ranks_start_engines_that_know_of_their_launcher() -> None:
     # Else vLLM would put every rank's engine on the machine's first GPU.
     launched = {"tensor_parallel_size": 1, "distributed_executor_backend": "external_launcher"}
-    assert tensor_parallel.engine_arguments(1, world_size=4) == launched
-    assert tensor_parallel.engine_arguments(1, world_size=1) == {}
+    assert ranks.engine_arguments(1, world_size=4) == launched
+    assert ranks.engine_arguments(1, world_size=1) == {}
 
 
 @pytest.mark.parametrize(
@@ -170,8 +170,8 @@ def test_a_group_asks_together_and_each_rank_keeps_its_own(
     group = SimpleNamespace(world_size=3, rank_in_group=rank, cpu_group=None)
     state = SimpleNamespace(get_tp_group=lambda: group)
     monkeypatch.setitem(sys.modules, "vllm.distributed.parallel_state", state)
-    monkeypatch.setattr(tensor_parallel.dist, "all_gather_object", gather)
-    asked, own = tensor_parallel.ask_together(mine)
+    monkeypatch.setattr(ranks.dist, "all_gather_object", gather)
+    asked, own = ranks.ask_together(mine)
     assert asked == ["a", "b", "c"]
     assert asked[own] == kept
 

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from grpox_generators.draw import Draw, NoProbabilities
+from grpox_generators.sampling import Draw, NoProbabilities
 
 CPU = torch.device("cpu")
 

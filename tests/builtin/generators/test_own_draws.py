@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 
 from grpox.contracts import Prompt
-from grpox_generators.draw import Draw
-from grpox_generators.own_draws import AT_A_TIME, own_uniform
+from grpox_generators.sampling import AT_A_TIME, Draw, own_uniform
 from grpox_generators.vllm_sampling import request_seed, seed_of
 
 CPU = torch.device("cpu")

@@ -12,9 +12,9 @@ from grpox.config import SamplingConfig
 from grpox.contracts import Prompt
 from grpox.errors import ConfigError, Problem
 from grpox_generators import server_pool
-from grpox_generators.loop_thread import LoopThread
+from grpox_generators.configs import VllmServerConfig
 from grpox_generators.server_client import Completion, ServerLost
-from grpox_generators.server_config import VllmServerConfig
+from grpox_generators.server_fleet import LoopThread
 from grpox_generators.vllm_server import VllmServerGenerator
 
 PROMPTS = [Prompt(group, (group + 1,), 2) for group in range(3)]

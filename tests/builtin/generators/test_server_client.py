@@ -11,8 +11,8 @@ from support.patience import patient
 
 from grpox.errors import ConfigError, RunFailed
 from grpox_generators import server_client, server_weights
+from grpox_generators.configs import VllmServerConfig
 from grpox_generators.server_client import ServerClient, ServerLost
-from grpox_generators.server_config import VllmServerConfig
 from grpox_generators.server_fleet import Fleet
 from grpox_generators.server_weights import FileSender
 from grpox_vllm_serving.about import PROTOCOL
@@ -203,11 +203,11 @@ def test_a_folder_that_only_the_server_sees_is_told(fleet, tmp_path):
         fleet(about(tmp_path, instance="another-start")).find()
 
 
-def test_a_server_that_comes_up_later_is_waited_for(fleet, monkeypatch, tmp_path, capsys):
+def test_a_server_that_comes_up_later_is_waited_for(fleet, monkeypatch, tmp_path, logged):
     monkeypatch.setattr("grpox_generators.server_fleet.SECONDS_BETWEEN_LOOKS", 0.0)
     late = fleet(ServerLost("u: refused"), ServerLost("u: refused"), about(tmp_path), start_timeout=patient(5))
     assert late.find()
-    told = capsys.readouterr().err
+    told = logged()
     assert told.count("waiting for a server") == 1
     assert "http://127.0.0.1:8000 answers" in told
     never = fleet(ServerLost("u: refused"))
@@ -228,7 +228,7 @@ def test_weights_of_another_run_are_noticed_and_a_restart_is_not_taken_for_one(f
     assert restarted.look()
 
 
-def test_a_server_that_was_given_up_waits_for_the_next_weights(fleet, tmp_path, capsys):
+def test_a_server_that_was_given_up_waits_for_the_next_weights(fleet, tmp_path, logged):
     used = fleet(about(tmp_path))
     (url,) = used.look()
     used.give_up(url, "u: broken")

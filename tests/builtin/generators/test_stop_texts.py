@@ -6,7 +6,7 @@ from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE, WordLevel
 from transformers import PreTrainedTokenizerFast
 
-from grpox_generators.stopping import StopTexts
+from grpox_generators.sampling import StopTexts
 
 PIECES = ["<pad>", "a", "b", "bc", "x", "STOP", " "]
 PAD, A, B, BC, X, STOP, SPACE = range(7)

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from grpox.contracts import LossInputs
-from grpox_losses.clipped import clipped_surrogate
 from grpox_losses.configs import ClippedConfig
+from grpox_losses.ratio import clipped_surrogate
 
 MakeInputs = Callable[..., LossInputs]
 

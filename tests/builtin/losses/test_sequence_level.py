@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from grpox.contracts import LossInputs
-from grpox_losses.clipped import clipped_surrogate
 from grpox_losses.configs import ClippedConfig
-from grpox_losses.ratio import sequence_ratio
+from grpox_losses.ratio import clipped_surrogate, sequence_ratio
 
 MakeInputs = Callable[..., LossInputs]
 LOG_RATIOS = [[0.10, -0.04, 0.03, 0.25], [-0.30, -0.20, 0.05, 0.0], [0.50, 0.30, 0.0, 0.0]]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import math
 import os
@@ -19,8 +18,8 @@ from urllib.request import url2pathname
 
 import pytest
 from pydantic import ValidationError
-from rich.console import Console
 from support import processes
+from support.logs import LOGGED
 from support.mlflow_store import migrated_store
 from support.patience import patient
 
@@ -71,13 +70,13 @@ class Session:
     def __init__(self, run: RunContext, store: Path, **config: Any) -> None:
         from mlflow import MlflowClient
 
-        self.run, self.output = run, io.StringIO()
+        self.run, self.output = run, LOGGED
         self.config = MlflowConfig(tracking_uri=f"sqlite:///{store}", **config)
-        self.tracker = MlflowTracker(self.config, Console(file=self.output, width=200))
+        self.tracker = MlflowTracker(self.config)
         self.client = MlflowClient(f"sqlite:///{store}")
 
     def start(self) -> Session:
-        self.record = LocalRecord()
+        self.record = LocalRecord(MlflowTracker.files)
         self.record.grpox_run_started(self.run)
         self.tracker.grpox_run_started(self.run)
         return self
@@ -274,8 +273,8 @@ def test_a_store_that_is_away_is_told_and_the_run_begins(
 ) -> None:
     monkeypatch.setattr("grpox_mlflow.tracker.CLOSE_SECONDS", 0.5)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
-    environment, output = dict(os.environ), io.StringIO()
-    tracker = MlflowTracker(MlflowConfig(), Console(file=output, width=200))
+    environment, output = dict(os.environ), LOGGED
+    tracker = MlflowTracker(MlflowConfig())
     tracker.grpox_run_started(run)
     with pytest.raises(RunFailed, match=f"grpox sync {run.output_dir}") as caught:
         tracker.grpox_run_finished()
@@ -324,7 +323,7 @@ def away(run: RunContext, store: Path, monkeypatch: pytest.MonkeyPatch) -> Sessi
     monkeypatch.setattr("grpox_mlflow.tracker.CLOSE_SECONDS", 0.3)
     session = Session(run, store, run_name="away", tags={"team": "maths", "wandb_token": "hush"})
     elsewhere = session.config.model_copy(update={"tracking_uri": "http://127.0.0.1:9"})
-    session.tracker = MlflowTracker(elsewhere, Console(file=session.output, width=200))
+    session.tracker = MlflowTracker(elsewhere)
     session.start()
     session.score(1)
     for step in (1, 2, 3):
@@ -425,7 +424,7 @@ def test_a_password_that_is_not_kept_comes_from_the_environment(
     monkeypatch.setattr("grpox_mlflow.sync.WAIT_SECONDS", 0.0)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:hush@127.0.0.1:9")
     session = Session(run, store)
-    session.tracker = MlflowTracker(MlflowConfig(), Console(file=session.output, width=200))
+    session.tracker = MlflowTracker(MlflowConfig())
     session.start()
     dead(session)
     with pytest.raises(RunFailed, match=r"http://me:\*\*\*@127") as caught:

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 from pydantic import ValidationError
-from rich.console import Console
 from support.mlflow_store import migrated_store
 from support.patience import patient
 
@@ -21,7 +20,7 @@ from grpox.observing.record import LocalRecord
 from grpox_mlflow.configs import MlflowConfig
 from grpox_mlflow.datasets import dataset_inputs, datasets_of
 from grpox_mlflow.naming import model_name_problem
-from grpox_mlflow.requests import BYTES_PER_REQUEST, in_requests
+from grpox_mlflow.recorded import BYTES_PER_REQUEST, in_requests
 from grpox_mlflow.sync import sync
 from grpox_mlflow.table import completions_table, table_text
 from grpox_mlflow.traced import TEXT_LENGTH, TracedRollouts
@@ -76,7 +75,7 @@ class Followed:
         self.run, self.client = run, MlflowClient(store)
         self.record = LocalRecord()
         tracking = MlflowConfig(tracking_uri=store, experiment=str(run.output_dir.parent.name), **config)
-        self.tracker = MlflowTracker(tracking, Console(quiet=True))
+        self.tracker = MlflowTracker(tracking)
         self.record.grpox_run_started(run)
         self.tracker.grpox_run_started(run)
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import yaml
-from rich.console import Console
 from support.mlflow_store import migrated_store
 from support.patience import patient
 from support.services import wait_until
@@ -54,8 +53,8 @@ class Registered:
 
     def start(self, **context: Any) -> Registered:
         self.run = replace(self.run, **context)
-        self.record = LocalRecord()
-        self.tracker = MlflowTracker(self.config, Console(quiet=True))
+        self.record = LocalRecord(MlflowTracker.files)
+        self.tracker = MlflowTracker(self.config)
         self.record.grpox_run_started(self.run)
         self.tracker.grpox_run_started(self.run)
         return self

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import math
 import re
@@ -18,17 +17,11 @@ from typing import Any
 
 import pytest
 from click.testing import Result
-from rich.console import Console
 from support.mlflow_store import migrated_store
 from support.patience import patient
 from typer.testing import CliRunner
 
 from grpox.cli import app as cli
-from grpox.cli.runs_curves import BLOCKS, PLAIN_BLOCKS, Course, sparkline
-from grpox.cli.runs_open import places
-from grpox.cli.runs_params import changed_params, same
-from grpox.cli.runs_store import reading
-from grpox.cli.runs_tracked import Point
 from grpox.config import RunConfig
 from grpox.contracts import RunContext
 from grpox.errors import ConfigError, RunFailed
@@ -37,6 +30,11 @@ from grpox.plugins.discovery import discover
 from grpox.plugins.registry import Registry
 from grpox_mlflow.configs import MlflowConfig
 from grpox_mlflow.naming import flattened
+from grpox_mlflow.runs.curves import BLOCKS, PLAIN_BLOCKS, Course, sparkline
+from grpox_mlflow.runs.opened import places
+from grpox_mlflow.runs.params import changed_params, same
+from grpox_mlflow.runs.store import reading
+from grpox_mlflow.runs.tracked import Point
 from grpox_mlflow.tracker import MlflowTracker
 
 CONFIG: dict[str, Any] = {
@@ -72,7 +70,7 @@ class Stored:
         config = RunConfig.model_validate({**CONFIG, **(changes or {})})
         run = RunContext(config, self.folder / name, 3, 2, {"grpox": "0.1.0"}, "abc123", "run.yaml")
         settings = MlflowConfig(tracking_uri=self.uri, run_name=name, **tracking)
-        record, tracker = LocalRecord(), MlflowTracker(settings, Console(file=io.StringIO()))
+        record, tracker = LocalRecord(), MlflowTracker(settings)
         record.grpox_run_started(run)
         tracker.grpox_run_started(run)
         record.grpox_evaluated(0, {"accuracy": 0.125})

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from support.patience import patient
 from support.services import wait_until
 
-from grpox_rewards import math_process
+from grpox_rewards import math as math_reward
 from grpox_rewards.configs import ExactConfig, LengthConfig, MathConfig, RegexConfig
 from grpox_rewards.exact import Exact
 from grpox_rewards.length import Length
@@ -122,7 +122,7 @@ def test_math_refuses_an_answer_that_is_no_number(judge):
 def test_math_tells_why_its_process_does_not_start(tmp_path, monkeypatch):
     worker = tmp_path / "worker.py"
     worker.write_text("raise ImportError('no math-verify here')\n")
-    monkeypatch.setattr(math_process, "WORKER", worker)
+    monkeypatch.setattr(math_reward, "WORKER", worker)
     with pytest.raises(RuntimeError, match="no math-verify here"):
         Math(MathConfig())(completions=["1"], answer=["1"])
 
@@ -130,12 +130,13 @@ def test_math_tells_why_its_process_does_not_start(tmp_path, monkeypatch):
 def test_a_process_that_dies_scores_nothing_right_and_the_next_completion_has_another(tmp_path, monkeypatch):
     worker = tmp_path / "worker.py"
     worker.write_text(
-        "import json, os\nprint('ready', flush=True)\n"
+        "import json, os\nfrom grpox.runtime.child import connect_to_parent\n"
+        "parent = connect_to_parent()\nparent.send_bytes(b'ready')\n"
         "while True:\n"
-        "    if json.loads(input())['completion'] == 'crash': os._exit(1)\n"
-        "    print('right', flush=True)\n"
+        "    if json.loads(parent.recv_bytes())['completion'] == 'crash': os._exit(1)\n"
+        "    parent.send_bytes(b'right')\n"
     )
-    monkeypatch.setattr(math_process, "WORKER", worker)
+    monkeypatch.setattr(math_reward, "WORKER", worker)
     logged = {}
     reward = Math(MathConfig())
     scores = reward(completions=["a", "crash", "b"], answer=["1"] * 3, log_metric=logged.__setitem__)
@@ -145,10 +146,10 @@ def test_a_process_that_dies_scores_nothing_right_and_the_next_completion_has_an
 
 def test_a_process_at_work_does_not_outlive_a_parent_that_is_killed():
     script = (
-        "from grpox_rewards.math_process import MathProcess\n"
+        "from grpox_rewards.math import MathProcess\n"
         "process = MathProcess()\n"
         "process.judge('1', '1', 600)\n"
-        "print(process._process.pid, flush=True)\n"
+        "print(process._child.current.pid, flush=True)\n"
         rf"process.judge('4', '\\boxed{{9^{{9^{{9^{{9^{{9}}}}}}}} + 1}}', {patient(0.5)})"
     )
     parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)

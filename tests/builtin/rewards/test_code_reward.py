@@ -16,6 +16,7 @@ from typing import Any
 
 import psutil
 import pytest
+from support.logs import LoggedText
 from support.patience import patient
 from support.services import is_running
 
@@ -102,9 +103,9 @@ NOTHING = {
 
 
 @pytest.mark.parametrize("name", NOTHING)
-def test_a_test_that_any_code_would_pass_is_none(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_test_that_any_code_would_pass_is_none(name: str, logged: LoggedText) -> None:
     assert scores("no code", RIGHT, tests=[NOTHING[name]]) == [None, None]
-    assert "any code would pass" in capsys.readouterr().err
+    assert "any code would pass" in logged()
     call = {"a file for pytest": "test_add()", "a check that nothing calls": "check(add)"}.get(name, TESTS[0])
     assert scores("no code", RIGHT, tests=[f"{NOTHING[name]}\n{call}"]) == [0.0, 1.0]
     assert scores("no code", RIGHT, tests=[NOTHING[name], *TESTS]) == [0.0, 1.0]
@@ -544,24 +545,24 @@ time.sleep(1000)
 def test_a_judge_that_dies_takes_the_code_with_it_and_the_completion_scores_0(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    logged: LoggedText,
     lacking: tuple[str, ...],
 ) -> None:
     if lacking:
         pytest.skip(f"this kernel cannot take away {', '.join(lacking)}")
     reward = Code(CodeConfig(timeout_seconds=patient(60)))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    logged: dict[str, float] = {}
+    metrics: dict[str, float] = {}
     before = set(psutil.Process().children())
     with ThreadPoolExecutor(1) as pool:
-        scored = pool.submit(reward, completions=[STAYS], tests=[TESTS], log_metric=logged.__setitem__)
+        scored = pool.submit(reward, completions=[STAYS], tests=[TESTS], log_metric=metrics.__setitem__)
         wait_until(lambda: any(tmp_path.glob("*/ready")))
         [judge] = {each for each in psutil.Process().children() if each not in before}
         [child] = judge.children()
         judge.kill()
         assert scored.result() == [0.0]
-    assert logged == {"code/timeouts": 0.0, "code/crashes": 1.0}
-    assert "ended without a verdict" in capsys.readouterr().err
+    assert metrics == {"code/timeouts": 0.0, "code/crashes": 1.0}
+    assert "ended without a verdict" in logged()
     wait_until(lambda: not is_running(child.pid))
     assert list(tmp_path.iterdir()) == []
 
@@ -590,11 +591,11 @@ def wait_until(is_so: Callable[[], bool]) -> None:
 
 
 def test_where_the_kernel_denies_a_part_it_is_told_or_refused(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, logged: LoggedText
 ) -> None:
     without_network = Judgement([], lacking=("network",))
     monkeypatch.setattr("grpox_rewards.code.run_tests", lambda *_: without_network)
     Code(CodeConfig())
-    assert "does not let reward 'code' take from the code the network" in capsys.readouterr().err
+    assert "does not let reward 'code' take from the code the network" in logged()
     with pytest.raises(ConfigError, match="the network, other processes and signals"):
         Code(CodeConfig(confinement="require"))

@@ -5,9 +5,9 @@ import torch
 from pydantic import ValidationError
 from transformers import LlamaConfig
 
-from grpox_generators.server_config import VllmServerConfig
+from grpox_generators.configs import VllmServerConfig
 from grpox_generators.server_weights import buckets
-from grpox_vllm_serving.signature import differences, signature
+from grpox_vllm_serving.about import differences, signature
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ import json
 import os
 import shutil
 import subprocess
-import tempfile
 import time
 import urllib.request
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 
 import aiohttp
 from support.patience import patient
+from support.services import end_group
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 MISSING = "needs Chromium: `make browser` installs Debian's, or set GRPOX_CHROMIUM"
@@ -34,15 +34,23 @@ def executable() -> str | None:
 
 
 class Browser:
-    """As a context, one page of a browser of its own, which ends with it."""
+    """As a context, one page of a browser of its own, which ends with it.
+
+    Args:
+        profile: an empty folder for the browser's own files.
+    """
+
+    def __init__(self, profile: Path) -> None:
+        self._profile = profile
 
     def __enter__(self) -> Browser:
         found = executable()
         assert found is not None, MISSING
-        self._profile = tempfile.TemporaryDirectory(prefix="chromium-", ignore_cleanup_errors=True)
-        command = [found, *_FLAGS, f"--user-data-dir={self._profile.name}", "about:blank"]
+        command = [found, *_FLAGS, f"--user-data-dir={self._profile}", "about:blank"]
         quiet = subprocess.DEVNULL
-        self._process = subprocess.Popen(command, stdin=quiet, stdout=quiet, stderr=quiet)
+        self._process = subprocess.Popen(
+            command, stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True
+        )
         self._loop = asyncio.new_event_loop()
         self._number = 0
         try:
@@ -53,12 +61,12 @@ class Browser:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._process.kill()
+        # Its renderers and helpers too: one that outlives the browser goes on writing to the profile.
+        end_group(self._process.pid)
         self._process.wait(patient(30))
         if session := getattr(self, "_session", None):
             self._loop.run_until_complete(session.close())
         self._loop.close()
-        self._profile.cleanup()
 
     def open(self, address: str) -> None:
         """Go to a page; a change of what stands behind ``#`` alone loads it anew, too."""
@@ -93,7 +101,7 @@ class Browser:
 
     def _page(self) -> str:
         """The address at which the page takes commands."""
-        port_file = Path(self._profile.name) / "DevToolsActivePort"
+        port_file = self._profile / "DevToolsActivePort"
         deadline = time.monotonic() + patient(SECONDS)
         while not port_file.exists() or "\n" not in port_file.read_text():
             assert self._process.poll() is None, f"Chromium ended with {self._process.returncode}"

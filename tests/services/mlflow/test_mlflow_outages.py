@@ -148,7 +148,7 @@ def test_steps_go_on_while_a_server_stands_still(
     config, versions = RunConfig.model_validate(settings), {"grpox": "0.1.0"}
     run = RunContext(config, tmp_path / "run", 10, 1, versions, None, "run.yaml")
     tracking = MlflowConfig(tracking_uri=server.uri, experiment="steps")
-    tracker, record = MlflowTracker(tracking), LocalRecord()
+    tracker, record = MlflowTracker(tracking), LocalRecord(MlflowTracker.files)
     record.grpox_run_started(run)
     tracker.grpox_run_started(run)
     server.stop()

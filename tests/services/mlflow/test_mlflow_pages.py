@@ -129,10 +129,10 @@ def _family(server: Server) -> tuple[list[Run], list[Run]]:
 
 @pytest.mark.skipif(executable() is None, reason=MISSING)
 def test_a_browser_shows_curves_completions_and_the_model(
-    mlflow_server: Server, trained: Run, folder: Path
+    mlflow_server: Server, trained: Run, folder: Path, tmp_path: Path
 ) -> None:
     page = f"{mlflow_server.uri}/#/experiments/{trained.info.experiment_id}/runs/{trained.info.run_id}"
-    with Browser() as browser:
+    with Browser(tmp_path) as browser:
         browser.open(page)
         browser.wait_for("shown", "evaluation/accuracy", "train.learning_rate", "train.jsonl")
         _shows_curves(browser, page)

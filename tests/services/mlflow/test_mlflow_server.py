@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import math
 import socket
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from rich.console import Console
+from support.logs import LOGGED
 from support.patience import patient
 from typer.testing import CliRunner
 
@@ -50,9 +49,9 @@ def test_a_run_reaches_the_server(
 
 
 def _a_finished_run_is_there(run: RunContext, server: Server, folder: Path) -> None:
-    output = io.StringIO()
+    output = LOGGED
     config = MlflowConfig(tracking_uri=server.uri, experiment=EXPERIMENT)
-    tracker, record = MlflowTracker(config, Console(file=output, width=200)), LocalRecord()
+    tracker, record = MlflowTracker(config), LocalRecord(MlflowTracker.files)
     record.grpox_run_started(run)
     tracker.grpox_run_started(run)
     record.grpox_rollouts_scored(1, ROLLOUTS)

@@ -16,7 +16,7 @@ from support import services
 from support.vllm_serving import MODEL, TOKEN, Served
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from grpox_generators.server_config import LONGEST_WAIT
+from grpox_generators.configs import LONGEST_WAIT
 
 pytestmark = [
     pytest.mark.skipif(util.find_spec("vllm") is None, reason="vLLM is not installed (make vllm)"),

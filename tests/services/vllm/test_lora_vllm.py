@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from grpox.config import LoraConfig, SamplingConfig
 from grpox.contracts import GeneratorContext, Prompt
-from grpox.policy.batch import collate
+from grpox.policy.batch import collate, samples_of
 from grpox.policy.logprobs import completion_logprobs
 from grpox.policy.lora.add import add_adapters
 from grpox.policy.lora.layers import adapter_parameters
@@ -58,7 +58,7 @@ def test_log_probabilities_are_the_policys_after_every_sync(generator: Any) -> N
         sampling = SamplingConfig(max_completion_length=5, temperature=TEMPERATURE)
         rollouts = list(generator.generate(prompts, sampling, 5))
         assert {rollout.policy_version for rollout in rollouts} == {version}
-        batch = collate(rollouts, [0.0] * len(rollouts), 0, CPU)
+        batch = collate(samples_of(rollouts, [0.0] * len(rollouts)), CPU)
         with torch.no_grad():
             logprobs, _ = completion_logprobs(policy, batch, TEMPERATURE)
         mask = batch.token_mask

@@ -11,7 +11,7 @@ from pyarrow import parquet
 from support.killing import kill, start, wait_for_steps
 from support.vllm_serving import borrowed
 
-from grpox_generators.server_config import LONGEST_WAIT
+from grpox_generators.configs import LONGEST_WAIT
 
 pytestmark = [
     pytest.mark.skipif(util.find_spec("vllm") is None, reason="vLLM is not installed (make vllm)"),

@@ -23,7 +23,7 @@ from grpox.config import SamplingConfig
 from grpox.contracts import Generator, GeneratorContext, Prompt
 from grpox.policy.models import architecture_of
 from grpox.policy.weight_stream import stream_weights
-from grpox_generators.server_config import LONGEST_WAIT, VllmServerConfig
+from grpox_generators.configs import LONGEST_WAIT, VllmServerConfig
 
 pytestmark = [
     pytest.mark.skipif(util.find_spec("vllm") is None, reason="vLLM is not installed (make vllm)"),

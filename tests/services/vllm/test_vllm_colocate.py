@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from grpox.config import SamplingConfig
 from grpox.contracts import GeneratorContext, Prompt
 from grpox.errors import ConfigError, RunFailed
-from grpox.policy.batch import collate
+from grpox.policy.batch import collate, samples_of
 from grpox.policy.logprobs import completion_logprobs
 from grpox.policy.models import architecture_of
 from grpox.runtime.world import start_world
@@ -84,7 +84,7 @@ def test_log_probabilities_are_the_policys_after_every_sync(generator, policy):
         synced(generator, policy, version)
         rollouts = sample(generator)
         assert {rollout.policy_version for rollout in rollouts} == {version}
-        batch = collate(rollouts, [0.0] * len(rollouts), 0, CPU)
+        batch = collate(samples_of(rollouts, [0.0] * len(rollouts)), CPU)
         logprobs, _ = completion_logprobs(policy, batch, 1.3)
         mask = batch.token_mask
         torch.testing.assert_close(logprobs[mask], batch.sampler_logprobs[mask], atol=1e-5, rtol=0)

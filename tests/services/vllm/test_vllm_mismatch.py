@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from grpox.config import SamplingConfig
 from grpox.contracts import GeneratorContext, Prompt
-from grpox.policy.batch import collate
+from grpox.policy.batch import collate, samples_of
 from grpox.policy.logprobs import completion_logprobs
 from grpox.policy.models import architecture_of
 from grpox.runtime.world import start_world
@@ -68,7 +68,9 @@ SCRIPT = """
 import sys
 
 import grpox
+from grpox.runtime.logs import show_logs
 
+show_logs()
 for name, generator, correction in {runs!r}:
     print("RUN", name, file=sys.stderr, flush=True)
     grpox.train("quickstart", [
@@ -139,8 +141,8 @@ def test_corrections_do_what_they_are_for(metrics):
 
 def test_only_what_is_unhealthy_is_told_and_once(told, metrics):
     for name, text in told.items():
-        alarms = [line for line in text.splitlines() if line.startswith("warning: sampling/")]
-        seen = [line.split()[1].removeprefix("sampling/") for line in alarms]
+        alarms = [line.partition(": sampling/")[2] for line in text.splitlines() if ": sampling/" in line]
+        seen = [alarm.split()[0] for alarm in alarms]
         if name == "misreporting":
             assert sorted(seen) == ["missing_logprobs", "ratio_mean"]
         elif name.startswith("perturbed"):
@@ -172,7 +174,7 @@ def generator(smollm2, policy):
 
 def differences(policy, rollouts):
     """abs(log pi - log mu) of each token."""
-    batch = collate(rollouts, [0.0] * len(rollouts), 0, torch.device("cpu"))
+    batch = collate(samples_of(rollouts, [0.0] * len(rollouts)), torch.device("cpu"))
     with torch.no_grad():
         logprobs, _ = completion_logprobs(policy, batch, 1.0)
     return (logprobs - batch.sampler_logprobs)[batch.token_mask].abs()

@@ -22,10 +22,10 @@ from yarl import URL
 from grpox.config import SamplingConfig
 from grpox.contracts import GeneratorContext, Prompt
 from grpox.errors import ConfigError, RunFailed
-from grpox.policy.batch import collate
+from grpox.policy.batch import collate, samples_of
 from grpox.policy.logprobs import completion_logprobs
 from grpox.policy.models import architecture_of
-from grpox_generators.server_config import LONGEST_WAIT, VllmServerConfig
+from grpox_generators.configs import LONGEST_WAIT, VllmServerConfig
 from grpox_generators.vllm_server import VllmServerGenerator
 
 pytestmark = [
@@ -99,7 +99,7 @@ def test_log_probabilities_are_the_policys_after_every_sync(servers, started, po
         synced(generator, policy, version)
         rollouts = list(generator.generate(requests(tokenizer), sampling(), 5))
         assert {rollout.policy_version for rollout in rollouts} == {version}
-        batch = collate(rollouts, [0.0] * len(rollouts), 0, CPU)
+        batch = collate(samples_of(rollouts, [0.0] * len(rollouts)), CPU)
         logprobs, _ = completion_logprobs(policy, batch, 1.3)
         mask = batch.token_mask
         torch.testing.assert_close(logprobs[mask], batch.sampler_logprobs[mask], atol=1e-5, rtol=0)
@@ -242,7 +242,7 @@ def test_a_sync_that_was_broken_off_does_not_harm_the_next(servers, started, pol
         broken.sync(half(), 1)
     synced(generator, policy, 1)
     rollouts = list(generator.generate(requests(tokenizer), sampling(), 5))
-    batch = collate(rollouts, [0.0] * len(rollouts), 0, CPU)
+    batch = collate(samples_of(rollouts, [0.0] * len(rollouts)), CPU)
     logprobs, _ = completion_logprobs(policy, batch, 1.3)
     mask = batch.token_mask
     torch.testing.assert_close(logprobs[mask], batch.sampler_logprobs[mask], atol=1e-5, rtol=0)
@@ -280,7 +280,7 @@ def test_smollm2_agrees_after_every_sync(smollm2, monkeypatch):
             synced(generator, model, version)
             ids = tuple(tokenizer("The capital of France is")["input_ids"])
             rollouts = list(generator.generate([Prompt(0, ids, 8)], sampling(max_completion_length=16), 5))
-            batch = collate(rollouts, [0.0] * len(rollouts), 0, CPU)
+            batch = collate(samples_of(rollouts, [0.0] * len(rollouts)), CPU)
             logprobs, _ = completion_logprobs(model, batch, 1.3)
             mask = batch.token_mask
             torch.testing.assert_close(logprobs[mask], batch.sampler_logprobs[mask], atol=2e-4, rtol=0)
@@ -300,13 +300,11 @@ def test_no_server_is_told_with_what_to_do(policy, monkeypatch):
     assert "grpox serve" in problem.allowed
 
 
-def test_a_server_that_is_being_started_does_not_hold_up_the_model(policy, capfd, monkeypatch):
+def test_a_server_that_is_being_started_does_not_hold_up_the_model(policy, logged, monkeypatch):
     monkeypatch.setenv("GRPOX_SERVER_TOKEN", TOKEN)
     config = VllmServerConfig(urls=["http://127.0.0.1:9"], start_timeout=60)
     VllmServerGenerator(config).preflight(policy.config)
-    assert (
-        "no server answers yet, and the model is loaded meanwhile: http://127.0.0.1:9" in capfd.readouterr().err
-    )
+    assert "no server answers yet, and the model is loaded meanwhile: http://127.0.0.1:9" in logged()
 
 
 @pytest.mark.parametrize("generator", ["hf", "vllm-server"])
@@ -324,7 +322,7 @@ MORE_THAN_FIT = 16, 48
 """Samples and prompts of which each of two servers has some waiting when the first ones end."""
 
 
-def test_a_server_that_is_killed_leaves_its_requests_to_the_other(servers, started, policy, tokenizer, capfd):
+def test_a_server_that_is_killed_leaves_its_requests_to_the_other(servers, started, policy, tokenizer, logged):
     generator = started(*servers, retries=0)
     synced(generator, policy, 1)
     settings = sampling(min_completion_length=40, max_completion_length=41)
@@ -333,16 +331,16 @@ def test_a_server_that_is_killed_leaves_its_requests_to_the_other(servers, start
     first = next(arriving)
     servers[1].kill()
     assert_same(in_order([first, *arriving]), wanted)
-    assert f"lost a server: {servers[1].url}" in capfd.readouterr().err
+    assert f"lost a server: {servers[1].url}" in logged()
     servers[1].start()
     servers[1].wait_until_ready()
     synced(generator, policy, 2)
-    assert f"{servers[1].url} answers" in capfd.readouterr().err
+    assert f"{servers[1].url} answers" in logged()
     rollouts = list(generator.generate(requests(tokenizer), sampling(), 5))
     assert {rollout.policy_version for rollout in rollouts} == {2}
 
 
-def test_the_only_server_is_killed_and_started_again(servers, started, policy, tokenizer, capfd):
+def test_the_only_server_is_killed_and_started_again(servers, started, policy, tokenizer, logged):
     generator = started(servers[0], retries=1)
     synced(generator, policy, 1)
     settings = sampling(min_completion_length=40, max_completion_length=41)
@@ -355,7 +353,7 @@ def test_the_only_server_is_killed_and_started_again(servers, started, policy, t
     heard = []
 
     def waits():
-        heard.append(capfd.readouterr().err)
+        heard.append(logged())
         return "waiting for a server" in "".join(heard)
 
     wait_until(waits, "the generator waits for a server")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,22 +11,24 @@ from typing import Any
 
 import pytest
 import torch
-from rich.console import Console
+from support.logs import LOGGED, LoggedText
 
 from grpox.checkpoint import resume
 from grpox.checkpoint.folders import folder_of, publish, rank_file, unfinished_of
-from grpox.checkpoint.manifest import MANIFEST, facts_of, files_of, read_manifest, write_manifest
+from grpox.checkpoint.manifest import FORMAT, MANIFEST, facts_of, files_of, read_manifest, write_manifest
 from grpox.checkpoint.progress import PROGRESS, Progress
 from grpox.checkpoint.reference import REFERENCE
 from grpox.checkpoint.resume import Checkpoint, check_changes, newest_good, no_checkpoint
 from grpox.checkpoint.saver import ENGINE, CheckpointSaver
 from grpox.checkpoint.shards import ShardFiles
+from grpox.checkpoint.training_state import TrainingState
 from grpox.config import CheckpointConfig, RunConfig
 from grpox.errors import ConfigError, Problem
 from grpox.observing.early_stop import EarlyStopState
+from grpox.runfile.lock.differences import FREE, FREE_KEYS
 from grpox.runfile.lock.model import Lock, LockedComponent
-from grpox.runfile.same_run import FREE, FREE_KEYS
 from grpox.runtime.world import World
+from grpox.update.nonfinite import SkippedSteps
 
 CPU = torch.device("cpu")
 ALONE, TWO = World(0, 1, CPU), World(0, 2, CPU)
@@ -116,7 +119,7 @@ def save(output_dir: Path, progress: Progress, ranks: int = 2) -> Path:
     for rank in range(ranks):
         shards = ShardFiles(background=False)
         shards.submit({"shard": torch.tensor([rank])}, unfinished / ENGINE / f"zero-rank-{rank}.pt")
-        shards.submit({"slices": [], "random": rank}, rank_file(unfinished, rank))
+        shards.submit({"keys": [], "random": rank}, rank_file(unfinished, rank))
         if rank == 0:
             shards.submit({"weight": torch.ones(3)}, unfinished / REFERENCE)
         assert shards.finished() == []
@@ -153,10 +156,9 @@ def shorter(path: Path) -> None:
 
 def newest(output_dir: Path, ranks: int) -> tuple[Checkpoint | None, str]:
     """Return the result of `newest_good`, equal on all ranks, and the messages of all ranks together."""
-    consoles = [Console(record=True, width=1000, file=open("/dev/null", "w")) for _ in range(ranks)]  # noqa: SIM115
-    found = Meeting(ranks).run(lambda world: newest_good(output_dir, world, consoles[world.rank]))
+    found = Meeting(ranks).run(lambda world: newest_good(output_dir, world))
     assert all(each == found[0] for each in found)
-    return found[0], "".join(console.export_text() for console in consoles)
+    return found[0], LOGGED()
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 7])
@@ -197,7 +199,7 @@ def test_of_much_damage_three_files_are_named(tmp_path: Path) -> None:
     [
         (None, "manifest.json is missing"),
         ("{", "manifest.json cannot be read: JSONDecodeError"),
-        ('{"format": 2, "files": {}}', "manifest.json names no files"),
+        ('{"format": 3, "files": {}}', "manifest.json names no files"),
     ],
 )
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -212,6 +214,22 @@ def test_without_a_manifest_that_names_its_files_no_checkpoint_is_whole(
     found, warning = newest(tmp_path, ranks)
     assert found is None
     assert warning.count(told) == 1
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("number", [2, FORMAT + 1])
+def test_a_checkpoint_of_another_format_is_refused_by_its_number(
+    tmp_path: Path, number: int, ranks: int
+) -> None:
+    """Every file of it is whole, and the one before it in this format is gone on from."""
+    good = save(tmp_path, progress_of(step=5))
+    other = save(tmp_path, progress_of(step=6)) / MANIFEST
+    other.write_text(json.dumps(json.loads(other.read_text()) | {"format": number}))
+    found, told = newest(tmp_path, ranks)
+    assert found == Checkpoint(good, progress_of(step=5))
+    assert told.count("\n") == 1
+    assert str(other.parent) in told
+    assert f"its layout is version {number}, this grpox reads {FORMAT}" in told
 
 
 def test_without_progress_no_checkpoint_is_whole_even_if_its_manifest_says_so(tmp_path: Path) -> None:
@@ -232,12 +250,10 @@ def test_the_folders_are_those_that_rank_0_sees(tmp_path: Path) -> None:
     assert [each.folder for each in found] == [folder, folder]
 
 
-def test_damage_is_told_on_standard_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_damage_is_told(tmp_path: Path, logged: LoggedText) -> None:
     (save(tmp_path, progress_of()) / MANIFEST).unlink()
     assert newest_good(tmp_path, ALONE) is None
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert told.err.startswith("warning: the checkpoint ")
+    assert logged().startswith("warning: the checkpoint ")
 
 
 # -- restoring -------------------------------------------------------------------------------------------
@@ -264,35 +280,51 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     return made
 
 
-def trainer_of(calls: list[tuple[Any, ...]], world: World, follows: bool) -> Any:
-    policy = SimpleNamespace(engine=Noted(calls), nonfinite=SimpleNamespace(skipped=0, in_a_row=0))
-    return SimpleNamespace(
-        policy=policy,
-        world=world,
-        draws=Noted(calls) if follows else None,
-        early_stop=Noted(calls) if follows else None,
-    )
+SCHEDULE: Any = object()
+"""The run that goes on."""
+
+
+def state_of(calls: list[tuple[Any, ...]], follows: bool) -> TrainingState:
+    noted: Any = Noted(calls) if follows else None
+    return TrainingState(cursor=noted, early_stop=noted)
+
+
+def restored(
+    calls: list[tuple[Any, ...]], folder: Path, progress: Progress, state: TrainingState, world: World
+) -> Any:
+    """The policy of a run that was made what a checkpoint says."""
+    policy: Any = SimpleNamespace(engine=Noted(calls), world=world)
+    Checkpoint(folder, progress).restore(state, policy, SCHEDULE, seed=7)
+    return policy
 
 
 @pytest.mark.parametrize("follows", [True, False])
-def test_a_trainer_becomes_what_it_was(
-    tmp_path: Path, calls: list[tuple[Any, ...]], capsys: pytest.CaptureFixture[str], follows: bool
+def test_a_run_becomes_what_it_was(
+    tmp_path: Path, calls: list[tuple[Any, ...]], logged: LoggedText, follows: bool
 ) -> None:
-    trainer, progress = trainer_of(calls, ALONE, follows), progress_of()
-    Checkpoint(tmp_path, progress).restore(trainer)
-    assert trainer.num_tokens == 1234
-    assert trainer.before == {"accuracy": 0.25}
-    assert trainer.after == {"accuracy": 0.5}
-    assert trainer.seconds_before == 67.5
-    assert trainer.policy.nonfinite == SimpleNamespace(skipped=3, in_a_row=2)
-    restored = [("restore", 17), ("restore", EARLY_STOP)] if follows else []
+    state, progress = state_of(calls, follows), progress_of()
+    policy = restored(calls, tmp_path, progress, state, ALONE)
+    assert state.num_tokens == 1234
+    assert state.evaluation_before == {"accuracy": 0.25}
+    assert state.evaluation == {"accuracy": 0.5}
+    assert state.seconds_before == 67.5
+    assert state.skipped == SkippedSteps(total=3, in_a_row=2)
+    of_parts = [("restore", 17), ("restore", EARLY_STOP)] if follows else []
     assert calls == [
         ("load", tmp_path, "engine", 5),
-        ("reference", trainer.policy, tmp_path, ALONE),
-        *restored,
-        ("rank", trainer, tmp_path, progress),  # last, because building anything may draw random numbers
+        ("reference", policy, tmp_path, ALONE),
+        *of_parts,
+        (
+            "rank",
+            state,
+            tmp_path,
+            progress,
+            SCHEDULE,
+            ALONE,
+            7,
+        ),  # last, because building anything may draw random numbers
     ]
-    assert capsys.readouterr().err == ""
+    assert logged() == ""
 
 
 @pytest.mark.parametrize(
@@ -303,19 +335,17 @@ def test_a_trainer_becomes_what_it_was(
 def test_the_engines_states_of_other_ranks_are_taken_over_and_told_by_rank_0(
     tmp_path: Path,
     calls: list[tuple[Any, ...]],
-    capsys: pytest.CaptureFixture[str],
+    logged: LoggedText,
     saved: int,
     now: int,
     told: str,
     rank: int,
 ) -> None:
-    trainer = trainer_of(calls, World(rank, now, CPU), False)
-    Checkpoint(tmp_path, progress_of(world_size=saved)).restore(trainer)
+    world, progress = World(rank, now, CPU), progress_of(world_size=saved)
+    restored(calls, tmp_path, progress, state_of(calls, False), world)
     assert calls[0] == ("load_of_other_ranks", tmp_path, "engine", 5)
     assert [name for name, *_ in calls] == ["load_of_other_ranks", "reference", "rank"]
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err == (f"taking {tmp_path} {told}\n" if rank == 0 else "")
+    assert logged() == (f"taking {tmp_path} {told}\n" if rank == 0 else "")
 
 
 # -- changes ---------------------------------------------------------------------------------------------
@@ -469,20 +499,18 @@ def test_other_batches_are_told_once_by_what_would_fit() -> None:
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_changes_that_are_allowed_are_told_by_rank_0(rank: int, capsys: pytest.CaptureFixture[str]) -> None:
+def test_changes_that_are_allowed_are_told_by_rank_0(rank: int, logged: LoggedText) -> None:
     world, other = World(rank, 1, CPU), config_of(loss="cispo", train={"beta": 0.25})
     assert problems_of(progress_of(), other, data={"data.path": "9"}, world=world, allow=True) == []
-    told = capsys.readouterr()
-    assert told.out == ""
-    lines = told.err.splitlines()
+    lines = logged().splitlines()
     assert (lines[0] if lines else "") == ("warning: going on in spite of changes:" if rank == 0 else "")
     keys = [line.split(":")[0].strip() for line in lines[1:] if ": " in line]
     assert keys == (["loss.name", "train.beta", "data.path"] if rank == 0 else [])
 
 
-def test_where_nothing_has_changed_nothing_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_where_nothing_has_changed_nothing_is_told(logged: LoggedText) -> None:
     assert problems_of(progress_of(), config_of(), allow=True) == []
-    assert capsys.readouterr().err == ""
+    assert logged() == ""
 
 
 @pytest.mark.parametrize("allow", [False, True])
@@ -522,7 +550,7 @@ def test_a_run_without_a_checkpoint_is_told_with_what_begins_anew(tmp_path: Path
 class Dates(CheckpointSaver):
     """Notes the steps at which it would save."""
 
-    def save(self, trainer: Any, step: int, wait: bool = False) -> None:
+    def save(self, state: TrainingState, step: int, wait: bool = False) -> None:
         self.steps.append(step)
 
 
@@ -545,5 +573,5 @@ def test_a_checkpoint_is_saved_every_so_many_steps_and_once_after_the_last(
     saver: Any = object.__new__(Dates)
     saver.config, saver._pending, saver.steps = CheckpointConfig(**settings), None, []
     for step in range(1, 8):
-        saver.after_step(SimpleNamespace(ended=step == 7), step)
+        saver.after_step(TrainingState(), step, last=step == 7)
     assert saver.steps == steps

@@ -18,7 +18,7 @@ from grpox.checkpoint.hub import check_hub, push_model
 from grpox.checkpoint.model_card import model_card
 from grpox.config import HubConfig, RunConfig
 from grpox.errors import ConfigError, RunFailed
-from grpox.runfile.hub_names import hub_problems
+from grpox.runfile.output_paths import hub_problems
 
 SUMMARY = {"steps": 100, "accuracy_before": 0.3, "accuracy_after": 0.91234}
 
@@ -135,8 +135,8 @@ def push(folder: Path, **hub: Any) -> str:
 
 @pytest.mark.parametrize("repo", ["ada/model", "org-1/Model_2.5-GRPO"])
 def test_a_name_that_the_hub_takes(repo: str) -> None:
-    assert hub_problems(HubConfig(repo=repo)) == []
-    assert hub_problems(None) == []
+    assert list(hub_problems(HubConfig(repo=repo))) == []
+    assert list(hub_problems(None)) == []
 
 
 @pytest.mark.parametrize("repo", ["model", "a/b/c", "ada/mo del", "ada/-model", "ada/a..b", "", "ada/m.git"])

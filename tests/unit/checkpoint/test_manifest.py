@@ -81,12 +81,12 @@ def test_a_manifest_is_read_back_as_it_was_written_whatever_the_order(folder: Pa
 
 def test_the_text_of_a_manifest_is_what_earlier_and_later_versions_read(folder: Path) -> None:
     write_manifest(folder, {"b.pt": FileFacts(7, "beef"), "ä.pt": FileFacts(0, "")})
-    assert FORMAT == 2
+    assert FORMAT == 3
     text = (folder / MANIFEST).read_text(encoding="utf-8")
     assert text.endswith("}\n")
-    assert text.splitlines()[:2] == ["{", ' "format": 2,']  # for people, a line each
+    assert text.splitlines()[:2] == ["{", ' "format": 3,']  # for people, a line each
     assert json.loads(text) == {
-        "format": 2,
+        "format": 3,
         "files": {"b.pt": {"size": 7, "xxh3": "beef"}, "ä.pt": {"size": 0, "xxh3": ""}},
     }
 
@@ -131,12 +131,13 @@ def test_syncing_leaves_nothing_open(folder: Path, monkeypatch: pytest.MonkeyPat
         (b"\xff", r"^manifest\.json cannot be read: UnicodeDecodeError: "),
         ("[]", r"^manifest\.json cannot be read: TypeError: "),
         ('{"files": {"a": {"size": 1, "xxh3": ""}}}', r"^manifest\.json cannot be read: KeyError: 'format'"),
-        ('{"format": 2}', r"^manifest\.json cannot be read: KeyError: 'files'"),
-        ('{"format": 2, "files": ["a"]}', r"^manifest\.json cannot be read: AttributeError: "),
-        ('{"format": 2, "files": {"a": {"size": 1}}}', r"^manifest\.json cannot be read: TypeError: .*xxh3"),
-        ('{"format": 2, "files": {}}', r"^manifest\.json names no files$"),
-        ('{"format": 1, "files": {}}', r"^its layout is version 1, this grpox reads 2$"),
-        ('{"format": 3, "files": {"a": {"size": 1, "xxh3": ""}}}', r"^its layout is version 3, "),
+        ('{"format": 3}', r"^manifest\.json cannot be read: KeyError: 'files'"),
+        ('{"format": 3, "files": ["a"]}', r"^manifest\.json cannot be read: AttributeError: "),
+        ('{"format": 3, "files": {"a": {"size": 1}}}', r"^manifest\.json cannot be read: TypeError: .*xxh3"),
+        ('{"format": 3, "files": {}}', r"^manifest\.json names no files$"),
+        ('{"format": 1, "files": {}}', r"^its layout is version 1, this grpox reads 3$"),
+        ('{"format": 2, "files": {"a": {"size": 1, "xxh3": ""}}}', r"^its layout is version 2, "),
+        ('{"format": 4, "files": {"a": {"size": 1, "xxh3": ""}}}', r"^its layout is version 4, "),
     ],
 )
 def test_a_manifest_that_is_none_is_refused_by_its_reason(folder: Path, text: str | bytes, told: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from rich.console import Console
+from support.logs import LOGGED
 
 from grpox.checkpoint.fingerprints import fingerprints
 from grpox.checkpoint.folders import checkpoints_in, folder_of
@@ -68,15 +68,14 @@ def test_the_newest_that_is_whole_is_taken_and_damaged_ones_are_named(run: Resol
         save(tmp_path, progress_of(run, step))
     (folder_of(tmp_path, 6) / "run.json").write_text("{}")
     (folder_of(tmp_path, 4) / "manifest.json").unlink()
-    console = Console(record=True, width=300)
-    found = newest_good(tmp_path, ALONE, console)
+    found = newest_good(tmp_path, ALONE)
     assert found is not None
     assert found.progress.step == 2
-    told = console.export_text()
+    told = LOGGED()
     assert "step-00000006 is damaged" in told
     assert "step-00000004 is damaged" in told
     assert "manifest.json is missing" in told
-    assert newest_good(tmp_path / "nowhere", ALONE, console) is None
+    assert newest_good(tmp_path / "nowhere", ALONE) is None
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 from support.handlers import handlers_kept
 from support.patience import patient
 from typer.testing import CliRunner
@@ -27,7 +26,7 @@ from grpox.runtime.signals import Terminated
 SURFACE = {
     "": ["--help", "--traceback", "--version"],
     "doctor": ["--help", "--json"],
-    "eval": ["--completions", "--help", "--out", "config", "model", "overrides"],
+    "eval": ["--completions", "--help", "--log-file", "--log-level", "--out", "config", "model", "overrides"],
     "export": ["--help", "--trust-remote-code", "checkpoint", "out_dir"],
     "import-trl": ["--force", "--help", "--out", "setup"],
     "plan": ["--generations", "--help", "--memory", "--prompt-tokens", "--world-size", "overrides", "run"],
@@ -39,7 +38,7 @@ SURFACE = {
     "plugins show": ["--help", "name"],
     "recipes copy": ["--force", "--help", "folder", "name"],
     "recipes list": ["--help"],
-    "replay": ["--help", "dump", "overrides"],
+    "replay": ["--help", "--log-file", "--log-level", "dump", "overrides"],
     "report": ["--help", "--output", "run_dir"],
     "serve": [
         "--dtype",
@@ -66,6 +65,7 @@ SURFACE = {
         "--dir",
         "--dry-run",
         "--help",
+        "--log-level",
         "--lowest",
         "--metric",
         "--nproc-per-node",
@@ -75,7 +75,16 @@ SURFACE = {
         "run",
     ],
     "sync": ["--help", "--tracking-uri", "run_dir"],
-    "train": ["--allow-changes", "--help", "--resume", "--traceback", "overrides", "run"],
+    "train": [
+        "--allow-changes",
+        "--help",
+        "--log-file",
+        "--log-level",
+        "--resume",
+        "--traceback",
+        "overrides",
+        "run",
+    ],
     "validate": ["--help", "--world-size", "overrides", "run"],
 }
 """Every command with its arguments and options; scripts depend on these."""
@@ -122,7 +131,7 @@ def test_commands_and_their_options_do_not_change_unnoticed() -> None:
             found |= walk(subcommand, f"{name} {child}".strip())
         return found
 
-    assert walk(typer.main.get_command(cli.app), "") == SURFACE
+    assert walk(cli.all_commands(), "") == SURFACE
 
 
 @pytest.mark.parametrize("command", [[], ["--help"], *([*name.split(), "--help"] for name in SURFACE)])

@@ -14,7 +14,7 @@ from grpox.cli.plan_report import plan_report
 from grpox.cli.plugin_details import details, select
 from grpox.cli.plugin_report import as_table, rows
 from grpox.cli.plugins import NARROW
-from grpox.cli.validate_report import validate_report
+from grpox.cli.validate import validate_report
 from grpox.plugins.discovery import PluginSet, discover
 from grpox.runfile.load import ResolvedRun, load_run
 

@@ -13,14 +13,16 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from support.logs import LoggedText
 from support.patience import patient
 
 from grpox.cli import sweep_run
 from grpox.cli.sweep_children import Child, plan_children
 from grpox.cli.sweep_grid import read_grid
 from grpox.cli.sweep_processes import train_command
-from grpox.cli.sweep_results import FINISHED, Result, Results, last_step, last_values, over_seeds
+from grpox.cli.sweep_results import FINISHED, Status, last_step, last_values, over_seeds
 from grpox.cli.sweep_run import Sweep, prepare
+from grpox.contracts import SweepResults, SweptRun
 from grpox.errors import ConfigError, RunFailed
 from grpox.observing.record import config_text
 
@@ -117,14 +119,14 @@ def test_a_metric_that_no_run_has_is_told_with_the_nearest(tmp_path: Path, begun
 
 
 def test_the_mean_and_spread_over_seeds_is_told_of_what_finished() -> None:
-    def result(rate: str, seed: str, value: float | None, status: str = FINISHED) -> Result:
-        return Result("", {"train.learning_rate": rate, "train.seed": seed}, status, value, 2, 1.0, "", None)
+    def result(rate: str, seed: str, value: float | None, status: Status = FINISHED) -> SweptRun:
+        return SweptRun("", {"train.learning_rate": rate, "train.seed": seed}, status, value, 2, 1.0, "", None)
 
     runs = (
         result("1", "0", 0.25), result("1", "1", 0.75), result("1", "2", 9.0, "FAILED"),
         result("2", "0", 0.5), result("2", "1", None),
     )  # fmt: skip
-    [told] = over_seeds(Results("run.yaml", "reward", False, runs))
+    [told] = over_seeds(SweepResults("run.yaml", "reward", False, runs))
     assert told == "train.learning_rate=1: reward 0.5 +- 0.35 over 2 seeds"
 
 
@@ -169,12 +171,11 @@ def test_folders_are_named_after_the_setting_and_stay_when_the_grid_grows(tmp_pa
     assert long == 100
 
 
-def test_a_run_is_told_its_folder_and_what_mlflow_calls_it(tmp_path: Path) -> None:
-    grid = read_grid(["train.beta=0,0.1", "tracking.mlflow.run_name=mine"], None)
+def test_a_run_is_told_its_folder(tmp_path: Path) -> None:
+    grid = read_grid(["train.beta=0,0.1"], None)
     folder, children = plan_children("quickstart", grid, None, 1)
     assert folder == Path("runs/quickstart-sweep")
     assert children[1].config.output_dir == "runs/quickstart-sweep/beta=0.1"
-    assert children[1].config.tracking["mlflow"]["run_name"] == "mine beta=0.1"
     alone = train_command("quickstart", children[1], 1)
     assert alone[:5] == [sys.executable, "-m", "grpox", "train", "quickstart"]
     assert alone[-2:] == ["--resume", "auto"]
@@ -195,9 +196,10 @@ def test_the_last_values_and_steps_are_read_whatever_the_end_of_the_file(tmp_pat
 
 
 HOLDS = """
-import fcntl, sys
-held = open(sys.argv[1], "a")
-fcntl.lockf(held, fcntl.LOCK_EX)
+import sys
+from filelock import FileLock
+held = FileLock(sys.argv[1])
+held.acquire()
 print(flush=True)
 input()
 """
@@ -220,6 +222,50 @@ sweep_run.train_command = lambda run, child, ranks: [sys.executable, "-c", waits
 arguments = ["sweep", "quickstart", "tracking={}", "--seeds", "0,1", "--dir", sys.argv[2], "--parallel", "2"]
 sys.exit(run_command(lambda given: app(given, standalone_mode=False), arguments))
 """
+
+
+FOLLOWER = """
+from grpox import ComponentSpec, hookimpl
+@hookimpl
+def grpox_observers():
+    return [ComponentSpec("follower", "grpox_follower:Follower")]
+class Follower:
+    heard = []
+    @hookimpl
+    def grpox_sweep_started(self, sweep):
+        self.heard.append((sweep.source, dict(sweep.axes), sweep.runs))
+        return {"HEARD": "yes"}
+    @hookimpl
+    def grpox_sweep_run_ended(self, results):
+        self.heard.append([run.status for run in results.runs])
+        raise ValueError("a tracker that fails")
+    @hookimpl
+    def grpox_sweep_finished(self, results, status):
+        self.heard.append((status, results.best.name, results.best.run_id))
+    @hookimpl
+    def grpox_tracked_run(self, folder):
+        return f"id of {folder.name}"
+"""
+
+
+def test_an_observer_follows_a_sweep_and_cannot_hurt_it(
+    tmp_path: Path, begun: list[str], make_distribution, logged: LoggedText
+) -> None:
+    make_distribution("grpox-follower", FOLLOWER)
+    arguments = ["evaluation=null", "tracking={follower: {}}", "train.learning_rate=0.25,0.5"]
+    sweep = prepare("quickstart", arguments, None, tmp_path / "s", 1, "reward", lowest=False)
+    sweep.console = Console(file=io.StringIO(), width=200)
+    sweep.run_all(parallel=1)
+    heard = sys.modules["grpox_follower"].Follower.heard
+    assert heard == [
+        ("quickstart", {"train.learning_rate": ("0.25", "0.5")}, 2),
+        ["FINISHED", "WAITING"],
+        ["FINISHED", "FINISHED"],
+        ("FINISHED", "learning_rate=0.5", "id of learning_rate=0.5"),
+    ]
+    kept = json.loads((tmp_path / "s" / "sweep.json").read_text())
+    assert kept["runs"][0]["run_id"] == "id of learning_rate=0.25"
+    assert logged().count("a tracker that fails") == 1
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])

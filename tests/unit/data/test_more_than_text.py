@@ -18,13 +18,13 @@ from transformers import AutoTokenizer, PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from grpox.config import ModelConfig
-from grpox.data.media import media_part
 from grpox.data.prompts import PromptSet
 from grpox.data.row_stream import RowStream
+from grpox.data.unusable_columns import media_part
 from grpox.errors import ConfigError, Problem, RunFailed
 from grpox.policy.models import load_model
 from grpox.runfile.load import resolve_config
-from grpox.runfile.model_parts import media_parts
+from grpox.runfile.model_options import media_parts
 from grpox.training.given_model import check_model
 from grpox.training.inputs import open_prompts, open_tokenizer
 from grpox.training.load_evaluation import load_evaluation

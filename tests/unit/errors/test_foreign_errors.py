@@ -12,7 +12,6 @@ from typing import Any
 
 import pluggy
 import pytest
-from rich.console import Console
 from support.patience import patient
 
 from grpox.config import RunConfig
@@ -22,12 +21,12 @@ from grpox.errors import TEXT, TRACE, RunFailed, chain, describe, text_of, trace
 from grpox.observing.observers import Observers
 from grpox.observing.record import LocalRecord
 from grpox.plugins import hookspecs
-from grpox.plugins.component import call
 from grpox.plugins.hookspecs import hookimpl
 from grpox.plugins.load_object import load_object
 from grpox.policy.models import _unloadable
 from grpox.rollout.rewards.call import RewardCall
 from grpox.runtime import collective_errors
+from grpox.runtime.foreign_code import call
 from grpox.runtime.out_of_memory import ran_out_of_memory
 from grpox_generators.server_client import _lost
 
@@ -92,7 +91,7 @@ def observed(error: Exception) -> str:
 
     manager, output = pluggy.PluginManager("grpox"), io.StringIO()
     manager.add_hookspecs(hookspecs)
-    observers = Observers(manager, [("broken", Broken())], Console(file=output, width=200))
+    observers = Observers(manager, [("broken", Broken())])
     observers.step_finished(RunContext(CONFIG, Path("/"), 1, 1, {}, None, "run.yaml"), 1, {})
     return output.getvalue()
 

@@ -13,8 +13,7 @@ import pytest
 from support.patience import patient
 
 from grpox.observing import machine_metrics as module
-from grpox.observing.machine_metrics import MachineSampler, machine_metrics
-from grpox.observing.readings import Readings
+from grpox.observing.machine_metrics import MachineSampler, Readings, machine_metrics
 
 EXPECTED = {
     "cpu_utilization_percentage", "system_memory_usage_megabytes", "system_memory_usage_percentage",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -11,8 +10,8 @@ from typing import Any
 
 import pluggy
 import pytest
-from rich.console import Console
 from support.handlers import handlers_kept
+from support.logs import LOGGED, LoggedText
 
 from grpox.config import RunConfig
 from grpox.contracts import Rollout, RunContext, ScoredRollout
@@ -62,9 +61,9 @@ class Broken:
         raise ValueError("cannot count [beyond] three")
 
 
-def observers(manager: pluggy.PluginManager, *selected: tuple[str, object]) -> tuple[Observers, io.StringIO]:
-    output = io.StringIO()
-    return Observers(manager, selected, Console(file=output, width=200)), output
+def observers(manager: pluggy.PluginManager, *selected: tuple[str, object]) -> tuple[Observers, LoggedText]:
+    output = LOGGED
+    return Observers(manager, selected), output
 
 
 def test_arguments_arrive_by_name_whatever_their_order(manager: pluggy.PluginManager, run: RunContext) -> None:
@@ -374,7 +373,9 @@ def test_an_observer_that_would_hear_nothing_is_refused(
 def test_every_argument_of_a_lifecycle_hook_is_passed_to_it() -> None:
     called: dict[str, set[str]] = {}
     manager = new_manager()
-    lifecycle = [name for name in vars(manager.hook) if name not in hookspecs.KINDS.values()]
+    lifecycle = [
+        name for name in vars(manager.hook) if name not in (*hookspecs.KINDS.values(), "grpox_commands")
+    ]
 
     class All:
         """Implements each hook with each of its arguments."""
@@ -395,5 +396,10 @@ def test_every_argument_of_a_lifecycle_hook_is_passed_to_it() -> None:
     observers.run_finished(context, {})
     another = Observers(manager, [("all", All)])
     another.run_failed(context, ValueError())
-    assert not observers.failures + another.failures
+    of_sweep = Observers(manager, [("all", All)])
+    of_sweep.sweep_started(context)
+    of_sweep.tracked_run(context)
+    of_sweep.sweep_run_ended(context, context)
+    of_sweep.sweep_finished(context, context, "FINISHED")
+    assert not observers.failures + another.failures + of_sweep.failures
     assert called == {name: set(getattr(manager.hook, name).spec.argnames) for name in lifecycle}

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 from pyarrow import parquet
+from support.logs import LoggedText
 
 from grpox.config import RunConfig
 from grpox.contracts import Rollout, RunContext, ScoredRollout
@@ -226,7 +227,7 @@ def lines_of(run: RunContext, name: str = "metrics.jsonl") -> list[int]:
 
 @pytest.mark.parametrize("lost", [1, 30, 10**6, None])
 def test_metrics_that_a_disk_lost_are_told_and_never_padded(
-    run: RunContext, record: LocalRecord, capsys: pytest.CaptureFixture[str], lost: int | None
+    run: RunContext, record: LocalRecord, logged: LoggedText, lost: int | None
 ) -> None:
     """As after a power cut; None: the file is gone."""
     for step in (1, 2, 3):
@@ -243,19 +244,19 @@ def test_metrics_that_a_disk_lost_are_told_and_never_padded(
     again.grpox_step_finished(4, {"loss": 1.0})
     kept = {1: [1, 2, 3], 30: [1, 2]}.get(lost or 0, [])
     assert lines_of(run) == [*kept, 4]
-    told = capsys.readouterr().err
+    told = logged()
     assert told.startswith(f"warning: {metrics} has {size} bytes, and had {len(whole)} when the checkpoint was")
 
 
 def test_metrics_since_the_checkpoint_are_undone_and_nothing_is_told(
-    run: RunContext, record: LocalRecord, capsys: pytest.CaptureFixture[str]
+    run: RunContext, record: LocalRecord, logged: LoggedText
 ) -> None:
     record.grpox_step_finished(1, {"loss": 1.0})
     size = (run.output_dir / "metrics.jsonl").stat().st_size
     record.grpox_step_finished(2, {"loss": 1.0})
     LocalRecord().grpox_run_started(replace(run, resumed_at=1, metrics_bytes=size))
     assert (lines_of(run), lines_of(run, "metrics.undone.jsonl")) == ([1], [2])
-    assert capsys.readouterr().err == ""
+    assert logged() == ""
 
 
 def test_what_a_checkpoint_relies_on_is_on_the_disk_before_it(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import io
 import json
 import math
 import re
@@ -15,7 +14,7 @@ from typing import Any
 
 import pluggy
 import pytest
-from rich.console import Console
+from support.logs import LOGGED
 from typer.testing import CliRunner
 
 from grpox.cli import app as cli
@@ -392,12 +391,12 @@ class Ending:
             {"model": {"path": "m"}, "data": {"path": "d.jsonl"}, "rewards": ["math"]}
         )
         self.run = RunContext(config, folder, 5, 1, {"grpox": "0.1.0"}, None, "run.yaml")
-        self.tracker, self.output, self.errors = Tracker(), io.StringIO(), io.StringIO()
+        self.tracker, self.output = Tracker(), LOGGED
         manager = pluggy.PluginManager("grpox")
         manager.add_hookspecs(hookspecs)
-        report = RunReport(Console(file=self.output, width=20))
+        report = RunReport()
         selected = [("record", LocalRecord()), ("tracker", self.tracker), ("run report", report)]
-        self.observers = Observers(manager, selected, Console(file=self.errors, width=200))
+        self.observers = Observers(manager, selected)
         self.observers.run_started(self.run)
         for step in range(1, steps + 1):
             self.observers.rollouts_scored(self.run, step, [scored(1.0)])
@@ -420,7 +419,7 @@ def test_a_failed_run_has_a_report_once_a_step_is_recorded(tmp_path: Path, steps
     ending = Ending(tmp_path / "run", steps)
     ending.observers.run_failed(ending.run, ValueError("loss is <nan>"))
     assert ending.tracker.found is written
-    assert ending.errors.getvalue() == ""
+    assert "warning" not in ending.output.getvalue()
     if written:
         assert Page(ending.report.read_text()).text("error") == ["ValueError: loss is <nan>"]
 
@@ -431,7 +430,7 @@ def test_a_report_that_cannot_be_written_does_not_hurt_the_run(tmp_path: Path) -
     ending.observers.run_finished(ending.run, {})
     assert ending.tracker.found is False
     assert ending.observers.failures == {("run report", "grpox_run_finished"): 1}
-    assert "warning: observer 'run report' failed" in ending.errors.getvalue()
+    assert "warning: observer 'run report' failed" in ending.output.getvalue()
 
 
 # -- grpox report ----------------------------------------------------------------------------------------

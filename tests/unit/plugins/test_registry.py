@@ -7,13 +7,15 @@ import sys
 
 import pytest
 
-from grpox.config import ComponentRef, RewardRef
+from grpox.config import ComponentRef, RewardRef, RunConfig
 from grpox.contracts import Reduction
 from grpox.errors import ConfigError, Problem, RunFailed
 from grpox.plugins.component import BoundComponent, bind_object
 from grpox.plugins.discovery import discover
 from grpox.plugins.registry import Registry
-from grpox.runfile.required_plugins import missing_plugins
+from grpox.runfile.check_context import CheckContext
+from grpox.runfile.component_checks import missing_plugins
+from grpox.runfile.given import Given
 
 FOO = """
 from typing import Literal
@@ -382,7 +384,10 @@ def test_a_need_that_nobody_knows_says_so(registry):
 def test_required_plugins_must_be_installed_new_enough_and_loaded(registry, make_distribution):
     make_distribution("grpox-bad", BAD)
     required = ["grpox-foo>=1.0", "grpox-foo>=2", "grpox-none", "grpox-bad", "pluggy"]
-    told = {problem.key: problem.what for problem in missing_plugins(discover(), required)}
+    sections = {"model": {"path": "m"}, "data": {"path": "d"}, "rewards": ["format"]}
+    config = RunConfig.model_validate({**sections, "plugins": {"required": required}})
+    context = CheckContext(config, {}, discover(), Given())
+    told = {problem.key: problem.what for problem in missing_plugins(context)}
     assert set(told) == {f"plugins.required[{index}]" for index in (1, 2, 3, 4)}
     assert "1.0 is installed" in told["plugins.required[1]"]
     assert "not installed" in told["plugins.required[2]"]

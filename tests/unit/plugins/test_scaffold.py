@@ -25,8 +25,7 @@ from grpox.cli.plugin_new import new_plugin
 from grpox.errors import ConfigError, Problem
 from grpox.plugins.discovery import PluginSet, discover
 from grpox.plugins.hookspecs import API_VERSION
-from grpox.plugins.scaffold.make import Made, make
-from grpox.plugins.scaffold.names import TEMPLATED, names_of
+from grpox.plugins.scaffold.make import TEMPLATED, Made, make, names_of
 
 ROOT = Path(__file__).parents[3]
 LONG = "length-normalised-surrogate"

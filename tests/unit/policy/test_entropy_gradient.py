@@ -14,9 +14,9 @@ from torch import Tensor
 
 from grpox.policy import chunked_head, logprobs
 from grpox.policy.chunked_head import LogitTransform, Wanted, chosen_logprobs
-from grpox.policy.forward_modes import PLAIN
+from grpox.policy.forward_modes import FULL_LOGITS
 from grpox.policy.logprobs import completion_logprobs, entropy, entropy_with_gradient
-from grpox.policy.scoring_forward import prepare
+from grpox.policy.scoring_forward import install_scoring_forward
 
 
 def parts(bias: bool) -> list[Tensor]:
@@ -110,12 +110,12 @@ def test_half_precision_is_raised_before_the_softmax() -> None:
 def test_a_model_has_the_same_by_every_way(kind: str, settings: dict[str, Any]) -> None:
     plain = model_of(kind, **settings)
     model = copy.deepcopy(plain)
-    ways = prepare(model, TRAIN)
-    assert ways != PLAIN
+    ways = install_scoring_forward(model, TRAIN)
+    assert ways != FULL_LOGITS
     given = batch()
     torch.manual_seed(1)
     upstream = torch.randn(given.token_mask.shape, dtype=torch.float64) * given.token_mask
-    for one, way in ((plain, PLAIN), (model, ways)):
+    for one, way in ((plain, FULL_LOGITS), (model, ways)):
         _, entropies = completion_logprobs(one, given, 0.8, way, entropy_gradient=True)
         (entropies * upstream).sum().backward()
     assert gradient_of(plain).abs().max() > 1e-3
@@ -124,8 +124,8 @@ def test_a_model_has_the_same_by_every_way(kind: str, settings: dict[str, Any]) 
 
 def test_without_being_asked_for_it_has_none() -> None:
     model = model_of("llama")
-    ways = prepare(model, TRAIN)
-    for way in (PLAIN, ways):
+    ways = install_scoring_forward(model, TRAIN)
+    for way in (FULL_LOGITS, ways):
         found, entropies = completion_logprobs(model, batch(), 0.8, way)
         assert found.requires_grad
         assert not entropies.requires_grad

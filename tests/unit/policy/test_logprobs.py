@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from grpox.contracts import Rollout
-from grpox.policy.batch import collate
+from grpox.policy.batch import collate, samples_of
 from grpox.policy.logprobs import completion_logprobs, entropy, selective_log_softmax
 
 
@@ -51,7 +51,7 @@ def test_each_completion_token_is_read_from_the_logits_of_the_position_before_it
         Rollout(0, 0, (1,), (2, 3, 4), "stop", 0),
         Rollout(0, 1, (4, 5, 6), (7, 1), "stop", 0),
     ]
-    batch = collate(rollouts, [1.0, -1.0], pad_token_id=0, device=torch.device("cpu"))
+    batch = collate(samples_of(rollouts, [1.0, -1.0]), torch.device("cpu"))
     logprobs, _ = completion_logprobs(successor, batch, temperature=1.0)
     assert logprobs[0].tolist() == pytest.approx([0, 0, 0], abs=1e-6)
     assert logprobs[1, :2].tolist() == pytest.approx([0, -50], abs=1e-6)

@@ -17,8 +17,8 @@ from grpox.contracts import Rollout
 from grpox.errors import ConfigError, Problem
 from grpox.policy.adapter_folder import write_adapter
 from grpox.policy.adapter_streams import stream_adapters, stream_base
-from grpox.policy.batch import collate
-from grpox.policy.forward_modes import PLAIN, ForwardWays
+from grpox.policy.batch import collate, samples_of
+from grpox.policy.forward_modes import FULL_LOGITS, ForwardMode
 from grpox.policy.logprobs import completion_logprobs
 from grpox.policy.lora.add import add_adapters, targets_of
 from grpox.policy.lora.layers import (
@@ -30,7 +30,7 @@ from grpox.policy.lora.layers import (
     parameters_of,
     without_adapters,
 )
-from grpox.policy.scoring_forward import forget, prepare
+from grpox.policy.scoring_forward import install_scoring_forward, restore_forward
 from grpox.policy.weight_stream import stream_weights
 
 pytest.importorskip("peft")
@@ -67,7 +67,7 @@ def batch() -> Any:
         Rollout(n, 0, prompt, completion, "stop", 0)
         for n, (prompt, completion) in enumerate(zip(prompts, completions, strict=True))
     ]
-    return collate(rollouts, [0.0] * 5, 0, torch.device("cpu"))
+    return collate(samples_of(rollouts, [0.0] * 5), torch.device("cpu"))
 
 
 def refused(model: PreTrainedModel, **settings: Any) -> Problem:
@@ -223,13 +223,13 @@ def test_the_folder_is_one_that_peft_loads(kind: str, settings: dict[str, Any], 
 def test_log_probabilities_are_those_of_the_models_own_forward(targets: list[str], without: bool) -> None:
     plain = adapted(model_of(), target_modules=targets)
     model = copy.deepcopy(plain)
-    ways = prepare(model, TrainConfig())
-    assert ways == ForwardWays(chunked=True, shared_width=32)
+    ways = install_scoring_forward(model, TrainConfig())
+    assert ways == ForwardMode(chunked=True, shared_width=32)
     given = batch()
     mask = given.token_mask
     upstream = torch.randn(mask.shape, dtype=torch.float64) * mask
     found = []
-    for each, way in ((plain, PLAIN), (model, ways)):
+    for each, way in ((plain, FULL_LOGITS), (model, ways)):
         if without:
             with without_adapters(each), torch.no_grad():
                 logprobs, entropy = completion_logprobs(each, given, 0.8, way)
@@ -249,6 +249,6 @@ def test_log_probabilities_are_those_of_the_models_own_forward(targets: list[str
 
 def test_what_the_head_was_taught_is_taken_back() -> None:
     model = adapted(model_of(), target_modules=WITH_HEAD)
-    prepare(model, TrainConfig())
-    forget(model)
+    install_scoring_forward(model, TrainConfig())
+    restore_forward(model)
     assert not any("forward" in vars(module) for module in model.modules())

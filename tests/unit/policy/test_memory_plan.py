@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from grpox.cli import app as cli
 from grpox.cli.memory_report import memory_report
 from grpox.config import ModelConfig
+from grpox.contracts import GeneratorMemory
 from grpox.errors import ConfigError
 from grpox.policy import chunked_head, weight_stream
 from grpox.policy.memory_plan import formula
@@ -73,7 +74,10 @@ def setting() -> Setting:
         (1000, 70, 10), (), hidden=10, intermediate=30, layers=2, queries=12, keys=6, vocabulary=100
     )
     small = {"reduce_bucket": 500, "persistent": 50, "reuse": 600, "prefetch": 100, "sub_group": 200}
-    return Setting(shape, ranks=4, gpu=True, sequences=2, prompt=3, completion=5, sampled=8, **small)
+    whole = GeneratorMemory("whole")
+    return Setting(
+        shape, ranks=4, gpu=True, sequences=2, prompt=3, completion=5, sampled=8, generator=whole, **small
+    )
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -256,8 +260,10 @@ def test_what_generates(setting: Setting) -> None:
     found = sizes(setting)
     assert found["copy of the policy that generates"] == 4 * 1080
     assert found["keys and values"] == 2 * 4 * 6 * (2 + 1) * 8 * (3 + 5)
-    assert "copy of the policy that generates" not in sizes(replace(setting, copy="shards"))
-    engine = replace(setting, copy="engine", engine_ranks=2, engine_cache=77)
+    shards = replace(setting, generator=GeneratorMemory("shards"))
+    assert "copy of the policy that generates" not in sizes(shards)
+    held = GeneratorMemory("engine", engine="vLLM", engine_ranks=2, cache=77)
+    engine = replace(setting, generator=held)
     assert sizes(engine)["vLLM's weights"] == 2 * 1080
     assert sizes(engine)["vLLM's keys and values"] == 77
 
@@ -330,7 +336,7 @@ def test_the_page_explains_every_part() -> None:
     ways = [
         base,
         replace(base, offload_optimizer="cpu", reference=True, fused=False, background=True),
-        replace(base, copy="engine"),
+        replace(base, generator=GeneratorMemory("engine", engine="vLLM")),
         replace(base, gpu=True),
     ]
     names = {part.name for way in ways for part in parts_of(way)}

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from support.logs import LOGGED
 from torch import Tensor
 
 from grpox.config import ModelConfig
@@ -45,7 +46,8 @@ def refused(config: ModelConfig) -> Problem:
 
 def told_beside_the_bar(capfd: pytest.CaptureFixture[str]) -> list[str]:
     """The lines on standard error that are not of transformers' progress bar."""
-    return [line for line in capfd.readouterr().err.splitlines() if line and "Loading weights" not in line]
+    told = LOGGED() + capfd.readouterr().err
+    return [line for line in told.splitlines() if line and "Loading weights" not in line]
 
 
 # -- Weights ---------------------------------------------------------------------------------------------

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
+import numpy as np
 import torch
 
 from grpox.contracts import Rollout
-from grpox.policy.batch import RolloutBatch, TokenSequence, collate
-from grpox.policy.row_layout import lay_out, rows_of
+from grpox.policy.batch import RolloutBatch, Sample, collate, lay_out, rows_of, samples_of
 
 CPU = torch.device("cpu")
 WIDTH = 1000
@@ -19,17 +17,21 @@ def batch_of(*sequences: tuple[tuple[int, ...], tuple[int, ...]]) -> RolloutBatc
     rollouts = [
         Rollout(n, 0, prompt, completion, "stop", 0) for n, (prompt, completion) in enumerate(sequences)
     ]
-    return collate(rollouts, [0.0] * len(rollouts), 0, CPU)
+    return collate(samples_of(rollouts, [0.0] * len(rollouts)), CPU)
+
+
+def sample(prompt: tuple[int, ...], completion: tuple[int, ...]) -> Sample:
+    length = len(completion)
+    return Sample(prompt, completion, np.ones(length, np.bool_), np.zeros(length, np.float32), 0.0)
 
 
 TWO_OF_ONE_PROMPT = batch_of(((7, 8), (1, 2)), ((7, 8), (3,)), ((9,), (4, 5)))
 
 
 def test_sequences_are_without_their_padding() -> None:
-    expected = [TokenSequence((7, 8), (1, 2)), TokenSequence((7, 8), (3,)), TokenSequence((9,), (4, 5))]
-    assert TWO_OF_ONE_PROMPT.sequences == expected
-    of_tensors_alone = replace(TWO_OF_ONE_PROMPT, known_sequences=None)
-    assert of_tensors_alone.sequences == expected
+    assert [(each.prompt, each.completion, len(each)) for each in TWO_OF_ONE_PROMPT.samples] == [
+        ((7, 8), (1, 2), 4), ((7, 8), (3,), 3), ((9,), (4, 5), 3)
+    ]  # fmt: skip
 
 
 def test_completions_of_one_prompt_lie_behind_one_copy_of_it() -> None:
@@ -74,27 +76,27 @@ def test_packed_sequences_lie_one_behind_the_other_without_padding() -> None:
 
 
 def test_only_tokens_in_the_mask_are_wanted() -> None:
-    batch = batch_of(((7, 8), (1, 2, 3)), ((9,), ()))
-    batch.token_mask[0, 1] = False  # a tool's token
-    layout = lay_out(batch, WIDTH)
+    of_tool = Rollout(0, 0, (7, 8), (1, 2, 3), "stop", 0, model_mask=(True, False, True))
+    samples = samples_of([of_tool, Rollout(1, 0, (9,), (), "stop", 0)], [0.0, 0.0])
+    layout = lay_out(collate(samples, CPU), WIDTH)
     assert layout.targets.tolist() == [1, 3]
     assert layout.sources.tolist() == [1, 3]
 
 
 def test_a_row_ends_where_sharing_does_not_pay() -> None:
-    long = [TokenSequence((1,) * 4, (2,) * 300) for _ in range(2)]
+    long = [sample((1,) * 4, (2,) * 300) for _ in range(2)]
     # 4 tokens of the prompt saved, against 300 * 300 and more pairs of positions, in a hidden size of 64.
     assert [row.members for row in rows_of(long, 64)] == [(0,), (1,)]
-    short = [TokenSequence((1,) * 40, (2,) * 5) for _ in range(2)]
+    short = [sample((1,) * 40, (2,) * 5) for _ in range(2)]
     assert [row.members for row in rows_of(short, 64)] == [(0, 1)]
 
 
 def test_a_row_ends_at_the_most_sequences_and_positions() -> None:
-    sequences = [TokenSequence((1,) * 10, (2,) * 2) for _ in range(4)]
+    sequences = [sample((1,) * 10, (2,) * 2) for _ in range(4)]
     assert [len(row.members) for row in rows_of(sequences, WIDTH, most=3)] == [3, 1]
     assert [row.length for row in rows_of(sequences, WIDTH, longest=14)] == [14, 14]
 
 
 def test_rows_are_the_longest_first() -> None:
-    sequences = [TokenSequence((n,), (2,) * length) for n, length in enumerate((3, 9, 1, 5))]
+    sequences = [sample((n,), (2,) * length) for n, length in enumerate((3, 9, 1, 5))]
     assert [row.length for row in rows_of(sequences, WIDTH)] == [10, 6, 4, 2]

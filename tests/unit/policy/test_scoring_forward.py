@@ -10,12 +10,12 @@ import torch
 from support.small_models import TRAIN, batch, far, gradient_of, model_of
 
 from grpox.config import TrainConfig
-from grpox.policy.forward_modes import PLAIN, ForwardWays
+from grpox.policy.forward_modes import FULL_LOGITS, ForwardMode
 from grpox.policy.logprobs import completion_logprobs
-from grpox.policy.scoring_forward import forget, not_taken, prepare
+from grpox.policy.scoring_forward import install_scoring_forward, not_taken, restore_forward
 
-SHARED, CHUNKED = ForwardWays(chunked=True, shared_width=32), ForwardWays(chunked=True)
-PACKED = ForwardWays(chunked=True, packed=True)
+SHARED, CHUNKED = ForwardMode(chunked=True, shared_width=32), ForwardMode(chunked=True)
+PACKED = ForwardMode(chunked=True, packed=True)
 TEMPERATURE = 0.8
 
 
@@ -34,11 +34,11 @@ TEMPERATURE = 0.8
     ],
 )
 def test_log_probabilities_entropies_and_gradients_are_those_of_the_models_own_forward(
-    kind: str, settings: dict[str, Any], ways: ForwardWays
+    kind: str, settings: dict[str, Any], ways: ForwardMode
 ) -> None:
     plain = model_of(kind, **settings)
     model = copy.deepcopy(plain)
-    assert prepare(model, TRAIN) == ways
+    assert install_scoring_forward(model, TRAIN) == ways
     given = batch()
     mask = given.token_mask
     expected, expected_entropy = completion_logprobs(plain, given, TEMPERATURE)
@@ -55,7 +55,7 @@ def test_a_head_that_does_more_than_its_configuration_says_keeps_its_forward() -
     model = model_of("llama")
     own = model.forward
     model.forward = lambda *args, **kwargs: _halved(own(*args, **kwargs))  # type: ignore[method-assign]
-    assert prepare(model, TRAIN) == PLAIN
+    assert install_scoring_forward(model, TRAIN) == FULL_LOGITS
 
 
 def _halved(output: Any) -> Any:
@@ -67,22 +67,22 @@ def _halved(output: Any) -> Any:
     ("kind", "settings", "ways"), [("mixtral", {"num_local_experts": 4}, SHARED), ("mamba", {}, CHUNKED)]
 )
 def test_experts_share_rows_and_recurrent_layers_do_not(
-    kind: str, settings: dict[str, Any], ways: ForwardWays
+    kind: str, settings: dict[str, Any], ways: ForwardMode
 ) -> None:
-    assert prepare(model_of(kind, torch.float32, **settings), TRAIN) == ways
+    assert install_scoring_forward(model_of(kind, torch.float32, **settings), TRAIN) == ways
 
 
 def test_weights_that_are_not_finite_change_nothing() -> None:
     model = model_of("llama")
     model.get_output_embeddings().weight.data[:] = torch.nan
-    assert prepare(model, TRAIN) == PLAIN
+    assert install_scoring_forward(model, TRAIN) == FULL_LOGITS
     assert "forward" not in vars(model)
 
 
 def test_attention_that_cannot_be_masked_keeps_a_row_for_each_sequence() -> None:
     model = model_of("llama", torch.float32)
     model.set_attn_implementation("eager")
-    assert prepare(model, TRAIN) == CHUNKED
+    assert install_scoring_forward(model, TRAIN) == CHUNKED
 
 
 @pytest.fixture
@@ -94,8 +94,8 @@ def tells_sequences_by_positions(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("tells_sequences_by_positions")
 def test_packed_sequences_give_the_log_probabilities_and_gradients_of_padded_ones() -> None:
     train, plain, model = TrainConfig(prefix_sharing=False), model_of("llama"), model_of("llama")
-    assert prepare(model, train) == PACKED
-    for each, ways in ((plain, PLAIN), (model, PACKED)):
+    assert install_scoring_forward(model, train) == PACKED
+    for each, ways in ((plain, FULL_LOGITS), (model, PACKED)):
         logprobs, _ = completion_logprobs(each, batch(), TEMPERATURE, ways)
         (logprobs * batch().token_mask).sum().backward()
     assert far(gradient_of(model), gradient_of(plain)) < 1e-6
@@ -106,27 +106,27 @@ def test_a_model_that_sees_beyond_its_sequence_is_not_packed() -> None:
     model = model_of("llama")
     layers = model.base_model.layers
     layers[0].register_forward_pre_hook(lambda layer, args: (args[0] + args[0].roll(1, dims=1), *args[1:]))
-    assert prepare(model, TrainConfig(prefix_sharing=False)) != PACKED
+    assert install_scoring_forward(model, TrainConfig(prefix_sharing=False)) != PACKED
 
 
 def test_only_attention_with_a_kernel_for_it_packs() -> None:
-    assert prepare(model_of("llama"), TrainConfig(prefix_sharing=False)) == CHUNKED
+    assert install_scoring_forward(model_of("llama"), TrainConfig(prefix_sharing=False)) == CHUNKED
 
 
 @pytest.mark.parametrize(
-    ("settings", "ways"), [({"prefix_sharing": False}, CHUNKED), ({"chunked_logprobs": False}, PLAIN)]
+    ("settings", "ways"), [({"prefix_sharing": False}, CHUNKED), ({"chunked_logprobs": False}, FULL_LOGITS)]
 )
-def test_a_run_can_turn_each_off(settings: dict[str, Any], ways: ForwardWays) -> None:
-    assert prepare(model_of("llama"), TrainConfig(**settings)) == ways
+def test_a_run_can_turn_each_off(settings: dict[str, Any], ways: ForwardMode) -> None:
+    assert install_scoring_forward(model_of("llama"), TrainConfig(**settings)) == ways
 
 
 def test_a_prepared_model_still_generates_and_can_forget() -> None:
     model = model_of("llama")
     ids = torch.tensor([[5, 6, 7]])
     before = model.generate(ids, max_new_tokens=5, do_sample=False)
-    prepare(model, TRAIN)
+    install_scoring_forward(model, TRAIN)
     assert torch.equal(model.generate(ids, max_new_tokens=5, do_sample=False), before)
-    forget(model)
+    restore_forward(model)
     assert "forward" not in vars(model)
     assert "forward" not in vars(model.get_output_embeddings())
 
@@ -141,11 +141,11 @@ def test_what_the_trial_of_a_way_raises_is_told_with_its_type_and_text() -> None
         return own(*args, **inputs)
 
     model.base_model.forward = forward
-    ways = prepare(model, TRAIN)
+    ways = install_scoring_forward(model, TRAIN)
     assert ways == CHUNKED
     told = "train.prefix_sharing raised RuntimeError: no mask of four dimensions"
     assert told in str(not_taken(model, TRAIN, ways))
-    assert prepare(model_of("llama"), TRAIN).failures == ()
+    assert install_scoring_forward(model_of("llama"), TRAIN).failures == ()
 
 
 def test_flash_attention_says_what_it_turns_off() -> None:
@@ -157,8 +157,8 @@ def test_flash_attention_says_what_it_turns_off() -> None:
         raise RuntimeError("FlashAttention only supports CUDA")
 
     model.base_model.forward = forward
-    ways = prepare(model, TRAIN)
-    assert ways == PLAIN
+    ways = install_scoring_forward(model, TRAIN)
+    assert ways == FULL_LOGITS
     told = str(not_taken(model, TRAIN, ways))
     assert " without train.chunked_logprobs and train.packing and train.prefix_sharing" in told
     assert "model.init.attn_implementation is flash_attention_2" in told
@@ -174,6 +174,6 @@ def test_what_a_run_asks_for_in_vain_is_told() -> None:
     model = model_of("llama")
     assert not_taken(model, TRAIN, SHARED) is None
     assert not_taken(model, TrainConfig(prefix_sharing=False), CHUNKED) is None
-    assert not_taken(model, TrainConfig(chunked_logprobs=False), PLAIN) is None
+    assert not_taken(model, TrainConfig(chunked_logprobs=False), FULL_LOGITS) is None
     assert "cannot use train.prefix_sharing" in str(not_taken(model, TRAIN, CHUNKED))
-    assert "neither train.chunked_logprobs" in str(not_taken(model, TRAIN, PLAIN))
+    assert "neither train.chunked_logprobs" in str(not_taken(model, TRAIN, FULL_LOGITS))

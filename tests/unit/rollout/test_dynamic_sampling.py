@@ -8,18 +8,20 @@ from typing import Any
 
 import pytest
 import torch
-from test_prefetch import Ahead, Observed, Policy, Prompts
-from test_sampler import STATE, ThreadedWorld
+from test_prefetch import Ahead, Policy, Prompts, trainer_of
+from test_sampler import STATE, ThreadedWorld, collected
 
 from grpox.config import SamplingConfig
 from grpox.contracts import Rollout
-from grpox.data.prompt_cursor import PromptDraws
-from grpox.data.schedule import BatchPlan, PromptSampler, Schedule
+from grpox.data.batch_plan import BatchPlan
+from grpox.data.prompt_cursor import PromptCursor
+from grpox.data.schedule import PromptSampler, Schedule
 from grpox.rollout.collector import Collector
-from grpox.rollout.dynamic_sampling import Refilled, SampledGroups, refill
+from grpox.rollout.dynamic_sampling import ResampledBatch, SampledGroups, refill
 from grpox.rollout.rewards import NamedReward
-from grpox.rollout.sampler import Sampler
-from grpox.rollout.scored import ScoredRow
+from grpox.rollout.rewards.scoring import ScoredRow
+from grpox.rollout.sampler import CompletionSampler
+from grpox.rollout.scorer import Scorer
 from grpox.runtime.world import World
 from grpox.training.trainer import Trainer
 from grpox_advantages.configs import GroupConfig
@@ -45,7 +47,7 @@ def is_flat(group: Any) -> bool:
     return len({row.rewards for row in group}) == 1
 
 
-def refilled(first: SampledGroups, rounds: list[SampledGroups]) -> tuple[Refilled, list[int]]:
+def refilled(first: SampledGroups, rounds: list[SampledGroups]) -> tuple[ResampledBatch, list[int]]:
     """The batch, and how many prompts were drawn in each round."""
     drawn: list[int] = []
 
@@ -114,36 +116,37 @@ def collector(rounds: int = 3, world: Any = ALONE, reward: Any = odd_ones_differ
     engine: Any = SimpleNamespace(steps=0, weights=lambda: iter(()))
     generator: Any = Ahead()
     named = [NamedReward("odd", reward, on_error="abstain")]
-    sampler = Sampler(engine, generator, named, world, seed=0)
+    sampler = CompletionSampler(engine, generator, world, seed=0)
     prompts: Any = Prompts()
-    return Collector(sampler, prompts, Group(GroupConfig()), SamplingConfig(), 2, rounds=rounds)
+    scaler = Group(GroupConfig())
+    return Collector(sampler, Scorer(named), prompts, scaler, SamplingConfig(), 2, rounds=rounds)
 
 
-def in_order(size: int = 4, prompts: int = 100) -> PromptDraws:
-    return PromptDraws(PromptSampler(prompts, size, shuffle=False, seed=0))
+def in_order(size: int = 4, prompts: int = 100) -> PromptCursor:
+    return PromptCursor(PromptSampler(prompts, size, shuffle=False, seed=0))
 
 
 def test_a_generation_batch_is_filled_with_groups_that_teach() -> None:
     draws = in_order()
-    batch = collector().collect(0, draws.batch(), STATE, draw=draws.more)
+    batch, metrics = collected(collector(), 0, draws.batch(), STATE, draw=draws.more)
     # 0 and 2 are flat: of 4 and 5 the second teaches, then of 6 none, then of 7.
     assert batch.indices == [5, 1, 7, 3]
     assert [row.rollout.prompt_ids for row in batch.rows[::2]] == [(6,), (2,), (8,), (4,)]
     assert (batch.advantages != 0).all()
     assert draws.position == 8
-    assert batch.metrics["frac_reward_zero_std"] == 0
-    assert batch.metrics["dynamic_sampling/rounds"] == 3
-    assert batch.metrics["dynamic_sampling/first_reward"] == 1.25
-    assert batch.metrics["reward"] == 1.5
+    assert metrics["frac_reward_zero_std"] == 0
+    assert metrics["dynamic_sampling/rounds"] == 3
+    assert metrics["dynamic_sampling/first_reward"] == 1.25
+    assert metrics["reward"] == 1.5
     assert sorted({row.rollout.prompt_ids[0] - 1 for row in batch.dropped}) == [0, 2, 4, 6]
     assert batch.logged == {"calls": {"odd": 1.0}}
 
 
 def test_without_the_key_flat_groups_stay() -> None:
-    batch = collector(rounds=0).collect(0, [0, 1, 2, 3], STATE)
+    batch, metrics = collected(collector(rounds=0), 0, [0, 1, 2, 3], STATE)
     assert batch.indices == [0, 1, 2, 3]
-    assert batch.metrics["frac_reward_zero_std"] == 0.5
-    assert not any(name.startswith("dynamic_sampling") for name in batch.metrics)
+    assert metrics["frac_reward_zero_std"] == 0.5
+    assert not any(name.startswith("dynamic_sampling") for name in metrics)
     assert batch.dropped == ()
 
 
@@ -155,10 +158,11 @@ def test_failures_are_counted_in_groups_that_were_dropped_too() -> None:
         ]
 
     draws = in_order(2)
-    batch = collector(reward=breaks_on_even).collect(0, draws.batch(), STATE, draw=draws.more)
+    made = collector(reward=breaks_on_even)
+    batch, metrics = collected(made, 0, draws.batch(), STATE, draw=draws.more)
     assert batch.indices == [3, 1]
-    assert batch.metrics["rewards/odd/errors"] == 4  # of prompts 0 and 2
-    assert batch.metrics["rewards/odd/abstained"] == 0
+    assert metrics["rewards/odd/errors"] == 4  # of prompts 0 and 2
+    assert metrics["rewards/odd/abstained"] == 0
 
 
 def test_every_rank_replaces_the_same() -> None:
@@ -186,28 +190,13 @@ def trainer(steps: int, done: int = 0, position: int = 0) -> tuple[Trainer, list
     made = collector()
     plan = BatchPlan(1, 8, 1, 1, 2)
     schedule = Schedule(plan, PromptSampler(12, plan.prompts_per_generation, True, 0), max_steps=steps)
-    train = SimpleNamespace(max_staleness=0, old_logprobs="policy", mask_truncated_completions=False, seed=0)
-    parts: dict[str, Any] = {
-        "context": SimpleNamespace(config=SimpleNamespace(train=train)),
-        "policy": Policy(made.sampler.engine, []),
-        "observers": Observed(),
-        "checkpoints": SimpleNamespace(after_step=lambda *_: None, finish=lambda: None),
-    }
-    draws = PromptDraws(schedule.sampler)
+    draws = PromptCursor(schedule.sampler)
     draws.restore(position)
     made.sampler.engine.steps = done
+    run = trainer_of(made, schedule, Policy(made.sampler.engine, []), cursor=draws)
     trained: list[Any] = []
-    parts["observers"].rollouts_scored = lambda _, step, scored: trained.append(
+    run.observers.rollouts_scored = lambda _, step, scored: trained.append(
         (step, [(each.rollout, each.reward, each.advantage) for each in scored])
-    )
-    run = Trainer(
-        world=ALONE,
-        schedule=schedule,
-        collector=made,
-        evaluator=None,
-        pad_token_id=0,
-        draws=draws,
-        **parts,
     )
     return run, trained
 
@@ -215,7 +204,7 @@ def trainer(steps: int, done: int = 0, position: int = 0) -> tuple[Trainer, list
 def test_a_run_resumed_at_its_place_in_the_order_trains_on_the_same() -> None:
     whole, trained = trainer(6)
     positions = []
-    whole.checkpoints.after_step = lambda run, _: positions.append(run.draws.position)  # type: ignore[method-assign]
+    whole.checkpoints.after_step = lambda state, *_, **__: positions.append(state.cursor.position)  # type: ignore
     whole.run()
     assert len(trained) == 6
     assert positions[2] > 3 * 4  # prompts were drawn that the schedule does not have
@@ -230,14 +219,14 @@ def test_a_run_resumed_at_its_place_in_the_order_trains_on_the_same() -> None:
 def test_the_epoch_counts_every_prompt_that_was_drawn() -> None:
     run, _ = trainer(6)
     seen: list[tuple[float, float]] = []
-    collect = run.collector.collect
+    collect = run.feed.collector.collect
 
     def noted(generation: int, indices: Any, state: Any, **more: Any) -> Any:
         batch = collect(generation, indices, state, **more)
-        seen.append((state.epoch, run.draws.epoch))  # type: ignore[union-attr]
+        seen.append((state.epoch, run.state.cursor.epoch))  # type: ignore[union-attr]
         return batch
 
-    run.collector.collect = noted  # type: ignore[method-assign,assignment]
+    run.feed.collector.collect = noted  # type: ignore[method-assign,assignment]
     run.run()
     metrics = run.observers.metrics  # type: ignore[attr-defined]
     assert [told["epoch"] for told in metrics] == [after for _, after in seen]

@@ -5,16 +5,23 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from grpox.checkpoint.rank_state import begun_of, begun_state, rank_state, read_state, write_state
+from grpox.checkpoint.rank_state import prefetched_of, prefetched_state, rank_state, read_state, write_state
+from grpox.checkpoint.training_state import TrainingState
 from grpox.config import SamplingConfig
 from grpox.contracts import Prompt, Rollout, TrainerState
-from grpox.data.schedule import BatchPlan, PromptSampler, Schedule
+from grpox.data.batch_plan import BatchPlan
+from grpox.data.schedule import PromptSampler, Schedule
 from grpox.errors import RunFailed
 from grpox.rollout.collector import Collector
-from grpox.rollout.prefetch import Begun
+from grpox.rollout.prefetch import PrefetchedBatch
 from grpox.rollout.rewards import NamedReward
-from grpox.rollout.sampler import Sampler
+from grpox.rollout.sampler import CompletionSampler, SampleRequest
+from grpox.rollout.scorer import Scorer, sample_and_score
+from grpox.runtime.logs import WarnOnce, get_logger
+from grpox.runtime.phases import PhaseTimes
 from grpox.runtime.world import World
+from grpox.training.generation_feed import GenerationFeed
+from grpox.training.step_report import StepReport
 from grpox.training.trainer import Trainer
 from grpox_advantages.configs import GroupConfig
 from grpox_advantages.scalers import Group
@@ -85,11 +92,10 @@ class Policy:
 
     def __init__(self, engine, calls):
         self.engine, self.calls = engine, calls
-        self.nonfinite = SimpleNamespace(skipped=0)
 
-    def score_old(self, slices): ...
+    def score_old(self, micro_batches): ...
 
-    def step(self, slices):
+    def step(self, micro_batches):
         self.calls.append(f"update {self.engine.steps + 1}")
         self.engine.steps += 1
         return {}
@@ -98,11 +104,15 @@ class Policy:
 class Evaluation:
     config = SimpleNamespace(every=2)
 
-    def __init__(self, sampler):
-        self.sampler = sampler
+    def __init__(self, sampler, scorer):
+        self.sampler, self.scorer = sampler, scorer
+
+    def is_due(self, step, total_steps):
+        return step == total_steps or step % self.config.every == 0
 
     def evaluate(self, state):
-        self.sampler.sample(Prompts(), [0], 1, SamplingConfig(), (1, state.global_step), state)
+        request = SampleRequest(Prompts(), [0], 1, SamplingConfig(), (1, state.global_step))
+        sample_and_score(self.sampler, self.scorer, request, state)
         return {"accuracy": 0.0}
 
 
@@ -125,25 +135,40 @@ def trainer(generator, steps, max_staleness=1, evaluate=False, per_generation=1,
     """Two prompts of two completions a micro-batch."""
     engine = SimpleNamespace(steps=0, weights=lambda: iter(()))
     rewards = [NamedReward("length", lambda completions, **_: [float(len(text)) for text in completions])]
-    sampler = Sampler(engine, generator, rewards, ALONE, seed=0, streaming=True)
-    scaler = Group(GroupConfig())
-    collector = Collector(sampler, Prompts(), scaler, SamplingConfig(), 2, ahead=max_staleness > 0)
+    sampler, scorer = CompletionSampler(engine, generator, ALONE, seed=0), Scorer(rewards, streaming=True)
+    scaler, stale = Group(GroupConfig()), max_staleness > 0
+    collector = Collector(sampler, scorer, Prompts(), scaler, SamplingConfig(), 2, prefetches=stale)
     plan = BatchPlan(1, 4, accumulation, per_generation, 2)
     prompts = PromptSampler(100, plan.prompts_per_generation, True, 0)
-    train = SimpleNamespace(
-        max_staleness=max_staleness, old_logprobs="policy", mask_truncated_completions=False, seed=0
+    return trainer_of(
+        collector,
+        Schedule(plan, prompts, max_steps=steps),
+        Policy(engine, generator.calls),
+        max_staleness=max_staleness,
+        evaluator=Evaluation(sampler, scorer) if evaluate else None,
     )
-    saved = SimpleNamespace(after_step=lambda *_: None, finish=lambda: None)
+
+
+def trainer_of(collector, schedule, policy, max_staleness=0, evaluator=None, cursor=None):
+    """The loop with its own parts, but for a policy that only counts and observers that note."""
+    train = SimpleNamespace(
+        max_staleness=max_staleness, old_logprobs="policy", mask_truncated_completions=False
+    )
+    context, state, observers = SimpleNamespace(), TrainingState(cursor=cursor), Observed()
     return Trainer(
-        context=SimpleNamespace(config=SimpleNamespace(train=train)),
+        context=context,
         world=ALONE,
-        schedule=Schedule(plan, prompts, max_steps=steps),
-        collector=collector,
-        policy=Policy(engine, generator.calls),
-        evaluator=Evaluation(sampler) if evaluate else None,
-        observers=Observed(),
-        pad_token_id=0,
-        checkpoints=saved,
+        schedule=schedule,
+        state=state,
+        feed=GenerationFeed(train, schedule, collector, state, ALONE),
+        policy=policy,
+        evaluator=evaluator,
+        observers=observers,
+        report=StepReport(
+            context, state, collector, observers, WarnOnce(get_logger("grpox.test")), is_main=True
+        ),
+        checkpoints=SimpleNamespace(after_step=lambda *_, **__: None, finish=lambda: None),
+        times=collector.sampler.times,
     )
 
 
@@ -157,7 +182,7 @@ def test_the_next_batch_is_begun_before_each_update_and_none_after_the_last():
     ]
     assert run.observers.versions == [{0}, {0}, {1}]
     assert [metrics["sampling/staleness"] for metrics in run.observers.metrics] == [0, 1, 1]
-    assert run.begun == {}
+    assert run.state.prefetched == {}
 
 
 def test_at_staleness_0_nothing_is_begun():
@@ -241,10 +266,10 @@ def test_a_generator_without_the_method_is_told():
 def test_a_rollout_of_weights_from_before_the_beginning_is_refused():
     run = trainer(Ahead(), steps=3)
     run.policy.engine.steps = 2
-    begun = Begun(1, [Rollout(0, 0, (1,), (1,), "stop", 0)])
+    prefetched = PrefetchedBatch(1, [Rollout(0, 0, (1,), (1,), "stop", 0)])
     message = "policy version 0, .* at version 2 and .* begun at version 1"
     with pytest.raises(RunFailed, match=message):
-        run.collector.collect(1, [0, 1], STATE, begun)
+        run.feed.collector.collect(1, [0, 1], STATE, prefetched)
 
 
 def test_a_beginning_is_read_once_and_can_be_read_again():
@@ -255,7 +280,7 @@ def test_a_beginning_is_read_once_and_can_be_read_again():
             asked.append(sample)
             yield Rollout(0, sample, (1,), (2,), "stop", 0)
 
-    begun = Begun(0, arriving())
+    begun = PrefetchedBatch(0, arriving())
     assert [rollout.sample for rollout in begun] == [rollout.sample for rollout in begun] == [0, 1, 2]
     assert asked == [0, 1, 2]
 
@@ -270,20 +295,18 @@ def rollouts(groups):
 
 def test_a_checkpoint_holds_what_was_begun(tmp_path):
     held = [*rollouts([0, 1]), Rollout(2, 0, (1,), (2,), "stop", 4)]
-    run = SimpleNamespace(
-        slices={}, begun={5: Begun(3, iter(held))}, world=ALONE, times=Sampler(None, None, [], ALONE, 0).times
-    )
-    write_state(rank_state(run), tmp_path / "rank.pt")
-    again = begun_of([read_state(tmp_path / "rank.pt")["begun"][5]], 0, 1)
+    state = TrainingState(prefetched={5: PrefetchedBatch(3, iter(held))})
+    write_state(rank_state(state, ALONE, PhaseTimes()), tmp_path / "rank.pt")
+    again = prefetched_of([read_state(tmp_path / "rank.pt")["prefetched"][5]], 0, 1)
     assert again.version == 3
-    assert list(again) == held == list(run.begun[5])
+    assert list(again) == held == list(state.prefetched[5])
 
 
 def test_what_was_begun_is_dealt_to_other_ranks_as_prompts_are():
-    states = [begun_state(Begun(3, rollouts(range(rank, 6, 2)))) for rank in range(2)]
+    states = [prefetched_state(PrefetchedBatch(3, rollouts(range(rank, 6, 2)))) for rank in range(2)]
     for size in (1, 3):
         for rank in range(size):
-            dealt = list(begun_of(states, rank, size))
+            dealt = list(prefetched_of(states, rank, size))
             order = sorted(dealt, key=lambda rollout: (rollout.group_id, rollout.sample))
             assert order == rollouts(range(rank, 6, size))
 
@@ -291,10 +314,9 @@ def test_what_was_begun_is_dealt_to_other_ranks_as_prompts_are():
 def test_prompts_of_what_was_begun_are_the_schedules():
     run = trainer(Ahead(), steps=2)
     asked = []
-    begin = run.collector.sampler.generator.begin
-    run.collector.sampler.generator.begin = lambda prompts, *more: (
-        asked.append(prompts) or begin(prompts, *more)
-    )
+    generator = run.feed.collector.sampler.generator
+    begin = generator.begin
+    generator.begin = lambda prompts, *more: asked.append(prompts) or begin(prompts, *more)
     run.run()
     indices = run.schedule.sampler.prompts_for(1)
     assert asked == [[Prompt(group, (index + 1,), 2) for group, index in enumerate(indices)]]

@@ -14,8 +14,7 @@ from support.patience import patient
 
 from grpox.errors import RunFailed
 from grpox.rollout.rewards import NamedReward, score
-from grpox.rollout.rewards.call import RewardCall
-from grpox.rollout.rewards.places import defined_at
+from grpox.rollout.rewards.call import RewardCall, defined_at
 from grpox.runtime.signals import Terminated, install_handlers
 
 LIMIT = 0.2

@@ -123,7 +123,7 @@ def test_a_built_in_reward_works_in_a_process_and_the_processes_end_with_the_blo
     with reward_functions(resolved("{name: exact, column: gold, isolation: process}")) as (function,):
         assert isinstance(function, RewardProcess)
         assert function.reads_columns == ("gold",)
-        process = function._running._process  # type: ignore[union-attr]
+        process = function._running.get()._child._process
     assert process.returncode == -9
 
 

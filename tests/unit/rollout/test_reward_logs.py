@@ -1,15 +1,18 @@
 """What reward functions log is finite, keeps its function's label and never replaces the trainer's own."""
 
 import math
+import time
 from types import SimpleNamespace
 
 import pytest
 
+from grpox.checkpoint.training_state import TrainingState
 from grpox.errors import RunFailed
-from grpox.errors.warn_once import TellOnce
 from grpox.rollout.rewards import NamedReward, score
 from grpox.rollout.rewards.log import CallLog, extra_columns, logged_metrics, mean_logged, with_logged
-from grpox.training.trainer import Trainer
+from grpox.runtime.logs import WarnOnce, get_logger
+from grpox.runtime.phases import PhaseTimes
+from grpox.training.step_report import StepReport
 
 
 def scored(*functions, on_error="fail", count=2):
@@ -80,33 +83,29 @@ def test_what_a_failed_call_logged_is_dropped():
     assert logged_metrics({"f": CallLog()}) == {}
 
 
-def test_a_steps_report_keeps_the_trainers_loss_and_tells_the_functions_beside_it(capsys):
+def test_a_steps_report_keeps_the_trainers_loss_and_tells_the_functions_beside_it(logged):
     told = []
-    schedule = SimpleNamespace(
-        plan=SimpleNamespace(optimizer_steps_per_generation=1),
-        sampler=SimpleNamespace(generations_per_epoch=1),
-        total_steps=2,
-    )
-    trainer = Trainer(
+    sampler = SimpleNamespace(times=PhaseTimes())
+    report = StepReport(
         context=None,
-        world=SimpleNamespace(is_main=True),
-        schedule=schedule,
-        collector=SimpleNamespace(sampler=SimpleNamespace(warn=TellOnce())),
-        policy=None,
-        evaluator=None,
+        state=TrainingState(),
+        collector=SimpleNamespace(sampler=sampler, metrics=lambda batch: {}),
         observers=SimpleNamespace(failures={}, step_finished=lambda run, step, metrics: told.append(metrics)),
-        pad_token_id=0,
-        checkpoints=None,
+        warn=WarnOnce(get_logger("grpox.test")),
+        is_main=True,
     )
-    logged = {"loss": {"f": 42.0}, "epoch": {"f": 7.0}, "seen": {"f": 1.0, "g": 2.0}}
+    metrics = {"loss": {"f": 42.0}, "epoch": {"f": 7.0}, "seen": {"f": 1.0, "g": 2.0}}
     for step in (1, 2):
-        batch = SimpleNamespace(rollouts=[], logged=logged)
-        trainer.report(SimpleNamespace(step=step), [batch], {"loss": 0.5})
+        batch = SimpleNamespace(rollouts=[], rows=[], dropped=[], logged=metrics)
+        for phase in ("generate", "update"):
+            with sampler.times.phase(phase):
+                time.sleep(0.001)
+        report.step_finished(step, float(step), [batch], [], {"loss": 0.5}, seconds=1.0)
     assert [(m["loss"], m["f/loss"], m["epoch"], m["f/epoch"], m["seen"]) for m in told] == [
         (0.5, 42.0, 1.0, 7.0, 1.5),
         (0.5, 42.0, 2.0, 7.0, 1.5),
     ]
-    assert capsys.readouterr().err.count("warning: reward 'f' logs 'loss'") == 1
+    assert logged().count("warning: reward 'f' logs 'loss'") == 1
 
 
 def test_what_a_function_does_later_to_what_it_has_logged_changes_no_record():

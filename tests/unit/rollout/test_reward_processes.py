@@ -170,7 +170,7 @@ def test_of_a_traceback_of_any_length_a_bounded_part_comes_along(started: Any) -
 def test_a_process_that_is_killed_twice_closes_nothing_of_anothers(started: Any) -> None:
     function = started("lengths")
     assert function.ready.problems == ()
-    running = function._running
+    running = function._running.get()
     running.kill()
     with contextlib.ExitStack() as stack:  # the numbers that were its own are taken again
         files = [stack.enter_context(open(os.devnull)) for _ in range(20)]
@@ -274,10 +274,10 @@ from test_reward_processes import process, scored
 from grpox.rollout.rewards import NamedReward
 started = process("leaves_a_child")
 scored(NamedReward("judge", started), [{child!r}])
-print(started._running._process.pid, flush=True)
+print(started._running.get().pid, flush=True)
 started.blueprint = None
 hanging = process("tells_and_hangs_in_c")
-print(hanging._running._process.pid, flush=True)
+print(hanging._running.get().pid, flush=True)
 scored(NamedReward("judge", hanging), [{hangs!r}])
 """
 

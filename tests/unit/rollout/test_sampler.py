@@ -17,9 +17,10 @@ from grpox.contracts import Capability, Prompt, Rollout, TrainerState
 from grpox.data.prompts import PromptSet
 from grpox.errors import RunFailed
 from grpox.rollout.collector import Collector
-from grpox.rollout.prefetch import Begun
+from grpox.rollout.prefetch import PrefetchedBatch
 from grpox.rollout.rewards import NamedReward
-from grpox.rollout.sampler import Sampler
+from grpox.rollout.sampler import CompletionSampler, SampleRequest
+from grpox.rollout.scorer import Scorer, sample_and_score
 from grpox.runtime.phases import PhaseTimes
 from grpox.runtime.world import World
 from grpox.training.evaluation import Evaluator
@@ -79,18 +80,25 @@ def equals(completions, answer, **_):
 
 
 def collector(generator, *rewards):
-    sampler = Sampler(engine(), generator, rewards, ALONE, seed=0)
-    return Collector(sampler, prompt_set(), Group(GroupConfig(ddof=0, eps=0)), SamplingConfig(), 3)
+    sampler = CompletionSampler(engine(), generator, ALONE, seed=0)
+    scaler = Group(GroupConfig(ddof=0, eps=0))
+    return Collector(sampler, Scorer(rewards), prompt_set(), scaler, SamplingConfig(), 3)
+
+
+def collected(made, *given, **options):
+    """A generation batch and its metrics."""
+    batch = made.collect(*given, **options)
+    return batch, made.metrics(batch)
 
 
 def test_rows_are_in_group_order_whatever_the_order_of_completion():
-    batch = collector(Scripted(), NamedReward("equals", equals)).collect(0, [2, 0], STATE)
+    batch, metrics = collected(collector(Scripted(), NamedReward("equals", equals)), 0, [2, 0], STATE)
     assert [(r.group_id, r.sample) for r in batch.rollouts] == [(g, s) for g in range(2) for s in range(3)]
     # Prompt "c" never gives "x"; prompt "a" gives a, aa, aaa, of which the second is right.
     assert batch.rewards[:, 0].tolist() == [0, 0, 0, 0, 1, 0]
     assert batch.advantages.tolist() == pytest.approx([0, 0, 0, -(0.5**0.5), 2**0.5, -(0.5**0.5)])
-    assert batch.metrics["frac_reward_zero_std"] == 0.5
-    assert batch.metrics["rewards/equals/mean"] == pytest.approx(1 / 6)
+    assert metrics["frac_reward_zero_std"] == 0.5
+    assert metrics["rewards/equals/mean"] == pytest.approx(1 / 6)
 
 
 def test_rewards_are_summed_with_their_weights_and_abstentions_skipped():
@@ -98,18 +106,18 @@ def test_rewards_are_summed_with_their_weights_and_abstentions_skipped():
         return [None if p == "c" else 1.0 for p in prompts]
 
     rewards = [NamedReward("equals", equals, 2.0), NamedReward("abstains", abstains_on_c, 0.5)]
-    batch = collector(Scripted(), *rewards).collect(0, [2, 0], STATE)
+    batch, metrics = collected(collector(Scripted(), *rewards), 0, [2, 0], STATE)
     assert batch.totals.tolist() == [0, 0, 0, 0.5, 2.5, 0.5]
     assert batch.rewards[:3, 1].isnan().all()
-    assert batch.metrics["rewards/abstains/abstained"] == 0.5
+    assert metrics["rewards/abstains/abstained"] == 0.5
 
 
 def test_a_batch_on_which_every_function_abstains_has_zero_advantage_and_no_nan_metric():
     nothing = NamedReward("nothing", lambda prompts, **_: [None] * len(prompts))
-    batch = collector(Scripted(), nothing).collect(0, [0, 1], STATE)
+    batch, metrics = collected(collector(Scripted(), nothing), 0, [0, 1], STATE)
     assert batch.advantages.tolist() == [0] * 6
-    assert not any(math.isnan(value) for value in batch.metrics.values())
-    assert "reward" not in batch.metrics
+    assert not any(math.isnan(value) for value in metrics.values())
+    assert "reward" not in metrics
 
 
 def test_a_rollout_of_other_weights_is_refused():
@@ -159,8 +167,8 @@ def test_rewards_that_differ_by_rounding_only_make_a_flat_group():
     def rounding(completions, **_):
         return [0.1 + 0.2 if len(c) == 1 else 0.3 for c in completions]
 
-    batch = collector(Scripted(), NamedReward("rounding", rounding)).collect(0, [0], STATE)
-    assert batch.metrics["frac_reward_zero_std"] == 1
+    batch, metrics = collected(collector(Scripted(), NamedReward("rounding", rounding)), 0, [0], STATE)
+    assert metrics["frac_reward_zero_std"] == 1
     assert batch.advantages.tolist() == [0, 0, 0]
 
 
@@ -168,34 +176,35 @@ def broken_on_long(completions, **_):
     return [math.nan if len(c) > 1 else 1.0 for c in completions]
 
 
-def test_failed_completions_are_counted_and_told_once(capsys):
+def test_failed_completions_are_counted_and_told_once(logged):
     made = collector(Scripted(), NamedReward("broken", broken_on_long, on_error="abstain"))
     for generation in range(2):
-        batch = made.collect(generation, [0, 1], STATE)
-        assert batch.metrics["rewards/broken/errors"] == 4
-        assert batch.metrics["rewards/broken/abstained"] == pytest.approx(2 / 3)
-    told = capsys.readouterr().err
+        _, metrics = collected(made, generation, [0, 1], STATE)
+        assert metrics["rewards/broken/errors"] == 4
+        assert metrics["rewards/broken/abstained"] == pytest.approx(2 / 3)
+    told = logged()
     assert told.count("warning") == 1
     assert "reward 'broken' returned nan (float) for completion 1" in told
 
 
 def test_a_function_that_may_abstain_by_failing_logs_zero_errors_and_another_none():
     abstaining = NamedReward("abstaining", equals, on_error="abstain")
-    metrics = collector(Scripted(), abstaining, NamedReward("failing", equals)).collect(0, [0], STATE).metrics
+    made = collector(Scripted(), abstaining, NamedReward("failing", equals))
+    _, metrics = collected(made, 0, [0], STATE)
     assert metrics["rewards/abstaining/errors"] == 0
     assert "rewards/failing/errors" not in metrics
 
 
-def test_a_batch_on_which_every_function_abstains_is_told_once_by_name(capsys):
+def test_a_batch_on_which_every_function_abstains_is_told_once_by_name(logged):
     def silent(prompts, **_):
         return [None if prompt == "a" else 1.0 for prompt in prompts]
 
     made = collector(Scripted(), NamedReward("first", silent), NamedReward("second", silent))
     made.collect(0, [1], STATE)
-    assert capsys.readouterr().err == ""
+    assert logged() == ""
     made.collect(1, [0], STATE)
     made.collect(2, [0], STATE)
-    told = capsys.readouterr().err
+    told = logged()
     assert told.count("warning: no completion of generation batch 1 has a reward") == 1
     assert "(first, second)" in told
     assert told.count("warning") == 1
@@ -221,47 +230,48 @@ class ThreadedWorld:
         return gathered
 
 
-def test_errors_logs_and_warnings_of_all_ranks_come_together(capsys):
+def test_errors_logs_and_warnings_of_all_ranks_come_together(logged):
     """Group 0 is scored on rank 0, group 1 on rank 1, where alone something fails."""
 
     def breaks_on_b(prompts, log_metric, **_):
         log_metric("loss", float(len(prompts)) + ("b" in prompts))
         return [math.inf if prompt == "b" else 1.0 for prompt in prompts]
 
-    given, meeting, batches = [[], []], threading.Barrier(2), {}
+    given, meeting, batches, metrics = [[], []], threading.Barrier(2), {}, {}
 
     def run(rank):
         reward = NamedReward("breaks", breaks_on_b, on_error="abstain")
         made = collector(Scripted(), reward)
         made.sampler.world = ThreadedWorld(rank, given, meeting)
-        batches[rank] = made.collect(0, [0, 1], STATE)
+        batches[rank], metrics[rank] = collected(made, 0, [0, 1], STATE)
 
     threads = [threading.Thread(target=run, args=(rank,)) for rank in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert [batches[rank].metrics["rewards/breaks/errors"] for rank in range(2)] == [3, 3]
+    assert [metrics[rank]["rewards/breaks/errors"] for rank in range(2)] == [3, 3]
     assert [batches[rank].logged for rank in range(2)] == [{"loss": {"breaks": 3.5}}] * 2
-    assert capsys.readouterr().err.count("warning: reward 'breaks' returned inf") == 1
+    assert logged().count("warning: reward 'breaks' returned inf") == 1
 
 
-def test_an_evaluation_counts_errors_over_its_batches_and_keeps_its_own_names(capsys):
+def test_an_evaluation_counts_errors_over_its_batches_and_keeps_its_own_names(logged):
     def judge(completions, prompts, log_metric, **_):
         log_metric("accuracy", 7.0)
         return [math.nan if prompt == "a" else 0.5 for prompt in prompts]
 
-    sampler = collector(Scripted(), NamedReward("judge", judge, on_error="abstain")).sampler
+    made = collector(Scripted(), NamedReward("judge", judge, on_error="abstain"))
     config = EvaluationConfig(path="heldout.jsonl", batch_size=2)
-    metrics = Evaluator(sampler, prompt_set(), config, SamplingConfig()).evaluate(STATE)
+    evaluator = Evaluator(made.sampler, made.scorer, prompt_set(), config, SamplingConfig())
+    metrics = evaluator.evaluate(STATE)
     assert metrics["accuracy"] == metrics["rewards/judge/mean"] == 0.5
     assert metrics["judge/accuracy"] == 7.0
     assert metrics["rewards/judge/errors"] == 1
-    assert "reward 'judge' logs 'accuracy', a metric of the trainer's" in capsys.readouterr().err
+    assert "reward 'judge' logs 'accuracy', a metric of the trainer's" in logged()
 
 
 def test_standard_deviations_are_over_n_minus_1_of_the_whole_batch():
-    metrics = collector(Scripted(), NamedReward("equals", equals)).collect(0, [2, 0], STATE).metrics
+    _, metrics = collected(collector(Scripted(), NamedReward("equals", equals)), 0, [2, 0], STATE)
     # One right of six: sum of squares 5/6, over 5.
     assert metrics["rewards/equals/std"] == pytest.approx((1 / 6) ** 0.5)
     assert metrics["reward_std"] == pytest.approx((1 / 6) ** 0.5)
@@ -295,9 +305,9 @@ def test_metrics_are_of_the_rewards_whatever_the_scaler_does_with_its_own():
 
     made = collector(Scripted(), NamedReward("equals", equals))
     made.scaler = Mine()
-    batch = made.collect(0, [2, 0], STATE)
+    batch, metrics = collected(made, 0, [2, 0], STATE)
     assert batch.rewards[:, 0].tolist() == [0, 0, 0, 0, 1, 0]
-    assert batch.metrics["rewards/equals/mean"] == pytest.approx(1 / 6)
+    assert metrics["rewards/equals/mean"] == pytest.approx(1 / 6)
 
 
 # -- what a generator is asked for, and when -------------------------------------------------------------
@@ -344,7 +354,16 @@ WARM = SamplingConfig(temperature=0.5)
 
 
 def sampler_of(generator, rank=0, size=1, seed=0, **options):
-    return Sampler(engine(), generator, [EQUALS], Beside(rank, size, ALONE.device), seed, **options)
+    return CompletionSampler(engine(), generator, Beside(rank, size, ALONE.device), seed, **options)
+
+
+def request_of(indices, num_samples, stream, seeds=None, prompts=None):
+    return SampleRequest(prompts or prompt_set(), indices, num_samples, WARM, stream, seeds)
+
+
+def sampled(sampler, *request, prefetched=None, rewards=(EQUALS,), **more):
+    """The rows of a request, and what the functions logged."""
+    return sample_and_score(sampler, Scorer(rewards), request_of(*request, **more), STATE, prefetched)
 
 
 @pytest.mark.parametrize(
@@ -352,7 +371,7 @@ def sampler_of(generator, rank=0, size=1, seed=0, **options):
 )
 def test_each_rank_samples_every_so_manyth_group(rank, size, groups):
     generator, indices = Noting(), [2, 0, 1]
-    rows, _ = sampler_of(generator, rank, size).sample(prompt_set(), indices, 3, WARM, (0, 4), STATE)
+    rows, _ = sampled(sampler_of(generator, rank, size), indices, 3, (0, 4))
     [(requests, sampling, _)] = generator.asked
     assert requests == [Prompt(group, (indices[group] + 1,), 3, None) for group in groups]
     assert sampling == WARM
@@ -364,23 +383,23 @@ def test_each_rank_samples_every_so_manyth_group(rank, size, groups):
 def test_a_rank_without_groups_reads_nothing_of_the_data():
     prompts = prompt_set()
     prompts.rows = prompts.token_ids = lambda *_: pytest.fail("read")
-    assert sampler_of(Noting(), 3, 4).sample(prompts, [2, 0, 1], 3, WARM, (0, 4), STATE) == ([], {})
+    assert sampled(sampler_of(Noting(), 3, 4), [2, 0, 1], 3, (0, 4), prompts=prompts) == ([], {})
 
 
 def test_prompts_with_seeds_of_their_own_keep_them_on_every_rank():
     generator = Noting()
-    sampler_of(generator, 1, 2).sample(prompt_set(), [2, 0, 1, 1], 1, WARM, (1, 0), STATE, seeds=[5, 6, 7, 8])
+    sampled(sampler_of(generator, 1, 2), [2, 0, 1, 1], 1, (1, 0), seeds=[5, 6, 7, 8])
     assert [(p.group_id, p.seed) for p in generator.asked[0][0]] == [(1, 6), (3, 8)]
 
 
 def test_draws_follow_from_seed_stream_and_rank_as_they_always_have():
     def seed_of(seed, stream, rank):
         generator = Noting()
-        sampler_of(generator, rank, 2, seed).sample(prompt_set(), [0, 1], 2, WARM, stream, STATE)
-        sampler_of(generator, rank, 2, seed).begin(prompt_set(), [0, 1], 2, WARM, stream)
-        (_, _, sampled), (_, _, begun) = generator.asked
-        assert sampled == begun
-        return sampled
+        sampled(sampler_of(generator, rank, 2, seed), [0, 1], 2, stream)
+        sampler_of(generator, rank, 2, seed).prefetch(request_of([0, 1], 2, stream))
+        (_, _, drawn), (_, _, prefetched) = generator.asked
+        assert drawn == prefetched
+        return drawn
 
     given = [(7, (0, 3), 1), (7, (0, 3), 0), (7, (0, 4), 1), (7, (2, 0, 3), 1), (8, (0, 3), 1)]
     found = [seed_of(*each) for each in given]
@@ -390,10 +409,10 @@ def test_draws_follow_from_seed_stream_and_rank_as_they_always_have():
 
 
 def test_a_generator_is_awake_from_before_it_generates_until_its_memory_is_needed():
-    resting, staying = Noting(), Noting()
-    sampler_of(resting).sample(prompt_set(), [0], 2, WARM, (0, 0), STATE)
-    assert resting.calls == ["sync 0", "wake", "generate", "sleep"]
-    sampler_of(staying, rests=False).sample(prompt_set(), [0], 2, WARM, (0, 0), STATE)
+    sleeping, staying = Noting(), Noting()
+    sampled(sampler_of(sleeping), [0], 2, (0, 0))
+    assert sleeping.calls == ["sync 0", "wake", "generate", "sleep"]
+    sampled(sampler_of(staying, sleeps=False), [0], 2, (0, 0))
     assert staying.calls == ["sync 0", "wake", "generate"]
 
 
@@ -401,12 +420,12 @@ def test_what_is_begun_is_of_the_weights_of_now_and_is_not_sampled_again():
     generator = Noting(version=3)
     sampler = sampler_of(generator)
     sampler.engine.steps = 3
-    begun = sampler.begin(prompt_set(), [0, 2], 2, WARM, (0, 1))
+    prefetched = sampler.prefetch(request_of([0, 2], 2, (0, 1)))
     assert generator.calls == ["sync 3", "wake", "begin"]
     assert generator.asked[0][0] == [Prompt(0, (1,), 2, None), Prompt(1, (3,), 2, None)]
-    assert begun.version == 3
+    assert prefetched.version == 3
     sampler.engine.steps = 4
-    rows, _ = sampler.sample(prompt_set(), [0, 2], 2, WARM, (0, 1), STATE, begun)
+    rows, _ = sampled(sampler, [0, 2], 2, (0, 1), prefetched=prefetched)
     assert generator.calls == ["sync 3", "wake", "begin", "sleep"]
     assert [(row.rollout.group_id, row.rollout.sample, row.completion) for row in rows] == [
         (0, 0, "a"), (0, 1, "aa"), (1, 0, "c"), (1, 1, "cc")
@@ -419,12 +438,12 @@ def test_what_was_begun_may_be_of_any_weights_from_then_until_now(version, taken
     generator = Noting(version=version)
     sampler = sampler_of(generator)
     sampler.engine.steps = 4
-    begun = Begun(2, generator.generate([Prompt(0, (1,), 2, None)], WARM, 0))
+    prefetched = PrefetchedBatch(2, generator.generate([Prompt(0, (1,), 2, None)], WARM, 0))
     if taken:
-        sampler.sample(prompt_set(), [0], 2, WARM, (0, 1), STATE, begun)
+        sampled(sampler, [0], 2, (0, 1), prefetched=prefetched)
     else:
         with pytest.raises(RunFailed, match=f"policy version {version}, the policy is at version 4 and"):
-            sampler.sample(prompt_set(), [0], 2, WARM, (0, 1), STATE, begun)
+            sampled(sampler, [0], 2, (0, 1), prefetched=prefetched)
 
 
 def test_what_is_left_out_on_another_rank_has_all_bring_the_weights():
@@ -437,9 +456,9 @@ def test_what_is_left_out_on_another_rank_has_all_bring_the_weights():
     generator = Noting()
     sampler = sampler_of(generator)
     sampler.world = Wanting(0, 2, ALONE.device)
-    begun = Begun(0, generator.generate([Prompt(0, (1,), 2, None)], WARM, 0))
+    prefetched = PrefetchedBatch(0, generator.generate([Prompt(0, (1,), 2, None)], WARM, 0))
     generator.asked.clear()
-    sampler.sample(prompt_set(), [0, 1], 2, WARM, (0, 1), STATE, begun)
+    sampled(sampler, [0, 1], 2, (0, 1), prefetched=prefetched)
     assert generator.calls == ["generate", "sync 0", "wake", "generate", "sleep"]
     assert [prompts for prompts, *_ in generator.asked] == [[]]
 
@@ -450,7 +469,7 @@ def test_samples_that_are_there_stay_as_they_are_when_their_group_is_drawn_again
     sampler.engine.steps = 1
     there = [Rollout(0, 1, (1,), (9, 9), "stop", 0), *generator.generate([Prompt(1, (2,), 2, None)], WARM, 0)]
     generator.asked.clear()
-    rows, _ = sampler.sample(prompt_set(), [0, 1], 2, WARM, (0, 1), STATE, Begun(0, there))
+    rows, _ = sampled(sampler, [0, 1], 2, (0, 1), prefetched=PrefetchedBatch(0, there))
     [(requests, sampling, _)] = generator.asked
     assert (requests, sampling) == ([Prompt(0, (1,), 2, None)], WARM)
     assert [(row.completion, row.rollout.policy_version) for row in rows] == [
@@ -474,7 +493,7 @@ def test_rollouts_that_are_left_in_the_middle_are_closed():
     generator = Scripted()
     generator.generate = lambda *_: Broken()
     with pytest.raises(RunFailed, match="the server is gone"):
-        sampler_of(generator).sample(prompt_set(), [0], 2, WARM, (0, 0), STATE)
+        sampled(sampler_of(generator), [0], 2, (0, 0))
     assert closed == [True]
 
 
@@ -523,30 +542,27 @@ def test_phases_are_told_to_the_times_that_were_given():
         return [0.0] * len(completions)
 
     sampler = sampler_of(Watching(), times=times)
-    sampler.sample(prompt_set(), [0], 2, WARM, (0, 0), STATE, rewards=[NamedReward("watched", watched)])
+    sampled(sampler, [0], 2, (0, 0), rewards=[NamedReward("watched", watched)])
     assert seen == ["sync", "generate", "generate", "reward"]
-    sampler.begin(prompt_set(), [0], 2, WARM, (0, 0))
+    sampler.prefetch(request_of([0], 2, (0, 0)))
     assert seen[4:] == ["generate"]
     assert sampler.times is times
 
 
-def test_an_evaluation_is_scored_by_rewards_of_its_own():
+def test_one_sampler_serves_scorers_of_other_rewards():
     def length(completions, **_):
         return [float(len(completion)) for completion in completions]
 
     sampler = sampler_of(Noting())
-    rows, _ = sampler.sample(prompt_set(), [1], 2, WARM, (1, 0), STATE, rewards=[NamedReward("length", length)])
+    rows, _ = sampled(sampler, [1], 2, (1, 0), rewards=[NamedReward("length", length)])
     assert [row.rewards for row in rows] == [(1.0,), (2.0,)]
-    assert [row.rewards for row in sampler.sample(prompt_set(), [1], 2, WARM, (1, 0), STATE)[0]] == [
-        (1.0,),
-        (0.0,),
-    ]
-    assert sampler.sample(prompt_set(), [1], 2, WARM, (1, 0), STATE, rewards=[])[0][0].rewards == ()
+    assert [row.rewards for row in sampled(sampler, [1], 2, (1, 0))[0]] == [(1.0,), (0.0,)]
+    assert sampled(sampler, [1], 2, (1, 0), rewards=[])[0][0].rewards == ()
 
 
 def test_a_generator_is_taken_to_stream_only_if_it_says_so():
     """Without streaming all groups are scored in one call, as functions that compare completions expect."""
-    assert sampler_of(Scripted()).streaming is False
+    assert Scorer([EQUALS]).streaming is False
 
 
 def test_the_word_by_which_generators_say_that_they_stream():
@@ -561,10 +577,10 @@ def test_a_batch_is_drawn_from_the_stream_of_its_number():
     made = collector(generator, EQUALS)
     made.sampling = WARM
     made.collect(5, [2, 0], STATE)
-    made.begin(5, [2, 0])
-    collected, begun = generator.asked
-    assert collected == begun
-    requests, sampling, seed = collected
+    made.prefetch(5, [2, 0])
+    drawn, prefetched = generator.asked
+    assert drawn == prefetched
+    requests, sampling, seed = drawn
     assert requests == [Prompt(0, (3,), 3, None), Prompt(1, (1,), 3, None)]
     assert sampling == WARM
     assert seed == np.random.SeedSequence([0, 0, 5, 0]).generate_state(1)[0]
@@ -573,13 +589,13 @@ def test_a_batch_is_drawn_from_the_stream_of_its_number():
 def test_a_batch_is_as_old_as_its_oldest_rollout_and_its_staleness_is_a_mean():
     generator = Noting(version=4)
     made = collector(generator, EQUALS)
-    assert "sampling/staleness" not in collector(Noting(), EQUALS).collect(0, [0], STATE).metrics
-    made.ahead, made.sampler.engine.steps = True, 4
+    assert "sampling/staleness" not in collected(collector(Noting(), EQUALS), 0, [0], STATE)[1]
+    made.prefetches, made.sampler.engine.steps = True, 4
     there = [Rollout(0, sample, (1,), (1,), "stop", version) for sample, version in ((0, 1), (1, 3))]
-    batch = made.collect(0, [0], STATE, Begun(1, there))
+    batch, metrics = collected(made, 0, [0], STATE, PrefetchedBatch(1, there))
     assert [rollout.policy_version for rollout in batch.rollouts] == [1, 3, 4]
     assert batch.version == 1
-    assert batch.metrics["sampling/staleness"] == pytest.approx((3 + 1 + 0) / 3)
+    assert metrics["sampling/staleness"] == pytest.approx((3 + 1 + 0) / 3)
     assert list(batch.indices) == [0]
     assert batch.dropped == ()
 
@@ -616,26 +632,23 @@ def test_an_advantage_that_is_not_finite_is_told_by_its_value(bad):
         made.collect(0, [0], STATE)
 
 
-def test_a_batch_that_teaches_nothing_is_told_by_rank_0_alone(capsys):
+def test_a_batch_that_teaches_nothing_is_told_by_rank_0_alone(logged):
     nothing = NamedReward("nothing", lambda prompts, **_: [None] * len(prompts))
     for rank in (1, 0):
         made = collector(Scripted(), nothing)
         made.sampler.world = Beside(rank, 1, ALONE.device)
-        # A world of one, so that this rank has the groups, whatever its number.
-        made.sampler._share = collector(Scripted(), nothing).sampler._share
-        made.collect(0, [0], STATE)
-        assert ("no completion of generation batch 0 has a reward" in capsys.readouterr().err) is (rank == 0)
+        made.collect(0, [0, 0], STATE)  # the groups from the rank's number on are its own
+        assert ("no completion of generation batch 0 has a reward" in logged()) is (rank == 0)
 
 
 def test_metrics_of_a_batch_are_of_rewards_errors_and_lengths():
-    batch = collector(Scripted(), NamedReward("equals", equals, 2.0, on_error="abstain")).collect(
-        0, [2, 0], STATE
-    )
-    assert batch.metrics["reward"] == pytest.approx(2 / 6)
-    assert batch.metrics["rewards/equals/mean"] == pytest.approx(1 / 6)
-    assert batch.metrics["rewards/equals/errors"] == 0
-    assert batch.metrics["completions/mean_length"] == 2
-    assert not any(name.startswith("dynamic_sampling/") for name in batch.metrics)
+    made = collector(Scripted(), NamedReward("equals", equals, 2.0, on_error="abstain"))
+    _, metrics = collected(made, 0, [2, 0], STATE)
+    assert metrics["reward"] == pytest.approx(2 / 6)
+    assert metrics["rewards/equals/mean"] == pytest.approx(1 / 6)
+    assert metrics["rewards/equals/errors"] == 0
+    assert metrics["completions/mean_length"] == 2
+    assert not any(name.startswith("dynamic_sampling/") for name in metrics)
 
 
 def test_observers_see_each_rollout_with_its_own_prompt_and_numbers():
@@ -664,7 +677,7 @@ def test_a_flat_group_is_drawn_again_from_a_stream_of_its_round():
 
     made = collector(generator, EQUALS)
     made.rounds = 3
-    batch = made.collect(4, [0, 2], STATE, draw=draw)
+    batch, metrics = collected(made, 4, [0, 2], STATE, draw=draw)
     assert drawn == [1, 1]
     seeds = [
         np.random.SeedSequence([0, *stream, 0]).generate_state(1)[0]
@@ -675,10 +688,10 @@ def test_a_flat_group_is_drawn_again_from_a_stream_of_its_round():
     assert batch.indices == [0, 0]
     assert [rollout.group_id for rollout in batch.rollouts] == [0, 0, 0, 1, 1, 1]
     assert len(batch.dropped) == 6
-    assert batch.metrics["frac_reward_zero_std"] == 0
+    assert metrics["frac_reward_zero_std"] == 0
     # Of the batch as it was first: one right of six.
-    assert batch.metrics["dynamic_sampling/first_reward"] == pytest.approx(1 / 6)
-    assert batch.metrics["dynamic_sampling/rounds"] == 2
+    assert metrics["dynamic_sampling/first_reward"] == pytest.approx(1 / 6)
+    assert metrics["dynamic_sampling/rounds"] == 2
 
 
 def test_a_first_reward_is_of_what_was_scored_and_of_nothing_there_is_none():
@@ -687,9 +700,9 @@ def test_a_first_reward_is_of_what_was_scored_and_of_nothing_there_is_none():
 
     made = collector(Scripted(), NamedReward("on_a", on_a))
     made.rounds = 1
-    some = made.collect(0, [0, 2], STATE, draw=lambda count: [2] * count).metrics
+    _, some = collected(made, 0, [0, 2], STATE, draw=lambda count: [2] * count)
     assert some["dynamic_sampling/first_reward"] == 0.5
-    none = made.collect(0, [1, 2], STATE, draw=lambda count: [2] * count).metrics
+    _, none = collected(made, 0, [1, 2], STATE, draw=lambda count: [2] * count)
     assert "dynamic_sampling/first_reward" not in none
     assert none["dynamic_sampling/rounds"] == 1
 
@@ -705,24 +718,22 @@ def test_what_functions_log_of_a_batch_is_a_copy():
 
 
 @pytest.mark.parametrize(
-    ("streaming", "samples", "early"),
-    [(True, [2, 2], True), (True, [1, 2], True), (True, [1, 1], False), (False, [2, 2], False)],
+    ("streaming", "num_samples", "early"), [(True, 2, True), (True, 1, False), (False, 2, False)]
 )
 def test_groups_are_scored_early_where_a_generator_streams_and_they_are_more_than_single_completions(
-    streaming, samples, early
+    streaming, num_samples, early
 ):
     """A call for each single completion would cost more than it hides."""
-    sampler = sampler_of(Scripted(), streaming=streaming)
-    requests = [Prompt(group, (1,), count, None) for group, count in enumerate(samples)]
-    scoring = sampler._early_scoring(requests, range(1), lambda rollouts: rollouts, [EQUALS], STATE)
-    assert (scoring is not None) is early
+    request = request_of([0, 1], num_samples, (0, 0))
+    with Scorer([EQUALS], streaming).stream(request, sampler_of(Scripted()), range(1), STATE) as streamed:
+        assert (streamed is not None) is early
 
 
 def test_by_default_no_flat_group_is_replaced():
     made = collector(Scripted(), EQUALS)
-    batch = made.collect(0, [2], STATE, draw=lambda count: pytest.fail("drawn"))
-    assert batch.metrics["frac_reward_zero_std"] == 1
-    assert batch.metrics["dynamic_sampling/rounds"] == 0
+    _, metrics = collected(made, 0, [2], STATE, draw=lambda count: pytest.fail("drawn"))
+    assert metrics["frac_reward_zero_std"] == 1
+    assert metrics["dynamic_sampling/rounds"] == 0
 
 
 def test_a_generator_may_do_to_its_list_of_prompts_what_it_likes():

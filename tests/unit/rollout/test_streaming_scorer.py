@@ -20,9 +20,10 @@ from grpox.errors import RunFailed
 from grpox.rollout import streaming_scorer
 from grpox.rollout.rewards import NamedReward
 from grpox.rollout.rewards.call import RewardCall
-from grpox.rollout.rewards.stop import Stopped, StopSign
-from grpox.rollout.sampler import Sampler
-from grpox.rollout.scored import ScoredRow, ScoredRows, joined
+from grpox.rollout.rewards.named import Stopped, StopSign
+from grpox.rollout.rewards.scoring import ScoredRow, ScoredRows, joined
+from grpox.rollout.sampler import CompletionSampler, SampleRequest
+from grpox.rollout.scorer import Scorer, sample_and_score
 from grpox.runtime.world import World
 
 STATE = TrainerState(global_step=0, max_steps=1, epoch=0.0)
@@ -76,11 +77,14 @@ def shuffled(seed):
 def sampler(script, *rewards, streaming=True):
     engine = SimpleNamespace(steps=0, weights=lambda: iter(()))
     named = [r if isinstance(r, NamedReward) else NamedReward(r.__name__, r) for r in rewards]
-    return Sampler(engine, Streaming(script), named, World(0, 1, torch.device("cpu")), 0, streaming)
+    made = CompletionSampler(engine, Streaming(script), World(0, 1, torch.device("cpu")), 0)
+    return made, Scorer(named, streaming)
 
 
-def sampled(made, groups=2, size=2):
-    return made.sample(Prompts(), range(groups), size, SamplingConfig(), (0, 0), STATE)
+def sampled(made, groups=2, size=2, prompts=None):
+    """The rows of a sampler and its scorer, and what the functions logged."""
+    request = SampleRequest(prompts or Prompts(), range(groups), size, SamplingConfig(), (0, 0))
+    return sample_and_score(*made, request, STATE)
 
 
 class Gated:
@@ -103,7 +107,7 @@ class Gated:
 
 
 def gated(script):
-    """A sampler with a gated reward; `script(reward, prompts)` yields the rollouts and opens the gate."""
+    """Both with a gated reward; `script(reward, prompts)` yields the rollouts and opens the gate."""
     reward = Gated()
     return reward, sampler(lambda prompts: script(reward, prompts), NamedReward("gated", reward))
 
@@ -319,7 +323,7 @@ def test_a_function_sees_the_trainers_context_and_what_reads_data_is_not_run_in_
             return super().completions(token_ids)
 
     token = WHO.set("trainer")
-    sampler(shuffled(0), reward).sample(Reading(), range(2), 2, SamplingConfig(), (0, 0), STATE)
+    sampled(sampler(shuffled(0), reward), prompts=Reading())
     WHO.reset(token)
     assert set(seen) == {"trainer"}
     assert readers == [threading.current_thread()] * 2
@@ -382,7 +386,7 @@ def test_what_is_no_failure_of_a_function_is_raised_as_it_is(monkeypatch):
 
 
 @pytest.mark.parametrize("order", [[0, 1, 2], [2, 1, 0]])
-def test_abstentions_are_counted_by_group_and_the_first_groups_failure_is_told(order, capsys):
+def test_abstentions_are_counted_by_group_and_the_first_groups_failure_is_told(order, logged):
     begun = threading.Semaphore(0)
 
     def breaks(prompts, **_):
@@ -394,7 +398,7 @@ def test_abstentions_are_counted_by_group_and_the_first_groups_failure_is_told(o
     reward = NamedReward("breaks", breaks, on_error="abstain")
     rows, _ = sampled(sampler(one_call_per_group(order, begun), reward), groups=3)
     assert [row.failed for row in rows] == [(True,)] * 2 + [(False,)] * 2 + [(True,)] * 2
-    told = capsys.readouterr().err
+    told = logged()
     assert told.count("warning") == 1
     assert "raised ValueError: no p0" in told
 
@@ -444,7 +448,7 @@ def test_rollouts_that_were_not_asked_for_are_refused(places, told):
 # -- The main thread ---------------------------------------------------------------------------------------
 
 
-def test_a_function_that_needs_the_main_thread_gets_whole_batches_there_from_then_on(capsys):
+def test_a_function_that_needs_the_main_thread_gets_whole_batches_there_from_then_on(logged):
     calls, others = [], []
 
     def guarded(prompts, **_):
@@ -468,10 +472,10 @@ def test_a_function_that_needs_the_main_thread_gets_whole_batches_there_from_the
         assert [row.rewards for row in rows] == [(0, 2), (0, 2), (1, 2), (1, 2)]
     assert calls == [(False, 2), (True, 4), (True, 4)]
     assert others == [2, 4, 4]
-    assert capsys.readouterr().err.count("reward 'guarded' sets a signal handler") == 1
+    assert logged().count("reward 'guarded' sets a signal handler") == 1
 
 
-def test_a_function_that_may_abstain_loses_no_score_where_it_needs_the_main_thread(capsys):
+def test_a_function_that_may_abstain_loses_no_score_where_it_needs_the_main_thread(logged):
     calls = []
 
     def guarded(prompts, **_):
@@ -487,7 +491,7 @@ def test_a_function_that_may_abstain_loses_no_score_where_it_needs_the_main_thre
     rows, _ = sampled(sampler(script, NamedReward("guarded", guarded, on_error="abstain")))
     assert scores(rows) == [1] * 4
     assert calls == [2, 4]
-    assert "failures are only counted" not in capsys.readouterr().err
+    assert "failures are only counted" not in logged()
 
 
 # -- Interrupts --------------------------------------------------------------------------------------------
@@ -531,11 +535,10 @@ def test_once_the_sign_is_given_no_call_starts():
 
 INTERRUPTED = """
 import asyncio, sys, threading, time
-from grpox.rollout.validation import ArrivingGroups
 from grpox.contracts import Prompt, Rollout
-from grpox.rollout.streaming_scorer import EarlyScoring
+from grpox.rollout.streaming_scorer import GroupAssembler, StreamingScorer
 from grpox.rollout.rewards import NamedReward
-from grpox.rollout.scored import Unscored
+from grpox.rollout.rewards.scoring import Unscored
 
 async def endless(completions, **_):
     try:
@@ -548,9 +551,9 @@ def hangs(completions, **_):
     time.sleep(10_000)
 
 rewards = [NamedReward(f.__name__, f) for f in (hangs, endless)]
-groups = ArrivingGroups([Prompt(0, (1,), 1), Prompt(1, (1,), 1)], range(1))
+groups = GroupAssembler(range(2), 1, range(1))
 try:
-    with EarlyScoring(rewards, groups, lambda rollouts: Unscored(rollouts, ["p"], ["c"], {}), None) as early:
+    with StreamingScorer(rewards, groups, lambda rollouts: Unscored(rollouts, ["p"], ["c"], {}), None) as early:
         for group in range(2):
             early.arrived(Rollout(group, 0, (1,), (2,), "stop", 0))
         if sys.argv[1] == "generating":

@@ -10,8 +10,9 @@ import pytest
 from grpox.config import DeepSpeedConfig, RunConfig
 from grpox.errors import ConfigError
 from grpox.policy.deepspeed_config import check_deepspeed, deepspeed_config, reference_config
-from grpox.runfile.deepspeed_settings import OWNED, PASSED, UNSUPPORTED, ZERO_KEYS, deepspeed_problems
+from grpox.runfile.deepspeed_settings import deepspeed_keys, deepspeed_problems
 
+KEYS = deepspeed_keys()
 # The form that transformers' documentation gives for ZeRO-3 with offload.
 FOR_TRANSFORMERS = {
     "fp16": {"enabled": "auto", "loss_scale": 0, "loss_scale_window": 1000, "initial_scale_power": 16},
@@ -79,7 +80,7 @@ def test_the_known_keys_are_those_that_deepspeed_reads() -> None:
     watched = Watched(train_batch_size=1)
     watched.asked = set()
     deepspeed.DeepSpeedConfig(watched)
-    top = {key for key in {*OWNED, *UNSUPPORTED, *PASSED} if "." not in key}
+    top = {key for key in {*KEYS.owned, *KEYS.unsupported, *KEYS.passed} if "." not in key}
     # Another name for world sizes that grpox does not have; DeepSpeed reads it where this process is a rank.
     asked = watched.asked - {*_REMOVED_TOP_LEVEL_CONFIG_KEYS}
     assert top - {"sequence_parallel_size"} == asked - {"sequence_parallel_size"}
@@ -89,9 +90,11 @@ def test_the_keys_of_zero_optimization_are_deepspeeds() -> None:
     from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 
     fields = DeepSpeedZeroConfig.model_fields
-    assert {field.alias or name for name, field in fields.items()} == ZERO_KEYS
-    nested = {key.split(".")[1] for key in {*OWNED, *UNSUPPORTED} if key.startswith("zero_optimization.")}
-    assert nested <= {*fields, *ZERO_KEYS}
+    assert {field.alias or name for name, field in fields.items()} == {*KEYS.zero_optimization}
+    nested = {
+        key.split(".")[1] for key in {*KEYS.owned, *KEYS.unsupported} if key.startswith("zero_optimization.")
+    }
+    assert nested <= {*fields, *KEYS.zero_optimization}
 
 
 # -- What is refused -------------------------------------------------------------------------------------

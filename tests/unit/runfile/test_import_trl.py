@@ -17,10 +17,7 @@ from grpox.cli import app as cli
 from grpox.cli.import_trl import import_trl
 from grpox.errors import ConfigError, Problem
 from grpox.runfile.from_trl.draft import our_default
-from grpox.runfile.from_trl.field import Verdict
-from grpox.runfile.from_trl.grpo_fields import GRPO_FIELDS
-from grpox.runfile.from_trl.names import FIELDS
-from grpox.runfile.from_trl.trainer_fields import TRAINER_FIELDS
+from grpox.runfile.from_trl.fields import FIELDS, GRPO_FIELDS, TRAINER_FIELDS, Verdict
 from grpox.runfile.from_trl.write import inline
 from grpox.runfile.load import ResolvedRun, load_run
 from grpox.runfile.yaml_lines import read_yaml
@@ -566,7 +563,7 @@ def docs_table() -> str:
     for name, field in GRPO_FIELDS.items():
         key = f"`{field.key}`" if field.key else ""
         lines.append(
-            f"| `{name}` | `{json.dumps(field.default)}` | {key} | {field.told} |".replace("|  |", "| |")
+            f"| `{name}` | `{json.dumps(field.default)}` | {key} | {field.description} |".replace("|  |", "| |")
         )
     return "\n".join(lines) + "\n"
 

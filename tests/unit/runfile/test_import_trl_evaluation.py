@@ -8,7 +8,7 @@ import pytest
 
 from grpox.runfile.from_trl.convert import convert
 from grpox.runfile.from_trl.draft import Draft
-from grpox.runfile.from_trl.field import Verdict
+from grpox.runfile.from_trl.fields import Verdict
 from grpox.runfile.from_trl.write import run_file_text
 from grpox.runfile.from_trl.yaml_setup import read_trl_yaml
 
@@ -27,7 +27,7 @@ def drafted(text: str) -> Draft:
 
 def row(draft: Draft, name: str) -> tuple[Verdict, str]:
     [found] = [row for row in draft.rows if row.name == name]
-    return found.verdict, found.told
+    return found.verdict, found.message
 
 
 def test_completions_of_each_prompt_are_sampled_as_trl_samples_them() -> None:

@@ -26,9 +26,8 @@ from grpox.runfile.lock.differences import Severity, compare, differences
 from grpox.runfile.lock.file import LOCK_FILE, LockFile, read_lock
 from grpox.runfile.lock.model import Lock, config_hash
 from grpox.runfile.lock.of_run import lock_of
-from grpox.runfile.lock.origin import origin_of
 from grpox.runfile.lock.ranks import across_ranks
-from grpox.runfile.lock.sources import recorded_files
+from grpox.runfile.lock.sources import origin_of, recorded_files
 from grpox.training.given_objects import given_objects
 
 PLUGIN = """

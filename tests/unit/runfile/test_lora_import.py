@@ -9,7 +9,7 @@ import pytest
 
 from grpox.runfile.from_trl.convert import convert
 from grpox.runfile.from_trl.draft import Draft
-from grpox.runfile.from_trl.field import Verdict
+from grpox.runfile.from_trl.fields import Verdict
 from grpox.runfile.from_trl.script import read_script
 from grpox.runfile.from_trl.write import run_file_text
 from grpox.runfile.from_trl.yaml_setup import read_trl_yaml

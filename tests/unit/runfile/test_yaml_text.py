@@ -7,8 +7,7 @@ import yaml
 
 from grpox.config import RunConfig
 from grpox.observing.record import config_text
-from grpox.runfile.yaml_lines import read_yaml
-from grpox.runfile.yaml_text import Dumper
+from grpox.runfile.yaml_lines import Dumper, read_yaml
 
 
 @pytest.mark.parametrize(

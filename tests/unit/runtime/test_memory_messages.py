@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from grpox.errors import ConfigError, Problem, RunFailed
+from grpox.policy.memory_plan.of_run import generator_settings
+from grpox.runfile.load import load_run
 from grpox.runtime.out_of_memory import memory_told
 from grpox.runtime.phases import PhaseTimes
 
@@ -16,7 +18,8 @@ VLLM = (
 
 def test_an_engine_without_room_for_its_cache_is_told_with_the_settings_of_its_share() -> None:
     cause = ValueError(f"{VLLM} (5000.0 GiB). Decrease --kv-cache-memory-bytes")
-    with pytest.raises(RunFailed) as failure, PhaseTimes().phase("start generator"):
+    times = PhaseTimes(generator=generator_settings(load_run("quickstart", ["generator=vllm-colocate"])))
+    with pytest.raises(RunFailed) as failure, times.phase("start generator"):
         raise ConfigError(Problem(f"vLLM does not start: {cause}", "generator.engine")) from cause
     told = str(failure.value)
     assert "out of memory on rank 0 in phase 'start generator'" in told

@@ -10,7 +10,7 @@ import pytest
 from grpox.config import EvaluationConfig
 from grpox.contracts import Rollout
 from grpox.rollout.rewards import NamedReward
-from grpox.rollout.scored import ScoredRow
+from grpox.rollout.rewards.scoring import ScoredRow
 from grpox.training.evaluation import evaluation_metrics
 
 Scores = tuple[float | None, ...]

@@ -15,7 +15,8 @@ from grpox.config import EvaluationConfig, EvaluationSamplingConfig, SamplingCon
 from grpox.contracts import Prompt, Rollout, TrainerState
 from grpox.data.prompts import PromptSet
 from grpox.rollout.rewards import NamedReward
-from grpox.rollout.sampler import Sampler
+from grpox.rollout.sampler import CompletionSampler
+from grpox.rollout.scorer import Scorer
 from grpox.runtime.world import World
 from grpox.training.evaluation import Evaluator
 
@@ -67,15 +68,16 @@ def equals(completions: Sequence[str], answer: Sequence[str], **_: Any) -> list[
 
 
 def evaluator(
-    generator: Recording, rewards: Sequence[NamedReward] | None = None, rests: bool = True, **config: Any
+    generator: Recording, rewards: Sequence[NamedReward] | None = None, sleeps: bool = True, **config: Any
 ) -> Evaluator:
     engine: Any = SimpleNamespace(steps=0, weights=lambda: iter(()))
     of_training = NamedReward("training", lambda completions, **_: [9.0] * len(completions))
     rows = datasets.Dataset.from_dict({"prompt": list("abcde"), "answer": list("abxde")})
-    sampler = Sampler(engine, generator, [of_training], ALONE, seed=3, rests=rests)
+    sampler = CompletionSampler(engine, generator, ALONE, seed=3, sleeps=sleeps)
+    scorer = Scorer([of_training] if rewards is None else rewards)
     held_out = PromptSet(rows, "prompt", Letters())
     chosen = EvaluationConfig(path="heldout.jsonl", **config)
-    return Evaluator(sampler, held_out, chosen, SamplingConfig(top_p=0.5, max_completion_length=9), rewards)
+    return Evaluator(sampler, scorer, held_out, chosen, SamplingConfig(top_p=0.5, max_completion_length=9))
 
 
 def state(step: int = 0) -> TrainerState:
@@ -148,7 +150,7 @@ def test_progress_is_told_after_each_batch_and_a_generator_that_serves_nobody_el
     evaluator(generator, batch_size=2).sample(state(), told.append)
     assert told == [2, 4, 5]
     assert generator.slept == 3
-    evaluator(generator, rests=False, batch_size=2).sample(state())
+    evaluator(generator, sleeps=False, batch_size=2).sample(state())
     assert generator.slept == 3
 
 

@@ -11,9 +11,11 @@ import pytest
 import torch
 import yaml
 
+from grpox.checkpoint.training_state import TrainingState
 from grpox.config import EarlyStopConfig, RunConfig
 from grpox.observing.early_stop import EarlyStop
 from grpox.observing.record import config_text, finished
+from grpox.runtime.phases import PhaseTimes
 from grpox.runtime.world import World
 from grpox.training.trainer import Trainer
 
@@ -30,32 +32,35 @@ class Run:
         parts: dict[str, Any] = {
             "context": None,
             "schedule": SimpleNamespace(total_steps=9, steps=self.plans),
-            "collector": SimpleNamespace(sampler=SimpleNamespace(times=SimpleNamespace(take=dict))),
-            "policy": SimpleNamespace(engine=engine, nonfinite=SimpleNamespace(skipped=0)),
+            "feed": SimpleNamespace(progress=lambda step: step),
+            "policy": SimpleNamespace(engine=engine),
             "evaluator": self if evaluates else None,
             "observers": SimpleNamespace(evaluated=lambda *_: None),
+            "report": None,
             "checkpoints": SimpleNamespace(after_step=self.after_step, finish=lambda: None),
         }
         alone = World(0, 1, torch.device("cpu"))
-        self.trainer: Any = Trainer(world=alone, pad_token_id=0, early_stop=early_stop, **parts)
+        self.state = TrainingState(early_stop=early_stop)
+        self.trainer: Any = Trainer(world=alone, state=self.state, times=PhaseTimes(), **parts)
         self.trainer.train_step = self.train_step
-        self.trainer.state = lambda step: step
-        self.config = SimpleNamespace(every=2)
+
+    def is_due(self, step: int, total_steps: int) -> bool:
+        return step == total_steps or step % 2 == 0
 
     def plans(self, done: int) -> list[Any]:
         return [SimpleNamespace(step=step) for step in range(done + 1, 10)]
 
     def train_step(self, plan: Any) -> None:
         self.trainer.policy.engine.steps = plan.step
-        self.trainer.latest = {"loss": 0.0}
+        self.state.metrics = {"loss": 0.0}
 
     def evaluate(self, step: int) -> dict[str, float]:
         self.happened.append(f"evaluation {step}")
         return {"accuracy": VALUES[step]}
 
-    def after_step(self, trainer: Trainer, step: int) -> None:
-        told = trainer.latest.get("evaluation/accuracy")
-        self.happened.append(f"checkpoint {step} {told}" + (" last" if trainer.ended else ""))
+    def after_step(self, state: TrainingState, step: int, last: bool) -> None:
+        told = state.metrics.get("evaluation/accuracy")
+        self.happened.append(f"checkpoint {step} {told}" + (" last" if last else ""))
 
 
 def stop(patience: int) -> EarlyStop:
@@ -92,7 +97,8 @@ def test_a_run_that_goes_on_from_its_end_neither_trains_nor_evaluates_again(step
         early.see(4, {"accuracy": 0.5})
         early.see(6, {"accuracy": 0.4})
     run = Run(early, steps=step)
-    run.trainer.before, run.trainer.after = {"accuracy": 0.1}, {"accuracy": VALUES[step]}
+    run.state.evaluation_before = {"accuracy": 0.1}
+    run.state.evaluation = {"accuracy": VALUES[step]}
     summary = run.trainer.run()
     assert run.happened == []
     assert (summary["steps"], summary["accuracy_after"]) == (step, VALUES[step])
@@ -101,7 +107,7 @@ def test_a_run_that_goes_on_from_its_end_neither_trains_nor_evaluates_again(step
 
 def test_a_checkpoint_without_the_last_evaluation_has_it_made() -> None:
     run = Run(steps=9)
-    run.trainer.before = {"accuracy": 0.1}
+    run.state.evaluation_before = {"accuracy": 0.1}
     assert run.trainer.run()["accuracy_after"] == 0.2
     assert run.happened == ["evaluation 9"]
 

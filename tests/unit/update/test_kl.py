@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from grpox.update.kl import KL_ESTIMATORS
+from grpox.update.objective import KL_ESTIMATORS
 
 # rho = log ref - log pi: ln 2, 0, -ln 2. old: a ratio of 1, 1 and 2.
 REFERENCE = torch.tensor([[0.0, -1.0, -1.3862944]], dtype=torch.float64)

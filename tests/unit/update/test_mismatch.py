@@ -9,17 +9,20 @@ from typing import Any
 
 import pytest
 import torch
+from support.logs import LoggedText
 from torch import Tensor
 
+from grpox.checkpoint.training_state import TrainingState
 from grpox.contracts import Correction, Rollout
-from grpox.data.schedule import StepPlan
 from grpox.errors import RunFailed
-from grpox.errors.warn_once import TellOnce
-from grpox.policy.batch import collate
+from grpox.policy.batch import RolloutBatch, collate, samples_of
+from grpox.runtime.logs import WarnOnce, get_logger
+from grpox.runtime.phases import PhaseTimes
 from grpox.runtime.world import World
-from grpox.training.trainer import Trainer
-from grpox.update.mismatch import StepMismatch, mismatch_metrics, mismatch_warnings
-from grpox.update.step_loss import Corrected
+from grpox.training.step_report import StepReport
+from grpox.update.mismatch import mismatch_metrics, mismatch_of, mismatch_warnings
+from grpox.update.objective import Corrected, MicroBatchInputs, MicroBatchLoss
+from grpox.update.step_loss import CorrectionTraits, corrected
 from grpox.update.token_metrics import TokenMetrics
 from grpox_corrections.configs import (
     GeometricMaskConfig,
@@ -50,22 +53,35 @@ ALL: dict[str, Correction] = {
 Rows = Sequence[Sequence[float]]
 
 
-def add(mismatch: StepMismatch, correction: Correction, ratios: Rows) -> None:
+def result_of(batch: RolloutBatch, made: Corrected) -> MicroBatchLoss:
+    """A micro-batch under a policy in which every token is certain."""
+    zeros = torch.zeros_like(batch.sampler_logprobs)
+    inputs = MicroBatchInputs(
+        zeros, batch.token_mask, batch.advantages, zeros, sampler_logprobs=batch.sampler_logprobs
+    )
+    return MicroBatchLoss(inputs, zeros.sum(), zeros, {}, made)
+
+
+def scored(correction: Correction, ratios: Rows) -> MicroBatchLoss:
     """One micro-batch of completions with these ratios pi_old / mu; NaN where mu is missing."""
     logprobs = [tuple(-math.log(ratio) for ratio in row) for row in ratios]
     rollouts = [Rollout(0, i, (1,), tuple(range(len(row))), "stop", 0, row) for i, row in enumerate(logprobs)]
-    batch = collate(rollouts, [0.0] * len(rollouts), 0, CPU)
+    batch = collate(samples_of(rollouts, [0.0] * len(rollouts)), CPU)
     old = torch.zeros_like(batch.sampler_logprobs)
-    sampler = torch.where(batch.sampler_logprobs.isnan(), old, batch.sampler_logprobs)
-    weights, keep = correction.correct(old, sampler, batch.token_mask)
-    mismatch.add(Corrected(old, sampler, weights, keep), batch)
+    return result_of(batch, corrected(correction, old, batch.sampler_logprobs, batch.token_mask))
 
 
 def measured(correction: Correction, *micro_batches: Rows) -> dict[str, float]:
-    metrics, mismatch = TokenMetrics(), StepMismatch(correction)
-    for ratios in micro_batches:
-        add(mismatch, correction, ratios)
-    mismatch.add_to(metrics)
+    results = [scored(correction, ratios) for ratios in micro_batches]
+    return metrics_of(results, correction)
+
+
+def metrics_of(results: Sequence[MicroBatchLoss], correction: Correction) -> dict[str, float]:
+    values = mismatch_of(results, CorrectionTraits.of(correction))
+    tokens = sum(int(result.inputs.token_mask.sum()) for result in results)
+    assert {each.shape for each in values.values()} == {(tokens,)}
+    metrics = TokenMetrics()
+    metrics.add(values, torch.ones(tokens, dtype=torch.bool))
     reduced = metrics.reduce(ALONE)
     found = mismatch_metrics(reduced)
     assert reduced == {}
@@ -154,17 +170,14 @@ def test_missing_log_probabilities_count_as_equal_and_are_told() -> None:
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("difference", [100.0, -100.0, 1e6, -1e6, math.inf, -math.inf])
 def test_no_metric_is_infinite_or_nan(name: str, difference: float) -> None:
-    batch = collate([Rollout(0, 0, (1,), (2, 3), "stop", 0, (-difference, 0.0))], [0.0], 0, CPU)
+    batch = collate(samples_of([Rollout(0, 0, (1,), (2, 3), "stop", 0, (-difference, 0.0))], [0.0]), CPU)
     old = torch.zeros(1, 2)
     weights, keep = ALL[name].correct(old, batch.sampler_logprobs, batch.token_mask)
-    metrics, mismatch = TokenMetrics(), StepMismatch(ALL[name])
-    mismatch.add(Corrected(old, batch.sampler_logprobs, weights, keep), batch)
-    mismatch.add_to(metrics)
-    found = mismatch_metrics(metrics.reduce(ALONE))
+    found = metrics_of([result_of(batch, Corrected(old, batch.sampler_logprobs, weights, keep))], ALL[name])
 
     assert [key for key, value in found.items() if not math.isfinite(value)] == []
-    assert 0 < found["sampling/effective_sample_size"] <= 1 + 1e-9
-    assert found["sampling/difference_max"] == min(abs(difference), 300)
+    assert 0 < found["effective_sample_size"] <= 1 + 1e-9
+    assert found["difference_max"] == min(abs(difference), 300)
 
 
 class Halved:
@@ -245,29 +258,45 @@ def test_a_generator_that_promises_no_log_probabilities_may_leave_them_out() -> 
     assert list(mismatch_warnings(metrics, 1, promised=True)) == ["sampling/missing_logprobs"]
 
 
-def test_each_alarm_is_told_once_and_only_by_the_main_process(capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_alarm_is_told_once_and_only_by_the_main_process(logged: LoggedText) -> None:
+    unhealthy = {"sampling/ratio_mean": 2.5, "sampling/missing_logprobs": 0.1}
     for main, times in ((False, 0), (True, 1)):
-        trainer = reporting_trainer(main)
+        report = step_report(main)
         for step in (3, 4):
-            trainer.report(
-                StepPlan(step, ()), [], {"sampling/ratio_mean": 2.5, "sampling/missing_logprobs": 0.1}
-            )
-        told = capsys.readouterr().err
+            with report.collector.sampler.times.phase("update"):
+                pass
+            report.step_finished(step, 0.0, [], [], unhealthy, 1.0)
+        told = logged()
         for name, value, healthy in (("ratio_mean", "2.5", "0.5 to 2"), ("missing_logprobs", "0.1", "0")):
             lines = [line for line in told.splitlines() if f"sampling/{name} is {value} at step 3" in line]
             assert [f"healthy is {healthy}." in line for line in lines] == [True] * times
         assert told.count("warning") == 2 * times
 
 
-def reporting_trainer(main: bool) -> Trainer:
-    parts: dict[str, Any] = {
-        "schedule": SimpleNamespace(
-            plan=SimpleNamespace(optimizer_steps_per_generation=1),
-            sampler=SimpleNamespace(generations_per_epoch=1),
-            total_steps=9,
-        ),
-        "collector": SimpleNamespace(sampler=SimpleNamespace(warn=TellOnce())),
-        "observers": SimpleNamespace(failures={}, step_finished=lambda *told: None),
-        **dict.fromkeys(("context", "policy", "evaluator", "checkpoints")),
-    }
-    return Trainer(world=World(0 if main else 1, 2, CPU), pad_token_id=0, logprobs_promised=True, **parts)
+def step_report(main: bool) -> StepReport:
+    collector: Any = SimpleNamespace(sampler=SimpleNamespace(times=PhaseTimes()))
+    observers: Any = SimpleNamespace(failures={}, step_finished=lambda *told: None)
+    context: Any = None
+    return StepReport(
+        context,
+        TrainingState(),
+        collector,
+        observers,
+        WarnOnce(get_logger("grpox.test")),
+        main,
+        logprobs_promised=True,
+    )
+
+
+# -- traits ----------------------------------------------------------------------------------------------
+
+
+def test_a_correction_that_declares_nothing_weighs_by_the_ratio_of_each_token() -> None:
+    assert CorrectionTraits.of(Halved()) == CorrectionTraits(weighs_by_raw=True, raw=None) == CorrectionTraits()
+
+
+def test_what_a_correction_declares_is_read() -> None:
+    unsure, geometric = Unsure(), ALL["geometric-mask"]
+    assert CorrectionTraits.of(unsure) == CorrectionTraits(raw=unsure.raw)
+    assert not CorrectionTraits.of(geometric).weighs_by_raw
+    assert CorrectionTraits.of(geometric).raw is not None

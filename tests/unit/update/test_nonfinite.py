@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.logs import LoggedText
 
 from grpox.checkpoint.faults.dump import FAULT
 from grpox.checkpoint.faults.read import open_dump
 from grpox.config import TrainConfig
 from grpox.contracts import Rollout
 from grpox.errors import ConfigError, RunFailed
-from grpox.policy.batch import collate
+from grpox.policy.batch import Sample, samples_of
 from grpox.runtime.world import World
-from grpox.update.kl import k2, k3
-from grpox.update.micro_batch import Slice
-from grpox.update.nonfinite import Found, NonFinitePolicy, find, in_order
+from grpox.update.nonfinite import Found, NonFinitePolicy, Row, find, in_order
+from grpox.update.objective import k2, k3
 
 WORLD = World(0, 1, torch.device("cpu"))
 MASK = torch.tensor([[True, True, False], [True, True, True]])
@@ -31,16 +31,21 @@ def values(**at: float) -> torch.Tensor:
     return made
 
 
+def rows(terms: dict[str, torch.Tensor]) -> list[Row]:
+    """The terms [2, 3] of a micro-batch by sample, as `find` takes them."""
+    return [({name: value[row] for name, value in terms.items()}, MASK[row]) for row in range(2)]
+
+
 def test_the_first_token_of_each_term_is_found_with_how_many_there_are() -> None:
     terms = {"policy loss": values(r1t0=math.nan, r1t2=math.inf), "log-probability": values(r1t2=-math.inf)}
-    assert find([({"policy loss": values()}, MASK), (terms, MASK)], rank=3) == [
+    assert find([rows({"policy loss": values()}), rows(terms)], rank=3) == [
         Found("log-probability", "-inf", 3, 1, 1, 2, 1),
         Found("policy loss", "nan", 3, 1, 1, 0, 2),
     ]
 
 
 def test_what_the_mask_leaves_out_is_not_looked_at() -> None:
-    assert find([({"KL": values(r0t2=math.nan)}, MASK)], rank=0) == []
+    assert find([rows({"KL": values(r0t2=math.nan)})], rank=0) == []
 
 
 def test_a_cause_comes_before_what_it_causes_whatever_rank_it_is_on() -> None:
@@ -48,9 +53,9 @@ def test_a_cause_comes_before_what_it_causes_whatever_rank_it_is_on() -> None:
     assert in_order([consequence, cause]) == [cause, consequence]
 
 
-def micro_batch() -> Slice:
+def micro_batch() -> list[Sample]:
     rollout = Rollout(0, 0, (3, 4), (5, 6), "stop", 0)
-    return Slice(collate([rollout, rollout], [1.0, -1.0], 0, WORLD.device))
+    return samples_of([rollout, rollout], [1.0, -1.0])
 
 
 def policy(**train: object) -> NonFinitePolicy:
@@ -58,8 +63,8 @@ def policy(**train: object) -> NonFinitePolicy:
 
 
 def fail(policy: NonFinitePolicy, step: int) -> None:
-    terms = {"policy loss": torch.tensor([[1.0, math.nan], [1.0, 1.0]])}
-    policy.not_taken(step, "the loss is nan", [micro_batch()], [terms])
+    terms = {"policy loss": values(r0t1=math.nan)}
+    policy.on_step_skipped(step, "the loss is nan", [micro_batch()], [rows(terms)])
 
 
 def test_a_run_stops_unless_told_otherwise_and_says_where() -> None:
@@ -73,7 +78,7 @@ def test_so_many_skips_in_a_row_end_the_run_and_fewer_do_not() -> None:
     skipping = policy(on_nonfinite="skip", max_skips_in_a_row=3)
     fail(skipping, 1)
     fail(skipping, 2)
-    skipping.taken()
+    skipping.on_step_applied()
     fail(skipping, 4)
     fail(skipping, 5)
     assert skipping.metrics() == {"skipped_steps": 4}
@@ -81,11 +86,11 @@ def test_so_many_skips_in_a_row_end_the_run_and_fewer_do_not() -> None:
         fail(skipping, 6)
 
 
-def test_a_skip_is_told_each_time(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_skip_is_told_each_time(logged: LoggedText) -> None:
     skipping = policy(on_nonfinite="skip")
     fail(skipping, 1)
     fail(skipping, 2)
-    told = capsys.readouterr().err
+    told = logged()
     assert "in step 1" in told
     assert "in step 2" in told
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from grpox.contracts import LossInputs, LossOutput, Reduction
-from grpox.update.objective import ObjectiveInputs, objective
-from grpox.update.reduction import StepTotals, token_weights
+from grpox.update.objective import LossTraits, MicroBatchInputs, objective
+from grpox.update.step_loss import StepTotals, token_weights
 from grpox_losses.bnpo import Bnpo
 from grpox_losses.cispo import Cispo
 from grpox_losses.configs import CispoConfig, ClippedConfig, SapoConfig
@@ -54,15 +54,15 @@ def step_gradient(loss, splits, beta=BETA, poison=None):
             values = [torch.where(m, x, poison) for x in values]
         output = objective(
             loss,
-            ObjectiveInputs(
+            MicroBatchInputs(
                 logprobs=values[0],
                 old_logprobs=values[1],
                 reference_logprobs=values[2] if beta else None,
                 token_mask=m,
                 advantages=advantages[rows],
-                token_weights=token_weights(loss.reduction, m, totals),
             ),
-            beta,
+            token_weights(loss.reduction, m, totals),
+            beta=beta,
         )
         output.loss.backward()
     return parameter.grad
@@ -105,7 +105,7 @@ def test_nan_that_a_loss_writes_at_masked_positions_is_dropped():
     logprobs, _, _, advantages, mask = tensors()
     parameter = logprobs.clone().requires_grad_()
     weights = torch.where(mask, 0.5, 0.0)
-    output = objective(NanWhereMasked(), ObjectiveInputs(parameter, mask, advantages, weights))
+    output = objective(NanWhereMasked(), MicroBatchInputs(parameter, mask, advantages), weights)
     output.loss.backward()
     expected = (0.5 * logprobs[mask]).sum()
     torch.testing.assert_close(output.loss.detach(), expected)
@@ -117,8 +117,8 @@ def test_a_wholly_masked_micro_batch_gives_a_connected_zero(loss):
     parameter = torch.zeros(2, 3, requires_grad=True)
     mask = torch.zeros(2, 3, dtype=torch.bool)
     weights = token_weights(loss.reduction, mask, StepTotals(0, 2, 1, 3))
-    inputs = ObjectiveInputs(parameter, mask, torch.tensor([1.0, -1.0]), weights, reference_logprobs=parameter)
-    output = objective(loss, inputs, BETA)
+    inputs = MicroBatchInputs(parameter, mask, torch.tensor([1.0, -1.0]), reference_logprobs=parameter)
+    output = objective(loss, inputs, weights, beta=BETA)
     output.loss.backward()
     assert output.loss.item() == 0
     assert torch.equal(parameter.grad, torch.zeros(2, 3))
@@ -128,7 +128,7 @@ def test_without_old_logprobs_the_ratio_is_one_with_its_gradient():
     logprobs, _, _, advantages, mask = tensors()
     parameter = logprobs.clone().requires_grad_()
     weights = token_weights(Reduction.TOKEN_MEAN, mask, StepTotals(int(mask.sum()), B, 1, T))
-    output = objective(Dapo(ClippedConfig()), ObjectiveInputs(parameter, mask, advantages, weights))
+    output = objective(Dapo(ClippedConfig()), MicroBatchInputs(parameter, mask, advantages), weights)
     output.loss.backward()
     assert output.diagnostics["ratio"][mask].eq(1).all()
     assert output.diagnostics["kl_old"].eq(0).all()
@@ -141,8 +141,9 @@ def test_correction_weights_scale_the_policy_term_and_leave_the_kl_term():
     weights = torch.where(mask, 1.0, 0.0).double()
 
     def total(correction, beta):
-        inputs = ObjectiveInputs(logprobs, mask, advantages, weights, old, reference, correction=correction)
-        return objective(Dapo(ClippedConfig()), inputs, beta).loss.item()
+        inputs = MicroBatchInputs(logprobs, mask, advantages, old, reference_logprobs=reference)
+        made = objective(Dapo(ClippedConfig()), inputs, weights, factor=correction, beta=beta)
+        return made.loss.item()
 
     policy, kl = total(None, 0.0), total(None, 1.0) - total(None, 0.0)
     assert total(torch.full_like(logprobs, 0.5), 1.0) == pytest.approx(0.5 * policy + kl)
@@ -159,8 +160,9 @@ def test_a_loss_that_folds_the_correction_is_given_it_and_not_multiplied_again()
 
     logprobs, _, _, advantages, mask = tensors()
     weights = torch.where(mask, 1.0, 0.0).double()
-    inputs = ObjectiveInputs(logprobs, mask, advantages, weights, correction=torch.full_like(logprobs, 3.0))
-    assert objective(Folding(), inputs).loss.item() == pytest.approx(3 * logprobs[mask].sum().item())
+    inputs, factor = MicroBatchInputs(logprobs, mask, advantages), torch.full_like(logprobs, 3.0)
+    made = objective(Folding(), inputs, weights, factor=factor, folds_correction=True)
+    assert made.loss.item() == pytest.approx(3 * logprobs[mask].sum().item())
 
 
 class Noting:
@@ -184,13 +186,17 @@ WEIGHTS = torch.tensor([[0.5, 0.25, 0.0]], dtype=torch.float64)
 ENTROPY = torch.tensor([[0.3, 0.7, NAN]], dtype=torch.float64)
 
 
-def worked(loss, beta=None, kl=None, **given):
+SETTINGS = ("beta", "kl", "factor", "bonus_weights")
+
+
+def worked(loss, **given):
     """The objective of the three tokens, A = 2; and the gradients of log pi and of the entropy."""
     logprobs, entropy = HALVES.clone().requires_grad_(), ENTROPY.clone().requires_grad_()
     advantages = torch.tensor([2.0], dtype=torch.float64)
-    settings = {name: value for name, value in {"beta": beta, "kl": kl}.items() if value is not None}
-    inputs = ObjectiveInputs(logprobs, TWO_OF_THREE, advantages, WEIGHTS, entropy=entropy, **given)
-    output = objective(loss, inputs, **settings)
+    settings = {name: given.pop(name) for name in SETTINGS if name in given}
+    settings["folds_correction"] = LossTraits.of(loss).folds_correction
+    inputs = MicroBatchInputs(logprobs, TWO_OF_THREE, advantages, entropy=entropy, **given)
+    output = objective(loss, inputs, WEIGHTS, **settings)
     output.loss.backward()
     return output, logprobs.grad, entropy.grad
 
@@ -201,7 +207,7 @@ def close(found, *expected):
 
 def test_a_loss_is_given_neutral_values_where_masked_and_log_pi_alone_has_a_gradient():
     loss = Noting()
-    worked(loss, old_logprobs=OLD, correction=torch.tensor([[3.0, 0.5, NAN]]).double())
+    worked(loss, old_logprobs=OLD, factor=torch.tensor([[3.0, 0.5, NAN]]).double())
     close(loss.given.logprobs.detach(), -LN2, -2 * LN2, 0)
     close(loss.given.old_logprobs, -2 * LN2, -2 * LN2, 0)
     close(loss.given.advantages, 2, 2, 0)
@@ -217,8 +223,8 @@ def test_a_loss_is_given_neutral_values_where_masked_and_log_pi_alone_has_a_grad
 def test_without_old_log_probabilities_or_entropy_a_loss_is_given_its_own_and_none():
     loss = Noting()
     logprobs = HALVES.clone().requires_grad_()
-    inputs = ObjectiveInputs(logprobs, TWO_OF_THREE, torch.tensor([2.0]).double(), WEIGHTS)
-    objective(loss, inputs)
+    inputs = MicroBatchInputs(logprobs, TWO_OF_THREE, torch.tensor([2.0]).double())
+    objective(loss, inputs, WEIGHTS)
     close(loss.given.old_logprobs, -LN2, -2 * LN2, 0)
     assert not loss.given.old_logprobs.requires_grad
     assert loss.given.entropy is None
@@ -243,8 +249,9 @@ def test_an_entropy_that_a_loss_uses_has_no_gradient_but_that_of_the_bonus():
 
 
 def test_a_bonus_without_an_entropy_is_none():
-    inputs = ObjectiveInputs(HALVES, TWO_OF_THREE, torch.tensor([2.0]), WEIGHTS, bonus_weights=WEIGHTS)
-    assert objective(Noting(), inputs).loss.item() == pytest.approx(2 * (0.5 * -LN2 + 0.25 * -2 * LN2))
+    inputs = MicroBatchInputs(HALVES, TWO_OF_THREE, torch.tensor([2.0]))
+    made = objective(Noting(), inputs, WEIGHTS, bonus_weights=WEIGHTS)
+    assert made.loss.item() == pytest.approx(2 * (0.5 * -LN2 + 0.25 * -2 * LN2))
 
 
 def test_a_token_that_is_left_out_keeps_its_kl_and_what_the_loss_said_of_it():
@@ -278,7 +285,7 @@ def test_a_reference_without_beta_is_measured_by_k3_and_adds_nothing():
 
 
 def test_the_unbiased_kl_is_weighed_by_the_ratio_to_the_old_policy():
-    output, _, _ = worked(Noting(), 0.1, "unbiased", old_logprobs=OLD, reference_logprobs=REFERENCE)
+    output, _, _ = worked(Noting(), beta=0.1, kl="unbiased", old_logprobs=OLD, reference_logprobs=REFERENCE)
     close(output.diagnostics["kl"], 2 * (2 - LN2 - 1), 0, 0)
 
 
@@ -293,7 +300,7 @@ def test_a_correction_that_is_nan_where_masked_leaks_nothing(folds):
 
     correction = torch.tensor([[3.0, 0.5, NAN]], dtype=torch.float64)
     loss = Folding()
-    output, gradient, _ = worked(loss, correction=correction)
+    output, gradient, _ = worked(loss, factor=correction)
     assert output.loss.item() == pytest.approx(2 * (0.5 * -LN2 * 3 + 0.25 * -2 * LN2 * 0.5))
     close(gradient, 2 * 0.5 * 3, 2 * 0.25 * 0.5, 0)
     if folds:
@@ -311,5 +318,22 @@ def test_a_loss_that_folds_the_correction_is_given_none_where_there_is_none():
 
 def test_an_advantage_of_each_token_is_its_own():
     advantages = torch.tensor([[2.0, -1.0, NAN]], dtype=torch.float64)
-    output = objective(Noting(), ObjectiveInputs(HALVES, TWO_OF_THREE, advantages, WEIGHTS))
+    output = objective(Noting(), MicroBatchInputs(HALVES, TWO_OF_THREE, advantages), WEIGHTS)
     assert output.loss.item() == pytest.approx(0.5 * -LN2 * 2 + 0.25 * -2 * LN2 * -1)
+
+
+def test_what_a_loss_does_not_declare_is_false():
+    assert LossTraits.of(Noting()) == LossTraits(Reduction.TOKEN_MEAN, False, False)
+    assert LossTraits(Reduction.TOKEN_MEAN) == LossTraits.of(Noting())
+
+
+def test_what_a_loss_declares_is_read_from_its_class_or_from_itself():
+    class Folding(Noting):
+        reduction = Reduction.SEQUENCE_SUM
+        folds_correction = True
+
+        def __init__(self):
+            self.zero_at_zero_advantage = True
+
+    assert LossTraits.of(Folding()) == LossTraits(Reduction.SEQUENCE_SUM, True, True)
+    assert LossTraits.of(Dapo(ClippedConfig())).zero_at_zero_advantage

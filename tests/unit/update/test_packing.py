@@ -1,4 +1,4 @@
-"""Steps cut into passes: nothing is lost or doubled, and no gradient is another."""
+"""Steps packed into micro-batches: nothing is lost or doubled, and no gradient is another."""
 
 from __future__ import annotations
 
@@ -16,20 +16,18 @@ from grpox.config import ComponentRef, TrainConfig
 from grpox.contracts import Rollout
 from grpox.plugins.discovery import discover
 from grpox.plugins.registry import Registry
-from grpox.policy.batch import collate
-from grpox.policy.forward_modes import PLAIN, ForwardWays
-from grpox.policy.row_layout import lay_out
-from grpox.policy.scoring_forward import prepare
+from grpox.policy.batch import Sample, collate, lay_out, samples_of
+from grpox.policy.forward_modes import FULL_LOGITS, ForwardMode
+from grpox.policy.scoring_forward import install_scoring_forward
 from grpox.runtime.world import World
-from grpox.update.forward import forward_pass
-from grpox.update.micro_batch import Slice
-from grpox.update.packing import Arrangement, Passes
-from grpox.update.reduction import count_step
-from grpox.update.step_loss import StepLoss
+from grpox.update.objective import LossTraits
+from grpox.update.packing import MicroBatchPacker, PackedStep
+from grpox.update.policy_update import MicroBatches, forward_pass
+from grpox.update.step_loss import StepLoss, count_step
 
 CPU = torch.device("cpu")
 WORLD = World(0, 1, CPU)
-SHARED = ForwardWays(chunked=True, shared_width=32)
+SHARED = ForwardMode(chunked=True, shared_width=32)
 LONGEST = 9
 REGISTRY = Registry(discover([]))
 
@@ -38,8 +36,8 @@ def loss_of(name: str) -> Any:
     return REGISTRY.build(REGISTRY.parse("loss", ComponentRef(name=name), "loss"))
 
 
-def slices_of(seed: int, count: int = 3, rows: int = 8, groups: int = 4) -> list[Slice]:
-    """Ragged slices of groups of four, a group in three without advantage, some tokens masked."""
+def micro_batches_of(seed: int, count: int = 3, rows: int = 8, groups: int = 4) -> list[list[Sample]]:
+    """Ragged samples of groups of four, a group in three without advantage, some tokens masked."""
     rng = random.Random(seed)
     prompts = [tuple(rng.randrange(3, 100) for _ in range(rng.randint(1, 6))) for _ in range(groups)]
     made = []
@@ -51,29 +49,36 @@ def slices_of(seed: int, count: int = 3, rows: int = 8, groups: int = 4) -> list
             logprobs = tuple(rng.uniform(-3, -1) for _ in range(length))
             rollouts.append(Rollout(row, 0, prompts[row // 4], completion, "stop", 0, logprobs))
             advantages.append(0.0 if row // 4 % 3 == 0 else rng.choice([-1.3, 0.0, 0.7]))
-        batch = collate(rollouts, advantages, 0, CPU)
-        batch.token_mask[rng.randrange(rows), :3] = False
-        made.append(Slice(batch))
+        samples = samples_of(rollouts, advantages)
+        samples[rng.randrange(rows)].token_mask[:3] = False
+        made.append(samples)
     return made
 
 
-def arrangement(loss: str = "grpo", ways: ForwardWays = SHARED, **settings: Any) -> Arrangement:
-    return Arrangement.of(TrainConfig(**settings), loss_of(loss), ways)
+def packer_of(loss: str = "grpo", mode: ForwardMode = SHARED, **settings: Any) -> MicroBatchPacker:
+    return MicroBatchPacker.of(TrainConfig(**settings), LossTraits.of(loss_of(loss)), mode)
 
 
-def gradients(slices: list[Slice], loss: str, model: Any, arranged: Arrangement, beta: float) -> torch.Tensor:
-    """Of one step, accumulated pass by pass in float64, as PolicyUpdate does."""
+def numbers(packed: PackedStep, micro_batches: MicroBatches) -> list[list[int]]:
+    """List for each packed micro-batch the places of its samples in the step; a filler has none."""
+    every = itertools.chain.from_iterable(micro_batches)
+    place = {id(sample): number for number, sample in enumerate(every)}
+    return [[place[id(s)] for s in each.samples if id(s) in place] for each in packed.micro_batches]
+
+
+def gradients(
+    micro_batches: MicroBatches, loss: str, model: Any, packer: MicroBatchPacker, beta: float
+) -> torch.Tensor:
+    """Gradients of one step, accumulated one micro-batch after the other in float64, as PolicyUpdate does."""
     correction = REGISTRY.build(REGISTRY.parse("correction", ComponentRef(name="none"), "correction"))
     step_loss = StepLoss(loss_of(loss), correction, beta)
-    totals = count_step((s.batch.token_mask for s in slices), WORLD, LONGEST)
+    totals = count_step(([s.token_mask for s in samples] for samples in micro_batches), WORLD, LONGEST)
     model.zero_grad()
-    passes = arranged.passes(slices, WORLD)
-    for each in passes.passes:
-        with torch.set_grad_enabled(each.teaches):
-            made = forward_pass(model, each.slice, step_loss, totals, 0.8, arranged.ways)
-        if each.teaches:
-            made.output.loss.backward()
-    passes.keep()
+    for each in packer.pack(micro_batches, WORLD).micro_batches:
+        with torch.set_grad_enabled(each.needs_backward):
+            made = forward_pass(model, collate(each.samples, CPU), step_loss, totals, 0.8, packer.mode)
+        if each.needs_backward:
+            made.loss.backward()
     return gradient_of(model)
 
 
@@ -118,21 +123,19 @@ def test_the_combinations_have_every_value_and_every_pair_of_values() -> None:
 @pytest.mark.parametrize("loss", OF_LOSS)
 @pytest.mark.parametrize("beta", [0.0, 0.1])
 def test_every_saving_alone_and_together_gives_the_same_gradient(loss: str, beta: float) -> None:
-    slices = slices_of(1)
+    micro_batches = micro_batches_of(1)
     plain = model_of("llama")
-    for slice_ in slices:  # the second pass over the batch, the policy having moved
-        shape = slice_.batch.token_mask.shape
-        slice_.old_logprobs = torch.full(shape, -4.6, dtype=torch.float64)
-        slice_.reference_logprobs = torch.full(shape, -4.7, dtype=torch.float64)
-    expected = gradients(
-        copy.deepcopy(slices), loss, plain, arrangement(loss, PLAIN, **ALL_OFF, beta=beta), beta
-    )
+    for sample in itertools.chain.from_iterable(micro_batches):  # a later step: the policy has moved
+        length = len(sample.completion)
+        sample.old_logprobs = torch.full((length,), -4.6, dtype=torch.float64)
+        sample.reference_logprobs = torch.full((length,), -4.7, dtype=torch.float64)
+    packer = packer_of(loss, FULL_LOGITS, **ALL_OFF, beta=beta)
+    expected = gradients(micro_batches, loss, plain, packer, beta)
     assert expected.abs().max() > 1e-3
     for settings in OF_LOSS[loss]:
         model = copy.deepcopy(plain)
-        train = TrainConfig(**settings, beta=beta)
-        arranged = Arrangement.of(train, loss_of(loss), prepare(model, train))
-        found = gradients(copy.deepcopy(slices), loss, model, arranged, beta)
+        mode = install_scoring_forward(model, TrainConfig(**settings, beta=beta))
+        found = gradients(micro_batches, loss, model, packer_of(loss, mode, **settings, beta=beta), beta)
         assert far(found, expected) < 1e-6, settings
 
 
@@ -142,72 +145,76 @@ def test_packing_gives_the_same_gradient_without_padding(
     loss: str, budget: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("grpox.policy.scoring_forward._attends_by_positions", lambda model: True)
-    slices, plain = slices_of(1), model_of("llama")
-    expected = gradients(copy.deepcopy(slices), loss, plain, arrangement(loss, PLAIN, **ALL_OFF), 0.0)
+    micro_batches, plain = micro_batches_of(1), model_of("llama")
+    expected = gradients(micro_batches, loss, plain, packer_of(loss, FULL_LOGITS, **ALL_OFF), 0.0)
     model, train = copy.deepcopy(plain), TrainConfig(prefix_sharing=False, max_tokens_per_micro_batch=budget)
-    arranged = Arrangement.of(train, loss_of(loss), prepare(model, train))
-    assert arranged.ways.packed
-    assert arranged.passes(copy.deepcopy(slices), WORLD).padding_fraction == 0
-    assert far(gradients(slices, loss, model, arranged, 0.0), expected) < 1e-6
+    mode = install_scoring_forward(model, train)
+    packer = MicroBatchPacker.of(train, LossTraits.of(loss_of(loss)), mode)
+    assert packer.mode.packed
+    assert packer.pack(micro_batches, WORLD).padding_fraction == 0
+    assert far(gradients(micro_batches, loss, model, packer, 0.0), expected) < 1e-6
 
 
-def test_every_row_is_in_one_pass_with_its_own_numbers() -> None:
-    slices = slices_of(2)
-    passes = arrangement(max_tokens_per_micro_batch=30).passes(slices, WORLD)
-    assert sorted(n for each in passes.passes for n in each.numbers) == list(range(24))
-    expected = torch.cat([s.batch.advantages for s in slices])
-    for each in passes.passes:
-        assert torch.equal(each.slice.batch.advantages, expected[list(each.numbers)])
-    rows = [row for s in slices for row in zip(s.batch.input_ids, s.batch.attention_mask, strict=True)]
-    for each in passes.passes:
-        batch = each.slice.batch
-        for number, ids, mask in zip(each.numbers, batch.input_ids, batch.attention_mask, strict=True):
-            assert torch.equal(ids[mask.bool()], rows[number][0][rows[number][1].bool()])
+def test_every_sample_is_in_one_micro_batch() -> None:
+    micro_batches = micro_batches_of(2)
+    packed = packer_of(max_tokens_per_micro_batch=30).pack(micro_batches, WORLD)
+    assert sorted(itertools.chain.from_iterable(numbers(packed, micro_batches))) == list(range(24))
+    assert sum(len(each.samples) for each in packed.micro_batches) == 24
 
 
-def test_only_rows_with_an_advantage_teach_and_they_come_last() -> None:
-    passes = arrangement().passes(slices_of(3), WORLD)
-    kinds = [each.teaches for each in passes.passes]
+def test_a_sample_that_is_twice_in_a_step_is_trained_on_twice() -> None:
+    micro_batches = micro_batches_of(2)
+    micro_batches[2][3] = micro_batches[0][1]
+    packed = packer_of(max_tokens_per_micro_batch=30).pack(micro_batches, WORLD)
+    every = [id(sample) for each in packed.micro_batches for sample in each.samples]
+    assert sorted(every) == sorted(id(sample) for samples in micro_batches for sample in samples)
+
+
+def test_only_samples_with_an_advantage_need_a_backward_pass_and_they_come_last() -> None:
+    packed = packer_of().pack(micro_batches_of(3), WORLD)
+    kinds = [each.needs_backward for each in packed.micro_batches]
     assert kinds == sorted(kinds)
     assert set(kinds) == {False, True}
-    for each in passes.passes:
-        live = (each.slice.batch.advantages != 0) & each.slice.batch.token_mask.any(dim=1)
-        assert bool(live.all()) if each.teaches else not bool(live.any())
+    for each in packed.micro_batches:
+        live = [sample.advantage != 0 and bool(sample.token_mask.any()) for sample in each.samples]
+        assert all(live) if each.needs_backward else not any(live)
 
 
 @pytest.mark.parametrize("settings", [{"beta": 0.1}, {"skip_zero_advantage": False}])
-def test_all_rows_teach_where_a_kl_needs_them_or_the_run_says_so(settings: dict[str, Any]) -> None:
-    assert all(each.teaches for each in arrangement(**settings).passes(slices_of(3), WORLD).passes)
+def test_all_need_a_backward_pass_where_a_kl_needs_them_or_the_run_says_so(settings: dict[str, Any]) -> None:
+    packed = packer_of(**settings).pack(micro_batches_of(3), WORLD)
+    assert all(each.needs_backward for each in packed.micro_batches)
 
 
-def test_a_step_that_teaches_nothing_has_a_backward_pass_all_the_same() -> None:
-    slices = slices_of(4)
-    for slice_ in slices:
-        slice_.batch.advantages.zero_()
-    passes = arrangement().passes(slices, WORLD)
-    assert [each.teaches for each in passes.passes].count(True) == 1
-    assert not passes.passes[-1].slice.batch.token_mask.any()
-    assert sorted(n for each in passes.passes for n in each.numbers) == list(range(24))
+def test_a_step_without_advantages_has_a_backward_pass_all_the_same() -> None:
+    micro_batches = micro_batches_of(4)
+    for sample in itertools.chain.from_iterable(micro_batches):
+        sample.advantage = 0.0
+    packed = packer_of().pack(micro_batches, WORLD)
+    assert [each.needs_backward for each in packed.micro_batches].count(True) == 1
+    [filler] = packed.micro_batches[-1].samples
+    assert not filler.token_mask.any()
+    assert sorted(itertools.chain.from_iterable(numbers(packed, micro_batches))) == list(range(24))
 
 
-def test_a_pass_holds_no_more_positions_than_its_budget() -> None:
-    slices = slices_of(5)
+def test_a_micro_batch_holds_no_more_positions_than_its_budget() -> None:
+    micro_batches = micro_batches_of(5)
     for width in (0, 32):
-        ways = ForwardWays(chunked=True, shared_width=width)
-        made = arrangement(ways=ways, max_tokens_per_micro_batch=30).passes(slices, WORLD)
-        for each in made.passes:
-            assert lay_out(each.slice.batch, width).input_ids.numel() <= 30
+        mode = ForwardMode(chunked=True, shared_width=width)
+        packed = packer_of(mode=mode, max_tokens_per_micro_batch=30).pack(micro_batches, WORLD)
+        for each in packed.micro_batches:
+            assert lay_out(collate(each.samples, CPU), width).input_ids.numel() <= 30
 
 
-def test_without_a_budget_a_pass_holds_no_more_completions_than_a_micro_batch() -> None:
-    made = arrangement(per_device_train_batch_size=5).passes(slices_of(6), WORLD)
-    assert max(len(each.numbers) for each in made.passes) <= 5
+def test_without_a_budget_a_micro_batch_holds_no_more_completions_than_one_of_the_schedule() -> None:
+    packed = packer_of(per_device_train_batch_size=5).pack(micro_batches_of(6), WORLD)
+    assert max(len(each.samples) for each in packed.micro_batches) <= 5
 
 
 def test_a_loss_of_single_micro_batches_keeps_those_of_the_schedule() -> None:
-    slices = slices_of(7)
-    passes = arrangement("bnpo", max_tokens_per_micro_batch=30).passes(slices, WORLD)
-    assert [list(each.numbers) for each in passes.passes] == [list(range(n, n + 8)) for n in (0, 8, 16)]
+    micro_batches = micro_batches_of(7)
+    packed = packer_of("bnpo", max_tokens_per_micro_batch=30).pack(micro_batches, WORLD)
+    assert numbers(packed, micro_batches) == [list(range(n, n + 8)) for n in (0, 8, 16)]
 
 
 @dataclass(frozen=True)
@@ -220,32 +227,19 @@ class BesideOthers(World):
         return [*items, *self.told]
 
 
-def test_every_rank_has_as_many_passes_of_each_kind_as_the_one_with_most() -> None:
-    world = BesideOthers(0, 2, CPU, [(9, 11, 100, 150)])
-    passes = arrangement().passes(slices_of(8), world)
-    kinds = [each.teaches for each in passes.passes]
+def test_every_rank_has_as_many_micro_batches_of_each_kind_as_the_one_with_most() -> None:
+    world, micro_batches = BesideOthers(0, 2, CPU, [(9, 11, 100, 150)]), micro_batches_of(8)
+    packed = packer_of().pack(micro_batches, world)
+    kinds = [each.needs_backward for each in packed.micro_batches]
     assert (kinds.count(False), kinds.count(True)) == (9, 11)
-    for each in passes.passes:
-        if not each.numbers:
-            assert not each.slice.batch.token_mask.any()
-
-
-def test_what_passes_fix_goes_back_to_the_rows_it_is_of() -> None:
-    slices = slices_of(9)
-    world = BesideOthers(0, 2, CPU, [(9, 11, 100, 150)])
-    passes: Passes = arrangement(max_tokens_per_micro_batch=30).passes(slices, world)
-    for each in passes.passes:  # the token itself, as if it were a log-probability
-        each.slice.old_logprobs = each.slice.batch.completion_ids.float()
-    passes.keep()
-    for slice_ in slices:
-        assert slice_.old_logprobs is not None
-        assert torch.equal(slice_.old_logprobs, slice_.batch.completion_ids.float())
-        assert slice_.reference_logprobs is None
+    for each, places in zip(packed.micro_batches, numbers(packed, micro_batches), strict=True):
+        if not places:
+            assert not any(sample.token_mask.any() for sample in each.samples)
 
 
 def test_padding_is_told_as_the_part_of_positions_without_a_token() -> None:
     rollouts = [Rollout(0, 0, (5, 6), (7,) * n, "stop", 0) for n in (4, 2)]
-    slices = [Slice(collate(rollouts, [1.0, -1.0], 0, CPU))]
-    apart = arrangement(ways=ForwardWays(chunked=True)).passes(slices, WORLD)
+    micro_batches = [samples_of(rollouts, [1.0, -1.0])]
+    apart = packer_of(mode=ForwardMode(chunked=True)).pack(micro_batches, WORLD)
     assert apart.padding_fraction == pytest.approx(2 / 12)
-    assert arrangement().passes(slices, WORLD).padding_fraction == 0
+    assert packer_of().pack(micro_batches, WORLD).padding_fraction == 0

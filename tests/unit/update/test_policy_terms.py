@@ -7,8 +7,8 @@ of the float64 reference, in which a step is plain loops over tokens.
 from __future__ import annotations
 
 import copy
+import itertools
 import threading
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -17,15 +17,15 @@ import torch
 from support.patience import patient
 from support.reference import step as reference
 from support.small_models import far, gradient_of, model_of
-from test_packing import ALL_OFF, COMBINATIONS, LONGEST, REGISTRY, WORLD, loss_of, slices_of
+from test_packing import ALL_OFF, COMBINATIONS, LONGEST, REGISTRY, WORLD, loss_of, micro_batches_of
 from torch import Tensor
 
 from grpox.config import ComponentRef, RunConfig
+from grpox.policy.batch import Sample, collate
 from grpox.policy.logprobs import completion_logprobs
-from grpox.policy.scoring_forward import prepare
+from grpox.policy.scoring_forward import install_scoring_forward
 from grpox.runtime.world import World
-from grpox.update.micro_batch import Slice, merged, rows_of_slice
-from grpox.update.policy_update import PolicyUpdate
+from grpox.update.policy_update import MicroBatches, PolicyUpdate
 
 TEMPERATURE = 0.8
 BONUS = {"entropy_coef": 0.3}
@@ -47,7 +47,7 @@ class PlainEngine:
     steps = 0
 
     def __init__(self, model: Any, train: Any) -> None:
-        self.model, self.ways = model, prepare(model, train)
+        self.model, self.mode = model, install_scoring_forward(model, train)
         self.forwards = 0
 
     def __call__(self, **inputs: Any) -> Any:
@@ -82,40 +82,44 @@ def update(model: Any, loss: str, world: Any = WORLD, **train: Any) -> PolicyUpd
     return PolicyUpdate(engine, None, loss_of(loss), correction, config, world)
 
 
-def step_of(slices: Sequence[Slice], loss: str = "grpo", **train: Any) -> tuple[Tensor, dict[str, float]]:
-    """Gradient and metrics of one step; the slices are left as they are."""
+def step_of(micro_batches: MicroBatches, loss: str = "grpo", **train: Any) -> tuple[Tensor, dict[str, float]]:
+    """Gradient and metrics of one step; the samples are left as they are."""
     model = small_model()
-    metrics = update(model, loss, **train).step(copy.deepcopy(slices))
+    metrics = update(model, loss, **train).step(copy.deepcopy(micro_batches))
     return gradient_of(model), metrics
 
 
-def later(slices: list[Slice]) -> list[Slice]:
+def later(micro_batches: list[list[Sample]]) -> list[list[Sample]]:
     """As in a second pass over the batch, the policy having moved, with a reference."""
-    for slice_ in slices:
-        shape = slice_.batch.token_mask.shape
-        slice_.old_logprobs = torch.full(shape, -4.6, dtype=torch.float64)
-        slice_.old_logprobs[:, ::2] = -7.5  # ratios below and above 1, for either sign of the advantage
-        slice_.reference_logprobs = torch.full(shape, -4.7, dtype=torch.float64)
-    return slices
+    for sample in itertools.chain.from_iterable(micro_batches):
+        length = len(sample.completion)
+        sample.old_logprobs = torch.full((length,), -4.6, dtype=torch.float64)
+        sample.old_logprobs[::2] = -7.5  # ratios below and above 1, for either sign of the advantage
+        sample.reference_logprobs = torch.full((length,), -4.7, dtype=torch.float64)
+    return micro_batches
 
 
-def expected(slices: Sequence[Slice], loss: str, beta: float = 0.0, **terms: float) -> tuple[Tensor, float]:
+def expected(micro_batches: MicroBatches, loss: str, beta: float = 0.0, **terms: float) -> tuple[Tensor, float]:
     """Gradient and loss as the reference has them, of one forward pass by torch's own functions."""
     model = small_model()
-    micro_batches, roots, upstream = [], [], []
-    tokens = sum(int(slice_.batch.token_mask.sum()) for slice_ in slices)
-    for slice_ in slices:
-        batch = slice_.batch
+    told, roots, upstream = [], [], []
+    tokens = sum(int(s.token_mask.sum()) for s in itertools.chain.from_iterable(micro_batches))
+    for samples in micro_batches:
+        batch = collate(samples, WORLD.device)
         logprobs, _ = completion_logprobs(model, batch, TEMPERATURE)
         logits = model(
             input_ids=batch.input_ids, attention_mask=batch.attention_mask, position_ids=batch.position_ids
         ).logits[:, -batch.token_mask.shape[1] - 1 : -1]
         log_p = torch.log_softmax(logits / TEMPERATURE, dim=-1)
         entropy = -(log_p.exp() * log_p).sum(dim=-1)
-        micro_batches.append(
+        old = logprobs.detach().clone()
+        for row, sample in enumerate(samples):
+            if sample.old_logprobs is not None:
+                old[row, : len(sample.completion)] = sample.old_logprobs
+        told.append(
             {
                 "logprobs": logprobs.detach(),
-                "old_logprobs": logprobs.detach() if slice_.old_logprobs is None else slice_.old_logprobs,
+                "old_logprobs": old,
                 "ref_logprobs": torch.full_like(logprobs.detach(), -4.7),
                 "sampler_logprobs": batch.sampler_logprobs.double(),
                 "advantages": batch.advantages.double(),
@@ -126,7 +130,7 @@ def expected(slices: Sequence[Slice], loss: str, beta: float = 0.0, **terms: flo
         roots += [logprobs, (entropy * batch.token_mask).sum()]
         upstream.append(-terms.get("entropy_coef", 0.0) / tokens)
     options: dict[str, Any] = {"beta": beta, "max_completion_length": LONGEST, **terms}
-    value, gradients = reference.step_gradient(loss, micro_batches, **options)
+    value, gradients = reference.step_gradient(loss, told, **options)
     pairs = zip(gradients, upstream, strict=True)
     torch.autograd.backward(
         roots, [each for gradient, bonus in pairs for each in (gradient, torch.tensor(bonus).double())]
@@ -137,48 +141,49 @@ def expected(slices: Sequence[Slice], loss: str, beta: float = 0.0, **terms: flo
 @pytest.mark.parametrize("loss", ["grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo"])
 @each_term
 def test_a_later_step_has_the_gradient_of_the_reference(terms: dict[str, float], loss: str) -> None:
-    slices = later(slices_of(1))
-    wanted, value = expected(slices, loss, beta=0.1, **terms)
-    found, metrics = step_of(slices, loss, beta=0.1, **terms)
+    micro_batches = later(micro_batches_of(1))
+    wanted, value = expected(micro_batches, loss, beta=0.1, **terms)
+    found, metrics = step_of(micro_batches, loss, beta=0.1, **terms)
     assert far(found, wanted) < 1e-6
     assert metrics["loss"] == pytest.approx(value, rel=1e-6)
-    without, _ = step_of(slices, loss, beta=0.1)
+    without, _ = step_of(micro_batches, loss, beta=0.1)
     assert far(found, without) > 1e-3  # it does something
 
 
 @each_term
 def test_the_first_step_on_a_batch_too(terms: dict[str, float]) -> None:
-    slices = slices_of(2)
-    wanted, value = expected(slices, "dapo", **terms)
-    found, metrics = step_of(slices, "dapo", **terms)
+    micro_batches = micro_batches_of(2)
+    wanted, value = expected(micro_batches, "dapo", **terms)
+    found, metrics = step_of(micro_batches, "dapo", **terms)
     assert far(found, wanted) < 1e-6
     assert metrics["loss"] == pytest.approx(value, rel=1e-6, abs=1e-6)
     assert (metrics["ratio/min"], metrics["ratio/max"], metrics["kl_old"]) == (1, 1, 0)
 
 
+WholeStep = tuple[list[list[Sample]], Tensor, float]
+
+
 @pytest.fixture(scope="module")
-def whole_step() -> tuple[list[Slice], Tensor, float]:
-    """Slices of a later step, which nobody changes, and their gradient and loss with all terms."""
-    slices = later(slices_of(1))
-    return slices, *expected(slices, "grpo", **ALL)
+def whole_step() -> WholeStep:
+    """Micro-batches of a later step, which nobody changes, and their gradient and loss with all terms."""
+    micro_batches = later(micro_batches_of(1))
+    return micro_batches, *expected(micro_batches, "grpo", **ALL)
 
 
 @pytest.mark.parametrize("settings", COMBINATIONS, ids=str)
-def test_no_saving_changes_it(settings: dict[str, Any], whole_step: tuple[list[Slice], Tensor, float]) -> None:
-    slices, wanted, _ = whole_step
-    found, _ = step_of(slices, "grpo", **settings, **ALL)
+def test_no_saving_changes_it(settings: dict[str, Any], whole_step: WholeStep) -> None:
+    micro_batches, wanted, _ = whole_step
+    found, _ = step_of(micro_batches, "grpo", **settings, **ALL)
     assert far(found, wanted) < 1e-6
 
 
 @pytest.mark.parametrize("count", [1, 2, 6, 12], ids="{} micro-batches".format)
-def test_no_split_into_micro_batches_changes_it(
-    count: int, whole_step: tuple[list[Slice], Tensor, float]
-) -> None:
+def test_no_split_into_micro_batches_changes_it(count: int, whole_step: WholeStep) -> None:
     """The same 24 rows, as the schedule cuts them and nothing sorts them anew."""
-    slices, wanted, value = whole_step
-    whole = merged(slices)
+    micro_batches, wanted, value = whole_step
+    every = list(itertools.chain.from_iterable(micro_batches))
     size = 24 // count
-    cut = [rows_of_slice(whole, range(first, first + size)) for first in range(0, 24, size)]
+    cut = [every[first : first + size] for first in range(0, 24, size)]
     found, metrics = step_of(cut, "grpo", **ALL_OFF, **ALL)
     assert far(found, wanted) < 1e-6
     assert metrics["loss"] == pytest.approx(value, rel=1e-6)
@@ -213,15 +218,15 @@ class ThreadedWorld(World):
 
 @pytest.mark.parametrize("settings", [{}, ALL_OFF, {"max_tokens_per_micro_batch": 40}], ids=str)
 def test_no_number_of_ranks_changes_it(settings: dict[str, Any]) -> None:
-    slices = later(slices_of(3, count=4))
-    wanted, _ = expected(slices, "grpo", **ALL)
-    _, alone = step_of(slices, "grpo", **settings, **ALL)
+    micro_batches = later(micro_batches_of(3, count=4))
+    wanted, _ = expected(micro_batches, "grpo", **ALL)
+    _, alone = step_of(micro_batches, "grpo", **settings, **ALL)
 
     models = [small_model() for _ in range(2)]  # not in the threads: their random numbers are global
 
     def rank(world: ThreadedWorld) -> tuple[Tensor, dict[str, float]]:
         taken = update(models[world.rank], "grpo", world, **settings, **ALL)
-        metrics = taken.step(copy.deepcopy(slices[world.rank :: 2]))
+        metrics = taken.step(copy.deepcopy(micro_batches[world.rank :: 2]))
         return gradient_of(models[world.rank]), metrics
 
     with ThreadPoolExecutor(2) as pool:
@@ -233,47 +238,48 @@ def test_no_number_of_ranks_changes_it(settings: dict[str, Any]) -> None:
 
 
 def test_what_is_left_out_is_measured() -> None:
-    slices = slices_of(1)
-    _, metrics = step_of(slices, **HIGH, **NEAR)
-    tokens = sum(int(slice_.batch.token_mask.sum()) for slice_ in slices)
-    negative = sum(int((slice_.batch.advantages < 0).sum()) for slice_ in slices)
+    micro_batches = micro_batches_of(1)
+    _, metrics = step_of(micro_batches, **HIGH, **NEAR)
+    every = list(itertools.chain.from_iterable(micro_batches))
+    tokens = sum(int(sample.token_mask.sum()) for sample in every)
+    negative = sum(sample.advantage < 0 for sample in every)
     assert metrics["top_entropy/kept"] == pytest.approx(0.3, abs=1 / tokens)
     # Two of four with a negative advantage, of the 23 completions that have a token that counts.
     assert negative == 4
     assert metrics["off_policy_masked"] == pytest.approx(2 / 23)
     assert metrics["entropy"] < metrics["top_entropy/threshold"]
-    _, off = step_of(slices)
+    _, off = step_of(micro_batches)
     assert not {"off_policy_masked", "top_entropy/kept", "top_entropy/threshold"} & off.keys()
 
 
 def test_completions_without_an_advantage_have_the_bonus() -> None:
-    slices = slices_of(4)
-    for slice_ in slices:
-        slice_.batch.advantages.zero_()
-    wanted, _ = expected(slices, "dapo", **BONUS)
-    found, metrics = step_of(slices, "dapo", **BONUS)
+    micro_batches = micro_batches_of(4)
+    for sample in itertools.chain.from_iterable(micro_batches):
+        sample.advantage = 0.0
+    wanted, _ = expected(micro_batches, "dapo", **BONUS)
+    found, metrics = step_of(micro_batches, "dapo", **BONUS)
     assert wanted.abs().max() > 1e-4
     assert far(found, wanted) < 1e-6
     assert metrics["loss"] == pytest.approx(-0.3 * metrics["entropy"], rel=1e-6)
 
 
 def test_a_step_of_which_all_tokens_are_masked_has_a_gradient_of_zero() -> None:
-    slices = slices_of(5)
-    for slice_ in slices:
-        slice_.batch.token_mask[:] = False
-    found, metrics = step_of(slices, **ALL)
+    micro_batches = micro_batches_of(5)
+    for sample in itertools.chain.from_iterable(micro_batches):
+        sample.token_mask[:] = False
+    found, metrics = step_of(micro_batches, **ALL)
     assert not found.any()
     assert metrics["loss"] == 0
     assert "top_entropy/kept" not in metrics
 
 
 def test_tokens_are_chosen_for_one_step_and_cost_one_forward_of_it() -> None:
-    slices = slices_of(6)
+    micro_batches = micro_batches_of(6)
     counts = []
     for part in (1.0, 0.2):
         taken = update(small_model(), "grpo", **ALL_OFF, top_entropy_quantile=part)
-        taken.step(slices)
+        taken.step(micro_batches)
         engine: Any = taken.engine
         counts.append(engine.forwards)
     assert counts == [3, 6]
-    assert all(slice_.policy_keep is None for slice_ in slices)
+    assert all(s.policy_keep is None for s in itertools.chain.from_iterable(micro_batches))

@@ -13,11 +13,10 @@ from torch import Tensor
 from grpox.config import TrainConfig
 from grpox.contracts import Correction, LossInputs, LossOutput, Reduction
 from grpox.errors import RunFailed
-from grpox.policy.batch import RolloutBatch
 from grpox.runtime.world import World
-from grpox.update.mismatch import StepMismatch
-from grpox.update.reduction import StepTotals
-from grpox.update.step_loss import Corrected, MicroBatchInputs, MicroBatchLoss, StepLoss, corrected
+from grpox.update.mismatch import mismatch_of
+from grpox.update.objective import Corrected, LossTraits, MicroBatchInputs, MicroBatchLoss
+from grpox.update.step_loss import CorrectionTraits, StepLoss, StepTotals, corrected
 from grpox.update.token_metrics import TokenMetrics
 from grpox_corrections.configs import (
     GeometricMaskConfig,
@@ -115,6 +114,32 @@ def test_by_default_there_is_no_kl_no_bonus_and_no_mask() -> None:
     assert step_loss.off_policy_mask_threshold is None
 
 
+def test_the_declarations_of_loss_and_correction_are_read_once() -> None:
+    step_loss = StepLoss(DAPO, CORRECTIONS["geometric-mask"])
+    assert step_loss.traits == LossTraits.of(DAPO)
+    assert step_loss.traits is step_loss.traits
+    assert step_loss.correction_traits == CorrectionTraits.of(CORRECTIONS["geometric-mask"])
+    assert step_loss.correction_traits is step_loss.correction_traits
+
+
+def test_a_loss_that_folds_the_correction_is_not_multiplied_by_it_again() -> None:
+    class Folding(LogPi):
+        folds_correction = True
+
+        def per_token(self, inputs: LossInputs) -> LossOutput:
+            assert inputs.correction_weights is not None
+            return LossOutput(-inputs.advantages * inputs.logprobs * inputs.correction_weights)
+
+    gradients = []
+    for loss in (LogPi(), Folding()):
+        inputs = inputs_of()
+        StepLoss(loss, Given([[3.0] * 3] * 2)).micro_batch(inputs, TOTALS).loss.backward()
+        gradients.append(inputs.logprobs.grad)
+    assert gradients[1] is not None
+    same(gradients[1], [[-3 / 5] * 3, [3 / 5, 3 / 5, 0]])
+    same(gradients[1], gradients[0])
+
+
 @pytest.mark.parametrize(("coefficient", "has"), [(0.0, False), (0.001, True), (1.0, True)])
 def test_the_entropy_has_a_gradient_where_there_is_a_bonus(coefficient: float, has: bool) -> None:
     assert StepLoss(DAPO, NONE, entropy_coef=coefficient).entropy_gradient is has
@@ -205,6 +230,7 @@ def test_a_correction_scales_kept_tokens_and_drops_the_others() -> None:
     made.loss.backward()
     assert inputs.logprobs.grad is not None
     same(inputs.logprobs.grad, [[-0.1, -0.6, 0], [0.4, 0, 0]])
+    assert made.corrected is not None
     same(made.corrected.factor, [[0.5, 3.0, 0], [2.0, 0, 0]])
     same(made.corrected.keep, [[1, 1, 0], [1, 0, 0]])
     torch.testing.assert_close(made.corrected.weights, correction.correct(PI, PI, MASK)[0], equal_nan=True)
@@ -255,13 +281,11 @@ def test_a_correction_that_changes_what_it_is_given_ends_the_run_by_name() -> No
         corrected(InPlace(), OLD, MU, MASK)
 
 
-def metrics_of(correction: Correction, made: MicroBatchLoss, sampler: Tensor | None) -> dict[str, Any]:
+def metrics_of(correction: Correction, made: MicroBatchLoss) -> dict[str, Any]:
     """Mean, min and max over the tokens of all that a step measures."""
-    told = torch.full_like(PI, NAN) if sampler is None else sampler
-    batch = RolloutBatch(torch.ones(2, 4).long(), torch.ones(2, 4).long(), MASK, told, ADVANTAGES)
-    mismatch, metrics = StepMismatch(correction), TokenMetrics()
-    mismatch.add(made.corrected, batch)
-    mismatch.add_to(metrics)
+    metrics = TokenMetrics()
+    mismatch = mismatch_of([made], CorrectionTraits.of(correction))
+    metrics.add(mismatch, torch.ones(int(MASK.sum()), dtype=torch.bool))
     metrics.add(made.diagnostics, MASK)
     return dict(metrics.reduce(World(0, 1, CPU)))
 
@@ -278,6 +302,7 @@ def test_sampler_values_where_masked_change_nothing(name: str, garbage: float) -
         made.loss.backward()
         assert inputs.logprobs.grad is not None
         assert made.off_policy_keep is not None
+        assert made.corrected is not None
         tensors = [
             made.loss.detach(),
             inputs.logprobs.grad,
@@ -288,7 +313,7 @@ def test_sampler_values_where_masked_change_nothing(name: str, garbage: float) -
             made.policy_loss,
             *made.diagnostics.values(),
         ]
-        found.append((tensors, metrics_of(correction, made, sampler)))
+        found.append((tensors, metrics_of(correction, made)))
     (expected, metrics), (tensors, others) = found
     assert all(map(torch.equal, tensors, expected))
     assert all(tensor.isfinite().all() for tensor in tensors)

@@ -1,0 +1,189 @@
+"""Logging below the logger ``grpox``, whose records have their rank and hold no secret.
+
+A program that calls `grpox.train` gets the records through the handlers that it has set up itself: none is
+added unless `show_logs` is called, as every command does.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+from grpox.errors import ConfigError, Problem, text_of
+from grpox.errors.redaction import redact
+from grpox.runtime import launch
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+ROOT = "grpox"
+LEVELS = ("debug", "info", "warning", "error")
+LEVEL_VARIABLE, FILE_VARIABLE = "GRPOX_LOG_LEVEL", "GRPOX_LOG_FILE"
+"""The environment's word for ``--log-level`` and ``--log-file``; processes that a command starts inherit it."""
+DISPLAYED: Mapping[str, Any] = {"is_displayed": True}
+"""`extra` of a record whose text already stands on the screen: files and a program's own handlers take it."""
+PLAIN_FORMAT = "%(asctime)s %(levelname)s rank %(rank)d %(name)s: %(message)s"
+_STYLES = {logging.DEBUG: "dim", logging.WARNING: "yellow", logging.ERROR: "bold red"}
+
+_handlers: list[logging.Handler] = []
+"""Handlers that `show_logs` added."""
+
+
+def get_logger(name: str) -> logging.Logger:
+    """Return the logger of a module, below ``grpox``: that of ``grpox_mlflow.store`` is ``grpox.mlflow.store``.
+
+    Args:
+        name: the module's ``__name__``, a plugin's too.
+    """
+    if name.startswith(f"{ROOT}_"):
+        name = name.removeprefix(f"{ROOT}_")
+    logger = logging.getLogger(name if name.partition(".")[0] == ROOT else f"{ROOT}.{name}")
+    logger.addFilter(_prepare)  # a second time it changes nothing
+    return logger
+
+
+def show_logs(level: str = "info", file: Path | None = None) -> None:
+    """Show the records on standard error, and write them into `file` as well; undoes an earlier call.
+
+    On a terminal the text stands alone, warnings in yellow; elsewhere behind time, level, rank and logger. Of
+    ranks other than 0 the screen shows warnings and errors, at the level debug everything. While this is in
+    force, handlers of the root logger get no record of grpox.
+
+    Args:
+        level: the least that is shown and written: debug, info, warning or error.
+        file: of rank 0, appended to; rank 1 writes ``run.rank1.log`` beside ``run.log``.
+
+    Raises:
+        ConfigError: there is no such level, or the file cannot be written.
+    """
+    if level.lower() not in LEVELS:
+        raise ConfigError(Problem("no such level", "--log-level", given=level, allowed=", ".join(LEVELS)))
+    handlers: list[logging.Handler] = [_Screen(shows_all=level.lower() == "debug")]
+    if file is not None:
+        handlers.append(_open_file(file))
+    hide_logs()
+    logger = logging.getLogger(ROOT)
+    for handler in handlers:
+        handler.addFilter(_prepare)
+        handler.setFormatter(logging.Formatter(PLAIN_FORMAT, "%Y-%m-%d %H:%M:%S"))
+        logger.addHandler(handler)
+    _handlers.extend(handlers)
+    logger.setLevel(level.upper())
+    logger.propagate = False
+
+
+def hide_logs() -> None:
+    """Undo `show_logs`."""
+    logger = logging.getLogger(ROOT)
+    for handler in _handlers:
+        logger.removeHandler(handler)
+        handler.close()
+    _handlers.clear()
+    logger.setLevel(logging.NOTSET)
+    logger.propagate = True
+
+
+class WarnOnce:
+    """Logs warnings by a key, each once; those of a key that was seen before are dropped.
+
+    Args:
+        logger: of the module that warns.
+    """
+
+    def __init__(self, logger: logging.Logger) -> None:
+        self._logger = logger
+        self._seen: set[str] = set()
+
+    def __call__(self, key: str, warning: str) -> None:
+        if key not in self._seen:
+            self._seen.add(key)
+            self._logger.warning("%s", warning)
+
+    def all(self, warnings: Mapping[str, str]) -> None:
+        """Log each of `warnings`, by key."""
+        for key, warning in warnings.items():
+            self(key, warning)
+
+
+def _prepare(record: logging.LogRecord) -> bool:
+    """Give a record its rank, and mask the secrets in its text and traceback."""
+    record.rank = launch.rank_told()
+    record.msg, record.args = redact(record.getMessage()), ()
+    if record.exc_info and not record.exc_text:
+        record.exc_text = redact(logging.Formatter().formatException(record.exc_info))
+    return True
+
+
+class _Screen(logging.Handler):
+    """Writes to what is standard error at the time: by rich on a terminal, else in plain lines."""
+
+    def __init__(self, shows_all: bool) -> None:
+        super().__init__()
+        self._shows_all = shows_all
+        self._console: Console | None = None
+        self.addFilter(self._is_for_screen)
+
+    def _is_for_screen(self, record: logging.LogRecord) -> bool:
+        is_of_interest = launch.rank_told() == 0 or record.levelno >= logging.WARNING or self._shows_all
+        return is_of_interest and not hasattr(record, "is_displayed")
+
+    def emit(self, record: logging.LogRecord) -> None:
+        stream: TextIO | None = sys.stderr
+        try:
+            if stream is None:  # started without one: `grpox ... 2>&-`
+                return
+            if stream.isatty():
+                self._draw(record)
+            else:
+                stream.write(self.format(record) + "\n")
+                stream.flush()
+        except Exception:  # noqa: BLE001 - logging's own way to tell that a record could not be written
+            self.handleError(record)
+
+    def _draw(self, record: logging.LogRecord) -> None:
+        if self._console is None:
+            from rich.console import Console  # where nobody looks at a terminal, its import is spared
+
+            self._console = Console(stderr=True)
+        kind = "" if record.levelno == logging.INFO else f"{record.levelname.lower()}: "
+        rank = f"[rank {launch.rank_told()}] " if launch.rank_told() else ""
+        text = "\n".join(filter(None, (f"{kind}{rank}{record.getMessage()}", record.exc_text)))
+        style = _STYLES.get(record.levelno)
+        self._console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+
+
+class _File(logging.FileHandler):
+    """A log file; that it cannot be written to any more, as on a full disk, is told once."""
+
+    _is_broken = False
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        if not self._is_broken:
+            self._is_broken = True
+            why = text_of(sys.exc_info()[1] or OSError("unknown error"))
+            get_logger(__name__).warning("the log file %s cannot be written: %s", self.baseFilename, why)
+
+    def close(self) -> None:
+        with suppress(OSError):  # of a record that was not written, which was told then
+            super().close()
+
+
+def _open_file(path: Path) -> _File:
+    rank = launch.rank_told()
+    own = path.with_name(f"{path.stem}.rank{rank}{path.suffix}") if rank else path
+    try:
+        return _File(own, encoding="utf-8")
+    except OSError as error:
+        problem = Problem(f"cannot be written: {text_of(error)}", "--log-file", given=str(own))
+        raise ConfigError(problem) from error
+
+
+def show_logs_of_child() -> None:
+    """Show the records of a process that a command has started, as the command was told to."""
+    if level := os.environ.get(LEVEL_VARIABLE):
+        show_logs(level)

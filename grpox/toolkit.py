@@ -1,0 +1,135 @@
+"""Functions of grpox that plugins may call, beside the contracts; all of it is plugin API.
+
+The built-in plugins use no others. A name is imported when it is first used: importing this module imports
+nothing heavy.
+
+| for | names |
+|---|---|
+| generators, and rewards with models | `stream_weights`, `stream_base`, `stream_adapters`, `write_adapter`, `adapted_layers`, `base_parameters`, `base_buffers`, `persistent_buffers`, `ADAPTER`, `hub_kernels`, `random_numbers_kept`, `world_size` |
+| advantages | `weighted_sum`, `ROUNDING` |
+| trackers | `checkpoints_in`, `step_of`, `read_samples`, `Curve`, `binned`, `describe_early_stop`, `look_at`, `UnreadableData`, `LOCK_FILE`, `read_lock`, `parameter_defaults` |
+| commands | `load_run`, `recipe_names`, `input_path`, `model_problems` |
+| files and processes | `write_whole`, `whole_file`, `flush_to_disk`, `hold`, `variables_kept` |
+| messages | `counted`, `amount`, `duration`, `some`, `text_of`, `describe`, `chain`, `shorten`, `TEXT`, `MASK` |
+"""  # noqa: E501 - a table
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from grpox.checkpoint.folders import checkpoints_in, step_of
+    from grpox.checkpoint.rng import random_numbers_kept
+    from grpox.data.json_rows import UnreadableData
+    from grpox.errors import TEXT, chain, describe, shorten, text_of
+    from grpox.errors.formatting import amount, counted, duration, some
+    from grpox.errors.redaction import MASK
+    from grpox.observing.early_stop import told as describe_early_stop
+    from grpox.observing.report.curves import Curve, binned
+    from grpox.observing.report.samples import read_samples
+    from grpox.policy.adapter_folder import write_adapter
+    from grpox.policy.adapter_streams import stream_adapters, stream_base
+    from grpox.policy.buffers import persistent_buffers
+    from grpox.policy.lora.layers import ADAPTER, adapted_layers, base_buffers, base_parameters
+    from grpox.policy.models import hub_kernels
+    from grpox.policy.weight_stream import stream_weights
+    from grpox.rollout.rewards.weighted_sum import ROUNDING, weighted_sum
+    from grpox.runfile.data_files import look_at
+    from grpox.runfile.defaults import parameter_defaults
+    from grpox.runfile.input_paths import input_path, model_problems
+    from grpox.runfile.load import load_run
+    from grpox.runfile.lock.file import LOCK_FILE, read_lock
+    from grpox.runfile.recipe_files import recipe_names
+    from grpox.runtime.environment import variables_kept
+    from grpox.runtime.files import sync as flush_to_disk
+    from grpox.runtime.files import whole_file, write_whole
+    from grpox.runtime.launch import world_size
+    from grpox.runtime.run_lock import hold
+
+__all__ = [
+    "ADAPTER",
+    "LOCK_FILE",
+    "MASK",
+    "ROUNDING",
+    "TEXT",
+    "Curve",
+    "UnreadableData",
+    "adapted_layers",
+    "amount",
+    "base_buffers",
+    "base_parameters",
+    "binned",
+    "chain",
+    "checkpoints_in",
+    "counted",
+    "describe",
+    "describe_early_stop",
+    "duration",
+    "flush_to_disk",
+    "hold",
+    "hub_kernels",
+    "input_path",
+    "load_run",
+    "look_at",
+    "model_problems",
+    "parameter_defaults",
+    "persistent_buffers",
+    "random_numbers_kept",
+    "read_lock",
+    "read_samples",
+    "recipe_names",
+    "shorten",
+    "some",
+    "step_of",
+    "stream_adapters",
+    "stream_base",
+    "stream_weights",
+    "text_of",
+    "variables_kept",
+    "weighted_sum",
+    "whole_file",
+    "world_size",
+    "write_adapter",
+    "write_whole",
+]
+
+_HOMES = {
+    "grpox.checkpoint.folders": ("checkpoints_in", "step_of"),
+    "grpox.checkpoint.rng": ("random_numbers_kept",),
+    "grpox.data.json_rows": ("UnreadableData",),
+    "grpox.errors": ("TEXT", "chain", "describe", "shorten", "text_of"),
+    "grpox.errors.formatting": ("amount", "counted", "duration", "some"),
+    "grpox.errors.redaction": ("MASK",),
+    "grpox.observing.early_stop": ("describe_early_stop",),
+    "grpox.observing.report.curves": ("Curve", "binned"),
+    "grpox.observing.report.samples": ("read_samples",),
+    "grpox.policy.adapter_folder": ("write_adapter",),
+    "grpox.policy.adapter_streams": ("stream_adapters", "stream_base"),
+    "grpox.policy.buffers": ("persistent_buffers",),
+    "grpox.policy.lora.layers": ("ADAPTER", "adapted_layers", "base_buffers", "base_parameters"),
+    "grpox.policy.models": ("hub_kernels",),
+    "grpox.policy.weight_stream": ("stream_weights",),
+    "grpox.rollout.rewards.weighted_sum": ("ROUNDING", "weighted_sum"),
+    "grpox.runfile.data_files": ("look_at",),
+    "grpox.runfile.defaults": ("parameter_defaults",),
+    "grpox.runfile.input_paths": ("input_path", "model_problems"),
+    "grpox.runfile.load": ("load_run",),
+    "grpox.runfile.lock.file": ("LOCK_FILE", "read_lock"),
+    "grpox.runfile.recipe_files": ("recipe_names",),
+    "grpox.runtime.environment": ("variables_kept",),
+    "grpox.runtime.files": ("flush_to_disk", "whole_file", "write_whole"),
+    "grpox.runtime.launch": ("world_size",),
+    "grpox.runtime.run_lock": ("hold",),
+}
+"""Module -> the names that it has."""
+_RENAMED = {"describe_early_stop": "told", "flush_to_disk": "sync"}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a name on its first use."""
+    import importlib
+
+    for module, names in _HOMES.items():
+        if name in names:
+            return getattr(importlib.import_module(module), _RENAMED.get(name, name))
+    raise AttributeError(f"module 'grpox.toolkit' has no attribute {name!r}")

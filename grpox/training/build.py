@@ -1,0 +1,198 @@
+"""The trainer of a run, put together: its inputs, engines, observers and loop."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from grpox.checkpoint.faults.dump import FaultDumps
+from grpox.checkpoint.saver import CheckpointSaver
+from grpox.checkpoint.shards import ShardFiles
+from grpox.checkpoint.training_state import TrainingState
+from grpox.contracts import Capability, RunContext
+from grpox.data.prompt_cursor import PromptCursor
+from grpox.data.prompts import PromptSet
+from grpox.data.schedule import Schedule
+from grpox.observing.display import TerminalDisplay
+from grpox.observing.early_stop import EarlyStop
+from grpox.observing.observers import Observers
+from grpox.observing.record import LocalRecord, files_of_observers
+from grpox.observing.report.observer import RunReport
+from grpox.policy.adapter_reference import BaseAsReference
+from grpox.policy.engine import Engine, FrozenEngine
+from grpox.policy.lora.layers import told_of
+from grpox.policy.optimizers import AdamW, NamedSchedule
+from grpox.policy.scoring_forward import not_taken
+from grpox.rollout.collector import Collector
+from grpox.rollout.rewards import NamedReward
+from grpox.rollout.rewards.fitting import fitting_rewards
+from grpox.rollout.sampler import CompletionSampler
+from grpox.rollout.scorer import Scorer
+from grpox.runfile.load import ResolvedRun
+from grpox.runfile.lock.file import LockFile
+from grpox.runfile.lock.model import Lock
+from grpox.runtime.logs import WarnOnce, get_logger
+from grpox.runtime.phases import PhaseTimes
+from grpox.runtime.world import World
+from grpox.training.assembly import HeldOut, provides
+from grpox.training.evaluation import Evaluator
+from grpox.training.generation_feed import GenerationFeed
+from grpox.training.inputs import open_prompts, open_reference, open_schedule, open_tokenizer
+from grpox.training.step_report import StepReport
+from grpox.training.trainer import Trainer
+from grpox.update.nonfinite import NonFinitePolicy
+from grpox.update.policy_update import PolicyUpdate
+
+logger = get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class TrainInputs:
+    """Inputs of a run but for its model, and the functions that score its completions."""
+
+    tokenizer: PreTrainedTokenizerBase
+    prompts: PromptSet
+    rewards: Sequence[NamedReward]
+    held_out: HeldOut | None
+    schedule: Schedule
+
+    @classmethod
+    def open(
+        cls, run: ResolvedRun, world: World, functions: Sequence[Any], of_evaluation: Sequence[Any]
+    ) -> TrainInputs:
+        """Open and check the inputs of a run.
+
+        Args:
+            functions: the reward functions of training, as the run file lists them.
+            of_evaluation: the evaluation's own; none where those of training score it.
+
+        Raises:
+            ConfigError: an input cannot be used; see `grpox.training.inputs`.
+            RunFailed: the first rows of a stream cannot be read.
+        """
+        tokenizer = open_tokenizer(run)
+        prompts, held_out = open_prompts(run, tokenizer)
+        rewards = fitting_rewards(run.config.rewards, functions, prompts)
+        bound = None if held_out is None else HeldOut.bind(run.config, held_out, of_evaluation or functions)
+        return cls(tokenizer, prompts, rewards, bound, open_schedule(run, prompts, world.size))
+
+
+@dataclass(frozen=True)
+class TrainerParts:
+    """A run that is checked, before its model is loaded."""
+
+    run: ResolvedRun
+    world: World
+    inputs: TrainInputs
+    context: RunContext
+    observers: Observers
+    lock: Lock
+    times: PhaseTimes
+
+
+def build_observers(run: ResolvedRun, world: World, lock: Lock) -> Observers:
+    """Build the observers of rank 0, the run's own record and trackers; other ranks have none."""
+    selected: list[tuple[str, object]] = []
+    if world.is_main:
+        # Before the record, and so told after it, when the folder is there; both before the trackers.
+        trackers = [(name, run.build(f"tracking.{name}")) for name in run.config.tracking]
+        record = LocalRecord(files_of_observers(tracker for _, tracker in trackers))
+        selected = [("plugin lock", LockFile(lock)), ("record", record), ("terminal", TerminalDisplay())]
+        selected += trackers
+        # The latest is told first: the report is there when the trackers end, which may upload it.
+        selected.append(("run report", RunReport()))
+    return Observers(run.registry.plugins.manager, selected)
+
+
+def build_engines(
+    parts: TrainerParts, model: PreTrainedModel, files: ShardFiles
+) -> tuple[Engine, FrozenEngine | BaseAsReference | None]:
+    """Shard the policy, and the reference where there is one; a collective."""
+    config, world = parts.run.config, parts.world
+    reference: FrozenEngine | BaseAsReference | None = None
+    if config.train.beta > 0 and config.model.lora is None:
+        # Before the policy's engine takes the weights that the reference begins with.
+        reference = FrozenEngine(open_reference(parts.run, model), config, world)
+    engine = _build_engine(parts, model, files)
+    if config.model.lora is not None:
+        if world.is_main:
+            logger.info("%s", told_of(engine.module))
+        reference = BaseAsReference(engine) if config.train.beta > 0 else None
+    return engine, reference
+
+
+def _build_engine(parts: TrainerParts, model: PreTrainedModel, files: ShardFiles) -> Engine:
+    run, train = parts.run, parts.run.config.train
+    optimizer = run.build("train.optimizer") if train.optimizer else AdamW(train)
+    scheduler = run.build("train.scheduler") if train.scheduler else NamedSchedule(train)
+    steps = parts.inputs.schedule.total_steps
+    engine = Engine(model, run.config, parts.world, steps, optimizer, scheduler, files)
+    slower = not_taken(model, train, engine.mode)
+    if slower and parts.world.is_main:
+        logger.warning("%s (docs/speed.md)", slower)
+    return engine
+
+
+def build_trainer(
+    parts: TrainerParts,
+    engine: Engine,
+    reference: FrozenEngine | BaseAsReference | None,
+    sampler: CompletionSampler,
+    files: ShardFiles,
+) -> Trainer:
+    """Put the loop together."""
+    run, config, world, inputs = parts.run, parts.run.config, parts.world, parts.inputs
+    warn = WarnOnce(logger)
+    streaming = provides(run, Capability.STREAMING)
+    collector = Collector(
+        sampler,
+        Scorer(inputs.rewards, streaming, warn),
+        inputs.prompts,
+        run.build("advantage"),
+        config.sampling,
+        config.train.num_generations,
+        prefetches=config.train.max_staleness > 0,
+        rounds=config.train.dynamic_sampling_rounds or 0,
+    )
+    evaluator = None
+    if config.evaluation is not None and inputs.held_out is not None:
+        scorer = Scorer(inputs.held_out.rewards, streaming, warn)
+        evaluator = Evaluator(sampler, scorer, inputs.held_out.prompts, config.evaluation, config.sampling)
+    loss, correction = run.build("loss"), run.build("correction")
+    dumps = FaultDumps(engine, config, inputs.tokenizer, world)
+    nonfinite = NonFinitePolicy(config.train, world, dumps, warn)
+    policy = PolicyUpdate(engine, reference, loss, correction, config, world, nonfinite)
+    early_stop = config.evaluation.early_stop if config.evaluation is not None else None
+    state = TrainingState(
+        cursor=PromptCursor(inputs.schedule.sampler) if config.train.dynamic_sampling_rounds else None,
+        early_stop=None if early_stop is None else EarlyStop(early_stop),
+        skipped=nonfinite.skipped,
+    )
+    promised = provides(run, Capability.LOGPROBS)
+    return Trainer(
+        context=parts.context,
+        world=world,
+        schedule=inputs.schedule,
+        state=state,
+        feed=GenerationFeed(config.train, inputs.schedule, collector, state, world),
+        policy=policy,
+        evaluator=evaluator,
+        observers=parts.observers,
+        report=StepReport(parts.context, state, collector, parts.observers, warn, world.is_main, promised),
+        checkpoints=CheckpointSaver(
+            config.checkpoint,
+            parts.context,
+            world,
+            parts.lock,
+            parts.observers,
+            files,
+            parts.context.fingerprints,
+            policy,
+            parts.times,
+            warn,
+        ),
+        times=parts.times,
+    )

@@ -1,0 +1,113 @@
+"""The generation batches of a run: each collected when a step needs it, cut into this rank's samples."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from grpox.checkpoint.training_state import TrainingState
+from grpox.config import TrainConfig
+from grpox.contracts import TrainerState
+from grpox.data.schedule import MicroBatchPlan, Schedule, StepPlan
+from grpox.errors import RunFailed
+from grpox.policy.batch import Sample, samples_of
+from grpox.rollout.collector import Collector, GenerationBatch
+from grpox.runtime.world import World
+
+
+@dataclass
+class GenerationFeed:
+    """Gives each step its micro-batches. The samples are kept in the training state while a step needs them."""
+
+    config: TrainConfig
+    schedule: Schedule
+    collector: Collector
+    state: TrainingState
+    world: World
+
+    def collect(self, plan: StepPlan) -> list[GenerationBatch]:
+        """Collect the generation batches that a step trains on and that are not there yet; a collective."""
+        sampled = {generation for generation, _ in self.state.samples}
+        needed = {micro_batch.generation for micro_batch in plan.micro_batches}
+        return [self._collect(generation, plan.step) for generation in sorted(needed - sampled)]
+
+    def _collect(self, generation: int, step: int) -> GenerationBatch:
+        progress, cursor = self.progress(step - 1), self.state.cursor  # before the draw moves the epoch on
+        if cursor is not None:
+            batch = self.collector.collect(generation, cursor.batch(), progress, draw=cursor.more)
+        else:
+            indices = self.schedule.sampler.prompts_for(generation)
+            prefetched = self.state.prefetched.pop(generation, None)
+            batch = self.collector.collect(generation, indices, progress, prefetched)
+        rows = [row for part in self.schedule.slices_of(generation) for row in self._rows(part)]
+        samples = samples_of(
+            [batch.rollouts[row] for row in rows],
+            batch.advantages[rows].tolist(),
+            self.config.mask_truncated_completions,
+        )
+        if self.config.old_logprobs == "generator":
+            keep_reported(samples, generation, self.world.device)
+        self.state.samples |= {(generation, row): sample for row, sample in zip(rows, samples, strict=True)}
+        return batch
+
+    def prefetch(self, plan: StepPlan) -> None:
+        """Begin the generation batch after those of the step, if there is one and samples may be old."""
+        following = self.schedule.generations_until(plan.step)
+        stale = self.config.max_staleness > 0
+        if stale and following not in self.state.prefetched and following < self.schedule.total_generations:
+            indices = self.schedule.sampler.prompts_for(following)
+            self.state.prefetched[following] = self.collector.prefetch(following, indices)
+
+    def micro_batches(self, plan: StepPlan) -> list[list[Sample]]:
+        """List this rank's samples of a step, by micro-batch."""
+        return [self._samples(micro_batch) for micro_batch in plan.micro_batches]
+
+    def later_micro_batches(self, plan: StepPlan) -> list[list[Sample]]:
+        """List the micro-batches of the generation batches in use that are not the step's."""
+        now = {(micro_batch.generation, micro_batch.rows) for micro_batch in plan.micro_batches}
+        return [
+            self._samples(micro_batch)
+            for generation in dict.fromkeys(generation for generation, _ in self.state.samples)
+            for micro_batch in self.schedule.slices_of(generation)
+            if (generation, micro_batch.rows) not in now
+        ]
+
+    def forget_used(self, plan: StepPlan) -> None:
+        """Drop the samples of generation batches that no later step trains on."""
+        needed = self.schedule.first_generation_after(plan)
+        self.state.samples = {key: each for key, each in self.state.samples.items() if key[0] >= needed}
+
+    def progress(self, steps_done: int) -> TrainerState:
+        """Tell reward functions how far the run is."""
+        total = self.schedule.total_steps
+        if self.state.cursor is not None:
+            return TrainerState(steps_done, total, self.state.cursor.epoch)
+        generations = steps_done / float(self.schedule.plan.optimizer_steps_per_generation)
+        return TrainerState(steps_done, total, generations / self.schedule.sampler.generations_per_epoch)
+
+    def _rows(self, micro_batch: MicroBatchPlan) -> range:
+        return micro_batch.rank_rows(self.world.rank)
+
+    def _samples(self, micro_batch: MicroBatchPlan) -> list[Sample]:
+        return [self.state.samples[micro_batch.generation, row] for row in self._rows(micro_batch)]
+
+
+def keep_reported(samples: Sequence[Sample], generation: int, device: torch.device) -> None:
+    """Keep the log-probabilities that the generator reported as pi_old.
+
+    Raises:
+        RunFailed: for some token that is trained on it reported none.
+    """
+    missing = sum(int((np.isnan(each.sampler_logprobs) & each.token_mask).sum()) for each in samples)
+    if missing:
+        raise RunFailed(
+            f"train.old_logprobs: generator, but it reported no log-probability for {missing} of "
+            f"{sum(int(each.token_mask.sum()) for each in samples)} tokens of generation batch {generation}"
+        )
+    reported = np.nan_to_num(np.concatenate([each.sampler_logprobs for each in samples]))
+    lengths = [len(each.completion) for each in samples]
+    for sample, row in zip(samples, torch.split(torch.from_numpy(reported).to(device), lengths), strict=True):
+        sample.old_logprobs = row

@@ -1,0 +1,70 @@
+"""The report of a finished step to the observers: metrics of update, sampling, rewards, speed and time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from grpox.checkpoint.training_state import TrainingState
+from grpox.contracts import RunContext
+from grpox.observing.observers import Observers
+from grpox.observing.step_metrics import step_metrics
+from grpox.policy.batch import Sample
+from grpox.rollout.collector import Collector, GenerationBatch
+from grpox.rollout.rewards.log import mean_logged, with_logged
+from grpox.runtime.logs import WarnOnce
+from grpox.update.mismatch import mismatch_warnings
+
+
+@dataclass
+class StepReport:
+    """Tells the observers of each step, and the user of metrics that are out of their healthy range.
+
+    Args:
+        logprobs_promised: whether the generator says that it reports every token's log-probability.
+    """
+
+    context: RunContext
+    state: TrainingState
+    collector: Collector
+    observers: Observers
+    warn: WarnOnce
+    is_main: bool
+    logprobs_promised: bool = False
+
+    def rollouts_scored(self, step: int, batches: Sequence[GenerationBatch]) -> None:
+        """Tell of the generation batches that were collected for `step`."""
+        for batch in batches if self.is_main else ():
+            self.observers.rollouts_scored(self.context, step, self.collector.scored(batch))
+
+    def step_finished(
+        self,
+        step: int,
+        epoch: float,
+        new: Sequence[GenerationBatch],
+        micro_batches: Sequence[Sequence[Sample]],
+        update: Mapping[str, float],
+        seconds: float,
+    ) -> None:
+        """Tell of a finished step.
+
+        Args:
+            new: generation batches collected for it.
+            micro_batches: this rank's samples of it.
+            update: the metrics of `PolicyUpdate.step`.
+            seconds: of the whole step on this rank.
+        """
+        times = self.collector.sampler.times.take()
+        for batch in new:
+            self.state.num_tokens += sum(len(r.prompt_ids) + len(r.completion_ids) for r in batch.rollouts)
+        if not self.is_main:
+            return
+        sampled = [self.collector.metrics(batch) for batch in new]
+        own = step_metrics(update, new, sampled, micro_batches, times, seconds)
+        own |= {"num_tokens": self.state.num_tokens, "epoch": epoch}
+        own["observers/failures"] = sum(self.observers.failures.values())
+        metrics, renamed = with_logged(own, mean_logged(batch.logged for batch in new))
+        self.warn.all({what: what for what in renamed})
+        self.warn.all(mismatch_warnings(metrics, step, promised=self.logprobs_promised))
+        self.state.metrics = metrics
+        self.observers.step_finished(self.context, step, metrics)

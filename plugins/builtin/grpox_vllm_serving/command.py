@@ -1,0 +1,193 @@
+"""`grpox serve`: a vLLM server that samples for runs with the generator vllm-server."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from grpox.errors import ConfigError, Problem, nearest
+
+if TYPE_CHECKING:
+    from grpox_vllm_serving.launch import ServerSettings
+
+DTYPES = ("float32", "bfloat16")
+TRANSFERS = ("auto", "nccl", "file")
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+def serve(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="A model's folder or hub id; or a run file or recipe, for its model and dtype.",
+        ),
+    ],
+    vllm_args: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="-- VLLM_ARGS", help="Other arguments of vLLM's server, as they are."),
+    ] = None,
+    host: Annotated[str, typer.Option(metavar="ADDRESS", help="Where to listen.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535, metavar="N", help="Where to listen.")] = 8000,
+    dtype: Annotated[
+        str | None,
+        typer.Option(
+            metavar="|".join(DTYPES), help="As the run's model.dtype.", show_default="the run's, else float32"
+        ),
+    ] = None,
+    max_model_len: Annotated[
+        int | None,
+        typer.Option(
+            min=1, metavar="N", help="Positions of prompt and completion.", show_default="the model's"
+        ),
+    ] = None,
+    tensor_parallel_size: Annotated[
+        int,
+        typer.Option("--tensor-parallel-size", "-tp", min=1, metavar="N", help="GPUs that share the model."),
+    ] = 1,
+    gpu_memory_utilization: Annotated[
+        float, typer.Option(min=0.01, max=1, metavar="PART", help="Of each GPU's memory; unused on CPU.")
+    ] = 0.9,
+    kv_cache_gib: Annotated[
+        float | None,
+        typer.Option(min=0.001, metavar="GIB", help="Memory for keys and values.", show_default="1 on CPU"),
+    ] = None,
+    weights: Annotated[
+        str,
+        typer.Option(
+            metavar="|".join(TRANSFERS), help="How runs send weights: auto is nccl where there is CUDA."
+        ),
+    ] = "auto",
+    weights_dir: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="For weights by file: a folder that the run sees too.",
+            show_default="shared memory of this host",
+        ),
+    ] = None,
+    token_file: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="The token that runs must give.",
+            show_default="$GRPOX_SERVER_TOKEN, or ~/.config/grpox/server-token, made when missing",
+        ),
+    ] = None,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Show vLLM's own log.")] = False,
+) -> None:
+    """Start a vLLM server that samples for runs with `generator: vllm-server`.
+
+    It serves one run at a time, which sends it weights after every update.
+    Every path but /health asks for the token. Ctrl-C ends it.
+
+    \b
+    Examples:
+      grpox serve quickstart
+      grpox train quickstart generator=vllm-server      (in another terminal)
+      grpox serve ./model --port 8001 --max-model-len 1024
+      grpox serve ./model -tp 4 --dtype bfloat16 -- --max-num-seqs 512
+    """
+    from grpox_vllm_serving.token import read_or_make_token
+
+    _refuse_unknown("--dtype", dtype, DTYPES)
+    _refuse_unknown("--weights", weights, TRANSFERS)
+    path, of_run = _model(model)
+    _refuse_taken(host, port)
+    if weights_dir is not None and not Path(weights_dir).is_dir():
+        raise ConfigError(Problem("no such folder", "--weights-dir", given=weights_dir))
+    _hang_up_as_terminate()
+    token = read_or_make_token(token_file)
+
+    import torch
+
+    from grpox_vllm_serving.launch import ServerSettings
+
+    cuda = torch.cuda.is_available()
+    if weights == "nccl" and not cuda:
+        raise ConfigError(Problem("nccl needs CUDA, which is not here", "--weights", allowed="file"))
+    settings = ServerSettings(
+        model=path,
+        token=token,
+        host=host,
+        port=port,
+        dtype=dtype or of_run or "float32",
+        max_model_len=max_model_len,
+        tensor_parallel_size=tensor_parallel_size,
+        gpu_memory_utilization=gpu_memory_utilization,
+        kv_cache_gib=kv_cache_gib,
+        cuda=cuda,
+        nccl=weights == "nccl" or (weights == "auto" and cuda),
+        weights_dir=None if weights_dir is None else str(Path(weights_dir).resolve()),
+        verbose=verbose,
+        extra=tuple(vllm_args or ()),
+    )
+    _serve(settings)
+
+
+def _serve(settings: ServerSettings) -> None:
+    from rich.console import Console
+
+    from grpox_vllm_serving.launch import serving
+
+    console = Console(stderr=True)
+    if settings.host not in LOOPBACK:
+        console.print(
+            f"warning: {settings.host} can be reached from other machines, and the token travels unencrypted: "
+            "give a certificate (-- --ssl-keyfile FILE --ssl-certfile FILE) or use a trusted network",
+            style="yellow",
+            highlight=False,
+        )
+    with serving(settings) as server:
+        with console.status("starting vLLM, which takes about a minute"):
+            server.wait_until_ready()
+        typer.echo(f"serving {settings.model} at {settings.url}  (generator: vllm-server; Ctrl-C ends it)")
+        server.wait()
+
+
+def _model(given: str) -> tuple[str, str | None]:
+    """What vLLM is to load, and the dtype where a run tells it.
+
+    Raises:
+        ConfigError: it is neither a model's folder nor a run file, recipe or hub id.
+    """
+    from grpox.toolkit import input_path, load_run, model_problems, recipe_names
+
+    if Path(given).suffix in (".yaml", ".yml") or given in recipe_names():
+        model = load_run(given).config.model
+        return model.path, model.dtype
+    path = input_path(given, Path.cwd())
+    if problems := list(model_problems("MODEL", path)):
+        raise ConfigError(problems)
+    return path, None
+
+
+def _hang_up_as_terminate() -> None:
+    """A terminal that is closed ends the server as SIGTERM does, unless under nohup."""
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, signal.getsignal(signal.SIGTERM))
+
+
+def _refuse_unknown(option: str, given: str | None, allowed: tuple[str, ...]) -> None:
+    if given is not None and given not in allowed:
+        near = nearest(given, allowed)
+        raise ConfigError(
+            Problem("no such value", option, given=given, allowed=", ".join(allowed), nearest=near)
+        )
+
+
+def _refuse_taken(host: str, port: int) -> None:
+    """Before vLLM loads: it would fail only after a minute."""
+    import socket  # late: every command loads this module
+
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            what = f"cannot listen there: {error.strerror or error}"
+            raise ConfigError(Problem(what, "--host, --port", given=f"{host}:{port}")) from error

@@ -1,0 +1,120 @@
+"""The core knows no built-in plugin by name, and built-in plugins import only what others may."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from test_public_surface import PUBLIC_CONFIG, PUBLIC_ERRORS
+
+import grpox
+import grpox.testing
+from grpox import contracts, toolkit
+from grpox.plugins.discovery import discover
+from grpox.plugins.hookspecs import KINDS
+
+ROOT = Path(__file__).parents[2]
+CORE = ROOT / "grpox"
+BUILTIN = ROOT / "plugins" / "builtin"
+PACKAGES = sorted(path.parent.name for path in BUILTIN.glob("*/__init__.py"))
+HOOKS = {"plugins/hookspecs.py": set(KINDS.values()) & set(PACKAGES)}
+"""Discovery hooks have the names of packages: file of the core -> those that it may have."""
+
+PLAIN_WORDS = {"batch", "code", "exact", "format", "group", "length", "math", "none", "regex"}
+"""Names of components that are words of every program."""
+NAMED = {
+    "config/run.py": "defaults of the run file",
+    "cli/plugin_check.py": "heavy libraries, one of which is mlflow",
+    "observing/provenance.py": "libraries whose versions are recorded",
+    "policy/deepspeed_import.py": "a library that DeepSpeed looks for",
+    "plugins/scaffold": "templates of plugins",
+    "runfile/recipes": "run files",
+    "runfile/from_trl": "tables from TRL's words to run files",
+    "testing": "examples in checks that authors run",
+}
+"""Places where the core may name a component, and as what: data of users, no case of the code."""
+
+
+PUBLIC = {
+    "grpox": set(grpox.__all__) | {"__version__"},
+    "grpox.config": set(PUBLIC_CONFIG),
+    "grpox.contracts": {name for name in vars(contracts) if not name.startswith("_")},
+    "grpox.errors": set(PUBLIC_ERRORS),
+    "grpox.errors.validation": {"problems_of"},
+    "grpox.runtime.child": {"Child", "ChildFailed", "ChildLate", "Restarted", "connect_to_parent"},
+    "grpox.runtime.logs": {"get_logger", "WarnOnce"},
+    "grpox.testing": set(grpox.testing.__all__),
+    "grpox.toolkit": set(toolkit.__all__),
+}
+"""Module -> the names of it that a plugin may import: docs/plugin-api.md, public_surface.txt."""
+
+
+def sources(folder: Path) -> Iterator[tuple[str, ast.Module]]:
+    for path in sorted(folder.rglob("*.py")):
+        yield path.relative_to(folder).as_posix(), ast.parse(path.read_text(encoding="utf-8"))
+
+
+def imported(tree: ast.Module) -> Iterator[str]:
+    """Modules and names that a module imports, wherever in it, dotted."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def texts(tree: ast.Module) -> Iterator[str]:
+    """String constants of a module's code, without docstrings."""
+    docs = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docs:
+            yield node.value
+
+
+CORE_SOURCES = dict(sources(CORE))
+
+
+@pytest.mark.parametrize("file", CORE_SOURCES)
+def test_the_core_names_no_built_in_package(file: str) -> None:
+    tree = CORE_SOURCES[file]
+    mentioned = [*imported(tree), *texts(tree)]
+    mentioned += [node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    named = {package for package in PACKAGES for text in mentioned if package in text}
+    assert named <= HOOKS.get(file, set())
+
+
+@pytest.mark.parametrize("file", [file for file in CORE_SOURCES if not file.startswith(tuple(NAMED))])
+def test_the_core_has_no_case_for_a_built_in_component(file: str) -> None:
+    names = {offer.spec.name for offer in discover().offers if offer.distribution == "grpox"} - PLAIN_WORDS
+    assert "vllm-colocate" in names
+    assert names & set(texts(CORE_SOURCES[file])) == set()
+
+
+def test_every_exception_is_of_use() -> None:
+    assert [place for place in NAMED if not (CORE / place).exists()] == []
+
+
+def private(tree: ast.Module) -> set[str]:
+    """List what a module imports of grpox that is not public."""
+    found = {name for name in imported(tree) if name.startswith("grpox.")}
+    return {name for name in found if name.rpartition(".")[2] not in PUBLIC.get(name.rpartition(".")[0], set())}
+
+
+BUILTIN_SOURCES = dict(sources(BUILTIN))
+
+
+@pytest.mark.parametrize("file", BUILTIN_SOURCES)
+def test_a_built_in_plugin_imports_what_any_plugin_may(file: str) -> None:
+    assert private(BUILTIN_SOURCES[file]) == set()
+
+
+def test_a_private_import_would_be_seen() -> None:
+    text = "def f():\n    from grpox.policy.models import load_model\nimport grpox.runtime.files\nimport grpox"
+    assert private(ast.parse(text)) == {"grpox.policy.models.load_model", "grpox.runtime.files"}
+
+
+def test_every_tool_is_there_and_told_in_the_docstring() -> None:
+    assert [name for name in toolkit.__all__ if f"`{name}`" not in str(toolkit.__doc__)] == []
+    assert [name for name in toolkit.__all__ if not hasattr(toolkit, name)] == []

@@ -1,0 +1,222 @@
+"""The state of each rank: read back bit by bit, and resharded over other ranks and micro-batches."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from grpox.checkpoint.folders import rank_file
+from grpox.checkpoint.rank_state import (
+    Key,
+    rank_state,
+    read_state,
+    restore_rank,
+    samples_of_state,
+    samples_state,
+    write_state,
+)
+from grpox.checkpoint.rng import fresh_random_state, random_state, set_random_state
+from grpox.checkpoint.same_batches import fitting, other_batches, same_steps
+from grpox.checkpoint.training_state import TrainingState
+from grpox.config import RunConfig
+from grpox.data.schedule import BatchPlan, PromptSampler, Schedule
+from grpox.policy.batch import Sample
+from grpox.runtime.phases import PhaseTimes
+from grpox.runtime.world import World
+
+ALONE = World(0, 1, torch.device("cpu"))
+ONE = BatchPlan(1, 8, 3, 6, 4)
+"""8 rows a micro-batch, 24 a step, 48 a generation batch; below, the same of two ranks, and of other splits."""
+OTHERS = [
+    BatchPlan(2, 4, 3, 6, 4),
+    BatchPlan(2, 12, 1, 2, 4),
+    BatchPlan(1, 2, 12, 24, 4),
+    BatchPlan(4, 3, 2, 4, 4),
+]
+
+
+def schedule(plan: BatchPlan) -> Schedule:
+    return Schedule(plan, PromptSampler(100, plan.prompts_per_generation, True, 0), max_steps=6)
+
+
+def samples(count: int, seed: int) -> list[Sample]:
+    """Ragged samples: some without a completion, some without log-probabilities of one kind or another."""
+    rng = random.Random(seed)
+    numbers = torch.Generator().manual_seed(seed)
+    made = []
+    for row in range(count):
+        length = rng.randint(0, 7)
+        made.append(
+            Sample(
+                prompt=tuple(rng.randrange(1, 17) for _ in range(rng.randint(1, 6))),
+                completion=tuple(rng.randrange(1, 17) for _ in range(length)),
+                token_mask=np.array([rng.random() < 0.8 for _ in range(length)], np.bool_),
+                sampler_logprobs=np.array(
+                    [rng.uniform(-3, 0) if row % 5 else np.nan for _ in range(length)], np.float32
+                ),
+                advantage=rng.uniform(-2, 2),
+                old_logprobs=torch.randn(length, generator=numbers) if row % 3 else None,
+                reference_logprobs=torch.randn(length, generator=numbers) if row % 4 else None,
+                policy_keep=torch.rand(length, generator=numbers) < 0.5 if row % 2 else None,
+            )
+        )
+    return made
+
+
+def held_by(plan: BatchPlan, rank: int) -> dict[Key, Sample]:
+    """Samples that a rank has of two generation batches of 48 rows, as the loop keeps them."""
+    rows = {generation: samples(48, generation) for generation in (3, 4)}
+    return {
+        (generation, row): rows[generation][row]
+        for generation in (3, 4)
+        for micro_batch in schedule(plan).slices_of(generation)
+        for row in micro_batch.rank_rows(rank)
+    }
+
+
+def assert_same(found: Sample, wanted: Sample) -> None:
+    """Every field equal, bit by bit."""
+    assert (found.prompt, found.completion) == (wanted.prompt, wanted.completion)
+    assert np.float64(found.advantage).tobytes() == np.float64(wanted.advantage).tobytes()
+    for name in ("token_mask", "sampler_logprobs"):
+        one, other = getattr(found, name), getattr(wanted, name)
+        assert (one.dtype, one.shape, one.tobytes()) == (other.dtype, other.shape, other.tobytes()), name
+    for name in ("old_logprobs", "reference_logprobs", "policy_keep"):
+        one, other = getattr(found, name), getattr(wanted, name)
+        assert (one is None) == (other is None), name
+        if other is not None:
+            assert (one.dtype, one.numpy().tobytes()) == (other.dtype, other.numpy().tobytes()), name
+
+
+def progress_of(plan: BatchPlan) -> Any:
+    """Progress of a run that was split by `plan`."""
+    train = {
+        "per_device_train_batch_size": plan.per_device_train_batch_size,
+        "gradient_accumulation_steps": plan.gradient_accumulation_steps,
+        "steps_per_generation": plan.steps_per_generation,
+        "num_generations": plan.num_generations,
+    }
+    given = {"model": {"path": "m"}, "data": {"path": "d"}, "rewards": ["exact"], "train": train}
+    config = RunConfig.model_validate(given).model_dump(mode="json")
+    return SimpleNamespace(config=config, world_size=plan.world_size, step=2)
+
+
+def restored(folder: Path, saved: BatchPlan, plan: BatchPlan, rank: int) -> TrainingState:
+    """State of a rank after what `saved` ranks had written, with the process's random numbers as before."""
+    state, random_before = TrainingState(), random_state()
+    world = World(rank, plan.world_size, torch.device("cpu"))
+    restore_rank(state, folder, progress_of(saved), schedule(plan), world, seed=0)
+    set_random_state(random_before)
+    return state
+
+
+def write(folder: Path, plan: BatchPlan) -> None:
+    """Write the state of every rank of a run that is split by `plan`."""
+    for rank in range(plan.world_size):
+        state = TrainingState(samples=held_by(plan, rank))
+        write_state(rank_state(state, ALONE, PhaseTimes()), rank_file(folder, rank))
+
+
+@pytest.mark.parametrize("other", [ONE, *OTHERS], ids=str)
+def test_samples_in_use_go_where_the_other_split_would_have_put_them(tmp_path: Path, other: BatchPlan) -> None:
+    for saved, plan in ((ONE, other), (other, ONE)):
+        write(tmp_path, saved)
+        for rank in range(plan.world_size):
+            found, wanted = restored(tmp_path, saved, plan, rank).samples, held_by(plan, rank)
+            assert list(found) == list(wanted)
+            for key, sample in wanted.items():
+                assert_same(found[key], sample)
+
+
+def test_of_other_batches_no_sample_is_kept(tmp_path: Path) -> None:
+    write(tmp_path, ONE)
+    other = BatchPlan(1, 8, 3, 6, 2)
+    assert not same_steps(ONE, other)
+    assert restored(tmp_path, ONE, other, 0).samples == {}
+
+
+@pytest.mark.parametrize("count", [0, 1, 60])
+def test_samples_are_read_back_bit_by_bit(tmp_path: Path, count: int) -> None:
+    """Row 0 has nothing computed: alone it is a batch without pi_old, reference and kept tokens."""
+    wanted = samples(count, seed=1)
+    write_state(samples_state(wanted), tmp_path / "samples.pt")
+    found = samples_of_state(read_state(tmp_path / "samples.pt"), torch.device("cpu"))
+    assert len(found) == len(wanted)
+    for one, other in zip(found, wanted, strict=True):
+        assert_same(one, other)
+
+
+def test_samples_that_share_memory_are_written_once(tmp_path: Path) -> None:
+    """As log-probabilities that a step has cut out of its whole batch."""
+    length, whole = 50, torch.randn(100_000)
+    kept = Sample((1, 2), (3,) * length, np.ones(length, np.bool_), np.zeros(length, np.float32), 1.0)
+    kept.old_logprobs, kept.reference_logprobs = whole[:length], whole[-length:]
+    path = tmp_path / "samples.pt"
+    write_state(samples_state([kept]), path)
+    assert path.stat().st_size < 16_000  # 400,000 bytes are behind the two rows
+    assert_same(samples_of_state(read_state(path), torch.device("cpu"))[0], kept)
+
+
+def test_a_file_is_as_long_as_its_samples(tmp_path: Path) -> None:
+    def size(count: int) -> int:
+        write_state(samples_state(samples(count, seed=1)), tmp_path / "samples.pt")
+        return (tmp_path / "samples.pt").stat().st_size
+
+    # A prompt of 3.5 tokens and a completion of as many in the mean: tokens 8 bytes, numbers 4, truths 1.
+    of_each = 3.5 * (8 + 8 + 1 + 4 + 4 + 4 + 1)
+    lists = 60  # lengths, advantage and three truths, as plain values
+    assert (size(4000) - size(2000)) / 2000 < of_each + lists
+
+
+@pytest.mark.parametrize("other", OTHERS, ids=str)
+def test_another_split_has_the_same_rows_in_every_step(other: BatchPlan) -> None:
+    assert same_steps(ONE, other)
+    for mine, theirs in zip(schedule(ONE).steps(), schedule(other).steps(), strict=True):
+        rows = [
+            [(m.generation, m.iteration, row) for m in step.micro_batches for row in m.rows]
+            for step in (mine, theirs)
+        ]
+        assert rows[0] == rows[1]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"world_size": 2}, {"num_generations": 8}, {"num_iterations": 2}, {"gradient_accumulation_steps": 6}],
+)
+def test_other_batches_are_told_apart(change: dict[str, Any]) -> None:
+    assert not same_steps(ONE, BatchPlan(**{**ONE.__dict__, **change}))
+
+
+@pytest.mark.parametrize(
+    ("ranks", "told"),
+    [
+        (2, "per_device_train_batch_size=6 train.gradient_accumulation_steps=2 train.steps_per_generation=4"),
+        (1, "per_device_train_batch_size=8 train.gradient_accumulation_steps=3 train.steps_per_generation=6"),
+        (24, "per_device_train_batch_size=1 train.gradient_accumulation_steps=1 train.steps_per_generation=2"),
+        (5, "5 ranks cannot share them evenly; 1, 2, 3, 4, 6, 8, 12, 24 can"),
+    ],
+)
+def test_the_sizes_that_fit_are_told(ranks: int, told: str) -> None:
+    assert told in fitting(ONE, ranks)
+    problem = other_batches(ONE, BatchPlan(ranks, 8, 3, 6, 4))
+    assert told in problem.allowed
+    assert "train.per_device_train_batch_size" in problem.key
+
+
+def test_what_is_told_to_fit_does() -> None:
+    for ranks in (1, 2, 3, 4, 6, 8, 12, 24):
+        sizes = [int(word.partition("=")[2]) for word in fitting(ONE, ranks).split()[:3]]
+        assert same_steps(ONE, BatchPlan(ranks, *sizes, 4))
+
+
+def test_a_rank_that_joins_has_numbers_of_its_own() -> None:
+    before = random_state()
+    states = [fresh_random_state(0, rank, 7)["python"][1] for rank in (1, 2, 1)]
+    assert states[0] == states[2] != states[1]
+    assert random_state()["python"] == before["python"]

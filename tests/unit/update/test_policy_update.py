@@ -1,0 +1,212 @@
+"""Samples of a step: the log-probabilities that are kept with each, and how often each counts."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+import torch
+from support.small_models import far, gradient_of
+from test_packing import ALL_OFF, WORLD, micro_batches_of
+from test_policy_terms import TEMPERATURE, expected, later, small_model, step_of, update
+from torch import Tensor
+
+from grpox.errors import RunFailed
+from grpox.policy.batch import Sample, collate
+from grpox.policy.logprobs import completion_logprobs
+from grpox.update.nonfinite import SkippedSteps
+from grpox.update.policy_update import keep_old
+
+SETTINGS: list[dict[str, Any]] = [{}, ALL_OFF, {"max_tokens_per_micro_batch": 40}]
+each_setting = pytest.mark.parametrize("settings", SETTINGS, ids=["default", "all off", "budget"])
+
+
+def of_step(micro_batches: Iterable[list[Sample]]) -> list[Sample]:
+    return list(itertools.chain.from_iterable(micro_batches))
+
+
+def two_generations() -> list[list[Sample]]:
+    """Three micro-batches of a generation that was trained on before, and two of a new one."""
+    trained_on, new = later(micro_batches_of(11)), micro_batches_of(12, count=2)
+    for sample in of_step(new):
+        sample.reference_logprobs = torch.full((len(sample.completion),), -4.7, dtype=torch.float64)
+    return [trained_on[0], new[0], trained_on[1], new[1], trained_on[2]]
+
+
+def known(micro_batches: Iterable[list[Sample]]) -> list[Tensor | None]:
+    return [sample.old_logprobs for sample in of_step(micro_batches)]
+
+
+def assert_close(found: Tensor | None, wanted: Tensor, sample: Sample) -> None:
+    """Keep the places where a token counts: for the others a model need not compute any."""
+    assert found is not None
+    mask = torch.from_numpy(sample.token_mask)
+    torch.testing.assert_close(found[mask], wanted[mask], rtol=0, atol=1e-5)
+
+
+def logprobs_of(model: Any, samples: list[Sample]) -> list[Tensor]:
+    batch = collate(samples, WORLD.device)
+    with torch.no_grad():
+        return batch.cut(completion_logprobs(model, batch, TEMPERATURE)[0])
+
+
+@each_setting
+@pytest.mark.parametrize("beta", [0.0, 0.1])
+@pytest.mark.parametrize("loss", ["grpo", "bnpo"])
+def test_two_generations_in_a_step_each_have_their_own_old_policy(
+    loss: str, beta: float, settings: dict[str, Any]
+) -> None:
+    micro_batches = two_generations()
+    wanted, value = expected(micro_batches, loss, beta=beta)
+    found, metrics = step_of(micro_batches, loss, beta=beta, **settings)
+    assert far(found, wanted) < 1e-6
+    assert metrics["loss"] == pytest.approx(value, rel=1e-6)
+    assert metrics["ratio/max"] > 1  # that of the generation which was trained on before
+
+
+@each_setting
+def test_a_sample_with_an_old_policy_and_one_without_may_share_a_micro_batch(settings: dict[str, Any]) -> None:
+    mixed = later(micro_batches_of(11))
+    for sample in of_step(mixed)[::3]:
+        sample.old_logprobs = None
+    wanted, _ = expected(mixed, "grpo")
+    assert far(step_of(mixed, "grpo", **settings)[0], wanted) < 1e-6
+    all_known, _ = step_of(later(micro_batches_of(11)), "grpo", **settings)
+    assert far(all_known, wanted) > 1e-3
+
+
+@each_setting
+def test_a_step_keeps_the_old_policy_of_the_samples_that_have_none(settings: dict[str, Any]) -> None:
+    micro_batches, model = two_generations(), small_model()
+    before = known(micro_batches)
+    update(model, "grpo", **settings).step(micro_batches)
+    wanted = [row for samples in micro_batches for row in logprobs_of(model, samples)]  # no step changes it
+    for old, sample, own in zip(before, of_step(micro_batches), wanted, strict=True):
+        if old is None:
+            assert_close(sample.old_logprobs, own, sample)
+        else:
+            assert sample.old_logprobs is old
+
+
+def test_samples_of_later_steps_are_scored_before_the_policy_moves() -> None:
+    micro_batches, model = two_generations(), small_model()
+    before = known(micro_batches)
+    scoring = update(model, "grpo")
+    scoring.score_old(micro_batches)
+    engine: Any = scoring.engine
+    forwards = engine.forwards
+    wanted = [row for samples in micro_batches for row in logprobs_of(model, samples)]
+    for old, sample, own in zip(before, of_step(micro_batches), wanted, strict=True):
+        if old is None:
+            assert_close(sample.old_logprobs, own, sample)
+        else:
+            assert sample.old_logprobs is old
+    assert forwards <= 2  # of the two micro-batches that are new
+    scoring.score_old(micro_batches)
+    assert engine.forwards == forwards
+
+
+@pytest.mark.parametrize("fault", ["loss", "gradient"])
+def test_a_step_that_is_not_taken_keeps_no_old_policy(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    micro_batches = micro_batches_of(13)
+    taken = update(small_model(), "grpo", on_nonfinite="skip")
+    engine: Any = taken.engine
+    engine.discard = lambda: None
+    if fault == "loss":
+        of_step(micro_batches)[-1].advantage = float("nan")
+    else:
+        monkeypatch.setattr(engine, "step", lambda: float("inf"))
+    taken.step(micro_batches)
+    assert taken.nonfinite.skipped == SkippedSteps(1, 1)
+    assert all(sample.old_logprobs is None for sample in of_step(micro_batches))
+
+
+@each_setting
+@pytest.mark.parametrize("moved", [False, True])
+def test_a_sample_that_is_twice_in_a_step_counts_twice(settings: dict[str, Any], moved: bool) -> None:
+    """As it is, and as two samples that hold the same."""
+    micro_batches = micro_batches_of(14)
+    if moved:
+        later(micro_batches)
+    twice = next(sample for sample in micro_batches[0] if sample.advantage and sample.token_mask.any())
+    micro_batches[2][3] = copy.deepcopy(twice)
+    wanted, value = expected(micro_batches, "grpo")
+    apart, _ = step_of(micro_batches, "grpo", **settings)
+    micro_batches[2][3] = twice
+    found, metrics = step_of(micro_batches, "grpo", **settings)
+    assert far(found, wanted) < 1e-6
+    assert far(apart, wanted) < 1e-6
+    assert metrics["loss"] == pytest.approx(value, rel=1e-6, abs=1e-9)
+
+
+def test_a_sample_that_is_twice_in_a_step_is_told_of_at_each_place() -> None:
+    """The first place, with the tokens of all three."""
+    micro_batches = micro_batches_of(14)
+    faulty = micro_batches[1][0] = micro_batches[1][5] = micro_batches[0][2]
+    faulty.advantage = float("nan")
+    taken = update(small_model(), "grpo")
+    engine: Any = taken.engine
+    engine.discard = lambda: None
+    others = 3 * int(faulty.token_mask.sum()) - 1
+    where = rf"advantage nan at rank 0, micro-batch 0, row 2, token 0 \(and at {others} other tokens\)"
+    with pytest.raises(RunFailed, match=where):
+        taken.step(micro_batches)
+
+
+class Reference:
+    """A policy that is another model's, which counts its forward passes."""
+
+    def __init__(self, model: Any, mode: Any) -> None:
+        self.model, self.mode, self.forwards = model, mode, 0
+
+    def __call__(self, **inputs: Any) -> Any:
+        self.forwards += 1
+        return self.model(**inputs)
+
+
+@each_setting
+def test_a_reference_is_kept_with_the_samples_that_have_none(settings: dict[str, Any]) -> None:
+    micro_batches = micro_batches_of(15)
+    every = of_step(micro_batches)
+    for sample in every[::2]:
+        sample.reference_logprobs = torch.full((len(sample.completion),), -4.7, dtype=torch.float64)
+    before = [sample.reference_logprobs for sample in every]
+    model = small_model()
+    taken = update(model, "grpo", beta=0.1, **settings)
+    reference: Any = Reference(model, taken.engine.mode)
+    taken.reference = reference
+    taken.step(micro_batches)
+    own = [row for samples in micro_batches for row in logprobs_of(model, samples)]
+    for old, sample, wanted in zip(before, every, own, strict=True):
+        if old is None:
+            assert_close(sample.reference_logprobs, wanted, sample)
+        else:
+            assert sample.reference_logprobs is old
+    forwards = reference.forwards
+    assert forwards > 0
+    taken.step(micro_batches)
+    assert reference.forwards == forwards  # all have one: no forward, on any rank
+
+
+def test_what_is_kept_is_of_the_tokens_alone_without_padding() -> None:
+    [samples, *_] = micro_batches_of(16)
+    batch = collate(samples, WORLD.device)
+    keep_old(batch, torch.arange(batch.token_mask.numel()).view_as(batch.token_mask).float())
+    tokens = sum(len(sample.completion) for sample in samples)
+    for row, sample in enumerate(samples):
+        assert sample.old_logprobs is not None
+        first = row * batch.token_mask.shape[1]
+        assert sample.old_logprobs.tolist() == list(range(first, first + len(sample.completion)))
+        assert sample.old_logprobs.untyped_storage().nbytes() == 4 * tokens
+
+
+def test_a_gradient_is_of_the_parameters_alone() -> None:
+    """No sample holds the graph of a forward pass once a step is done."""
+    micro_batches, model = micro_batches_of(17), small_model()
+    update(model, "grpo", entropy_coef=0.1).step(micro_batches)
+    assert gradient_of(model).isfinite().all()
+    kept = known(micro_batches)
+    assert all(old is not None and old.grad_fn is None and old.grad is None for old in kept)
