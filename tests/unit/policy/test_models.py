@@ -102,7 +102,9 @@ def test_weights_that_nothing_uses_are_told_in_one_line(
     changed: Callable[..., ModelConfig], capfd: pytest.CaptureFixture[str]
 ) -> None:
     load_model(changed(lambda weights: weights.update({"model.layers.9.extra": torch.ones(2)})))
-    [line] = told_beside_the_bar(capfd)
+    lines = told_beside_the_bar(capfd)
+    assert len(lines) == 1, lines
+    [line] = lines
     assert "does not use" in line
     assert line.endswith("1 in all: model.layers.9.extra")
     assert line.isprintable()
