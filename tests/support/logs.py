@@ -7,6 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from grpox.runtime.logs import hide_logs
+
 
 class LoggedText(logging.Handler):
     """Keeps what is logged at the level info and above; of the others than info it names the level."""
@@ -42,5 +44,5 @@ def logged() -> Iterator[LoggedText]:
     logger.setLevel(logging.INFO)
     yield LOGGED
     logger.removeHandler(LOGGED)
-    logger.setLevel(logging.NOTSET)
+    hide_logs()  # a command that the test called shows them
     LOGGED()
