@@ -28,12 +28,16 @@ if TYPE_CHECKING:
     from grpox.observing.report.curves import Curve, binned
     from grpox.observing.report.samples import read_samples
     from grpox.policy.adapter_folder import write_adapter
-    from grpox.policy.adapter_streams import stream_adapters, stream_base
-    from grpox.policy.buffers import persistent_buffers
-    from grpox.policy.lora.layers import ADAPTER, adapted_layers, base_buffers, base_parameters
+    from grpox.policy.lora.layers import ADAPTER, adapted_layers, base_parameters
     from grpox.policy.models import hub_kernels
-    from grpox.policy.weight_stream import stream_weights
-    from grpox.rollout.rewards.weighted_sum import ROUNDING, weighted_sum
+    from grpox.policy.weight_stream import (
+        base_buffers,
+        persistent_buffers,
+        stream_adapters,
+        stream_base,
+        stream_weights,
+    )
+    from grpox.rollout.rewards.scoring import ROUNDING, weighted_sum
     from grpox.runfile.data_files import look_at
     from grpox.runfile.defaults import parameter_defaults
     from grpox.runfile.input_paths import input_path, model_problems
@@ -104,12 +108,16 @@ _HOMES = {
     "grpox.observing.report.curves": ("Curve", "binned"),
     "grpox.observing.report.samples": ("read_samples",),
     "grpox.policy.adapter_folder": ("write_adapter",),
-    "grpox.policy.adapter_streams": ("stream_adapters", "stream_base"),
-    "grpox.policy.buffers": ("persistent_buffers",),
-    "grpox.policy.lora.layers": ("ADAPTER", "adapted_layers", "base_buffers", "base_parameters"),
+    "grpox.policy.lora.layers": ("ADAPTER", "adapted_layers", "base_parameters"),
     "grpox.policy.models": ("hub_kernels",),
-    "grpox.policy.weight_stream": ("stream_weights",),
-    "grpox.rollout.rewards.weighted_sum": ("ROUNDING", "weighted_sum"),
+    "grpox.policy.weight_stream": (
+        "base_buffers",
+        "persistent_buffers",
+        "stream_adapters",
+        "stream_base",
+        "stream_weights",
+    ),
+    "grpox.rollout.rewards.scoring": ("ROUNDING", "weighted_sum"),
     "grpox.runfile.data_files": ("look_at",),
     "grpox.runfile.defaults": ("parameter_defaults",),
     "grpox.runfile.input_paths": ("input_path", "model_problems"),

@@ -22,7 +22,7 @@ from grpox.checkpoint.training_state import TrainingState
 from grpox.contracts import Rollout
 from grpox.data.schedule import Schedule
 from grpox.policy.batch import Sample
-from grpox.rollout.prefetch import PrefetchedBatch
+from grpox.rollout.sampler import PrefetchedBatch
 from grpox.runtime.collective_errors import on_every_rank
 from grpox.runtime.files import sync
 from grpox.runtime.phases import PhaseTimes

@@ -10,8 +10,7 @@ import torch.distributed as dist
 
 from grpox.checkpoint.rank_state import read_state
 from grpox.checkpoint.shards import ShardFiles
-from grpox.policy.buffers import persistent_buffers
-from grpox.policy.weight_stream import stream_weights
+from grpox.policy.weight_stream import persistent_buffers, stream_weights
 from grpox.runtime.world import World
 
 if TYPE_CHECKING:

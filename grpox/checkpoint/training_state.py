@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from grpox.data.prompt_cursor import PromptCursor
 from grpox.observing.early_stop import EarlyStop
 from grpox.policy.batch import Sample
-from grpox.rollout.prefetch import PrefetchedBatch
+from grpox.rollout.sampler import PrefetchedBatch
 from grpox.update.nonfinite import SkippedSteps
 
 

@@ -20,8 +20,8 @@ from torch import nn
 
 from grpox.checkpoint.shards import only_weights
 from grpox.errors import RunFailed, describe, text_of
-from grpox.policy.buffers import persistent_buffers
 from grpox.policy.engine import Engine
+from grpox.policy.weight_stream import persistent_buffers
 from grpox.runtime.world import World
 
 _OPTIMIZER = Path("zero") / "optimizer_state.pt"

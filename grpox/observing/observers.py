@@ -12,7 +12,7 @@ import pluggy
 
 from grpox.errors import ConfigError, Problem, RunFailed, describe, left_by_rich, text_of
 from grpox.errors.redaction import redact
-from grpox.rollout.rewards.arguments import copied
+from grpox.runtime.foreign_code import copied
 from grpox.runtime.logs import get_logger
 from grpox.runtime.signals import first_signal_waits, may_be_signal, raise_if_signal, raise_if_signalled
 

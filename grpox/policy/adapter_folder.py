@@ -12,8 +12,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from grpox.errors import RunFailed
-from grpox.policy.adapter_streams import stream_adapters
 from grpox.policy.lora.layers import ADAPTER, adapted_layers
+from grpox.policy.weight_stream import stream_adapters
 from grpox.runtime.files import put_in_place, unwritten
 
 if TYPE_CHECKING:

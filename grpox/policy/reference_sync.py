@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import torch
 
 from grpox.config import TrainConfig
-from grpox.policy.buffers import persistent_buffers
 from grpox.policy.engine import Engine, FrozenEngine
+from grpox.policy.weight_stream import persistent_buffers
 
 
 @dataclass(frozen=True)

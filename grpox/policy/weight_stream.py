@@ -1,26 +1,26 @@
 """The policy's weights out of their ZeRO-3 shards: a stream of (name, tensor), gathered bucket by bucket.
 
-It is what a checkpoint of the model holds: the parameters, and the buffers of the state dict.
+It is what a checkpoint of the model holds: the parameters, and the buffers of the state dict, which are as much
+a part of it, though not trained. A forward may change buffers; ZeRO-3 leaves them whole on every rank.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from torch import Tensor, nn
 
 from grpox.contracts import WeightStream
-from grpox.policy.buffers import persistent_buffers
 from grpox.policy.lora.layers import (
     Factors,
     adapted_layers,
-    base_buffers,
+    adapter_parameters,
     base_parameters,
     factors_of,
+    of_base,
     parameters_of,
 )
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
 
 BUCKET_BYTES = 256 * 2**20
 
@@ -114,3 +114,34 @@ def _buckets(
         size += needed
     if bucket:
         yield bucket
+
+
+def base_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """The buffers that a checkpoint holds, under the names that they have in a model without adapters."""
+    return of_base(model, persistent_buffers(model))
+
+
+def persistent_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield the buffers of the state dict, under their names there; one that has several names once."""
+    told: set[int] = set()
+    for name, buffer in model.named_buffers(remove_duplicate=False):
+        parent, _, own = name.rpartition(".")
+        if own not in model.get_submodule(parent)._non_persistent_buffers_set and id(buffer) not in told:
+            told.add(id(buffer))
+            yield name, buffer
+
+
+def stream_base(model: nn.Module) -> WeightStream:
+    """The frozen weights and the buffers under the names of a model without adapters; a collective."""
+    yield from stream_parameters(base_parameters(model))
+    yield from stream_buffers(base_buffers(model))
+
+
+def stream_adapters(model: nn.Module) -> WeightStream:
+    """A and B of every layer, under peft's names in a file; a collective."""
+    return stream_parameters(adapter_parameters(model))
+
+
+def stream_as_trained(model: nn.Module) -> WeightStream:
+    """Every parameter under its own name in `model`; a collective."""
+    return stream_parameters(model.named_parameters())

@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from grpox.rollout.rewards.log import Logged, weighed_mean_logged
-from grpox.rollout.rewards.scoring import ScoredRow
+from grpox.rollout.rewards.scoring import Logged, ScoredRow, weighed_mean_logged
 
 Draw = Callable[[int], Sequence[int]]
 """How many -> dataset indices of the next prompts."""

@@ -8,7 +8,7 @@ import torch
 
 from grpox.contracts import Rollout
 from grpox.rollout.rewards import NamedReward
-from grpox.rollout.rewards.weighted_sum import ROUNDING
+from grpox.rollout.rewards.scoring import ROUNDING
 
 
 def reward_metrics(

@@ -6,7 +6,7 @@ the engine in training, from a loaded model where nothing trains.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -19,8 +19,7 @@ from grpox.config import SamplingConfig
 from grpox.contracts import Generator, Prompt, Rollout
 from grpox.data.prompts import PromptSet
 from grpox.errors import RunFailed
-from grpox.policy.buffers import persistent_buffers
-from grpox.rollout.prefetch import PrefetchedBatch
+from grpox.policy.weight_stream import persistent_buffers
 from grpox.runtime.collective_errors import gathered, on_every_rank
 from grpox.runtime.foreign_code import exits_told
 from grpox.runtime.phases import PhaseTimes
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from grpox.contracts import WeightStream
+
 
 OnArrival = Callable[[Rollout], None]
 """Told of each rollout as it arrives."""
@@ -279,3 +279,28 @@ class FixedPolicy:
         """Every parameter under its name, tied ones once, and the persistent buffers."""
         for name, tensor in chain(self.module.named_parameters(), persistent_buffers(self.module)):
             yield name, tensor.detach()
+
+
+class PrefetchedBatch:
+    """This rank's part of it. It may be read more than once, though the generator's rollouts are read once."""
+
+    def __init__(self, version: int, arriving: Iterable[Rollout]) -> None:
+        """
+        Args:
+            version: optimizer steps of the weights that it was begun with.
+            arriving: as a generator's `begin` returned it, perhaps short of samples.
+        """
+        self.version = version
+        self._arriving = iter(arriving)
+        self._came: list[Rollout] = []
+
+    def __iter__(self) -> Iterator[Rollout]:
+        """Each rollout as it comes, those first that have been read before.
+
+        Raises:
+            Exception: what went wrong with the sampling.
+        """
+        yield from self._came
+        for rollout in self._arriving:
+            self._came.append(rollout)
+            yield rollout

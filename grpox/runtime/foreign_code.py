@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 from grpox.errors import GrpoxError, RunFailed, describe, left_by_rich
@@ -14,6 +16,7 @@ from grpox.runtime.signals import raise_if_signal
 if TYPE_CHECKING:
     from torch import Tensor
 
+_UNCHANGING = {str, int, float, bool, bytes, NoneType}
 FOREIGN = "code that the run calls"
 """Names what has raised where nobody nearer to it has."""
 
@@ -88,3 +91,39 @@ def _raised(error: BaseException, frames: Iterable[traceback.FrameSummary]) -> s
 
 def _version(tensor: Tensor | None) -> int:
     return 0 if tensor is None or tensor.is_inference() else tensor._version
+
+
+def copied(value: Any) -> Any:
+    """Return a deep copy; what Python cannot copy is shared, in a list each such value by itself."""
+    if type(value) is list and not set(map(type, value)) <= _UNCHANGING:
+        return [_copied_if_possible(each) for each in value]
+    return _copied_if_possible(value)
+
+
+def _copied_if_possible(value: Any) -> Any:
+    try:
+        return _copied(value)
+    except RecursionError:  # it contains itself, which only copy.deepcopy can copy, or is nested too deeply
+        return _copied_by_python(value)
+
+
+def _copied(value: Any) -> Any:
+    """Copy deeply, and a list of many numbers or texts at once, as copy.deepcopy does not."""
+    kind = type(value)
+    if kind in _UNCHANGING:
+        return value
+    if kind is list:
+        return value.copy() if set(map(type, value)) <= _UNCHANGING else [_copied(each) for each in value]
+    if kind is tuple:
+        return value if set(map(type, value)) <= _UNCHANGING else tuple(map(_copied, value))
+    if kind is dict:
+        return {name: _copied(each) for name, each in value.items()}
+    return _copied_by_python(value)
+
+
+def _copied_by_python(value: Any) -> Any:
+    try:
+        return copy.deepcopy(value)
+    except BaseException as error:  # noqa: BLE001 - a lock, a connection: what has no copy is shared, as documented
+        raise_if_signal(error)
+        return value

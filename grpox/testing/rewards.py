@@ -16,8 +16,7 @@ from typing import Any, ClassVar
 from unittest import SkipTest
 
 from grpox.contracts import TrainerState
-from grpox.rollout.rewards.arguments import missing_columns
-from grpox.rollout.rewards.call import RewardCall
+from grpox.rollout.rewards.call import RewardCall, missing_columns
 from grpox.testing.conformance import Conformance, Violation
 
 TIMEOUT = 30.0

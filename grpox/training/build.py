@@ -26,11 +26,10 @@ from grpox.policy.engine import Engine, FrozenEngine
 from grpox.policy.lora.layers import told_of
 from grpox.policy.optimizers import AdamW, NamedSchedule
 from grpox.policy.scoring_forward import not_taken
-from grpox.rollout.collector import Collector
+from grpox.rollout.collector import Collector, Scorer
 from grpox.rollout.rewards import NamedReward
 from grpox.rollout.rewards.fitting import fitting_rewards
 from grpox.rollout.sampler import CompletionSampler
-from grpox.rollout.scorer import Scorer
 from grpox.runfile.load import ResolvedRun
 from grpox.runfile.lock.file import LockFile
 from grpox.runfile.lock.model import Lock

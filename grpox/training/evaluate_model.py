@@ -14,10 +14,10 @@ from grpox.config import EvaluationConfig
 from grpox.contracts import Capability, ScoredRollout, TrainerState
 from grpox.policy.memory_plan.of_run import generator_settings
 from grpox.policy.models import load_model
+from grpox.rollout.collector import Scorer
 from grpox.rollout.rewards.isolation import OF_EVALUATION, OF_TRAINING, reward_functions
 from grpox.rollout.rewards.scoring import ScoredRow
 from grpox.rollout.sampler import FixedPolicy
-from grpox.rollout.scorer import Scorer
 from grpox.runtime.collective_errors import lost_ranks_told
 from grpox.runtime.foreign_code import FOREIGN, exits_told
 from grpox.runtime.phases import PhaseTimes

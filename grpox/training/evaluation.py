@@ -19,13 +19,11 @@ from grpox.config import EvaluationConfig, SamplingConfig
 from grpox.config.evaluation_settings import sampling_of
 from grpox.contracts import TrainerState
 from grpox.data.prompts import PromptSet
+from grpox.rollout.collector import Scorer, sample_and_score
 from grpox.rollout.metrics import error_metrics, length_metrics, mean
 from grpox.rollout.rewards import NamedReward
-from grpox.rollout.rewards.log import Logged, weighed_mean_logged, with_logged
-from grpox.rollout.rewards.scoring import ScoredRow
-from grpox.rollout.rewards.weighted_sum import weighted_sum
+from grpox.rollout.rewards.scoring import Logged, ScoredRow, weighed_mean_logged, weighted_sum, with_logged
 from grpox.rollout.sampler import CompletionSampler, SampleRequest
-from grpox.rollout.scorer import Scorer, sample_and_score
 
 STREAM = 1
 """Tells the random numbers of evaluations from those of training, whose number is 0."""

@@ -9,9 +9,9 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from grpox.errors import ConfigError, Problem
-from grpox.policy.adapter_streams import stream_as_trained
 from grpox.policy.lora.layers import adapted_layers, merge_adapters
 from grpox.policy.saved_whole import undescribed
+from grpox.policy.weight_stream import stream_as_trained
 from grpox.runfile.model_options import media_parts
 from grpox.runfile.origins import ARGUMENT
 

@@ -11,7 +11,7 @@ from grpox.observing.observers import Observers
 from grpox.observing.step_metrics import step_metrics
 from grpox.policy.batch import Sample
 from grpox.rollout.collector import Collector, GenerationBatch
-from grpox.rollout.rewards.log import mean_logged, with_logged
+from grpox.rollout.rewards.scoring import mean_logged, with_logged
 from grpox.runtime.logs import WarnOnce
 from grpox.update.mismatch import mismatch_warnings
 

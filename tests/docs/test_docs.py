@@ -19,10 +19,8 @@ from grpox.plugins.discovery import Offer, discover
 from grpox.plugins.registry import Registry
 from grpox.runfile.lr_schedules import LR_SCHEDULER_TYPES
 from grpox.runfile.yaml_lines import read_yaml
-from grpox_losses.cispo import Cispo
 from grpox_losses.configs import CispoConfig, ClippedConfig, SapoConfig
-from grpox_losses.dapo import Dapo
-from grpox_losses.sapo import Sapo
+from grpox_losses.losses import Cispo, Dapo, Sapo
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "plugins" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

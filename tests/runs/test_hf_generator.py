@@ -16,9 +16,8 @@ from grpox.policy.batch import collate, samples_of
 from grpox.policy.logprobs import completion_logprobs
 from grpox.policy.models import architecture_of
 from grpox_generators import stretches
-from grpox_generators.attention import GROUPED
 from grpox_generators.configs import HfConfig
-from grpox_generators.hf import HfGenerator
+from grpox_generators.hf import GROUPED, HfGenerator
 
 MODEL = importlib.resources.files("grpox.runfile.recipes") / "quickstart" / "model"
 CPU = torch.device("cpu")

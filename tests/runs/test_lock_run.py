@@ -44,7 +44,7 @@ def output(grpox, folder):
 
 def test_the_lock_in_the_runs_folder_names_what_ran(output, folder):
     lock = read_lock(output)
-    assert lock.components["loss"].target == "grpox_losses.dapo:Dapo"
+    assert lock.components["loss"].target == "grpox_losses.losses:Dapo"
     even = lock.components["rewards[1]"]
     assert (even.given, even.target) == ("path", f"{folder.resolve()}/mine.py:even")
     written = read_yaml((output / "config.yaml").read_text(), "config.yaml").data

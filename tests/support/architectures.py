@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from grpox.policy.buffers import persistent_buffers
+from grpox.policy.weight_stream import persistent_buffers
 
 VOCABULARY = 17
 COMMON: dict[str, Any] = {

@@ -22,7 +22,7 @@ import grpox
 
 @grpox.hookimpl
 def grpox_losses():
-    yield grpox.ComponentSpec("dapo", "grpox_losses.dapo:Dapo", "grpox_losses.configs:ClippedConfig")
+    yield grpox.ComponentSpec("dapo", "grpox_losses.losses:Dapo", "grpox_losses.configs:ClippedConfig")
 """
 OFFER_DAPO_TOO = ("my-plugin", "grpox-foo")
 """Names that stand on a page for some distribution that offers what grpox does."""

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from grpox.errors.formatting import counted
-from grpox.policy.buffers import persistent_buffers
 
 Weight = TypeVar("Weight", bound=Tensor)
 
@@ -62,12 +61,7 @@ def factors_of(layer: Any, down: Tensor, up: Tensor) -> Factors:
 
 def base_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     """The parameters of `model` without its adapters, under the names that they have in a model without any."""
-    return _of_base(model, model.named_parameters())
-
-
-def base_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """The buffers that a checkpoint holds, under the names that they have in a model without adapters."""
-    return _of_base(model, persistent_buffers(model))
+    return of_base(model, model.named_parameters())
 
 
 def adapter_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
@@ -121,7 +115,8 @@ def told_of(model: nn.Module) -> str:
     return f"training {share}: adapters of rank {rank} on {counted(len(layers), 'layer')}"
 
 
-def _of_base(model: nn.Module, named: Iterable[tuple[str, Weight]]) -> Iterator[tuple[str, Weight]]:
+def of_base(model: nn.Module, named: Iterable[tuple[str, Weight]]) -> Iterator[tuple[str, Weight]]:
+    """Yield those of `named` that are not of adapters, under the names of a model without any."""
     adapted = adapted_layers(model)
     for name, weight in named:
         layer, inside, rest = name.partition(".base_layer.")

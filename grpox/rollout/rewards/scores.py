@@ -1,11 +1,13 @@
-"""Checks what a reward function returned: one finite number, or None to abstain, per completion."""
+"""Checks the scores of a reward call, a finite number or None (abstains) per completion, and keeps its logs."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, SupportsFloat
+
+from grpox.runtime.foreign_code import copied
 
 FLOAT32_MAX = 3.4028234663852886e38
 """Beyond it a score would be infinite where rewards become advantages."""
@@ -52,6 +54,33 @@ def checked_scores(returned: Any, count: int) -> CheckedScores:
             what = f"returned {_described(score)} for completion {index}; a score is a finite float32 or None"
             checked.refused[index] = what + hint
     return checked
+
+
+@dataclass
+class CallLog:
+    """What one call of a reward function logs through `log_metric` and `log_extra`."""
+
+    metrics: dict[str, list[float]] = field(default_factory=dict)
+    columns: dict[str, list[Any]] = field(default_factory=dict)
+
+    def metric(self, name: str, value: float) -> None:
+        """``log_metric(name, value)``; raises ValueError for what is no finite number."""
+        number = finite_number(value)
+        if number is None:
+            raise ValueError(f"log_metric({name!r}, {value!r}): a metric is a finite number")
+        self.metrics.setdefault(str(name), []).append(number)
+
+    def extra(self, column: str, values: Sequence[Any]) -> None:
+        """``log_extra(column, values)``; several calls for one column append. Kept are copies of the values."""
+        self.columns.setdefault(str(column), []).extend(copied(list(values)))
+
+    def check(self, count: int) -> None:
+        """Raises BadScores unless every column has a value for each of `count` completions."""
+        for name, values in self.columns.items():
+            if len(values) != count:
+                raise BadScores(
+                    f"logged {len(values)} values of log_extra column '{name}' for {count} completions"
+                )
 
 
 def finite_number(value: Any) -> float | None:

@@ -1,18 +1,32 @@
-"""Scores the completions of a batch by all reward functions of a run: rollouts -> rows with rewards[K]."""
+"""Scores the completions of a batch by all reward functions of a run: rollouts -> rows with rewards[K].
+
+A metric that a function logs keeps its label, so that a name which the trainer itself uses can be shown as
+``<label>/<name>`` and never takes the trainer's place.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from grpox.contracts import Rollout, Text, TrainerState
 from grpox.errors import Problem, RunFailed, nearest
-from grpox.rollout.rewards.log import extra_columns, logged_metrics, weighed_mean_logged
 from grpox.rollout.rewards.named import NamedReward, Outcome, StopSign, call_together
+from grpox.rollout.rewards.scores import CallLog
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from grpox.data.prompts import PromptSet
+
+Logged = Mapping[str, Mapping[str, float]]
+"""Metric name -> label of the reward function that logged it -> value."""
+
+ROUNDING = 4 * 2.0**-23
+"""Rewards whose spread is at most this share of the largest are equal: 0.1 + 0.2 and 0.3 + 0.
+The eps of float32 is 2^-23."""
 
 
 @dataclass(frozen=True)
@@ -232,3 +246,88 @@ def joined(parts: Sequence[ScoredRows]) -> ScoredRows:
     rows = [row for part in in_order for row in part.rows]
     rows.sort(key=lambda row: (row.rollout.group_id, row.rollout.sample))
     return ScoredRows(rows, weighed_mean_logged((part.logged, len(part.rows)) for part in in_order), warnings)
+
+
+def weighted_sum(rewards: Tensor, weights: Tensor) -> Tensor:
+    """The weighted sum of each row, without re-weighting the rest where a function abstained.
+
+    Args:
+        rewards: f32[N, K], finite, or NaN where function k abstained.
+        weights: f32[K].
+
+    Returns:
+        f64[N], NaN where every function abstained.
+    """
+    import torch
+
+    scored = ~rewards.isnan()
+    terms = torch.where(scored, rewards.double(), 0.0) * weights.double()
+    # One function after the other: rows with equal rewards then have sums equal to the last bit.
+    total = torch.zeros(len(rewards), dtype=torch.float64, device=rewards.device)
+    for term in terms.unbind(dim=1):
+        total = total + term
+    # Terms that cancel but for rounding add up to 0: an advantage would divide that rounding by itself.
+    total = torch.where(total.abs() > ROUNDING * terms.abs().sum(dim=1), total, 0.0)
+    return total.masked_fill(~scored.any(dim=1), torch.nan)
+
+
+def logged_metrics(logs: Mapping[str, CallLog]) -> dict[str, dict[str, float]]:
+    """The metrics of one batch, each the mean over its calls; `logs` is by label, in order of the rewards."""
+    merged: dict[str, dict[str, float]] = {}
+    for label, log in logs.items():
+        for name, values in log.metrics.items():
+            merged.setdefault(name, {})[label] = sum(values) / len(values)
+    return merged
+
+
+def extra_columns(logs: Mapping[str, CallLog]) -> dict[str, list[Any]]:
+    """Column -> N values; a name that several functions log is told as ``<label>/<name>`` for each of them."""
+    times = Counter(name for log in logs.values() for name in log.columns)
+    return {
+        name if times[name] == 1 else f"{label}/{name}": values
+        for label, log in logs.items()
+        for name, values in log.columns.items()
+    }
+
+
+def mean_logged(logs: Iterable[Logged]) -> dict[str, dict[str, float]]:
+    """The mean of each metric over the ranks or batches that have it, label by label, in a fixed order."""
+    return weighed_mean_logged((log, 1) for log in logs)
+
+
+def weighed_mean_logged(logs: Iterable[tuple[Logged, int]]) -> dict[str, dict[str, float]]:
+    """As `mean_logged`, of logs with their weights: those that lack a metric do not count in it."""
+    found: dict[str, dict[str, list[tuple[float, int]]]] = {}
+    for log, weight in logs:
+        for name, by_label in log.items():
+            for label, value in by_label.items():
+                found.setdefault(name, {}).setdefault(label, []).append((value, weight))
+    return {
+        name: {label: _weighed_mean(values) for label, values in by_label.items()}
+        for name, by_label in sorted(found.items())
+    }
+
+
+def _weighed_mean(values: Sequence[tuple[float, int]]) -> float:
+    return sum(value * weight for value, weight in values) / sum(weight for _, weight in values)
+
+
+def with_logged(own: Mapping[str, float], logged: Logged) -> tuple[dict[str, float], list[str]]:
+    """The trainer's `own` metrics with those that reward functions logged, none of which replaces one of `own`.
+
+    Returns:
+        The metrics (the mean over functions, where several log one name), and a sentence for each one that is
+        told as ``<label>/<name>`` because the trainer itself uses the name.
+    """
+    free: dict[str, float] = {}
+    renamed = []
+    for name, by_label in logged.items():
+        if name not in own:
+            free[name] = sum(by_label.values()) / len(by_label)
+            continue
+        for label, value in by_label.items():
+            free[f"{label}/{name}"] = value
+            renamed.append(
+                f"reward '{label}' logs '{name}', a metric of the trainer's: told as '{label}/{name}'"
+            )
+    return {**free, **own}, renamed

@@ -23,8 +23,7 @@ from grpox.plugins.component import BoundComponent
 from grpox.plugins.discovery import PluginSet
 from grpox.plugins.load_object import load_object
 from grpox.plugins.registry import Registry
-from grpox.rollout.rewards.arguments import missing_columns, taken
-from grpox.rollout.rewards.call import RewardCall, defined_at
+from grpox.rollout.rewards.call import RewardCall, defined_at, missing_columns, taken
 from grpox.rollout.rewards.messages import Blueprint, Ready, Reply, Request
 from grpox.runtime.child import connect_to_parent
 from grpox.runtime.logs import show_logs_of_child

@@ -15,14 +15,14 @@ def grpox_corrections() -> tuple[ComponentSpec, ...]:
     return (
         ComponentSpec(
             name="none",
-            target="grpox_corrections.none:NoCorrection",
+            target="grpox_corrections.corrections:NoCorrection",
             config="grpox_corrections.configs:NoCorrectionConfig",
             summary="Trusts the generator to sample from the trainer's own distribution",
             formula="R = 1",
         ),
         ComponentSpec(
             name="token-truncate",
-            target="grpox_corrections.token_truncate:TokenTruncate",
+            target="grpox_corrections.corrections:TokenTruncate",
             config="grpox_corrections.configs:TokenTruncateConfig",
             summary="Truncated importance sampling (TIS): each token weighted, up to a cap",
             needs=(Capability.LOGPROBS,),
@@ -32,7 +32,7 @@ def grpox_corrections() -> tuple[ComponentSpec, ...]:
         ),
         ComponentSpec(
             name="token-mask",
-            target="grpox_corrections.token_mask:TokenMask",
+            target="grpox_corrections.corrections:TokenMask",
             config="grpox_corrections.configs:TokenMaskConfig",
             summary="IcePop: each token weighted, those out of bounds dropped",
             needs=(Capability.LOGPROBS,),
@@ -41,7 +41,7 @@ def grpox_corrections() -> tuple[ComponentSpec, ...]:
         ),
         ComponentSpec(
             name="sequence-truncate",
-            target="grpox_corrections.sequence_truncate:SequenceTruncate",
+            target="grpox_corrections.corrections:SequenceTruncate",
             config="grpox_corrections.configs:SequenceTruncateConfig",
             summary="Truncated importance sampling of whole completions, up to a cap",
             needs=(Capability.LOGPROBS,),
@@ -50,7 +50,7 @@ def grpox_corrections() -> tuple[ComponentSpec, ...]:
         ),
         ComponentSpec(
             name="sequence-mask",
-            target="grpox_corrections.sequence_mask:SequenceMask",
+            target="grpox_corrections.corrections:SequenceMask",
             config="grpox_corrections.configs:SequenceMaskConfig",
             summary="Masked importance sampling (MIS): whole completions weighted, or dropped if out of bounds",
             needs=(Capability.LOGPROBS,),
@@ -59,7 +59,7 @@ def grpox_corrections() -> tuple[ComponentSpec, ...]:
         ),
         ComponentSpec(
             name="geometric-mask",
-            target="grpox_corrections.geometric_mask:GeometricMask",
+            target="grpox_corrections.corrections:GeometricMask",
             config="grpox_corrections.configs:GeometricMaskConfig",
             summary="Geo-RS: completions dropped by the geometric mean of their ratios, tokens weighted",
             needs=(Capability.LOGPROBS,),

@@ -27,11 +27,6 @@ class ClippedConfig(BaseModel):
     """One ratio per token (GRPO, arXiv 2402.03300), or one per sequence, the geometric mean of its tokens'
     (GSPO)."""
 
-    @property
-    def upper(self) -> float:
-        """`clip_high`, or `clip_low` where it is not given."""
-        return self.clip_low if self.clip_high is None else self.clip_high
-
     @field_validator("delta")
     @classmethod
     def _above_the_clip(cls, delta: float | None, info: ValidationInfo) -> float | None:

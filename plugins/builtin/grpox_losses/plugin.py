@@ -13,7 +13,7 @@ def grpox_losses() -> tuple[ComponentSpec, ...]:
     return (
         ComponentSpec(
             name="grpo",
-            target="grpox_losses.grpo:Grpo",
+            target="grpox_losses.losses:Grpo",
             config="grpox_losses.configs:ClippedConfig",
             summary="Clipped surrogate, mean over tokens within a sequence, then over sequences",
             formula=f"{CLIPPED}; (1/N_seq) sum_i (1/n_i) sum_t",
@@ -21,7 +21,7 @@ def grpox_losses() -> tuple[ComponentSpec, ...]:
         ),
         ComponentSpec(
             name="dr_grpo",
-            target="grpox_losses.dr_grpo:DrGrpo",
+            target="grpox_losses.losses:DrGrpo",
             config="grpox_losses.configs:ClippedConfig",
             summary="Clipped surrogate, summed over tokens and divided by the longest length allowed",
             formula=f"{CLIPPED}; sum_i,t / (N_seq * max_completion_length)",
@@ -29,7 +29,7 @@ def grpox_losses() -> tuple[ComponentSpec, ...]:
         ),
         ComponentSpec(
             name="dapo",
-            target="grpox_losses.dapo:Dapo",
+            target="grpox_losses.losses:Dapo",
             config="grpox_losses.configs:ClippedConfig",
             summary="Clipped surrogate, mean over all tokens of the optimizer step",
             formula=f"{CLIPPED}; sum_i,t / N_tok",
@@ -37,7 +37,7 @@ def grpox_losses() -> tuple[ComponentSpec, ...]:
         ),
         ComponentSpec(
             name="bnpo",
-            target="grpox_losses.bnpo:Bnpo",
+            target="grpox_losses.losses:Bnpo",
             config="grpox_losses.configs:ClippedConfig",
             summary="Clipped surrogate, mean over the tokens of each micro-batch (depends on its size)",
             formula=f"{CLIPPED}; mean over micro-batches of sum_i,t / n_tok",
@@ -45,7 +45,7 @@ def grpox_losses() -> tuple[ComponentSpec, ...]:
         ),
         ComponentSpec(
             name="cispo",
-            target="grpox_losses.cispo:Cispo",
+            target="grpox_losses.losses:Cispo",
             config="grpox_losses.configs:CispoConfig",
             summary="Policy gradient weighted by a capped ratio, so that no token loses its gradient",
             formula="-sg[min(w, cap)] A log pi; sum_i,t / N_tok",
@@ -53,7 +53,7 @@ def grpox_losses() -> tuple[ComponentSpec, ...]:
         ),
         ComponentSpec(
             name="sapo",
-            target="grpox_losses.sapo:Sapo",
+            target="grpox_losses.losses:Sapo",
             config="grpox_losses.configs:SapoConfig",
             summary="A soft gate on the ratio in place of clipping",
             formula="-A (4/tau) sigmoid(tau (w-1)), tau = tau_pos if A > 0 else tau_neg; as grpo",

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from grpox.rollout.rewards.weighted_sum import weighted_sum
+from grpox.rollout.rewards.scoring import weighted_sum
 from grpox_advantages.configs import GroupConfig
 from grpox_advantages.scalers import Group
 

@@ -8,8 +8,8 @@ import torch
 from grpox.contracts import LossInputs
 from grpox_advantages.configs import GroupConfig
 from grpox_advantages.scalers import Group
-from grpox_losses.cispo import Cispo
 from grpox_losses.configs import CispoConfig
+from grpox_losses.losses import Cispo
 
 LOGPROBS = [[-2.30, -1.20, -1.61], [-1.39, -1.39, -1.39]]
 

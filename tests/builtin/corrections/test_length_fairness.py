@@ -10,9 +10,7 @@ import torch
 
 from grpox.contracts import Correction
 from grpox_corrections.configs import GeometricMaskConfig, SequenceMaskConfig, SequenceTruncateConfig
-from grpox_corrections.geometric_mask import GeometricMask
-from grpox_corrections.sequence_mask import SequenceMask
-from grpox_corrections.sequence_truncate import SequenceTruncate
+from grpox_corrections.corrections import GeometricMask, SequenceMask, SequenceTruncate
 
 GAP = 0.012
 """Nats a token."""

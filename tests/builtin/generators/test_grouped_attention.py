@@ -6,7 +6,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from grpox.policy.models import architecture_of
-from grpox_generators.attention import GROUPED, group_heads, grouped_attention
+from grpox_generators.hf import GROUPED, group_heads, grouped_attention
 
 
 class Layer(torch.nn.Module):

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from grpox.contracts import LossInputs
-from grpox_losses.cispo import Cispo
 from grpox_losses.configs import CispoConfig
+from grpox_losses.losses import Cispo
 
 MakeInputs = Callable[..., LossInputs]
 

@@ -10,7 +10,7 @@ import torch
 
 from grpox.contracts import LossInputs
 from grpox_losses.configs import ClippedConfig
-from grpox_losses.ratio import clipped_surrogate
+from grpox_losses.losses import Clipped
 
 MakeInputs = Callable[..., LossInputs]
 
@@ -46,7 +46,7 @@ def test_value_and_slope_agree_with_the_cases(
     inputs = make_inputs([LOG_RATIOS], [[advantage] * len(LOG_RATIOS)])
     config = ClippedConfig(clip_low=low, clip_high=high, delta=delta)
 
-    loss = clipped_surrogate(inputs, config).loss
+    loss = Clipped(config).per_token(inputs).loss
 
     # What the inputs hold after rounding, so that the comparison is not one of old + difference - old.
     log_ratios = (inputs.logprobs - inputs.old_logprobs).detach()[0].tolist()
@@ -64,7 +64,7 @@ def test_hand_worked_numbers(make_inputs: MakeInputs) -> None:
     ratios, advantages = [1.5, 0.5, 1.5, 0.5, 1.1, 0.9], [2.0, 2.0, -2.0, -2.0, 2.0, -2.0]
     inputs = make_inputs([[math.log(w) for w in ratios]], [advantages], old=0.0)
 
-    loss = clipped_surrogate(inputs, ClippedConfig()).loss
+    loss = Clipped(ClippedConfig()).per_token(inputs).loss
 
     expected = torch.tensor([[-2.4, -1.0, 3.0, 1.6, -2.2, 1.8]], dtype=loss.dtype)
     torch.testing.assert_close(loss, expected)
@@ -77,7 +77,7 @@ def test_on_policy_the_value_is_minus_the_advantage_to_the_bit(make_inputs: Make
     advantages = [[0.3, 0.3, 0.3], [-1.7, -1.7, -1.7], [0.0, 0.0, 0.0]]
     inputs = make_inputs([[0.0] * 3] * 3, advantages)
 
-    loss = clipped_surrogate(inputs, ClippedConfig(level=level)).loss
+    loss = Clipped(ClippedConfig(level=level)).per_token(inputs).loss
 
     assert torch.equal(loss, -inputs.advantages)
     torch.testing.assert_close(gradient(loss, inputs), -inputs.advantages)
@@ -86,7 +86,7 @@ def test_on_policy_the_value_is_minus_the_advantage_to_the_bit(make_inputs: Make
 def test_a_zero_advantage_gives_zero_value_and_zero_gradient(make_inputs: MakeInputs) -> None:
     inputs = make_inputs([LOG_RATIOS], [[0.0] * len(LOG_RATIOS)])
 
-    loss = clipped_surrogate(inputs, ClippedConfig(delta=3.0)).loss
+    loss = Clipped(ClippedConfig(delta=3.0)).per_token(inputs).loss
 
     assert not loss.any()
     assert not gradient(loss, inputs).any()
@@ -96,8 +96,8 @@ def test_delta_bounds_the_unclipped_branch_only(make_inputs: MakeInputs) -> None
     # w = 4 with delta 2: where A = -1 the unclipped branch is chosen and gives 2 in place of 4, without
     # gradient. Where A = +1, or w is below the range, the clipped branch is, and nothing changes.
     inputs = make_inputs([[math.log(4), math.log(4), math.log(0.5)]], [[-1.0, 1.0, -1.0]], old=0.0)
-    unbounded = clipped_surrogate(inputs, ClippedConfig()).loss
-    bounded = clipped_surrogate(inputs, ClippedConfig(delta=2.0)).loss
+    unbounded = Clipped(ClippedConfig()).per_token(inputs).loss
+    bounded = Clipped(ClippedConfig(delta=2.0)).per_token(inputs).loss
 
     torch.testing.assert_close(unbounded, torch.tensor([[4.0, -1.2, 0.8]], dtype=unbounded.dtype))
     torch.testing.assert_close(bounded, torch.tensor([[2.0, -1.2, 0.8]], dtype=bounded.dtype))
@@ -112,7 +112,7 @@ def test_extreme_ratios_stay_finite(
 ) -> None:
     inputs = make_inputs([[log_ratio] * 2], [[advantage] * 2])
 
-    loss = clipped_surrogate(inputs, ClippedConfig(level=level)).loss
+    loss = Clipped(ClippedConfig(level=level)).per_token(inputs).loss
 
     assert loss.isfinite().all()
     assert gradient(loss, inputs).isfinite().all()
@@ -121,7 +121,7 @@ def test_extreme_ratios_stay_finite(
 def test_the_ratio_is_exact_at_a_log_ratio_of_20(make_inputs: MakeInputs) -> None:
     inputs = make_inputs([[20.0]], [[-1.0]], old=0.0)
 
-    loss = clipped_surrogate(inputs, ClippedConfig()).loss
+    loss = Clipped(ClippedConfig()).per_token(inputs).loss
 
     expected = torch.tensor([[math.exp(20)]], dtype=loss.dtype)
     torch.testing.assert_close(loss, expected)
@@ -132,7 +132,7 @@ def test_diagnostics_count_tokens_whose_gradient_the_clip_removed(make_inputs: M
     # Above the range with A > 0 and below it with A < 0; the other two keep their gradient.
     inputs = make_inputs([[0.5, 0.5, -0.5, -0.5, 0.0]], [[1.0, -1.0, 1.0, -1.0, 1.0]])
 
-    output = clipped_surrogate(inputs, ClippedConfig())
+    output = Clipped(ClippedConfig()).per_token(inputs)
 
     assert {name: flags[0].tolist() for name, flags in output.diagnostics.items()} == {
         "clip_ratio/low": [0, 0, 0, 1, 0],
@@ -148,8 +148,8 @@ def test_clip_high_moves_the_upper_bound_alone(make_inputs: MakeInputs) -> None:
     # w = 1.25 is clipped at 1.2, not at 1.28; w = 0.75 is clipped at 0.8 either way.
     inputs = make_inputs([[math.log(1.25), math.log(0.75)]], [[1.0, -1.0]], old=0.0)
 
-    narrow = clipped_surrogate(inputs, ClippedConfig()).loss
-    wide = clipped_surrogate(inputs, ClippedConfig(clip_high=0.28)).loss
+    narrow = Clipped(ClippedConfig()).per_token(inputs).loss
+    wide = Clipped(ClippedConfig(clip_high=0.28)).per_token(inputs).loss
 
     torch.testing.assert_close(narrow, torch.tensor([[-1.2, 0.8]], dtype=narrow.dtype))
     torch.testing.assert_close(wide, torch.tensor([[-1.25, 0.8]], dtype=wide.dtype))

@@ -19,11 +19,6 @@ def test_defaults() -> None:
     assert SapoConfig().model_dump() == {"tau_pos": 1.0, "tau_neg": 1.05}
 
 
-def test_clip_high_follows_clip_low_unless_given() -> None:
-    assert ClippedConfig(clip_low=0.1).upper == 0.1
-    assert ClippedConfig(clip_low=0.1, clip_high=0.28).upper == 0.28
-
-
 @pytest.mark.parametrize(
     ("parameters", "key"),
     [

@@ -8,13 +8,8 @@ import pytest
 import torch
 
 from grpox.contracts import LossInputs, PolicyLoss, Reduction
-from grpox_losses.bnpo import Bnpo
-from grpox_losses.cispo import Cispo
 from grpox_losses.configs import CispoConfig, ClippedConfig, SapoConfig
-from grpox_losses.dapo import Dapo
-from grpox_losses.dr_grpo import DrGrpo
-from grpox_losses.grpo import Grpo
-from grpox_losses.sapo import Sapo
+from grpox_losses.losses import Bnpo, Cispo, Dapo, DrGrpo, Grpo, Sapo
 
 MakeInputs = Callable[..., LossInputs]
 LOSSES = {

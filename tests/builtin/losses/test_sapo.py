@@ -10,7 +10,7 @@ import torch
 
 from grpox.contracts import LossInputs
 from grpox_losses.configs import SapoConfig
-from grpox_losses.sapo import Sapo
+from grpox_losses.losses import Sapo
 
 MakeInputs = Callable[..., LossInputs]
 

@@ -10,7 +10,7 @@ import torch
 
 from grpox.contracts import LossInputs
 from grpox_losses.configs import ClippedConfig
-from grpox_losses.ratio import clipped_surrogate, sequence_ratio
+from grpox_losses.losses import Clipped, sequence_ratio
 
 MakeInputs = Callable[..., LossInputs]
 LOG_RATIOS = [[0.10, -0.04, 0.03, 0.25], [-0.30, -0.20, 0.05, 0.0], [0.50, 0.30, 0.0, 0.0]]
@@ -36,7 +36,7 @@ def test_the_ratio_is_the_geometric_mean_of_the_unmasked_tokens(make_inputs: Mak
 
 def test_value_and_gradient_agree_with_finite_differences(make_inputs: MakeInputs) -> None:
     inputs = make_inputs(LOG_RATIOS, ADVANTAGES, MASK)
-    loss = clipped_surrogate(inputs, ClippedConfig(level="sequence")).loss
+    loss = Clipped(ClippedConfig(level="sequence")).per_token(inputs).loss
     per_sequence = torch.where(inputs.token_mask, loss, 0.0).sum(dim=1)
     gradient = torch.autograd.grad(per_sequence.sum(), inputs.logprobs)[0]
 
@@ -56,7 +56,7 @@ def test_the_gradient_of_one_position_reaches_all_tokens_of_its_sequence_only(
     make_inputs: MakeInputs,
 ) -> None:
     inputs = make_inputs(LOG_RATIOS, ADVANTAGES, MASK)
-    loss = clipped_surrogate(inputs, ClippedConfig(level="sequence")).loss
+    loss = Clipped(ClippedConfig(level="sequence")).per_token(inputs).loss
 
     gradient = torch.autograd.grad(loss[1, 0], inputs.logprobs)[0]
 
@@ -68,7 +68,7 @@ def test_the_gradient_of_one_position_reaches_all_tokens_of_its_sequence_only(
 
 def test_token_level_gradient_stays_at_its_token(make_inputs: MakeInputs) -> None:
     inputs = make_inputs(LOG_RATIOS, ADVANTAGES, MASK)
-    loss = clipped_surrogate(inputs, ClippedConfig(level="token")).loss
+    loss = Clipped(ClippedConfig(level="token")).per_token(inputs).loss
 
     gradient = torch.autograd.grad(loss[0, 0], inputs.logprobs)[0]
 
@@ -77,17 +77,17 @@ def test_token_level_gradient_stays_at_its_token(make_inputs: MakeInputs) -> Non
 
 def test_padding_changes_nothing(make_inputs: MakeInputs) -> None:
     config = ClippedConfig(level="sequence")
-    short = clipped_surrogate(make_inputs([[0.1, 0.05]], [[1.0, 1.0]]), config).loss
+    short = Clipped(config).per_token(make_inputs([[0.1, 0.05]], [[1.0, 1.0]])).loss
     padded = make_inputs([[0.1, 0.05, 9.0, 9.0]], [[1.0] * 4], [[1, 1, 0, 0]])
 
-    torch.testing.assert_close(clipped_surrogate(padded, config).loss[:, :2], short)
+    torch.testing.assert_close(Clipped(config).per_token(padded).loss[:, :2], short)
 
 
 def test_a_sequence_without_unmasked_tokens_has_ratio_one_and_no_gradient(make_inputs: MakeInputs) -> None:
     inputs = make_inputs([[0.1, 0.2], [0.1, 0.2]], [[1.0, 1.0]] * 2, [[0, 0], [1, 1]])
 
     ratio = sequence_ratio(inputs)
-    loss = clipped_surrogate(inputs, ClippedConfig(level="sequence")).loss
+    loss = Clipped(ClippedConfig(level="sequence")).per_token(inputs).loss
     gradient = torch.autograd.grad(loss.sum(), inputs.logprobs)[0]
 
     assert ratio[0].tolist() == [1.0, 1.0]

@@ -16,7 +16,6 @@ from grpox.config import LoraConfig, TrainConfig
 from grpox.contracts import Rollout
 from grpox.errors import ConfigError, Problem
 from grpox.policy.adapter_folder import write_adapter
-from grpox.policy.adapter_streams import stream_adapters, stream_base
 from grpox.policy.batch import collate, samples_of
 from grpox.policy.forward_modes import FULL_LOGITS, ForwardMode
 from grpox.policy.logprobs import completion_logprobs
@@ -31,7 +30,7 @@ from grpox.policy.lora.layers import (
     without_adapters,
 )
 from grpox.policy.scoring_forward import install_scoring_forward, restore_forward
-from grpox.policy.weight_stream import stream_weights
+from grpox.policy.weight_stream import stream_adapters, stream_base, stream_weights
 
 pytest.importorskip("peft")
 

@@ -16,12 +16,11 @@ from grpox.contracts import Rollout
 from grpox.data.batch_plan import BatchPlan
 from grpox.data.prompt_cursor import PromptCursor
 from grpox.data.schedule import PromptSampler, Schedule
-from grpox.rollout.collector import Collector
+from grpox.rollout.collector import Collector, Scorer
 from grpox.rollout.dynamic_sampling import ResampledBatch, SampledGroups, refill
 from grpox.rollout.rewards import NamedReward
 from grpox.rollout.rewards.scoring import ScoredRow
 from grpox.rollout.sampler import CompletionSampler
-from grpox.rollout.scorer import Scorer
 from grpox.runtime.world import World
 from grpox.training.trainer import Trainer
 from grpox_advantages.configs import GroupConfig

@@ -12,11 +12,9 @@ from grpox.contracts import Prompt, Rollout, TrainerState
 from grpox.data.batch_plan import BatchPlan
 from grpox.data.schedule import PromptSampler, Schedule
 from grpox.errors import RunFailed
-from grpox.rollout.collector import Collector
-from grpox.rollout.prefetch import PrefetchedBatch
+from grpox.rollout.collector import Collector, Scorer, sample_and_score
 from grpox.rollout.rewards import NamedReward
-from grpox.rollout.sampler import CompletionSampler, SampleRequest
-from grpox.rollout.scorer import Scorer, sample_and_score
+from grpox.rollout.sampler import CompletionSampler, PrefetchedBatch, SampleRequest
 from grpox.runtime.logs import WarnOnce, get_logger
 from grpox.runtime.phases import PhaseTimes
 from grpox.runtime.world import World

@@ -18,12 +18,12 @@ from grpox.config import SamplingConfig
 from grpox.contracts import Rollout, TrainerState
 from grpox.errors import RunFailed
 from grpox.rollout import streaming_scorer
+from grpox.rollout.collector import Scorer, sample_and_score
 from grpox.rollout.rewards import NamedReward
 from grpox.rollout.rewards.call import RewardCall
 from grpox.rollout.rewards.named import Stopped, StopSign
 from grpox.rollout.rewards.scoring import ScoredRow, ScoredRows, joined
 from grpox.rollout.sampler import CompletionSampler, SampleRequest
-from grpox.rollout.scorer import Scorer, sample_and_score
 from grpox.runtime.world import World
 
 STATE = TrainerState(global_step=0, max_steps=1, epoch=0.0)

@@ -83,7 +83,7 @@ def test_the_lock_of_the_quickstart_names_every_component_and_where_it_comes_fro
     ]  # fmt: skip
     loss = lock.components["loss"]
     assert (loss.kind, loss.name, loss.given, loss.distribution) == ("loss", "dapo", "plugin", "grpox")
-    assert loss.target == "grpox_losses.dapo:Dapo"
+    assert loss.target == "grpox_losses.losses:Dapo"
     assert lock.components["generator"].provides == ("logprobs",)
     assert list(lock.distributions) == ["grpox"]
     assert lock.distributions["grpox"].version == metadata.version("grpox")

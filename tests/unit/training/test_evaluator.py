@@ -14,9 +14,9 @@ import torch
 from grpox.config import EvaluationConfig, EvaluationSamplingConfig, SamplingConfig
 from grpox.contracts import Prompt, Rollout, TrainerState
 from grpox.data.prompts import PromptSet
+from grpox.rollout.collector import Scorer
 from grpox.rollout.rewards import NamedReward
 from grpox.rollout.sampler import CompletionSampler
-from grpox.rollout.scorer import Scorer
 from grpox.runtime.world import World
 from grpox.training.evaluation import Evaluator
 

@@ -32,12 +32,14 @@ from grpox_corrections.configs import (
     TokenMaskConfig,
     TokenTruncateConfig,
 )
-from grpox_corrections.geometric_mask import GeometricMask
-from grpox_corrections.none import NoCorrection
-from grpox_corrections.sequence_mask import SequenceMask
-from grpox_corrections.sequence_truncate import SequenceTruncate
-from grpox_corrections.token_mask import TokenMask
-from grpox_corrections.token_truncate import TokenTruncate
+from grpox_corrections.corrections import (
+    GeometricMask,
+    NoCorrection,
+    SequenceMask,
+    SequenceTruncate,
+    TokenMask,
+    TokenTruncate,
+)
 
 CPU = torch.device("cpu")
 ALONE = World(0, 1, CPU)

@@ -8,13 +8,8 @@ import torch
 from grpox.contracts import LossInputs, LossOutput, Reduction
 from grpox.update.objective import LossTraits, MicroBatchInputs, objective
 from grpox.update.step_loss import StepTotals, token_weights
-from grpox_losses.bnpo import Bnpo
-from grpox_losses.cispo import Cispo
 from grpox_losses.configs import CispoConfig, ClippedConfig, SapoConfig
-from grpox_losses.dapo import Dapo
-from grpox_losses.dr_grpo import DrGrpo
-from grpox_losses.grpo import Grpo
-from grpox_losses.sapo import Sapo
+from grpox_losses.losses import Bnpo, Cispo, Dapo, DrGrpo, Grpo, Sapo
 
 B, T, BETA = 12, 6, 0.1
 SPLIT_INVARIANT = [
