@@ -12,7 +12,7 @@ import torch
 import grpox.policy.chunked_head
 import grpox.update.policy_update
 from grpox.policy.engine import Engine
-from grpox.update.step_loss import StepLoss
+from grpox.update.objective import StepLoss
 from grpox.update.token_metrics import TokenMetrics
 
 Place = tuple[Any, str]

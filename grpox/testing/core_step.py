@@ -13,8 +13,8 @@ from torch import Tensor
 from grpox.errors import ConfigError, Problem, nearest, text_of
 from grpox.runtime.world import World
 from grpox.testing.conformance import Mention, bind, registry
-from grpox.update.objective import KL_ESTIMATORS, MicroBatchInputs
-from grpox.update.step_loss import StepLoss, StepTotals, count_masks
+from grpox.update.objective import KL_ESTIMATORS, MicroBatchInputs, StepLoss
+from grpox.update.packing import StepTotals, count_masks
 from grpox.update.token_masks import choose
 
 REQUIRED: tuple[str, ...] = ("logprobs", "advantages", "token_mask")

@@ -17,7 +17,7 @@ from torch import Tensor
 from grpox.errors import RunFailed
 from grpox.testing.conformance import Conformance, Violation
 from grpox.testing.loss_examples import SHAPES, close, example
-from grpox.update.step_loss import corrected
+from grpox.update.objective import corrected
 
 LARGEST = 20.0
 """Difference of log-probabilities."""

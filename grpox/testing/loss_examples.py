@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from grpox.contracts import Capability, LossInputs, PolicyLoss
-from grpox.update.objective import LossTraits, MicroBatchInputs, objective, per_token_loss
-from grpox.update.step_loss import StepTotals, count_masks, token_weights
+from grpox.update.objective import MicroBatchInputs, objective, per_token_loss
+from grpox.update.packing import LossTraits, StepTotals, count_masks, token_weights
 
 SHAPES = ((1, 1), (1, 2), (2, 1), (2, 3), (4, 6))
 """(sequences, tokens): what fails is shown on the first shape that shows it."""

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from grpox.runtime.foreign_code import call, unchanged
-from grpox.update.objective import Corrected, MicroBatchLoss
-from grpox.update.step_loss import CorrectionTraits
+from grpox.update.objective import Corrected, CorrectionTraits, MicroBatchLoss
 from grpox.update.token_metrics import kept_values
 
 

@@ -13,14 +13,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
 
-from grpox.contracts import LossInputs, LossOutput, PolicyLoss, Reduction
+from grpox.config import TrainConfig
+from grpox.contracts import Correction, LossInputs, LossOutput, PolicyLoss, Reduction
 from grpox.errors import RunFailed
 from grpox.runtime.foreign_code import call, unchanged
+from grpox.update.packing import LossTraits, StepTotals, token_weights
+from grpox.update.token_masks import off_policy_keep
 
 RESERVED = frozenset(
     {"loss", "grad_norm", "learning_rate", "entropy", "kl", "kl_old", "ratio", "off_policy_masked"}
@@ -29,23 +32,18 @@ RESERVED = frozenset(
 
 
 @dataclass(frozen=True)
-class LossTraits:
-    """The declarations of a policy loss, read once where a run binds it."""
+class CorrectionTraits:
+    """The declarations of a correction, read once where a run binds it."""
 
-    reduction: Reduction
-    folds_correction: bool = False
-    """The loss applies the correction R itself."""
-    zero_at_zero_advantage: bool = False
-    """A sequence whose advantage is 0 adds nothing to the gradient."""
+    weighs_by_raw: bool = True
+    """Its weights are R, or R truncated, where it defines an R of its own."""
+    raw: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None
+    """(old, sampler, mask) -> R before any cap or mask; None: exp(old - sampler)."""
 
     @classmethod
-    def of(cls, loss: PolicyLoss) -> LossTraits:
-        """Read them from `loss`, where what it leaves out is False."""
-        return cls(
-            loss.reduction,
-            getattr(loss, "folds_correction", False),
-            getattr(loss, "zero_at_zero_advantage", False),
-        )
+    def of(cls, correction: Correction) -> CorrectionTraits:
+        """Read them from `correction`."""
+        return cls(getattr(correction, "weighs_by_raw", True), getattr(correction, "raw", None))
 
 
 @dataclass(frozen=True)
@@ -243,3 +241,120 @@ def objective(
     if bonus_weights is not None and entropy is not None:
         loss = loss - (entropy * bonus_weights).sum()
     return MicroBatchLoss(inputs, loss, of_plugin.detach(), diagnostics)
+
+
+@dataclass(frozen=True)
+class StepLoss:
+    """The run's loss, correction, KL penalty, entropy bonus and mask of completions that are off-policy."""
+
+    policy_loss: PolicyLoss
+    correction: Correction
+    beta: float = 0.0
+    kl: str = "k3"
+    entropy_coef: float = 0.0
+    off_policy_mask_threshold: float | None = None
+
+    @classmethod
+    def of(cls, policy_loss: PolicyLoss, correction: Correction, train: TrainConfig) -> StepLoss:
+        """Bind the run's components with its settings."""
+        return cls(
+            policy_loss,
+            correction,
+            train.beta,
+            train.kl,
+            train.entropy_coef,
+            train.off_policy_mask_threshold,
+        )
+
+    @cached_property
+    def traits(self) -> LossTraits:
+        """The declarations of the loss."""
+        return LossTraits.of(self.policy_loss)
+
+    @cached_property
+    def correction_traits(self) -> CorrectionTraits:
+        """The declarations of the correction."""
+        return CorrectionTraits.of(self.correction)
+
+    @property
+    def entropy_gradient(self) -> bool:
+        """True where the entropy has to have a gradient."""
+        return self.entropy_coef > 0
+
+    def micro_batch(self, inputs: MicroBatchInputs, totals: StepTotals) -> MicroBatchLoss:
+        """The share of one micro-batch; the shares of all micro-batches and ranks add up.
+
+        Args:
+            totals: counts over the whole step.
+
+        Raises:
+            RunFailed: the loss or the correction returned what is none.
+        """
+        mask = inputs.token_mask
+        old = inputs.logprobs.detach() if inputs.old_logprobs is None else inputs.old_logprobs
+        made = corrected(self.correction, old, inputs.sampler_logprobs, mask)
+        near = self._near(inputs)
+        weights = partial(token_weights, mask=mask, totals=totals, dtype=inputs.logprobs.dtype)
+        output = objective(
+            self.policy_loss,
+            replace(
+                inputs,
+                policy_keep=_both(near, inputs.policy_keep),
+                reference_logprobs=inputs.reference_logprobs if self.beta > 0 else None,
+            ),
+            weights(self.traits.reduction),
+            factor=made.factor,
+            folds_correction=self.traits.folds_correction,
+            # Whatever the loss's own reduction, so that the coefficient means the same for all.
+            bonus_weights=weights(Reduction.TOKEN_MEAN) * self.entropy_coef if self.entropy_coef else None,
+            beta=self.beta,
+            kl=self.kl,
+        )
+        return replace(output, inputs=inputs, corrected=made, off_policy_keep=near)
+
+    def _near(self, inputs: MicroBatchInputs) -> Tensor | None:
+        if self.off_policy_mask_threshold is None:
+            return None
+        return off_policy_keep(
+            inputs.logprobs,
+            inputs.sampler_logprobs,
+            inputs.advantages,
+            inputs.token_mask,
+            self.off_policy_mask_threshold,
+        )
+
+
+def _both(one: Tensor | None, other: Tensor | None) -> Tensor | None:
+    """bool[B, T]: what both keep; None keeps all."""
+    if one is None or other is None:
+        return other if one is None else one
+    return one & other
+
+
+def corrected(correction: Correction, old: Tensor, sampler: Tensor | None, mask: Tensor) -> Corrected:
+    """What `correction` makes of a micro-batch.
+
+    A missing sampler log-probability counts as equal to pi_old, and masked positions as 0.
+
+    Args:
+        old: f32[B, T], without gradient.
+        sampler: f32[B, T], NaN where unknown; None: all are unknown.
+        mask: bool[B, T].
+
+    Raises:
+        RunFailed: the correction raised, changed an argument in place, or returned what is none.
+    """
+    old = torch.where(mask, old, 0.0)
+    known = old if sampler is None else torch.where(sampler.isnan() | ~mask, old, sampler)
+    name = type(correction).__name__
+    with unchanged("correction", correction.correct, {"old": old, "sampler": known, "mask": mask}):
+        made = call("correction", correction.correct, old, known, mask)
+    if not (isinstance(made, tuple) and len(made) == 2 and all(isinstance(part, Tensor) for part in made)):
+        raise RunFailed(f"correction '{name}' returned {type(made).__name__}, not (weights, keep)")
+    weights, keep = made
+    if weights.shape != mask.shape or keep.shape != mask.shape or keep.dtype != torch.bool:
+        raise RunFailed(
+            f"correction '{name}' returned weights {tuple(weights.shape)} and "
+            f"keep {tuple(keep.shape)} of {keep.dtype}; both are [B, T] {tuple(mask.shape)}, keep is bool"
+        )
+    return Corrected(old, known, weights.detach(), keep)

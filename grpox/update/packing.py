@@ -2,22 +2,45 @@
 
 A step's samples are sorted by length and grouped anew, so that little is computed for padding. That changes no
 gradient, because a token's weight comes from counts over the whole step. A loss that is normalised in each
-micro-batch by itself keeps the micro-batches of the schedule.
+micro-batch by itself keeps the micro-batches of the schedule. The counts, one weight per token, are taken over
+all micro-batches and ranks: the gradient is a plain sum over tokens, the same for every split.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
 
 from grpox.config import TrainConfig
-from grpox.contracts import Reduction
+from grpox.contracts import PolicyLoss, Reduction
 from grpox.policy.batch import Row, Sample, rows_of
 from grpox.policy.forward_modes import FULL_LOGITS, ForwardMode
 from grpox.runtime.world import World
-from grpox.update.objective import LossTraits
+
+
+@dataclass(frozen=True)
+class LossTraits:
+    """The declarations of a policy loss, read once where a run binds it."""
+
+    reduction: Reduction
+    folds_correction: bool = False
+    """The loss applies the correction R itself."""
+    zero_at_zero_advantage: bool = False
+    """A sequence whose advantage is 0 adds nothing to the gradient."""
+
+    @classmethod
+    def of(cls, loss: PolicyLoss) -> LossTraits:
+        """Read them from `loss`, where what it leaves out is False."""
+        return cls(
+            loss.reduction,
+            getattr(loss, "folds_correction", False),
+            getattr(loss, "zero_at_zero_advantage", False),
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,3 +160,55 @@ def _filler(samples: Sequence[Sample]) -> Sample:
 def _padding(sizes: Sequence[tuple[int, int, int, int]]) -> float:
     real, computed = sum(size[2] for size in sizes), sum(size[3] for size in sizes)
     return 1 - real / computed
+
+
+@dataclass(frozen=True)
+class StepTotals:
+    """Counts over one optimizer step, all ranks, taken before anything is dropped from the loss."""
+
+    tokens: int
+    sequences: int
+    micro_batches: int
+    max_completion_length: int
+
+
+def count_masks(micro_batches: Iterable[Tensor | Sequence[np.ndarray]]) -> tuple[int, int, int]:
+    """Tokens, sequences and micro-batches of token masks: bool[B, T] each, or a list of B bool[T]."""
+    masks = list(micro_batches)
+    return sum(int(row.sum()) for mask in masks for row in mask), sum(map(len, masks)), len(masks)
+
+
+def count_step(
+    micro_batches: Iterable[Tensor | Sequence[np.ndarray]], world: World, max_completion_length: int
+) -> StepTotals:
+    """Count a step from this rank's token masks, as `count_masks` takes them: one all-reduce."""
+    counts = torch.tensor(count_masks(micro_batches), dtype=torch.float64, device=world.device)
+    tokens, sequences, number = (int(n) for n in world.reduce(counts, dist.ReduceOp.SUM).tolist())
+    return StepTotals(tokens, sequences, number, max_completion_length)
+
+
+def token_weights(
+    reduction: Reduction, mask: Tensor, totals: StepTotals, dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """The weight of every token in the loss of the step: bool[B, T] -> f32[B, T], 0 where masked.
+
+    Args:
+        reduction: how the loss declares that its tokens add up.
+        mask: bool[B, T], one micro-batch on one rank.
+        totals: counts over the whole step.
+        dtype: of the weights, that of the log-probabilities.
+    """
+    m = mask.to(dtype)
+    sequences = max(totals.sequences, 1)
+    match reduction:
+        case Reduction.TOKEN_MEAN:
+            return m / max(totals.tokens, 1)
+        case Reduction.SEQUENCE_MEAN:
+            tokens = m.sum(dim=1, keepdim=True).clamp(min=1)  # f32[B, 1]
+            return m / (tokens * sequences)
+        case Reduction.SEQUENCE_SUM:
+            return m / sequences
+        case Reduction.SEQUENCE_SUM_BY_MAX_LENGTH:
+            return m / (sequences * totals.max_completion_length)
+        case Reduction.LOCAL_TOKEN_MEAN:
+            return m / (m.sum().clamp(min=1) * max(totals.micro_batches, 1))

@@ -22,9 +22,8 @@ from grpox.policy.reference_sync import ReferenceSync
 from grpox.runtime.world import World
 from grpox.update.mismatch import mismatch_metrics, mismatch_of
 from grpox.update.nonfinite import NonFinitePolicy, Row
-from grpox.update.objective import MicroBatchInputs, MicroBatchLoss
-from grpox.update.packing import MicroBatchPacker, PackedMicroBatch
-from grpox.update.step_loss import StepLoss, StepTotals, count_step
+from grpox.update.objective import MicroBatchInputs, MicroBatchLoss, StepLoss
+from grpox.update.packing import MicroBatchPacker, PackedMicroBatch, StepTotals, count_step
 from grpox.update.token_masks import choose
 from grpox.update.token_metrics import TokenMetrics
 

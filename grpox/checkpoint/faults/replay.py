@@ -28,8 +28,9 @@ from grpox.runfile.input_paths import resolve_paths
 from grpox.runfile.masked import give_back_secrets
 from grpox.runfile.overrides import COMMAND_LINE, apply_overrides
 from grpox.update.nonfinite import Found, find, in_order
+from grpox.update.objective import StepLoss
+from grpox.update.packing import StepTotals, count_masks
 from grpox.update.policy_update import forward_pass
-from grpox.update.step_loss import StepLoss, StepTotals, count_masks
 
 REPLAYED = (
     "loss",

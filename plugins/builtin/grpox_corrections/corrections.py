@@ -173,8 +173,8 @@ class SequenceMask:
 class GeometricMask:
     """A completion is kept if the geometric mean of its tokens' ratios is near 1; tokens have own weights.
 
-    `R = exp(d_t)` if `low <= exp((1/n) sum_t d) <= high`, else 0. Geo-RS of verl's rollout correction, which only
-    rejects; here the tokens of what is kept are weighted too.
+    `R = exp(d_t)` if `low <= exp((1/n) sum_t d) <= high`, else 0. Geo-RS of verl's rollout correction, which
+    only rejects; here the tokens of what is kept are weighted too.
     """
 
     weighs_by_raw = False

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from grpox.contracts import LossInputs, LossOutput, Reduction
-from grpox.update.objective import LossTraits, MicroBatchInputs, objective
-from grpox.update.step_loss import StepTotals, token_weights
+from grpox.update.objective import MicroBatchInputs, objective
+from grpox.update.packing import LossTraits, StepTotals, token_weights
 from grpox_losses.configs import CispoConfig, ClippedConfig, SapoConfig
 from grpox_losses.losses import Bnpo, Cispo, Dapo, DrGrpo, Grpo, Sapo
 

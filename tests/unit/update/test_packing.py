@@ -20,10 +20,9 @@ from grpox.policy.batch import Sample, collate, lay_out, samples_of
 from grpox.policy.forward_modes import FULL_LOGITS, ForwardMode
 from grpox.policy.scoring_forward import install_scoring_forward
 from grpox.runtime.world import World
-from grpox.update.objective import LossTraits
-from grpox.update.packing import MicroBatchPacker, PackedStep
+from grpox.update.objective import StepLoss
+from grpox.update.packing import LossTraits, MicroBatchPacker, PackedStep, count_step
 from grpox.update.policy_update import MicroBatches, forward_pass
-from grpox.update.step_loss import StepLoss, count_step
 
 CPU = torch.device("cpu")
 WORLD = World(0, 1, CPU)

@@ -15,8 +15,7 @@ from grpox.contracts import LossInputs, LossOutput, Reduction, Rollout
 from grpox.policy.batch import Sample, collate, samples_of
 from grpox.policy.forward_modes import FULL_LOGITS, ForwardMode
 from grpox.runtime.world import World
-from grpox.update.objective import LossTraits
-from grpox.update.packing import MicroBatchPacker, PackedStep
+from grpox.update.packing import LossTraits, MicroBatchPacker, PackedStep
 from grpox.update.policy_update import MicroBatches
 
 CPU = torch.device("cpu")

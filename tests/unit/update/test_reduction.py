@@ -6,7 +6,7 @@ import torch.distributed as dist
 
 from grpox.contracts import Reduction
 from grpox.runtime.world import World
-from grpox.update.step_loss import StepTotals, count_masks, count_step, token_weights
+from grpox.update.packing import StepTotals, count_masks, count_step, token_weights
 
 ALONE = World(rank=0, size=1, device=torch.device("cpu"))
 

@@ -15,8 +15,15 @@ from grpox.contracts import Correction, LossInputs, LossOutput, Reduction
 from grpox.errors import RunFailed
 from grpox.runtime.world import World
 from grpox.update.mismatch import mismatch_of
-from grpox.update.objective import Corrected, LossTraits, MicroBatchInputs, MicroBatchLoss
-from grpox.update.step_loss import CorrectionTraits, StepLoss, StepTotals, corrected
+from grpox.update.objective import (
+    Corrected,
+    CorrectionTraits,
+    MicroBatchInputs,
+    MicroBatchLoss,
+    StepLoss,
+    corrected,
+)
+from grpox.update.packing import LossTraits, StepTotals
 from grpox.update.token_metrics import TokenMetrics
 from grpox_corrections.configs import (
     GeometricMaskConfig,
