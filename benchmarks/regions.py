@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-import grpox.policy.chunked_head
+import grpox.policy.logprobs
 import grpox.update.policy_update
 from grpox.policy.engine import Engine
 from grpox.update.objective import StepLoss
@@ -18,7 +18,7 @@ from grpox.update.token_metrics import TokenMetrics
 Place = tuple[Any, str]
 PARTS: dict[str, tuple[Place, ...]] = {
     "forward: body": ((Engine, "__call__"),),
-    "forward: head, log-probabilities": ((grpox.policy.chunked_head, "chosen_logprobs"),),
+    "forward: head, log-probabilities": ((grpox.policy.logprobs, "chosen_logprobs"),),
     "log-probabilities outside the model": ((grpox.update.policy_update, "completion_logprobs"),),
     "loss": ((StepLoss, "micro_batch"),),
     "backward": ((Engine, "backward"),),

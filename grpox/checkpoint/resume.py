@@ -16,8 +16,7 @@ from grpox.checkpoint.saver import ENGINE
 from grpox.checkpoint.training_state import TrainingState
 from grpox.checkpoint.universal import load_of_other_ranks
 from grpox.config import RunConfig
-from grpox.data.batch_plan import BatchPlan
-from grpox.data.schedule import Schedule
+from grpox.data.schedule import BatchPlan, Schedule
 from grpox.errors import ConfigError, Problem
 from grpox.errors.formatting import counted
 from grpox.runfile.lock.differences import Severity, changes, differences

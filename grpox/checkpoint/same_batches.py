@@ -6,7 +6,7 @@ from math import gcd
 from typing import Any
 
 from grpox.config import TrainConfig
-from grpox.data.batch_plan import BatchPlan
+from grpox.data.schedule import BatchPlan
 from grpox.errors import Problem
 from grpox.errors.formatting import counted
 

@@ -11,8 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from grpox.config import TrainConfig
-from grpox.data.batch_plan import BatchPlan
-from grpox.data.schedule import MicroBatchPlan, PromptSampler, Schedule
+from grpox.data.schedule import BatchPlan, MicroBatchPlan, PromptSampler, Schedule
 from grpox.errors.formatting import counted
 
 ROOM = 1000

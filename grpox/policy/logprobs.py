@@ -1,19 +1,31 @@
-"""Log-probabilities of the sampled tokens, log softmax(logits / temperature)[token], and the entropy."""
+"""Log-probabilities of the sampled tokens, log softmax(logits / temperature)[token], and the entropy.
+
+They come from all logits of a model, or straight from its hidden states, without a tensor of [tokens,
+vocabulary]: the logits of a few tokens at a time are computed, used and dropped, and the backward pass computes
+them again. The memory that takes does not grow with the vocabulary: with a larger one the chunks have fewer
+tokens.
+"""
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from grpox.policy.batch import Layout, RolloutBatch, lay_out
-from grpox.policy.chunked_head import entropy_by_logits
 from grpox.policy.forward_modes import FULL_LOGITS, ForwardMode
 
 POSITIONS_PER_CHUNK = 4096
 """Token positions whose probabilities are held at once for the entropy."""
+LOGITS_PER_CHUNK = 2**23
+"""Logits held at once: 32 MiB of float32, large enough for products at full speed."""
+LEAST_LOG_P = -1e4
+"""Below it a probability is 0 in every precision: what multiplies it need only be finite."""
 
 
 def completion_logprobs(
@@ -139,3 +151,217 @@ def _rows_per_chunk(logits: Tensor) -> int:
 
 def _raised(logits: Tensor) -> Tensor:
     return logits if logits.dtype == torch.float64 else logits.float()
+
+
+@dataclass(frozen=True)
+class LogitTransform:
+    """What a model makes of its head's output z: ``cap * tanh(scale * z / cap)``, with no cap ``scale * z``."""
+
+    scale: float = 1.0
+    cap: float | None = None
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which log-probabilities are wanted of a head: of `targets` i64[N], one for each of its input rows."""
+
+    targets: Tensor
+    temperature: float
+    transform: LogitTransform
+    entropy_gradient: bool = False
+    """Whether the entropies have a gradient too."""
+
+
+def chosen_logprobs(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    wanted: Wanted,
+    low: Tensor | None = None,
+    up: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """log softmax(logits / temperature) at the targets, and the entropy of that distribution in nats.
+
+    Args:
+        hidden: [N, H]
+        weight: [V, H] of the head; bias: [V] or None.
+        low, up: [N, r] and [V, r] whose product is added to the logits, as the adapter of a head does.
+
+    Returns:
+        log-probabilities [N] with gradient, entropy [N] with one if `wanted` says so; float32, or float64 for a
+        float64 model.
+    """
+    made: tuple[Tensor, Tensor] = _ChosenLogprobs.apply(hidden, weight, bias, wanted, low, up)  # type: ignore[no-untyped-call]
+    return made
+
+
+class _ChosenLogprobs(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        wanted: Wanted,
+        low: Tensor | None,
+        up: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        dtype = torch.float64 if hidden.dtype == torch.float64 else torch.float32
+        logprobs = torch.empty(len(hidden), dtype=dtype, device=hidden.device)
+        normaliser, entropy = torch.empty_like(logprobs), torch.empty_like(logprobs)
+        for part in _parts(len(hidden), len(weight)):
+            logits = _logits(hidden[part], weight, bias, wanted, _rows(low, part), up)
+            lse = torch.logsumexp(logits, dim=-1)
+            logprobs[part] = logits.gather(1, wanted.targets[part].unsqueeze(1)).squeeze(1) - lse
+            log_p = logits.sub_(lse.unsqueeze(1))
+            entropy[part] = -torch.linalg.vecdot(log_p.exp(), log_p.clamp_(min=torch.finfo(dtype).min))
+            normaliser[part] = lse
+        ctx.wanted = wanted
+        ctx.save_for_backward(hidden, weight, bias, low, up, normaliser, entropy)
+        if not wanted.entropy_gradient:
+            ctx.mark_non_differentiable(entropy)
+        return logprobs, entropy
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        """Of log p = z_target - lse the derivative by z is onehot(target) - p; of H it is -p (log p + H)."""
+        hidden, weight, bias, low, up, normaliser, entropy = ctx.saved_tensors
+        wanted, (upstream, of_entropy) = ctx.wanted, gradients
+        needs_hidden, needs_weight, needs_bias, _, needs_low, needs_up = ctx.needs_input_grad
+        for_hidden = torch.zeros_like(hidden) if needs_hidden else None
+        for_low = torch.zeros_like(low) if needs_low else None
+        for_weight = torch.zeros_like(weight, dtype=normaliser.dtype) if needs_weight else None
+        for_bias = torch.zeros_like(bias, dtype=normaliser.dtype) if needs_bias else None
+        for_up = torch.zeros_like(up, dtype=normaliser.dtype) if needs_up else None
+        taught = upstream != 0  # clipped tokens have no gradient
+        if wanted.entropy_gradient:
+            taught |= of_entropy != 0
+        live = taught.nonzero().squeeze(1)
+        for part in _parts(len(live), len(weight)):
+            places = live[part]
+            inputs, narrow = hidden[places], _rows(low, places)
+            logits = _logits(inputs, weight, bias, wanted, narrow, up)
+            by_entropy = (of_entropy[places], entropy[places]) if wanted.entropy_gradient else None
+            gradient = _by_logits(logits, normaliser[places], upstream[places], places, wanted, by_entropy)
+            by_output = gradient.to(weight.dtype)
+            if for_hidden is not None:
+                for_hidden[places] = by_output @ weight
+            if for_low is not None:
+                for_low[places] = by_output @ up
+            _add_outer(for_weight, by_output, inputs)
+            _add_outer(for_up, by_output, narrow)
+            if for_bias is not None:
+                for_bias += gradient.sum(dim=0)
+        return (
+            for_hidden,
+            None if for_weight is None else for_weight.to(weight.dtype),
+            None if for_bias is None else for_bias.to(bias.dtype),
+            None,
+            for_low,
+            None if for_up is None else for_up.to(up.dtype),
+        )
+
+
+def _rows(low: Tensor | None, part: slice | Tensor) -> Tensor | None:
+    return None if low is None else low[part]
+
+
+def _add_outer(total: Tensor | None, by_output: Tensor, inputs: Tensor | None) -> None:
+    """Add the gradient of a weight to its `total`: [n, V] and [n, H] -> [V, H]."""
+    if total is None or inputs is None:
+        return
+    if total.dtype == inputs.dtype:
+        total.addmm_(by_output.T, inputs)
+    else:
+        total += by_output.T @ inputs
+
+
+def _parts(tokens: int, vocabulary: int) -> list[slice]:
+    """Slices of `tokens` whose logits are held at once."""
+    size = max(1, LOGITS_PER_CHUNK // vocabulary)
+    return [slice(begin, begin + size) for begin in range(0, tokens, size)]
+
+
+def _logits(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    wanted: Wanted,
+    low: Tensor | None = None,
+    up: Tensor | None = None,
+) -> Tensor:
+    """Logits over the temperature, half precision raised to float32: [n, H] -> [n, V]."""
+    logits = torch.nn.functional.linear(hidden, weight, bias)
+    if low is not None and up is not None:
+        logits = logits.addmm_(low, up.T)
+    logits, transform = _raised(logits), wanted.transform
+    if transform.cap is None:
+        factor = transform.scale / wanted.temperature
+        return logits if factor == 1 else logits.mul_(factor)
+    return logits.mul_(transform.scale / transform.cap).tanh_().mul_(transform.cap / wanted.temperature)
+
+
+def entropy_by_logits(log_p: Tensor, entropy: Tensor) -> Tensor:
+    """What -p is multiplied by in the derivative of the entropy by the logits: [..., V], [...] -> [..., V]."""
+    return log_p.clamp(min=LEAST_LOG_P) + entropy.unsqueeze(-1)
+
+
+def _by_logits(
+    logits: Tensor,
+    normaliser: Tensor,
+    upstream: Tensor,
+    places: Tensor,
+    wanted: Wanted,
+    of_entropy: tuple[Tensor, Tensor] | None,
+) -> Tensor:
+    """The gradient by the head's output: [n, V] -> [n, V]. `logits` is overwritten.
+
+    Args:
+        of_entropy: the gradient that comes in by the entropies, and the entropies themselves, [n] each.
+    """
+    transform, temperature = wanted.transform, wanted.temperature
+    slope: Tensor | float = transform.scale / temperature
+    if transform.cap is not None:
+        # d(cap * tanh(scale * z / cap)) / dz = scale * (1 - tanh^2)
+        tanh = logits * (temperature / transform.cap)
+        slope = (1 - tanh.square_()).mul_(slope)
+    log_p, by_p = logits.sub_(normaliser.unsqueeze(1)), -upstream.unsqueeze(1)
+    if of_entropy is not None:
+        by_p = by_p - of_entropy[0].unsqueeze(1) * entropy_by_logits(log_p, of_entropy[1])
+    gradient = log_p.exp_().mul_(by_p)
+    gradient[torch.arange(len(places), device=places.device), wanted.targets[places]] += upstream
+    return gradient if isinstance(slope, float) and math.isclose(slope, 1) else gradient.mul_(slope)
+
+
+def score_in_forward(model: Any, body: nn.Module, head: nn.Module, transform: LogitTransform) -> None:
+    """Let the forward of a whole `model` take `scored`: (sources, targets, temperature, entropy_gradient).
+
+    Args:
+        body: gives the last hidden state.
+        head: one whose forward takes `wanted`.
+    """
+    whole = model.forward
+
+    # The signature stays that of the model, which transformers' generate reads.
+    @functools.wraps(whole)
+    def forward(*args: Any, scored: tuple[Tensor, Tensor, float, bool] | None = None, **inputs: Any) -> Any:
+        if scored is None:
+            return whole(*args, **inputs)
+        sources, targets, temperature, entropy_gradient = scored
+        hidden = body(**inputs, use_cache=False).last_hidden_state
+        rows = hidden.flatten(0, 1).index_select(0, sources)
+        return head(rows, wanted=Wanted(targets, temperature, transform, entropy_gradient))
+
+    model.forward = forward
+
+
+def score_in_head(head: nn.Linear) -> None:
+    """Let the forward of a head take `wanted`, for which it gives log-probabilities and entropies."""
+    linear = head.forward
+
+    # Within the head's own forward ZeRO-3 has gathered its weight, and gathers it for the backward pass.
+    @functools.wraps(linear)
+    def head_forward(input: Tensor, wanted: Wanted | None = None) -> Any:
+        return linear(input) if wanted is None else chosen_logprobs(input, head.weight, head.bias, wanted)
+
+    head.forward = head_forward  # type: ignore[method-assign]

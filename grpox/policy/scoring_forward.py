@@ -17,9 +17,8 @@ from torch import nn
 
 from grpox.errors import describe, plain
 from grpox.policy.batch import RolloutBatch, Sample, collate
-from grpox.policy.chunked_head import LogitTransform, score_in_forward, score_in_head
 from grpox.policy.forward_modes import FULL_LOGITS, ForwardMode
-from grpox.policy.logprobs import completion_logprobs
+from grpox.policy.logprobs import LogitTransform, completion_logprobs, score_in_forward, score_in_head
 from grpox.policy.lora import head as adapted_head
 from grpox.policy.lora.layers import is_adapted
 

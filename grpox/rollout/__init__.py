@@ -1,7 +1,7 @@
 """Prompts become completions, rewards and advantages.
 
-`collector` makes one generation batch: `sampler` samples this rank's groups, `scorer` scores them and gathers
-those of all ranks, then the rewards become advantages. `streaming_scorer` scores whole groups while others are
-still sampled, `prefetch` samples a batch during the update before it, `dynamic_sampling` replaces groups that
-teach nothing. `rewards` calls reward functions.
+`collector` makes one generation batch: `sampler` samples this rank's groups, perhaps during the update before
+it; they are scored and gathered from all ranks, then the rewards become advantages. `streaming_scorer` scores
+whole groups while others are still sampled, `dynamic_sampling` replaces groups that teach nothing. `rewards`
+calls reward functions.
 """

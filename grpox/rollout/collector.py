@@ -1,4 +1,8 @@
-"""One generation batch: sampled and scored groups -> rewards [N, K] -> advantages [N], over all ranks."""
+"""One generation batch: sampled and scored groups -> rewards [N, K] -> advantages [N], over all ranks.
+
+Each rank scores the groups that it sampled; then every rank has the rows of all. Row = group * G + sample, so
+that the order of completion changes nothing.
+"""
 
 from __future__ import annotations
 

@@ -17,8 +17,7 @@ from pydantic import ValidationError
 from grpox.config import ComponentRef, RunConfig, Section
 from grpox.config.run import CORRECTION_OF_OTHERS
 from grpox.contracts import Capability
-from grpox.data.batch_plan import BatchPlan
-from grpox.data.schedule import PromptSampler
+from grpox.data.schedule import BatchPlan, PromptSampler
 from grpox.errors import ConfigError, Problem
 from grpox.errors.redaction import remember_secrets
 from grpox.errors.validation import problems_of, truths_for_numbers

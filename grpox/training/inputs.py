@@ -10,12 +10,11 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from grpox.config import EvaluationConfig
 from grpox.config.evaluation_settings import sampling_of
-from grpox.data.batch_plan import BatchPlan
 from grpox.data.open_data import open_data
 from grpox.data.prompt_length import PromptLimit
 from grpox.data.prompts import PromptSet
 from grpox.data.row_stream import RowStream
-from grpox.data.schedule import PromptSampler, Schedule, StreamSampler
+from grpox.data.schedule import BatchPlan, PromptSampler, Schedule, StreamSampler
 from grpox.errors import ConfigError, Problem
 from grpox.policy.lora.add import add_adapters
 from grpox.policy.models import check_special_tokens, load_config, load_model, load_tokenizer, vocabulary_of

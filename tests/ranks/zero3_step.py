@@ -18,8 +18,7 @@ from step_cases import STEPS
 from grpox.cli.leaving import leave
 from grpox.config import RunConfig
 from grpox.contracts import Rollout
-from grpox.data.batch_plan import BatchPlan
-from grpox.data.schedule import PromptSampler, Schedule
+from grpox.data.schedule import BatchPlan, PromptSampler, Schedule
 from grpox.plugins.discovery import discover
 from grpox.plugins.registry import Registry
 from grpox.policy.batch import Sample, samples_of

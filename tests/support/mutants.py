@@ -1,6 +1,6 @@
 """Breaks the core in places drawn by a seed, one after the other, and tells which of them no test sees.
 
-    python tests/support/mutants.py --seed 1 --count 30 [--list] [--jobs 1] [--only grpox/update/step_loss.py]
+    python tests/support/mutants.py --seed 1 --count 30 [--list] [--jobs 1] [--only grpox/update/packing.py]
 
 A mutant is one small change of one file: a comparison flipped, a constant off by one, a statement dropped. It
 is made in a copy of the tree, where the tests of that file run until the first fails: the mutant is caught. One
@@ -43,9 +43,8 @@ SAMPLING = (
     "test_streaming_scorer.py",
 )
 TESTS: dict[str, tuple[str, ...]] = {
-    "grpox/update/objective.py": ("test_objective.py", "test_step_loss.py", *GRADIENTS),
-    "grpox/update/packing.py": ("test_packing_budget.py", "test_packing.py"),
-    "grpox/update/step_loss.py": ("test_step_loss.py", "test_reduction.py", "test_mismatch.py", *GRADIENTS),
+    "grpox/update/objective.py": ("test_objective.py", "test_step_loss.py", "test_mismatch.py", *GRADIENTS),
+    "grpox/update/packing.py": ("test_packing_budget.py", "test_packing.py", "test_reduction.py", *GRADIENTS),
     "grpox/rollout/sampler.py": SAMPLING,
     "grpox/rollout/collector.py": SAMPLING,
     "grpox/checkpoint/resume.py": ("test_checkpoint_resume.py", "test_resume_rules.py"),

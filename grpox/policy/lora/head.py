@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from grpox.policy.chunked_head import Wanted, chosen_logprobs
+from grpox.policy.logprobs import Wanted, chosen_logprobs
 from grpox.policy.lora.layers import ADAPTER
 
 

@@ -24,7 +24,7 @@ FLOAT32 = 4
 MOMENTS = 8
 """Bytes of AdamW's two states."""
 CHUNK = 2**23
-"""Logits that the head holds at once (`grpox.policy.chunked_head.LOGITS_PER_CHUNK`)."""
+"""Logits that the head holds at once (`grpox.policy.logprobs.LOGITS_PER_CHUNK`)."""
 SYNC = 256 * 2**20
 """Bytes of weights that are whole at a time when a generator takes them (`weight_stream.BUCKET_BYTES`)."""
 

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from grpox.errors import text_of
+from grpox.rollout.rewards.call import CallLog, CheckedScores
 from grpox.rollout.rewards.messages import Reply, Request
 from grpox.rollout.rewards.process import ProcessFailed, RewardProcess
-from grpox.rollout.rewards.scores import CallLog, CheckedScores
 
 
 class RemoteError(Exception):

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from grpox.contracts import Rollout, Text, TrainerState
 from grpox.errors import Problem, RunFailed, nearest
+from grpox.rollout.rewards.call import CallLog
 from grpox.rollout.rewards.named import NamedReward, Outcome, StopSign, call_together
-from grpox.rollout.rewards.scores import CallLog
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -9,10 +9,9 @@ import datasets
 import pytest
 
 from grpox.config import TrainConfig
-from grpox.data.batch_plan import BatchPlan
 from grpox.data.prompts import PromptSet
 from grpox.data.row_stream import RowStream
-from grpox.data.schedule import PromptSampler, Schedule, StreamSampler
+from grpox.data.schedule import BatchPlan, PromptSampler, Schedule, StreamSampler
 from grpox.errors import ConfigError, Problem, RunFailed
 
 SHORT = {

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from grpox.policy import chunked_head
-from grpox.policy.chunked_head import LogitTransform, Wanted, chosen_logprobs
+from grpox.policy import logprobs
+from grpox.policy.logprobs import LogitTransform, Wanted, chosen_logprobs
 
 N, H, V = 11, 6, 17
 TEMPERATURE = 0.7
@@ -34,7 +34,7 @@ def reference(
 def test_values_and_gradients_are_those_of_a_log_softmax_over_all_logits(
     monkeypatch: pytest.MonkeyPatch, transform: LogitTransform, bias: bool, chunk: int
 ) -> None:
-    monkeypatch.setattr(chunked_head, "LOGITS_PER_CHUNK", chunk)
+    monkeypatch.setattr(logprobs, "LOGITS_PER_CHUNK", chunk)
     torch.manual_seed(0)
     inputs = [torch.randn(N, H, dtype=torch.float64), torch.randn(V, H, dtype=torch.float64)]
     inputs += [torch.randn(V, dtype=torch.float64)] if bias else []
@@ -76,6 +76,6 @@ def test_half_precision_is_raised_before_the_softmax() -> None:
 
 def test_chunks_shrink_as_the_vocabulary_grows() -> None:
     for vocabulary in (32_000, 256_000):
-        parts = chunked_head._parts(1000, vocabulary)
+        parts = logprobs._parts(1000, vocabulary)
         assert sum(part.stop - part.start for part in parts) >= 1000
-        assert all((part.stop - part.start) * vocabulary <= chunked_head.LOGITS_PER_CHUNK for part in parts)
+        assert all((part.stop - part.start) * vocabulary <= logprobs.LOGITS_PER_CHUNK for part in parts)

@@ -13,9 +13,15 @@ from test_chunked_head import TEMPERATURE, H, N, V, reference
 from torch import Tensor
 
 from grpox.policy import chunked_head, logprobs
-from grpox.policy.chunked_head import LogitTransform, Wanted, chosen_logprobs
 from grpox.policy.forward_modes import FULL_LOGITS
-from grpox.policy.logprobs import completion_logprobs, entropy, entropy_with_gradient
+from grpox.policy.logprobs import (
+    LogitTransform,
+    Wanted,
+    chosen_logprobs,
+    completion_logprobs,
+    entropy,
+    entropy_with_gradient,
+)
 from grpox.policy.scoring_forward import install_scoring_forward
 
 

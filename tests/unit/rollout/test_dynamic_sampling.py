@@ -13,9 +13,8 @@ from test_sampler import STATE, ThreadedWorld, collected
 
 from grpox.config import SamplingConfig
 from grpox.contracts import Rollout
-from grpox.data.batch_plan import BatchPlan
 from grpox.data.prompt_cursor import PromptCursor
-from grpox.data.schedule import PromptSampler, Schedule
+from grpox.data.schedule import BatchPlan, PromptSampler, Schedule
 from grpox.rollout.collector import Collector, Scorer
 from grpox.rollout.dynamic_sampling import ResampledBatch, SampledGroups, refill
 from grpox.rollout.rewards import NamedReward

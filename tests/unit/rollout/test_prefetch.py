@@ -9,8 +9,7 @@ from grpox.checkpoint.rank_state import prefetched_of, prefetched_state, rank_st
 from grpox.checkpoint.training_state import TrainingState
 from grpox.config import SamplingConfig
 from grpox.contracts import Prompt, Rollout, TrainerState
-from grpox.data.batch_plan import BatchPlan
-from grpox.data.schedule import PromptSampler, Schedule
+from grpox.data.schedule import BatchPlan, PromptSampler, Schedule
 from grpox.errors import RunFailed
 from grpox.rollout.collector import Collector, Scorer, sample_and_score
 from grpox.rollout.rewards import NamedReward

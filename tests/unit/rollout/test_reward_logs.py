@@ -9,7 +9,7 @@ import pytest
 from grpox.checkpoint.training_state import TrainingState
 from grpox.errors import RunFailed
 from grpox.rollout.rewards import NamedReward, score
-from grpox.rollout.rewards.scores import CallLog
+from grpox.rollout.rewards.call import CallLog
 from grpox.rollout.rewards.scoring import extra_columns, logged_metrics, mean_logged, with_logged
 from grpox.runtime.logs import WarnOnce, get_logger
 from grpox.runtime.phases import PhaseTimes
