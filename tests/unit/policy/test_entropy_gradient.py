@@ -12,7 +12,7 @@ from support.small_models import TRAIN, batch, far, gradient_of, model_of
 from test_chunked_head import TEMPERATURE, H, N, V, reference
 from torch import Tensor
 
-from grpox.policy import chunked_head, logprobs
+from grpox.policy import logprobs
 from grpox.policy.forward_modes import FULL_LOGITS
 from grpox.policy.logprobs import (
     LogitTransform,
@@ -43,7 +43,7 @@ def test_from_hidden_states_it_is_that_of_a_softmax_over_all_logits(
     monkeypatch: pytest.MonkeyPatch, transform: LogitTransform, chunk: int
 ) -> None:
     """Beside the log-probabilities' own: some tokens have both, some one, one none."""
-    monkeypatch.setattr(chunked_head, "LOGITS_PER_CHUNK", chunk)
+    monkeypatch.setattr(logprobs, "LOGITS_PER_CHUNK", chunk)
     inputs = parts(bias=True)
     targets = torch.randint(V, (N,))
     upstream, of_entropy = torch.randn(2, N, dtype=torch.float64)

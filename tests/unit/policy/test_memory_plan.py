@@ -279,7 +279,7 @@ def test_the_peak_is_that_of_its_phase(setting: Setting) -> None:
 def test_what_other_modules_decide_is_what_they_have() -> None:
     from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 
-    assert formula.CHUNK == chunked_head.LOGITS_PER_CHUNK
+    assert formula.CHUNK == logprobs.LOGITS_PER_CHUNK
     assert formula.SYNC == weight_stream.BUCKET_BYTES
     zero = DeepSpeedZeroConfig(stage=3)
     assert {name: getattr(zero, name.removeprefix("stage3_")) for name in DEFAULTS} == DEFAULTS
