@@ -19,7 +19,7 @@ from grpox.cli.memory_report import memory_report
 from grpox.config import ModelConfig
 from grpox.contracts import GeneratorMemory
 from grpox.errors import ConfigError
-from grpox.policy import chunked_head, weight_stream
+from grpox.policy import logprobs, weight_stream
 from grpox.policy.memory_plan import formula
 from grpox.policy.memory_plan.at_load import check_load
 from grpox.policy.memory_plan.built_shape import built_shape
