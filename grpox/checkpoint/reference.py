@@ -21,7 +21,7 @@ REFERENCE = "reference.pt"
 
 def write_reference(policy: PolicyUpdate, folder: Path, shards: ShardFiles, world: World) -> None:
     """Gather its weights and write them on rank 0, whole; a collective."""
-    if policy.reference is None or policy.reference_sync is None:
+    if policy.reference is None or policy.reference is None:
         return
     weights = {}
     for name, tensor in stream_weights(policy.reference.module):
@@ -36,7 +36,7 @@ def read_reference(policy: PolicyUpdate, folder: Path, world: World) -> None:
     """Put back what `write_reference` wrote; a collective."""
     from deepspeed import zero
 
-    if policy.reference is None or policy.reference_sync is None:
+    if policy.reference is None or policy.reference is None:
         return
     weights = read_state(folder / REFERENCE) if world.is_main else {}
     for name, parameter in policy.reference.module.named_parameters():

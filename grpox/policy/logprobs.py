@@ -8,17 +8,15 @@ tokens.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from grpox.policy.batch import Layout, RolloutBatch, lay_out
-from grpox.policy.forward_modes import FULL_LOGITS, ForwardMode
 
 POSITIONS_PER_CHUNK = 4096
 """Token positions whose probabilities are held at once for the entropy."""
@@ -26,6 +24,28 @@ LOGITS_PER_CHUNK = 2**23
 """Logits held at once: 32 MiB of float32, large enough for products at full speed."""
 LEAST_LOG_P = -1e4
 """Below it a probability is 0 in every precision: what multiplies it need only be finite."""
+
+
+@dataclass(frozen=True)
+class ForwardMode:
+    """Savings in a model's forward pass."""
+
+    chunked: bool = False
+    """The head is asked for chosen log-probabilities in place of all logits."""
+    shared_width: int = 0
+    """The hidden size, where sequences can share their prompt in a row; 0: they cannot."""
+    packed: bool = False
+    """The sequences of a micro-batch lie in one row, without padding between them."""
+    failures: tuple[str, ...] = field(default=(), compare=False)
+    """Errors that the trials of other ways raised, for the user."""
+
+    def __str__(self) -> str:
+        """The key of the run file that asks for it."""
+        way = "packing" if self.packed else "prefix_sharing" if self.shared_width else "chunked_logprobs"
+        return f"train.{way}"
+
+
+FULL_LOGITS = ForwardMode()
 
 
 def completion_logprobs(
@@ -331,37 +351,3 @@ def _by_logits(
     gradient = log_p.exp_().mul_(by_p)
     gradient[torch.arange(len(places), device=places.device), wanted.targets[places]] += upstream
     return gradient if isinstance(slope, float) and math.isclose(slope, 1) else gradient.mul_(slope)
-
-
-def score_in_forward(model: Any, body: nn.Module, head: nn.Module, transform: LogitTransform) -> None:
-    """Let the forward of a whole `model` take `scored`: (sources, targets, temperature, entropy_gradient).
-
-    Args:
-        body: gives the last hidden state.
-        head: one whose forward takes `wanted`.
-    """
-    whole = model.forward
-
-    # The signature stays that of the model, which transformers' generate reads.
-    @functools.wraps(whole)
-    def forward(*args: Any, scored: tuple[Tensor, Tensor, float, bool] | None = None, **inputs: Any) -> Any:
-        if scored is None:
-            return whole(*args, **inputs)
-        sources, targets, temperature, entropy_gradient = scored
-        hidden = body(**inputs, use_cache=False).last_hidden_state
-        rows = hidden.flatten(0, 1).index_select(0, sources)
-        return head(rows, wanted=Wanted(targets, temperature, transform, entropy_gradient))
-
-    model.forward = forward
-
-
-def score_in_head(head: nn.Linear) -> None:
-    """Let the forward of a head take `wanted`, for which it gives log-probabilities and entropies."""
-    linear = head.forward
-
-    # Within the head's own forward ZeRO-3 has gathered its weight, and gathers it for the backward pass.
-    @functools.wraps(linear)
-    def head_forward(input: Tensor, wanted: Wanted | None = None) -> Any:
-        return linear(input) if wanted is None else chosen_logprobs(input, head.weight, head.bias, wanted)
-
-    head.forward = head_forward  # type: ignore[method-assign]

@@ -1,24 +1,31 @@
 """Installs in a model the forward pass that gives chosen log-probabilities, where a trial shows that it may.
 
-The ways of `forward_modes` rest on what most causal language models have in common: a body, a linear head on
+The modes rest on what most causal language models have in common: a body, a linear head on
 its last hidden state, and attention that a mask can restrict. A model that computes something else with them
 keeps its own forward, which is found out by trying both on two short sequences.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from grpox.errors import describe, plain
 from grpox.policy.batch import RolloutBatch, Sample, collate
-from grpox.policy.forward_modes import FULL_LOGITS, ForwardMode
-from grpox.policy.logprobs import LogitTransform, completion_logprobs, score_in_forward, score_in_head
+from grpox.policy.logprobs import (
+    FULL_LOGITS,
+    ForwardMode,
+    LogitTransform,
+    Wanted,
+    chosen_logprobs,
+    completion_logprobs,
+)
 from grpox.policy.lora import head as adapted_head
 from grpox.policy.lora.layers import is_adapted
 
@@ -170,3 +177,37 @@ def _trial(model: PreTrainedModel) -> RolloutBatch:
         for prompt, completion in parts
     ]
     return collate(samples, next(model.parameters()).device)
+
+
+def score_in_forward(model: Any, body: nn.Module, head: nn.Module, transform: LogitTransform) -> None:
+    """Let the forward of a whole `model` take `scored`: (sources, targets, temperature, entropy_gradient).
+
+    Args:
+        body: gives the last hidden state.
+        head: one whose forward takes `wanted`.
+    """
+    whole = model.forward
+
+    # The signature stays that of the model, which transformers' generate reads.
+    @functools.wraps(whole)
+    def forward(*args: Any, scored: tuple[Tensor, Tensor, float, bool] | None = None, **inputs: Any) -> Any:
+        if scored is None:
+            return whole(*args, **inputs)
+        sources, targets, temperature, entropy_gradient = scored
+        hidden = body(**inputs, use_cache=False).last_hidden_state
+        rows = hidden.flatten(0, 1).index_select(0, sources)
+        return head(rows, wanted=Wanted(targets, temperature, transform, entropy_gradient))
+
+    model.forward = forward
+
+
+def score_in_head(head: nn.Linear) -> None:
+    """Let the forward of a head take `wanted`, for which it gives log-probabilities and entropies."""
+    linear = head.forward
+
+    # Within the head's own forward ZeRO-3 has gathered its weight, and gathers it for the backward pass.
+    @functools.wraps(linear)
+    def head_forward(input: Tensor, wanted: Wanted | None = None) -> Any:
+        return linear(input) if wanted is None else chosen_logprobs(input, head.weight, head.bias, wanted)
+
+    head.forward = head_forward  # type: ignore[method-assign]

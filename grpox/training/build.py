@@ -21,10 +21,10 @@ from grpox.observing.early_stop import EarlyStop
 from grpox.observing.observers import Observers
 from grpox.observing.record import LocalRecord, files_of_observers
 from grpox.observing.report.observer import RunReport
-from grpox.policy.adapter_reference import BaseAsReference
 from grpox.policy.engine import Engine, FrozenEngine
 from grpox.policy.lora.layers import told_of
 from grpox.policy.optimizers import AdamW, NamedSchedule
+from grpox.policy.reference import BaseAsReference
 from grpox.policy.scoring_forward import not_taken
 from grpox.rollout.collector import Collector, Scorer
 from grpox.rollout.rewards import NamedReward

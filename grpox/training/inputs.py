@@ -11,8 +11,7 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 from grpox.config import EvaluationConfig
 from grpox.config.evaluation_settings import sampling_of
 from grpox.data.open_data import open_data
-from grpox.data.prompt_length import PromptLimit
-from grpox.data.prompts import PromptSet
+from grpox.data.prompts import PromptLimit, PromptSet
 from grpox.data.row_stream import RowStream
 from grpox.data.schedule import BatchPlan, PromptSampler, Schedule, StreamSampler
 from grpox.errors import ConfigError, Problem

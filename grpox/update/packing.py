@@ -19,7 +19,7 @@ from torch import Tensor
 from grpox.config import TrainConfig
 from grpox.contracts import PolicyLoss, Reduction
 from grpox.policy.batch import Row, Sample, rows_of
-from grpox.policy.forward_modes import FULL_LOGITS, ForwardMode
+from grpox.policy.logprobs import FULL_LOGITS, ForwardMode
 from grpox.runtime.world import World
 
 

@@ -13,12 +13,10 @@ from torch import Tensor
 from grpox.config import RunConfig
 from grpox.contracts import Correction, PolicyLoss
 from grpox.errors import RunFailed
-from grpox.policy.adapter_reference import BaseAsReference
 from grpox.policy.batch import RolloutBatch, Sample, collate
 from grpox.policy.engine import Engine, FrozenEngine
-from grpox.policy.forward_modes import FULL_LOGITS, ForwardMode
-from grpox.policy.logprobs import completion_logprobs
-from grpox.policy.reference_sync import ReferenceSync
+from grpox.policy.logprobs import FULL_LOGITS, ForwardMode, completion_logprobs
+from grpox.policy.reference import BaseAsReference, ReferenceSync
 from grpox.runtime.world import World
 from grpox.update.mismatch import mismatch_metrics, mismatch_of
 from grpox.update.nonfinite import NonFinitePolicy, Row

@@ -28,7 +28,7 @@ from grpox.policy.engine import Engine, FrozenEngine
 from grpox.policy.lora.add import add_adapters
 from grpox.policy.models import load_model
 from grpox.policy.optimizers import AdamW, NamedSchedule
-from grpox.policy.reference_sync import mix
+from grpox.policy.reference import mix
 from grpox.policy.weight_stream import persistent_buffers
 from grpox.runtime.world import World, start_world
 from grpox.training.given_model import make_whole

@@ -17,13 +17,13 @@ from grpox.cli.leaving import leave
 from grpox.config import LoraConfig, RunConfig
 from grpox.plugins.discovery import discover
 from grpox.plugins.registry import Registry
-from grpox.policy.adapter_reference import BaseAsReference
 from grpox.policy.batch import collate
 from grpox.policy.engine import Engine, FrozenEngine
 from grpox.policy.logprobs import completion_logprobs
 from grpox.policy.lora.add import add_adapters
 from grpox.policy.lora.layers import parameter_counts
 from grpox.policy.optimizers import AdamW, NamedSchedule
+from grpox.policy.reference import BaseAsReference
 from grpox.policy.weight_stream import stream_base
 from grpox.runtime.world import World, start_world
 from grpox.update.policy_update import PolicyUpdate

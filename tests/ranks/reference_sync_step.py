@@ -17,7 +17,7 @@ from grpox.cli.leaving import leave
 from grpox.policy.engine import Engine
 from grpox.policy.models import load_model
 from grpox.policy.optimizers import AdamW, NamedSchedule
-from grpox.policy.reference_sync import ReferenceSync
+from grpox.policy.reference import ReferenceSync
 from grpox.policy.weight_stream import stream_weights
 from grpox.runtime.world import World, start_world
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.processes import run
 
-COUNTING = '''
+COUNTING = """
 import json, sys, threading
 from pathlib import Path
 from types import FrameType
@@ -41,7 +41,7 @@ finally:
     sys.setprofile(None)
     names = (str(Path(file).relative_to(ROOTS[0].parent)) for file in files)
     Path("files.json").write_text(json.dumps(sorted(names)))
-'''
+"""
 
 
 @pytest.fixture(scope="module")

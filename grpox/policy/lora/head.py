@@ -33,7 +33,7 @@ def can_score(head: Any) -> bool:
 
 
 def add_scoring(head: Any) -> None:
-    """Let the forward of an adapted head take `wanted`, as that of a plain head does (`forward_modes`)."""
+    """Let the forward of an adapted head take `wanted`, as that of a plain head does."""
     base, down, up = head.base_layer, head.lora_A[ADAPTER], head.lora_B[ADAPTER]
     whole, base_linear, up_linear = head.forward, base.forward, up.forward
 

@@ -4,7 +4,7 @@ import pytest
 from transformers import GPT2Config, LlamaConfig, MambaConfig
 
 from grpox.config import DataConfig, SamplingConfig
-from grpox.data.prompt_length import PromptLimit
+from grpox.data.prompts import PromptLimit
 from grpox.errors import ConfigError
 
 

@@ -4,8 +4,7 @@ import datasets
 import pytest
 
 from grpox.data.open_data import open_data
-from grpox.data.prompt_length import PromptLimit
-from grpox.data.prompts import PromptSet
+from grpox.data.prompts import PromptLimit, PromptSet
 from grpox.data.row_stream import RowStream
 from grpox.errors import ConfigError, RunFailed
 

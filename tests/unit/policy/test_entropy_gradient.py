@@ -13,8 +13,8 @@ from test_chunked_head import TEMPERATURE, H, N, V, reference
 from torch import Tensor
 
 from grpox.policy import logprobs
-from grpox.policy.forward_modes import FULL_LOGITS
 from grpox.policy.logprobs import (
+    FULL_LOGITS,
     LogitTransform,
     Wanted,
     chosen_logprobs,

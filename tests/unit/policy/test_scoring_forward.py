@@ -10,8 +10,7 @@ import torch
 from support.small_models import TRAIN, batch, far, gradient_of, model_of
 
 from grpox.config import TrainConfig
-from grpox.policy.forward_modes import FULL_LOGITS, ForwardMode
-from grpox.policy.logprobs import completion_logprobs
+from grpox.policy.logprobs import FULL_LOGITS, ForwardMode, completion_logprobs
 from grpox.policy.scoring_forward import install_scoring_forward, not_taken, restore_forward
 
 SHARED, CHUNKED = ForwardMode(chunked=True, shared_width=32), ForwardMode(chunked=True)

@@ -17,7 +17,7 @@ from grpox.contracts import Rollout
 from grpox.plugins.discovery import discover
 from grpox.plugins.registry import Registry
 from grpox.policy.batch import Sample, collate, lay_out, samples_of
-from grpox.policy.forward_modes import FULL_LOGITS, ForwardMode
+from grpox.policy.logprobs import FULL_LOGITS, ForwardMode
 from grpox.policy.scoring_forward import install_scoring_forward
 from grpox.runtime.world import World
 from grpox.update.objective import StepLoss

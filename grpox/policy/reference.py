@@ -1,17 +1,20 @@
-"""The reference follows the policy: every few steps ``ref <- alpha pi + (1 - alpha) ref``.
+"""The reference policy: a model that follows the policy, or the policy itself with its adapters off.
 
-Source: TR-DPO, "Learn your reference model for real good alignment" (arXiv 2404.09656), soft update; with
-alpha 1 it is the paper's hard update.
+Every few steps ``ref <- alpha pi + (1 - alpha) ref``. Source: TR-DPO, "Learn your reference model for real good
+alignment" (arXiv 2404.09656), soft update; with alpha 1 it is the paper's hard update.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch import nn
 
 from grpox.config import TrainConfig
 from grpox.policy.engine import Engine, FrozenEngine
+from grpox.policy.lora.layers import without_adapters
 from grpox.policy.weight_stream import persistent_buffers
 
 
@@ -46,3 +49,25 @@ def mix(policy: Engine, reference: FrozenEngine, alpha: float) -> None:
             kept.lerp_(now.to(kept.dtype), alpha)
         else:
             kept.copy_(now)
+
+
+class BaseAsReference:
+    """Forward passes of the policy's engine without adapters, in place of an `engine.FrozenEngine`.
+
+    What is frozen is the model that the run began with, so that no second one is loaded.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.mode = engine.mode
+
+    @property
+    def module(self) -> nn.Module:
+        """The policy, adapters included."""
+        module: nn.Module = self._engine.module
+        return module
+
+    @torch.no_grad()
+    def __call__(self, **inputs: Any) -> Any:
+        with without_adapters(self._engine.module):
+            return self._engine(**inputs)
