@@ -114,7 +114,7 @@ def run_of(point: Point, folder: Path) -> dict[str, Any]:
     }
 
 
-def told_of(point: Point, folder: Path) -> dict[str, float]:
+def describe_training(point: Point, folder: Path) -> dict[str, float]:
     """The formula's peaks, in MiB."""
     run = resolve_config(run_of(point, folder), folder, "python", world_size=point.ranks)
     parts = parts_of(run_setting(run, gpu=False, prompt_tokens=PROMPT))
@@ -135,7 +135,7 @@ def compared(point: Point, usual_allocator: bool) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         make_inputs(folder, asdict(point.size), PROMPT, point.sequences * point.ranks * 3)
-        told = told_of(point, folder)
+        told = describe_training(point, folder)
         ranks = measured(point, folder, usual_allocator)
     found = {phase: max(rank[phase] for rank in ranks) for phase in PHASES}
     off = {phase: found[phase] / told[phase] - 1 for phase in PHASES}

@@ -140,12 +140,12 @@ class Columns:
             if name not in self._seen and not self._open:
                 raise UnreadableData(f"{place} has a column that the stream's first 32 MiB lack: {name}")
             kind = "" if value is None else _TYPES[type(value)]
-            before, told_by = self._seen.setdefault(name, ("", ""))
+            before, seen_at = self._seen.setdefault(name, ("", ""))
             if kind and not before:
                 self._seen[name] = kind, f"{place}: {_brief(value)}"
             elif kind and kind != before:
                 now = f"{kind} in {place}: {_brief(value)}"
-                raise UnreadableData(f"column {name} has several types: {before} in {told_by}, and {now}")
+                raise UnreadableData(f"column {name} has several types: {before} in {seen_at}, and {now}")
 
 
 def _brief(value: Any) -> str:

@@ -22,7 +22,7 @@ _UNWRITABLE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.ENOTD
 
 
 def is_data_file(path: str) -> bool:
-    """Whether `path`, which a run has resolved, is a file and not a hub id; those stay relative."""
+    """Tell a resolved file path from a hub id, which stays relative."""
     return Path(path).is_absolute()
 
 

@@ -1,4 +1,4 @@
-"""Which prompts a run samples where a generation batch takes as many as it turns out to need."""
+"""Prompts of a run whose generation batches draw as many as they turn out to need."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class PromptCursor:
 
     @property
     def position(self) -> int:
-        """How far in the order the run is, over all epochs: what a checkpoint holds."""
+        """Prompts drawn so far, over all epochs; a checkpoint holds this number."""
         return self._position
 
     @property
@@ -42,4 +42,4 @@ class PromptCursor:
     def more(self, count: int) -> list[int]:
         """Dataset indices of `count` further prompts for that batch."""
         first, self._position = self._position, self._position + count
-        return self._sampler.prompts_at(range(first, self._position), held_from=self._batch)
+        return self._sampler.prompts_at(range(first, self._position), keep_from=self._batch)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from grpox.config import DataConfig, SamplingConfig
 
 
-KEPT_TOKENS = 2**26
+CACHED_TOKENS = 2**26
 """Tokens of prompts that are kept in memory, 256 MiB; prompts beyond are tokenised again for each use."""
 
 _BATCH = 1000
@@ -179,7 +179,7 @@ class PromptSet:
             raise ConfigError(self._limit.problem(self._place(index), length, further))
 
     def _keep(self, index: int, ids: Sequence[int]) -> None:
-        if index + 1 == len(self._ends) and len(self._ids) + len(ids) <= KEPT_TOKENS:
+        if index + 1 == len(self._ends) and len(self._ids) + len(ids) <= CACHED_TOKENS:
             self._ids.extend(ids)
             self._ends.append(len(self._ids))
 
@@ -311,7 +311,7 @@ class PromptLimit:
         return cls(left, origin, cut)
 
     def exceeded(self, length: int) -> bool:
-        """Whether a prompt of `length` tokens is too long to be kept as it is."""
+        """Tell whether a prompt of `length` tokens is over the limit."""
         return self.tokens is not None and length > self.tokens
 
     def shortened(self, ids: tuple[int, ...]) -> tuple[int, ...]:
@@ -319,7 +319,7 @@ class PromptLimit:
         return ids[-self.tokens :] if self.cut and self.tokens is not None else ids
 
     def problem(self, row: str, length: int, further: str = "") -> Problem:
-        """That the prompt of `row` (as ``row 3 (from 0) of the data``) is too long."""
+        """Describe the prompt of `row` (as ``row 3 (from 0) of the data``) as too long."""
         return Problem(
             f"the prompt of {row} is too long{further}",
             key="data.max_prompt_length",

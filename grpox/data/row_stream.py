@@ -68,11 +68,11 @@ class RowStream:
 
     @property
     def column_names(self) -> list[str]:
-        """Of the first row, where the dataset itself does not know them."""
+        """The dataset's columns, or those of the first row if the dataset does not know them."""
         return list(self._dataset.column_names or self._columns)
 
     def place(self, position: int) -> str:
-        """Where `position` lies, in words."""
+        """Describe the row at `position` by its epoch."""
         size = self.rows_per_epoch
         if size is None or position < size:
             return f"row {position} (from 0) of the stream"

@@ -112,7 +112,7 @@ class StepPlan:
 
 
 class PromptSampler:
-    """Which prompts make up each generation batch: shuffled once per epoch, then taken in chunks."""
+    """Draws the prompts of each generation batch: shuffled once per epoch, then cut into chunks."""
 
     def __init__(self, num_prompts: int, prompts_per_generation: int, shuffle: bool, seed: int) -> None:
         """
@@ -135,7 +135,7 @@ class PromptSampler:
         first = epoch * self.num_prompts + chunk * self.prompts_per_generation
         return self.prompts_at(range(first, first + self.prompts_per_generation))
 
-    def prompts_at(self, positions: range, held_from: int | None = None) -> list[int]:
+    def prompts_at(self, positions: range, keep_from: int | None = None) -> list[int]:
         """Dataset indices of the prompts at these positions of the order, epoch after epoch.
 
         Args:
@@ -144,7 +144,7 @@ class PromptSampler:
         return [self._of_epoch(epoch)[place] for epoch, place in map(self._place, positions)]
 
     def batch_at(self, position: int) -> int:
-        """Where the generation batch begins that is drawn next; what is left of an epoch may be too little."""
+        """Return where the next generation batch begins; the rest of an epoch may be too short for it."""
         _, place = self._place(position)
         left = self.num_prompts - place
         return position if left >= self.prompts_per_generation else position + left
@@ -170,7 +170,7 @@ class PromptSampler:
 
 
 class StreamSampler:
-    """Which prompts make up each generation batch of a stream: the next ones, on over the ends of epochs."""
+    """Draws the prompts of each generation batch from a stream: the next ones, across the ends of epochs."""
 
     def __init__(self, stream: RowStream, prompts: PromptSet, prompts_per_generation: int) -> None:
         """
@@ -207,10 +207,10 @@ class StreamSampler:
         return self.prompts_at(range(first, first + self.prompts_per_generation))
 
     def batch_at(self, position: int) -> int:
-        """Where the generation batch begins that is drawn next."""
+        """Return where the next generation batch begins."""
         return position
 
-    def prompts_at(self, positions: range, held_from: int | None = None) -> list[int]:
+    def prompts_at(self, positions: range, keep_from: int | None = None) -> list[int]:
         """These positions, once their prompts are read; earlier ones are forgotten.
 
         Args:
@@ -219,7 +219,7 @@ class StreamSampler:
         Raises:
             RunFailed: as `prompts_for`.
         """
-        self._stream.hold(range(positions.start if held_from is None else held_from, positions.stop))
+        self._stream.hold(range(positions.start if keep_from is None else keep_from, positions.stop))
         rows = self._stream.rows_per_epoch
         if rows is not None and rows < self.prompts_per_generation:
             raise _too_few(rows, self.prompts_per_generation)

@@ -26,12 +26,12 @@ def unusable_columns(columns: Iterable[str], prompt_column: str, data: str, key:
     """
     columns = list(columns)
     media = f"{data} has a column of what is no text, which is not read"
-    taken = f"{data} has a column with the name of an argument that grpox itself gives to reward functions"
+    reserved = f"{data} has a column with the name of an argument that grpox itself gives to reward functions"
     renamed = "any other name: rename the column"
     return [
         *(Problem(media, key, given=name, allowed=CURE) for name in media_columns(columns)),
         *(
-            Problem(taken, key, given=name, allowed=renamed)
+            Problem(reserved, key, given=name, allowed=renamed)
             for name in columns
             if name in REWARD_ARGUMENTS and name != prompt_column
         ),

@@ -72,8 +72,8 @@ def write_adapter(model: nn.Module, state: Mapping[str, Tensor], base: str, fold
 
 
 def adapted_names(model: nn.Module) -> list[str]:
-    """What `target_modules` calls the layers with an adapter: the last part of each name, where that names no
-    other module; else all of it."""
+    """Return the names for `target_modules`: the last part of each adapted layer's name, or whole names where a
+    last part names another module too."""
     adapted = adapted_layers(model)
     others = {name.rpartition(".")[2] for name, _ in model.named_modules() if name not in adapted}
     last = dict.fromkeys(name.rpartition(".")[2] for name in adapted)

@@ -62,7 +62,7 @@ def check_deepspeed(config: RunConfig) -> None:
     try:
         deepspeed.DeepSpeedConfig(copy.deepcopy(settings))
     except ValidationError as error:
-        raise ConfigError([_refused(_told(detail)) for detail in error.errors()]) from error
+        raise ConfigError([_refused(_format_detail(detail)) for detail in error.errors()]) from error
     except Exception as error:
         raise ConfigError(_refused(describe(error))) from error
     if config.deepspeed.nvme_path:
@@ -95,7 +95,7 @@ def _merged(own: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def _told(detail: Mapping[str, Any]) -> str:
+def _format_detail(detail: Mapping[str, Any]) -> str:
     return f"{'.'.join(map(str, detail['loc']))}: {detail['msg']}"
 
 

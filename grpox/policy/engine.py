@@ -115,7 +115,7 @@ class Engine:
             del optimizer._get_norm_groups
 
     def finite(self) -> bool:
-        """Whether every weight is; a collective. Those on nvme are not read for it."""
+        """Tell whether every weight is finite; a collective. Weights on nvme are not read."""
         # A sum and not isfinite(): that would need a mask as long as the weights.
         sums = [flat.detach().sum() for flat in self._optimizer.fp32_partitioned_groups_flat]
         total = torch.stack([each.to(self.world.device, torch.float64) for each in sums]).sum()

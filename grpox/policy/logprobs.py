@@ -85,13 +85,13 @@ def _rows_logprobs(
     Args:
         entropy_gradient: whether the entropies have a gradient too.
     """
-    made: tuple[Tensor, Tensor] = model(
+    result: tuple[Tensor, Tensor] = model(
         input_ids=layout.input_ids,
         position_ids=layout.position_ids,
         attention_mask=layout.sees,
         scored=(layout.sources, layout.targets, temperature, entropy_gradient),
     )
-    return made
+    return result
 
 
 def _of_all_logits(
@@ -138,29 +138,29 @@ def entropy(logits: Tensor, temperature: float = 1.0) -> Tensor:
 
 def entropy_with_gradient(logits: Tensor, temperature: float = 1.0) -> Tensor:
     """The same with gradient. The backward pass computes the probabilities anew, a chunk of rows at a time."""
-    made: Tensor = _Entropy.apply(logits, temperature)  # type: ignore[no-untyped-call]
-    return made
+    result: Tensor = _Entropy.apply(logits, temperature)  # type: ignore[no-untyped-call]
+    return result
 
 
 class _Entropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, temperature: float) -> Tensor:
-        made = entropy(logits, temperature)
+        entropies = entropy(logits, temperature)
         ctx.temperature = temperature
-        ctx.save_for_backward(logits, made)
-        return made
+        ctx.save_for_backward(logits, entropies)
+        return entropies
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         """By z = logits / temperature the derivative of H is -p (log p + H)."""
-        logits, made = ctx.saved_tensors
+        logits, entropies = ctx.saved_tensors
         size = _rows_per_chunk(logits)
         chunks = []
-        for chunk, held, upstream in zip(
-            *(torch.split(each, size) for each in (logits, made, gradients[0])), strict=True
+        for chunk, entropy_of_chunk, upstream in zip(
+            *(torch.split(each, size) for each in (logits, entropies, gradients[0])), strict=True
         ):
             log_p = torch.log_softmax(_raised(chunk) / ctx.temperature, dim=-1)
-            by_p = entropy_by_logits(log_p, held).mul_(-upstream.unsqueeze(-1) / ctx.temperature)
+            by_p = entropy_by_logits(log_p, entropy_of_chunk).mul_(-upstream.unsqueeze(-1) / ctx.temperature)
             chunks.append(log_p.exp_().mul_(by_p).to(logits.dtype))
         return torch.cat(chunks), None
 
@@ -175,7 +175,7 @@ def _raised(logits: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class LogitTransform:
-    """What a model makes of its head's output z: ``cap * tanh(scale * z / cap)``, with no cap ``scale * z``."""
+    """Transform of a head's output z to logits: ``cap * tanh(scale * z / cap)``; without cap ``scale * z``."""
 
     scale: float = 1.0
     cap: float | None = None
@@ -183,7 +183,7 @@ class LogitTransform:
 
 @dataclass(frozen=True)
 class Wanted:
-    """Which log-probabilities are wanted of a head: of `targets` i64[N], one for each of its input rows."""
+    """Request for the log-probabilities of `targets` i64[N], one for each input row of a head."""
 
     targets: Tensor
     temperature: float
@@ -211,8 +211,8 @@ def chosen_logprobs(
         log-probabilities [N] with gradient, entropy [N] with one if `wanted` says so; float32, or float64 for a
         float64 model.
     """
-    made: tuple[Tensor, Tensor] = _ChosenLogprobs.apply(hidden, weight, bias, wanted, low, up)  # type: ignore[no-untyped-call]
-    return made
+    result: tuple[Tensor, Tensor] = _ChosenLogprobs.apply(hidden, weight, bias, wanted, low, up)  # type: ignore[no-untyped-call]
+    return result
 
 
 class _ChosenLogprobs(torch.autograd.Function):
@@ -244,7 +244,7 @@ class _ChosenLogprobs(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        """Of log p = z_target - lse the derivative by z is onehot(target) - p; of H it is -p (log p + H)."""
+        """The derivative by z of log p = z_target - lse is onehot(target) - p; that of H is -p (log p + H)."""
         hidden, weight, bias, low, up, normaliser, entropy = ctx.saved_tensors
         wanted, (upstream, of_entropy) = ctx.wanted, gradients
         needs_hidden, needs_weight, needs_bias, _, needs_low, needs_up = ctx.needs_input_grad
@@ -322,7 +322,7 @@ def _logits(
 
 
 def entropy_by_logits(log_p: Tensor, entropy: Tensor) -> Tensor:
-    """What -p is multiplied by in the derivative of the entropy by the logits: [..., V], [...] -> [..., V]."""
+    """Compute the factor of -p in the derivative of the entropy by the logits: [..., V], [...] -> [..., V]."""
     return log_p.clamp(min=LEAST_LOG_P) + entropy.unsqueeze(-1)
 
 

@@ -151,7 +151,7 @@ def stop_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -
 
 
 def vocabulary_of(model: PreTrainedConfig) -> int | None:
-    """How many tokens a model knows, where its configuration says so."""
+    """Return the model's vocabulary size; None if its configuration has none."""
     size = getattr(model.get_text_config(), "vocab_size", None)
     return size if isinstance(size, int) else None
 
@@ -229,16 +229,16 @@ def _without_load_report() -> Iterator[None]:
 
 def _unloadable(what: str, config: ModelConfig, error: Exception) -> ConfigError:
     reason = " ".join(text_of(error).split()) or "no reason given"
-    told = f"its {what} cannot be loaded: {type(error).__name__}: {reason}"
+    message = f"its {what} cannot be loaded: {type(error).__name__}: {reason}"
     if "trust_remote_code" in reason:
         what = f"its {what} comes with code of its own, which is not run unless the run file says so"
         return ConfigError(Problem(what, "model.init.trust_remote_code", given=config.path))
     attention = config.init.get("attn_implementation")
-    if attention is not None and "ttention" in told:
-        return ConfigError(Problem(told, key="model.init.attn_implementation", given=str(attention)))
+    if attention is not None and "ttention" in message:
+        return ConfigError(Problem(message, key="model.init.attn_implementation", given=str(attention)))
     if isinstance(error, TypeError) and config.init:
-        return ConfigError(Problem(told, key="model.init", given=", ".join(config.init)))
-    return ConfigError(Problem(told, key="model.path", given=config.path))
+        return ConfigError(Problem(message, key="model.init", given=", ".join(config.init)))
+    return ConfigError(Problem(message, key="model.path", given=config.path))
 
 
 HUB_SECONDS = 10.0

@@ -20,7 +20,7 @@ from grpox.policy.weight_stream import persistent_buffers
 
 @dataclass(frozen=True)
 class ReferenceSync:
-    """When the reference is updated, and how far."""
+    """Updates the reference every few steps."""
 
     config: TrainConfig
 
@@ -44,11 +44,11 @@ def mix(policy: Engine, reference: FrozenEngine, alpha: float) -> None:
         with zero.GatheredParameters([source]), zero.GatheredParameters([target], modifier_rank=0):
             target.lerp_(source.to(target.dtype), alpha)
     buffers = zip(persistent_buffers(policy.module), persistent_buffers(reference.module), strict=True)
-    for (_, now), (_, kept) in buffers:
-        if kept.is_floating_point():
-            kept.lerp_(now.to(kept.dtype), alpha)
+    for (_, ours), (_, theirs) in buffers:
+        if theirs.is_floating_point():
+            theirs.lerp_(ours.to(theirs.dtype), alpha)
         else:
-            kept.copy_(now)
+            theirs.copy_(ours)
 
 
 class BaseAsReference:

@@ -53,13 +53,13 @@ def lost_parts(model: PreTrainedModel, folder: Path) -> list[str]:
     empty.tie_weights(missing_keys=info.missing_keys, recompute_mapping=False)
     empty._adjust_missing_and_unexpected_keys(info)
     shapes = [f"{name} is {list(there)}, not {list(here)}" for name, there, here in info.mismatched_keys]
-    found: dict[str, Collection[str]] = {
+    lost: dict[str, Collection[str]] = {
         "not in its files": info.missing_keys,
         "of no use to a model of its config.json": info.unexpected_keys,
         "of another shape": shapes,
         "that cannot be converted": info.conversion_errors,
     }
-    return [f"weights {what}, {len(names)} in all: {some(names)}" for what, names in found.items() if names]
+    return [f"weights {what}, {len(names)} in all: {some(names)}" for what, names in lost.items() if names]
 
 
 def built_empty(model: PreTrainedModel) -> Any:
@@ -76,8 +76,8 @@ def undescribed(model: PreTrainedModel) -> str:
         described = {name: tensor.shape for name, tensor in built_empty(model).state_dict().items()}
     except Exception as error:  # noqa: BLE001 - whatever a class of the user's does
         return f"cannot be built from its configuration: {describe(error)}"
-    held = {name: tensor.shape for name, tensor in model.state_dict().items()}
-    others = [name for name in held.keys() | described.keys() if held.get(name) != described.get(name)]
+    actual = {name: tensor.shape for name, tensor in model.state_dict().items()}
+    others = [name for name in actual.keys() | described.keys() if actual.get(name) != described.get(name)]
     if not others:
         return ""
     what = "it is not what its configuration describes, by which it is copied and loaded again"

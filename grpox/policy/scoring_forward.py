@@ -65,17 +65,17 @@ def install_scoring_forward(model: PreTrainedModel, train: TrainConfig) -> Forwa
     return replace(FULL_LOGITS, failures=tuple(failures))
 
 
-def not_taken(model: PreTrainedModel, train: TrainConfig, mode: ForwardMode) -> str | None:
+def describe_unused_modes(model: PreTrainedModel, train: TrainConfig, mode: ForwardMode) -> str | None:
     """Name the ways that the run allows and `model` was not prepared for, and what its trials raised."""
-    told = _lost(model, train, mode) if train.chunked_logprobs else ""
-    return "; ".join(each for each in (told, *mode.failures) if each) or None
+    message = _lost(model, train, mode) if train.chunked_logprobs else ""
+    return "; ".join(each for each in (message, *mode.failures) if each) or None
 
 
 def _lost(model: PreTrainedModel, train: TrainConfig, mode: ForwardMode) -> str:
     name = type(model).__name__
     if _attends_by_positions(model):
-        taken = {"chunked_logprobs": mode.chunked, "packing": mode.packed, "prefix_sharing": False}
-        lost = " and ".join(f"train.{way}" for way, is_taken in taken.items() if getattr(train, way) > is_taken)
+        installed = {"chunked_logprobs": mode.chunked, "packing": mode.packed, "prefix_sharing": False}
+        lost = " and ".join(f"train.{key}" for key, used in installed.items() if getattr(train, key) > used)
         attention = model.config._attn_implementation
         return f"{name} goes without {lost}: model.init.attn_implementation is {attention}" if lost else ""
     if mode.shared_width or mode.packed or (mode.chunked and not train.prefix_sharing):
@@ -114,7 +114,7 @@ def _teach(head: Any) -> bool:
 
 
 def _transform(model: PreTrainedModel) -> LogitTransform:
-    """What the configurations of known architectures say of their logits; whether it is all, a trial shows."""
+    """Read the transform of the logits from the model's configuration; a trial shows if it is complete."""
     config = model.config.get_text_config()
     scale = float(getattr(config, "logit_scale", None) or 1.0)
     scale /= float(getattr(config, "logits_scaling", None) or 1.0)
@@ -126,7 +126,7 @@ def _hidden_size(model: PreTrainedModel) -> int:
 
 
 def _attends_as_masked(model: PreTrainedModel) -> bool:
-    """Whether a mask [R, 1, L, L] says all of which position sees which, at every length."""
+    """Tell whether a mask [R, 1, L, L] alone decides which positions attend to which, at every length."""
     config = model.config.get_text_config()
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     # Where not all layers are windowed, layer_types says which.
@@ -140,7 +140,7 @@ def _attends_as_masked(model: PreTrainedModel) -> bool:
 
 
 def _attends_by_positions(model: PreTrainedModel) -> bool:
-    """Whether attention has a kernel for sequences of any lengths in one row, told apart by their positions.
+    """Tell whether the attention kernel takes sequences of any lengths in one row, separated by positions.
 
     https://huggingface.co/docs/transformers/attention_interface
     """
@@ -155,7 +155,7 @@ def _agrees(model: PreTrainedModel, mode: ForwardMode) -> bool:
     model.eval()
     try:
         expected = completion_logprobs(model, batch, 0.7)
-        found = completion_logprobs(model, batch, 0.7, mode)
+        actual = completion_logprobs(model, batch, 0.7, mode)
     finally:
         model.train(training)
     mask = batch.token_mask
@@ -163,7 +163,7 @@ def _agrees(model: PreTrainedModel, mode: ForwardMode) -> bool:
     # A model of NaN agrees with nothing, and a run tells it better.
     return math.isfinite(far) and all(
         torch.allclose(one[mask], other[mask], rtol=0, atol=far)
-        for one, other in zip(expected, found, strict=True)
+        for one, other in zip(expected, actual, strict=True)
     )
 
 

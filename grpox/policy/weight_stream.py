@@ -94,7 +94,7 @@ def _lasting(parameter: nn.Parameter) -> Tensor:
 
 
 def _swapped(parameter: nn.Parameter) -> bool:
-    """Whether it comes from nvme, through a buffer that the next parameter will take."""
+    """Tell whether it comes from nvme, through a buffer that the next parameter reuses."""
     return getattr(parameter, "nvme_swapper", None) is not None
 
 
@@ -123,11 +123,11 @@ def base_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 def persistent_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Yield the buffers of the state dict, under their names there; one that has several names once."""
-    told: set[int] = set()
+    seen: set[int] = set()
     for name, buffer in model.named_buffers(remove_duplicate=False):
         parent, _, own = name.rpartition(".")
-        if own not in model.get_submodule(parent)._non_persistent_buffers_set and id(buffer) not in told:
-            told.add(id(buffer))
+        if own not in model.get_submodule(parent)._non_persistent_buffers_set and id(buffer) not in seen:
+            seen.add(id(buffer))
             yield name, buffer
 
 

@@ -183,14 +183,14 @@ class Collector:
             RunFailed: the scaler returned anything else than N finite numbers.
         """
         # The metrics are made of the rewards, whatever the scaler does with its own.
-        made = call("advantage", self.scaler.scale, rewards.clone(), self._weights, group_ids)
+        scaled = call("advantage", self.scaler.scale, rewards.clone(), self._weights, group_ids)
         name, count = type(self.scaler).__name__, len(rewards)
-        if not isinstance(made, torch.Tensor) or made.shape != (count,):
-            shape = tuple(made.shape) if isinstance(made, torch.Tensor) else type(made).__name__
+        if not isinstance(scaled, torch.Tensor) or scaled.shape != (count,):
+            shape = tuple(scaled.shape) if isinstance(scaled, torch.Tensor) else type(scaled).__name__
             raise RunFailed(f"advantage '{name}' returned {shape}; one number per completion is ({count},)")
-        if not bool(made.isfinite().all()):
-            raise RunFailed(f"advantage '{name}' returned {made[~made.isfinite()][0]} for a completion")
-        return made
+        if not bool(scaled.isfinite().all()):
+            raise RunFailed(f"advantage '{name}' returned {scaled[~scaled.isfinite()][0]} for a completion")
+        return scaled
 
     def metrics(self, batch: GenerationBatch) -> dict[str, float]:
         """Measure rewards, lengths and age of a batch."""

@@ -69,9 +69,9 @@ def refill(
     dropped: list[ScoredRow] = []
     while flat and done < rounds:
         done, drawn = done + 1, drawn + len(flat)
-        made = sample(done, draw(len(flat)))
-        logs.append((made.logged, len(made.rows)))
-        for index, group in zip(made.indices, made.groups, strict=True):
+        sampled = sample(done, draw(len(flat)))
+        logs.append((sampled.logged, len(sampled.rows)))
+        for index, group in zip(sampled.indices, sampled.groups, strict=True):
             if is_flat(group):
                 dropped += group
                 continue

@@ -49,7 +49,7 @@ def _std(values: torch.Tensor) -> float:
 
 
 def has_uniform_rewards(groups: torch.Tensor) -> torch.Tensor:
-    """Whether the scored rewards of each group are equal, or fewer than two: it then teaches nothing.
+    """Tell which groups have equal scored rewards, or fewer than two: they teach nothing.
 
     Args:
         groups: f32[G, M], NaN where nothing was scored.

@@ -156,5 +156,5 @@ class StreamingScorer:
 
 
 def need_main_thread(rewards: Sequence[NamedReward]) -> bool:
-    """Whether a function is known to set a signal handler, which no background thread may."""
+    """Tell whether a function is known to set a signal handler, which no background thread may."""
     return any(reward.needs_main_thread for reward in rewards)

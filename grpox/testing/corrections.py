@@ -17,7 +17,7 @@ from torch import Tensor
 from grpox.errors import RunFailed
 from grpox.testing.conformance import Conformance, Violation
 from grpox.testing.loss_examples import SHAPES, close, example
-from grpox.update.objective import corrected
+from grpox.update.objective import apply_correction
 
 LARGEST = 20.0
 """Difference of log-probabilities."""
@@ -84,7 +84,7 @@ class CorrectionConformance(Conformance):
         correction = self.build()
         for given in _examples():
             for missing in (None, torch.full_like(given.sampler, float("nan"))):
-                made = corrected(correction, given.old, missing, given.mask)
+                made = apply_correction(correction, given.old, missing, given.mask)
                 if not bool((made.factor[given.mask] == 1).all()):
                     raise Violation(
                         "without log-probabilities of the sampler it does not weigh by 1", str(given)
@@ -158,7 +158,7 @@ def _examples() -> list[Given]:
 
 def _made(correction: Any, given: Given) -> Made:
     try:
-        made = corrected(correction, given.old, given.sampler, given.mask)
+        made = apply_correction(correction, given.old, given.sampler, given.mask)
         weights = correction.correct(given.old, given.sampler, given.mask)[0]
     except RunFailed as error:
         raise Violation(str(error), str(given)) from error

@@ -22,10 +22,10 @@ from grpox.observing.observers import Observers
 from grpox.observing.record import LocalRecord, files_of_observers
 from grpox.observing.report.observer import RunReport
 from grpox.policy.engine import Engine, FrozenEngine
-from grpox.policy.lora.layers import told_of
+from grpox.policy.lora.layers import describe_training
 from grpox.policy.optimizers import AdamW, NamedSchedule
 from grpox.policy.reference import BaseAsReference
-from grpox.policy.scoring_forward import not_taken
+from grpox.policy.scoring_forward import describe_unused_modes
 from grpox.rollout.collector import Collector, Scorer
 from grpox.rollout.rewards import NamedReward
 from grpox.rollout.rewards.fitting import fitting_rewards
@@ -118,7 +118,7 @@ def build_engines(
     engine = _build_engine(parts, model, files)
     if config.model.lora is not None:
         if world.is_main:
-            logger.info("%s", told_of(engine.module))
+            logger.info("%s", describe_training(engine.module))
         reference = BaseAsReference(engine) if config.train.beta > 0 else None
     return engine, reference
 
@@ -129,7 +129,7 @@ def _build_engine(parts: TrainerParts, model: PreTrainedModel, files: ShardFiles
     scheduler = run.build("train.scheduler") if train.scheduler else NamedSchedule(train)
     steps = parts.inputs.schedule.total_steps
     engine = Engine(model, run.config, parts.world, steps, optimizer, scheduler, files)
-    slower = not_taken(model, train, engine.mode)
+    slower = describe_unused_modes(model, train, engine.mode)
     if slower and parts.world.is_main:
         logger.warning("%s (docs/speed.md)", slower)
     return engine

@@ -1,4 +1,4 @@
-"""How far the generator's distribution mu is from the trainer's pi_old: d = log pi_old - log mu per token.
+"""Mismatch of the generator's distribution mu and the trainer's pi_old: d = log pi_old - log mu per token.
 
 Measured before any cap or mask: mean, least and largest exp(d), mean and largest |d|, k3 of the two, and the
 effective sample size (sum R)^2 / (n * sum R^2) of the correction's own R; then what the correction did with it.
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from grpox.runtime.foreign_code import call, unchanged
 from grpox.update.objective import Corrected, CorrectionTraits, MicroBatchLoss
-from grpox.update.token_metrics import kept_values
+from grpox.update.token_metrics import select_values
 
 
 @dataclass(frozen=True)
@@ -78,15 +78,15 @@ def mismatch_of(results: Sequence[MicroBatchLoss], traits: CorrectionTraits) -> 
     names: tuple[str, ...] = ()
     parts = []
     for result in results:
-        made, inputs = result.corrected, result.inputs
-        assert made is not None
+        corrected, inputs = result.corrected, result.inputs
+        assert corrected is not None
         assert inputs.sampler_logprobs is not None
-        values = {"old": made.old, "sampler": made.sampler, "weights": made.weights, "keep": made.keep}
+        values = {name: getattr(corrected, name) for name in ("old", "sampler", "weights", "keep")}
         values["missing"] = inputs.sampler_logprobs.isnan()
         if traits.raw is not None:
-            values["raw"] = _raw(traits.raw, made, inputs.token_mask)
+            values["raw"] = _raw(traits.raw, corrected, inputs.token_mask)
         names = tuple(values)
-        parts.append(kept_values(values, inputs.token_mask))
+        parts.append(select_values(values, inputs.token_mask))
     return _measured(dict(zip(names, torch.cat(parts, dim=1).double(), strict=True)), traits)
 
 
@@ -115,10 +115,10 @@ def _measured(tokens: Mapping[str, Tensor], traits: CorrectionTraits) -> dict[st
 
 
 @torch.no_grad()
-def _raw(raw: Callable[..., Tensor], made: Corrected, mask: Tensor) -> Tensor:
+def _raw(raw: Callable[..., Tensor], corrected: Corrected, mask: Tensor) -> Tensor:
     """Call a correction's `raw`; returns numbers that can be squared and summed, f64[B, T]."""
     largest = math.exp(_EXPONENT)
-    given = {"old": made.old.double(), "sampler": made.sampler.double(), "mask": mask}
+    given = {"old": corrected.old.double(), "sampler": corrected.sampler.double(), "mask": mask}
     with unchanged("correction", raw, given):
         values: Tensor = call("correction", raw, *given.values())
     return values.double().nan_to_num(nan=1.0).clamp(1 / largest, largest)

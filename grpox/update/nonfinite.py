@@ -86,7 +86,7 @@ def in_order(found: Sequence[Found]) -> list[Found]:
     return sorted(found, key=lambda each: (TERMS.index(each.term), each.rank))
 
 
-TOLD = 4
+MOST_NAMED = 4
 """Terms that a message names."""
 
 
@@ -149,17 +149,17 @@ class NonFinitePolicy:
         found = in_order(self.world.gather(find(rows, self.world.rank)))
         self.skipped.total += 1
         self.skipped.in_a_row += 1
-        told = f"{what} in step {step}{_where(found)}"
+        message = f"{what} in step {step}{_where(found)}"
         if self.dumps is not None:
-            told += f"\n    {self.dumps.dump(step, what, found, micro_batches)}"
+            message += f"\n    {self.dumps.dump(step, what, found, micro_batches)}"
         if self.config.on_nonfinite == "stop":
             hint = "train.on_nonfinite=skip goes on without such steps"
-            raise RunFailed(f"{told}\n    no weight was changed; {hint} (docs/numerical-faults.md)")
+            raise RunFailed(f"{message}\n    no weight was changed; {hint} (docs/numerical-faults.md)")
         if self.skipped.in_a_row >= self.config.max_skips_in_a_row:
             row = f"{counted(self.skipped.in_a_row, 'step')} in a row"
-            raise RunFailed(f"{told}\n    the run ends: {row} were not taken (train.max_skips_in_a_row)")
+            raise RunFailed(f"{message}\n    the run ends: {row} were not taken (train.max_skips_in_a_row)")
         if self.world.is_main:
-            self.warn(f"skipped {step}", f"{told}\n    the step is skipped, as train.on_nonfinite says")
+            self.warn(f"skipped {step}", f"{message}\n    the step is skipped, as train.on_nonfinite says")
 
 
 def _where(found: Sequence[Found]) -> str:
@@ -167,4 +167,4 @@ def _where(found: Sequence[Found]) -> str:
     if not found:
         return ": the loss and its derivatives are finite, the backward pass of the model is not"
     first = list({each.term: each for each in reversed(found)}.values())[::-1]
-    return ": " + "; ".join(str(each) for each in first[:TOLD])
+    return ": " + "; ".join(str(each) for each in first[:MOST_NAMED])

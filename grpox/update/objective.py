@@ -292,7 +292,7 @@ class StepLoss:
         """
         mask = inputs.token_mask
         old = inputs.logprobs.detach() if inputs.old_logprobs is None else inputs.old_logprobs
-        made = corrected(self.correction, old, inputs.sampler_logprobs, mask)
+        corrected = apply_correction(self.correction, old, inputs.sampler_logprobs, mask)
         near = self._near(inputs)
         weights = partial(token_weights, mask=mask, totals=totals, dtype=inputs.logprobs.dtype)
         output = objective(
@@ -303,14 +303,14 @@ class StepLoss:
                 reference_logprobs=inputs.reference_logprobs if self.beta > 0 else None,
             ),
             weights(self.traits.reduction),
-            factor=made.factor,
+            factor=corrected.factor,
             folds_correction=self.traits.folds_correction,
             # Whatever the loss's own reduction, so that the coefficient means the same for all.
             bonus_weights=weights(Reduction.TOKEN_MEAN) * self.entropy_coef if self.entropy_coef else None,
             beta=self.beta,
             kl=self.kl,
         )
-        return replace(output, inputs=inputs, corrected=made, off_policy_keep=near)
+        return replace(output, inputs=inputs, corrected=corrected, off_policy_keep=near)
 
     def _near(self, inputs: MicroBatchInputs) -> Tensor | None:
         if self.off_policy_mask_threshold is None:
@@ -331,8 +331,8 @@ def _both(one: Tensor | None, other: Tensor | None) -> Tensor | None:
     return one & other
 
 
-def corrected(correction: Correction, old: Tensor, sampler: Tensor | None, mask: Tensor) -> Corrected:
-    """What `correction` makes of a micro-batch.
+def apply_correction(correction: Correction, old: Tensor, sampler: Tensor | None, mask: Tensor) -> Corrected:
+    """Apply `correction` to a micro-batch.
 
     A missing sampler log-probability counts as equal to pi_old, and masked positions as 0.
 
@@ -348,10 +348,11 @@ def corrected(correction: Correction, old: Tensor, sampler: Tensor | None, mask:
     known = old if sampler is None else torch.where(sampler.isnan() | ~mask, old, sampler)
     name = type(correction).__name__
     with unchanged("correction", correction.correct, {"old": old, "sampler": known, "mask": mask}):
-        made = call("correction", correction.correct, old, known, mask)
-    if not (isinstance(made, tuple) and len(made) == 2 and all(isinstance(part, Tensor) for part in made)):
-        raise RunFailed(f"correction '{name}' returned {type(made).__name__}, not (weights, keep)")
-    weights, keep = made
+        result = call("correction", correction.correct, old, known, mask)
+    is_pair = isinstance(result, tuple) and len(result) == 2
+    if not (is_pair and all(isinstance(part, Tensor) for part in result)):
+        raise RunFailed(f"correction '{name}' returned {type(result).__name__}, not (weights, keep)")
+    weights, keep = result
     if weights.shape != mask.shape or keep.shape != mask.shape or keep.dtype != torch.bool:
         raise RunFailed(
             f"correction '{name}' returned weights {tuple(weights.shape)} and "

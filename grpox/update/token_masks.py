@@ -55,8 +55,8 @@ def choose(entropies: Sequence[Tensor], masks: Sequence[Tensor], part: float, wo
     keep = [~(values < below) for values in entropies]
     if not len(every):
         return Chosen(keep, {})
-    kept = float((~(every < below)).double().mean())
-    return Chosen(keep, {"top_entropy/threshold": least, "top_entropy/kept": kept})
+    fraction = float((~(every < below)).double().mean())
+    return Chosen(keep, {"top_entropy/threshold": least, "top_entropy/kept": fraction})
 
 
 def threshold(entropies: Tensor, part: float) -> float:

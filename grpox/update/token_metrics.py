@@ -15,7 +15,7 @@ from grpox.runtime.world import World
 
 @dataclass(frozen=True)
 class _Part:
-    """What one micro-batch adds: K values of each of its N tokens, reduced."""
+    """The reduced contribution of one micro-batch: K values of each of its N tokens."""
 
     count: int  # N
     sums: Tensor  # f64[K]
@@ -24,7 +24,7 @@ class _Part:
 
     @classmethod
     def of(cls, values: Tensor, spread: Tensor) -> _Part:
-        """Of f64[K, N], with the extremes of f64[K, M]."""
+        """Reduce f64[K, N], with the extremes of f64[K, M]."""
         sums, count = values.sum(dim=1), values.shape[1]
         if count == 0:
             return cls(0, sums, torch.full_like(sums, torch.inf), torch.full_like(sums, -torch.inf))
@@ -44,13 +44,13 @@ class TokenMetrics:
 
     def add(self, values: Mapping[str, Tensor], mask: Tensor) -> None:
         """Add values [B, T] by name where mask bool[B, T]; extremes are those of single tokens."""
-        kept = kept_values(values, mask).double()
-        self._parts[tuple(values)].append(_Part.of(kept, kept))
+        selected = select_values(values, mask).double()
+        self._parts[tuple(values)].append(_Part.of(selected, selected))
 
     def add_micro_batch(self, values: Mapping[str, Tensor], mask: Tensor) -> None:
         """The same, with extremes over the micro-batches' means: what TRL calls low_min, high_max, ..."""
-        kept = kept_values(values, mask).double()
-        self._parts[tuple(values)].append(_Part.of(kept, kept.mean(dim=1, keepdim=True)))
+        selected = select_values(values, mask).double()
+        self._parts[tuple(values)].append(_Part.of(selected, selected.mean(dim=1, keepdim=True)))
 
     def reduce(self, world: World) -> dict[str, tuple[float, float, float]]:
         """name -> (mean, min, max) over all ranks; names for which no token counted are left out."""
@@ -84,7 +84,7 @@ def _whole(parts: Sequence[_Part]) -> tuple[Tensor, Tensor]:
     return torch.stack((sums, counts), dim=1), torch.stack((-least, most), dim=1)
 
 
-def kept_values(values: Mapping[str, Tensor], mask: Tensor) -> Tensor:
+def select_values(values: Mapping[str, Tensor], mask: Tensor) -> Tensor:
     """f[K, N], the values [B, T] of each name at the N places in the mask."""
     places = mask.flatten().nonzero().squeeze(1)
     return torch.stack([each.detach() for each in values.values()]).flatten(1).index_select(1, places)

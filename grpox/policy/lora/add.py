@@ -89,7 +89,7 @@ def targets_of(model: PreTrainedModel, config: LoraConfig) -> list[str]:
 
 
 def ending_in(target: str, names: Mapping[str, Any] | list[str]) -> list[str]:
-    """Those of `names` that `target` names: itself, or its last parts."""
+    """Select the `names` that equal `target` or end in it."""
     return [name for name in names if name == target or name.endswith(f".{target}")]
 
 
@@ -102,10 +102,10 @@ def _unfit(
     for target in targets:
         if ending_in(target, linear):
             continue
-        found = ending_in(target, modules)
+        matching = ending_in(target, modules)
         what = "names no layer of this model"
-        if found:
-            what = f"an adapter is for linear layers, and this is {type(modules[found[0]]).__name__}"
+        if matching:
+            what = f"an adapter is for linear layers, and this is {type(modules[matching[0]]).__name__}"
         near = nearest(target.rpartition(".")[2], known)
         problems.append(Problem(what, key, given=target, allowed=", ".join(known), nearest=near))
     return problems

@@ -18,8 +18,8 @@ from grpox.policy.lora.layers import ADAPTER
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What the two layers of an adapted head are given together."""
+class HeadInputs:
+    """Inputs that the base layer of an adapted head passes on to its adapter."""
 
     hidden: Tensor  # [N, H]
     weight: Tensor  # W, [V, H]
@@ -28,7 +28,7 @@ class Asked:
 
 
 def can_score(head: Any) -> bool:
-    """Whether this layer with an adapter is a plain linear one beneath it."""
+    """Tell whether the base layer of this adapted layer is a plain linear one."""
     return type(head.base_layer) is nn.Linear and not getattr(head, "fan_in_fan_out", False)
 
 
@@ -51,13 +51,13 @@ def add_scoring(head: Any) -> None:
             return base_linear(input)
         if low is None:
             return chosen_logprobs(input, base.weight, base.bias, wanted)
-        return up(low, asked=Asked(input, base.weight, base.bias, wanted))
+        return up(low, of_head=HeadInputs(input, base.weight, base.bias, wanted))
 
     @functools.wraps(up_linear)
-    def up_forward(input: Tensor, asked: Asked | None = None) -> Any:
-        if asked is None:
+    def up_forward(input: Tensor, of_head: HeadInputs | None = None) -> Any:
+        if of_head is None:
             return up_linear(input)
-        return chosen_logprobs(asked.hidden, asked.weight, asked.bias, asked.wanted, input, up.weight)
+        return chosen_logprobs(of_head.hidden, of_head.weight, of_head.bias, of_head.wanted, input, up.weight)
 
     head.forward, base.forward, up.forward = forward, base_forward, up_forward
 

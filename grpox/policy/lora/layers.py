@@ -23,7 +23,7 @@ ADAPTER = "default"
 
 @dataclass(frozen=True)
 class Factors:
-    """What an adapter adds to its layer's weight: ``scale * B A``."""
+    """The adapter's change of its layer's weight: ``scale * B A``."""
 
     down: Tensor  # A, [r, in]
     up: Tensor  # B, [out, r]
@@ -40,7 +40,7 @@ class Factors:
 
 
 def is_adapted(module: Any) -> bool:
-    """Whether this is a layer with an adapter."""
+    """Tell whether this is a layer with an adapter."""
     return isinstance(getattr(module, "lora_A", None), nn.ModuleDict)
 
 
@@ -55,7 +55,7 @@ def parameters_of(layer: Any) -> tuple[nn.Parameter, nn.Parameter]:
 
 
 def factors_of(layer: Any, down: Tensor, up: Tensor) -> Factors:
-    """What the adapter of `layer` adds, its parameters being `down` and `up`."""
+    """Return the factors of the adapter of `layer`, whose whole parameters are `down` and `up`."""
     return Factors(down, up, float(layer.scaling[ADAPTER]), bool(getattr(layer, "fan_in_fan_out", False)))
 
 
@@ -97,7 +97,7 @@ def merge_adapters(model: nn.Module) -> None:
 
 
 def parameter_counts(model: nn.Module) -> tuple[int, int]:
-    """How many parameters are trained, and how many there are; of shards, of the whole model."""
+    """Count trained and all parameters of the whole model, also where this rank holds shards."""
     sizes = [
         # Under ZeRO-3 numel() is that of the local shard; ds_numel is the whole parameter's.
         (int(getattr(parameter, "ds_numel", parameter.numel())), parameter.requires_grad)
@@ -106,7 +106,7 @@ def parameter_counts(model: nn.Module) -> tuple[int, int]:
     return sum(size for size, trained in sizes if trained), sum(size for size, _ in sizes)
 
 
-def told_of(model: nn.Module) -> str:
+def describe_training(model: nn.Module) -> str:
     """One line on what is trained of a model with adapters."""
     trained, total = parameter_counts(model)
     layers = adapted_layers(model)

@@ -62,7 +62,7 @@ class RewardCall:
         self._thread.start()
 
     def wait(self, timeout: float) -> bool:
-        """Whether the call ends within `timeout` seconds of its start; one that does not is abandoned."""
+        """Wait until `timeout` seconds after the start; abandon a call that has not ended, and return False."""
         # Not join: where an interrupt ends it, Python 3.11 holds the thread for ended.
         if not self._ended.wait(max(0.0, self._started + timeout - time.perf_counter())):
             self.seconds = time.perf_counter() - self._started
@@ -82,7 +82,7 @@ class RewardCall:
 
     @property
     def running(self) -> bool:
-        """Whether the function has not returned yet."""
+        """True while the function has not returned."""
         return not self._ended.is_set()
 
     def run(self) -> None:
@@ -111,7 +111,7 @@ class RewardCall:
         self._fail(f"raised {message}{_placed(raised_at(error, self.function))}", error)
 
     def needs_main_thread(self) -> bool:
-        """Whether a plain function failed because it set a signal handler, as math-verify's time limit does."""
+        """Tell whether a plain function failed by setting a signal handler, as math-verify's limit does."""
         if self.error is None or self._awaited is not None:
             return False
         return any("signal only works in main thread" in text_of(error) for error in chain(self.error))
@@ -180,8 +180,8 @@ def hanging_at(thread: int | None, function: Callable[..., Any]) -> str:
 
 def dumped_at(stack: str) -> str:
     """The line of the user's function in what `faulthandler` wrote; empty where it tells none."""
-    found = re.findall(r'^  File "(.+)", line (\d+) in (.+)$', stack, re.MULTILINE)
-    frames = [traceback.FrameSummary(file, int(line), name) for file, line, name in reversed(found)]
+    matches = re.findall(r'^  File "(.+)", line (\d+) in (.+)$', stack, re.MULTILINE)
+    frames = [traceback.FrameSummary(file, int(line), name) for file, line, name in reversed(matches)]
     awaits = any(Path(frame.filename).name == "background_loop.py" for frame in frames)
     return "" if awaits else _first_of_user(frames)
 
@@ -205,15 +205,15 @@ def _first_of_user(frames: Iterable[traceback.FrameSummary]) -> str:
     return ""
 
 
-_asked: WeakKeyDictionary[Callable[..., Any], list[inspect.Parameter] | None] = WeakKeyDictionary()
+_known_parameters: WeakKeyDictionary[Callable[..., Any], list[inspect.Parameter] | None] = WeakKeyDictionary()
 """Parameters by function: Python takes longer to tell them than a simple reward takes to score."""
 
 _BY_KEYWORD = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
 def accepted(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of `arguments` that `function` takes: all of them with ``**kwargs``, else those it names."""
-    names = taken(function)
+    """Select the `arguments` that `function` takes: all with ``**kwargs``, else those it names."""
+    names = argument_names(function)
     return {name: value for name, value in arguments.items() if names is None or name in names}
 
 
@@ -228,7 +228,7 @@ def own_copies(function: Callable[..., Any], arguments: Mapping[str, Any]) -> di
     }
 
 
-def taken(function: Callable[..., Any]) -> frozenset[str] | None:
+def argument_names(function: Callable[..., Any]) -> frozenset[str] | None:
     """The names of the arguments that `function` takes; None if it takes any."""
     parameters = _parameters(function)
     if parameters is None or any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters):
@@ -251,14 +251,14 @@ def missing_columns(function: Callable[..., Any], columns: Iterable[str]) -> lis
 def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter] | None:
     """The parameters of `function`; None where Python cannot tell, as for some callables written in C."""
     with suppress(KeyError, TypeError):
-        return _asked[function]
+        return _known_parameters[function]
     try:
-        found = list(inspect.signature(function).parameters.values())
+        parameters = list(inspect.signature(function).parameters.values())
     except ValueError:
-        found = None
+        parameters = None
     with suppress(TypeError):  # it cannot be hashed, or not be referred to weakly
-        _asked[function] = found
-    return found
+        _known_parameters[function] = parameters
+    return parameters
 
 
 FLOAT32_MAX = 3.4028234663852886e38
@@ -266,7 +266,7 @@ FLOAT32_MAX = 3.4028234663852886e38
 
 
 class BadScores(Exception):
-    """What a reward function returned is not one value per completion."""
+    """A reward function returned something else than one value per completion."""
 
 
 @dataclass(frozen=True)
@@ -310,7 +310,7 @@ def checked_scores(returned: Any, count: int) -> CheckedScores:
 
 @dataclass
 class CallLog:
-    """What one call of a reward function logs through `log_metric` and `log_extra`."""
+    """Values that one call of a reward function logs through `log_metric` and `log_extra`."""
 
     metrics: dict[str, list[float]] = field(default_factory=dict)
     columns: dict[str, list[Any]] = field(default_factory=dict)

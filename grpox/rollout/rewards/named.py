@@ -43,7 +43,7 @@ class NamedReward:
 
     @property
     def in_main_thread(self) -> bool:
-        """Whether it is called in the thread that asks for scores, which is the main one and has to be."""
+        """True if it has to be called in the main thread, and this is the main thread."""
         return self.needs_main_thread and threading.current_thread() is threading.main_thread()
 
 

@@ -112,19 +112,19 @@ def _end_on_failure(rewards: Sequence[NamedReward], outcomes: Sequence[Outcome])
 
 
 def _warnings(rewards: Sequence[NamedReward], outcomes: Sequence[Outcome]) -> dict[str, str]:
-    told = {}
+    warnings = {}
     for reward, outcome in zip(rewards, outcomes, strict=True):
         if outcome.failure:
-            told[f"failure of {reward.label}"] = (
+            warnings[f"failure of {reward.label}"] = (
                 f"reward '{reward.label}' {outcome.failure}\n    it abstains for those completions; "
                 f"further failures are only counted (rewards/{reward.label}/errors)"
             )
         if reward.in_main_thread:
-            told[f"thread of {reward.label}"] = (
+            warnings[f"thread of {reward.label}"] = (
                 f"reward '{reward.label}' sets a signal handler, which Python allows in the main thread only: "
                 "it is called there, where its timeout cannot be kept"
             )
-    return told
+    return warnings
 
 
 def column_problems(
@@ -296,15 +296,15 @@ def mean_logged(logs: Iterable[Logged]) -> dict[str, dict[str, float]]:
 
 
 def weighed_mean_logged(logs: Iterable[tuple[Logged, int]]) -> dict[str, dict[str, float]]:
-    """As `mean_logged`, of logs with their weights: those that lack a metric do not count in it."""
-    found: dict[str, dict[str, list[tuple[float, int]]]] = {}
+    """Compute `mean_logged` over logs with weights; logs without a metric do not count in it."""
+    by_name: dict[str, dict[str, list[tuple[float, int]]]] = {}
     for log, weight in logs:
         for name, by_label in log.items():
             for label, value in by_label.items():
-                found.setdefault(name, {}).setdefault(label, []).append((value, weight))
+                by_name.setdefault(name, {}).setdefault(label, []).append((value, weight))
     return {
         name: {label: _weighed_mean(values) for label, values in by_label.items()}
-        for name, by_label in sorted(found.items())
+        for name, by_label in sorted(by_name.items())
     }
 
 

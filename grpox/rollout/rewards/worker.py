@@ -23,7 +23,7 @@ from grpox.plugins.component import BoundComponent
 from grpox.plugins.discovery import PluginSet
 from grpox.plugins.load_object import load_object
 from grpox.plugins.registry import Registry
-from grpox.rollout.rewards.call import RewardCall, defined_at, missing_columns, taken
+from grpox.rollout.rewards.call import RewardCall, argument_names, defined_at, missing_columns
 from grpox.rollout.rewards.messages import Blueprint, Ready, Reply, Request
 from grpox.runtime.child import connect_to_parent
 from grpox.runtime.logs import show_logs_of_child
@@ -71,7 +71,7 @@ def _built(blueprint: Blueprint) -> tuple[Any, Ready]:
         what = f"reward '{blueprint.label}' cannot be built: {describe(error)}"
         return None, Ready((Problem(what, blueprint.key),))
     needs = tuple(missing_columns(function, ()))
-    return function, Ready((), needs, taken(function), defined_at(function))
+    return function, Ready((), needs, argument_names(function), defined_at(function))
 
 
 def _build(blueprint: Blueprint) -> Any:

@@ -63,7 +63,7 @@ def masked(difference: Tensor, keep: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def inside(difference: Tensor, low: float, high: float) -> Tensor:
-    """Whether `low <= exp(d) <= high`: bool[B, T]."""
+    """Tell where `low <= exp(d) <= high`: bool[B, T]."""
     ratio = difference.exp()
     return (ratio >= low) & (ratio <= high)
 

@@ -54,13 +54,13 @@ class HfGenerator:
         self.version = 0
 
     def start(self, context: GeneratorContext) -> None:
-        kept = self.config.cache_implementation
-        if kept.startswith("offloaded") and context.device.type != "cuda":
+        implementation = self.config.cache_implementation
+        if implementation.startswith("offloaded") and context.device.type != "cuda":
             what = (
                 f"it moves keys and values between an accelerator and CPU, and this run is on {context.device}"
             )
             raise ConfigError(
-                Problem(what, "generator.cache_implementation", given=kept, allowed="dynamic, static")
+                Problem(what, "generator.cache_implementation", given=implementation, allowed="dynamic, static")
             )
         self.context = context
         self.in_step = not self.config.gather_weights and context.world_size > 1
@@ -135,9 +135,9 @@ class HfGenerator:
         stops = StopTexts(sampling.stop, self.context.tokenizer, count, columns, minimum)
         sequences = self._run(padded, sampling, end_ids, [distribution, draw], stops if prompts else Idle())
         completions, logprobs = sequences[:, columns:].tolist(), draw.logprobs.tolist()
-        found = iter(zip(completions, logprobs, stops.ends, strict=True))
+        sampled = iter(zip(completions, logprobs, stops.ends, strict=True))
         for prompt in prompts:
-            for sample, (token_ids, row_logprobs, end) in enumerate(islice(found, prompt.num_samples)):
+            for sample, (token_ids, row_logprobs, end) in enumerate(islice(sampled, prompt.num_samples)):
                 yield self._rollout(prompt, sample, token_ids, row_logprobs, end_ids, end)
 
     def _run(
@@ -199,7 +199,7 @@ class HfGenerator:
     def _generation_config(self, sampling: SamplingConfig, end_ids: Sequence[int]) -> GenerationConfig:
         # Temperature and the rest are applied by our own processors, of which the last draws the token and
         # raises its score above all others.
-        kept = self.config.cache_implementation
+        implementation = self.config.cache_implementation
         settings = {"disable_compile": not self.config.gather_weights, **runtime_kwargs(sampling)}
         return GenerationConfig(
             **settings,
@@ -208,7 +208,7 @@ class HfGenerator:
             eos_token_id=list(end_ids),
             pad_token_id=self.context.tokenizer.pad_token_id,
             use_cache=True,
-            cache_implementation=None if kept == "dynamic" else kept,
+            cache_implementation=None if implementation == "dynamic" else implementation,
         )
 
     def _rollout(
@@ -251,10 +251,10 @@ def grouped_attention(
             module, query, key, value, attention_mask, scaling=scaling, **others
         )
     rows, _, _, width = query.shape
-    found = torch.nn.functional.scaled_dot_product_attention(
+    attended = torch.nn.functional.scaled_dot_product_attention(
         query.reshape(rows, heads, -1, width), key, value, attn_mask=attention_mask, scale=scaling
     )
-    return found.reshape(rows, 1, -1, value.shape[-1]), None
+    return attended.reshape(rows, 1, -1, value.shape[-1]), None
 
 
 def group_heads(model: Any) -> None:

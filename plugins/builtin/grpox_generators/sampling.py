@@ -31,7 +31,7 @@ from grpox_generators.generation_kwargs import LOGITS, OF_ROWS, RUNTIME, WARPERS
 
 
 def distribution_config(sampling: SamplingConfig, end_ids: Sequence[int]) -> GenerationConfig:
-    """What transformers calls the distribution: every setting that makes a logits processor.
+    """Collect the settings of the distribution: those that make a logits processor in transformers.
 
     Args:
         end_ids: tokens that end a completion; suppressed before `min_completion_length`.
@@ -83,8 +83,8 @@ class Distribution(LogitsProcessor):  # type: ignore[misc]
         self._parts: dict[int, tuple[int, LogitsProcessorList]] = {}
         for length in set(self._lengths.tolist()):
             start = columns - length
-            made = _processors(model, sampling, end_ids, prompts[self._lengths == length, start:])
-            self._parts[length] = (start, made)
+            processors = _processors(model, sampling, end_ids, prompts[self._lengths == length, start:])
+            self._parts[length] = (start, processors)
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         for length, (start, processors) in self._parts.items():
@@ -95,20 +95,20 @@ class Distribution(LogitsProcessor):  # type: ignore[misc]
             scores[rows] = processors(input_ids[rows, start:], scores[rows])
         return scores
 
-    def keep(self, kept: Tensor) -> None:
+    def keep(self, remaining: Tensor) -> None:
         """Go on with the rows bool[B] of those of the last call; not for what `keeps_rows` names."""
-        self._lengths = self._lengths[kept]
+        self._lengths = self._lengths[remaining]
         left = set(self._lengths.tolist())
         self._parts = {length: part for length, part in self._parts.items() if length in left}
 
 
 def looks_back(sampling: SamplingConfig) -> bool:
-    """Whether a processor may look at the tokens so far."""
+    """Tell whether a processor may look at the tokens so far."""
     return sampling.repetition_penalty != 1 or any(name in LOGITS for name in sampling.generation_kwargs)
 
 
 def keeps_rows(sampling: SamplingConfig) -> bool:
-    """Whether a processor remembers something of each row, and so must see all of them in every call."""
+    """Tell whether a processor keeps state for each row, and so must see all rows in every call."""
     return any(name in OF_ROWS for name in sampling.generation_kwargs)
 
 
@@ -188,9 +188,9 @@ class Draw(LogitsProcessor):  # type: ignore[misc]
         self._drawn += 1
         return scores.scatter_(-1, tokens, torch.inf)
 
-    def keep(self, kept: Tensor) -> None:
+    def keep(self, remaining: Tensor) -> None:
         """Go on with the rows bool[B] of those of the last call."""
-        self._running = self._running[kept]
+        self._running = self._running[remaining]
 
     def _inverse(self, sums: Tensor) -> Tensor:
         """Tokens i64[B, 1] of cumulated probabilities f64[B, V].
@@ -278,9 +278,9 @@ class StopTexts(StoppingCriteria):  # type: ignore[misc]
                     self.ends[row] = length
         return torch.tensor([self.ends[row] is not None for row in self._running], device=input_ids.device)
 
-    def keep(self, kept: Tensor) -> None:
+    def keep(self, remaining: Tensor) -> None:
         """Go on with the rows bool[B] of those of the last call."""
-        self._running = [row for row, stays in zip(self._running, kept.tolist(), strict=True) if stays]
+        self._running = [row for row, stays in zip(self._running, remaining.tolist(), strict=True) if stays]
 
     def completes(self, token_ids: list[int]) -> bool:
         """Tell whether the last of `token_ids` completes a stop text."""

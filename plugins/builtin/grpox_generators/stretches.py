@@ -55,7 +55,7 @@ class Idle(StoppingCriteria):  # type: ignore[misc]
     def __call__(self, input_ids: Tensor, scores: Any, **_: Any) -> Tensor:
         return torch.ones(len(input_ids), dtype=torch.bool, device=input_ids.device)
 
-    def keep(self, kept: Tensor) -> None:
+    def keep(self, remaining: Tensor) -> None:
         """Never called: where ranks go in step, no row leaves."""
 
 
@@ -129,15 +129,15 @@ class Batch:
             i64[N, P + T], prompts with padding, completions, anything.
         """
         rows = self.prompts.group_rows
-        found, mask = self.prompts.input_ids[rows], self.prompts.attention_mask[rows]
-        end = found.shape[1] + self.config.max_new_tokens
-        sequences = found.new_full((len(rows), end), self.config.pad_token_id)
-        running = torch.arange(len(rows), device=found.device)
+        generated, mask = self.prompts.input_ids[rows], self.prompts.attention_mask[rows]
+        end = generated.shape[1] + self.config.max_new_tokens
+        sequences = generated.new_full((len(rows), end), self.config.pad_token_id)
+        running = torch.arange(len(rows), device=generated.device)
         while True:
-            self.config.max_new_tokens = end - found.shape[1]
-            stretch = Stretch(len(running), self.config.eos_token_id, self.stop, leave, found.device)
-            found = model.generate(
-                input_ids=found,
+            self.config.max_new_tokens = end - generated.shape[1]
+            stretch = Stretch(len(running), self.config.eos_token_id, self.stop, leave, generated.device)
+            generated = model.generate(
+                input_ids=generated,
                 attention_mask=mask,
                 past_key_values=self.cache,
                 logits_processor=LogitsProcessorList(self.processors),
@@ -145,19 +145,19 @@ class Batch:
                 generation_config=self.config,
                 synced_gpus=in_step,
             )
-            sequences[running, : found.shape[1]] = found
-            kept = ~stretch.ended
-            if found.shape[1] == end or not kept.any():
+            sequences[running, : generated.shape[1]] = generated
+            remaining = ~stretch.ended
+            if generated.shape[1] == end or not remaining.any():
                 return sequences
-            running, found, mask = running[kept], found[kept], mask[kept]
-            mask = torch.nn.functional.pad(mask, (0, found.shape[1] - mask.shape[1]), value=1)
-            self._keep(kept)
+            running, generated, mask = running[remaining], generated[remaining], mask[remaining]
+            mask = torch.nn.functional.pad(mask, (0, generated.shape[1] - mask.shape[1]), value=1)
+            self._keep(remaining)
 
-    def _keep(self, kept: Tensor) -> None:
+    def _keep(self, remaining: Tensor) -> None:
         """Go on with the rows bool[B] alone."""
-        self.cache.reorder_cache(kept.nonzero().squeeze(1))
+        self.cache.reorder_cache(remaining.nonzero().squeeze(1))
         for part in (*self.processors, self.stop):
-            part.keep(kept)
+            part.keep(remaining)
 
 
 class Stretch(StoppingCriteria):  # type: ignore[misc]

@@ -11,7 +11,7 @@ from support.small_models import TRAIN, batch, far, gradient_of, model_of
 
 from grpox.config import TrainConfig
 from grpox.policy.logprobs import FULL_LOGITS, ForwardMode, completion_logprobs
-from grpox.policy.scoring_forward import install_scoring_forward, not_taken, restore_forward
+from grpox.policy.scoring_forward import describe_unused_modes, install_scoring_forward, restore_forward
 
 SHARED, CHUNKED = ForwardMode(chunked=True, shared_width=32), ForwardMode(chunked=True)
 PACKED = ForwardMode(chunked=True, packed=True)
@@ -143,7 +143,7 @@ def test_what_the_trial_of_a_way_raises_is_told_with_its_type_and_text() -> None
     ways = install_scoring_forward(model, TRAIN)
     assert ways == CHUNKED
     told = "train.prefix_sharing raised RuntimeError: no mask of four dimensions"
-    assert told in str(not_taken(model, TRAIN, ways))
+    assert told in str(describe_unused_modes(model, TRAIN, ways))
     assert install_scoring_forward(model_of("llama"), TRAIN).failures == ()
 
 
@@ -158,21 +158,21 @@ def test_flash_attention_says_what_it_turns_off() -> None:
     model.base_model.forward = forward
     ways = install_scoring_forward(model, TRAIN)
     assert ways == FULL_LOGITS
-    told = str(not_taken(model, TRAIN, ways))
+    told = str(describe_unused_modes(model, TRAIN, ways))
     assert " without train.chunked_logprobs and train.packing and train.prefix_sharing" in told
     assert "model.init.attn_implementation is flash_attention_2" in told
     for way in ("packing", "chunked_logprobs"):
         assert f"the trial of train.{way} raised RuntimeError: FlashAttention only supports CUDA" in told
-    assert str(not_taken(model, TRAIN, PACKED)).startswith(
+    assert str(describe_unused_modes(model, TRAIN, PACKED)).startswith(
         "LlamaForCausalLM goes without train.prefix_sharing:"
     )
-    assert not_taken(model, TrainConfig(prefix_sharing=False), PACKED) is None
+    assert describe_unused_modes(model, TrainConfig(prefix_sharing=False), PACKED) is None
 
 
 def test_what_a_run_asks_for_in_vain_is_told() -> None:
     model = model_of("llama")
-    assert not_taken(model, TRAIN, SHARED) is None
-    assert not_taken(model, TrainConfig(prefix_sharing=False), CHUNKED) is None
-    assert not_taken(model, TrainConfig(chunked_logprobs=False), FULL_LOGITS) is None
-    assert "cannot use train.prefix_sharing" in str(not_taken(model, TRAIN, CHUNKED))
-    assert "neither train.chunked_logprobs" in str(not_taken(model, TRAIN, FULL_LOGITS))
+    assert describe_unused_modes(model, TRAIN, SHARED) is None
+    assert describe_unused_modes(model, TrainConfig(prefix_sharing=False), CHUNKED) is None
+    assert describe_unused_modes(model, TrainConfig(chunked_logprobs=False), FULL_LOGITS) is None
+    assert "cannot use train.prefix_sharing" in str(describe_unused_modes(model, TRAIN, CHUNKED))
+    assert "neither train.chunked_logprobs" in str(describe_unused_modes(model, TRAIN, FULL_LOGITS))

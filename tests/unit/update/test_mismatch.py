@@ -21,7 +21,13 @@ from grpox.runtime.phases import PhaseTimes
 from grpox.runtime.world import World
 from grpox.training.step_report import StepReport
 from grpox.update.mismatch import mismatch_metrics, mismatch_of, mismatch_warnings
-from grpox.update.objective import Corrected, CorrectionTraits, MicroBatchInputs, MicroBatchLoss, corrected
+from grpox.update.objective import (
+    Corrected,
+    CorrectionTraits,
+    MicroBatchInputs,
+    MicroBatchLoss,
+    apply_correction,
+)
 from grpox.update.token_metrics import TokenMetrics
 from grpox_corrections.configs import (
     GeometricMaskConfig,
@@ -69,7 +75,7 @@ def scored(correction: Correction, ratios: Rows) -> MicroBatchLoss:
     rollouts = [Rollout(0, i, (1,), tuple(range(len(row))), "stop", 0, row) for i, row in enumerate(logprobs)]
     batch = collate(samples_of(rollouts, [0.0] * len(rollouts)), CPU)
     old = torch.zeros_like(batch.sampler_logprobs)
-    return result_of(batch, corrected(correction, old, batch.sampler_logprobs, batch.token_mask))
+    return result_of(batch, apply_correction(correction, old, batch.sampler_logprobs, batch.token_mask))
 
 
 def measured(correction: Correction, *micro_batches: Rows) -> dict[str, float]:

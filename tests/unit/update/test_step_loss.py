@@ -21,7 +21,7 @@ from grpox.update.objective import (
     MicroBatchInputs,
     MicroBatchLoss,
     StepLoss,
-    corrected,
+    apply_correction,
 )
 from grpox.update.packing import LossTraits, StepTotals
 from grpox.update.token_metrics import TokenMetrics
@@ -248,7 +248,7 @@ def test_a_correction_is_given_zeros_where_masked_and_pi_old_where_mu_is_unknown
     garbage = torch.tensor(123.0).double()
     old, sampler = torch.where(MASK, OLD, garbage), torch.where(MASK, MU, garbage)
     correction = Given()
-    made = corrected(correction, old, sampler, MASK)
+    made = apply_correction(correction, old, sampler, MASK)
     same(correction.given[0], OLD)
     same(correction.given[1], [[-1.3, -1.7, -0.5], [-0.4, -1.9, 0.0]])
     assert torch.equal(correction.given[2], MASK)
@@ -258,7 +258,7 @@ def test_a_correction_is_given_zeros_where_masked_and_pi_old_where_mu_is_unknown
 
 def test_a_generator_that_told_nothing_is_taken_for_the_old_policy() -> None:
     correction = Given()
-    made = corrected(correction, torch.where(MASK, OLD, 5.0), None, MASK)
+    made = apply_correction(correction, torch.where(MASK, OLD, 5.0), None, MASK)
     same(made.old, OLD)
     same(made.sampler, OLD)
     same(made.factor, [[1, 1, 1], [1, 1, 0]])
@@ -266,7 +266,7 @@ def test_a_generator_that_told_nothing_is_taken_for_the_old_policy() -> None:
 
 def test_a_token_that_the_sampler_thought_impossible_is_known() -> None:
     correction = Given()
-    corrected(correction, OLD, torch.where(MU == -1.3, -math.inf, MU), MASK)
+    apply_correction(correction, OLD, torch.where(MU == -1.3, -math.inf, MU), MASK)
     assert correction.given[1][0, 0] == -math.inf
 
 
@@ -275,7 +275,7 @@ def test_the_weights_of_a_correction_have_no_gradient() -> None:
         def correct(self, old: Tensor, sampler: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
             return torch.ones_like(old).requires_grad_() * 2, mask
 
-    made = corrected(OfAParameter(), OLD, MU, MASK)
+    made = apply_correction(OfAParameter(), OLD, MU, MASK)
     assert not made.weights.requires_grad
     same(made.weights, [[2.0] * 3] * 2)
 
@@ -286,7 +286,7 @@ def test_a_correction_that_changes_what_it_is_given_ends_the_run_by_name() -> No
             return old.sub_(sampler).exp(), mask
 
     with pytest.raises(RunFailed, match="correction 'InPlace' changes old in place"):
-        corrected(InPlace(), OLD, MU, MASK)
+        apply_correction(InPlace(), OLD, MU, MASK)
 
 
 def metrics_of(correction: Correction, made: MicroBatchLoss) -> dict[str, Any]:
