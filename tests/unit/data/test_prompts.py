@@ -127,7 +127,7 @@ def test_prompts_are_tokenised_once_as_far_as_memory_allows(monkeypatch):
             self.texts += len(texts)
             return super().__call__(texts, **kwargs)
 
-    monkeypatch.setattr("grpox.data.prompts.KEPT_TOKENS", 7)
+    monkeypatch.setattr("grpox.data.prompts.CACHED_TOKENS", 7)
     tokenizer = Counting()
     made = prompts(["ab", "cdef", "gh", "i"], tokenizer, PromptLimit(4, cut=True))
     assert tokenizer.texts == 4
