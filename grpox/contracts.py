@@ -66,7 +66,7 @@ class Capability(StrEnum):
 
 
 class Reduction(Enum):
-    """How per-token losses become the loss of one optimizer step (all micro-batches, all ranks)."""
+    """Rules by which per-token losses become the loss of one optimizer step (all micro-batches, all ranks)."""
 
     TOKEN_MEAN = "token_mean"
     """sum m*l / N_tok"""
@@ -82,7 +82,7 @@ class Reduction(Enum):
 
 @dataclass(frozen=True)
 class LossInputs:
-    """What a policy loss sees. Masked positions hold neutral values (log-probabilities 0, advantage 0)."""
+    """Inputs of a policy loss. Masked positions hold neutral values (log-probabilities 0, advantage 0)."""
 
     logprobs: Tensor  # f32[B, T], the only one with gradient
     old_logprobs: Tensor  # f32[B, T]
@@ -94,7 +94,7 @@ class LossInputs:
 
 @dataclass(frozen=True)
 class LossOutput:
-    """What a policy loss returns, unreduced; the core masks and reduces both, over all ranks."""
+    """Unreduced output of a policy loss; the core masks and reduces both, over all ranks."""
 
     loss: Tensor  # f32[B, T]
     diagnostics: Mapping[str, Tensor] = field(default_factory=dict)  # name -> f32[B, T]
@@ -172,7 +172,7 @@ def completion_text(completion: Text) -> str:
 
 @dataclass(frozen=True)
 class TrainerState:
-    """Where the run is, for reward functions that take `trainer_state`; the names are transformers'."""
+    """Progress of the run, for reward functions that take `trainer_state`; the names are transformers'."""
 
     global_step: int
     """Optimizer steps done."""
@@ -251,7 +251,7 @@ class ScoredRollout:
 
 @dataclass(frozen=True)
 class GeneratorContext:
-    """What a generator is started with, in every process."""
+    """Arguments with which a generator starts in every process."""
 
     model_path: Path
     build_model: Callable[[], PreTrainedModel]
@@ -357,7 +357,7 @@ class SchedulerFactory(Protocol):
 
 @dataclass(frozen=True)
 class RunContext:
-    """What lifecycle hooks are told about the run."""
+    """Facts about the run for lifecycle hooks."""
 
     config: RunConfig
     """With its secrets: what an observer writes or sends of it goes through `grpox.errors.redacted`."""

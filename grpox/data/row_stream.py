@@ -62,7 +62,7 @@ class RowStream:
         return self._rows[position]
 
     @property
-    def held(self) -> int:
+    def rows_in_memory(self) -> int:
         """Rows in memory, apart from the shuffle's buffer."""
         return len(self._rows)
 
