@@ -38,6 +38,12 @@ class Violation(AssertionError):
         self.what, self.example, self.advice = what, example, advice
 
 
+def require(holds: bool, what: str, example: object = "", advice: str = "") -> None:
+    """Raise a `Violation` unless a rule holds; `example` is written as text."""
+    if not holds:
+        raise Violation(what, str(example), advice)
+
+
 @dataclass(frozen=True)
 class Check:
     """One method of a suite."""
