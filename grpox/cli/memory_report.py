@@ -10,8 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from grpox.errors.formatting import amount, counted
-from grpox.policy.memory_plan.formula import LOAD, PHASES, Part, parts_of, peak_of, size_in
-from grpox.policy.memory_plan.setting import Setting
+from grpox.policy.memory_plan.formula import LOAD, PHASES, Part, Setting, parts_of, peak_of, size_in
 
 PHASE_WORDS = {
     "load": "loading and sharding the model",

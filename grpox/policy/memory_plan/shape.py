@@ -1,10 +1,18 @@
-"""What of a model decides how much memory it takes: the sizes of its weights, and the widths of its layers."""
+"""What of a model decides how much memory it takes: the sizes of its weights, and the widths of its layers.
+
+Both come from its config.json alone, or from the model that transformers builds without data.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+from grpox.config import ModelConfig
+from grpox.errors import ConfigError, Problem, describe
 
 DENSE = ("llama", "mistral", "qwen2", "qwen3")
 """Values of model_type whose weights are counted here; of others transformers builds the model without data."""
@@ -56,13 +64,26 @@ class ModelShape:
             targets: ends of names, or ``all-linear``.
             without: ends of names that get none.
         """
-        named = [
-            linear
-            for linear in self.linears
-            if (targets == "all-linear" or linear.name in {name.rpartition(".")[2] for name in targets})
-            and linear.name not in {name.rpartition(".")[2] for name in without}
-        ]
-        return tuple(size for one in named for size in (rank * one.inputs, rank * one.outputs))
+        ends, left_out = ({name.rpartition(".")[2] for name in names} for names in (targets, without))
+        return tuple(
+            rank * size
+            for one in self.linears
+            if (targets == "all-linear" or one.name in ends) and one.name not in left_out
+            for size in (one.inputs, one.outputs)
+        )
+
+
+def model_shape(config: ModelConfig) -> ModelShape:
+    """The model's shape, without importing torch where its kind is one that is known.
+
+    Raises:
+        ConfigError: as `built_shape`.
+    """
+    try:
+        told = json.loads((Path(config.path) / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        told = None
+    return (shape_of(told) if isinstance(told, dict) else None) or built_shape(config)
 
 
 def shape_of(config: Mapping[str, Any]) -> ModelShape | None:
@@ -78,15 +99,9 @@ def shape_of(config: Mapping[str, Any]) -> ModelShape | None:
     except (KeyError, TypeError, ValueError):
         return None
     queries = heads * head_dim
-    linears = (
-        Linear("q_proj", hidden, queries),
-        Linear("k_proj", hidden, keys),
-        Linear("v_proj", hidden, keys),
-        Linear("o_proj", queries, hidden),
-        Linear("gate_proj", hidden, intermediate),
-        Linear("up_proj", hidden, intermediate),
-        Linear("down_proj", intermediate, hidden),
-    )
+    sizes = {"q": (hidden, queries), "k": (hidden, keys), "v": (hidden, keys), "o": (queries, hidden)}
+    sizes |= {"gate": (hidden, intermediate), "up": (hidden, intermediate), "down": (intermediate, hidden)}
+    linears = tuple(Linear(f"{name}_proj", *size) for name, size in sizes.items())
     layer = [*(one.inputs * one.outputs for one in linears), hidden, hidden, *_small(config, linears, head_dim)]
     heads_weights = [vocabulary * hidden] * (1 if config.get("tie_word_embeddings") else 2)
     return ModelShape(
@@ -113,3 +128,54 @@ def _small(config: Mapping[str, Any], linears: tuple[Linear, ...], head_dim: int
         biased |= {"gate_proj", "up_proj", "down_proj"}
     norms = [head_dim, head_dim] if kind == "qwen3" else []
     return [one.outputs for one in linears if one.name in biased] + norms
+
+
+def built_shape(config: ModelConfig) -> ModelShape:
+    """The shape of a model of any kind: transformers builds it on the meta device, where no weights are read.
+
+    Raises:
+        ConfigError: transformers cannot load the configuration, or builds no model of it; or the widths that
+            activations depend on are missing.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from grpox.policy.models import load_config
+
+    loaded = load_config(config)
+    try:
+        with torch.device("meta"):
+            trusted = bool(config.init.get("trust_remote_code", False))
+            model = AutoModelForCausalLM.from_config(loaded, trust_remote_code=trusted)
+    except Exception as error:
+        what = f"no model can be built of its configuration: {describe(error)}"
+        raise ConfigError(Problem(what, "model.path", given=config.path)) from error
+    text, head = loaded.get_text_config(), model.get_output_embeddings()
+    hidden, heads, layers, vocabulary = (
+        _size(text, config, name)
+        for name in ("hidden_size", "num_attention_heads", "num_hidden_layers", "vocab_size")
+    )
+    head_dim = getattr(text, "head_dim", None) or hidden // heads
+    return ModelShape(
+        weights=tuple(weight.numel() for weight in model.parameters()),
+        linears=tuple(
+            Linear(name.rpartition(".")[2], module.in_features, module.out_features)
+            for name, module in model.named_modules()
+            if isinstance(module, torch.nn.Linear) and module is not head
+        ),
+        hidden=hidden,
+        # Families without gated layers call it otherwise or leave it out: four times the width is their custom.
+        intermediate=getattr(text, "intermediate_size", None) or getattr(text, "n_inner", None) or 4 * hidden,
+        layers=layers,
+        queries=heads * head_dim,
+        keys=(getattr(text, "num_key_value_heads", None) or heads) * head_dim,
+        vocabulary=vocabulary,
+    )
+
+
+def _size(text: Any, config: ModelConfig, name: str) -> int:
+    size = getattr(text, name, None)
+    if isinstance(size, int):
+        return size
+    what = f"its config.json tells no {name}, without which its activations cannot be told"
+    raise ConfigError(Problem(what, "model.path", given=str(Path(config.path))))

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console, RenderableType
 from support.golden import Golden
 
-from grpox.cli.plan_report import plan_report
+from grpox.cli.plan import plan_report
 from grpox.cli.plugin_details import details, select
 from grpox.cli.plugin_report import as_table, rows
 from grpox.cli.plugins import NARROW
