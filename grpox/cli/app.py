@@ -64,7 +64,7 @@ class Commands(TyperGroup):
     def _look_for_plugins(self) -> PluginSet:
         """Find what plugins bring, once."""
         if self._plugins is None:
-            from grpox.cli.discovery import discovered
+            from grpox.cli.arguments import discovered
 
             self._plugins = discovered()
             for each in self._plugins.commands:
@@ -83,7 +83,7 @@ class Commands(TyperGroup):
 
     def _tell_what_is_missing(self) -> None:
         """Tell which commands are refused, and which plugins are broken and might have brought one."""
-        from grpox.cli.discovery import warn
+        from grpox.cli.arguments import warn
 
         plugins = self._look_for_plugins()
         for record in plugins.records:

@@ -64,7 +64,7 @@ CORE = (
     ),
     CommandSpec(
         "doctor",
-        "grpox.cli.doctor.command:doctor",
+        "grpox.cli.doctor:doctor",
         "Look at the environment: versions, what fits together, devices, launchers, generators.",
     ),
     CommandSpec(
@@ -125,7 +125,7 @@ def load_offered(command: OfferedCommand) -> Any:
         raise
     except BaseException as error:
         raise_if_signal(error)
-        what = f"the command '{name}' of {command.distribution} {command.version} cannot be loaded"
+        what = f"the command '{name}' of {command.origin} cannot be loaded"
         raise ConfigError(Problem(f"{what}: {describe(error)}")) from error
 
 
@@ -135,10 +135,10 @@ def conflict(command: OfferedCommand, offered: Sequence[OfferedCommand]) -> str:
     Args:
         offered: the commands of all plugins.
     """
-    name, owner = command.spec.name, f"{command.distribution} {command.version}"
+    name, owner = command.spec.name, command.origin
     if any(spec.name == name for spec in CORE):
         return f"grpox {__version__} has a command '{name}' itself, and that of {owner} is refused"
-    owners = [f"{each.distribution} {each.version}" for each in offered if each.spec.name == name]
+    owners = [each.origin for each in offered if each.spec.name == name]
     if len(owners) == 1:
         return ""
     if len(set(owners)) == 1:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from grpox.cli.log_options import LogFile, LogLevel, follow_log_options
+from grpox.cli.arguments import LogFile, LogLevel, follow_log_options
 from grpox.errors import ConfigError, Problem, RunFailed
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def evaluate(
     """
     from rich.console import Console
 
-    from grpox.cli.discovery import tell_warnings
+    from grpox.cli.arguments import tell_warnings
     from grpox.training.load_evaluation import load_evaluation
     from grpox.training.model_argument import named_model
 

@@ -43,7 +43,7 @@ def new_plugin(
       grpox plugins new mine --kind loss
       grpox plugins new grpox-mine --kind reward --folder ~/plugins
     """
-    from grpox.cli.discovery import discovered
+    from grpox.cli.arguments import discovered
     from grpox.plugins.scaffold.make import make
 
     typer.echo("\n".join(told(make(name, kind, folder, discovered(), force))))

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 
+from grpox.cli.arguments import NARROW, discovered
 from grpox.cli.plugin_new import new_plugin
-
-if TYPE_CHECKING:
-    from grpox.plugins.discovery import PluginSet
 
 HELP = """What is installed: components, their parameters, plugins that did not load; and checks of them.
 
@@ -23,9 +22,6 @@ Examples:
   grpox plugins check mine
   grpox plugins diff runs/a runs/b
 """
-NARROW = 100
-"""Columns of a terminal below which cells of a table are written below one another."""
-
 app = typer.Typer(no_args_is_help=True, help=HELP)
 app.command("new")(new_plugin)
 
@@ -51,36 +47,25 @@ def list_components(
       grpox plugins list --why                what keeps each row from being ok
       grpox plugins list --json
     """
-    from grpox.cli.discovery import discovered
-    from grpox.cli.plugin_report import as_json, as_table, rows
+    from grpox.cli.plugin_list import as_json, as_table, rows
 
-    plugins = discovered()
-    if why:
-        _explain(plugins, kind, json)
-        return
+    plugins, console = discovered(), Console(emoji=False)
     listed = rows(plugins, kind)
-    if json:
+    if why:
+        from grpox.cli import plugin_why
+
+        explained = [(row, plugin_why.explain(plugins, row)) for row in listed]
+        if json:
+            typer.echo(plugin_why.as_json(explained))
+        else:
+            Console().print(plugin_why.as_text(explained))
+    elif json:
         typer.echo(as_json(listed))
-        return
-    from rich.console import Console
-
-    console = Console(emoji=False)
-    console.print(as_table(listed, narrow=console.width < NARROW))
-    if failed := sum(row.status != "ok" for row in listed):
-        console.print(f"grpox plugins list --why explains the {failed} not ok", style="dim", highlight=False)
-
-
-def _explain(plugins: PluginSet, kind: str | None, json: bool) -> None:
-    from grpox.cli.plugin_report import rows
-    from grpox.cli.plugin_why import as_json, as_text, explain
-
-    explained = [(row, explain(plugins, row)) for row in rows(plugins, kind)]
-    if json:
-        typer.echo(as_json(explained))
-        return
-    from rich.console import Console
-
-    Console().print(as_text(explained))
+    else:
+        console.print(as_table(listed, narrow=console.width < NARROW))
+        if failed := sum(row.status != "ok" for row in listed):
+            told = f"grpox plugins list --why explains the {failed} not ok"
+            console.print(told, style="dim", highlight=False)
 
 
 @app.command("show")
@@ -95,9 +80,6 @@ def show_component(
       grpox plugins show reward/math             where several kinds have a math
       grpox plugins show my-plugin:dapo          where several plugins offer one
     """
-    from rich.console import Console
-
-    from grpox.cli.discovery import discovered
     from grpox.cli.plugin_details import details, select
 
     plugins, console = discovered(), Console()
@@ -120,17 +102,16 @@ def check_component(
       grpox plugins check dapo clip_high=0.28    with parameters
       grpox plugins check my-plugin:dapo         where several plugins offer one
     """
-    from rich.console import Console
-
-    from grpox.cli.discovery import discovered
-    from grpox.cli.plugin_check import check
     from grpox.cli.plugin_details import select
     from grpox.runfile.overrides import apply_overrides
 
     given: dict[str, Any] = {}
     apply_overrides(given, params or [])
-    console = Console()
-    results = [check(console, offer, given) for offer in select(discovered(), name)]
+    offers, console = select(discovered(), name), Console()
+    # Only now, because it imports torch: a mistake in the command line is told at once.
+    from grpox.cli.plugin_check import check
+
+    results = [check(console, offer, given) for offer in offers]
     if not all(results):
         raise typer.Exit(1)
 
@@ -176,8 +157,6 @@ def diff_locks(
       grpox plugins diff runs/first runs/second
       grpox plugins diff before.json runs/first
     """
-    from rich.console import Console
-
     from grpox.cli.plugin_lock import tell_differences
 
     if tell_differences(run_a, run_b, Console()):

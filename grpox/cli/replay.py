@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from grpox.cli.log_options import LogFile, LogLevel, follow_log_options
+from grpox.cli.arguments import LogFile, LogLevel, follow_log_options
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -17,7 +17,7 @@ def schema() -> None:
     and name that file in the first line of run.yaml:
       # yaml-language-server: $schema=grpox.schema.json
     """
-    from grpox.cli.discovery import discovered
+    from grpox.cli.arguments import discovered
     from grpox.plugins.registry import Registry
     from grpox.runfile.schema import run_schema
 

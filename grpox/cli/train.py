@@ -6,9 +6,8 @@ from typing import Annotated
 
 import typer
 
-from grpox.cli.arguments import Overrides, load_named_run
+from grpox.cli.arguments import LogFile, LogLevel, Overrides, follow_log_options, load_named_run
 from grpox.cli.errors import TRACEBACK
-from grpox.cli.log_options import LogFile, LogLevel, follow_log_options
 
 Traceback = Annotated[
     bool, typer.Option(TRACEBACK, help="Show where an error was raised; every command takes it.")

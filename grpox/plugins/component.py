@@ -37,7 +37,7 @@ class BoundComponent:
     provides: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        origin = f" of {self.offer.distribution} {self.offer.version}" if self.offer else ""
+        origin = f" of {self.offer.origin}" if self.offer else ""
         return f"{self.kind} '{self.label}'{origin}"
 
 

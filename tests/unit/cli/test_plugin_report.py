@@ -13,7 +13,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from grpox.cli.plugin_details import details, select
-from grpox.cli.plugin_report import Row, as_json, as_table, rows
+from grpox.cli.plugin_list import Row, as_json, as_table, rows
 from grpox.cli.plugin_why import Why, as_text, explain
 from grpox.cli.plugins import app
 from grpox.errors import ConfigError

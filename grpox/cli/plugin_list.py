@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
-from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
 
 from grpox.cli.commands import conflict
 from grpox.errors import ConfigError, Problem, nearest
 from grpox.plugins.discovery import Offer, OfferedCommand, PluginRecord, PluginSet
 from grpox.plugins.hookspecs import KINDS
 
-if TYPE_CHECKING:
-    from rich.table import Table
-
 COMMAND_KIND = "command"
 """Kind of the rows that are commands of the command line."""
 PLUGIN_KIND = "plugin"
 """Kind of the rows that are no component: plugins that did not load, and those that observe every run."""
-
 STYLES = {"ok": "green", "disabled": "dim", "unavailable": "yellow", "conflict": "red"}
 
 
@@ -37,6 +34,12 @@ class Row:
     reason: str
     """Why it is not ok."""
     summary: str
+    source: Offer | OfferedCommand | PluginRecord = field(repr=False)
+    """What the row tells of."""
+
+    def as_dict(self) -> dict[str, str]:
+        """The texts of the row by name."""
+        return {name: value for name, value in vars(self).items() if name != "source"}
 
 
 def rows(plugins: PluginSet, kind: str | None = None) -> list[Row]:
@@ -53,60 +56,43 @@ def rows(plugins: PluginSet, kind: str | None = None) -> list[Row]:
     if kind is not None and kind not in kinds:
         near = nearest(kind, kinds)
         raise ConfigError(Problem("no such kind", "--kind", given=kind, allowed=", ".join(kinds), nearest=near))
-    holders = Counter((offer.kind, offer.spec.name) for offer in plugins.offers)
-    spellings = Counter((offer.kind, offer.qualified_name) for offer in plugins.offers)
-    components = [
-        _component_row(
-            offer, holders[offer.kind, offer.spec.name] > 1, spellings[offer.kind, offer.qualified_name] > 1
-        )
-        for offer in plugins.offers
-    ]
-    order = list(KINDS)
-    components.sort(key=lambda row: (order.index(row.kind), row.name, row.distribution))
-    others = [row for record in plugins.records if (row := _plugin_row(record)) is not None]
+    components = sorted(
+        (_component_row(offer, plugins) for offer in plugins.offers),
+        key=lambda row: (kinds.index(row.kind), row.name, row.distribution),
+    )
     commands = sorted((_command_row(each, plugins) for each in plugins.commands), key=lambda row: row.name)
-    return [row for row in [*components, *commands, *others] if kind in (None, row.kind)]
+    others = [_plugin_row(each) for each in plugins.records if each.status != "ok" or each.observes]
+    return [row for row in (*components, *commands, *others) if kind in (None, row.kind)]
 
 
-def _component_row(offer: Offer, held_twice: bool, spelt_alike: bool) -> Row:
-    status, reason = str(offer.status), offer.reason
-    if held_twice:
+def _component_row(offer: Offer, plugins: PluginSet) -> Row:
+    status, reason, spec = str(offer.status), offer.reason, offer.spec
+    same = plugins.offers_called(spec.name, offer.kind)
+    if len(same) > 1:
         said = f"another plugin offers this name too: say {offer.qualified_name}"
-        if spelt_alike:
+        if sum(other.qualified_name == offer.qualified_name for other in same) > 1:
             said = "its distribution offers this name twice: one has to be renamed"
         status, reason = "conflict", f"{said}; {reason}" if reason else said
-    spec = offer.spec
-    return Row(offer.kind, spec.name, offer.distribution, offer.version, status, reason, spec.summary)
+    return Row(offer.kind, spec.name, offer.distribution, offer.version, status, reason, spec.summary, offer)
 
 
 def _command_row(command: OfferedCommand, plugins: PluginSet) -> Row:
-    taken, lacks = conflict(command, plugins.commands), command.lacks
+    taken, lacks, spec = conflict(command, plugins.commands), command.lacks, command.spec
     status = "conflict" if taken else "unavailable" if lacks else "ok"
-    spec = command.spec
+    reason = taken or lacks
     return Row(
-        COMMAND_KIND, spec.name, command.distribution, command.version, status, taken or lacks, spec.help
+        COMMAND_KIND, spec.name, command.distribution, command.version, status, reason, spec.help, command
     )
 
 
-def _plugin_row(record: PluginRecord) -> Row | None:
-    """A row for a plugin that did not load, or acts without being selected."""
-    if record.status == "ok" and not record.observes:
-        return None
-    summary = f"observes every run: {', '.join(record.observes)}" if record.observes else ""
-    return Row(
-        PLUGIN_KIND,
-        record.entry_point,
-        record.distribution,
-        record.version,
-        record.status,
-        record.reason,
-        summary,
-    )
+def _plugin_row(it: PluginRecord) -> Row:
+    summary = f"observes every run: {', '.join(it.observes)}" if it.observes else ""
+    return Row(PLUGIN_KIND, it.entry_point, it.distribution, it.version, it.status, it.reason, summary, it)
 
 
 def as_json(listed: Iterable[Row]) -> str:
     """A JSON list of objects with the fields of `Row`."""
-    return json.dumps([dataclasses.asdict(row) for row in listed], indent=2)
+    return json.dumps([row.as_dict() for row in listed], indent=2)
 
 
 def as_table(listed: Iterable[Row], narrow: bool = False) -> Table:
@@ -115,10 +101,6 @@ def as_table(listed: Iterable[Row], narrow: bool = False) -> Table:
     Args:
         narrow: write all but the kind below one another, for a terminal too narrow for five columns.
     """
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for heading in ("kind", "name") if narrow else ("kind", "name", "distribution", "status", ""):
         # Folded: a name that is cut cannot be given to `plugins show`.
