@@ -1,11 +1,13 @@
-"""How a command ends: what it prints on standard error, and its exit code."""
+"""How a command and its process end: what it prints on standard error, and its exit code."""
 
 from __future__ import annotations
 
+import atexit
 import os
 import select
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 
@@ -77,6 +79,22 @@ def flush_output() -> None:
         sys.stdout.flush()
     except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def leave(code: int) -> None:
+    """End this process; where no process group was made, by an ordinary SystemExit.
+
+    DeepSpeed keeps process groups alive past their destruction, and with them the native threads of gloo. One
+    that releases a Python object while the interpreter is being finalized can abort the process ("terminate
+    called without an active exception"), after a run that went well. So what Python does first at its end is
+    done here, waiting for threads and calling the exit functions; the finalization itself is left out.
+    """
+    if "grpox.runtime.world" not in sys.modules:
+        sys.exit(code)
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    flush_output()
+    os._exit(code)
 
 
 def _code_of(error: BaseException, with_traceback: bool) -> int:

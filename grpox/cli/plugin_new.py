@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from grpox.cli.arguments import discovered
+
 if TYPE_CHECKING:
     from grpox.plugins.scaffold.make import Made
 
@@ -43,7 +45,6 @@ def new_plugin(
       grpox plugins new mine --kind loss
       grpox plugins new grpox-mine --kind reward --folder ~/plugins
     """
-    from grpox.cli.arguments import discovered
     from grpox.plugins.scaffold.make import make
 
     typer.echo("\n".join(told(make(name, kind, folder, discovered(), force))))
@@ -51,8 +52,6 @@ def new_plugin(
 
 def told(made: Made) -> list[str]:
     """Lines: what was made, and the commands that come next."""
-    from grpox.plugins.scaffold.make import train_command
-
     names, place = made.names, shlex.quote(str(made.folder))
     test = names.component.replace("-", "_")
     notes = {path.format(module=names.module, kind=names.kind, test=test): note for path, note in NOTES.items()}
@@ -68,5 +67,5 @@ def told(made: Made) -> list[str]:
         f"  pip install -e {shlex.quote(f'{made.folder}[dev]')}",
         f"  grpox plugins check {names.component}",
         f"  pytest {place}",
-        f"  {train_command(names)}",
+        f"  {names.train_command}",
     ]
