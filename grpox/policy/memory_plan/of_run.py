@@ -75,7 +75,7 @@ def _zero_sizes(config: DeepSpeedConfig) -> Mapping[str, int]:
 def _generator_memory(run: ResolvedRun, gpu: bool) -> GeneratorMemory | None:
     """Memory that the run's generator holds; None where it does not say."""
     ask: Any = getattr(run.components["generator"].config, "memory", None)
-    return None if ask is None else ask(gpu)  # type: ignore[no-any-return]
+    return None if ask is None else ask(gpu)
 
 
 def generator_settings(run: ResolvedRun) -> str:
