@@ -1,6 +1,6 @@
 """The command line: a module for each command, and those that print what it found.
 
-`commands` lists the commands, `app` imports the one that is called, `errors` prints what a failing one tells,
+`app` lists the commands and imports the one that is called, `errors` prints what a failing one tells,
 sets the exit code and ends the process. Importing this package imports next to nothing, so that
 Ctrl-C is quiet from the start.
 """

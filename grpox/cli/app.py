@@ -1,18 +1,158 @@
-"""The command line itself: it finds the command that is called, and imports that one alone."""
+"""The command line itself: grpox's commands and those of plugins, each imported when it is called."""
 
 from __future__ import annotations
 
+import pkgutil
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
+from typer.main import get_command, get_group
 
 from grpox import __version__
-from grpox.cli.commands import CORE, PANEL, conflict, conflict_remedy, load, load_offered, summary
-from grpox.cli.errors import PastTyper
-from grpox.cli.train import Traceback
-from grpox.errors import ConfigError, Problem
-from grpox.plugins.discovery import PluginSet
+from grpox.cli.arguments import discovered, warn
+from grpox.cli.errors import PastTyper, Traceback
+from grpox.errors import ConfigError, GrpoxError, Problem, describe
+from grpox.plugins.discovery import DISABLE_VARIABLE, OfferedCommand, PluginSet
+from grpox.plugins.hookspecs import CommandSpec
+from grpox.runtime.signals import raise_if_signal
+
+CORE = (
+    CommandSpec(
+        "train",
+        "grpox.cli.train:train",
+        "Train: check the run file, then sample, score and update until it is done.",
+    ),
+    CommandSpec(
+        "validate",
+        "grpox.cli.validate:validate",
+        "Check a run file: keys, types, plugins, files and batch sizes. Loads no model, takes under a second.",
+    ),
+    CommandSpec(
+        "plan",
+        "grpox.cli.plan:plan",
+        "Draw how batches flow: which prompts each rank trains on, and when an optimizer step is taken.",
+    ),
+    CommandSpec(
+        "eval",
+        "grpox.cli.eval:evaluate",
+        "Evaluate a model on the held-out prompts of a run file, without training.",
+    ),
+    CommandSpec(
+        "export",
+        "grpox.cli.export:export",
+        "Make a model of a checkpoint: a plain Hugging Face folder with the weights as they were trained.",
+    ),
+    CommandSpec(
+        "import-trl",
+        "grpox.cli.import_trl:import_trl",
+        "Make a run file of a set-up for TRL's GRPOTrainer. The script is parsed, never run.",
+    ),
+    CommandSpec(
+        "report",
+        "grpox.cli.report:report",
+        "Make a run's report again: curves, completions, config and versions on one HTML page.",
+    ),
+    CommandSpec(
+        "replay",
+        "grpox.cli.replay:replay",
+        "Compute a step again whose loss or gradient was not finite, and show where it begins.",
+    ),
+    CommandSpec(
+        "sweep",
+        "grpox.cli.sweep:sweep",
+        "Train a grid of runs: every combination of the values given, each in a process and folder of its own.",
+    ),
+    CommandSpec(
+        "doctor",
+        "grpox.cli.doctor:doctor",
+        "Look at the environment: versions, what fits together, devices, launchers, generators.",
+    ),
+    CommandSpec(
+        "schema",
+        "grpox.cli.schema:schema",
+        "Print the run file's JSON schema, the parameters of every installed component included.",
+    ),
+    CommandSpec(
+        "plugins",
+        "grpox.cli.plugins:app",
+        "What is installed: components, their parameters, plugins that did not load; and checks of them.",
+    ),
+    CommandSpec(
+        "recipes",
+        "grpox.cli.recipes:app",
+        "Bundled run files: list them, or copy one to start from.",
+    ),
+)
+"""In the order of ``grpox --help``; the help of each is the first line of its own."""
+
+PANEL = "Commands of plugins"
+
+
+def summary(spec: CommandSpec, panel: str | None = None) -> TyperCommand:
+    """Stand for a command in a list: its name and help, which take no import."""
+    return TyperCommand(spec.name, help=spec.help, rich_help_panel=panel)
+
+
+def load(spec: CommandSpec) -> Any:
+    """Import a command and build it: typer's, and with the name that its spec gives."""
+    target = pkgutil.resolve_name(spec.target)
+    if isinstance(target, typer.Typer):
+        group = get_group(target)
+        group.name = spec.name
+        return group
+    alone = typer.Typer(add_completion=False)
+    alone.command(spec.name)(target)
+    return get_command(alone)
+
+
+def load_offered(command: OfferedCommand) -> Any:
+    """Import a plugin's command. Where a requirement of it is not met, it shows its help and refuses to run.
+
+    Raises:
+        ConfigError: it cannot be imported, which is the plugin's fault.
+    """
+    name, lacks = command.spec.name, command.lacks
+
+    def refuse(*_: object) -> None:
+        raise ConfigError(Problem(f"grpox {name} {lacks}"))
+
+    try:
+        loaded = load(command.spec)
+        if lacks:
+            loaded.invoke = refuse
+        return loaded
+    except GrpoxError:
+        raise
+    except BaseException as error:
+        raise_if_signal(error)
+        what = f"the command '{name}' of {command.origin} cannot be loaded"
+        raise ConfigError(Problem(f"{what}: {describe(error)}")) from error
+
+
+def conflict(command: OfferedCommand, offered: Sequence[OfferedCommand]) -> str:
+    """Say why a plugin's command cannot be called: grpox or another plugin has its name too; empty if it can.
+
+    Args:
+        offered: the commands of all plugins.
+    """
+    name, owner = command.spec.name, command.origin
+    if any(spec.name == name for spec in CORE):
+        return f"grpox {__version__} has a command '{name}' itself, and that of {owner} is refused"
+    owners = [each.origin for each in offered if each.spec.name == name]
+    if len(owners) == 1:
+        return ""
+    if len(set(owners)) == 1:
+        return f"{owner} brings a command '{name}' more than once"
+    return f"{' and '.join(owners)} bring a command '{name}', and grpox does not choose between them"
+
+
+def conflict_remedy(command: OfferedCommand, offered: Sequence[OfferedCommand]) -> str:
+    """Say how to be rid of a conflict."""
+    others = {each.distribution for each in offered if each.spec.name == command.spec.name}
+    switch = " or ".join(f"{DISABLE_VARIABLE}={name}" for name in sorted(others - {"grpox"}))
+    return f"{switch}, or rename the command" if len(others) > 1 else "its author has to rename it"
 
 
 class Commands(TyperGroup):
@@ -64,8 +204,6 @@ class Commands(TyperGroup):
     def _look_for_plugins(self) -> PluginSet:
         """Find what plugins bring, once."""
         if self._plugins is None:
-            from grpox.cli.arguments import discovered
-
             self._plugins = discovered()
             for each in self._plugins.commands:
                 self.commands.setdefault(each.spec.name, summary(each.spec, PANEL))
@@ -83,8 +221,6 @@ class Commands(TyperGroup):
 
     def _tell_what_is_missing(self) -> None:
         """Tell which commands are refused, and which plugins are broken and might have brought one."""
-        from grpox.cli.arguments import warn
-
         plugins = self._look_for_plugins()
         for record in plugins.records:
             if record.status == "broken":

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from typing import Annotated
 
 import typer
 
@@ -33,6 +34,9 @@ from grpox.runtime.signals import exit_code, install_handlers
 logger = get_logger(__name__)
 OUTPUT_CLOSED = 128 + signal.SIGPIPE
 TRACEBACK = "--traceback"
+Traceback = Annotated[
+    bool, typer.Option(TRACEBACK, help="Show where an error was raised; every command takes it.")
+]
 SECONDS_FOR_RANK_0 = 5.0
 MOST_TOLD = 50
 """Problems that are told at a time."""

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import shlex
+import textwrap
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
 from grpox.cli.arguments import NARROW, discovered
-from grpox.cli.plugin_new import new_plugin
+
+if TYPE_CHECKING:
+    from grpox.plugins.scaffold.make import Made
 
 HELP = """What is installed: components, their parameters, plugins that did not load; and checks of them.
 
@@ -22,8 +26,64 @@ Examples:
   grpox plugins check mine
   grpox plugins diff runs/a runs/b
 """
+NOTES = {
+    "src/{module}/{kind}.py": "what it computes; a comment marks the line to make yours",
+    "src/{module}/config.py": "its parameters",
+    "src/{module}/plugin.py": "what it tells grpox of itself",
+    "tests/test_conformance.py": "that it holds to its contract",
+    "tests/test_{test}.py": "its numbers, worked by hand",
+}
+WIDTH = 80
+"""Columns of the list of other files; what is to be copied is not broken."""
+
 app = typer.Typer(no_args_is_help=True, help=HELP)
-app.command("new")(new_plugin)
+
+
+@app.command("new")
+def new_plugin(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="What to call it: mine, or grpox-mine.")],
+    kind: Annotated[
+        str,
+        typer.Option(
+            "--kind", metavar="KIND", help="loss, reward, advantage, correction, generator or observer."
+        ),
+    ],
+    folder: Annotated[
+        Path, typer.Option("--folder", metavar="DIR", help="Where to make its folder, grpox-NAME.")
+    ] = Path(),
+    force: Annotated[bool, typer.Option("--force", help="Write over the files of an earlier one.")] = False,
+) -> None:
+    """Make a distribution that holds a new component: it installs, passes its tests and trains as it is.
+
+    \b
+    Examples:
+      grpox plugins new mine --kind loss
+      grpox plugins new grpox-mine --kind reward --folder ~/plugins
+    """
+    from grpox.plugins.scaffold.make import make
+
+    typer.echo("\n".join(_told(make(name, kind, folder, discovered(), force))))
+
+
+def _told(made: Made) -> list[str]:
+    """Lines: what was made, and the commands that come next."""
+    names, place = made.names, shlex.quote(str(made.folder))
+    test = names.component.replace("-", "_")
+    notes = {path.format(module=names.module, kind=names.kind, test=test): note for path, note in NOTES.items()}
+    width = max(map(len, notes))
+    others = "and " + ", ".join(path for path in made.files if path not in notes)
+    return [
+        f"{made.folder}: {names.kind} '{names.component}', as a distribution of its own",
+        "",
+        *(f"  {path:<{width}}  {note}" for path, note in notes.items()),
+        textwrap.fill(others, WIDTH, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False),
+        "",
+        "Next:",
+        f"  pip install -e {shlex.quote(f'{made.folder}[dev]')}",
+        f"  grpox plugins check {names.component}",
+        f"  pytest {place}",
+        f"  {names.train_command}",
+    ]
 
 
 @app.command("list")
@@ -47,22 +107,20 @@ def list_components(
       grpox plugins list --why                what keeps each row from being ok
       grpox plugins list --json
     """
-    from grpox.cli.plugin_list import as_json, as_table, rows
+    from grpox.cli import plugin_list
 
     plugins, console = discovered(), Console(emoji=False)
-    listed = rows(plugins, kind)
+    listed = plugin_list.rows(plugins, kind)
     if why:
-        from grpox.cli import plugin_why
-
-        explained = [(row, plugin_why.explain(plugins, row)) for row in listed]
+        explained = [(row, plugin_list.explain(plugins, row)) for row in listed]
         if json:
-            typer.echo(plugin_why.as_json(explained))
+            typer.echo(plugin_list.explained_as_json(explained))
         else:
-            Console().print(plugin_why.as_text(explained))
+            Console().print(plugin_list.explained_as_text(explained))
     elif json:
-        typer.echo(as_json(listed))
+        typer.echo(plugin_list.as_json(listed))
     else:
-        console.print(as_table(listed, narrow=console.width < NARROW))
+        console.print(plugin_list.as_table(listed, narrow=console.width < NARROW))
         if failed := sum(row.status != "ok" for row in listed):
             told = f"grpox plugins list --why explains the {failed} not ok"
             console.print(told, style="dim", highlight=False)

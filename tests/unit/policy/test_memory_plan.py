@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from typer.testing import CliRunner
 
 from grpox.cli import app as cli
-from grpox.cli.memory_report import memory_report
+from grpox.cli.plan import memory_report
 from grpox.config import ModelConfig
 from grpox.contracts import GeneratorMemory
 from grpox.errors import ConfigError
