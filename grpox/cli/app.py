@@ -41,7 +41,7 @@ CORE = (
     ),
     CommandSpec(
         "export",
-        "grpox.cli.export:export",
+        "grpox.cli.artifacts:export",
         "Make a model of a checkpoint: a plain Hugging Face folder with the weights as they were trained.",
     ),
     CommandSpec(
@@ -51,7 +51,7 @@ CORE = (
     ),
     CommandSpec(
         "report",
-        "grpox.cli.report:report",
+        "grpox.cli.artifacts:report",
         "Make a run's report again: curves, completions, config and versions on one HTML page.",
     ),
     CommandSpec(

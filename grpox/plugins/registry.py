@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import pkgutil
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -18,8 +19,6 @@ from grpox.plugins.component import (
     check_params,
     contract_problem,
     is_model,
-    keyed,
-    own_keys,
     reduction_problem,
 )
 from grpox.plugins.discovery import Offer, PluginSet
@@ -84,13 +83,14 @@ class Registry:
 
             return bind_object(kind, load_object(ref.path), ref.params, key, ref.label)
         except ConfigError as error:
-            raise keyed(error, key) from error.__cause__
+            raise _keyed(error, key) from error.__cause__
 
     def _parse_name(self, kind: str, ref: ComponentRef, name: str, key: str) -> BoundComponent:
         offer = self.find(kind, name)
         model = self.config_model(offer)
-        owner = f"{kind} '{name}'"
-        hidden = sorted({"name", "path", *own_keys(ref)} & set(model.model_fields if model else ()))
+        # Keys of the mention that belong to the core, such as a reward's `weight`.
+        own = tuple(field for field in type(ref).model_fields if field not in ("name", "path"))
+        hidden = sorted({"name", "path", *own} & set(model.model_fields if model else ()))
         if hidden:
             what = f"{offer}: its config may not use the run file's own keys {', '.join(hidden)}"
             raise ConfigError(Problem(what))
@@ -99,7 +99,7 @@ class Registry:
             name,
             key,
             load=partial(pkgutil.resolve_name, offer.spec.target),
-            config=check_params(model, ref.params, key, owner, own_keys(ref)),
+            config=check_params(model, ref.params, key, f"{kind} '{name}'", own),
             offer=offer,
             needs=tuple(offer.spec.needs),
             provides=tuple(offer.spec.provides),
@@ -114,9 +114,9 @@ class Registry:
         try:
             target: Any = bound.load()
             if inspect.isclass(target):
-                return _checked(bound, target)
+                return _construct(bound, target)
         except ConfigError as error:
-            raise keyed(error, bound.key) from error
+            raise _keyed(error, bound.key) from error
         except GrpoxError:
             raise
         except BaseException as error:
@@ -167,7 +167,7 @@ class Registry:
         return error
 
 
-def _checked(bound: BoundComponent, target: Any) -> Any:
+def _construct(bound: BoundComponent, target: Any) -> Any:
     """The component built, if the class is one of its kind."""
     problem = contract_problem(bound.kind, target)
     component = None if problem else target() if bound.config is None else target(bound.config)
@@ -176,3 +176,8 @@ def _checked(bound: BoundComponent, target: Any) -> Any:
     if problem:
         raise ConfigError(Problem(f"{bound} {problem}", bound.key, given=repr(target)))
     return component
+
+
+def _keyed(error: ConfigError, key: str) -> ConfigError:
+    """The same error, with the place in the run file for the problems that do not know theirs."""
+    return ConfigError([replace(problem, key=problem.key or key) for problem in error.problems])
