@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pkgutil
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Annotated, Any
 
 import typer
@@ -18,74 +19,43 @@ from grpox.plugins.discovery import DISABLE_VARIABLE, OfferedCommand, PluginSet
 from grpox.plugins.hookspecs import CommandSpec
 from grpox.runtime.signals import raise_if_signal
 
-CORE = (
-    CommandSpec(
-        "train",
-        "grpox.cli.train:train",
-        "Train: check the run file, then sample, score and update until it is done.",
+_HELP = {
+    "train": "Train: check the run file, then sample, score and update until it is done.",
+    "validate": (
+        "Check a run file: keys, types, plugins, files and batch sizes. Loads no model, takes under a second."
     ),
-    CommandSpec(
-        "validate",
-        "grpox.cli.validate:validate",
-        "Check a run file: keys, types, plugins, files and batch sizes. Loads no model, takes under a second.",
+    "plan": "Draw how batches flow: which prompts each rank trains on, and when an optimizer step is taken.",
+    "eval": "Evaluate a model on the held-out prompts of a run file, without training.",
+    "export": (
+        "Make a model of a checkpoint: a plain Hugging Face folder with the weights as they were trained."
     ),
-    CommandSpec(
-        "plan",
-        "grpox.cli.plan:plan",
-        "Draw how batches flow: which prompts each rank trains on, and when an optimizer step is taken.",
+    "import-trl": "Make a run file of a set-up for TRL's GRPOTrainer. The script is parsed, never run.",
+    "report": "Make a run's report again: curves, completions, config and versions on one HTML page.",
+    "replay": "Compute a step again whose loss or gradient was not finite, and show where it begins.",
+    "sweep": (
+        "Train a grid of runs: every combination of the values given, each in a process and folder of its own."
     ),
-    CommandSpec(
-        "eval",
-        "grpox.cli.eval:evaluate",
-        "Evaluate a model on the held-out prompts of a run file, without training.",
+    "doctor": "Look at the environment: versions, what fits together, devices, launchers, generators.",
+    "schema": "Print the run file's JSON schema, the parameters of every installed component included.",
+    "plugins": (
+        "What is installed: components, their parameters, plugins that did not load; and checks of them."
     ),
-    CommandSpec(
-        "export",
-        "grpox.cli.artifacts:export",
-        "Make a model of a checkpoint: a plain Hugging Face folder with the weights as they were trained.",
-    ),
-    CommandSpec(
-        "import-trl",
-        "grpox.cli.import_trl:import_trl",
-        "Make a run file of a set-up for TRL's GRPOTrainer. The script is parsed, never run.",
-    ),
-    CommandSpec(
-        "report",
-        "grpox.cli.artifacts:report",
-        "Make a run's report again: curves, completions, config and versions on one HTML page.",
-    ),
-    CommandSpec(
-        "replay",
-        "grpox.cli.replay:replay",
-        "Compute a step again whose loss or gradient was not finite, and show where it begins.",
-    ),
-    CommandSpec(
-        "sweep",
-        "grpox.cli.sweep:sweep",
-        "Train a grid of runs: every combination of the values given, each in a process and folder of its own.",
-    ),
-    CommandSpec(
-        "doctor",
-        "grpox.cli.doctor:doctor",
-        "Look at the environment: versions, what fits together, devices, launchers, generators.",
-    ),
-    CommandSpec(
-        "schema",
-        "grpox.cli.schema:schema",
-        "Print the run file's JSON schema, the parameters of every installed component included.",
-    ),
-    CommandSpec(
-        "plugins",
-        "grpox.cli.plugins:app",
-        "What is installed: components, their parameters, plugins that did not load; and checks of them.",
-    ),
-    CommandSpec(
-        "recipes",
-        "grpox.cli.recipes:app",
-        "Bundled run files: list them, or copy one to start from.",
-    ),
+    "recipes": "Bundled run files: list them, or copy one to start from.",
+}
+"""Name -> the first line of the command's own help."""
+_TARGETS = {
+    "eval": "eval:evaluate",
+    "export": "artifacts:export",
+    "report": "artifacts:report",
+    "plugins": "plugins:app",
+    "recipes": "recipes:app",
+}
+"""Module and function, where these are not called as the command is."""
+CORE = tuple(
+    CommandSpec(name, "grpox.cli." + _TARGETS.get(name, "{0}:{0}".format(name.replace("-", "_"))), text)
+    for name, text in _HELP.items()
 )
-"""In the order of ``grpox --help``; the help of each is the first line of its own."""
+"""In the order of ``grpox --help``."""
 
 PANEL = "Commands of plugins"
 
@@ -165,7 +135,6 @@ class Commands(TyperGroup):
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
         self._core = {spec.name: spec for spec in CORE}
-        self._plugins: PluginSet | None = None
         self.commands = {name: summary(spec) for name, spec in self._core.items()}
 
     def list_commands(self, ctx: Any) -> list[str]:
@@ -179,20 +148,14 @@ class Commands(TyperGroup):
         Raises:
             ConfigError: it is a plugin's, and its name another's too, or it cannot be loaded.
         """
-        if args[0] in self._core:
-            self.commands[args[0]] = load(self._core[args[0]])
-        else:
-            self._load_of_plugin(args[0])
+        self._import(args[0])
         return super().resolve_command(ctx, args)
 
     def load_all(self) -> None:
         """Import every command, for the reference of commands."""
-        self._look_for_plugins()
+        assert self._plugins  # which lists their commands
         for name in list(self.commands):
-            if name in self._core:
-                self.commands[name] = load(self._core[name])
-            else:
-                self._load_of_plugin(name)
+            self._import(name)
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command that is called."""
@@ -201,16 +164,19 @@ class Commands(TyperGroup):
         except (KeyboardInterrupt, EOFError, OSError) as error:
             raise PastTyper(error) from error
 
-    def _look_for_plugins(self) -> PluginSet:
-        """Find what plugins bring, once."""
-        if self._plugins is None:
-            self._plugins = discovered()
-            for each in self._plugins.commands:
-                self.commands.setdefault(each.spec.name, summary(each.spec, PANEL))
-        return self._plugins
+    @cached_property
+    def _plugins(self) -> PluginSet:
+        """All that plugins bring, whose commands are then listed."""
+        plugins = discovered()
+        for each in plugins.commands:
+            self.commands.setdefault(each.spec.name, summary(each.spec, PANEL))
+        return plugins
 
-    def _load_of_plugin(self, name: str) -> None:
-        offered = self._look_for_plugins().commands
+    def _import(self, name: str) -> None:
+        if name in self._core:
+            self.commands[name] = load(self._core[name])
+            return
+        offered = self._plugins.commands
         for each in offered:
             if each.spec.name == name:
                 if told := conflict(each, offered):
@@ -221,7 +187,7 @@ class Commands(TyperGroup):
 
     def _tell_what_is_missing(self) -> None:
         """Tell which commands are refused, and which plugins are broken and might have brought one."""
-        plugins = self._look_for_plugins()
+        plugins = self._plugins
         for record in plugins.records:
             if record.status == "broken":
                 warn(f"{record} is broken, and its commands are not here: {record.reason}")

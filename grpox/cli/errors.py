@@ -127,29 +127,21 @@ def _tell(error: BaseException, with_traceback: bool) -> int:
     rank = launch.rank_told()
     if isinstance(error, ConfigError):
         # Every rank finds the same problems, and rank 0 tells them; one that still lives then found its own,
-        # such as a plugin that this machine lacks.
+        # such as a plugin that this machine lacks. A launcher ends all ranks as soon as one has ended.
         if rank != 0:
-            _wait_for_rank_0()
-        for problem in error.problems[:MOST_TOLD]:
-            _print(str(problem), rank)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            time.sleep(SECONDS_FOR_RANK_0)
+        texts = [str(problem) for problem in error.problems[:MOST_TOLD]]
         if error.problems[MOST_TOLD:]:
-            _print(f"and at least {len(error.problems) - MOST_TOLD} more", rank)
+            texts.append(f"and at least {len(error.problems) - MOST_TOLD} more")
     elif isinstance(error, GrpoxError):
-        _print(str(error), rank)
+        texts = [str(error)]
     else:
         hint = "" if with_traceback else f"\n    use {TRACEBACK} to see where"
-        _print(plain(describe(error), TEXT) + hint, rank)
+        texts = [plain(describe(error), TEXT) + hint]
+    for text in texts:
+        told = redact(shorten(text, TRACE))
+        typer.secho("error:", fg=typer.colors.RED, bold=True, err=True, nl=False)
+        typer.echo(f" {f'[rank {rank}] ' if rank else ''}{told}", err=True)
+        logger.error("%s", told, extra=DISPLAYED)
     return error.exit_code if isinstance(error, GrpoxError) else 1
-
-
-def _wait_for_rank_0() -> None:
-    """A launcher ends all ranks as soon as one has ended: give rank 0 the time to tell the problems."""
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    time.sleep(SECONDS_FOR_RANK_0)
-
-
-def _print(text: str, rank: int = 0) -> None:
-    told = redact(shorten(text, TRACE))
-    typer.secho("error:", fg=typer.colors.RED, bold=True, err=True, nl=False)
-    typer.echo(f" {f'[rank {rank}] ' if rank else ''}{told}", err=True)
-    logger.error("%s", told, extra=DISPLAYED)

@@ -84,15 +84,8 @@ def _micro_batches(made: Replay) -> Table:
         table.add_column(name, justify="right")
     for each in made.micro_batches:
         mask = each.batch.token_mask
-        table.add_row(
-            str(each.rank),
-            str(each.place),
-            str(mask.shape[0]),
-            str(int(mask.sum())),
-            f"{each.loss:.6g}",
-            f"{each.grad_norm:.6g}",
-            "yes" if each.finite else "NO",
-        )
+        counts = map(str, (each.rank, each.place, mask.shape[0], int(mask.sum())))
+        table.add_row(*counts, f"{each.loss:.6g}", f"{each.grad_norm:.6g}", "yes" if each.finite else "NO")
     return table
 
 

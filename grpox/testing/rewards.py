@@ -63,16 +63,12 @@ class RewardConformance(Conformance):
         """Whether a completion gets the same score twice, and by itself, is reported."""
         function = self.build()
         first, second = (self._scores(function, self.completions) for _ in range(2))
-        if first != second:
-            self.notes.append(
-                "scores the same completions otherwise a second time: runs will not repeat exactly"
-            )
-            return
         alone = [self._scores(function, [completion])[0] for completion in self.completions]
-        if alone != first:
-            self.notes.append(
-                "a score depends on the other completions of the call: which these are depends on timing"
-            )
+        note = "a score depends on the other completions of the call: which these are depends on timing"
+        if first != second:
+            note = "scores the same completions otherwise a second time: runs will not repeat exactly"
+        if not first == second == alone:
+            self.notes.append(note)
 
     def test_two_at_once(self) -> None:
         """Two calls at the same time, in two threads, give what one gives."""
