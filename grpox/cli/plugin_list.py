@@ -10,6 +10,7 @@ import os
 import traceback
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import zip_longest
 from types import CodeType
 
 from packaging.requirements import InvalidRequirement, Requirement
@@ -100,9 +101,10 @@ def _plugin_row(it: PluginRecord) -> Row:
     return Row(PLUGIN_KIND, it.entry_point, it.distribution, it.version, it.status, it.reason, summary, it)
 
 
-def as_json(listed: Iterable[Row]) -> str:
-    """A JSON list of objects with the fields of `Row`."""
-    return json.dumps([row.as_dict() for row in listed], indent=2)
+def as_json(listed: Iterable[Row], whys: Sequence[Why] = ()) -> str:
+    """A JSON list of objects with the fields of `Row`, and of `Why` where these are given."""
+    objects = zip_longest(listed, whys)
+    return json.dumps([row.as_dict() | (asdict(why) if why else {}) for row, why in objects], indent=2)
 
 
 def as_table(listed: Iterable[Row], narrow: bool = False) -> Table:
@@ -147,15 +149,10 @@ def explain(plugins: PluginSet, row: Row) -> Why:
     return Why("\n".join(part.why for part in told), "\n".join(part.remedy for part in told))
 
 
-def explained_as_json(explained: Iterable[tuple[Row, Why]]) -> str:
-    """As `as_json`, each object with ``why`` and ``remedy``."""
-    return json.dumps([row.as_dict() | asdict(why) for row, why in explained], indent=2)
-
-
-def explained_as_text(explained: Sequence[tuple[Row, Why]]) -> Group:
+def as_paragraphs(listed: Sequence[Row], whys: Sequence[Why]) -> Group:
     """A paragraph for each row that has something to explain, and how many have not."""
-    told = [(row, why) for row, why in explained if why.why]
-    others = len(explained) - len(told)
+    told = [(row, why) for row, why in zip(listed, whys, strict=True) if why.why]
+    others = len(listed) - len(told)
     last = Text(f"{others} {'other ' if told else ''}{'row is' if others == 1 else 'rows are'} ok", "dim")
     return Group(*(_paragraph(row, why) for row, why in told), last)
 

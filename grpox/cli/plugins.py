@@ -107,20 +107,17 @@ def list_components(
       grpox plugins list --why                what keeps each row from being ok
       grpox plugins list --json
     """
-    from grpox.cli import plugin_list
+    from grpox.cli.plugin_list import as_json, as_paragraphs, as_table, explain, rows
 
     plugins, console = discovered(), Console(emoji=False)
-    listed = plugin_list.rows(plugins, kind)
-    if why:
-        explained = [(row, plugin_list.explain(plugins, row)) for row in listed]
-        if json:
-            typer.echo(plugin_list.explained_as_json(explained))
-        else:
-            Console().print(plugin_list.explained_as_text(explained))
-    elif json:
-        typer.echo(plugin_list.as_json(listed))
+    listed = rows(plugins, kind)
+    whys = [explain(plugins, row) for row in listed] if why else []
+    if json:
+        typer.echo(as_json(listed, whys))
+    elif why:
+        Console().print(as_paragraphs(listed, whys))
     else:
-        console.print(plugin_list.as_table(listed, narrow=console.width < NARROW))
+        console.print(as_table(listed, narrow=console.width < NARROW))
         if failed := sum(row.status != "ok" for row in listed):
             told = f"grpox plugins list --why explains the {failed} not ok"
             console.print(told, style="dim", highlight=False)
