@@ -101,28 +101,27 @@ def load_offered(command: OfferedCommand) -> Any:
         raise ConfigError(Problem(f"{what}: {describe(error)}")) from error
 
 
-def conflict(command: OfferedCommand, offered: Sequence[OfferedCommand]) -> str:
-    """Say why a plugin's command cannot be called: grpox or another plugin has its name too; empty if it can.
+def conflict(command: OfferedCommand, offered: Sequence[OfferedCommand]) -> Problem | None:
+    """Say why a plugin's command cannot be called, and what to do: grpox or another plugin has its name too.
 
     Args:
         offered: the commands of all plugins.
     """
     name, owner = command.spec.name, command.origin
-    if any(spec.name == name for spec in CORE):
-        return f"grpox {__version__} has a command '{name}' itself, and that of {owner} is refused"
-    owners = [each.origin for each in offered if each.spec.name == name]
-    if len(owners) == 1:
-        return ""
-    if len(set(owners)) == 1:
-        return f"{owner} brings a command '{name}' more than once"
-    return f"{' and '.join(owners)} bring a command '{name}', and grpox does not choose between them"
-
-
-def conflict_remedy(command: OfferedCommand, offered: Sequence[OfferedCommand]) -> str:
-    """Say how to be rid of a conflict."""
-    others = {each.distribution for each in offered if each.spec.name == command.spec.name}
-    switch = " or ".join(f"{DISABLE_VARIABLE}={name}" for name in sorted(others - {"grpox"}))
-    return f"{switch}, or rename the command" if len(others) > 1 else "its author has to rename it"
+    same = [each for each in offered if each.spec.name == name]
+    owners = [each.origin for each in same]
+    others = {each.distribution for each in same}
+    if name in _HELP:
+        what = f"grpox {__version__} has a command '{name}' itself, and that of {owner} is refused"
+    elif len(owners) == 1:
+        return None
+    elif len(set(owners)) == 1:
+        what = f"{owner} brings a command '{name}' more than once"
+    else:
+        what = f"{' and '.join(owners)} bring a command '{name}', and grpox does not choose between them"
+    switch = " or ".join(f"{DISABLE_VARIABLE}={other}" for other in sorted(others - {"grpox"}))
+    remedy = f"{switch}, or rename the command" if len(others) > 1 else "its author has to rename it"
+    return Problem(what, allowed=remedy)
 
 
 class Commands(TyperGroup):
@@ -179,8 +178,8 @@ class Commands(TyperGroup):
         offered = self._plugins.commands
         for each in offered:
             if each.spec.name == name:
-                if told := conflict(each, offered):
-                    raise ConfigError(Problem(told, allowed=conflict_remedy(each, offered)))
+                if problem := conflict(each, offered):
+                    raise ConfigError(problem)
                 self.commands[name] = load_offered(each)
         if name not in self.commands:
             self._tell_what_is_missing()
@@ -191,11 +190,10 @@ class Commands(TyperGroup):
         for record in plugins.records:
             if record.status == "broken":
                 warn(f"{record} is broken, and its commands are not here: {record.reason}")
-        told = [(conflict(each, plugins.commands), each) for each in plugins.commands]
+        problems = filter(None, (conflict(each, plugins.commands) for each in plugins.commands))
         # Two that hold one name are told in the same words.
-        for text, each in dict(told).items():
-            if text:
-                warn(f"{text}: {conflict_remedy(each, plugins.commands)}")
+        for text in dict.fromkeys(f"{problem.what}: {problem.allowed}" for problem in problems):
+            warn(text)
 
 
 app = typer.Typer(cls=Commands, add_completion=False, pretty_exceptions_enable=False)

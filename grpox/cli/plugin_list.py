@@ -20,7 +20,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from grpox.cli.app import conflict, conflict_remedy
+from grpox.cli.app import conflict
 from grpox.errors import ConfigError, Problem, nearest
 from grpox.plugins.discovery import DISABLE_VARIABLE, Offer, OfferedCommand, PluginRecord, PluginSet
 from grpox.plugins.hookspecs import KINDS
@@ -90,7 +90,7 @@ def _component_row(offer: Offer, plugins: PluginSet) -> Row:
 def _command_row(command: OfferedCommand, plugins: PluginSet) -> Row:
     taken, lacks, spec = conflict(command, plugins.commands), command.lacks, command.spec
     status = "conflict" if taken else "unavailable" if lacks else "ok"
-    reason = taken or lacks
+    reason = taken.what if taken else lacks
     return Row(
         COMMAND_KIND, spec.name, command.distribution, command.version, status, reason, spec.help, command
     )
@@ -199,7 +199,7 @@ def _of_offer(offer: Offer) -> Why:
 
 def _of_command(plugins: PluginSet, command: OfferedCommand) -> Why:
     if taken := conflict(command, plugins.commands):
-        return Why(f"{taken}.", conflict_remedy(command, plugins.commands))
+        return Why(f"{taken.what}.", taken.allowed)
     return _of_requirements(command, command.lacks) if command.lacks else Why()
 
 

@@ -72,11 +72,12 @@ def step_gradient(
     if entropy_coef > 0 or top_entropy_quantile < 1:
         needed.append("entropy")
     inputs = _all_inputs(micro_batches, needed, top_entropy_quantile)
-    built = [registry().build(bind(*each)) for each in (("loss", loss), ("correction", correction))]
-    step_loss = StepLoss(*built, beta, kl, entropy_coef, off_policy_mask_threshold)
+    built, corrects = (registry().build(bind(*each)) for each in (("loss", loss), ("correction", correction)))
+    step_loss = StepLoss(built, corrects, beta, kl, entropy_coef, off_policy_mask_threshold)
     # Each rank counts its own and the counts are added, as the all-reduce of a run does.
     counts = [count_masks(i.token_mask for i in inputs[rank::world_size]) for rank in range(world_size)]
-    totals = StepTotals(*map(sum, zip(*counts, strict=True)), max_completion_length)
+    tokens, sequences, number = (sum(column) for column in zip(*counts, strict=True))
+    totals = StepTotals(tokens, sequences, number, max_completion_length)
     total = torch.stack([step_loss.micro_batch(each, totals).loss for each in inputs]).sum()
     gradients = torch.autograd.grad(total, [each.logprobs for each in inputs])
     return total.detach(), list(gradients)

@@ -6,8 +6,8 @@ Both come from its config.json alone, or from the model that transformers builds
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,9 @@ from grpox.errors import ConfigError, Problem, describe
 
 DENSE = ("llama", "mistral", "qwen2", "qwen3")
 """Values of model_type whose weights are counted here; of others transformers builds the model without data."""
+
+SIZES = ("hidden_size", "num_attention_heads", "num_hidden_layers", "vocab_size")
+"""What every configuration has to tell."""
 
 
 @dataclass(frozen=True)
@@ -90,29 +93,33 @@ def shape_of(config: Mapping[str, Any]) -> ModelShape | None:
     """The shape that a config.json tells; None where its kind of model is not known, or a size is missing."""
     if config.get("model_type") not in DENSE or config.get("quantization_config"):
         return None
-    try:
-        hidden, heads = int(config["hidden_size"]), int(config["num_attention_heads"])
-        intermediate, layers = int(config["intermediate_size"]), int(config["num_hidden_layers"])
-        vocabulary = int(config["vocab_size"])
-        head_dim = int(config.get("head_dim") or hidden // heads)
-        keys = int(config.get("num_key_value_heads") or heads) * head_dim
-    except (KeyError, TypeError, ValueError):
+    if not all(isinstance(config.get(name), int) for name in (*SIZES, "intermediate_size")):
         return None
-    queries = heads * head_dim
+    one = _widths(config.get)
+    hidden, intermediate, queries, keys = one.hidden, one.intermediate, one.queries, one.keys
     sizes = {"q": (hidden, queries), "k": (hidden, keys), "v": (hidden, keys), "o": (queries, hidden)}
     sizes |= {"gate": (hidden, intermediate), "up": (hidden, intermediate), "down": (intermediate, hidden)}
     linears = tuple(Linear(f"{name}_proj", *size) for name, size in sizes.items())
+    head_dim = queries // config["num_attention_heads"]
     layer = [*(one.inputs * one.outputs for one in linears), hidden, hidden, *_small(config, linears, head_dim)]
-    heads_weights = [vocabulary * hidden] * (1 if config.get("tie_word_embeddings") else 2)
+    heads = [one.head] * (1 if config.get("tie_word_embeddings") else 2)
+    return replace(one, weights=(*heads, *layer * one.layers, hidden), linears=linears * one.layers)
+
+
+def _widths(size_of: Callable[[str], Any]) -> ModelShape:
+    """A shape without weights, of the sizes that a configuration has by their names."""
+    hidden, heads = size_of("hidden_size"), size_of("num_attention_heads")
+    head_dim = size_of("head_dim") or hidden // heads
     return ModelShape(
-        weights=(*heads_weights, *layer * layers, hidden),
-        linears=linears * layers,
+        weights=(),
+        linears=(),
         hidden=hidden,
-        intermediate=intermediate,
-        layers=layers,
-        queries=queries,
-        keys=keys,
-        vocabulary=vocabulary,
+        # Families without gated layers call it otherwise or leave it out: four times the width is their custom.
+        intermediate=size_of("intermediate_size") or size_of("n_inner") or 4 * hidden,
+        layers=size_of("num_hidden_layers"),
+        queries=heads * head_dim,
+        keys=(size_of("num_key_value_heads") or heads) * head_dim,
+        vocabulary=size_of("vocab_size"),
     )
 
 
@@ -151,31 +158,16 @@ def built_shape(config: ModelConfig) -> ModelShape:
         what = f"no model can be built of its configuration: {describe(error)}"
         raise ConfigError(Problem(what, "model.path", given=config.path)) from error
     text, head = loaded.get_text_config(), model.get_output_embeddings()
-    hidden, heads, layers, vocabulary = (
-        _size(text, config, name)
-        for name in ("hidden_size", "num_attention_heads", "num_hidden_layers", "vocab_size")
-    )
-    head_dim = getattr(text, "head_dim", None) or hidden // heads
-    return ModelShape(
+    for name in SIZES:
+        if not isinstance(getattr(text, name, None), int):
+            what = f"its config.json tells no {name}, without which its activations cannot be told"
+            raise ConfigError(Problem(what, "model.path", given=str(Path(config.path))))
+    return replace(
+        _widths(lambda name: getattr(text, name, None)),
         weights=tuple(weight.numel() for weight in model.parameters()),
         linears=tuple(
             Linear(name.rpartition(".")[2], module.in_features, module.out_features)
             for name, module in model.named_modules()
             if isinstance(module, torch.nn.Linear) and module is not head
         ),
-        hidden=hidden,
-        # Families without gated layers call it otherwise or leave it out: four times the width is their custom.
-        intermediate=getattr(text, "intermediate_size", None) or getattr(text, "n_inner", None) or 4 * hidden,
-        layers=layers,
-        queries=heads * head_dim,
-        keys=(getattr(text, "num_key_value_heads", None) or heads) * head_dim,
-        vocabulary=vocabulary,
     )
-
-
-def _size(text: Any, config: ModelConfig, name: str) -> int:
-    size = getattr(text, name, None)
-    if isinstance(size, int):
-        return size
-    what = f"its config.json tells no {name}, without which its activations cannot be told"
-    raise ConfigError(Problem(what, "model.path", given=str(Path(config.path))))
