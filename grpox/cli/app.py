@@ -47,6 +47,7 @@ _TARGETS = {
     "eval": "eval:evaluate",
     "export": "artifacts:export",
     "report": "artifacts:report",
+    "schema": "validate:schema",
     "plugins": "plugins:app",
     "recipes": "recipes:app",
 }

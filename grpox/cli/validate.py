@@ -1,18 +1,21 @@
-"""`grpox validate`: checks a run file, and lists what the run is made of."""
+"""`grpox validate`, which lists what a run is made of, and `grpox schema`: what run files may say."""
 
 from __future__ import annotations
 
 import json
 
+import typer
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from grpox.cli.arguments import NARROW, Overrides, Ranks, Run, load_named_run
+from grpox.cli.arguments import NARROW, Overrides, Ranks, Run, discovered, load_named_run
 from grpox.errors.formatting import counted
 from grpox.errors.redaction import redacted
 from grpox.plugins.component import BoundComponent
+from grpox.plugins.registry import Registry
 from grpox.runfile.load import ResolvedRun
+from grpox.runfile.schema import run_schema
 
 
 def validate(run: Run, overrides: Overrides = None, world_size: Ranks = None) -> None:
@@ -62,3 +65,16 @@ def _parameters(bound: BoundComponent) -> str:
 def _value(value: object) -> str:
     """As a run file may have it: ``null`` and ``true`` rather than Python's words for them."""
     return value if isinstance(value, str) and value else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def schema() -> None:
+    """Print the run file's JSON schema, the parameters of every installed component included.
+
+    \b
+    An editor that knows it completes and checks run files as you type.
+    With the YAML language server, write the schema to a file:
+      grpox schema > grpox.schema.json
+    and name that file in the first line of run.yaml:
+      # yaml-language-server: $schema=grpox.schema.json
+    """
+    typer.echo(json.dumps(run_schema(Registry(discovered())), indent=2))
