@@ -198,11 +198,8 @@ def _ranks(world_size: int, most: int) -> list[int | None]:
 def _summary(schedule: Schedule, train: TrainConfig, num_prompts: int | None) -> Table:
     plan, sampler = schedule.plan, schedule.sampler
     per_device, ranks = plan.per_device_train_batch_size, plan.world_size
-    size, prompts, accumulation = (
-        plan.generation_batch_size,
-        plan.prompts_per_generation,
-        plan.gradient_accumulation_steps,
-    )
+    size, prompts = plan.generation_batch_size, plan.prompts_per_generation
+    accumulation = plan.gradient_accumulation_steps
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(overflow="fold")
     table.add_column(justify="right", style="bold", overflow="fold")
@@ -249,9 +246,8 @@ def memory_report(setting: Setting, prompt_assumed: bool) -> RenderableType:
         prompt_assumed: whether nobody said how long prompts are.
     """
     parts = parts_of(setting)
-    return Group(
-        _parts_table(setting, parts), Text(), _phases_table(parts), Text(), *_notes(setting, prompt_assumed)
-    )
+    tables = (_parts_table(setting, parts), Text(), _phases_table(parts), Text())
+    return Group(*tables, *_notes(setting, prompt_assumed))
 
 
 def _parts_table(setting: Setting, parts: Sequence[Part]) -> Table:
@@ -291,12 +287,11 @@ def _notes(setting: Setting, prompt_assumed: bool) -> Iterator[Text]:
     yield Text(f"Without GPUs, all in the host's memory: {amount(without.size)} a rank, while: {without.phase}")
     yield Text("The host's figures are for each rank: a machine needs them as many times as it has ranks.")
     whole = size_in(parts_of(replace(setting, gpu=True)), LOAD, on_host=False)
-    told = (
-        f"Every rank's GPU holds the whole model while it loads, {amount(whole)}, however many ranks there are"
-    )
     common = ", ".join(str(size) for size in COMMON if whole > size * 2**30)
     yield Text(
-        f"{told}." if not common else f"{told}: it does not fit one of {common} GiB.", "bold" if common else ""
+        f"Every rank's GPU holds the whole model while it loads, {amount(whole)}, however many ranks there are"
+        + (f": it does not fit one of {common} GiB." if common else "."),
+        "bold" if common else "",
     )
     tokens = f"{setting.prompt} tokens" + (", assumed: say it by --prompt-tokens" if prompt_assumed else "")
     yield Text(f"Prompts: {tokens}; completions: {setting.completion}, sequences not sharing their prompts.")

@@ -7,9 +7,8 @@ with Test; `grpox.testing.runner` runs them for ``grpox plugins check``.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from pydantic import ValidationError
 
@@ -44,8 +43,7 @@ def require(holds: bool, what: str, example: object = "", advice: str = "") -> N
         raise Violation(what, str(example), advice)
 
 
-@dataclass(frozen=True)
-class Check:
+class Check(NamedTuple):
     """One method of a suite."""
 
     name: str
