@@ -1,7 +1,7 @@
 """The command line: a module for each command, and those that print what it found.
 
-`commands` lists the commands, `app` imports the one that is called, `errors` prints what a failing one tells
-and sets the exit code, `leaving` ends the process. Importing this package imports next to nothing, so that
+`app` lists the commands and imports the one that is called, `errors` prints what a failing one tells,
+sets the exit code and ends the process. Importing this package imports next to nothing, so that
 Ctrl-C is quiet from the start.
 """
 
@@ -19,7 +19,7 @@ def script() -> None:
     try:
         main()
     except SystemExit as end:
-        from grpox.cli.leaving import leave
+        from grpox.cli.errors import leave
 
         leave(end.code if isinstance(end.code, int) else 0)
 

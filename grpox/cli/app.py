@@ -1,18 +1,128 @@
-"""The command line itself: it finds the command that is called, and imports that one alone."""
+"""The command line itself: grpox's commands and those of plugins, each imported when it is called."""
 
 from __future__ import annotations
 
+import pkgutil
+from collections.abc import Sequence
+from functools import cached_property
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
+from typer.main import get_command, get_group
 
 from grpox import __version__
-from grpox.cli.commands import CORE, PANEL, conflict, conflict_remedy, load, load_offered, summary
-from grpox.cli.errors import PastTyper
-from grpox.cli.train import Traceback
-from grpox.errors import ConfigError, Problem
-from grpox.plugins.discovery import PluginSet
+from grpox.cli.arguments import discovered, warn
+from grpox.cli.errors import PastTyper, Traceback
+from grpox.errors import ConfigError, GrpoxError, Problem, describe
+from grpox.plugins.discovery import DISABLE_VARIABLE, OfferedCommand, PluginSet
+from grpox.plugins.hookspecs import CommandSpec
+from grpox.runtime.signals import raise_if_signal
+
+_HELP = {
+    "train": "Train: check the run file, then sample, score and update until it is done.",
+    "validate": (
+        "Check a run file: keys, types, plugins, files and batch sizes. Loads no model, takes under a second."
+    ),
+    "plan": "Draw how batches flow: which prompts each rank trains on, and when an optimizer step is taken.",
+    "eval": "Evaluate a model on the held-out prompts of a run file, without training.",
+    "export": (
+        "Make a model of a checkpoint: a plain Hugging Face folder with the weights as they were trained."
+    ),
+    "import-trl": "Make a run file of a set-up for TRL's GRPOTrainer. The script is parsed, never run.",
+    "report": "Make a run's report again: curves, completions, config and versions on one HTML page.",
+    "replay": "Compute a step again whose loss or gradient was not finite, and show where it begins.",
+    "sweep": (
+        "Train a grid of runs: every combination of the values given, each in a process and folder of its own."
+    ),
+    "doctor": "Look at the environment: versions, what fits together, devices, launchers, generators.",
+    "schema": "Print the run file's JSON schema, the parameters of every installed component included.",
+    "plugins": (
+        "What is installed: components, their parameters, plugins that did not load; and checks of them."
+    ),
+    "recipes": "Bundled run files: list them, or copy one to start from.",
+}
+"""Name -> the first line of the command's own help."""
+_TARGETS = {
+    "eval": "eval:evaluate",
+    "export": "artifacts:export",
+    "report": "artifacts:report",
+    "schema": "validate:schema",
+    "plugins": "plugins:app",
+    "recipes": "recipes:app",
+}
+"""Module and function, where these are not called as the command is."""
+CORE = tuple(
+    CommandSpec(name, "grpox.cli." + _TARGETS.get(name, "{0}:{0}".format(name.replace("-", "_"))), text)
+    for name, text in _HELP.items()
+)
+"""In the order of ``grpox --help``."""
+
+PANEL = "Commands of plugins"
+
+
+def summary(spec: CommandSpec, panel: str | None = None) -> TyperCommand:
+    """Stand for a command in a list: its name and help, which take no import."""
+    return TyperCommand(spec.name, help=spec.help, rich_help_panel=panel)
+
+
+def load(spec: CommandSpec) -> Any:
+    """Import a command and build it: typer's, and with the name that its spec gives."""
+    target = pkgutil.resolve_name(spec.target)
+    if isinstance(target, typer.Typer):
+        group = get_group(target)
+        group.name = spec.name
+        return group
+    alone = typer.Typer(add_completion=False)
+    alone.command(spec.name)(target)
+    return get_command(alone)
+
+
+def load_offered(command: OfferedCommand) -> Any:
+    """Import a plugin's command. Where a requirement of it is not met, it shows its help and refuses to run.
+
+    Raises:
+        ConfigError: it cannot be imported, which is the plugin's fault.
+    """
+    name, lacks = command.spec.name, command.lacks
+
+    def refuse(*_: object) -> None:
+        raise ConfigError(Problem(f"grpox {name} {lacks}"))
+
+    try:
+        loaded = load(command.spec)
+        if lacks:
+            loaded.invoke = refuse
+        return loaded
+    except GrpoxError:
+        raise
+    except BaseException as error:
+        raise_if_signal(error)
+        what = f"the command '{name}' of {command.origin} cannot be loaded"
+        raise ConfigError(Problem(f"{what}: {describe(error)}")) from error
+
+
+def conflict(command: OfferedCommand, offered: Sequence[OfferedCommand]) -> Problem | None:
+    """Say why a plugin's command cannot be called, and what to do: grpox or another plugin has its name too.
+
+    Args:
+        offered: the commands of all plugins.
+    """
+    name, owner = command.spec.name, command.origin
+    same = [each for each in offered if each.spec.name == name]
+    owners = [each.origin for each in same]
+    others = {each.distribution for each in same}
+    if name in _HELP:
+        what = f"grpox {__version__} has a command '{name}' itself, and that of {owner} is refused"
+    elif len(owners) == 1:
+        return None
+    elif len(set(owners)) == 1:
+        what = f"{owner} brings a command '{name}' more than once"
+    else:
+        what = f"{' and '.join(owners)} bring a command '{name}', and grpox does not choose between them"
+    switch = " or ".join(f"{DISABLE_VARIABLE}={other}" for other in sorted(others - {"grpox"}))
+    remedy = f"{switch}, or rename the command" if len(others) > 1 else "its author has to rename it"
+    return Problem(what, allowed=remedy)
 
 
 class Commands(TyperGroup):
@@ -25,7 +135,6 @@ class Commands(TyperGroup):
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
         self._core = {spec.name: spec for spec in CORE}
-        self._plugins: PluginSet | None = None
         self.commands = {name: summary(spec) for name, spec in self._core.items()}
 
     def list_commands(self, ctx: Any) -> list[str]:
@@ -39,20 +148,14 @@ class Commands(TyperGroup):
         Raises:
             ConfigError: it is a plugin's, and its name another's too, or it cannot be loaded.
         """
-        if args[0] in self._core:
-            self.commands[args[0]] = load(self._core[args[0]])
-        else:
-            self._load_of_plugin(args[0])
+        self._import(args[0])
         return super().resolve_command(ctx, args)
 
     def load_all(self) -> None:
         """Import every command, for the reference of commands."""
-        self._look_for_plugins()
+        assert self._plugins  # which lists their commands
         for name in list(self.commands):
-            if name in self._core:
-                self.commands[name] = load(self._core[name])
-            else:
-                self._load_of_plugin(name)
+            self._import(name)
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command that is called."""
@@ -61,39 +164,37 @@ class Commands(TyperGroup):
         except (KeyboardInterrupt, EOFError, OSError) as error:
             raise PastTyper(error) from error
 
-    def _look_for_plugins(self) -> PluginSet:
-        """Find what plugins bring, once."""
-        if self._plugins is None:
-            from grpox.cli.discovery import discovered
+    @cached_property
+    def _plugins(self) -> PluginSet:
+        """All that plugins bring, whose commands are then listed."""
+        plugins = discovered()
+        for each in plugins.commands:
+            self.commands.setdefault(each.spec.name, summary(each.spec, PANEL))
+        return plugins
 
-            self._plugins = discovered()
-            for each in self._plugins.commands:
-                self.commands.setdefault(each.spec.name, summary(each.spec, PANEL))
-        return self._plugins
-
-    def _load_of_plugin(self, name: str) -> None:
-        offered = self._look_for_plugins().commands
+    def _import(self, name: str) -> None:
+        if name in self._core:
+            self.commands[name] = load(self._core[name])
+            return
+        offered = self._plugins.commands
         for each in offered:
             if each.spec.name == name:
-                if told := conflict(each, offered):
-                    raise ConfigError(Problem(told, allowed=conflict_remedy(each, offered)))
+                if problem := conflict(each, offered):
+                    raise ConfigError(problem)
                 self.commands[name] = load_offered(each)
         if name not in self.commands:
             self._tell_what_is_missing()
 
     def _tell_what_is_missing(self) -> None:
         """Tell which commands are refused, and which plugins are broken and might have brought one."""
-        from grpox.cli.discovery import warn
-
-        plugins = self._look_for_plugins()
+        plugins = self._plugins
         for record in plugins.records:
             if record.status == "broken":
                 warn(f"{record} is broken, and its commands are not here: {record.reason}")
-        told = [(conflict(each, plugins.commands), each) for each in plugins.commands]
+        problems = filter(None, (conflict(each, plugins.commands) for each in plugins.commands))
         # Two that hold one name are told in the same words.
-        for text, each in dict(told).items():
-            if text:
-                warn(f"{text}: {conflict_remedy(each, plugins.commands)}")
+        for text in dict.fromkeys(f"{problem.what}: {problem.allowed}" for problem in problems):
+            warn(text)
 
 
 app = typer.Typer(cls=Commands, add_completion=False, pretty_exceptions_enable=False)

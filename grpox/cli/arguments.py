@@ -1,13 +1,23 @@
-"""Arguments that several commands take, and the run that they name."""
+"""Arguments and options that several commands take, the run that they name, and the installed plugins."""
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from grpox.errors.redaction import redact
+from grpox.plugins.discovery import PluginSet, discover
+from grpox.runtime import launch
+from grpox.runtime.logs import FILE_VARIABLE, LEVEL_VARIABLE, LEVELS, show_logs
+
 if TYPE_CHECKING:
     from grpox.runfile.load import ResolvedRun
+
+NARROW = 100
+"""Columns of a terminal below which cells of a table are written below one another."""
 
 RUN_HELP = "A run file (YAML), or the name of a recipe: grpox recipes list."
 Run = Annotated[str, typer.Argument(metavar="RUN", help=RUN_HELP)]
@@ -22,13 +32,57 @@ Ranks = Annotated[
     int | None,
     typer.Option("--world-size", min=1, metavar="P", help="Ranks to check for.", show_default="this launch's"),
 ]
+LogLevel = Annotated[
+    str,
+    typer.Option(
+        "--log-level",
+        metavar="LEVEL",
+        envvar=LEVEL_VARIABLE,
+        show_envvar=False,
+        help=f"Least level of messages: {', '.join(LEVELS)}.",
+    ),
+]
+LogFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--log-file",
+        metavar="FILE",
+        envvar=FILE_VARIABLE,
+        show_envvar=False,
+        help="Write messages there too; ranks above 0 beside it.",
+    ),
+]
+
+
+def follow_log_options(level: str, file: Path | None = None) -> None:
+    """Show and write records as the options say, in this process and in those that it starts."""
+    show_logs(level, file)
+    os.environ[LEVEL_VARIABLE] = level
 
 
 def load_named_run(run: str, overrides: list[str] | None, world_size: int | None = None) -> ResolvedRun:
     """Check the run that a command line names, and tell what plugin discovery warns of."""
-    from grpox.cli.discovery import tell_warnings
     from grpox.runfile.load import load_run
 
     resolved = load_run(run, overrides or (), world_size)
     tell_warnings(resolved.registry.plugins)
     return resolved
+
+
+def discovered() -> PluginSet:
+    """The installed plugins, their warnings told."""
+    plugins = discover()
+    tell_warnings(plugins)
+    return plugins
+
+
+def tell_warnings(plugins: PluginSet) -> None:
+    """Print what a user asked of plugin discovery that could not be done."""
+    for warning in plugins.warnings:
+        warn(warning)
+
+
+def warn(text: str) -> None:
+    """Print a warning on standard error; of several ranks, the first one does."""
+    if launch.rank_told() == 0:
+        typer.secho(redact(f"warning: {text}"), fg=typer.colors.YELLOW, err=True)

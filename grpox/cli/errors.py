@@ -1,13 +1,16 @@
-"""How a command ends: what it prints on standard error, and its exit code."""
+"""How a command and its process end: what it prints on standard error, and its exit code."""
 
 from __future__ import annotations
 
+import atexit
 import os
 import select
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
+from typing import Annotated
 
 import typer
 
@@ -31,6 +34,9 @@ from grpox.runtime.signals import exit_code, install_handlers
 logger = get_logger(__name__)
 OUTPUT_CLOSED = 128 + signal.SIGPIPE
 TRACEBACK = "--traceback"
+Traceback = Annotated[
+    bool, typer.Option(TRACEBACK, help="Show where an error was raised; every command takes it.")
+]
 SECONDS_FOR_RANK_0 = 5.0
 MOST_TOLD = 50
 """Problems that are told at a time."""
@@ -79,6 +85,22 @@ def flush_output() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+def leave(code: int) -> None:
+    """End this process; where no process group was made, by an ordinary SystemExit.
+
+    DeepSpeed keeps process groups alive past their destruction, and with them the native threads of gloo. One
+    that releases a Python object while the interpreter is being finalized can abort the process ("terminate
+    called without an active exception"), after a run that went well. So what Python does first at its end is
+    done here, waiting for threads and calling the exit functions; the finalization itself is left out.
+    """
+    if "grpox.runtime.world" not in sys.modules:
+        sys.exit(code)
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    flush_output()
+    os._exit(code)
+
+
 def _code_of(error: BaseException, with_traceback: bool) -> int:
     """The exit code that `error` means; what the user should know of it is told."""
     if isinstance(error, KeyboardInterrupt):
@@ -105,29 +127,21 @@ def _tell(error: BaseException, with_traceback: bool) -> int:
     rank = launch.rank_told()
     if isinstance(error, ConfigError):
         # Every rank finds the same problems, and rank 0 tells them; one that still lives then found its own,
-        # such as a plugin that this machine lacks.
+        # such as a plugin that this machine lacks. A launcher ends all ranks as soon as one has ended.
         if rank != 0:
-            _wait_for_rank_0()
-        for problem in error.problems[:MOST_TOLD]:
-            _print(str(problem), rank)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            time.sleep(SECONDS_FOR_RANK_0)
+        texts = [str(problem) for problem in error.problems[:MOST_TOLD]]
         if error.problems[MOST_TOLD:]:
-            _print(f"and at least {len(error.problems) - MOST_TOLD} more", rank)
+            texts.append(f"and at least {len(error.problems) - MOST_TOLD} more")
     elif isinstance(error, GrpoxError):
-        _print(str(error), rank)
+        texts = [str(error)]
     else:
         hint = "" if with_traceback else f"\n    use {TRACEBACK} to see where"
-        _print(plain(describe(error), TEXT) + hint, rank)
+        texts = [plain(describe(error), TEXT) + hint]
+    for text in texts:
+        told = redact(shorten(text, TRACE))
+        typer.secho("error:", fg=typer.colors.RED, bold=True, err=True, nl=False)
+        typer.echo(f" {f'[rank {rank}] ' if rank else ''}{told}", err=True)
+        logger.error("%s", told, extra=DISPLAYED)
     return error.exit_code if isinstance(error, GrpoxError) else 1
-
-
-def _wait_for_rank_0() -> None:
-    """A launcher ends all ranks as soon as one has ended: give rank 0 the time to tell the problems."""
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    time.sleep(SECONDS_FOR_RANK_0)
-
-
-def _print(text: str, rank: int = 0) -> None:
-    told = redact(shorten(text, TRACE))
-    typer.secho("error:", fg=typer.colors.RED, bold=True, err=True, nl=False)
-    typer.echo(f" {f'[rank {rank}] ' if rank else ''}{told}", err=True)
-    logger.error("%s", told, extra=DISPLAYED)

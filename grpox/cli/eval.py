@@ -5,18 +5,25 @@ from __future__ import annotations
 import json
 import math
 import os
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
 
-from grpox.cli.log_options import LogFile, LogLevel, follow_log_options
+from grpox.cli.arguments import LogFile, LogLevel, follow_log_options, tell_warnings
 from grpox.errors import ConfigError, Problem, RunFailed
+from grpox.errors.formatting import counted, duration
+from grpox.errors.redaction import redacted
+from grpox.runtime import launch
+from grpox.runtime.files import unwritten, write_whole
 
 if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
-
     from grpox.runfile.load import ResolvedRun
     from grpox.training.evaluate_model import Evaluated
 
@@ -66,9 +73,6 @@ def evaluate(
           evaluation.num_generations=8 'evaluation.pass_at_k=[1, 4, 8]'
       torchrun --nproc-per-node 2 -m grpox eval my-model run.yaml
     """
-    from rich.console import Console
-
-    from grpox.cli.discovery import tell_warnings
     from grpox.training.load_evaluation import load_evaluation
     from grpox.training.model_argument import named_model
 
@@ -85,19 +89,17 @@ def evaluate(
     console.print(_table(found.metrics))
     console.print(_about(run, found, seconds), markup=False, highlight=False, soft_wrap=True)
     if completions is not None:
-        _write_completions(completions, found)
+        from grpox.observing.completions import write_completions
+
+        _write("completions", completions, lambda: write_completions(completions, 0, found.completions))
     if out is not None:
-        _write(out, _figures(model, run, found, seconds))
+        figures = _figures(model, run, found, seconds)
+        text = json.dumps(figures, indent=2, ensure_ascii=False, allow_nan=False)
+        _write("figures", out, lambda: write_whole(out, f"{text}\n"))
 
 
 def _evaluated(run: ResolvedRun, checkpoint: Path | None, console: Console) -> tuple[Evaluated, float]:
     """The evaluation and its seconds, with a bar where somebody watches."""
-    import time
-
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    from grpox.runtime import launch
-
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     shows = console.is_terminal and launch.rank() == 0
     with Progress(*columns, console=console, transient=True, disable=not shows) as bar:
@@ -129,9 +131,6 @@ def _check_file(option: str, path: Path | None) -> None:
 
 
 def _table(metrics: dict[str, float]) -> Table:
-    from rich.table import Table
-    from rich.text import Text
-
     table = Table(title="evaluation", title_justify="left", show_header=False)
     table.add_column(overflow="fold")
     table.add_column(justify="right", no_wrap=True)
@@ -141,8 +140,6 @@ def _table(metrics: dict[str, float]) -> Table:
 
 
 def _about(run: ResolvedRun, found: Evaluated, seconds: float) -> str:
-    from grpox.errors.formatting import counted, duration
-
     samples = len(found.completions) // found.prompts
     each = f", {samples} completions of each" if samples > 1 else ""
     ranks = counted(found.ranks, "rank")
@@ -154,7 +151,6 @@ def _about(run: ResolvedRun, found: Evaluated, seconds: float) -> str:
 def _figures(model: str, run: ResolvedRun, found: Evaluated, seconds: float) -> dict[str, Any]:
     """What ``--out`` holds."""
     from grpox.config.evaluation_settings import labels_of_evaluation, sampling_of
-    from grpox.errors.redaction import redacted
     from grpox.observing.provenance import git_commit, versions
 
     config = run.config
@@ -181,22 +177,9 @@ def _figures(model: str, run: ResolvedRun, found: Evaluated, seconds: float) -> 
     }
 
 
-def _write(path: Path, figures: dict[str, Any]) -> None:
-    from grpox.runtime.files import unwritten, write_whole
-
+def _write(what: str, path: Path, write: Callable[[], object]) -> None:
     try:
-        write_whole(path, json.dumps(figures, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+        write()
     except OSError as error:
         raise RunFailed(unwritten(error, path)) from error
-    typer.echo(f"figures: {path}")
-
-
-def _write_completions(path: Path, found: Evaluated) -> None:
-    from grpox.observing.completions import write_completions
-    from grpox.runtime.files import unwritten
-
-    try:
-        write_completions(path, 0, found.completions)
-    except OSError as error:
-        raise RunFailed(unwritten(error, path)) from error
-    typer.echo(f"completions: {path}")
+    typer.echo(f"{what}: {path}")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from grpox.cli.plugins import NARROW
+from grpox.cli.arguments import NARROW
 from grpox.errors import ConfigError, Problem, plain
 
 if TYPE_CHECKING:

@@ -1,12 +1,66 @@
-"""`grpox plan`: how batches flow, or how much memory a rank takes."""
+"""`grpox plan`: how batches flow, micro-batch by micro-batch, or how much memory a rank takes."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import groupby, takewhile
+from typing import Annotated, NamedTuple
 
 import typer
+from rich.console import Console, Group, RenderableType
+from rich.measure import Measurement
+from rich.table import Table
+from rich.text import Text
 
 from grpox.cli.arguments import Overrides, Ranks, Run, load_named_run
+from grpox.config import TrainConfig
+from grpox.data.schedule import BatchPlan, MicroBatchPlan, PromptSampler, Schedule
+from grpox.errors.formatting import amount, counted
+from grpox.policy.memory_plan.formula import LOAD, PHASES, Part, Setting, parts_of, peak_of, size_in
+
+ROOM = 1000
+"""Columns beyond any terminal's."""
+MOST_MICRO_BATCHES = 500
+"""After so many the step that is drawn is the last one."""
+MOST_ROWS = 12
+"""Rows of a rank's micro-batch that are written one by one; more are written ``0*16 1*16``."""
+MOST_RUNS = 4
+"""Prompts that are written in that form; of more, the first ones and the last."""
+
+
+class _Form(NamedTuple):
+    """How the table is written: its headings, and how much stands in its cells."""
+
+    generation: str
+    iteration: str
+    micro_batch: str
+    optimizer: str
+    generate: str
+    step: str
+    most_ranks: int
+    """Ranks that are drawn; of more, the first ones and the last."""
+
+
+_FULL = _Form("generation", "iteration", "micro-batch", "optimizer", "{}: generate", "step {}", 4)
+_NARROW = _Form("gen.", "iter.", "micro-\nbatch", "step", "{}", "{}", 2)
+
+
+PHASE_WORDS = {
+    "load": "loading and sharding the model",
+    "generate": "sampling",
+    "update": "forward and backward",
+    "reduce": "summing gradients over the ranks",
+    "step": "the optimizer's step",
+}
+COMMON = (16, 24, 40, 48, 80, 141, 180)
+"""GiB of memory that GPUs have, about."""
+NOT_COUNTED = (
+    "Python and its libraries: 0.5 to 1 GiB of the host for each rank",
+    "on a GPU: CUDA's context, cuBLAS and NCCL, 1 to 2 GiB",
+    "fragmentation: what the allocator holds and cannot give; 5 to 10 % are usual, more with changing lengths",
+    "reward models, rewards' own processes, the data set, and files that the host caches",
+)
 
 
 def plan(
@@ -41,13 +95,8 @@ def plan(
       grpox plan run.yaml train.gradient_accumulation_steps=4
       grpox plan run.yaml --memory --world-size 32
     """
-    from rich.console import Console
-
-    from grpox.cli.plan_report import plan_report
-
     resolved, console = load_named_run(run, overrides, world_size), Console()
     if memory:
-        from grpox.cli.memory_report import memory_report
         from grpox.policy.memory_plan.of_run import run_setting
 
         setting = run_setting(resolved, gpu=True, prompt_tokens=prompt_tokens)
@@ -56,3 +105,202 @@ def plan(
         return
     train = resolved.config.train
     console.print(plan_report(train, resolved.plan, resolved.num_prompts, generations, console))
+
+
+def plan_report(
+    train: TrainConfig, plan: BatchPlan, num_prompts: int | None, generations: int, console: Console
+) -> RenderableType:
+    """The table of the first `generations` generation batches, and the numbers of the whole run.
+
+    Args:
+        num_prompts: of the training data; None when unknown.
+        console: where it is to be shown; where the table does not fit, a narrower one is drawn.
+    """
+    drawn = generations * plan.prompts_per_generation if num_prompts is None else num_prompts
+    # Numbered in the order in which they are drawn, which is what the table is about; hence no shuffle.
+    sampler = PromptSampler(drawn, plan.prompts_per_generation, shuffle=False, seed=train.seed)
+    schedule = Schedule(plan, sampler, train.max_steps, train.num_train_epochs)
+    caption = Text(
+        "[0 0 0]: the prompts, numbered as they are drawn, whose completions a rank trains on", "dim"
+    )
+    if train.dynamic_sampling_rounds:
+        caption.append(
+            "; as if dynamic sampling replaced no group: each that it does takes the next prompt, and later "
+            "batches begin as many further on"
+        )
+    table = _table(schedule, generations, _FULL)
+    # Measured as if there were room: the console's own options cut the answer at its width.
+    if Measurement.get(console, console.options.update(max_width=ROOM), table).minimum > console.width:
+        table = _table(schedule, generations, _NARROW)
+    return Group(table, caption, Text(), _summary(schedule, train, num_prompts))
+
+
+def _table(schedule: Schedule, generations: int, form: _Form) -> Table:
+    plan = schedule.plan
+    ranks = _ranks(plan.world_size, form.most_ranks)
+    table = Table(title="How batches flow", title_justify="left")
+    table.add_column(form.generation, no_wrap=True)
+    if plan.num_iterations > 1:
+        table.add_column(form.iteration, justify="right", no_wrap=True)
+    table.add_column(form.micro_batch, justify="right", no_wrap=True)
+    for rank in ranks:
+        if rank is None:
+            table.add_column("...", no_wrap=True)
+        else:
+            table.add_column(f"GPU {rank}", min_width=7, overflow="fold")
+    table.add_column(form.optimizer, no_wrap=True)
+    last: tuple[int, int] | None = None
+    for step in schedule.steps():
+        shown = list(takewhile(lambda micro_batch: micro_batch.generation < generations, step.micro_batches))
+        for position, micro_batch in enumerate(shown, 1):
+            generation, place = micro_batch.generation, (micro_batch.generation, micro_batch.iteration)
+            is_new = last is None or last[0] != generation
+            if is_new and last is not None:
+                table.add_section()
+            heading = [form.generate.format(generation) if is_new else ""]
+            if plan.num_iterations > 1:
+                heading.append("" if place == last else str(micro_batch.iteration))
+            heading.append(str(micro_batch.rows.start // plan.rows_per_micro_batch))
+            mark = form.step.format(step.step) if position == len(step.micro_batches) else ""
+            cells = [_cell(plan, micro_batch, rank) for rank in ranks]
+            table.add_row(*heading, *cells, mark)
+            last = place
+        if len(shown) < len(step.micro_batches):
+            break
+        if table.row_count >= MOST_MICRO_BATCHES:
+            table.add_row("...")
+            break
+    return table
+
+
+def _cell(plan: BatchPlan, micro_batch: MicroBatchPlan, rank: int | None) -> str:
+    """The prompts that a rank trains on; dots for the ranks left out."""
+    if rank is None:
+        return "..."
+    first = micro_batch.generation * plan.prompts_per_generation
+    prompts = [first + row // plan.num_generations for row in micro_batch.rank_rows(rank)]
+    written = [str(prompt) for prompt in prompts]
+    if len(prompts) > MOST_ROWS:
+        written = [f"{prompt}*{len(list(rows))}" for prompt, rows in groupby(prompts)]
+        if len(written) > MOST_RUNS:
+            written = [*written[: MOST_RUNS - 1], "...", written[-1]]
+    return f"\\[{' '.join(written)}]"  # a backslash keeps rich from reading the bracket as markup
+
+
+def _ranks(world_size: int, most: int) -> list[int | None]:
+    """The ranks to draw; None stands for those left out."""
+    if world_size <= most:
+        return list(range(world_size))
+    return [*range(max(1, most - 2)), None, world_size - 1]
+
+
+def _summary(schedule: Schedule, train: TrainConfig, num_prompts: int | None) -> Table:
+    plan, sampler = schedule.plan, schedule.sampler
+    per_device, ranks = plan.per_device_train_batch_size, plan.world_size
+    size, prompts = plan.generation_batch_size, plan.prompts_per_generation
+    accumulation = plan.gradient_accumulation_steps
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(overflow="fold")
+    table.add_column(justify="right", style="bold", overflow="fold")
+    table.add_column(style="dim", overflow="fold")
+    table.add_row(
+        "completions per generation batch",
+        str(size),
+        f"per device x ranks x steps_per_generation = {per_device} x {ranks} x {plan.steps_per_generation}",
+    )
+    table.add_row(
+        "unique prompts per generation batch", str(prompts), f"{size} / num_generations {plan.num_generations}"
+    )
+    table.add_row(
+        "samples per optimizer step",
+        str(plan.train_batch_size),
+        f"per device x ranks x accumulation = {per_device} x {ranks} x {accumulation}",
+    )
+    table.add_row(
+        "optimizer steps per generation batch",
+        str(plan.optimizer_steps_per_generation),
+        f"steps_per_generation {plan.steps_per_generation} x num_iterations {plan.num_iterations}"
+        f" / accumulation {accumulation}",
+    )
+    table.add_row("prompts in the data", "unknown" if num_prompts is None else str(num_prompts))
+    if num_prompts is not None:
+        left = num_prompts % prompts
+        dropped = f"{counted(left, 'prompt')} left over {'is' if left == 1 else 'are'} dropped" if left else ""
+        most = "at most, without what replaces groups" if train.dynamic_sampling_rounds else ""
+        note = "; ".join(filter(None, (most, dropped)))
+        table.add_row("generation batches per epoch", str(sampler.generations_per_epoch), note)
+    is_known = num_prompts is not None or train.max_steps >= 0
+    table.add_row("optimizer steps in all", str(schedule.total_steps) if is_known else "unknown")
+    return table
+
+
+# -- Memory ------------------------------------------------------------------------------------------------
+
+
+def memory_report(setting: Setting, prompt_assumed: bool) -> RenderableType:
+    """Two tables and what they leave out.
+
+    Args:
+        setting: of ranks with a GPU; how much they take without one is told in the end.
+        prompt_assumed: whether nobody said how long prompts are.
+    """
+    parts = parts_of(setting)
+    tables = (_parts_table(setting, parts), Text(), _phases_table(parts), Text())
+    return Group(*tables, *_notes(setting, prompt_assumed))
+
+
+def _parts_table(setting: Setting, parts: Sequence[Part]) -> Table:
+    parameters = setting.shape.parameters
+    title = f"Memory of each of {counted(setting.ranks, 'rank')}: {parameters:,} parameters"
+    if setting.trained:
+        title += f", {sum(setting.trained):,} trained"
+    table = Table(title=title, title_justify="left")
+    table.add_column("part", overflow="fold")
+    table.add_column("GPU", justify="right", no_wrap=True)
+    table.add_column("host", justify="right", no_wrap=True)
+    table.add_column("while", overflow="fold")
+    table.add_column("arithmetic", style="dim", overflow="fold")
+    for part in parts:
+        cells = ("", amount(part.size)) if part.on_host else (amount(part.size), "")
+        always = set(part.phases) >= set(PHASES) - {"load"}
+        table.add_row(part.name, *cells, "always" if always else ", ".join(part.phases), part.why)
+    return table
+
+
+def _phases_table(parts: Sequence[Part]) -> Table:
+    peaks = {on_host: peak_of(parts, on_host).phase for on_host in (False, True)}
+    table = Table("while", title="Together", title_justify="left")
+    table.add_column("GPU", justify="right", no_wrap=True)
+    table.add_column("host", justify="right", no_wrap=True)
+    for phase in PHASES:
+        cells = [
+            Text(amount(size_in(parts, phase, on_host)), "bold" if peaks[on_host] == phase else "")
+            for on_host in (False, True)
+        ]
+        table.add_row(f"{phase}: {PHASE_WORDS[phase]}", *cells)
+    return table
+
+
+def _notes(setting: Setting, prompt_assumed: bool) -> Iterator[Text]:
+    without = peak_of(parts_of(replace(setting, gpu=False)), on_host=True)
+    yield Text(f"Without GPUs, all in the host's memory: {amount(without.size)} a rank, while: {without.phase}")
+    yield Text("The host's figures are for each rank: a machine needs them as many times as it has ranks.")
+    whole = size_in(parts_of(replace(setting, gpu=True)), LOAD, on_host=False)
+    common = ", ".join(str(size) for size in COMMON if whole > size * 2**30)
+    yield Text(
+        f"Every rank's GPU holds the whole model while it loads, {amount(whole)}, however many ranks there are"
+        + (f": it does not fit one of {common} GiB." if common else "."),
+        "bold" if common else "",
+    )
+    tokens = f"{setting.prompt} tokens" + (", assumed: say it by --prompt-tokens" if prompt_assumed else "")
+    yield Text(f"Prompts: {tokens}; completions: {setting.completion}, sequences not sharing their prompts.")
+    held = setting.generator
+    if held is None:
+        yield Text("What the generator takes is not counted: it does not say.")
+    elif held.holds == "engine" and setting.gpu and held.cache is None:
+        yield Text(f"{held.engine}'s keys and values: what {held.share_key} leaves of the GPU.")
+    if "nvme" in (setting.offload_optimizer, setting.offload_param):
+        yield Text("Offload to nvme: DeepSpeed's buffers in the host's memory are not counted.")
+    yield Text("Not counted:")
+    for each in NOT_COUNTED:
+        yield Text(f"  {each}", "dim")

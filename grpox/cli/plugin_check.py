@@ -5,61 +5,47 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from collections.abc import Iterator, Mapping
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from grpox.errors import ConfigError, Problem
 from grpox.plugins.discovery import Offer
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-    from typing import Any
-
-    from rich.console import Console
-    from rich.table import Table
-
-    from grpox.testing.conformance import Conformance
-    from grpox.testing.runner import Outcome
+from grpox.testing.runner import SUITES, Outcome, outcomes
 
 HEAVY = ("torch", "transformers", "deepspeed", "datasets", "mlflow", "vllm")
 """Modules that take a second or more to import. Every command imports every plugin."""
 MARKS = {"passed": "[green]passed[/]", "failed": "[red]FAILED[/]", "skipped": "[yellow]skipped[/]"}
 
 
-def suite_of(offer: Offer, params: Mapping[str, Any]) -> Conformance:
-    """The suite of an offer's kind, over that offer with these parameters.
+def check(console: Console, offer: Offer, params: Mapping[str, Any]) -> bool:
+    """Run the checks of an offer with these parameters, tell each as it ends, and whether all passed.
 
     Raises:
-        ConfigError: there is no suite for this kind.
+        ConfigError: there is no suite for this kind, or the parameters do not fit.
     """
-    from grpox.testing.runner import SUITES
-
     if offer.kind not in SUITES:
         what = f"there is no conformance suite for a {offer.kind}"
         raise ConfigError(Problem(what, given=offer.spec.name, allowed=", ".join(SUITES)))
-    mention = {"name": offer.qualified_name, **params}
-    return type("Suite", (SUITES[offer.kind],), {"component": mention})()  # type: ignore[no-any-return]
-
-
-def check(console: Console, offer: Offer, params: Mapping[str, Any]) -> bool:
-    """Run the checks, tell each as it ends, and whether all passed."""
-    from grpox.testing.runner import outcomes
-
-    suite = suite_of(offer, params)
+    suite = type("Suite", (SUITES[offer.kind],), {"component": {"name": offer.qualified_name, **params}})()
     assert suite.bound  # parameters that do not fit are an error of the command, not a failed check
-    console.print(f"[bold]{offer.spec.name}[/]  {offer.kind}, {offer.distribution} {offer.version}")
+    console.print(f"[bold]{offer.spec.name}[/]  {offer.kind}, {offer.origin}")
     done = []
     for outcome in chain(heavy_imports(offer), outcomes(suite)):
         console.print(drawn(outcome))
         done.append(outcome)
-    console.print(summary(done), highlight=False)
-    return all(outcome.status != "failed" for outcome in done)
+    counts = {status: sum(outcome.status == status for outcome in done) for status in MARKS}
+    told = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
+    console.print(f"{told} in {sum(outcome.seconds for outcome in done):.1f} s", highlight=False)
+    return not counts["failed"]
 
 
 def heavy_imports(offer: Offer) -> Iterator[Outcome]:
     """Import the plugin in a new interpreter; yields a failed check where that imports anything heavy."""
-    from grpox.testing.runner import Outcome
-
     module = offer.module.partition(":")[0]
     code = f"import sys, {module}; print(*sorted(set({HEAVY}) & set(sys.modules)))"
     began = time.perf_counter()
@@ -75,9 +61,6 @@ def heavy_imports(offer: Offer) -> Iterator[Outcome]:
 
 def drawn(outcome: Outcome) -> Table:
     """One outcome: its mark and title, and below it what is to be told."""
-    from rich.table import Table
-    from rich.text import Text
-
     table = Table.grid(padding=(0, 1))
     table.add_column(width=8, justify="right")
     table.add_column(overflow="fold")
@@ -86,10 +69,3 @@ def drawn(outcome: Outcome) -> Table:
         if text:
             table.add_row("", Text(text, style="" if outcome.status == "failed" else "dim"))
     return table
-
-
-def summary(outcomes: Sequence[Outcome]) -> str:
-    """Counts and time in a line."""
-    counts = {status: sum(o.status == status for o in outcomes) for status in MARKS}
-    told = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
-    return f"{told} in {sum(outcome.seconds for outcome in outcomes):.1f} s"

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pydantic.fields import FieldInfo
+from rich import box
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
 
 from grpox.errors import ConfigError, Problem, nearest
+from grpox.errors.field_types import allowed_values, fields_by_key, written
 from grpox.plugins.discovery import Offer, PluginSet
-from grpox.plugins.requirements import canonical_name
-
-if TYPE_CHECKING:
-    from pydantic.fields import FieldInfo
-    from rich.console import Group, RenderableType
-    from rich.table import Table
+from grpox.plugins.registry import Registry
 
 
 def select(plugins: PluginSet, name: str) -> list[Offer]:
@@ -22,32 +23,16 @@ def select(plugins: PluginSet, name: str) -> list[Offer]:
     """
     kind, _, rest = name.rpartition("/")
     distribution, _, bare = rest.rpartition(":")
-    found = _found(plugins, kind, distribution, bare)
-    if found:
+    if found := plugins.offers_called(bare, kind, distribution):
         return found
-    known = {spelling for offer in plugins.offers for spelling in _spellings(offer)}
-    failed = [record for record in plugins.records if record.status != "ok"]
-    suspicions = [
-        Problem(f"{record} may offer it, but it is {record.status}: {record.reason}") for record in failed
-    ]
-    raise ConfigError(
-        [Problem("no such component", given=name, nearest=nearest(name, sorted(known))), *suspicions]
-    )
-
-
-def _found(plugins: PluginSet, kind: str, distribution: str, name: str) -> list[Offer]:
-    return [
-        offer
+    known = {
+        f"{prefix}{spelling}"
         for offer in plugins.offers
-        if offer.spec.name == name
-        and kind in ("", offer.kind)
-        and (not distribution or canonical_name(distribution) == canonical_name(offer.distribution))
-    ]
-
-
-def _spellings(offer: Offer) -> tuple[str, ...]:
-    name, qualified = offer.spec.name, offer.qualified_name
-    return name, qualified, f"{offer.kind}/{name}", f"{offer.kind}/{qualified}"
+        for prefix in ("", f"{offer.kind}/")
+        for spelling in (offer.spec.name, offer.qualified_name)
+    }
+    problem = Problem("no such component", given=name, nearest=nearest(name, sorted(known)))
+    raise ConfigError([problem, *map(Problem, plugins.suspicions())])
 
 
 def details(plugins: PluginSet, offer: Offer, narrow: bool = False) -> Group:
@@ -56,20 +41,12 @@ def details(plugins: PluginSet, offer: Offer, narrow: bool = False) -> Group:
     Args:
         narrow: write what is known of a parameter below one another, for a terminal too narrow for columns.
     """
-    from rich.console import Group
-    from rich.padding import Padding
-    from rich.text import Text
-
-    origin = f"  {offer.kind}, {offer.distribution} {offer.version}"
-    heading = Text.assemble((offer.spec.name, "bold"), origin)
+    heading = Text.assemble((offer.spec.name, "bold"), f"  {offer.kind}, {offer.origin}")
     parts = (_facts(offer), _parameters(plugins, offer, narrow))
     return Group(heading, *(Padding(part, (0, 0, 1, 2)) for part in parts))
 
 
 def _facts(offer: Offer) -> Table:
-    from rich.table import Table
-    from rich.text import Text
-
     spec = offer.spec
     facts = {
         "summary": spec.summary,
@@ -93,14 +70,6 @@ def _facts(offer: Offer) -> Table:
 
 
 def _parameters(plugins: PluginSet, offer: Offer, narrow: bool) -> RenderableType:
-    # Imported late: pydantic is needed to show parameters, not to list components.
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    from grpox.errors.field_types import allowed_values, fields_by_key
-    from grpox.plugins.registry import Registry
-
     try:
         model = Registry(plugins).config_model(offer)
     except ConfigError as error:
@@ -119,8 +88,6 @@ def _parameters(plugins: PluginSet, offer: Offer, narrow: bool) -> RenderableTyp
 
 
 def _default(field: FieldInfo) -> str:
-    from grpox.errors.field_types import written
-
     if field.is_required():
         return "required"
     if field.default_factory is not None and field.default_factory_takes_validated_data:

@@ -49,7 +49,7 @@ def tell_differences(old: Path, new: Path, console: Console) -> bool:
 
 
 def _lock(run: str, overrides: Sequence[str], world_size: int | None) -> Lock:
-    from grpox.cli.discovery import tell_warnings
+    from grpox.cli.arguments import tell_warnings
     from grpox.runfile.load import load_run
     from grpox.runfile.lock.file import LOCK_FILE, read_lock
     from grpox.runfile.lock.of_run import lock_of

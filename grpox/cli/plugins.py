@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import shlex
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
 
-from grpox.cli.plugin_new import new_plugin
+from grpox.cli.arguments import NARROW, discovered
 
 if TYPE_CHECKING:
-    from grpox.plugins.discovery import PluginSet
+    from grpox.plugins.scaffold.make import Made
 
 HELP = """What is installed: components, their parameters, plugins that did not load; and checks of them.
 
@@ -23,11 +26,64 @@ Examples:
   grpox plugins check mine
   grpox plugins diff runs/a runs/b
 """
-NARROW = 100
-"""Columns of a terminal below which cells of a table are written below one another."""
+NOTES = {
+    "src/{module}/{kind}.py": "what it computes; a comment marks the line to make yours",
+    "src/{module}/config.py": "its parameters",
+    "src/{module}/plugin.py": "what it tells grpox of itself",
+    "tests/test_conformance.py": "that it holds to its contract",
+    "tests/test_{test}.py": "its numbers, worked by hand",
+}
+WIDTH = 80
+"""Columns of the list of other files; what is to be copied is not broken."""
 
 app = typer.Typer(no_args_is_help=True, help=HELP)
-app.command("new")(new_plugin)
+
+
+@app.command("new")
+def new_plugin(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="What to call it: mine, or grpox-mine.")],
+    kind: Annotated[
+        str,
+        typer.Option(
+            "--kind", metavar="KIND", help="loss, reward, advantage, correction, generator or observer."
+        ),
+    ],
+    folder: Annotated[
+        Path, typer.Option("--folder", metavar="DIR", help="Where to make its folder, grpox-NAME.")
+    ] = Path(),
+    force: Annotated[bool, typer.Option("--force", help="Write over the files of an earlier one.")] = False,
+) -> None:
+    """Make a distribution that holds a new component: it installs, passes its tests and trains as it is.
+
+    \b
+    Examples:
+      grpox plugins new mine --kind loss
+      grpox plugins new grpox-mine --kind reward --folder ~/plugins
+    """
+    from grpox.plugins.scaffold.make import make
+
+    typer.echo("\n".join(_told(make(name, kind, folder, discovered(), force))))
+
+
+def _told(made: Made) -> list[str]:
+    """Lines: what was made, and the commands that come next."""
+    names, place = made.names, shlex.quote(str(made.folder))
+    test = names.component.replace("-", "_")
+    notes = {path.format(module=names.module, kind=names.kind, test=test): note for path, note in NOTES.items()}
+    width = max(map(len, notes))
+    others = "and " + ", ".join(path for path in made.files if path not in notes)
+    return [
+        f"{made.folder}: {names.kind} '{names.component}', as a distribution of its own",
+        "",
+        *(f"  {path:<{width}}  {note}" for path, note in notes.items()),
+        textwrap.fill(others, WIDTH, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False),
+        "",
+        "Next:",
+        f"  pip install -e {shlex.quote(f'{made.folder}[dev]')}",
+        f"  grpox plugins check {names.component}",
+        f"  pytest {place}",
+        f"  {names.train_command}",
+    ]
 
 
 @app.command("list")
@@ -51,36 +107,20 @@ def list_components(
       grpox plugins list --why                what keeps each row from being ok
       grpox plugins list --json
     """
-    from grpox.cli.discovery import discovered
-    from grpox.cli.plugin_report import as_json, as_table, rows
+    from grpox.cli.plugin_list import as_json, as_paragraphs, as_table, explain, rows
 
-    plugins = discovered()
-    if why:
-        _explain(plugins, kind, json)
-        return
+    plugins, console = discovered(), Console(emoji=False)
     listed = rows(plugins, kind)
+    whys = [explain(plugins, row) for row in listed] if why else []
     if json:
-        typer.echo(as_json(listed))
-        return
-    from rich.console import Console
-
-    console = Console(emoji=False)
-    console.print(as_table(listed, narrow=console.width < NARROW))
-    if failed := sum(row.status != "ok" for row in listed):
-        console.print(f"grpox plugins list --why explains the {failed} not ok", style="dim", highlight=False)
-
-
-def _explain(plugins: PluginSet, kind: str | None, json: bool) -> None:
-    from grpox.cli.plugin_report import rows
-    from grpox.cli.plugin_why import as_json, as_text, explain
-
-    explained = [(row, explain(plugins, row)) for row in rows(plugins, kind)]
-    if json:
-        typer.echo(as_json(explained))
-        return
-    from rich.console import Console
-
-    Console().print(as_text(explained))
+        typer.echo(as_json(listed, whys))
+    elif why:
+        Console().print(as_paragraphs(listed, whys))
+    else:
+        console.print(as_table(listed, narrow=console.width < NARROW))
+        if failed := sum(row.status != "ok" for row in listed):
+            told = f"grpox plugins list --why explains the {failed} not ok"
+            console.print(told, style="dim", highlight=False)
 
 
 @app.command("show")
@@ -95,9 +135,6 @@ def show_component(
       grpox plugins show reward/math             where several kinds have a math
       grpox plugins show my-plugin:dapo          where several plugins offer one
     """
-    from rich.console import Console
-
-    from grpox.cli.discovery import discovered
     from grpox.cli.plugin_details import details, select
 
     plugins, console = discovered(), Console()
@@ -120,17 +157,16 @@ def check_component(
       grpox plugins check dapo clip_high=0.28    with parameters
       grpox plugins check my-plugin:dapo         where several plugins offer one
     """
-    from rich.console import Console
-
-    from grpox.cli.discovery import discovered
-    from grpox.cli.plugin_check import check
     from grpox.cli.plugin_details import select
     from grpox.runfile.overrides import apply_overrides
 
     given: dict[str, Any] = {}
     apply_overrides(given, params or [])
-    console = Console()
-    results = [check(console, offer, given) for offer in select(discovered(), name)]
+    offers, console = select(discovered(), name), Console()
+    # Only now, because it imports torch: a mistake in the command line is told at once.
+    from grpox.cli.plugin_check import check
+
+    results = [check(console, offer, given) for offer in offers]
     if not all(results):
         raise typer.Exit(1)
 
@@ -176,8 +212,6 @@ def diff_locks(
       grpox plugins diff runs/first runs/second
       grpox plugins diff before.json runs/first
     """
-    from rich.console import Console
-
     from grpox.cli.plugin_lock import tell_differences
 
     if tell_differences(run_a, run_b, Console()):

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
-from grpox.cli.log_options import LogFile, LogLevel, follow_log_options
+from grpox.cli.arguments import LogFile, LogLevel, follow_log_options
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from grpox.checkpoint.faults.replay import Replay, Replayed
     from grpox.update.nonfinite import Found
 
@@ -51,8 +51,6 @@ def replay(
       grpox replay runs/mine/faults/step-00000012 train.kl=k2
       grpox replay runs/mine/faults/step-00000012 loss=cispo
     """
-    from rich.console import Console
-
     from grpox.checkpoint.faults.read import open_dump
     from grpox.checkpoint.faults.replay import replay as compute
 
@@ -81,30 +79,18 @@ def replay(
 
 
 def _micro_batches(made: Replay) -> Table:
-    from rich.table import Table
-
     table = Table(title="micro-batches", title_justify="left")
     for name in ("rank", "micro-batch", "rows", "tokens", "loss", "gradient norm", "finite"):
         table.add_column(name, justify="right")
     for each in made.micro_batches:
         mask = each.batch.token_mask
-        table.add_row(
-            str(each.rank),
-            str(each.place),
-            str(mask.shape[0]),
-            str(int(mask.sum())),
-            f"{each.loss:.6g}",
-            f"{each.grad_norm:.6g}",
-            "yes" if each.finite else "NO",
-        )
+        counts = map(str, (each.rank, each.place, mask.shape[0], int(mask.sum())))
+        table.add_row(*counts, f"{each.loss:.6g}", f"{each.grad_norm:.6g}", "yes" if each.finite else "NO")
     return table
 
 
 def _places(made: Replay) -> Table:
     """Every number of the first tokens that have one that is not finite, and the text around them."""
-    from rich.table import Table
-    from rich.text import Text
-
     table = Table(title="first tokens that are not finite, by term", title_justify="left", show_header=False)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
@@ -112,18 +98,13 @@ def _places(made: Replay) -> Table:
         where = (found.rank, found.micro_batch)
         micro_batch = next(each for each in made.micro_batches if (each.rank, each.place) == where)
         table.add_row(f"{found.term} {found.value}", found.where, style="bold")
-        for name, value in _numbers(micro_batch, found):
-            table.add_row(f"  {name}", value)
+        terms = {name: float(values[found.row, found.token]) for name, values in micro_batch.terms.items()}
+        difference = terms["log-probability"] - terms["old log-probability"]
+        terms["ratio"] = math.exp(difference) if difference < 700 else math.inf
+        for name, value in terms.items():
+            table.add_row(f"  {name}", f"{value:.6g}")
         table.add_row("  text", Text(_text(made, micro_batch, found)), end_section=True)
     return table
-
-
-def _numbers(micro_batch: Replayed, found: Found) -> Iterator[tuple[str, str]]:
-    terms = {name: float(values[found.row, found.token]) for name, values in micro_batch.terms.items()}
-    difference = terms["log-probability"] - terms["old log-probability"]
-    terms["ratio"] = math.exp(difference) if difference < 700 else math.inf
-    for name, value in terms.items():
-        yield name, f"{value:.6g}"
 
 
 def _text(made: Replay, micro_batch: Replayed, found: Found) -> str:

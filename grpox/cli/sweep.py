@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from grpox.cli.log_options import LogLevel, follow_log_options
+from grpox.cli.arguments import LogLevel, follow_log_options
 
 if TYPE_CHECKING:
     from grpox.cli.sweep_run import Sweep

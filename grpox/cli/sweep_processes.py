@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from grpox.cli.doctor.machine import gpu_count
+from grpox.cli.doctor import gpu_count
 from grpox.cli.sweep_children import Child
 
 POLL = 0.2

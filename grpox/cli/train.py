@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from grpox.cli.arguments import Overrides, load_named_run
-from grpox.cli.errors import TRACEBACK
-from grpox.cli.log_options import LogFile, LogLevel, follow_log_options
+from grpox.cli.arguments import LogFile, LogLevel, Overrides, follow_log_options, load_named_run
+from grpox.cli.errors import Traceback
+from grpox.errors import ConfigError, Problem, nearest
+from grpox.runfile.output_paths import unreachable
 
-Traceback = Annotated[
-    bool, typer.Option(TRACEBACK, help="Show where an error was raised; every command takes it.")
-]
+AUTO = "auto"
+_CONFIG = "config.yaml"
 
 
 def train(
@@ -47,8 +49,6 @@ def train(
     follow_log_options(log_level, log_file)
     needs_checkpoint = False
     if resume is not None:
-        from grpox.cli.resume import AUTO, run_to_resume
-
         needs_checkpoint = resume != AUTO
         run, overrides = run_to_resume(run, overrides or (), resume)
     if run is None:
@@ -60,3 +60,39 @@ def train(
     from grpox.training.run import train_run
 
     train_run(resolved, resume is not None, allow_changes, needs_checkpoint)
+
+
+def run_to_resume(run: str | None, overrides: Sequence[str], resume: str) -> tuple[str, list[str]]:
+    """The run file and overrides to load.
+
+    Args:
+        run: a run file or recipe; None, or what is an override, stands for the config in the run's folder.
+        resume: a run's folder, or ``auto`` for the output_dir of `run`.
+
+    Raises:
+        ConfigError: there is no such folder, or ``auto`` without a run file.
+    """
+    changes = list(overrides)
+    if run is not None and "=" in run and not Path(run).exists():
+        changes.insert(0, run)
+        run = None
+    if resume == AUTO:
+        if run is None:
+            what = "needs the run file whose folder is to be looked at"
+            raise ConfigError(
+                Problem(what, "--resume", given=AUTO, allowed="a run's folder, or RUN --resume auto")
+            )
+        return run, changes
+    folder = Path(resume)
+    if reason := unreachable(folder / _CONFIG):
+        raise ConfigError(Problem(f"cannot be opened: {reason}", "--resume", given=resume))
+    if not (folder / _CONFIG).is_file():
+        raise ConfigError(_no_run(folder))
+    return run or str(folder / _CONFIG), [*changes, f"output_dir={folder}"]
+
+
+def _no_run(folder: Path) -> Problem:
+    what = "holds no run" if folder.is_dir() else "no such folder"
+    runs = sorted(str(found.parent) for found in folder.parent.glob(f"*/{_CONFIG}"))
+    allowed = "a folder that a run has written" + (f", such as {', '.join(runs[:5])}" if runs else "")
+    return Problem(what, "--resume", given=str(folder), allowed=allowed, nearest=nearest(str(folder), runs))

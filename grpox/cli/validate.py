@@ -1,19 +1,21 @@
-"""`grpox validate`: checks a run file, and lists what the run is made of."""
+"""`grpox validate`, which lists what a run is made of, and `grpox schema`: what run files may say."""
 
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
 
-from grpox.cli.arguments import Overrides, Ranks, Run, load_named_run
-from grpox.cli.plugins import NARROW
+import typer
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
 
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-    from rich.text import Text
-
-    from grpox.plugins.component import BoundComponent
-    from grpox.runfile.load import ResolvedRun
+from grpox.cli.arguments import NARROW, Overrides, Ranks, Run, discovered, load_named_run
+from grpox.errors.formatting import counted
+from grpox.errors.redaction import redacted
+from grpox.plugins.component import BoundComponent
+from grpox.plugins.registry import Registry
+from grpox.runfile.load import ResolvedRun
+from grpox.runfile.schema import run_schema
 
 
 def validate(run: Run, overrides: Overrides = None, world_size: Ranks = None) -> None:
@@ -26,8 +28,6 @@ def validate(run: Run, overrides: Overrides = None, world_size: Ranks = None) ->
       grpox validate run.yaml
       grpox validate run.yaml train.num_generations=16 --world-size 8
     """
-    from rich.console import Console
-
     console = Console()
     console.print(validate_report(load_named_run(run, overrides, world_size), narrow=console.width < NARROW))
 
@@ -38,19 +38,15 @@ def validate_report(run: ResolvedRun, narrow: bool = False) -> RenderableType:
     Args:
         narrow: write parameters below their component, for a terminal too narrow for them beside it.
     """
-    from rich.console import Group
-    from rich.table import Table
-    from rich.text import Text
-
-    from grpox.errors.formatting import counted
-
     table = Table(box=None, pad_edge=False, header_style="dim")
     for heading in ("", "component") if narrow else ("", "component", "from", "parameters"):
         # Folded: an ellipsis would hide values.
         table.add_column(heading, overflow="fold")
     for key, bound in run.components.items():
-        cells = Text(bound.label), Text(_origin(bound)), Text(_parameters(bound), "dim")
-        table.add_row(Text(key), *([_stacked(*cells)] if narrow else cells))
+        label, origin = Text(bound.label), Text(bound.offer.origin if bound.offer else "the run file's path")
+        parameters = Text(_parameters(bound), "dim")
+        stacked = Text("\n").join([Text("  ").join([label, origin]), *([parameters] if parameters else [])])
+        table.add_row(Text(key), *([stacked] if narrow else [label, origin, parameters]))
     plan = run.plan
     arithmetic = (
         f"ranks: {plan.world_size}; generation batch: {counted(plan.prompts_per_generation, 'prompt')} x "
@@ -61,19 +57,7 @@ def validate_report(run: ResolvedRun, narrow: bool = False) -> RenderableType:
     return Group(Text.assemble(("OK ", "bold green"), run.source), table, Text(arithmetic))
 
 
-def _stacked(label: Text, origin: Text, parameters: Text) -> Text:
-    from rich.text import Text
-
-    return Text("\n").join([Text("  ").join([label, origin]), *([parameters] if parameters else [])])
-
-
-def _origin(bound: BoundComponent) -> str:
-    return f"{bound.offer.distribution} {bound.offer.version}" if bound.offer else "the run file's path"
-
-
 def _parameters(bound: BoundComponent) -> str:
-    from grpox.errors.redaction import redacted
-
     values = redacted(bound.config.model_dump()) if bound.config is not None else {}
     return ", ".join(f"{name}={_value(value)}" for name, value in values.items())
 
@@ -81,3 +65,16 @@ def _parameters(bound: BoundComponent) -> str:
 def _value(value: object) -> str:
     """As a run file may have it: ``null`` and ``true`` rather than Python's words for them."""
     return value if isinstance(value, str) and value else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def schema() -> None:
+    """Print the run file's JSON schema, the parameters of every installed component included.
+
+    \b
+    An editor that knows it completes and checks run files as you type.
+    With the YAML language server, write the schema to a file:
+      grpox schema > grpox.schema.json
+    and name that file in the first line of run.yaml:
+      # yaml-language-server: $schema=grpox.schema.json
+    """
+    typer.echo(json.dumps(run_schema(Registry(discovered())), indent=2))

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from grpox.config import ComponentRef
 from grpox.contracts import Reduction
 from grpox.errors import ConfigError, Problem, describe
 from grpox.errors.validation import problems_of, truths_for_numbers
@@ -37,7 +34,7 @@ class BoundComponent:
     provides: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        origin = f" of {self.offer.distribution} {self.offer.version}" if self.offer else ""
+        origin = f" of {self.offer.origin}" if self.offer else ""
         return f"{self.kind} '{self.label}'{origin}"
 
 
@@ -68,17 +65,15 @@ def bind_object(kind: str, target: Any, params: Mapping[str, Any], key: str, lab
     )
 
 
-METHODS = MappingProxyType(
-    {
-        "generator": ("start", "generate", "sync", "sleep", "wake", "close"),
-        "advantage": ("scale",),
-        "loss": ("per_token",),
-        "correction": ("correct",),
-        "dataset": ("load",),
-        "optimizer": ("build",),
-        "scheduler": ("build",),
-    }
-)
+METHODS = {
+    "generator": ("start", "generate", "sync", "sleep", "wake", "close"),
+    "advantage": ("scale",),
+    "loss": ("per_token",),
+    "correction": ("correct",),
+    "dataset": ("load",),
+    "optimizer": ("build",),
+    "scheduler": ("build",),
+}
 """What a component of each kind must be able to do; an observer may leave out any hook."""
 
 
@@ -92,20 +87,17 @@ def contract_problem(kind: str, target: Any) -> str:
     if missing:
         return f"has no method {' and no method '.join(missing)} (see grpox.contracts)"
     # A property is known only of the object that is built.
-    return reduction_problem(target) if kind == "loss" and not isinstance(_reduction(target), property) else ""
+    is_known = kind == "loss" and not isinstance(getattr(target, "reduction", None), property)
+    return reduction_problem(target) if is_known else ""
 
 
 def reduction_problem(loss: Any) -> str:
     """What is wrong with the reduction that a loss declares; empty if nothing is."""
-    reduction = _reduction(loss)
+    reduction = getattr(loss, "reduction", None)
     if isinstance(reduction, Reduction):
         return ""
     allowed = ", ".join(member.name for member in Reduction)
     return f"has the reduction {reduction!r}; it is a grpox.contracts.Reduction: {allowed}"
-
-
-def _reduction(loss: Any) -> Any:
-    return getattr(loss, "reduction", None)
 
 
 def _capabilities(target: Any, attribute: str, key: str) -> tuple[str, ...]:
@@ -137,9 +129,8 @@ def check_params(
         ConfigError: with one problem for each key that is wrong.
     """
     if model is None:
-        unknown = [Problem(f"{owner} has no parameters", f"{key}.{name}") for name in params]
-        if unknown:
-            raise ConfigError(unknown)
+        if params:
+            raise ConfigError([Problem(f"{owner} has no parameters", f"{key}.{name}") for name in params])
         return None
     if truths := truths_for_numbers(params, model, key):
         raise ConfigError(truths)
@@ -150,14 +141,3 @@ def check_params(
     except BaseException as error:
         raise_if_signal(error)
         raise ConfigError(Problem(f"{owner} failed on its parameters: {describe(error)}", key)) from error
-
-
-def own_keys(ref: ComponentRef) -> tuple[str, ...]:
-    """Keys of a run file's mention that belong to the core, such as a reward's `weight`."""
-    return tuple(name for name in type(ref).model_fields if name not in ("name", "path"))
-
-
-def keyed(error: ConfigError, key: str) -> ConfigError:
-    """The same error, with the place in the run file for the problems that do not know theirs."""
-    placed = [dataclasses.replace(problem, key=problem.key or key) for problem in error.problems]
-    return ConfigError(placed)

@@ -8,7 +8,7 @@ with one is a record of that one, with its provenance, and concerns nobody who d
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from importlib import metadata
@@ -18,7 +18,7 @@ import pluggy
 
 from grpox.errors import describe, nearest
 from grpox.plugins.hookspecs import API_VERSION, ENTRY_POINT_GROUP, OLDEST_API, CommandSpec, ComponentSpec
-from grpox.plugins.loader import Loaded, load, new_manager
+from grpox.plugins.loader import load, new_manager
 from grpox.plugins.requirements import canonical_name, none_met
 
 __all__ = ["DISABLE_VARIABLE", "Offer", "OfferedCommand", "PluginRecord", "PluginSet", "discover"]
@@ -32,8 +32,20 @@ PluginStatus = Literal["ok", "broken", "disabled"]
 OfferStatus = Literal["ok", "incompatible", "unavailable"]
 
 
+class _Brought:
+    """Something that a distribution brings."""
+
+    distribution: str
+    version: str
+
+    @property
+    def origin(self) -> str:
+        """Name and version of the distribution."""
+        return f"{self.distribution} {self.version}"
+
+
 @dataclass(frozen=True)
-class PluginRecord:
+class PluginRecord(_Brought):
     """One entry point: where it comes from, and whether it loads."""
 
     entry_point: str
@@ -50,11 +62,11 @@ class PluginRecord:
     """Lifecycle hooks that the module implements itself, for every run."""
 
     def __str__(self) -> str:
-        return f"plugin '{self.entry_point}' of {self.distribution} {self.version}"
+        return f"plugin '{self.entry_point}' of {self.origin}"
 
 
 @dataclass(frozen=True)
-class Offer:
+class Offer(_Brought):
     """One component that a plugin offers, and whether it can be used here."""
 
     kind: str
@@ -67,6 +79,9 @@ class Offer:
     module: str = ""
     """Of the plugin that offers it, as in its record."""
 
+    def __str__(self) -> str:
+        return f"{self.kind} '{self.spec.name}' of {self.origin}"
+
     @property
     def qualified_name(self) -> str:
         """The spelling that selects this offer among several of one name."""
@@ -74,7 +89,7 @@ class Offer:
 
 
 @dataclass(frozen=True)
-class OfferedCommand:
+class OfferedCommand(_Brought):
     """One command that a plugin brings."""
 
     spec: CommandSpec
@@ -100,29 +115,43 @@ class PluginSet:
     commands: list[OfferedCommand] = field(default_factory=list)
 
     def add(self, entry_point: metadata.EntryPoint, record: PluginRecord) -> None:
-        """Import a plugin, ask for its components, and take it into the set."""
+        """Import a plugin, ask for its components, register its lifecycle hooks, and take it into the set."""
         found = load(entry_point)
-        error = found.error or self._register(found, f"{record.distribution}:{record.entry_point}")
+        error = found.error
+        # Two distributions may ship one module: both offer its components, its observers are called once.
+        if error is None and found.observes and not self.manager.is_registered(found.plugin):
+            try:
+                self.manager.register(found.plugin, f"{record.distribution}:{record.entry_point}")
+            except Exception as refused:  # noqa: BLE001 - one distribution may use a name twice, for two modules
+                error = refused
         if error is not None:
             self.records.append(replace(record, status="broken", reason=describe(error), error=error))
             return
-        for kind, spec in found.components:
-            status, reason = _usable(kind, spec)
-            offer = Offer(kind, spec, record.distribution, record.version, status, reason, record.module)
-            self.offers.append(offer)
-        self.commands += [OfferedCommand(spec, record.distribution, record.version) for spec in found.commands]
+        origin = (record.distribution, record.version)
+        self.offers += [
+            Offer(kind, spec, *origin, *_usable(kind, spec), record.module) for kind, spec in found.components
+        ]
+        self.commands += [OfferedCommand(spec, *origin) for spec in found.commands]
         self.records.append(replace(record, observes=found.observes))
 
-    def _register(self, found: Loaded, name: str) -> Exception | None:
-        """Have lifecycle hooks called; returns the error of a plugin for which that cannot be."""
-        # Two distributions may ship one module: both offer its components, its observers are called once.
-        if not found.observes or self.manager.is_registered(found.plugin):
-            return None
-        try:
-            self.manager.register(found.plugin, name)
-        except Exception as error:  # noqa: BLE001 - one distribution may use a name twice, for two modules
-            return error
-        return None
+    def offers_called(self, name: str, kind: str = "", distribution: str = "") -> list[Offer]:
+        """The offers of this name, of one kind and of one distribution where these are given."""
+        return [
+            offer
+            for offer in self.offers
+            if offer.spec.name == name
+            and kind in ("", offer.kind)
+            and canonical_name(distribution) in ("", canonical_name(offer.distribution))
+        ]
+
+    def suspicions(self, distribution: str = "") -> dict[str, PluginRecord]:
+        """The plugins that did not load and may offer what is not found, by what to tell of each."""
+        return {
+            f"{record} may offer it, but it is {record.status}: {record.reason}": record
+            for record in self.records
+            if record.status != "ok"
+            and canonical_name(distribution) in ("", canonical_name(record.distribution))
+        }
 
 
 def _usable(kind: str, spec: ComponentSpec) -> tuple[OfferStatus, str]:
@@ -165,18 +194,14 @@ def discover(disable: Iterable[str] = ()) -> PluginSet:
             plugins.add(entry_point, record)
         else:
             plugins.records.append(replace(record, status="disabled", reason=f"by {by}"))
-    plugins.warnings += _not_found(given, {record.distribution for record in plugins.records})
-    return plugins
-
-
-def _not_found(disabled: Mapping[str, str], installed: Collection[str]) -> Iterator[str]:
-    """A line for each distribution that was to be disabled and has no plugin here."""
-    known = {canonical_name(name) for name in installed}
-    for name, by in disabled.items():
+    known = sorted({canonical_name(record.distribution) for record in plugins.records})
+    for name, by in given.items():
         if canonical_name(name) not in known:
-            near = nearest(canonical_name(name), sorted(known))
+            near = nearest(canonical_name(name), known)
             hint = f"; did you mean {near}?" if near else ""
-            yield f"{by} names {name!r}, and no installed distribution of that name has a plugin{hint}"
+            what = f"{by} names {name!r}, and no installed distribution of that name has a plugin"
+            plugins.warnings.append(what + hint)
+    return plugins
 
 
 def _entry_points() -> Iterator[tuple[metadata.EntryPoint, PluginRecord]]:

@@ -30,21 +30,16 @@ def load_object(reference: str, base: Path | None = None) -> Any:
     if not colon or not file or not name:
         raise ConfigError(Problem("names no object in a file", given=reference, allowed="path.py:name"))
     path = ((base or Path.cwd()) / Path(file).expanduser()).resolve()
-    _check_is_python_file(path, reference)
+    if path.suffix != ".py":
+        raise ConfigError(Problem(f"{path} is not a .py file", given=reference, allowed="path.py:name"))
+    if not path.is_file():
+        near = nearest(path.name, [other.name for other in path.parent.glob("*.py")])
+        raise ConfigError(Problem(f"there is no file {path}", given=reference, nearest=near))
     module = _module(path)
     if not hasattr(module, name):
         names = [known for known in vars(module) if not known.startswith("_")]
         raise ConfigError(Problem(f"{path} has no '{name}'", given=reference, nearest=nearest(name, names)))
     return getattr(module, name)
-
-
-def _check_is_python_file(path: Path, reference: str) -> None:
-    if path.suffix != ".py":
-        raise ConfigError(Problem(f"{path} is not a .py file", given=reference, allowed="path.py:name"))
-    if not path.is_file():
-        siblings = [other.name for other in path.parent.glob("*.py")]
-        near = nearest(path.name, siblings)
-        raise ConfigError(Problem(f"there is no file {path}", given=reference, nearest=near))
 
 
 def _module(path: Path) -> ModuleType:
@@ -54,8 +49,8 @@ def _module(path: Path) -> ModuleType:
     if module_name in sys.modules:
         return sys.modules[module_name]
     spec = importlib.util.spec_from_file_location(module_name, path)
-    if spec is None or spec.loader is None:
-        raise ConfigError(Problem(f"{path} cannot be imported"))
+    assert spec is not None  # of a file whose name ends in .py
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[module_name] = module
     sys.path.insert(0, str(path.parent))
@@ -64,17 +59,13 @@ def _module(path: Path) -> ModuleType:
     except BaseException as error:
         del sys.modules[module_name]
         raise_if_signal(error)
+        lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)]
+        if not lines and isinstance(error, SyntaxError) and error.filename == str(path):
+            lines = [error.lineno]
+        where = f"{path}:{lines[-1]}" if lines else str(path)
         # SystemExit too: a script that was written to be run, and exits at its end.
-        raise ConfigError(_import_problem(path, error)) from error
+        raise ConfigError(Problem(describe(error), where=where)) from error
     finally:
         with contextlib.suppress(ValueError):  # the file took its folder off the path itself
             sys.path.remove(str(path.parent))
     return module
-
-
-def _import_problem(path: Path, error: BaseException) -> Problem:
-    lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)]
-    if not lines and isinstance(error, SyntaxError) and error.filename == str(path):
-        lines = [error.lineno]
-    where = f"{path}:{lines[-1]}" if lines else str(path)
-    return Problem(describe(error), where=where)

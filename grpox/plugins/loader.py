@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
-from typing import Any, TypeVar
+from typing import Any
 
 import pluggy
 
@@ -19,10 +19,7 @@ from grpox.plugins import hookspecs
 from grpox.plugins.hookspecs import KINDS, CommandSpec, ComponentSpec
 from grpox.runtime.signals import raise_if_signal
 
-Component = tuple[str, ComponentSpec]
-"""(kind, what is offered)"""
 COMMANDS = "grpox_commands"
-Spec = TypeVar("Spec", ComponentSpec, CommandSpec)
 
 
 class InvalidPlugin(Exception):
@@ -43,7 +40,8 @@ class Loaded:
     """All that grpox wants to know of a plugin; nothing of one that is broken but its error."""
 
     plugin: Any = None
-    components: tuple[Component, ...] = ()
+    components: tuple[tuple[str, ComponentSpec], ...] = ()
+    """(kind, what is offered)"""
     commands: tuple[CommandSpec, ...] = ()
     observes: tuple[str, ...] = ()
     """Lifecycle hooks that the module implements itself, for every run."""
@@ -61,8 +59,9 @@ def load(entry_point: metadata.EntryPoint) -> Loaded:
         alone = _checked(plugin)
         callers = alone.get_hookcallers(plugin) or ()
         observes = sorted(caller.name for caller in callers if caller.name not in (*KINDS.values(), COMMANDS))
-        commands = tuple(_offered(alone, COMMANDS, check_command))
-        return Loaded(plugin, tuple(_components(alone)), commands, tuple(observes))
+        commands = tuple(_offered(alone, COMMANDS))
+        components = tuple((kind, spec) for kind, hook in KINDS.items() for spec in _offered(alone, hook))
+        return Loaded(plugin, components, commands, tuple(observes))
     except BaseException as error:  # noqa: BLE001 - whatever a plugin raises is its own affair
         raise_if_signal(error)
         return Loaded(error=error)
@@ -75,47 +74,31 @@ def new_manager() -> pluggy.PluginManager:
     return manager
 
 
-def check_component(spec: object, hook: str) -> ComponentSpec:
-    """Check that an answer of a discovery hook is a component that a run file could name.
+def _check_offer(spec: object, hook: str) -> Any:
+    """Check that an answer of a discovery hook is a component that a run file could name, or a command.
 
     Raises:
         InvalidPlugin: it is not.
     """
-    if not isinstance(spec, ComponentSpec):
-        raise InvalidPlugin(f"{hook} offers a {type(spec).__name__}, not a ComponentSpec")
-    if not re.fullmatch(r"[^\s:/]+", spec.name):
-        raise InvalidPlugin(f"{hook} offers {spec.name!r}: a name has neither space, ':' nor '/'")
-    for label, reference in (("target", spec.target), ("config", spec.config or "no:config")):
-        if not re.fullmatch(r"[\w.]+:[\w.]+", reference):
-            given = f"{hook}: the {label} of '{spec.name}' is {reference!r}"
-            raise InvalidPlugin(f"{given}, not 'package.module:Name'")
-    _check_strings(spec, ("needs", "provides", "requires"), hook)
-    return spec
-
-
-def check_command(spec: object, hook: str = COMMANDS) -> CommandSpec:
-    """Check that an answer of `grpox_commands` is a command that can be typed.
-
-    Raises:
-        InvalidPlugin: it is not.
-    """
-    if not isinstance(spec, CommandSpec):
-        raise InvalidPlugin(f"{hook} offers a {type(spec).__name__}, not a CommandSpec")
-    if not re.fullmatch(r"[a-z][a-z0-9-]*", spec.name):
-        what = "a command has lower-case letters, digits and hyphens"
-        raise InvalidPlugin(f"{hook} offers {spec.name!r}: {what}")
-    if not re.fullmatch(r"[\w.]+:[\w.]+", spec.target):
-        given = f"{hook}: the target of '{spec.name}' is {spec.target!r}"
-        raise InvalidPlugin(f"{given}, not 'package.module:name'")
-    _check_strings(spec, ("requires",), hook)
-    return spec
-
-
-def _check_strings(spec: ComponentSpec | CommandSpec, labels: tuple[str, ...], hook: str) -> None:
-    for label in labels:
-        names = getattr(spec, label)
-        if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+    is_command = hook == COMMANDS
+    wanted = CommandSpec if is_command else ComponentSpec
+    if not isinstance(spec, wanted):
+        raise InvalidPlugin(f"{hook} offers a {type(spec).__name__}, not a {wanted.__name__}")
+    names = r"[a-z][a-z0-9-]*" if is_command else r"[^\s:/]+"
+    if not re.fullmatch(names, spec.name):
+        of_command = "a command has lower-case letters, digits and hyphens"
+        rule = of_command if is_command else "a name has neither space, ':' nor '/'"
+        raise InvalidPlugin(f"{hook} offers {spec.name!r}: {rule}")
+    for label in ("target", "config"):
+        reference = getattr(spec, label, "")
+        if not re.fullmatch(r"[\w.]+:[\w.]+", reference) and (reference or label == "target"):
+            form = "package.module:name" if is_command else "package.module:Name"
+            raise InvalidPlugin(f"{hook}: the {label} of '{spec.name}' is {reference!r}, not '{form}'")
+    for label in ("needs", "provides", "requires"):
+        strings = getattr(spec, label, ())
+        if isinstance(strings, str) or not all(isinstance(each, str) for each in strings):
             raise InvalidPlugin(f"{hook}: {label} of '{spec.name}' is not a tuple of strings, ('a', 'b')")
+    return spec
 
 
 def _checked(plugin: Any) -> pluggy.PluginManager:
@@ -148,13 +131,7 @@ def _did_you_mean(name: str, known: list[str]) -> str:
     return f"did you mean {near}?" if near else f"the hooks are {', '.join(known)}"
 
 
-def _components(alone: pluggy.PluginManager) -> Iterator[Component]:
-    for kind, hook in KINDS.items():
-        for spec in _offered(alone, hook, check_component):
-            yield kind, spec
-
-
-def _offered(alone: pluggy.PluginManager, hook: str, check: Callable[[object, str], Spec]) -> Iterator[Spec]:
+def _offered(alone: pluggy.PluginManager, hook: str) -> Iterator[Any]:
     """Ask a discovery hook of one plugin by itself: pluggy's multicall would mix the answers of all."""
     taken = set()
     for implementation in getattr(alone.hook, hook).get_hookimpls():
@@ -164,7 +141,7 @@ def _offered(alone: pluggy.PluginManager, hook: str, check: Callable[[object, st
             error.add_note(f"in {hook}")
             raise
         for answer in specs:
-            spec = check(answer, hook)
+            spec = _check_offer(answer, hook)
             if spec.name in taken:
                 raise InvalidPlugin(f"{hook} offers '{spec.name}' twice", implementation.function)
             taken.add(spec.name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import pkgutil
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -18,12 +19,9 @@ from grpox.plugins.component import (
     check_params,
     contract_problem,
     is_model,
-    keyed,
-    own_keys,
     reduction_problem,
 )
-from grpox.plugins.discovery import Offer, PluginRecord, PluginSet
-from grpox.plugins.requirements import canonical_name
+from grpox.plugins.discovery import Offer, PluginSet
 from grpox.runtime.signals import raise_if_signal
 
 
@@ -40,27 +38,18 @@ class Registry:
             ConfigError: no plugin offers it, several do, or the one that does cannot be used here.
         """
         distribution, _, bare = name.rpartition(":")
-        offers = self._called(kind, bare, distribution)
+        offers = self.plugins.offers_called(bare, kind, distribution)
         if not offers:
             raise self._unknown(kind, name)
         if len(offers) > 1:
             spellings = sorted({offer.qualified_name for offer in offers})
-            told = " and ".join(sorted(f"{offer.distribution} {offer.version}" for offer in offers))
+            told = " and ".join(sorted(offer.origin for offer in offers))
             # One distribution may offer a name through two entry points: then no spelling tells them apart.
             allowed = " or ".join(spellings) if len(spellings) > 1 else ""
             raise ConfigError(Problem(f"{told} offer a {kind} '{bare}'", given=name, allowed=allowed))
         if offers[0].status != "ok":
-            raise ConfigError(Problem(f"{_origin(offers[0])} cannot be used: {offers[0].reason}", given=name))
+            raise ConfigError(Problem(f"{offers[0]} cannot be used: {offers[0].reason}", given=name))
         return offers[0]
-
-    def _called(self, kind: str, name: str, distribution: str) -> list[Offer]:
-        return [
-            offer
-            for offer in self.plugins.offers
-            if offer.kind == kind
-            and offer.spec.name == name
-            and (not distribution or canonical_name(distribution) == canonical_name(offer.distribution))
-        ]
 
     def config_model(self, offer: Offer) -> type[BaseModel] | None:
         """The component's config class, imported; None when it has no parameters.
@@ -74,10 +63,10 @@ class Registry:
             model = pkgutil.resolve_name(offer.spec.config)
         except BaseException as error:
             raise_if_signal(error)
-            what = f"{_origin(offer)}: config {offer.spec.config} cannot be imported: {describe(error)}"
+            what = f"{offer}: config {offer.spec.config} cannot be imported: {describe(error)}"
             raise ConfigError(Problem(what)) from error
         if not is_model(model):
-            raise ConfigError(Problem(f"{_origin(offer)}: {offer.spec.config} is not a pydantic model"))
+            raise ConfigError(Problem(f"{offer}: {offer.spec.config} is not a pydantic model"))
         return model  # type: ignore[no-any-return]
 
     def parse(self, kind: str, ref: ComponentRef, key: str) -> BoundComponent:
@@ -87,26 +76,30 @@ class Registry:
             ConfigError: with every problem of this component; `Problem.where` is left to the caller.
         """
         try:
-            if ref.path is not None:
-                return _parse_path(kind, ref, ref.path, key)
-            return self._parse_name(kind, ref, str(ref.name), key)
+            if ref.path is None:
+                return self._parse_name(kind, ref, str(ref.name), key)
+            # Imported late, because most runs select every component by name.
+            from grpox.plugins.load_object import load_object
+
+            return bind_object(kind, load_object(ref.path), ref.params, key, ref.label)
         except ConfigError as error:
-            raise keyed(error, key) from error.__cause__
+            raise _keyed(error, key) from error.__cause__
 
     def _parse_name(self, kind: str, ref: ComponentRef, name: str, key: str) -> BoundComponent:
         offer = self.find(kind, name)
         model = self.config_model(offer)
-        owner = f"{kind} '{name}'"
-        hidden = sorted({"name", "path", *own_keys(ref)} & set(model.model_fields if model else ()))
+        # Keys of the mention that belong to the core, such as a reward's `weight`.
+        own = tuple(field for field in type(ref).model_fields if field not in ("name", "path"))
+        hidden = sorted({"name", "path", *own} & set(model.model_fields if model else ()))
         if hidden:
-            what = f"{_origin(offer)}: its config may not use the run file's own keys {', '.join(hidden)}"
+            what = f"{offer}: its config may not use the run file's own keys {', '.join(hidden)}"
             raise ConfigError(Problem(what))
         return BoundComponent(
             kind,
             name,
             key,
             load=partial(pkgutil.resolve_name, offer.spec.target),
-            config=check_params(model, ref.params, key, owner, own_keys(ref)),
+            config=check_params(model, ref.params, key, f"{kind} '{name}'", own),
             offer=offer,
             needs=tuple(offer.spec.needs),
             provides=tuple(offer.spec.provides),
@@ -121,9 +114,9 @@ class Registry:
         try:
             target: Any = bound.load()
             if inspect.isclass(target):
-                return _checked(bound, target)
+                return _construct(bound, target)
         except ConfigError as error:
-            raise keyed(error, bound.key) from error
+            raise _keyed(error, bound.key) from error
         except GrpoxError:
             raise
         except BaseException as error:
@@ -168,14 +161,13 @@ class Registry:
             allowed=", ".join(known) or f"no plugin offers a {kind}",
             nearest=nearest(name, known),
         )
-        absent = [record for record in self.plugins.records if record.status != "ok"]
-        suspects = [record for record in absent if not distribution or _is_of(record, distribution)]
-        error = ConfigError([problem, *map(_suspicion, suspects)])
-        error.__cause__ = next((record.error for record in suspects if record.error is not None), None)
+        suspects = self.plugins.suspicions(distribution)
+        error = ConfigError([problem, *map(Problem, suspects)])
+        error.__cause__ = next((record.error for record in suspects.values() if record.error), None)
         return error
 
 
-def _checked(bound: BoundComponent, target: Any) -> Any:
+def _construct(bound: BoundComponent, target: Any) -> Any:
     """The component built, if the class is one of its kind."""
     problem = contract_problem(bound.kind, target)
     component = None if problem else target() if bound.config is None else target(bound.config)
@@ -186,20 +178,6 @@ def _checked(bound: BoundComponent, target: Any) -> Any:
     return component
 
 
-def _parse_path(kind: str, ref: ComponentRef, path: str, key: str) -> BoundComponent:
-    # Imported late, because most runs select every component by name.
-    from grpox.plugins.load_object import load_object
-
-    return bind_object(kind, load_object(path), ref.params, key, ref.label)
-
-
-def _suspicion(record: PluginRecord) -> Problem:
-    return Problem(f"{record} may offer it, but it is {record.status}: {record.reason}")
-
-
-def _is_of(record: PluginRecord, distribution: str) -> bool:
-    return canonical_name(record.distribution) == canonical_name(distribution)
-
-
-def _origin(offer: Offer) -> str:
-    return f"{offer.kind} '{offer.spec.name}' of {offer.distribution} {offer.version}"
+def _keyed(error: ConfigError, key: str) -> ConfigError:
+    """The same error, with the place in the run file for the problems that do not know theirs."""
+    return ConfigError([replace(problem, key=problem.key or key) for problem in error.problems])

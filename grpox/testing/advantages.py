@@ -17,7 +17,7 @@ from torch import Tensor
 
 from grpox.errors import RunFailed
 from grpox.runtime.foreign_code import call
-from grpox.testing.conformance import Conformance, Violation
+from grpox.testing.conformance import Conformance, Violation, require
 
 close = partial(torch.allclose, rtol=1e-4, atol=1e-5)
 """Whether two float32 tensors differ by the order of sums alone."""
@@ -32,21 +32,16 @@ class Batch:
     weights: Tensor  # f32[K]
     group_ids: Tensor  # i64[N]
 
-    def rows(self, places: Tensor) -> Batch:
-        """Some rows, in this order."""
-        return replace(self, rewards=self.rewards[places], group_ids=self.group_ids[places])
-
     def __str__(self) -> str:
         rows = zip(self.group_ids.tolist(), self.rewards.tolist(), strict=True)
-        lines = [f"group {group}  rewards {'  '.join(f'{value:g}' for value in row)}" for group, row in rows]
-        return "\n".join([*lines, f"weights {'  '.join(f'{value:g}' for value in self.weights.tolist())}"])
+        lines = [f"group {group}  rewards {_numbers(row)}" for group, row in rows]
+        return "\n".join([*lines, f"weights {_numbers(self.weights.tolist())}"])
 
 
 def batch(rewards: list[list[float]], group_ids: list[int], weights: list[float] | None = None) -> Batch:
     """The batch of these numbers; weights are 1 where none are given."""
-    given = torch.tensor(rewards, dtype=torch.float32)
-    weighed = torch.ones(given.shape[1]) if weights is None else torch.tensor(weights, dtype=torch.float32)
-    return Batch(given, weighed, torch.tensor(group_ids))
+    weighed = torch.tensor(weights or [1.0] * len(rewards[0]))
+    return Batch(torch.tensor(rewards), weighed, torch.tensor(group_ids))
 
 
 ORDINARY = (
@@ -69,13 +64,13 @@ class AdvantageConformance(Conformance):
     def test_runs(self) -> None:
         """Returns one finite number for each completion, without a gradient."""
         for given in ORDINARY:
-            made = self._scaled(given)
-            if not isinstance(made, Tensor) or made.shape != (len(given.rewards),):
-                shape = tuple(made.shape) if isinstance(made, Tensor) else type(made).__name__
-                raise Violation(f"it returned {shape}, not one number for each of N rows", str(given))
-            if made.requires_grad or not made.is_floating_point():
-                raise Violation(f"it returned {made.dtype}, requires_grad={made.requires_grad}", str(given))
-            self._finite(made, given)
+            made = _scale(self.build(), given)
+            shape = tuple(made.shape) if isinstance(made, Tensor) else type(made).__name__
+            is_one_each = shape == (len(given.rewards),)
+            require(is_one_each, f"it returned {shape}, not one number for each of N rows", given)
+            is_plain = made.is_floating_point() and not made.requires_grad
+            require(is_plain, f"it returned {made.dtype}, requires_grad={made.requires_grad}", given)
+            _check_finite(made, given)
 
     def test_pure(self) -> None:
         """Returns the same twice, and leaves its inputs as they are."""
@@ -83,57 +78,46 @@ class AdvantageConformance(Conformance):
         for given in ORDINARY:
             kept = Batch(given.rewards.clone(), given.weights.clone(), given.group_ids.clone())
             first = _scale(scaler, kept)
-            if not torch.equal(kept.rewards, given.rewards) or not torch.equal(kept.weights, given.weights):
-                advice = "the core logs them afterwards: copy before an in-place operation"
-                raise Violation("it changes the rewards or the weights in place", str(given), advice)
-            if not torch.equal(first, _scale(scaler, kept)):
-                raise Violation("called twice on the same rewards, it returned two results", str(given))
+            unchanged = torch.equal(kept.rewards, given.rewards) and torch.equal(kept.weights, given.weights)
+            advice = "the core logs them afterwards: copy before an in-place operation"
+            require(unchanged, "it changes the rewards or the weights in place", given, advice)
+            same = torch.equal(first, _scale(scaler, kept))
+            require(same, "called twice on the same rewards, it returned two results", given)
 
     def test_order_of_rows(self) -> None:
         """The order of the rows does not matter: a group's need not follow one another."""
         for given in ORDINARY:
             order = torch.arange(len(given.rewards)).roll(1).flip(0)
-            expected, made = self._scaled(given)[order], self._scaled(given.rows(order))
+            other = replace(given, rewards=given.rewards[order], group_ids=given.group_ids[order])
             advice = (
                 "tell groups by group_ids and not by position, as torch.unique(..., return_inverse=True) does"
             )
-            self._same(made, expected, given.rows(order), "in another order it gives other advantages", advice)
+            self._check_same(given, other, "in another order it gives other advantages", advice, order)
 
     def test_names_of_groups(self) -> None:
         """Groups may have any numbers."""
         for given in ORDINARY:
             renamed = replace(given, group_ids=given.group_ids * 7 + 3)
             advice = "group_ids are names: number them by torch.unique(group_ids, return_inverse=True)"
-            self._same(
-                self._scaled(renamed), self._scaled(given), renamed, "the numbers of groups matter", advice
-            )
+            self._check_same(given, renamed, "the numbers of groups matter", advice)
 
     def test_groups_of_one_reward(self) -> None:
         """A group whose completions are all alike, or that has one alone, gives finite numbers."""
-        for given in (
-            batch([[1.0]], [0]),
-            batch([[1.0], [1.0]], [0, 0]),
-            batch([[0.0], [1.0], [3.0]], [0, 0, 1]),
-        ):
-            self._finite(self._scaled(given), given)
-        flat = self._scaled(batch([[0.7], [0.7]], [0, 0]))
+        self._finite(batch([[1.0]], [0]))
+        self._finite(batch([[1.0], [1.0]], [0, 0]))
+        self._finite(batch([[0.0], [1.0], [3.0]], [0, 0, 1]))
+        flat = _scale(self.build(), batch([[0.7], [0.7]], [0, 0]))
         told = "is not trained on" if not bool((flat != 0).any()) else f"gets advantage {flat[0].item():.3g}"
         self.notes.append(f"a group of equal rewards {told}")
 
     def test_abstentions(self) -> None:
         """A completion that no function scored gets 0, and the others finite numbers."""
         given = batch([[NAN], [0.0], [1.0]], [0, 0, 0])
-        made = self._scaled(given)
         advice = "rewards are NaN where a function abstained: use torch.nansum, or mask by rewards.isnan()"
-        self._finite(made, given, advice)
-        if made[0].item() != 0:
-            raise Violation(
-                f"a completion without a score gets advantage {made[0].item():g}, not 0", str(given), advice
-            )
-        partly = batch([[NAN, 1.0], [0.0, 0.0], [1.0, NAN]], [0, 0, 0])
-        self._finite(self._scaled(partly), partly, advice)
-        nobody = batch([[NAN], [NAN]], [0, 0])
-        self._finite(self._scaled(nobody), nobody, advice)
+        made = self._finite(given, advice)[0].item()
+        require(made == 0, f"a completion without a score gets advantage {made:g}, not 0", given, advice)
+        self._finite(batch([[NAN, 1.0], [0.0, 0.0], [1.0, NAN]], [0, 0, 0]), advice)
+        self._finite(batch([[NAN], [NAN]], [0, 0]), advice)
 
     def test_weight_of_zero(self) -> None:
         """A reward function of weight 0 changes nothing: it is there to be logged."""
@@ -145,31 +129,38 @@ class AdvantageConformance(Conformance):
             )
             wider = replace(given, rewards=rewards, weights=weights)
             advice = "weigh by `weights` before anything is summed or scaled over functions"
-            self._same(self._scaled(wider), self._scaled(given), wider, "a function of weight 0 counts", advice)
+            self._check_same(given, wider, "a function of weight 0 counts", advice)
 
     def test_large_and_small_rewards(self) -> None:
         """Rewards of 10,000 and differences of a millionth give finite numbers."""
         for given in (batch([[1e4], [-1e4]], [0, 0]), batch([[0.5], [0.500001]], [0, 0])):
-            self._finite(self._scaled(given), given, "a division by a spread that may be 0: add an epsilon")
+            self._finite(given, "a division by a spread that may be 0: add an epsilon")
 
     def test_what_it_depends_on(self) -> None:
         """What an advantage depends on besides its own group is reported."""
         given = batch([[0.0], [1.0], [2.0], [2.5]], [0, 0, 1, 1])
         other = batch([[0.0], [1.0], [-3.0], [9.0]], [0, 0, 1, 1])
-        alone = close(self._scaled(given)[:2], self._scaled(other)[:2])
+        alone = close(_scale(self.build(), given)[:2], _scale(self.build(), other)[:2])
         self.notes.append(f"depends on its own group{'' if alone else ' and on the others of the batch'}")
 
-    def _scaled(self, given: Batch) -> Tensor:
-        return _scale(self.build(), given)
+    def _finite(self, given: Batch, advice: str = "") -> Tensor:
+        made = _scale(self.build(), given)
+        _check_finite(made, given, advice)
+        return made
 
-    def _finite(self, made: Tensor, given: Batch, advice: str = "") -> None:
-        if not bool(made.isfinite().all()):
-            told = f"advantages {'  '.join(f'{value:g}' for value in made.tolist())}"
-            raise Violation("its advantages are not all finite", f"{given}\n{told}", advice)
+    def _check_same(self, given: Batch, other: Batch, what: str, advice: str, order: Any = ...) -> None:
+        """Compare the advantages of two batches, the second of which has the rows `order` of the first."""
+        same = close(_scale(self.build(), other), _scale(self.build(), given)[order])
+        require(same, what, other, advice)
 
-    def _same(self, made: Tensor, expected: Tensor, given: Batch, what: str, advice: str) -> None:
-        if not close(made, expected):
-            raise Violation(what, str(given), advice)
+
+def _check_finite(made: Tensor, given: Batch, advice: str = "") -> None:
+    example = f"{given}\nadvantages {_numbers(made.tolist())}"
+    require(bool(made.isfinite().all()), "its advantages are not all finite", example, advice)
+
+
+def _numbers(values: list[float]) -> str:
+    return "  ".join(f"{value:g}" for value in values)
 
 
 def _scale(scaler: Any, given: Batch) -> Tensor:

@@ -7,9 +7,8 @@ with Test; `grpox.testing.runner` runs them for ``grpox plugins check``.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from pydantic import ValidationError
 
@@ -38,8 +37,13 @@ class Violation(AssertionError):
         self.what, self.example, self.advice = what, example, advice
 
 
-@dataclass(frozen=True)
-class Check:
+def require(holds: bool, what: str, example: object = "", advice: str = "") -> None:
+    """Raise a `Violation` unless a rule holds; `example` is written as text."""
+    if not holds:
+        raise Violation(what, str(example), advice)
+
+
+class Check(NamedTuple):
     """One method of a suite."""
 
     name: str

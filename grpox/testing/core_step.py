@@ -12,12 +12,12 @@ from torch import Tensor
 
 from grpox.errors import ConfigError, Problem, nearest, text_of
 from grpox.runtime.world import World
-from grpox.testing.conformance import Mention, bind, registry
+from grpox.testing.conformance import bind, registry
 from grpox.update.objective import KL_ESTIMATORS, MicroBatchInputs, StepLoss
 from grpox.update.packing import StepTotals, count_masks
 from grpox.update.token_masks import choose
 
-REQUIRED: tuple[str, ...] = ("logprobs", "advantages", "token_mask")
+REQUIRED = ("logprobs", "advantages", "token_mask")
 OPTIONAL = ("old_logprobs", "sampler_logprobs", "ref_logprobs", "entropy")
 
 
@@ -68,33 +68,19 @@ def step_gradient(
         numbers["off_policy_mask_threshold"] = off_policy_mask_threshold
     sizes = {"max_completion_length": max_completion_length, "world_size": world_size}
     _check_settings(kl, numbers, top_entropy_quantile, sizes)
-    needed = _needed(beta, entropy_coef, top_entropy_quantile)
+    needed = [*REQUIRED, *(["ref_logprobs"] if beta > 0 else [])]
+    if entropy_coef > 0 or top_entropy_quantile < 1:
+        needed.append("entropy")
     inputs = _all_inputs(micro_batches, needed, top_entropy_quantile)
-    components = _build("loss", loss), _build("correction", correction)
-    step_loss = StepLoss(*components, beta, kl, entropy_coef, off_policy_mask_threshold)
-    return _loss_and_gradients(step_loss, inputs, max_completion_length, world_size)
-
-
-def _loss_and_gradients(
-    step_loss: StepLoss, inputs: Sequence[MicroBatchInputs], max_completion_length: int, world_size: int
-) -> tuple[Tensor, list[Tensor]]:
+    built, corrects = (registry().build(bind(*each)) for each in (("loss", loss), ("correction", correction)))
+    step_loss = StepLoss(built, corrects, beta, kl, entropy_coef, off_policy_mask_threshold)
     # Each rank counts its own and the counts are added, as the all-reduce of a run does.
     counts = [count_masks(i.token_mask for i in inputs[rank::world_size]) for rank in range(world_size)]
     tokens, sequences, number = (sum(column) for column in zip(*counts, strict=True))
     totals = StepTotals(tokens, sequences, number, max_completion_length)
-    shares = [step_loss.micro_batch(each, totals).loss for each in inputs]
-    total = torch.stack(shares).sum()
+    total = torch.stack([step_loss.micro_batch(each, totals).loss for each in inputs]).sum()
     gradients = torch.autograd.grad(total, [each.logprobs for each in inputs])
     return total.detach(), list(gradients)
-
-
-def _build(kind: str, mention: Mention) -> Any:
-    return registry().build(bind(kind, mention))
-
-
-def _needed(beta: float, entropy_coef: float, top_entropy_quantile: float) -> tuple[str, ...]:
-    needed = REQUIRED + (("ref_logprobs",) if beta > 0 else ())
-    return needed + (("entropy",) if entropy_coef > 0 or top_entropy_quantile < 1 else ())
 
 
 def _all_inputs(micro_batches: Any, needed: Sequence[str], part: float) -> list[MicroBatchInputs]:
@@ -144,7 +130,16 @@ def _inputs(place: int, given: Any, needed: Sequence[str]) -> MicroBatchInputs:
     if problems:
         raise ConfigError(problems)
     tensors = {name: _tensor(f"{key}.{name}", value) for name, value in given.items() if value is not None}
-    _check_shapes(key, tensors)
+    shape = tuple(tensors["logprobs"].shape)
+    if len(shape) != 2:
+        raise ConfigError(Problem("must have the shape [B, T]", f"{key}.logprobs", given=str(shape)))
+    for name, tensor in tensors.items():
+        shapes = [shape, shape[:1]] if name == "advantages" else [shape]
+        if tuple(tensor.shape) not in shapes:
+            allowed, other = " or ".join(map(str, shapes)), str(tuple(tensor.shape))
+            problems.append(Problem("wrong shape", f"{key}.{name}", given=other, allowed=allowed))
+    if problems:
+        raise ConfigError(problems)
     # Detached, so that a caller's own graph is neither needed nor changed.
     f64 = {name: tensor.detach().to(torch.float64) for name, tensor in tensors.items() if name != "token_mask"}
     return MicroBatchInputs(
@@ -167,19 +162,3 @@ def _tensor(key: str, value: Any) -> Tensor:
     if key.endswith(".token_mask") and not bool(((tensor == 0) | (tensor == 1)).all()):
         raise ConfigError(Problem("holds something else than 0 and 1", key))
     return tensor
-
-
-def _check_shapes(key: str, tensors: Mapping[str, Tensor]) -> None:
-    shape = tuple(tensors["logprobs"].shape)
-    if len(shape) != 2:
-        raise ConfigError(Problem("must have the shape [B, T]", f"{key}.logprobs", given=str(shape)))
-    problems = []
-    for name, tensor in tensors.items():
-        allowed = [shape, shape[:1]] if name == "advantages" else [shape]
-        if tuple(tensor.shape) not in allowed:
-            told = " or ".join(map(str, allowed))
-            problems.append(
-                Problem("wrong shape", f"{key}.{name}", given=str(tuple(tensor.shape)), allowed=told)
-            )
-    if problems:
-        raise ConfigError(problems)

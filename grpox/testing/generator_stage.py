@@ -39,12 +39,10 @@ class Stage:
         """Rollouts of all prompts, in row order."""
         return _in_row_order(self.generator.generate(self._requests(samples), sampling, seed))
 
-    def begin(
-        self, sampling: SamplingConfig, seed: int = SEED, samples: int = 4
-    ) -> Callable[[], list[Rollout]]:
+    def begin(self, sampling: SamplingConfig) -> Callable[[], list[Rollout]]:
         """The same in the background, by a generator that provides "ahead"; returns what reads the rollouts."""
         generator: Any = self.generator
-        begun: Iterable[Rollout] = generator.begin(self._requests(samples), sampling, seed)
+        begun: Iterable[Rollout] = generator.begin(self._requests(4), sampling, SEED)
         return lambda: _in_row_order(begun)
 
     def _requests(self, samples: int) -> list[Prompt]:

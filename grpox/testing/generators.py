@@ -16,7 +16,7 @@ import torch
 
 from grpox.config import SamplingConfig
 from grpox.contracts import Capability, Rollout
-from grpox.testing.conformance import Conformance, Violation
+from grpox.testing.conformance import Conformance, require
 
 if TYPE_CHECKING:
     from grpox.testing.generator_stage import Stage
@@ -38,16 +38,13 @@ class GeneratorConformance(Conformance):
         rollouts = stage.sample(SAMPLING)
         made = [(rollout.group_id, rollout.sample) for rollout in rollouts]
         wanted = [(group, sample) for group in range(len(stage.prompts)) for sample in range(4)]
-        if made != wanted:
-            raise Violation(f"of (group, sample) {wanted} it returned {made}")
+        require(made == wanted, f"of (group, sample) {wanted} it returned {made}")
         for rollout in rollouts:
-            if tuple(rollout.prompt_ids) != stage.prompts[rollout.group_id]:
-                advice = "nothing is tokenised twice: return the prompt's ids as they came"
-                raise Violation("a rollout has other prompt tokens than its prompt", str(rollout), advice)
-            if rollout.policy_version != 0:
-                raise Violation(
-                    f"after sync(weights, 0) a rollout is of version {rollout.policy_version}", str(rollout)
-                )
+            same = tuple(rollout.prompt_ids) == stage.prompts[rollout.group_id]
+            advice = "nothing is tokenised twice: return the prompt's ids as they came"
+            require(same, "a rollout has other prompt tokens than its prompt", rollout, advice)
+            what = f"after sync(weights, 0) a rollout is of version {rollout.policy_version}"
+            require(rollout.policy_version == 0, what, rollout)
 
     def test_ends(self) -> None:
         """A completion ends with its stop token, or at the maximal length, and says which."""
@@ -55,7 +52,7 @@ class GeneratorConformance(Conformance):
         for length in (SAMPLING.max_completion_length, 1):
             sampling = SAMPLING.model_copy(update={"max_completion_length": length})
             for rollout in stage.sample(sampling):
-                self._ends_right(rollout, length, stage.stop_token_ids)
+                _check_end(rollout, length, stage.stop_token_ids)
 
     def test_log_probabilities(self) -> None:
         """Reports the log-probability of each token under the model, at the temperature it was drawn with."""
@@ -67,27 +64,22 @@ class GeneratorConformance(Conformance):
         """Nearly at temperature 0 it takes the likeliest token."""
         stage = self._on_stage()
         for rollout in stage.sample(SAMPLING.model_copy(update={"temperature": 1e-4}), samples=1):
-            likeliest = stage.logits(rollout).argmax(1).tolist()
-            if list(rollout.completion_ids) != likeliest:
-                raise Violation(
-                    f"it drew {list(rollout.completion_ids)}; likeliest are {likeliest}", str(rollout)
-                )
+            drawn, likeliest = list(rollout.completion_ids), stage.logits(rollout).argmax(1).tolist()
+            require(drawn == likeliest, f"it drew {drawn}; likeliest are {likeliest}", rollout)
 
     def test_seeds(self) -> None:
         """The same seed draws the same tokens, and another one others."""
         stage = self._on_stage()
         sampling = SAMPLING.model_copy(update={"temperature": 2.0})
         first, again, other = (_drawn(stage.sample(sampling, seed)) for seed in (1, 1, 2))
-        if first != again:
-            advice = "draw from a generator seeded by `seed` and the prompt's group_id, not from the global one"
-            raise Violation("the same seed draws other tokens a second time", advice=advice)
-        if first == other:
-            raise Violation("another seed draws the same tokens", advice="use the argument `seed`")
+        advice = "draw from a generator seeded by `seed` and the prompt's group_id, not from the global one"
+        require(first == again, "the same seed draws other tokens a second time", advice=advice)
+        require(first != other, "another seed draws the same tokens", advice="use the argument `seed`")
 
     def test_no_prompts(self) -> None:
         """Takes a share without prompts, as a rank of many has at times."""
-        if list(self._on_stage().generator.generate([], SAMPLING, 0)):
-            raise Violation("for no prompts it returned rollouts")
+        rollouts = list(self._on_stage().generator.generate([], SAMPLING, 0))
+        require(not rollouts, "for no prompts it returned rollouts")
 
     def test_sleep_and_wake(self) -> None:
         """After sleep and wake it samples as before."""
@@ -95,8 +87,8 @@ class GeneratorConformance(Conformance):
         before = _drawn(stage.sample(SAMPLING))
         stage.generator.sleep()
         stage.generator.wake()
-        if _drawn(stage.sample(SAMPLING)) != before:
-            raise Violation("after sleep() and wake() it draws other tokens from the same seed")
+        same = _drawn(stage.sample(SAMPLING)) == before
+        require(same, "after sleep() and wake() it draws other tokens from the same seed")
 
     def test_versions(self) -> None:
         """After a sync it samples from the new weights, and says so."""
@@ -104,9 +96,8 @@ class GeneratorConformance(Conformance):
         stage.change_policy()
         stage.sync(7)
         versions = {rollout.policy_version for rollout in stage.sample(SAMPLING)}
-        if versions != {7}:
-            advice = "keep the version that sync() is given"
-            raise Violation(f"after sync(weights, 7) rollouts are of version {sorted(versions)}", advice=advice)
+        what = f"after sync(weights, 7) rollouts are of version {sorted(versions)}"
+        require(versions == {7}, what, advice="keep the version that sync() is given")
         if Capability.LOGPROBS in self.bound.provides:
             self._check_log_probabilities(stage)
 
@@ -121,13 +112,11 @@ class GeneratorConformance(Conformance):
         stage.change_policy()
         stage.sync(9)
         rollouts = read()
-        if versions := {rollout.policy_version for rollout in rollouts} - {8}:
-            advice = "sync() waits for what was begun"
-            raise Violation(
-                f"begun after sync(weights, 8), rollouts are of version {sorted(versions)}", advice=advice
-            )
-        if _drawn(rollouts) != _drawn(wanted):
-            raise Violation("begin() draws other samples than generate() with the same weights and seed")
+        versions = {rollout.policy_version for rollout in rollouts} - {8}
+        what = f"begun after sync(weights, 8), rollouts are of version {sorted(versions)}"
+        require(not versions, what, advice="sync() waits for what was begun")
+        same = _drawn(rollouts) == _drawn(wanted)
+        require(same, "begin() draws other samples than generate() with the same weights and seed")
 
     @classmethod
     def teardown_class(cls) -> None:
@@ -149,31 +138,30 @@ class GeneratorConformance(Conformance):
     def _check_log_probabilities(self, stage: Stage) -> None:
         largest, allowed = 0.0, LARGEST_ERROR[Capability.OTHER_NUMERICS in self.bound.provides]
         for rollout in stage.sample(SAMPLING):
-            if rollout.sampler_logprobs is None or len(rollout.sampler_logprobs) != len(rollout.completion_ids):
-                raise Violation("it provides logprobs and a rollout has none, or not one a token", str(rollout))
+            told = torch.tensor(rollout.sampler_logprobs or ())
+            is_whole = len(told) == len(rollout.completion_ids)
+            require(is_whole, "it provides logprobs and a rollout has none, or not one a token", rollout)
             expected = torch.log_softmax(stage.logits(rollout) / SAMPLING.temperature, dim=1)
             chosen = expected.gather(1, torch.tensor(rollout.completion_ids).unsqueeze(1)).squeeze(1)
-            error = float((torch.tensor(rollout.sampler_logprobs) - chosen).abs().max())
-            if not error <= allowed:
-                shown = "  ".join(f"{value:.4f}" for value in chosen.tolist())
-                advice = "they are of softmax(logits / temperature), of the weights of the last sync"
-                what = f"its log-probabilities are off by {error:.2g} nats; allowed is {allowed:g}"
-                raise Violation(what, f"{rollout}\nthe model's: {shown}", advice)
+            error = float((told - chosen).abs().max())
+            shown = "  ".join(f"{value:.4f}" for value in chosen.tolist())
+            advice = "they are of softmax(logits / temperature), of the weights of the last sync"
+            what = f"its log-probabilities are off by {error:.2g} nats; allowed is {allowed:g}"
+            require(error <= allowed, what, f"{rollout}\nthe model's: {shown}", advice)
             largest = max(largest, error)
         self.notes.append(f"largest difference from the model's: {largest:.1e} nats")
 
-    def _ends_right(self, rollout: Rollout, length: int, stops: Sequence[int]) -> None:
-        ids = rollout.completion_ids
-        if not 1 <= len(ids) <= length:
-            raise Violation(f"a completion has {len(ids)} tokens of at most {length}", str(rollout))
-        stopped = ids[-1] in stops
-        if any(token in stops for token in ids[:-1]):
-            raise Violation("a completion goes on after its stop token", str(rollout))
-        if not stopped and len(ids) < length:
-            advice = "the ending EOS belongs to the completion: it is trained on"
-            raise Violation("a completion ends early and without a stop token", str(rollout), advice)
-        if rollout.finish_reason != ("stop" if stopped else "length"):
-            raise Violation(f"its finish_reason is {rollout.finish_reason!r}", str(rollout))
+
+def _check_end(rollout: Rollout, length: int, stops: Sequence[int]) -> None:
+    ids = rollout.completion_ids
+    require(1 <= len(ids) <= length, f"a completion has {len(ids)} tokens of at most {length}", rollout)
+    stopped = ids[-1] in stops
+    goes_on = any(token in stops for token in ids[:-1])
+    require(not goes_on, "a completion goes on after its stop token", rollout)
+    advice = "the ending EOS belongs to the completion: it is trained on"
+    require(stopped or len(ids) == length, "a completion ends early and without a stop token", rollout, advice)
+    is_right = rollout.finish_reason == ("stop" if stopped else "length")
+    require(is_right, f"its finish_reason is {rollout.finish_reason!r}", rollout)
 
 
 def _drawn(rollouts: Sequence[Rollout]) -> list[tuple[int, ...]]:

@@ -6,10 +6,10 @@ Losses and gradients are measured by themselves, and through the core that train
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -19,18 +19,16 @@ from grpox.contracts import Capability, LossInputs, PolicyLoss
 from grpox.update.objective import MicroBatchInputs, objective, per_token_loss
 from grpox.update.packing import LossTraits, StepTotals, count_masks, token_weights
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+Tensors = TypeVar("Tensors", bound="DataclassInstance")
 SHAPES = ((1, 1), (1, 2), (2, 1), (2, 3), (4, 6))
 """(sequences, tokens): what fails is shown on the first shape that shows it."""
 SPREAD = 0.3
 """Standard deviation of the log-ratios: some are clipped by the usual bounds, most are not."""
-
-
-def examples(
-    needs: Sequence[str] = (), folds_correction: bool = False, dtype: torch.dtype = torch.float64
-) -> Iterator[LossInputs]:
-    """One for each shape, always the same."""
-    for seed, (sequences, tokens) in enumerate(SHAPES):
-        yield example(sequences, tokens, seed, needs, folds_correction, dtype)
+close = partial(torch.allclose, rtol=1e-9, atol=1e-12)
+"""True for two float64 tensors that differ by the order of sums alone."""
 
 
 def example(
@@ -47,99 +45,67 @@ def example(
         needs: of `entropy`, what the loss declares; what it does not is None, as in a run.
         folds_correction: whether it is given weights.
     """
-    random = torch.Generator().manual_seed(seed)
-    shape = (sequences, tokens)
-
-    def uniform() -> Tensor:
-        return torch.rand(shape, generator=random, dtype=torch.float64)
-
-    old = -0.5 - 3 * uniform()
-    logprobs = (old + SPREAD * torch.randn(shape, generator=random, dtype=torch.float64)).clamp(max=-0.01)
-    signs = torch.tensor([1.0 if row % 2 == 0 else -1.0 for row in range(sequences)], dtype=torch.float64)
-    advantages = (signs * (0.5 + torch.rand(sequences, generator=random, dtype=torch.float64))).unsqueeze(1)
-    mask = torch.arange(tokens).unsqueeze(0) < torch.tensor(
-        [max(1, tokens - row) for row in range(sequences)]
-    ).unsqueeze(1)
+    generator, shape = torch.Generator().manual_seed(seed), (sequences, tokens)
+    uniform = partial(torch.rand, generator=generator, dtype=torch.float64)
+    old = -0.5 - 3 * uniform(shape)
+    logprobs = (old + SPREAD * torch.randn(shape, generator=generator, dtype=torch.float64)).clamp(max=-0.01)
+    row = torch.arange(sequences)
+    advantages = (1.0 - 2.0 * (row % 2)) * (0.5 + uniform(sequences))
+    mask = torch.arange(tokens) < (tokens - row).clamp(min=1).unsqueeze(1)
     if tokens > 3:
         mask[0, 1] = False
     given = LossInputs(
         logprobs=logprobs,
         old_logprobs=old,
-        advantages=advantages.expand(shape),
+        advantages=advantages.unsqueeze(1).expand(shape),
         token_mask=mask,
-        entropy=2 * uniform() if Capability.ENTROPY in needs else None,
-        correction_weights=2 * uniform() if folds_correction else None,
+        entropy=2 * uniform(shape) if Capability.ENTROPY in needs else None,
+        correction_weights=2 * uniform(shape) if folds_correction else None,
     )
-    return neutral(mapped(given, lambda tensor: tensor.to(dtype)))
+    return filled(to_dtype(given, dtype), 0.0)
 
 
-def mapped(inputs: LossInputs, function: Callable[[Tensor], Tensor]) -> LossInputs:
-    """`function` of every floating-point tensor."""
-    changed = {
-        field.name: function(value)
-        for field in fields(inputs)
-        if isinstance(value := getattr(inputs, field.name), Tensor) and value.is_floating_point()
-    }
-    return replace(inputs, **changed)
+def tensors_of(inputs: DataclassInstance) -> dict[str, Tensor]:
+    """Name the tensors of a dataclass, without the fields that are None."""
+    named = {field.name: getattr(inputs, field.name) for field in fields(inputs)}
+    return {name: tensor for name, tensor in named.items() if isinstance(tensor, Tensor)}
 
 
-def neutral(inputs: LossInputs) -> LossInputs:
-    """Zeros where masked, as in `grpox.update.objective`."""
-    return mapped(inputs, lambda tensor: torch.where(inputs.token_mask, tensor, torch.zeros_like(tensor)))
+def mapped(inputs: Tensors, function: Callable[[Tensor], Tensor]) -> Tensors:
+    """Apply `function` to every tensor."""
+    return replace(inputs, **{name: function(tensor) for name, tensor in tensors_of(inputs).items()})
 
 
-def poisoned(inputs: LossInputs, poison: float) -> LossInputs:
-    """`poison` where masked, as what comes out of a model may be."""
-    return mapped(
-        inputs, lambda tensor: torch.where(inputs.token_mask, tensor, torch.full_like(tensor, poison))
-    )
+def to_dtype(inputs: LossInputs, dtype: torch.dtype) -> LossInputs:
+    """Convert every tensor but the mask."""
+    return mapped(inputs, lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)
 
 
-def rows(inputs: LossInputs, places: Sequence[int] | Tensor) -> LossInputs:
+def filled(inputs: LossInputs, value: float) -> LossInputs:
+    """Put `value` where masked: 0 as `grpox.update.objective` does, or what may come out of a model."""
+    changed = mapped(inputs, lambda tensor: torch.where(inputs.token_mask, tensor, value))
+    return replace(changed, token_mask=inputs.token_mask)
+
+
+def rows(inputs: Tensors, places: Any) -> Tensors:
     """Some sequences, in this order."""
-    place = torch.as_tensor(places)
-    return _every(inputs, lambda tensor: tensor[place])
+    return mapped(inputs, lambda tensor: tensor[places])
 
 
-def columns(inputs: LossInputs, places: Sequence[int] | Tensor) -> LossInputs:
-    """Some positions, in this order."""
-    place = torch.as_tensor(places)
-    return _every(inputs, lambda tensor: tensor[:, place])
-
-
-def padded(inputs: LossInputs, tokens: int) -> LossInputs:
+def padded(inputs: Tensors, tokens: int) -> Tensors:
     """Further positions at the end, all masked."""
-
-    def pad(tensor: Tensor) -> Tensor:
-        return torch.cat([tensor, tensor.new_zeros(len(tensor), tokens)], dim=1)
-
-    return _every(inputs, pad)
+    return mapped(inputs, lambda tensor: torch.nn.functional.pad(tensor, (0, tokens)))
 
 
-def _every(inputs: LossInputs, function: Callable[[Tensor], Tensor]) -> LossInputs:
-    given = {field.name: getattr(inputs, field.name) for field in fields(inputs)}
-    changed = {name: function(tensor) for name, tensor in given.items() if tensor is not None}
-    return replace(inputs, **changed)
-
-
-def shown(inputs: LossInputs, **further: Tensor) -> str:
+def shown(inputs: DataclassInstance, **further: Tensor) -> str:
     """The inputs as text, a line for each sequence of each tensor."""
-    named = {field.name: getattr(inputs, field.name) for field in fields(inputs)} | further
+    named = tensors_of(inputs) | further
     width = max(map(len, named))
     return "\n".join(
-        f"{name:{width}} [{row}]  " + "  ".join(_number(value) for value in values)
+        f"{name:{width}} [{row}]  " + "  ".join(f"{float(value):.4g}" for value in values)
         for name, tensor in named.items()
-        if tensor is not None
         for row, values in enumerate(tensor.tolist())
     )
-
-
-def _number(value: float | bool) -> str:
-    return str(int(value)) if isinstance(value, bool) else f"{value:.4g}"
-
-
-close = partial(torch.allclose, rtol=1e-9, atol=1e-12)
-"""True for two float64 tensors that differ by the order of sums alone."""
 
 
 @dataclass(frozen=True)
@@ -159,9 +125,11 @@ def measured_on(loss: PolicyLoss, inputs: LossInputs) -> Measured:
     """
     given = leaf(inputs)
     output = per_token_loss(loss, given)
-    values = masked(output.loss, inputs)
+    values = torch.where(inputs.token_mask, output.loss, 0.0)
     [gradient] = torch.autograd.grad(values.sum(), [given.logprobs])
-    diagnostics = {name: masked(made.detach(), inputs) for name, made in output.diagnostics.items()}
+    diagnostics = {
+        name: torch.where(inputs.token_mask, made.detach(), 0.0) for name, made in output.diagnostics.items()
+    }
     return Measured(values.detach(), gradient, diagnostics)
 
 
@@ -195,9 +163,7 @@ def step_gradient_on(loss: PolicyLoss, inputs: LossInputs, weights: Tensor | Non
 
 def step_gradient_of(loss: PolicyLoss, parts: Sequence[LossInputs]) -> Tensor:
     """The gradient of one optimizer step over `parts`, its micro-batches, f64[B, T] of all rows."""
-    counts = [count_masks([part.token_mask]) for part in parts]
-    tokens, sequences, number = (sum(column) for column in zip(*counts, strict=True))
-    totals = StepTotals(tokens, sequences, number, max_completion_length=8)
+    totals = StepTotals(*count_masks([part.token_mask for part in parts]), max_completion_length=8)
     weights = [token_weights(loss.reduction, part.token_mask, totals, torch.float64) for part in parts]
     return torch.cat([step_gradient_on(loss, part, own) for part, own in zip(parts, weights, strict=True)])
 
@@ -206,13 +172,13 @@ def slope(loss: PolicyLoss, inputs: LossInputs, step: float = 1e-6) -> Tensor:
     """Central differences of the summed loss by each token's log-probability: f64[B, T]."""
     slopes = torch.zeros_like(inputs.logprobs)
     for row, column in inputs.token_mask.nonzero().tolist():
-        sums = []
-        for sign in (1, -1):
-            moved = inputs.logprobs.clone()
-            moved[row, column] += sign * step
-            made = per_token_loss(loss, leaf(replace(inputs, logprobs=moved))).loss.detach()
-            sums.append(masked(made, inputs).sum())
-        slopes[row, column] = (sums[0] - sums[1]) / (2 * step)
+        moved = torch.zeros_like(inputs.logprobs)
+        moved[row, column] = step
+        above, below = (
+            measured_on(loss, replace(inputs, logprobs=logprobs)).loss.sum()
+            for logprobs in (inputs.logprobs + moved, inputs.logprobs - moved)
+        )
+        slopes[row, column] = (above - below) / (2 * step)
     return slopes
 
 
@@ -234,22 +200,6 @@ def leaves(tensor: Tensor) -> list[Tensor]:
             found.append(node.variable)
         ahead += [after for after, _ in node.next_functions]
     return found
-
-
-def tensors(inputs: LossInputs) -> list[tuple[str, Tensor]]:
-    """The floating-point tensors by name."""
-    named = [(field.name, getattr(inputs, field.name)) for field in fields(inputs)]
-    return [(name, tensor) for name, tensor in named if tensor is not None and tensor.is_floating_point()]
-
-
-def masked(values: Tensor, inputs: LossInputs) -> Tensor:
-    """Zeros where masked."""
-    return torch.where(inputs.token_mask, values, torch.zeros_like(values))
-
-
-def worst(one: Tensor, other: Tensor) -> tuple[int, int]:
-    """(row, column) of the largest difference."""
-    return divmod(int((one - other).abs().argmax()), one.shape[1])
 
 
 def random_numbers() -> tuple[bytes, Any, bytes]:

@@ -20,7 +20,7 @@ from grpox.observing.observers import Observers
 from grpox.observing.record import LocalRecord, files_of_observers
 from grpox.plugins.loader import new_manager
 from grpox.runfile.load import load_run
-from grpox.testing.conformance import Conformance, Violation
+from grpox.testing.conformance import Conformance, require
 
 METRICS = {"reward": 0.5, "loss": -0.1, "grad_norm": 1.5, "time/generate": 0.2}
 ODD_METRICS = {"reward": float("nan"), "loss": float("inf"), "mine/with a space": -0.0, "kl": 1e-30}
@@ -33,34 +33,25 @@ class ObserverConformance(Conformance):
 
     def test_runs(self) -> None:
         """Is told of a run from start to end, and raises nowhere."""
-        with _folder() as folder:
-            run, observers = _context(folder), self._observers()
-            observers.run_started(run)
+        with self._started() as (run, observers):
             _middle(observers, run, dict(METRICS))
-            observers.checkpoint_saved(run, 2, folder)
+            observers.checkpoint_saved(run, 2, run.output_dir)
             _finish(observers, run, {"steps": 2, "reward": 0.5})
-            self._nothing_raised(observers)
 
     def test_failed_runs(self) -> None:
         """Is told of a run that fails, in the middle or before its first step."""
         for error in (RuntimeError("out of memory"), KeyboardInterrupt()):
             for middle in (True, False):
-                with _folder() as folder:
-                    run, observers = _context(folder), self._observers()
-                    observers.run_started(run)
+                with self._started() as (run, observers):
                     if middle:
                         _middle(observers, run, dict(METRICS))
                     observers.run_failed(run, error)
-                    self._nothing_raised(observers)
 
     def test_odd_numbers(self) -> None:
         """Takes metrics that are not finite, names with spaces, and rewards that are None."""
-        with _folder() as folder:
-            run, observers = _context(folder), self._observers()
-            observers.run_started(run)
+        with self._started() as (run, observers):
             _middle(observers, run, ODD_METRICS)
             _finish(observers, run, {"steps": 2, "reward": None})
-            self._nothing_raised(observers)
 
     def test_two_runs(self) -> None:
         """One process may run twice: the second run is another one."""
@@ -68,16 +59,21 @@ class ObserverConformance(Conformance):
             self.test_runs()
             self.notes.clear()
 
-    def _observers(self) -> Observers:
-        # Trackers upload what the run's own record has written.
-        observer = self.build()
-        selected = [("record", LocalRecord(files_of_observers([observer]))), ("it", observer)]
-        return Observers(new_manager(), selected)
-
-    def _nothing_raised(self, observers: Observers) -> None:
-        if observers.failures:
+    @contextmanager
+    def _started(self) -> Iterator[tuple[RunContext, Observers]]:
+        """A run that has begun, and who is told of it; in the end nobody may have raised."""
+        with _folder() as folder:
+            config = load_run("quickstart", [f"output_dir={folder}"]).config
+            run = RunContext(config, folder, 2, 1, {"grpox": "0"}, None, "quickstart")
+            # Trackers upload what the run's own record has written.
+            observer = self.build()
+            record = LocalRecord(files_of_observers([observer]))
+            observers = Observers(new_manager(), [("record", record), ("it", observer)])
+            observers.run_started(run)
+            yield run, observers
+            what = observers.first_failure.removeprefix("observer 'it' ")
             advice = "in a run that is a warning, and what it should have recorded is lost"
-            raise Violation(observers.first_failure.removeprefix("observer 'it' "), advice=advice)
+            require(not observers.failures, what, advice=advice)
 
 
 def _middle(observers: Observers, run: RunContext, metrics: dict[str, float]) -> None:
@@ -103,19 +99,6 @@ def _rollouts() -> list[ScoredRollout]:
         ScoredRollout(scored, "2+3=", "5", {"exact": 1.0, "brief": None}, 1.0, 0.7, {"note": "right"}),
         ScoredRollout(unscored, "2+3=", "\u4e2d", {"exact": None, "brief": None}, float("nan"), 0.0),
     ]
-
-
-def _context(folder: Path) -> RunContext:
-    config = load_run("quickstart", [f"output_dir={folder}"]).config
-    return RunContext(
-        config=config,
-        output_dir=folder,
-        total_steps=2,
-        world_size=1,
-        versions={"grpox": "0"},
-        git_commit=None,
-        source="quickstart",
-    )
 
 
 @contextmanager

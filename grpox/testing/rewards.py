@@ -17,7 +17,7 @@ from unittest import SkipTest
 
 from grpox.contracts import TrainerState
 from grpox.rollout.rewards.call import RewardCall, missing_columns
-from grpox.testing.conformance import Conformance, Violation
+from grpox.testing.conformance import Conformance, Violation, require
 
 TIMEOUT = 30.0
 """Seconds that a call may take; a run's own default is longer."""
@@ -55,24 +55,19 @@ class RewardConformance(Conformance):
         kept = copy.deepcopy(arguments)
         _called(function, arguments, len(self.completions))
         for name, value in kept.items():
-            if arguments[name] != value:
-                advice = "the same lists go to the next reward function: copy before you change them"
-                raise Violation(f"it changes {name}", _shown(self.completions), advice)
+            advice = "the same lists go to the next reward function: copy before you change them"
+            require(arguments[name] == value, f"it changes {name}", _shown(self.completions), advice)
 
     def test_the_same_twice(self) -> None:
         """Whether a completion gets the same score twice, and by itself, is reported."""
         function = self.build()
         first, second = (self._scores(function, self.completions) for _ in range(2))
-        if first != second:
-            self.notes.append(
-                "scores the same completions otherwise a second time: runs will not repeat exactly"
-            )
-            return
         alone = [self._scores(function, [completion])[0] for completion in self.completions]
-        if alone != first:
-            self.notes.append(
-                "a score depends on the other completions of the call: which these are depends on timing"
-            )
+        note = "a score depends on the other completions of the call: which these are depends on timing"
+        if first != second:
+            note = "scores the same completions otherwise a second time: runs will not repeat exactly"
+        if not first == second == alone:
+            self.notes.append(note)
 
     def test_two_at_once(self) -> None:
         """Two calls at the same time, in two threads, give what one gives."""
@@ -86,10 +81,10 @@ class RewardConformance(Conformance):
             call.start()
         for call in calls:
             call.wait(TIMEOUT)
-            if call.scores is None or call.scores.values != expected:
-                advice = "keep what belongs to a call in local variables, not on the object or the module"
-                told = f" ({call.failure})" if call.failure else ""
-                raise Violation(f"two calls at once give other scores{told}", _shown(self.completions), advice)
+            same = call.scores is not None and call.scores.values == expected
+            advice = "keep what belongs to a call in local variables, not on the object or the module"
+            told = f" ({call.failure})" if call.failure else ""
+            require(same, f"two calls at once give other scores{told}", _shown(self.completions), advice)
 
     def test_conversations(self) -> None:
         """Whether it takes conversations, lists of messages, is reported."""

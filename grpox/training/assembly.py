@@ -13,7 +13,7 @@ from grpox.config import RunConfig
 from grpox.config.evaluation_settings import rewards_of
 from grpox.contracts import Capability, Generator, GeneratorContext
 from grpox.data.prompts import PromptSet
-from grpox.policy.memory_plan.at_load import check_load, free_memory
+from grpox.policy.memory_plan.of_run import check_load, free_memory
 from grpox.policy.models import architecture_of, stop_token_ids
 from grpox.rollout.rewards import NamedReward
 from grpox.rollout.rewards.fitting import fitting_rewards

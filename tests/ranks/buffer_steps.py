@@ -22,7 +22,7 @@ from grpox.checkpoint.save_model import save_model
 from grpox.checkpoint.saver import ENGINE
 from grpox.checkpoint.shards import ShardFiles
 from grpox.checkpoint.universal import load_of_other_ranks
-from grpox.cli.leaving import leave
+from grpox.cli.errors import leave
 from grpox.config import LoraConfig, RunConfig
 from grpox.policy.engine import Engine, FrozenEngine
 from grpox.policy.lora.add import add_adapters

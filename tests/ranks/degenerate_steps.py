@@ -13,7 +13,7 @@ from step_cases import CASES, ROWS, STEPS, MicroBatch
 from transformers import PreTrainedModel
 from zero3_step import config_for
 
-from grpox.cli.leaving import leave
+from grpox.cli.errors import leave
 from grpox.contracts import Rollout
 from grpox.plugins.discovery import discover
 from grpox.plugins.registry import Registry

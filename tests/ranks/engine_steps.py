@@ -15,7 +15,7 @@ from deepspeed.accelerator import get_accelerator
 from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_grad
 from zero3_step import config_for, micro_batches_for, numbers
 
-from grpox.cli.leaving import leave
+from grpox.cli.errors import leave
 from grpox.config import RunConfig
 from grpox.plugins.discovery import discover
 from grpox.plugins.registry import Registry

@@ -13,7 +13,7 @@ from deepspeed.utils import safe_get_full_grad
 from transformers import LlamaConfig, LlamaForCausalLM
 from zero3_step import config_for, micro_batches_for, numbers
 
-from grpox.cli.leaving import leave
+from grpox.cli.errors import leave
 from grpox.config import LoraConfig, RunConfig
 from grpox.plugins.discovery import discover
 from grpox.plugins.registry import Registry

@@ -12,7 +12,7 @@ import torch
 from deepspeed.utils import safe_get_full_grad
 from zero3_step import config_for, micro_batches_for, reference_for, well_conditioned
 
-from grpox.cli.leaving import leave
+from grpox.cli.errors import leave
 from grpox.config import RunConfig
 from grpox.plugins.discovery import discover
 from grpox.plugins.registry import Registry

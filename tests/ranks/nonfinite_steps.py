@@ -14,7 +14,7 @@ from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_st
 from engine_steps import variant
 from zero3_step import micro_batches_for
 
-from grpox.cli.leaving import leave
+from grpox.cli.errors import leave
 from grpox.config import RunConfig
 from grpox.contracts import LossInputs, LossOutput, Reduction
 from grpox.errors import RunFailed

@@ -17,7 +17,7 @@ from zero3_step import micro_batches_for
 
 from grpox.checkpoint.shards import ShardFiles
 from grpox.checkpoint.universal import load_of_other_ranks
-from grpox.cli.leaving import leave
+from grpox.cli.errors import leave
 from grpox.plugins.discovery import discover
 from grpox.plugins.registry import Registry
 from grpox.policy.engine import Engine

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from zero3_step import config_for, reference_for
 
-from grpox.cli.leaving import leave
+from grpox.cli.errors import leave
 from grpox.policy.engine import Engine
 from grpox.policy.models import load_model
 from grpox.policy.optimizers import AdamW, NamedSchedule

@@ -14,7 +14,7 @@ import torch
 from deepspeed.runtime.zero.partition_parameters import ZeroParamStatus
 from zero3_step import config_for, rollouts
 
-from grpox.cli.leaving import leave
+from grpox.cli.errors import leave
 from grpox.config import RunConfig, SamplingConfig
 from grpox.contracts import GeneratorContext, Prompt, Rollout, WeightStream
 from grpox.policy.batch import collate, samples_of

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 import zero3_step
 
-from grpox.cli.leaving import leave
+from grpox.cli.errors import leave
 from grpox.config import RunConfig
 from grpox.plugins.discovery import discover
 from grpox.plugins.registry import Registry

@@ -15,7 +15,7 @@ import torch
 from deepspeed.utils import safe_get_full_grad
 from step_cases import STEPS
 
-from grpox.cli.leaving import leave
+from grpox.cli.errors import leave
 from grpox.config import RunConfig
 from grpox.contracts import Rollout
 from grpox.data.schedule import BatchPlan, PromptSampler, Schedule

@@ -7,10 +7,9 @@ and COMPONENT are replaced, ``dot-`` becomes a dot and ``.tmpl`` falls away; its
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata, resources, util
-from pathlib import Path, PurePath, PurePosixPath
+from pathlib import Path, PurePath
 from string import Template
 
 from grpox import __version__
@@ -18,89 +17,6 @@ from grpox.errors import ConfigError, Problem, nearest
 from grpox.plugins.discovery import PluginSet
 from grpox.plugins.hookspecs import API_VERSION, KINDS
 from grpox.plugins.requirements import canonical_name
-
-
-@dataclass(frozen=True)
-class Made:
-    """A distribution that was written."""
-
-    names: Names
-    folder: Path
-    files: list[str]
-    """Paths within `folder`."""
-
-
-def make(given: str, kind: str, parent: Path, plugins: PluginSet, force: bool = False) -> Made:
-    """Write the distribution of a new plugin into a folder of its name within `parent`.
-
-    Args:
-        given: its name, with or without ``grpox-``.
-        plugins: what is installed, whose names are taken.
-        force: write over the files of a folder that is not empty; others in it stay.
-
-    Raises:
-        ConfigError: a name is wrong or taken, the folder is not empty, or it cannot be written.
-    """
-    names = names_of(given, kind)
-    folder = parent / names.distribution
-    problems = clashes(names, plugins, force)
-    try:
-        if not force and folder.is_dir() and any(folder.iterdir()):
-            allowed = "another --folder, or --force to write over the files of that name"
-            problems.append(Problem("is there and not empty", given=str(folder), allowed=allowed))
-        if problems:
-            raise ConfigError(problems)
-        files = rendered(names)
-        for name, text in files.items():
-            _write(folder / name, text)
-    except OSError as error:
-        there = isinstance(error, FileExistsError | NotADirectoryError)
-        what = "is not a folder" if there else f"cannot be written: {error.strerror or error}"
-        raise ConfigError(Problem(what, given=str(error.filename or folder))) from error
-    return Made(names, folder, list(files))
-
-
-def _write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
-
-
-def clashes(names: Names, plugins: PluginSet, force: bool = False) -> list[Problem]:
-    """One problem for each name that is taken.
-
-    Args:
-        force: an installed distribution of the same name is the one to be made anew.
-    """
-    another = "another name"
-    problems = [
-        Problem(
-            f"{offer.distribution} {offer.version} already offers a {names.kind} '{names.component}'",
-            "NAME",
-            given=names.component,
-            allowed=f"{another}: runs would have to say {names.distribution}:{names.component}",
-        )
-        for offer in plugins.offers
-        if (offer.kind, offer.spec.name) == (names.kind, names.component)
-        and canonical_name(offer.distribution) != names.distribution
-    ]
-    version = _installed(names.distribution)
-    if version and not force:
-        what = f"a distribution of this name is installed, in version {version}"
-        allowed = f"{another}, or --force to make it anew"
-        problems.append(Problem(what, "NAME", given=names.distribution, allowed=allowed))
-    elif not version and util.find_spec(names.module) is not None:
-        what = "a module of this name is installed, which the plugin's own would hide"
-        problems.append(Problem(what, "NAME", given=names.module, allowed=another))
-    return problems
-
-
-def _installed(distribution: str) -> str:
-    """Its version; empty if it is not installed."""
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return ""
-
 
 TRAIN = {
     "loss": "grpox train quickstart loss={}",
@@ -116,51 +32,6 @@ RUN_FILE = {
     "observer": "tracking: {{{}: {{}}}}",
 }
 """Kind -> the line of a run file, where that is not ``KIND: NAME``."""
-
-
-def rendered(names: Names) -> dict[str, str]:
-    """Path within the distribution -> text, in the order of paths."""
-    values = placeholders(names)
-    files = {_target(path, names): Template(text).substitute(values) for path, text in _templates(names.kind)}
-    return dict(sorted(files.items()))
-
-
-def placeholders(names: Names) -> dict[str, str]:
-    """Fields of the templates: name -> text."""
-    return {
-        "kind": names.kind,
-        "Kind": names.kind.capitalize(),
-        "a_kind": f"an {names.kind}" if names.kind[0] in "aeiou" else f"a {names.kind}",
-        "distribution": names.distribution,
-        "module": names.module,
-        "component": names.component,
-        "Class": names.class_name,
-        "hook": names.hook,
-        "train": train_command(names),
-        "run_file": RUN_FILE.get(names.kind, f"{names.kind}: {{}}").format(names.component),
-        "api": str(API_VERSION),
-        "grpox": ".".join(__version__.split(".")[:2]),
-    }
-
-
-def train_command(names: Names) -> str:
-    """The command that trains the quickstart with the component."""
-    return TRAIN[names.kind].format(names.component)
-
-
-def _templates(kind: str) -> Iterator[tuple[PurePosixPath, str]]:
-    root = Path(str(resources.files("grpox.plugins.scaffold"))) / "templates"
-    for folder in (root / "common", root / kind):
-        for path in folder.rglob("*.tmpl"):
-            yield PurePosixPath(path.relative_to(folder).as_posix()), path.read_text(encoding="utf-8")
-
-
-def _target(template: PurePosixPath, names: Names) -> str:
-    module, component = names.module, names.component.replace("-", "_")
-    path = str(template.with_suffix("")).replace("MODULE", module).replace("COMPONENT", component)
-    return "/".join(
-        part.replace("dot-", ".", 1) if part.startswith("dot-") else part for part in path.split("/")
-    )
 
 
 TEMPLATED = ("loss", "reward", "advantage", "correction", "generator", "observer")
@@ -194,9 +65,9 @@ class Names:
         return words if words.endswith(kind) else words + kind
 
     @property
-    def hook(self) -> str:
-        """``grpox_losses``."""
-        return KINDS[self.kind]
+    def train_command(self) -> str:
+        """The command that trains the quickstart with the component."""
+        return TRAIN[self.kind].format(self.component)
 
 
 def names_of(given: str, kind: str) -> Names:
@@ -211,9 +82,11 @@ def names_of(given: str, kind: str) -> Names:
         what = "there is no template for this kind" if kind in KINDS else "no such kind"
         problems.append(Problem(what, "--kind", given=kind, allowed=allowed, nearest=near))
     if not _VALID.fullmatch(given):
+        # That of the folder where it is a path; perhaps empty.
+        near = re.sub(r"[^A-Za-z0-9._-]+", "-", PurePath(given).name).strip("-._")
         allowed = "letters, digits and, between them, - _ and ."
         problems.append(
-            Problem("is no name of a distribution", "NAME", given=given, allowed=allowed, nearest=_near(given))
+            Problem("is no name of a distribution", "NAME", given=given, allowed=allowed, nearest=near)
         )
     elif canonical_name(given) == "grpox":
         problems.append(
@@ -225,6 +98,101 @@ def names_of(given: str, kind: str) -> Names:
     return Names(kind, PREFIX + component, component)
 
 
-def _near(given: str) -> str:
-    """The valid name that looks most like `given`: that of the folder where it is a path; perhaps empty."""
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", PurePath(given).name).strip("-._")
+@dataclass(frozen=True)
+class Made:
+    """A distribution that was written."""
+
+    names: Names
+    folder: Path
+    files: list[str]
+    """Paths within `folder`."""
+
+
+def make(given: str, kind: str, parent: Path, plugins: PluginSet, force: bool = False) -> Made:
+    """Write the distribution of a new plugin into a folder of its name within `parent`.
+
+    Args:
+        given: its name, with or without ``grpox-``.
+        plugins: what is installed, whose names are taken.
+        force: write over the files of a folder that is not empty; others in it stay.
+
+    Raises:
+        ConfigError: a name is wrong or taken, the folder is not empty, or it cannot be written.
+    """
+    names = names_of(given, kind)
+    folder = parent / names.distribution
+    problems = _clashes(names, plugins, force)
+    try:
+        if not force and folder.is_dir() and any(folder.iterdir()):
+            allowed = "another --folder, or --force to write over the files of that name"
+            problems.append(Problem("is there and not empty", given=str(folder), allowed=allowed))
+        if problems:
+            raise ConfigError(problems)
+        files = _rendered(names)
+        for name, text in files.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(text, encoding="utf-8")
+    except OSError as error:
+        there = isinstance(error, FileExistsError | NotADirectoryError)
+        what = "is not a folder" if there else f"cannot be written: {error.strerror or error}"
+        raise ConfigError(Problem(what, given=str(error.filename or folder))) from error
+    return Made(names, folder, list(files))
+
+
+def _clashes(names: Names, plugins: PluginSet, force: bool) -> list[Problem]:
+    """One problem for each name that is taken.
+
+    Args:
+        force: an installed distribution of the same name is the one to be made anew.
+    """
+    another = "another name"
+    problems = [
+        Problem(
+            f"{offer.origin} already offers a {names.kind} '{names.component}'",
+            "NAME",
+            given=names.component,
+            allowed=f"{another}: runs would have to say {names.distribution}:{names.component}",
+        )
+        for offer in plugins.offers_called(names.component, names.kind)
+        if canonical_name(offer.distribution) != names.distribution
+    ]
+    try:
+        version = metadata.version(names.distribution)
+    except metadata.PackageNotFoundError:
+        if util.find_spec(names.module) is not None:
+            what = "a module of this name is installed, which the plugin's own would hide"
+            problems.append(Problem(what, "NAME", given=names.module, allowed=another))
+        return problems
+    if not force:
+        what = f"a distribution of this name is installed, in version {version}"
+        allowed = f"{another}, or --force to make it anew"
+        problems.append(Problem(what, "NAME", given=names.distribution, allowed=allowed))
+    return problems
+
+
+def _rendered(names: Names) -> dict[str, str]:
+    """Path within the distribution -> text, in the order of paths."""
+    kind, component = names.kind, names.component
+    values = {
+        "kind": kind,
+        "Kind": kind.capitalize(),
+        "a_kind": f"an {kind}" if kind[0] in "aeiou" else f"a {kind}",
+        "distribution": names.distribution,
+        "module": names.module,
+        "component": component,
+        "Class": names.class_name,
+        "hook": KINDS[kind],
+        "train": names.train_command,
+        "run_file": RUN_FILE.get(kind, f"{kind}: {{}}").format(component),
+        "api": str(API_VERSION),
+        "grpox": ".".join(__version__.split(".")[:2]),
+    }
+    files = {}
+    root = Path(str(resources.files("grpox.plugins.scaffold"))) / "templates"
+    for folder in (root / "common", root / kind):
+        for template in folder.rglob("*.tmpl"):
+            path = template.relative_to(folder).as_posix().removesuffix(".tmpl")
+            path = path.replace("MODULE", names.module).replace("COMPONENT", component.replace("-", "_"))
+            path = re.sub(r"(^|/)dot-", r"\1.", path)
+            files[path] = Template(template.read_text(encoding="utf-8")).substitute(values)
+    return dict(sorted(files.items()))

@@ -8,11 +8,13 @@ and PyTorch need besides to compute with them. `benchmarks/memory_plan.py` compa
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from math import ceil
+from typing import NamedTuple
 
-from grpox.policy.memory_plan.setting import Setting
+from grpox.contracts import GeneratorMemory
+from grpox.policy.memory_plan.shape import ModelShape
 
 LOAD, GENERATE, UPDATE, REDUCE, STEP = "load", "generate", "update", "reduce", "step"
 PHASES = (LOAD, GENERATE, UPDATE, REDUCE, STEP)
@@ -27,25 +29,77 @@ CHUNK = 2**23
 """Logits that the head holds at once (`grpox.policy.logprobs.LOGITS_PER_CHUNK`)."""
 SYNC = 256 * 2**20
 """Bytes of weights that are whole at a time when a generator takes them (`weight_stream.BUCKET_BYTES`)."""
+DEFAULTS = {
+    "reduce_bucket_size": 500_000_000,
+    "stage3_prefetch_bucket_size": 50_000_000,
+    "stage3_max_reuse_distance": 1_000_000_000,
+    "stage3_param_persistence_threshold": 100_000,
+    "sub_group_size": 1_000_000_000,
+}
+"""DeepSpeed 0.19's, in elements."""
+PROMPT = 512
+"""Tokens of a prompt where the run file sets no limit and nobody says."""
 
 
 @dataclass(frozen=True)
-class Part:
+class Setting:
+    """All that the formula is given."""
+
+    shape: ModelShape
+    ranks: int
+    gpu: bool
+    """Whether ranks have a GPU; else all is in the host's memory, and what is never touched takes none."""
+    weight_bytes: int = 4
+    """Of an element of the weights that compute."""
+    trained: tuple[int, ...] = ()
+    """Elements of each weight of LoRA's adapters, which alone are trained; empty: the model's are."""
+    sequences: int = 8
+    """Of a micro-batch on a rank."""
+    prompt: int = PROMPT
+    completion: int = 256
+    """Tokens of each sequence's prompt and completion, at most."""
+    budget: int | None = None
+    """Positions of a micro-batch in place of its sequences."""
+    checkpointing: bool = False
+    chunked: bool = True
+    reference: bool = False
+    fused: bool = True
+    offload_optimizer: str = "none"
+    offload_param: str = "none"
+    background: bool = False
+    """Whether checkpoints are written while training goes on."""
+    generator: GeneratorMemory | None = None
+    """Memory that the generator holds; None where it does not say."""
+    sampled: int = 64
+    """Completions that a rank samples together."""
+    zero: Mapping[str, int] = field(default_factory=DEFAULTS.copy)
+    """DeepSpeed's own sizes, in elements."""
+
+    @property
+    def positions(self) -> int:
+        """That go through the model together, at most: no prompt is shared."""
+        return self.budget or self.sequences * (self.prompt + self.completion)
+
+    @property
+    def trained_weights(self) -> tuple[int, ...]:
+        return self.trained or self.shape.weights
+
+
+class Part(NamedTuple):
     """Something that takes memory on a rank."""
 
     name: str
     size: int
     """Bytes."""
-    phases: Sequence[str]
-    """When it is there."""
-    on_host: bool
-    """Whether in the host's memory; else in the device's."""
     why: str
     """The arithmetic, for people."""
+    phases: Sequence[str] = ALWAYS
+    """When it is there."""
+    on_host: bool = False
+    """Whether in the host's memory; else in the device's."""
 
 
-@dataclass(frozen=True)
-class Peak:
+class Peak(NamedTuple):
     """The phase that takes most, and how much, in bytes."""
 
     phase: str
@@ -53,9 +107,9 @@ class Peak:
 
 
 def parts_of(setting: Setting) -> list[Part]:
-    """All parts that take anything."""
+    """All parts that take anything; without a GPU all are in the host's memory."""
     made = [*_sharded(setting), *_moving(setting), *_computed(setting), *_generator(setting), *_host(setting)]
-    return [part for part in made if part.size > 0]
+    return [part._replace(on_host=part.on_host or not setting.gpu) for part in made if part.size > 0]
 
 
 def size_in(parts: Sequence[Part], phase: str, on_host: bool) -> int:
@@ -71,87 +125,79 @@ def peak_of(parts: Sequence[Part], on_host: bool) -> Peak:
 def _sharded(s: Setting) -> Iterator[Part]:
     """What ZeRO-3 divides by the ranks, each weight rounded up."""
     weights, trained = _shard(s.shape.weights, s.ranks), _shard(s.trained_weights, s.ranks)
-    frozen = _shard(s.trained, s.ranks) if s.trained else 0
-    host = not s.gpu
+    away = s.offload_param == "cpu"
     if s.offload_param != "nvme":
-        where = host or s.offload_param == "cpu"
-        yield Part("weights", s.weight_bytes * (weights + frozen), ALWAYS, where, "b Psi / P")
-    if s.reference:
-        where = host or s.offload_param == "cpu"
-        size = 0 if s.offload_param == "nvme" else s.weight_bytes * weights
-        # It is sharded before the policy is.
-        phases = ALWAYS if where else (LOAD, *ALWAYS)
-        yield Part("reference weights", size, phases, where, "b Psi / P")
-    offloaded = s.offload_optimizer != "none"
-    where = host or offloaded
+        frozen = _shard(s.trained, s.ranks)
+        yield Part("weights", s.weight_bytes * (weights + frozen), "b Psi / P", on_host=away)
+        if s.reference:
+            # It is sharded before the policy is.
+            phases = (LOAD, *ALWAYS) if s.gpu and not away else ALWAYS
+            yield Part("reference weights", s.weight_bytes * weights, "b Psi / P", phases, away)
+    away = s.offload_optimizer != "none"
     if s.offload_optimizer != "nvme":
-        yield Part("master weights", FLOAT32 * trained, ALWAYS, where, "4 Psi / P")
-        yield Part(
-            "optimizer states", MOMENTS * trained, ALWAYS, where, "8 Psi / P, AdamW's moments in float32"
-        )
-    yield Part("gradients", FLOAT32 * trained, ALWAYS, where, "4 Psi / P")
-    if offloaded and s.offload_optimizer != "nvme":
-        yield Part("gradients for the optimizer", FLOAT32 * trained, ALWAYS, True, "4 Psi / P, where offloaded")
-    elif not offloaded:
-        size = FLOAT32 * min(trained, s.sub_group)
-        yield Part("gradients in one piece", size, (STEP,), host, "4 Psi / P, at most sub_group_size")
+        yield Part("master weights", FLOAT32 * trained, "4 Psi / P", on_host=away)
+        why = "8 Psi / P, AdamW's moments in float32"
+        yield Part("optimizer states", MOMENTS * trained, why, on_host=away)
+    yield Part("gradients", FLOAT32 * trained, "4 Psi / P", on_host=away)
+    if s.offload_optimizer == "cpu":
+        why = "4 Psi / P, where offloaded"
+        yield Part("gradients for the optimizer", FLOAT32 * trained, why, on_host=True)
+    if not away:
+        size = FLOAT32 * min(trained, s.zero["sub_group_size"])
+        yield Part("gradients in one piece", size, "4 Psi / P, at most sub_group_size", (STEP,))
     if not s.fused:
-        yield Part("AdamW without its fused kernel", MOMENTS * trained, (STEP,), where, "8 Psi / P")
+        yield Part("AdamW without its fused kernel", MOMENTS * trained, "8 Psi / P", (STEP,), away)
 
 
 def _moving(s: Setting) -> Iterator[Part]:
     """What is whole on a rank for a while."""
-    host, trained = not s.gpu, sum(s.trained_weights)
+    b, weights, whole = s.weight_bytes, s.shape.weights, s.shape.parameters
+    reduced = s.zero["reduce_bucket_size"]
+    bucket = FLOAT32 * min(sum(s.trained_weights), reduced)
     if s.gpu:
         # deepspeed.initialize moves a model to its device before it divides it, whatever is offloaded later.
-        whole = s.weight_bytes * (s.shape.parameters + sum(s.trained))
-        yield Part("whole model, before it is sharded", whole, (LOAD,), host, "b Psi, however many ranks")
-    bucket = FLOAT32 * min(trained, s.reduce_bucket)
+        size = b * (whole + sum(s.trained))
+        yield Part("whole model, before it is sharded", size, "b Psi, however many ranks", (LOAD,))
     # torch.empty takes the GPU's memory at once; the host's where it is written to.
-    held = FLOAT32 * s.reduce_bucket if s.gpu else bucket
-    yield Part("gradient bucket", held, ALWAYS, host, "4 reduce_bucket_size")
-    yield Part("bucket, sorted by rank", bucket, (REDUCE,), host, "4 Psi, at most reduce_bucket_size")
+    yield Part("gradient bucket", FLOAT32 * reduced if s.gpu else bucket, "4 reduce_bucket_size")
+    why = "4 Psi, at most reduce_bucket_size"
+    yield Part("bucket, sorted by rank", bucket, why, (REDUCE,))
     if not s.gpu:
-        yield Part("bucket, within gloo", bucket, (REDUCE,), host, "4 Psi, at most reduce_bucket_size")
+        yield Part("bucket, within gloo", bucket, why, (REDUCE,))
     if s.ranks > 1 or (s.gpu and s.offload_param != "none"):
-        small = sum(size for size in s.shape.weights if size <= s.persistent)
-        # A layer's weights stay from its forward to its backward if that is near enough in elements passed.
-        near = s.reuse // 2 + s.prefetch + max(s.shape.weights)
-        live = min(s.shape.parameters, near)
+        prefetch = s.zero["stage3_prefetch_bucket_size"]
         # What is fetched ahead comes in one piece, which is there until each weight has been cut out of it.
-        ahead = s.weight_bytes * min(s.prefetch, s.shape.parameters) * (s.ranks > 1)
-        yield Part("weights fetched ahead", ahead, (UPDATE,), host, "b Psi, at most b prefetch_bucket_size")
-        yield Part(
-            "gathered weights", s.weight_bytes * live, (UPDATE,), host, "b Psi, at most max_reuse_distance / 2"
-        )
-        yield Part(
-            "small weights", s.weight_bytes * small, (GENERATE, REDUCE, STEP), host, "kept whole: b each"
-        )
-        sync = min(SYNC, s.weight_bytes * s.shape.parameters) if _holds(s) != "shards" else 0
-        yield Part("weights on the way to the generator", sync, (GENERATE,), host, "b Psi, at most 256 MiB")
+        ahead = b * min(prefetch, whole) * (s.ranks > 1)
+        yield Part("weights fetched ahead", ahead, "b Psi, at most b prefetch_bucket_size", (UPDATE,))
+        # A layer's weights stay from its forward to its backward if that is near enough in elements passed.
+        live = min(whole, s.zero["stage3_max_reuse_distance"] // 2 + prefetch + max(weights))
+        yield Part("gathered weights", b * live, "b Psi, at most max_reuse_distance / 2", (UPDATE,))
+        small = sum(size for size in weights if size <= s.zero["stage3_param_persistence_threshold"])
+        yield Part("small weights", b * small, "kept whole: b each", (GENERATE, REDUCE, STEP))
+        sync = min(SYNC, b * whole) if _holds(s) != "shards" else 0
+        yield Part("weights on the way to the generator", sync, "b Psi, at most 256 MiB", (GENERATE,))
 
 
 def _computed(s: Setting) -> Iterator[Part]:
     """What forward and backward hold of a micro-batch."""
-    shape, b, n, host = s.shape, s.weight_bytes, s.positions, not s.gpu
-    whole = n * _layer(s)
-    kept = shape.layers * n * b * shape.hidden + whole if s.checkpointing else shape.layers * whole
-    why = "N (b L H + one layer)" if s.checkpointing else "N L (6 H + 2 Q + 2 K + 4 F) b"
-    yield Part("activations", kept, (UPDATE,), host, why)
-    ends = n * b * 4 * shape.hidden
-    # Gradients of one layer, beside what it saved.
-    passing = n * b * 3 * max(shape.intermediate, shape.queries)
-    yield Part("gradients of activations", ends + passing, (UPDATE,), host, "N b (4 H + 3 F)")
-    scored = min(n, s.sequences * s.completion)
-    if s.chunked:
-        yield Part(
-            "logits", FLOAT32 * 2 * min(CHUNK, scored * shape.vocabulary), (UPDATE,), host, "64 MiB, in parts"
-        )
+    shape, b, n = s.shape, s.weight_bytes, s.positions
+    layer = n * _layer(s)
+    if s.checkpointing:
+        kept, why = shape.layers * n * b * shape.hidden + layer, "N (b L H + one layer)"
     else:
-        size = (b + 3 * FLOAT32) * scored * shape.vocabulary
-        yield Part("logits", size, (UPDATE,), host, "(b + 12) V for each token of a completion")
-    trains = not s.trained
-    yield Part("gradient of the head", FLOAT32 * shape.head * trains, (UPDATE,), host, "4 V H")
+        kept, why = shape.layers * layer, "N L (6 H + 2 Q + 2 K + 4 F) b"
+    yield Part("activations", kept, why, (UPDATE,))
+    # Gradients of one layer, beside what it saved.
+    passing = n * b * (4 * shape.hidden + 3 * max(shape.intermediate, shape.queries))
+    yield Part("gradients of activations", passing, "N b (4 H + 3 F)", (UPDATE,))
+    logits = min(n, s.sequences * s.completion) * shape.vocabulary
+    if s.chunked:
+        size, why = FLOAT32 * 2 * min(CHUNK, logits), "64 MiB, in parts"
+    else:
+        size, why = (b + 3 * FLOAT32) * logits, "(b + 12) V for each token of a completion"
+    yield Part("logits", size, why, (UPDATE,))
+    if not s.trained:
+        yield Part("gradient of the head", FLOAT32 * shape.head, "4 V H", (UPDATE,))
 
 
 def _layer(s: Setting) -> int:
@@ -165,25 +211,20 @@ def _layer(s: Setting) -> int:
 
 
 def _generator(s: Setting) -> Iterator[Part]:
-    shape, b, host = s.shape, s.weight_bytes, not s.gpu
+    shape, b = s.shape, s.weight_bytes
     weights = b * shape.parameters
     if _holds(s) == "whole":
-        yield Part("copy of the policy that generates", weights, ALWAYS, host, "b Psi")
+        yield Part("copy of the policy that generates", weights, "b Psi")
     if _holds(s) in ("whole", "shards"):
         cache = 2 * b * shape.keys * (shape.layers + 1) * s.sampled * (s.prompt + s.completion)
-        yield Part("keys and values", cache, (GENERATE,), host, "2 b K L for each position")
-        yield Part(
-            "scores of the next token",
-            3 * FLOAT32 * shape.vocabulary * s.sampled,
-            (GENERATE,),
-            host,
-            "12 V each",
-        )
+        yield Part("keys and values", cache, "2 b K L for each position", (GENERATE,))
+        scores = 3 * FLOAT32 * shape.vocabulary * s.sampled
+        yield Part("scores of the next token", scores, "12 V each", (GENERATE,))
     if s.generator is not None and s.generator.holds == "engine":
         phases = (GENERATE,) if s.gpu else ALWAYS  # it sleeps while the policy is updated, on CUDA
         name, size = s.generator.engine, weights // s.generator.engine_ranks
-        yield Part(f"{name}'s weights", size, phases, host, "b Psi over the ranks of an engine")
-        yield Part(f"{name}'s keys and values", s.generator.cache or 0, phases, host, s.generator.cache_key)
+        yield Part(f"{name}'s weights", size, "b Psi over the ranks of an engine", phases)
+        yield Part(f"{name}'s keys and values", s.generator.cache or 0, s.generator.cache_key, phases)
 
 
 def _holds(s: Setting) -> str:
@@ -192,20 +233,19 @@ def _holds(s: Setting) -> str:
 
 def _host(s: Setting) -> Iterator[Part]:
     """What is in the host's memory whatever the device."""
-    weights = s.weight_bytes * s.shape.parameters
-    yield Part("model, as it is loaded", weights, (LOAD,), True, "b Psi: every rank loads it whole")
+    weights, trained = s.weight_bytes * s.shape.parameters, _shard(s.trained_weights, s.ranks)
+    yield Part("model, as it is loaded", weights, "b Psi: every rank loads it whole", (LOAD,), True)
     # DeepSpeed puts a rank's parts into one piece by way of the host.
     pieces = s.weight_bytes * _shard(s.shape.weights, s.ranks) * (1 if s.gpu else 2)
-    yield Part("weights, while they are sharded", pieces, (LOAD,), True, "b Psi / P, on a CPU twice")
+    yield Part("weights, while they are sharded", pieces, "b Psi / P, on a CPU twice", (LOAD,), True)
     if s.offload_optimizer == "cpu":
         # They are converted, and then cloned.
-        masters = FLOAT32 * _shard(s.trained_weights, s.ranks)
-        yield Part("master weights, as they are made", masters, (LOAD,), True, "4 Psi / P")
+        yield Part("master weights, as they are made", FLOAT32 * trained, "4 Psi / P", (LOAD,), True)
     if s.reference:
-        yield Part("reference, as it is loaded", weights, (LOAD,), True, "b Psi")
+        yield Part("reference, as it is loaded", weights, "b Psi", (LOAD,), True)
     if s.background:
-        size = (s.weight_bytes + FLOAT32 + MOMENTS) * _shard(s.trained_weights, s.ranks)
-        yield Part("checkpoint that is being written", size, TRAINS, True, "(b + 12) Psi / P")
+        size = (s.weight_bytes + FLOAT32 + MOMENTS) * trained
+        yield Part("checkpoint that is being written", size, "(b + 12) Psi / P", TRAINS, True)
 
 
 def _shard(weights: Sequence[int], ranks: int) -> int:

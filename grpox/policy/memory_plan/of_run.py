@@ -1,15 +1,23 @@
-"""The memory that a run file asks for: from the file and the model's config.json, no weights read."""
+"""The memory that a run file asks for: from the file and the model's config.json, no weights read.
+
+A model that a rank's GPU cannot hold whole, as it must before DeepSpeed shards it, is refused here.
+"""
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
-from grpox.config import ModelConfig
 from grpox.contracts import GeneratorMemory
-from grpox.policy.memory_plan.setting import PROMPT, Setting, setting_of
-from grpox.policy.memory_plan.shape import ModelShape, shape_of
+from grpox.errors import ConfigError, Problem
+from grpox.errors.formatting import amount
+from grpox.policy.memory_plan.formula import DEFAULTS, LOAD, PROMPT, Setting, parts_of, size_in
+from grpox.policy.memory_plan.shape import model_shape
 from grpox.runfile.load import ResolvedRun
+
+if TYPE_CHECKING:
+    from grpox.config import DeepSpeedConfig
+    from grpox.runtime.world import World
 
 
 def run_setting(run: ResolvedRun, gpu: bool, prompt_tokens: int | None = None) -> Setting:
@@ -22,34 +30,110 @@ def run_setting(run: ResolvedRun, gpu: bool, prompt_tokens: int | None = None) -
     Raises:
         ConfigError: the model's configuration cannot be loaded, or tells too little.
     """
-    config, generator = run.config, run.components["generator"].config
-    prompt = prompt_tokens or config.data.max_prompt_length or PROMPT
-    ranks = run.plan.world_size
-    sampled = -(-run.plan.prompts_per_generation // ranks) * config.train.num_generations
+    config, train, lora, ranks = run.config, run.config.train, run.config.model.lora, run.plan.world_size
+    shape, memory = model_shape(config.model), _generator_memory(run, gpu)
+    sampled = -(-run.plan.prompts_per_generation // ranks) * train.num_generations
     if config.evaluation is not None:
         sampled = max(sampled, config.evaluation.batch_size * config.evaluation.num_generations)
-    return setting_of(config, generator, model_shape(config.model), ranks, gpu, prompt, sampled)
+    if memory is not None and memory.together is not None:
+        sampled = min(sampled, memory.together)
+    return Setting(
+        shape=shape,
+        ranks=ranks,
+        gpu=gpu,
+        weight_bytes=2 if config.model.dtype == "bfloat16" else 4,
+        trained=shape.adapters(lora.r, lora.target_modules, lora.exclude_modules) if lora else (),
+        sequences=train.per_device_train_batch_size,
+        prompt=prompt_tokens or config.data.max_prompt_length or PROMPT,
+        completion=config.sampling.max_completion_length,
+        budget=train.max_tokens_per_micro_batch,
+        checkpointing=train.gradient_checkpointing,
+        chunked=train.chunked_logprobs,
+        reference=train.beta > 0 and lora is None,
+        fused=train.optim == "adamw_torch_fused",
+        offload_optimizer=config.deepspeed.offload_optimizer,
+        offload_param=config.deepspeed.offload_param,
+        background=config.checkpoint.background,
+        generator=memory,
+        sampled=sampled,
+        zero=_zero_sizes(config.deepspeed),
+    )
+
+
+def _zero_sizes(config: DeepSpeedConfig) -> Mapping[str, int]:
+    """DeepSpeed's sizes as the run file sets them, or its defaults."""
+    settings = config.settings.get("zero_optimization", {})
+    given = {name: settings[name] for name in DEFAULTS if settings.get(name, "auto") != "auto"}
+    own = DEFAULTS | {name: int(float(value)) for name, value in given.items()}
+    if config.stage3_param_persistence_threshold is not None:
+        own["stage3_param_persistence_threshold"] = config.stage3_param_persistence_threshold
+    if config.offload_param == "nvme":
+        own |= {"stage3_prefetch_bucket_size": 0, "stage3_max_reuse_distance": 0}
+    return own
+
+
+def _generator_memory(run: ResolvedRun, gpu: bool) -> GeneratorMemory | None:
+    """Memory that the run's generator holds; None where it does not say."""
+    ask: Any = getattr(run.components["generator"].config, "memory", None)
+    return None if ask is None else ask(gpu)
 
 
 def generator_settings(run: ResolvedRun) -> str:
     """Name the settings that make the run's generator need less memory; empty where it tells none."""
-    ask = getattr(run.components["generator"].config, "memory", None)
-    held: GeneratorMemory | None = None if ask is None else ask(True)
+    held = _generator_memory(run, gpu=True)
     if held is None or not held.engine:
         return ""
     keys = ", ".join(filter(None, (held.share_key, held.cache_key)))
     return f"the share of a {held.engine} engine ({keys})"
 
 
-def model_shape(config: ModelConfig) -> ModelShape:
-    """The model's shape, without importing torch where its kind is one that is known."""
-    file = Path(config.path) / "config.json"
-    try:
-        told = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        told = {}
-    if shape := shape_of(told if isinstance(told, dict) else {}):
-        return shape
-    from grpox.policy.memory_plan.built_shape import built_shape
+def free_memory(world: World) -> int | None:
+    """Bytes that the fullest of the ranks' GPUs has left for this run; None without GPUs. A collective."""
+    if world.device.type != "cuda":
+        return None
+    import torch
 
-    return built_shape(config)
+    free, _ = torch.cuda.mem_get_info(world.device)
+    # What an earlier run of this process has let go of, and torch has kept.
+    kept = torch.cuda.memory_reserved(world.device) - torch.cuda.memory_allocated(world.device)
+    return min(world.gather([free + kept]))
+
+
+def check_load(run: ResolvedRun, free: int | None) -> None:
+    """Refuse a model that is too large for a GPU at the moment it loads.
+
+    Args:
+        free: bytes of the GPU that has least; None: there is none, or nobody knows.
+
+    Raises:
+        ConfigError: it would run out of memory, after minutes of reading weights.
+    """
+    needed = None if free is None else _needed(run)
+    if free is None or needed is None or needed <= free:
+        return
+    model = run.config.model
+    smaller = "model.dtype: bfloat16, " if model.dtype == "float32" else ""
+    raise ConfigError(
+        Problem(
+            f"every rank holds the whole model on its GPU while it loads, which takes {amount(needed)} of the "
+            f"{amount(free)} free there",
+            "model.path",
+            given=f"{model.path} in {model.dtype}",
+            allowed=f"{smaller}a smaller model, or GPUs with more memory; neither more ranks nor offload "
+            "changes it (grpox plan --memory)",
+        )
+    )
+
+
+def _needed(run: ResolvedRun) -> int | None:
+    """Bytes of a GPU while the model loads; None where they are not known."""
+    given = run.given.model
+    if given is not None:
+        if given.device.type == "cuda":
+            return None  # it is there already
+        return int(sum(weight.numel() * weight.element_size() for weight in given.parameters()))
+    try:
+        setting = run_setting(run, gpu=True)
+    except ConfigError:
+        return None  # of what nobody can count; whether it loads at all, loading tells
+    return size_in(parts_of(setting), LOAD, on_host=False)

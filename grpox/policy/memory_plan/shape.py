@@ -1,13 +1,24 @@
-"""What of a model decides how much memory it takes: the sizes of its weights, and the widths of its layers."""
+"""What of a model decides how much memory it takes: the sizes of its weights, and the widths of its layers.
+
+Both come from its config.json alone, or from the model that transformers builds without data.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
+
+from grpox.config import ModelConfig
+from grpox.errors import ConfigError, Problem, describe
 
 DENSE = ("llama", "mistral", "qwen2", "qwen3")
 """Values of model_type whose weights are counted here; of others transformers builds the model without data."""
+
+SIZES = ("hidden_size", "num_attention_heads", "num_hidden_layers", "vocab_size")
+"""What every configuration has to tell."""
 
 
 @dataclass(frozen=True)
@@ -56,48 +67,59 @@ class ModelShape:
             targets: ends of names, or ``all-linear``.
             without: ends of names that get none.
         """
-        named = [
-            linear
-            for linear in self.linears
-            if (targets == "all-linear" or linear.name in {name.rpartition(".")[2] for name in targets})
-            and linear.name not in {name.rpartition(".")[2] for name in without}
-        ]
-        return tuple(size for one in named for size in (rank * one.inputs, rank * one.outputs))
+        ends, left_out = ({name.rpartition(".")[2] for name in names} for names in (targets, without))
+        return tuple(
+            rank * size
+            for one in self.linears
+            if (targets == "all-linear" or one.name in ends) and one.name not in left_out
+            for size in (one.inputs, one.outputs)
+        )
+
+
+def model_shape(config: ModelConfig) -> ModelShape:
+    """The model's shape, without importing torch where its kind is one that is known.
+
+    Raises:
+        ConfigError: as `built_shape`.
+    """
+    try:
+        told = json.loads((Path(config.path) / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        told = None
+    return (shape_of(told) if isinstance(told, dict) else None) or built_shape(config)
 
 
 def shape_of(config: Mapping[str, Any]) -> ModelShape | None:
     """The shape that a config.json tells; None where its kind of model is not known, or a size is missing."""
     if config.get("model_type") not in DENSE or config.get("quantization_config"):
         return None
-    try:
-        hidden, heads = int(config["hidden_size"]), int(config["num_attention_heads"])
-        intermediate, layers = int(config["intermediate_size"]), int(config["num_hidden_layers"])
-        vocabulary = int(config["vocab_size"])
-        head_dim = int(config.get("head_dim") or hidden // heads)
-        keys = int(config.get("num_key_value_heads") or heads) * head_dim
-    except (KeyError, TypeError, ValueError):
+    if not all(isinstance(config.get(name), int) for name in (*SIZES, "intermediate_size")):
         return None
-    queries = heads * head_dim
-    linears = (
-        Linear("q_proj", hidden, queries),
-        Linear("k_proj", hidden, keys),
-        Linear("v_proj", hidden, keys),
-        Linear("o_proj", queries, hidden),
-        Linear("gate_proj", hidden, intermediate),
-        Linear("up_proj", hidden, intermediate),
-        Linear("down_proj", intermediate, hidden),
-    )
+    one = _widths(config.get)
+    hidden, intermediate, queries, keys = one.hidden, one.intermediate, one.queries, one.keys
+    sizes = {"q": (hidden, queries), "k": (hidden, keys), "v": (hidden, keys), "o": (queries, hidden)}
+    sizes |= {"gate": (hidden, intermediate), "up": (hidden, intermediate), "down": (intermediate, hidden)}
+    linears = tuple(Linear(f"{name}_proj", *size) for name, size in sizes.items())
+    head_dim = queries // config["num_attention_heads"]
     layer = [*(one.inputs * one.outputs for one in linears), hidden, hidden, *_small(config, linears, head_dim)]
-    heads_weights = [vocabulary * hidden] * (1 if config.get("tie_word_embeddings") else 2)
+    heads = [one.head] * (1 if config.get("tie_word_embeddings") else 2)
+    return replace(one, weights=(*heads, *layer * one.layers, hidden), linears=linears * one.layers)
+
+
+def _widths(size_of: Callable[[str], Any]) -> ModelShape:
+    """A shape without weights, of the sizes that a configuration has by their names."""
+    hidden, heads = size_of("hidden_size"), size_of("num_attention_heads")
+    head_dim = size_of("head_dim") or hidden // heads
     return ModelShape(
-        weights=(*heads_weights, *layer * layers, hidden),
-        linears=linears * layers,
+        weights=(),
+        linears=(),
         hidden=hidden,
-        intermediate=intermediate,
-        layers=layers,
-        queries=queries,
-        keys=keys,
-        vocabulary=vocabulary,
+        # Families without gated layers call it otherwise or leave it out: four times the width is their custom.
+        intermediate=size_of("intermediate_size") or size_of("n_inner") or 4 * hidden,
+        layers=size_of("num_hidden_layers"),
+        queries=heads * head_dim,
+        keys=(size_of("num_key_value_heads") or heads) * head_dim,
+        vocabulary=size_of("vocab_size"),
     )
 
 
@@ -113,3 +135,39 @@ def _small(config: Mapping[str, Any], linears: tuple[Linear, ...], head_dim: int
         biased |= {"gate_proj", "up_proj", "down_proj"}
     norms = [head_dim, head_dim] if kind == "qwen3" else []
     return [one.outputs for one in linears if one.name in biased] + norms
+
+
+def built_shape(config: ModelConfig) -> ModelShape:
+    """The shape of a model of any kind: transformers builds it on the meta device, where no weights are read.
+
+    Raises:
+        ConfigError: transformers cannot load the configuration, or builds no model of it; or the widths that
+            activations depend on are missing.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from grpox.policy.models import load_config
+
+    loaded = load_config(config)
+    try:
+        with torch.device("meta"):
+            trusted = bool(config.init.get("trust_remote_code", False))
+            model = AutoModelForCausalLM.from_config(loaded, trust_remote_code=trusted)
+    except Exception as error:
+        what = f"no model can be built of its configuration: {describe(error)}"
+        raise ConfigError(Problem(what, "model.path", given=config.path)) from error
+    text, head = loaded.get_text_config(), model.get_output_embeddings()
+    for name in SIZES:
+        if not isinstance(getattr(text, name, None), int):
+            what = f"its config.json tells no {name}, without which its activations cannot be told"
+            raise ConfigError(Problem(what, "model.path", given=str(Path(config.path))))
+    return replace(
+        _widths(lambda name: getattr(text, name, None)),
+        weights=tuple(weight.numel() for weight in model.parameters()),
+        linears=tuple(
+            Linear(name.rpartition(".")[2], module.in_features, module.out_features)
+            for name, module in model.named_modules()
+            if isinstance(module, torch.nn.Linear) and module is not head
+        ),
+    )

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from grpox.contracts import GeneratorMemory
-from grpox.policy.memory_plan.formula import LOAD, parts_of, peak_of, size_in
-from grpox.policy.memory_plan.setting import Setting
+from grpox.errors.formatting import counted
+from grpox.policy.memory_plan.formula import ALWAYS, DEFAULTS, LOAD, Setting, parts_of, peak_of, size_in
 from grpox.policy.memory_plan.shape import ModelShape, shape_of
 
 GIB = 2**30
@@ -18,29 +18,21 @@ RANKS = (1, 8, 16, 32, 64)
 RANKS_PER_HOST = 8
 
 
-def _config(
-    kind: str, hidden: int, intermediate: int, layers: int, heads: tuple[int, int, int], vocabulary: int
-) -> dict[str, object]:
-    """The fields of a config.json that count."""
-    return {
-        "model_type": kind,
-        "hidden_size": hidden,
-        "intermediate_size": intermediate,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads[0],
-        "num_key_value_heads": heads[1],
-        "head_dim": heads[2],
-        "vocab_size": vocabulary,
-    }
-
-
+_SIZES = (
+    *("model_type", "hidden_size", "intermediate_size", "num_hidden_layers"),
+    *("num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size", "tie_word_embeddings"),
+)
+"""The fields of a config.json that count."""
 MODELS = {
-    "SmolLM2-135M": _config("llama", 576, 1536, 30, (9, 3, 64), 49152) | {"tie_word_embeddings": True},
-    "Qwen2.5-0.5B": _config("qwen2", 896, 4864, 24, (14, 2, 64), 151936) | {"tie_word_embeddings": True},
-    "Qwen2.5-1.5B": _config("qwen2", 1536, 8960, 28, (12, 2, 128), 151936) | {"tie_word_embeddings": True},
-    "Llama-3.1-8B": _config("llama", 4096, 14336, 32, (32, 8, 128), 128256),
-    "Qwen2.5-32B": _config("qwen2", 5120, 27648, 64, (40, 8, 128), 152064),
-    "Qwen2.5-72B": _config("qwen2", 8192, 29568, 80, (64, 8, 128), 152064),
+    name: dict(zip(_SIZES, values, strict=True))
+    for name, values in {
+        "SmolLM2-135M": ("llama", 576, 1536, 30, 9, 3, 64, 49152, True),
+        "Qwen2.5-0.5B": ("qwen2", 896, 4864, 24, 14, 2, 64, 151936, True),
+        "Qwen2.5-1.5B": ("qwen2", 1536, 8960, 28, 12, 2, 128, 151936, True),
+        "Llama-3.1-8B": ("llama", 4096, 14336, 32, 32, 8, 128, 128256, False),
+        "Qwen2.5-32B": ("qwen2", 5120, 27648, 64, 40, 8, 128, 152064, False),
+        "Qwen2.5-72B": ("qwen2", 8192, 29568, 80, 64, 8, 128, 152064, False),
+    }.items()
 }
 """As their config.json has them."""
 
@@ -66,11 +58,8 @@ def tables() -> str:
 
 
 def _by_ranks() -> Iterator[str]:
-    yield (
-        "| model | parameters | "
-        + " | ".join(f"{ranks} GPU{'s' if ranks > 1 else ''}" for ranks in RANKS)
-        + " | host, loading |"
-    )
+    numbers = " | ".join(counted(ranks, "GPU") for ranks in RANKS)
+    yield f"| model | parameters | {numbers} | host, loading |"
     yield "|---" * (len(RANKS) + 3) + "|"
     for name, config in MODELS.items():
         shape = _shape(config)
@@ -82,15 +71,15 @@ def _by_ranks() -> Iterator[str]:
 def _by_setting() -> Iterator[str]:
     shape = _shape(MODELS["Llama-3.1-8B"])
     base = setting(shape, 8)
-    smaller = 50_000_000
+    bucket = DEFAULTS | {"reduce_bucket_size": 50_000_000}
     ways = {
         "as above": base,
         "without `train.gradient_checkpointing`": replace(base, checkpointing=False),
         "without `train.chunked_logprobs`": replace(base, chunked=False),
         "`deepspeed.offload_optimizer: cpu`": replace(base, offload_optimizer="cpu"),
         "and `deepspeed.offload_param: cpu`": replace(base, offload_optimizer="cpu", offload_param="cpu"),
-        "`reduce_bucket_size: 5e7`": replace(base, reduce_bucket=smaller),
-        "and `stage3_max_reuse_distance: 0`": replace(base, reduce_bucket=smaller, reuse=0),
+        "`reduce_bucket_size: 5e7`": replace(base, zero=bucket),
+        "and `stage3_max_reuse_distance: 0`": replace(base, zero=bucket | {"stage3_max_reuse_distance": 0}),
         "`train.beta` above 0": replace(base, reference=True),
         "`model.dtype: float32`": replace(base, weight_bytes=4),
         "`generator: hf`, 64 completions": replace(base, generator=GeneratorMemory("whole"), sampled=64),
@@ -101,7 +90,7 @@ def _by_setting() -> Iterator[str]:
     for name, way in ways.items():
         parts = parts_of(way)
         peak = peak_of(parts, on_host=False)
-        host = max(size_in(parts, phase, on_host=True) for phase in ("generate", "update", "reduce", "step"))
+        host = max(size_in(parts, phase, on_host=True) for phase in ALWAYS)
         yield f"| {name} | {_gib(peak.size)} | {peak.phase} | {_gib(host * RANKS_PER_HOST)} |"
 
 

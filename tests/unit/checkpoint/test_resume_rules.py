@@ -17,7 +17,7 @@ from grpox.checkpoint.manifest import facts_of, files_of, write_manifest
 from grpox.checkpoint.progress import Progress
 from grpox.checkpoint.resume import Checkpoint, check_changes, newest_good
 from grpox.checkpoint.saver import CheckpointSaver
-from grpox.cli.resume import run_to_resume
+from grpox.cli.train import run_to_resume
 from grpox.config import CheckpointConfig
 from grpox.errors import ConfigError
 from grpox.runfile.load import ResolvedRun, load_run

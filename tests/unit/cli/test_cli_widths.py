@@ -10,10 +10,10 @@ import pytest
 from rich.console import Console, RenderableType
 from support.golden import Golden
 
-from grpox.cli.plan_report import plan_report
+from grpox.cli.arguments import NARROW
+from grpox.cli.plan import plan_report
 from grpox.cli.plugin_details import details, select
-from grpox.cli.plugin_report import as_table, rows
-from grpox.cli.plugins import NARROW
+from grpox.cli.plugin_list import as_table, rows
 from grpox.cli.validate import validate_report
 from grpox.plugins.discovery import PluginSet, discover
 from grpox.runfile.load import ResolvedRun, load_run

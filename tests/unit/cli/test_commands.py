@@ -11,8 +11,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from grpox.cli.app import app
-from grpox.cli.commands import CORE, load
+from grpox.cli.app import CORE, app, load
 from grpox.errors import ConfigError
 
 HEADER = "import typer\nfrom grpox import CommandSpec, hookimpl\n"

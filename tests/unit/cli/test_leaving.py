@@ -10,7 +10,7 @@ from support.patience import patient
 PROGRAM = """
 import atexit, threading, time
 {world}
-from grpox.cli.leaving import leave
+from grpox.cli.errors import leave
 
 class Left:
     def __del__(self):

@@ -13,8 +13,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from grpox.cli.plugin_details import details, select
-from grpox.cli.plugin_report import Row, as_json, as_table, rows
-from grpox.cli.plugin_why import Why, as_text, explain
+from grpox.cli.plugin_list import Row, Why, as_json, as_paragraphs, as_table, explain, rows
 from grpox.cli.plugins import app
 from grpox.errors import ConfigError
 from grpox.plugins.discovery import PluginSet, discover
@@ -252,10 +251,10 @@ def test_every_row_that_is_not_ok_is_explained_with_what_to_do_and_no_other(plug
 
 def test_the_explanations_as_they_are_printed(plugins, whys, golden, tmp_path):
     ordered = sorted(rows(plugins), key=lambda row: (row.kind, row.name, row.distribution))
-    explained = [(row, whys[row.kind, row.name, row.distribution]) for row in ordered]
+    explained = [whys[row.kind, row.name, row.distribution] for row in ordered]
     # Which of the two was found first is the file system's to say.
     either_way = {"grpox-other 1.0 and grpox-foo 1.0": "grpox-foo 1.0 and grpox-other 1.0"}
-    golden(printed(as_text(explained), 1000), replace={str(tmp_path): "FOLDER"} | either_way)
+    golden(printed(as_paragraphs(ordered, explained), 1000), replace={str(tmp_path): "FOLDER"} | either_way)
 
 
 def test_a_conflict_names_both_distributions_and_how_to_select_one(whys):

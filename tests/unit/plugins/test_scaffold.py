@@ -21,7 +21,7 @@ from packaging.requirements import Requirement
 from support.patience import patient
 from typer.testing import CliRunner
 
-from grpox.cli.plugin_new import new_plugin
+from grpox.cli.plugins import new_plugin
 from grpox.errors import ConfigError, Problem
 from grpox.plugins.discovery import PluginSet, discover
 from grpox.plugins.hookspecs import API_VERSION

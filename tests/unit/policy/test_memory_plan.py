@@ -15,18 +15,15 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from typer.testing import CliRunner
 
 from grpox.cli import app as cli
-from grpox.cli.memory_report import memory_report
+from grpox.cli.plan import memory_report
 from grpox.config import ModelConfig
 from grpox.contracts import GeneratorMemory
 from grpox.errors import ConfigError
 from grpox.policy import logprobs, weight_stream
 from grpox.policy.memory_plan import formula
-from grpox.policy.memory_plan.at_load import check_load
-from grpox.policy.memory_plan.built_shape import built_shape
-from grpox.policy.memory_plan.formula import PHASES, parts_of, peak_of, size_in
-from grpox.policy.memory_plan.of_run import model_shape, run_setting
-from grpox.policy.memory_plan.setting import DEFAULTS, Setting
-from grpox.policy.memory_plan.shape import ModelShape, shape_of
+from grpox.policy.memory_plan.formula import DEFAULTS, PHASES, Setting, parts_of, peak_of, size_in
+from grpox.policy.memory_plan.of_run import check_load, run_setting
+from grpox.policy.memory_plan.shape import ModelShape, built_shape, model_shape, shape_of
 from grpox.policy.memory_plan.table import GIB, MODELS, tables
 from grpox.policy.memory_plan.table import setting as setting_of_table
 from grpox.runfile.given import Given
@@ -56,6 +53,14 @@ CONFIGS = {
     "qwen3": {"model_type": "qwen3", "head_dim": 16, "attention_bias": True},
 }
 
+ZERO = {
+    "reduce_bucket_size": 500,
+    "stage3_prefetch_bucket_size": 100,
+    "stage3_max_reuse_distance": 600,
+    "stage3_param_persistence_threshold": 50,
+    "sub_group_size": 200,
+}
+
 
 def folder_of(folder: Path, config: dict[str, object]) -> ModelConfig:
     (folder / "config.json").write_text(json.dumps(config))
@@ -73,10 +78,9 @@ def setting() -> Setting:
     shape = ModelShape(
         (1000, 70, 10), (), hidden=10, intermediate=30, layers=2, queries=12, keys=6, vocabulary=100
     )
-    small = {"reduce_bucket": 500, "persistent": 50, "reuse": 600, "prefetch": 100, "sub_group": 200}
     whole = GeneratorMemory("whole")
     return Setting(
-        shape, ranks=4, gpu=True, sequences=2, prompt=3, completion=5, sampled=8, generator=whole, **small
+        shape, ranks=4, gpu=True, sequences=2, prompt=3, completion=5, sampled=8, generator=whole, zero=ZERO
     )
 
 
@@ -140,11 +144,12 @@ def test_what_is_whole_for_a_while(setting: Setting) -> None:
     assert "bucket, within gloo" not in found
     assert found["gathered weights"] == 4 * 1080  # less than 600 / 2 + 100 + 1000
     assert found["small weights"] == 4 * 10
-    assert sizes(replace(setting, reuse=0, prefetch=0))["gathered weights"] == 4 * 1000
+    at_once = ZERO | {"stage3_max_reuse_distance": 0, "stage3_prefetch_bucket_size": 0}
+    assert sizes(replace(setting, zero=at_once))["gathered weights"] == 4 * 1000
 
 
 def test_a_single_rank_on_a_cpu_gathers_nothing_and_takes_what_it_touches(setting: Setting) -> None:
-    found = sizes(replace(setting, ranks=1, gpu=False, reduce_bucket=10_000))
+    found = sizes(replace(setting, ranks=1, gpu=False, zero=ZERO | {"reduce_bucket_size": 10_000}))
     assert "gathered weights" not in found
     assert found["gradient bucket"] == found["bucket, sorted by rank"] == 4 * 1080
     assert all(part.on_host for part in parts_of(replace(setting, gpu=False)))
@@ -298,9 +303,9 @@ def test_a_run_files_own_settings_count() -> None:
         world_size=2,
     )
     setting = run_setting(run, gpu=True)
-    assert setting.reduce_bucket == 5_000_000
-    assert setting.sub_group == DEFAULTS["sub_group_size"]
-    assert setting.persistent == 7
+    assert setting.zero["reduce_bucket_size"] == 5_000_000
+    assert setting.zero["sub_group_size"] == DEFAULTS["sub_group_size"]
+    assert setting.zero["stage3_param_persistence_threshold"] == 7
     assert setting.reference
     assert (setting.prompt, setting.completion, setting.sequences) == (9, 4, 256)
     assert setting.sampled == 32

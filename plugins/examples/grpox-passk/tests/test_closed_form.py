@@ -39,20 +39,19 @@ def test_it_is_the_mean_over_every_set_that_a_completion_is_in(completions: int)
     assert compared == sum(completions - k for k in range(1, completions))
 
 
-def test_one_right_of_four_in_pairs() -> None:
-    # 3 of 6 pairs fail: mean and std are 1/2. A wrong one is in 3 pairs, 2 of which fail.
-    assert passk_advantages(1, 3, 2) == pytest.approx((0.5 / 0.5, (0.5 - 2 / 3) / 0.5))
-
-
-def test_two_right_of_five_in_threes() -> None:
-    # 1 of 10 sets fails: std is sqrt(0.09). A wrong one is in 6 sets, 1 of which fails.
-    assert passk_advantages(2, 3, 3) == pytest.approx((0.1 / 0.3, (0.1 - 1 / 6) / 0.3))
-
-
-def test_with_k_of_1_it_is_grpo() -> None:
-    # (r - mean) / std of the population, for rewards 1 1 0 0 0 0 0 0: 0.25 and sqrt(0.1875)
-    std = sqrt(0.25 * 0.75)
-    assert passk_advantages(2, 6, 1) == pytest.approx((0.75 / std, -0.25 / std))
+@pytest.mark.parametrize(
+    ("right", "wrong", "k", "expected"),
+    [
+        # 3 of 6 pairs fail: mean and std are 1/2. A wrong one is in 3 pairs, 2 of which fail.
+        (1, 3, 2, (0.5 / 0.5, (0.5 - 2 / 3) / 0.5)),
+        # 1 of 10 sets fails: std is sqrt(0.09). A wrong one is in 6 sets, 1 of which fails.
+        (2, 3, 3, (0.1 / 0.3, (0.1 - 1 / 6) / 0.3)),
+        # GRPO's (r - mean) / std of the population, for rewards 1 1 0 0 0 0 0 0
+        (2, 6, 1, (0.75 / sqrt(0.25 * 0.75), -0.25 / sqrt(0.25 * 0.75))),
+    ],
+)
+def test_by_hand(right: int, wrong: int, k: int, expected: tuple[float, float]) -> None:
+    assert passk_advantages(right, wrong, k) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("k", [1, 4, 100])

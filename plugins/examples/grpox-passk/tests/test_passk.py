@@ -36,18 +36,17 @@ def test_a_completion_is_right_from_the_threshold_on() -> None:
 
 
 def test_how_far_a_reward_is_from_the_threshold_does_not_matter() -> None:
-    assert scaled([[9.0], [0.3], [-5.0], [0.0]], [0] * 4, k=2) == scaled(
-        [[1.0], [0.0], [0.0], [0.0]], [0] * 4, k=2
-    )
+    far, near = ([[9.0], [0.3], [-5.0], [0.0]], [[1.0], [0.0], [0.0], [0.0]])
+    assert scaled(far, [0] * 4, k=2) == scaled(near, [0] * 4, k=2)
 
 
-def test_a_completion_that_nobody_scored_gets_nothing_and_is_in_no_set() -> None:
-    made = scaled([[1.0], [NAN], [0.0], [0.0], [0.0]], [0] * 5, k=2)
-    assert made == pytest.approx([1.0, 0.0, -1 / 3, -1 / 3, -1 / 3])
-
-
-def test_a_completion_that_nobody_scored_is_not_right_under_a_threshold_below_zero() -> None:
-    made = scaled([[-0.5], [NAN], [-2.0], [-2.0], [-2.0]], [0] * 5, k=2, threshold=-1)
+@pytest.mark.parametrize(
+    ("right", "wrong", "params"), [(1.0, 0.0, {}), (-0.5, -2.0, {"threshold": -1})], ids=["zero", "below zero"]
+)
+def test_a_completion_that_nobody_scored_is_neither_right_nor_in_a_set(
+    right: float, wrong: float, params: dict[str, float]
+) -> None:
+    made = scaled([[right], [NAN], [wrong], [wrong], [wrong]], [0] * 5, k=2, **params)
     assert made == pytest.approx([1.0, 0.0, -1 / 3, -1 / 3, -1 / 3])
 
 

@@ -15,8 +15,7 @@ from pydantic import ValidationError
 from grpox_reasoning_gym.catalogue import settings_of, task_files
 from grpox_reasoning_gym.config import SYSTEM_PROMPT, SourceConfig
 from grpox_reasoning_gym.entries import read, written
-from grpox_reasoning_gym.rows import rows, shares
-from grpox_reasoning_gym.source import ReasoningGymSource
+from grpox_reasoning_gym.rows import ReasoningGymSource, rows, shares
 
 SUMS = {
     "task": "basic_arithmetic",
@@ -70,23 +69,18 @@ def test_one_task_can_be_told_in_short(tasks: Any) -> None:
     assert source(tasks) == source("lcm")
 
 
-def test_a_misspelt_task_is_told_the_nearest() -> None:
-    assert "did you mean 'chain_sum'?" in told(tasks="chan_sum")
-
-
-def test_a_misspelt_setting_is_told_the_nearest() -> None:
-    given = {"task": "chain_sum", "settings": {"min_term": 2}}
-    assert "chain_sum has no setting 'min_term'; did you mean 'min_terms'?" in told(tasks=given)
-
-
-def test_a_setting_unlike_any_is_told_those_there_are() -> None:
-    message = told(tasks={"task": "lcm", "settings": {"zzz": 2}})
-    assert message.endswith("it has min_numbers, max_numbers, min_value, max_value")
-
-
-@pytest.mark.parametrize("name", ["seed", "size"])
-def test_seed_and_size_belong_to_the_source(name: str) -> None:
-    assert f"{name} is a key of the source" in told(tasks={"task": "lcm", "settings": {name: 1}})
+@pytest.mark.parametrize(
+    ("task", "settings", "message"),
+    [
+        ("chan_sum", {}, "did you mean 'chain_sum'?"),
+        ("chain_sum", {"min_term": 2}, "chain_sum has no setting 'min_term'; did you mean 'min_terms'?"),
+        ("lcm", {"zzz": 2}, "it has min_numbers, max_numbers, min_value, max_value"),
+        ("lcm", {"seed": 1}, "seed is a key of the source"),
+        ("lcm", {"size": 1}, "size is a key of the source"),
+    ],
+)
+def test_what_a_task_does_not_have_is_told_what_would_do(task: str, settings: Any, message: str) -> None:
+    assert message in told(tasks={"task": task, "settings": settings})
 
 
 @pytest.mark.parametrize("tasks", [[], {"task": "lcm", "weight": 0}, {"task": "lcm", "wieght": 1}, 3])
@@ -94,23 +88,28 @@ def test_what_is_no_mixture_is_refused(tasks: Any) -> None:
     assert told(tasks=tasks)
 
 
-def test_a_value_that_the_task_refuses_is_told_with_its_key() -> None:
+@pytest.mark.parametrize(
+    ("config", "key", "message"),
+    [
+        (
+            source({"task": "chain_sum", "settings": {"min_terms": 9, "max_terms": 2}}),
+            "data.source.tasks.0.settings",
+            "chain_sum refuses its settings: max_terms must be >= min_terms",
+        ),
+        (
+            source(template="{sum}"),
+            "data.source.template",
+            "difficulty, expression, num_digits, num_terms, question, source_dataset, source_index",
+        ),
+    ],
+    ids=["settings", "template"],
+)
+def test_what_rows_cannot_be_made_of_is_told_with_its_key(config: SourceConfig, key: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        rows(source({"task": "chain_sum", "settings": {"min_terms": 9, "max_terms": 2}}))
+        rows(config)
     [problem] = caught.value.problems
-    assert problem.key == "data.source.tasks.0.settings"
-    assert problem.what == "chain_sum refuses its settings: max_terms must be >= min_terms"
-
-
-def test_a_template_that_names_what_is_not_there_is_told_what_is() -> None:
-    with pytest.raises(ConfigError) as caught:
-        rows(source(template="{sum}"))
-    [problem] = caught.value.problems
-    assert problem.key == "data.source.template"
-    assert (
-        problem.allowed
-        == "difficulty, expression, num_digits, num_terms, question, source_dataset, source_index"
-    )
+    assert problem.key == key
+    assert message in (problem.what, problem.allowed)
 
 
 def test_a_template_with_a_brace_too_many_is_refused() -> None:
@@ -134,18 +133,14 @@ def test_a_row_has_what_rewards_need() -> None:
 
 
 def test_a_question_can_be_put_otherwise() -> None:
-    row = rows(
-        source(SUMS, conversation=False, system_prompt=None, template="{expression}=", replace={" ": ""})
-    )[0]
+    otherwise = {"system_prompt": None, "template": "{expression}=", "replace": {" ": ""}}
+    row = rows(source(SUMS, conversation=False, **otherwise))[0]
     assert row["prompt"] == read(row["entry"])["metadata"]["expression"].replace(" ", "") + "="
 
 
-def test_in_text_the_system_prompt_is_a_paragraph_before_the_question() -> None:
+def test_a_system_prompt_is_a_paragraph_before_a_text_and_may_be_left_out() -> None:
     row = rows(source(conversation=False, system_prompt="Be brief."))[0]
     assert row["prompt"].startswith("Be brief.\n\nState the final answer")
-
-
-def test_without_a_system_prompt_there_is_one_message() -> None:
     assert [message["role"] for message in rows(source(system_prompt=None))[0]["prompt"]] == ["user"]
 
 

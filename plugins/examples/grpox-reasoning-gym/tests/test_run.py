@@ -16,6 +16,7 @@ from grpox_reasoning_gym.__main__ import main
 from grpox_reasoning_gym.config import SourceConfig
 from grpox_reasoning_gym.rows import rows
 
+FEW = "{name: reasoning-gym, size: 400, tasks: {task: chain_sum, settings: {max_terms: 2, max_digits: 1}}}"
 README = Path(__file__).parents[1] / "README.md"
 
 
@@ -55,16 +56,6 @@ def test_held_out_rows_are_none_that_are_trained_on(folder: Path) -> None:
     assert not {json.dumps(row["prompt"]) for row in held_out} & trained
 
 
-def test_tasks_with_too_few_prompts_are_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    source = (
-        "{name: reasoning-gym, size: 400, tasks: {task: chain_sum, settings: {max_terms: 2, max_digits: 1}}}"
-    )
-    (folder / "few.yaml").write_text(f"data: {{source: {source}}}")
-    assert main(["few.yaml", "out.jsonl"]) == 2
-    assert "prompts were found that training does not have" in capsys.readouterr().err
-    assert not (folder / "out.jsonl").exists()
-
-
 @pytest.mark.parametrize(
     ("text", "arguments", "message"),
     [
@@ -75,6 +66,7 @@ def test_tasks_with_too_few_prompts_are_told(folder: Path, capsys: pytest.Captur
         ("data: {source: {name: reasoning-gym, tasks: lcm, sise: 3}}", [], "data.source.sise: unknown key"),
         ("data: {source: {name: reasoning-gym, tasks: lcm}}", ["--seed", "0"], "is the seed of training"),
         ("data: {source: {name: reasoning-gym, tasks: lcm}}", ["--size", "0"], "--size"),
+        (f"data: {{source: {FEW}}}", [], "prompts were found that training does not have"),
     ],
 )
 def test_a_wrong_request_is_told_in_a_line(
@@ -83,6 +75,7 @@ def test_a_wrong_request_is_told_in_a_line(
     (folder / "wrong.yaml").write_text(text)
     assert main(["wrong.yaml", "out.jsonl", *arguments]) == 2
     assert message in capsys.readouterr().err
+    assert not (folder / "out.jsonl").exists()
 
 
 def test_a_run_file_that_is_not_there_is_told(capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,8 +16,7 @@ from pydantic import ValidationError
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from grpox_tensorboard.config import TensorBoardConfig
-from grpox_tensorboard.hyperparameters import flattened
-from grpox_tensorboard.observer import TensorBoard
+from grpox_tensorboard.observer import TensorBoard, flattened
 
 DEFAULTS = TensorBoardConfig()
 

@@ -1,8 +1,12 @@
-"""The numbers of loss and correction: worked by hand, and those of TRL."""
+"""The numbers of loss and correction, worked by hand and TRL's; and the runs that are refused."""
 
 from __future__ import annotations
 
 import math
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -51,10 +55,13 @@ def test_the_factor_is_a_gamma_kernel_of_the_weight(ratio, advantage, factor):
     assert phi(inputs([math.log(ratio)], [1.0], advantage)) == pytest.approx(factor, rel=1e-12)
 
 
-def test_the_weight_is_the_product_of_all_ratios_and_corrections():
+def test_the_weight_is_the_product_of_all_ratios_and_corrections_that_are_not_masked():
     # 1.25 * 0.8 * 2 * 0.75 = 1.5, where the factor of a negative advantage is largest: k / lambda
     given = inputs([math.log(1.25), math.log(0.8)], [2.0, 0.75], -1.0)
     assert phi(given) == pytest.approx(1.5**3 * math.exp(-1), rel=1e-12)
+    # The core hands over 0 at masked positions, R included.
+    given = inputs([9.0, math.log(2)], [0.0, 1.0], 1.0, mask=[0, 1])
+    assert phi(given) == pytest.approx(4 * math.exp(-3))
 
 
 TRL = [  # log-ratios, R, advantage, factor with the defaults, factor with k 1.5 / 2.5 and lambda 2.0 / 0.5
@@ -93,20 +100,17 @@ def test_a_step_uses_the_correction_once_and_every_token_weighs_the_same(grpox_s
     assert VespoLoss.reduction is Reduction.TOKEN_MEAN
 
 
-def test_masked_tokens_are_in_no_weight():
-    # The core hands over 0 at masked positions, R included.
-    given = inputs([9.0, math.log(2)], [0.0, 1.0], 1.0, mask=[0, 1])
-    assert phi(given) == pytest.approx(4 * math.exp(-3))
-
-
-@pytest.mark.parametrize("advantage", [1.0, -1.0])
-def test_a_token_that_a_correction_drops_leaves_its_sequence_next_to_nothing(advantage):
-    assert phi(inputs([0.0, 0.0, 0.0], [1.0, 0.0, 1.0], advantage)) < 1e-14
-
-
-@pytest.mark.parametrize("log_ratio", [-1.0, 1.0])
-def test_a_long_sequence_that_is_far_off_fades_instead_of_overflowing(log_ratio):
-    given = inputs([log_ratio] * 5000, [1.0] * 5000, 1.0)
+@pytest.mark.parametrize(
+    ("log_ratios", "weights", "advantage"),
+    [
+        ([0.0] * 3, [1.0, 0.0, 1.0], 1.0),  # a token that a correction drops
+        ([0.0] * 3, [1.0, 0.0, 1.0], -1.0),
+        ([-1.0] * 5000, [1.0] * 5000, 1.0),  # a long one that is far off, which does not overflow
+        ([1.0] * 5000, [1.0] * 5000, 1.0),
+    ],
+)
+def test_a_sequence_fades_to_next_to_nothing(log_ratios, weights, advantage):
+    given = inputs(log_ratios, weights, advantage)
     assert phi(given) < 1e-14
     assert given.logprobs.grad.isfinite().all()
 
@@ -142,3 +146,42 @@ def test_at_every_bound_of_the_parameters_the_factor_is_finite_in_float32(k, dec
     given = LossInputs(log_weight, zeros, zeros + 1, (zeros + 1).bool(), correction_weights=zeros + 1)
     loss = VespoLoss(VespoLossConfig(k_pos=k, lambda_pos=decay))
     assert loss.expected_gradient(given).isfinite().all()
+
+
+# -- A run without what the loss needs is refused before anything loads, and told what would do ----------
+
+SILENT = '''
+class Silent:
+    """A generator that does not tell the log-probabilities of what it samples."""
+
+    def start(self, context): ...
+    def generate(self, prompts, sampling, seed): ...
+    def sync(self, weights, version): ...
+    def sleep(self): ...
+    def wake(self): ...
+    def close(self): ...
+'''
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        (["correction=none"], "needs 'token-weights', which nothing in this run provides; correction"),
+        (["correction=sequence-truncate"], "needs 'token-weights'"),  # its R is that of the whole sequence
+        (["correction=vespo", "generator={path: silent.py:Silent}"], "needs 'logprobs'"),
+        (["correction=vespo"], ""),
+        (["correction=token-truncate"], ""),
+    ],
+)
+def test_a_run_without_weights_of_tokens_is_refused(changes: list[str], told: str, tmp_path: Path) -> None:
+    (tmp_path / "silent.py").write_text(SILENT)
+    done = subprocess.run(
+        [sys.executable, "-m", "grpox", "validate", "quickstart", "loss=vespo", *changes],
+        cwd=tmp_path,
+        env=os.environ | {"COLUMNS": "300"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert told in done.stderr
+    assert done.returncode == (2 if told else 0), done.stderr

@@ -16,7 +16,7 @@ def grpox_datasets() -> Iterable[ComponentSpec]:
     return [
         ComponentSpec(
             name="reasoning-gym",
-            target="grpox_reasoning_gym.source:ReasoningGymSource",
+            target="grpox_reasoning_gym.rows:ReasoningGymSource",
             config="grpox_reasoning_gym.config:SourceConfig",
             summary="Generated rows of reasoning-gym's tasks, one or several by weight",
             requires=REQUIRES,

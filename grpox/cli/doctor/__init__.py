@@ -1,1 +1,0 @@
-"""`grpox doctor`: what is installed, what of it fits together, and what this machine has."""
