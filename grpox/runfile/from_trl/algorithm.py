@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from grpox.config import SamplingConfig
 from grpox.errors import nearest
-from grpox.runfile.from_trl.draft import TRL_DEFAULT, Draft, component
+from grpox.runfile.from_trl.draft import Draft
 from grpox.runfile.from_trl.fields import Verdict, parameters_of
 from grpox.runfile.sampling_bias import changed_distribution
 
@@ -18,14 +18,12 @@ RECOMMENDED_CAP = 5.0
 """What TRL recommends for cispo; its default, epsilon, is below 1."""
 UNBOUNDED = 1e9
 """In place of no bound."""
+_SCALES = ("group", "batch", "none")
 _MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
-_CORRECTION = (
-    "vllm_importance_sampling_correction",
-    "vllm_importance_sampling_mode",
-    "vllm_importance_sampling_clip_max",
-    "vllm_importance_sampling_clip_min",
-    "vllm_importance_sampling_cap",
+_CORRECTION = tuple(
+    f"vllm_importance_sampling_{name}" for name in ("correction", "mode", "clip_max", "clip_min", "cap")
 )
+_ON, _MODE, _HIGH, _LOW, _CAP = _CORRECTION
 
 
 def write_algorithm(draft: Draft) -> None:
@@ -39,22 +37,20 @@ def write_algorithm(draft: Draft) -> None:
 
 def _loss(draft: Draft) -> None:
     loss = draft.chosen("loss_type", LOSSES)
-    comment = "" if draft.has("loss_type") else TRL_DEFAULT
-    match loss:
-        case "cispo":
-            parameters = {"cap": _cap(draft)}
-        case "vespo":
-            parameters = draft.given_of("vespo")
-            comment = "of the plugin grpox-vespo, which is to be installed"
-            draft.explain("loss_type", Verdict.DIFFERS, f"loss vespo is {comment}")
-        case "luspo":
-            parameters = {}
-            comment = "not in grpox: a loss of your own, clipped at level sequence, with Reduction.SEQUENCE_SUM"
-            draft.explain("loss_type", Verdict.UNSUPPORTED, f"{comment}; `grpox plugins new` begins one")
-        case _:
-            parameters = draft.given_of("clipped" if loss in CLIPPED else loss)
-    parameters |= _level(draft, loss)
-    draft.put("loss", component(loss, parameters), comment)
+    comment, of = draft.default_of("loss_type"), "clipped" if loss in CLIPPED else loss
+    parameters: dict[str, Any] = {"cap": _cap(draft)} if loss == "cispo" else draft.given_of(of)
+    if loss == "vespo":
+        comment = "of the plugin grpox-vespo, which is to be installed"
+        draft.explain("loss_type", Verdict.DIFFERS, f"loss vespo is {comment}")
+    if loss == "luspo":
+        comment = "not in grpox: a loss of your own, clipped at level sequence, with Reduction.SEQUENCE_SUM"
+        draft.explain("loss_type", Verdict.UNSUPPORTED, f"{comment}; `grpox plugins new` begins one")
+    level = "importance_sampling_level"
+    if draft.chosen(level, ("token", "sequence")) == "sequence" and loss in CLIPPED:
+        parameters["level"] = "sequence"
+    elif draft.get(level) == "sequence" and loss in ("cispo", "sapo"):
+        draft.explain(level, Verdict.UNSUPPORTED, f"{loss} has one ratio per token: take a clipped loss")
+    draft.put_component("loss", loss, parameters, comment)
     _explain_loss(draft, loss)
 
 
@@ -68,16 +64,6 @@ def _cap(draft: Draft) -> float:
     message = f"loss.cap is {RECOMMENDED_CAP:g}, as TRL recommends: {why}"
     draft.explain(("loss_type", name), Verdict.DIFFERS, message)
     return RECOMMENDED_CAP
-
-
-def _level(draft: Draft, loss: str) -> dict[str, Any]:
-    name = "importance_sampling_level"
-    if draft.chosen(name, ("token", "sequence")) == "token" or loss in ("luspo", "vespo"):
-        return {}
-    if loss in CLIPPED:
-        return {"level": "sequence"}
-    draft.explain(name, Verdict.UNSUPPORTED, f"{loss} has one ratio per token: take a clipped loss")
-    return {}
 
 
 def _explain_loss(draft: Draft, loss: str) -> None:
@@ -101,29 +87,26 @@ def _explain_loss(draft: Draft, loss: str) -> None:
 def _advantage(draft: Draft) -> None:
     given = draft.get("scale_rewards")
     scale = {"true": "group", "false": "none"}.get(str(given).lower(), given)
-    if scale not in ("group", "batch", "none"):
-        allowed = ("group", "batch", "none")
-        draft.refuse("scale_rewards", "no such scaling", ", ".join(allowed), nearest(str(given), allowed))
+    if scale not in _SCALES:
+        draft.refuse("scale_rewards", "no such scaling", ", ".join(_SCALES), nearest(str(given), _SCALES))
         return
     order = draft.chosen("multi_objective_aggregation", ("sum_then_normalize", "normalize_then_sum"))
     if order == "normalize_then_sum":
         draft.put("advantage", {"name": "group", "aggregation": order})
-        draft.unneeded(("scale_rewards",), "normalize_then_sum has a scale of its own, in TRL too")
+        draft.unneeded("scale_rewards", "normalize_then_sum has a scale of its own, in TRL too")
     else:
-        draft.put("advantage", scale, "" if draft.has("scale_rewards") else TRL_DEFAULT)
+        draft.put("advantage", scale, draft.default_of("scale_rewards"))
         draft.explain("scale_rewards", Verdict.SAME, f"advantage: {scale}")
 
 
 def _kl(draft: Draft) -> None:
     name = "use_bias_correction_kl"
     if not draft.get("beta") and not draft.unread("beta"):
-        draft.unneeded((name,), "beta is 0")
+        draft.unneeded(name, "beta is 0")
         return
     kl = "unbiased" if draft.get(name) else "k3"
-    if draft.has(name):
-        draft.put("train.kl", kl)
-    elif kl != "k3":
-        draft.put("train.kl", kl, TRL_DEFAULT)
+    if draft.has(name) or kl != "k3":
+        draft.put("train.kl", kl, draft.default_of(name))
     if kl == "unbiased" and draft.get("importance_sampling_level") == "token":
         draft.explain(name, Verdict.SAME, "train.kl: unbiased")
 
@@ -139,51 +122,39 @@ def _entropy(draft: Draft) -> None:
 
 
 def _correction(draft: Draft) -> None:
+    on, uses_vllm = draft.get(_ON), draft.get("use_vllm")
     if draft.get("loss_type") == "vespo":
-        _vespo_correction(draft)
-    elif not draft.get("use_vllm"):
-        return
-    elif not draft.get("vllm_importance_sampling_correction"):
+        # VESPO takes the correction's weights itself, and so needs one; TRL bounds tokens' before it.
+        if uses_vllm and on and draft.get(_MODE) == "token_truncate":
+            _bounded_correction(draft)
+        else:
+            draft.put("correction", "vespo", "which the loss vespo needs; of the same plugin")
+            why = "correction: vespo, which the loss vespo needs"
+            draft.explain((*_CORRECTION, "use_vllm"), Verdict.DIFFERS, why)
+    elif uses_vllm and not on:
         draft.put("correction", "none")
         draft.unneeded(_CORRECTION[1:], "there is no correction")
-        draft.explain(_CORRECTION[0], Verdict.SAME, "correction: none")
-    elif changed := _changed(draft):
-        message = f"correction none: it would be biased with {', '.join(changed)}, as TRL's is"
-        draft.put("correction", "none", message.partition(": ")[2])
-        draft.explain((*_CORRECTION, "use_vllm"), Verdict.DIFFERS, message)
-    else:
+        draft.explain(_ON, Verdict.SAME, "correction: none")
+    elif uses_vllm and (changed := _changed(draft)):
+        why = f"it would be biased with {', '.join(changed)}, as TRL's is"
+        draft.put("correction", "none", why)
+        draft.explain((*_CORRECTION, "use_vllm"), Verdict.DIFFERS, f"correction none: {why}")
+    elif uses_vllm:
         _bounded_correction(draft)
 
 
 def _bounded_correction(draft: Draft) -> None:
-    mode = draft.chosen("vllm_importance_sampling_mode", _MODES)
-    capped = "vllm_importance_sampling_cap"
-    high = draft.get(capped if draft.has(capped) else "vllm_importance_sampling_clip_max")
-    low = draft.get("vllm_importance_sampling_clip_min")
+    name = draft.chosen(_MODE, _MODES).replace("_", "-")
+    low, high = draft.get(_LOW), draft.get(_CAP if draft.has(_CAP) else _HIGH)
     high = UNBOUNDED if high is None else high
-    if mode.endswith("truncate"):
-        parameters = {"cap": high}
-        if low is not None:
-            draft.explain(
-                "vllm_importance_sampling_clip_min", Verdict.UNSUPPORTED, "what truncates has no lower bound"
-            )
-    else:
+    parameters: dict[str, Any] = {"cap": high}
+    if name.endswith("mask"):
         parameters = {"low": 0.0 if low is None else low, "high": high}
-        draft.explain("vllm_importance_sampling_clip_max", Verdict.SAME, f"correction.high: {high}")
-    comment = "" if any(draft.has(name) for name in _CORRECTION) else TRL_DEFAULT
-    draft.put("correction", component(mode.replace("_", "-"), parameters), comment)
-    draft.explain(_CORRECTION[0], Verdict.SAME, f"correction: {mode.replace('_', '-')}")
-
-
-def _vespo_correction(draft: Draft) -> None:
-    """VESPO takes the correction's weights itself, and so needs one; TRL bounds tokens' before it."""
-    mode, on = draft.get("vllm_importance_sampling_mode"), draft.get("vllm_importance_sampling_correction")
-    if draft.get("use_vllm") and on and mode == "token_truncate":
-        _bounded_correction(draft)
-        return
-    draft.put("correction", "vespo", "which the loss vespo needs; of the same plugin")
-    why = "correction: vespo, which the loss vespo needs"
-    draft.explain((*_CORRECTION, "use_vllm"), Verdict.DIFFERS, why)
+        draft.explain(_HIGH, Verdict.SAME, f"correction.high: {high}")
+    elif low is not None:
+        draft.explain(_LOW, Verdict.UNSUPPORTED, "what truncates has no lower bound")
+    draft.put_component("correction", name, parameters, draft.default_of(*_CORRECTION))
+    draft.explain(_ON, Verdict.SAME, f"correction: {name}")
 
 
 def _changed(draft: Draft) -> list[str]:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from grpox.runfile.from_trl.fields import TRL_REWARDS
+
+OVERLONG = "get_soft_overlong_punishment"
 
 
 @dataclass(frozen=True)
@@ -21,9 +26,14 @@ class Given:
         return repr(self.value) if self.literal else str(self.value)
 
 
-def unread(source: str, line: int | None) -> Given:
+def unread(node: ast.expr, before: str = "") -> Given:
     """What is no literal: its expression, on one line."""
-    return Given(" ".join(source.split()), line, literal=False)
+    return Given(before + code(node), node.lineno, literal=False)
+
+
+def code(node: ast.AST) -> str:
+    """The source of an expression, on one line."""
+    return " ".join(ast.unparse(node).split())
 
 
 @dataclass(frozen=True)
@@ -38,6 +48,39 @@ class RewardGiven:
     """What differs from TRL, or what to do where there is no entry."""
 
 
+def of_model(path: str, shown: str, line: int | None) -> RewardGiven:
+    """A model's name among `reward_funcs`."""
+    return RewardGiven({"name": "reward_model", "model": path}, shown, line)
+
+
+def of_overlong(max_completion_len: Any, soft_punish_cache: Any) -> dict[str, Any]:
+    """The entry that does what TRL's get_soft_overlong_punishment does."""
+    return {"name": "soft_overlong", "max_length": max_completion_len, "buffer": soft_punish_cache}
+
+
+def of_module(module: str, name: str, shown: str, line: int | None, folder: Path) -> RewardGiven:
+    """A function by its module: one of TRL's, one of a file in or below `folder`, or one to be imported."""
+    if module in ("trl", "trl.rewards") and name in TRL_REWARDS:
+        return RewardGiven(shown=name, line=line, **TRL_REWARDS[name])
+    if module in ("trl", "trl.rewards"):
+        module, shown = "trl.rewards", name
+    elif name and (file := _module_file(folder, module.lstrip("."))) is not None:
+        return RewardGiven({"path": f"{file}:{name}"}, shown, line)
+    note = f"write a file rewards.py with `from {module} import {name}`, and name `rewards.py:{name}`"
+    return RewardGiven(None, shown, line, note)
+
+
+def _module_file(folder: Path, module: str) -> Path | None:
+    parts = module.split(".")
+    if not all(part.isidentifier() for part in parts):
+        return None
+    file = folder.joinpath(*parts).with_suffix(".py")
+    try:
+        return file if file.is_file() else None
+    except OSError:  # longer than a name can be
+        return None
+
+
 @dataclass
 class DataGiven:
     """A dataset as `load_dataset` names it."""
@@ -49,6 +92,10 @@ class DataGiven:
     line: int | None = None
     problem: str = ""
     """Why a run file cannot name it as it is, and what to do."""
+
+    @property
+    def shown(self) -> str:
+        return str(self.path or "")
 
 
 @dataclass

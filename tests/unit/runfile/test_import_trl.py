@@ -16,9 +16,9 @@ from typer.testing import CliRunner, Result
 from grpox.cli import app as cli
 from grpox.cli.import_trl import import_trl
 from grpox.errors import ConfigError, Problem
-from grpox.runfile.from_trl.draft import our_default
+from grpox.runfile.from_trl.convert import our_default
+from grpox.runfile.from_trl.draft import inline
 from grpox.runfile.from_trl.fields import FIELDS, GRPO_FIELDS, TRAINER_FIELDS, Verdict
-from grpox.runfile.from_trl.write import inline
 from grpox.runfile.load import ResolvedRun, load_run
 from grpox.runfile.yaml_lines import read_yaml
 
