@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from grpox.runfile.defaults import parameter_defaults
     from grpox.runfile.input_paths import input_path, model_problems
     from grpox.runfile.load import load_run
-    from grpox.runfile.lock.file import LOCK_FILE, read_lock
+    from grpox.runfile.lock.model import LOCK_FILE, read_lock
     from grpox.runfile.recipe_files import recipe_names
     from grpox.runtime.environment import variables_kept
     from grpox.runtime.files import sync as flush_to_disk
@@ -114,7 +114,7 @@ _HOMES = {
     "grpox.runfile.defaults": ("parameter_defaults",),
     "grpox.runfile.input_paths": ("input_path", "model_problems"),
     "grpox.runfile.load": ("load_run",),
-    "grpox.runfile.lock.file": ("LOCK_FILE", "read_lock"),
+    "grpox.runfile.lock.model": ("LOCK_FILE", "read_lock"),
     "grpox.runfile.recipe_files": ("recipe_names",),
     "grpox.runtime.environment": ("variables_kept",),
     "grpox.runtime.files": ("flush_to_disk", "whole_file", "write_whole"),
