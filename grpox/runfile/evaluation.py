@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from grpox.config import EvaluationConfig, RunConfig
-from grpox.config.evaluation_settings import PREFIX, bare_name, labels_of_evaluation, sampling_of
+from grpox.config.run import labels_of_evaluation
+from grpox.config.sampling import PREFIX, bare_name, sampling_of
 from grpox.errors import Problem, nearest
 from grpox.runfile.check_context import CheckContext
 from grpox.runfile.metric_names import candidates, of_evaluations, of_steps

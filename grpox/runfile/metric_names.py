@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from grpox.config import RewardRef, RunConfig, labels_of
-from grpox.config.evaluation_settings import PREFIX, rewards_of
+from grpox.config.run import rewards_of
+from grpox.config.sampling import PREFIX
 from grpox.errors import nearest
 from grpox.plugins.component import BoundComponent
 from grpox.plugins.requirements import canonical_name

@@ -9,7 +9,7 @@ import datasets
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from grpox.config import EvaluationConfig
-from grpox.config.evaluation_settings import sampling_of
+from grpox.config.sampling import sampling_of
 from grpox.data.batch_plan import BatchPlan
 from grpox.data.open_data import open_data
 from grpox.data.prompt_length import PromptLimit

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from grpox.config import RewardRef, RunConfig, Section
-from grpox.config.evaluation_settings import PREFIX
+from grpox.config.sampling import PREFIX
 from grpox.errors import ConfigError, nearest
 from grpox.runfile.from_trl.algorithm import write_algorithm
 from grpox.runfile.from_trl.draft import Draft, Row, whole
