@@ -1,16 +1,99 @@
-"""What the section `evaluation`, and keys that name its metrics, ask of the rest of the run file."""
+"""Checks of the section `evaluation` and of keys that name a metric, and which metrics a run will log."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from grpox.config import EvaluationConfig, RunConfig
-from grpox.config.run import labels_of_evaluation
+from grpox.config import EvaluationConfig, RewardRef, RunConfig, labels_of
+from grpox.config.run import labels_of_evaluation, rewards_of
 from grpox.config.sampling import PREFIX, bare_name, sampling_of
 from grpox.errors import Problem, nearest
-from grpox.runfile.check_context import CheckContext
-from grpox.runfile.metric_names import candidates, of_evaluations, of_steps
+from grpox.plugins.component import BoundComponent
+from grpox.plugins.requirements import canonical_name
+from grpox.runfile.checks import CheckContext
+
+LENGTHS = tuple(
+    f"completions/{name}"
+    for name in (
+        *("mean_length", "min_length", "max_length", "clipped_ratio"),
+        *("mean_terminated_length", "min_terminated_length", "max_terminated_length"),
+    )
+)
+OF_STEPS = (
+    *("reward", "reward_std", "frac_reward_zero_std", "loss", "grad_norm", "learning_rate", "entropy"),
+    *("kl", "kl_old", "num_tokens", "epoch", "step_time", "padding_fraction", "skipped_steps"),
+    "off_policy_masked",
+    *LENGTHS,
+)
+"""Metrics of an optimizer step whose whole name is known."""
+FAMILIES = (
+    *("ratio/", "clip_ratio/", "sampling/", "dynamic_sampling/", "top_entropy/"),
+    *("time/", "tokens_per_second/", "memory/", "observers/"),
+)
+"""Beginnings of names of which a step may have any."""
+
+
+class MetricNames:
+    """The metrics of steps or of evaluations, and whether there may be others.
+
+    Reward functions log what they like (`log_metric`), and so does a loss. A name that begins with that of the
+    component is taken for one of these. Where a component is not grpox's own, so is any name that does not look
+    like a slip of one that is known.
+    """
+
+    def __init__(
+        self, known: Collection[str], owners: Collection[str], components: Collection[BoundComponent]
+    ) -> None:
+        """
+        Args:
+            owners: what the components are called that log metrics of their own.
+            components: the components themselves.
+        """
+        self.known = list(known)
+        self._beginnings = tuple(f"{owner}/" for owner in owners if owner not in ("rewards", "completions"))
+        of_others = (
+            bound.offer is None or canonical_name(bound.offer.distribution) != "grpox" for bound in components
+        )
+        self._open_ended = any(of_others)
+
+    def has(self, name: str) -> bool:
+        """Whether there may be a metric of this name."""
+        if name in self.known or name.startswith(self._beginnings):
+            return True
+        return self._open_ended and not nearest(name, self.known) and not name.startswith("rewards/")
+
+
+def of_evaluations(config: RunConfig, components: Mapping[str, BoundComponent]) -> MetricNames:
+    """Of the run's evaluations, as these call them: without ``evaluation/``."""
+    rewards = rewards_of(config)
+    ks = config.evaluation.pass_at_k if config.evaluation is not None else []
+    known = ["accuracy", *(f"pass_at_{k}" for k in ks), "reward", "reward_std", *_of_rewards(rewards), *LENGTHS]
+    prefix = "rewards[" if rewards is config.rewards else "evaluation.rewards["
+    parts = [bound for key, bound in components.items() if key.startswith(prefix)]
+    return MetricNames(known, _owners(rewards), parts)
+
+
+def of_steps(config: RunConfig, components: Mapping[str, BoundComponent]) -> MetricNames:
+    """Of the run's optimizer steps."""
+    known = [*OF_STEPS, *_of_rewards(config.rewards)]
+    parts = [
+        bound
+        for key, bound in components.items()
+        if key in ("loss", "correction") or key.startswith("rewards[")
+    ]
+    families = (family.rstrip("/") for family in FAMILIES)
+    return MetricNames(known, [*_owners(config.rewards), config.loss.label, *families], parts)
+
+
+def _of_rewards(rewards: Sequence[RewardRef]) -> Iterator[str]:
+    for label, ref in zip(labels_of(rewards), rewards, strict=True):
+        kinds = ("mean", "std", "abstained", *(("errors",) if ref.on_error == "abstain" else ()))
+        yield from (f"rewards/{label}/{kind}" for kind in kinds)
+
+
+def _owners(rewards: Sequence[RewardRef]) -> list[str]:
+    return [*labels_of(rewards), *(ref.label.rpartition(":")[2] for ref in rewards)]
 
 
 def evaluation_problems(context: CheckContext) -> Iterator[Problem]:
@@ -87,8 +170,11 @@ def _best(context: CheckContext) -> Iterator[Problem]:
             what, key, given=name, allowed="a metric of steps, such as reward, or a section evaluation"
         )
         return
-    known, near = candidates(name, steps, evaluations)
     of_evaluation = evaluations is not None and name.startswith(PREFIX) and evaluations.has(bare_name(name))
+    known = [*(f"{PREFIX}{each}" for each in (evaluations.known if evaluations else [])), *steps.known]
+    # ``accuracy`` or TRL's ``eval_accuracy`` are not misspelt: they are the evaluation's.
+    ours = PREFIX + bare_name(name.removeprefix("eval_").removeprefix("eval/"))
+    near = ours if ours in known else nearest(name, known)
     of_step = not name.startswith(PREFIX) and steps.has(name) and not near.startswith(PREFIX)
     if not (of_evaluation or name in steps.known or of_step):
         what = "no metric that this run logs"

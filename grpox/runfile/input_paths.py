@@ -21,7 +21,7 @@ from grpox.data.open_data import DATA_FILES, is_data_file
 from grpox.data.unusable_columns import CURE, unusable_columns
 from grpox.errors import Problem, nearest, text_of
 from grpox.plugins.component import BoundComponent
-from grpox.runfile.check_context import CheckContext
+from grpox.runfile.checks import CheckContext
 from grpox.runfile.data_files import look_at
 from grpox.runfile.given import GIVEN
 from grpox.runfile.model_options import media_problem_of

@@ -25,29 +25,31 @@ from grpox.errors.validation import problems_of, truths_for_numbers
 from grpox.plugins.component import BoundComponent, bind_object
 from grpox.plugins.discovery import discover
 from grpox.plugins.registry import Registry
-from grpox.runfile.check_context import Check, CheckContext, of_section
-from grpox.runfile.component_checks import biased_correction, missing_plugins, refused_sampling
+from grpox.runfile.checks import (
+    Check,
+    CheckContext,
+    biased_correction,
+    changed_distribution,
+    dynamic_sampling_problems,
+    missing_plugins,
+    of_section,
+    off_policy_problems,
+    old_logprobs_problems,
+    refused_sampling,
+    staleness_problems,
+    streamed_data_problems,
+)
 from grpox.runfile.deepspeed_settings import deepspeed_problems
 from grpox.runfile.evaluation import evaluation_problems
 from grpox.runfile.given import Given
 from grpox.runfile.input_paths import input_problems, resolve_parameters, resolve_paths
-from grpox.runfile.lora import lora_problems
 from grpox.runfile.lr_schedules import schedule_problems
 from grpox.runfile.masked import give_back_secrets, masked_problems
-from grpox.runfile.model_options import checkpointing_problems, model_problems
-from grpox.runfile.origins import Origin
+from grpox.runfile.model_options import checkpointing_problems, lora_problems, model_problems
 from grpox.runfile.output_paths import hub_problems
-from grpox.runfile.overrides import apply_overrides
+from grpox.runfile.overrides import Origin, apply_overrides
 from grpox.runfile.recipe_files import recipe_path
-from grpox.runfile.sampling_bias import changed_distribution
 from grpox.runfile.slots import selected, tracking_problems
-from grpox.runfile.train_checks import (
-    dynamic_sampling_problems,
-    off_policy_problems,
-    old_logprobs_problems,
-    staleness_problems,
-    streamed_data_problems,
-)
 from grpox.runfile.yaml_lines import LONGEST, read_yaml
 from grpox.runtime import launch
 
@@ -182,7 +184,7 @@ def resolve(
         ConfigError: with every problem found.
     """
     data = copy.deepcopy(given.merged(data))
-    origin = origin.with_arguments(given.keys)
+    origin = replace(origin, arguments=given.keys)
     if isinstance(data, RunConfig):
         read = data.model_dump(mode="json")
         masked = masked_problems(read)

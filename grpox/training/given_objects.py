@@ -11,7 +11,7 @@ from grpox.data.open_data import DATA_FILES
 from grpox.errors import ConfigError, Problem, describe
 from grpox.runfile.given import GIVEN, Changes, Given
 from grpox.runfile.input_paths import input_path
-from grpox.runfile.origins import ARGUMENT
+from grpox.runfile.overrides import ARGUMENT
 
 if TYPE_CHECKING:
     import datasets

@@ -19,8 +19,8 @@ from grpox.data.schedule import PromptSampler, Schedule, StreamSampler
 from grpox.errors import ConfigError, Problem
 from grpox.policy.lora.add import add_adapters
 from grpox.policy.models import check_special_tokens, load_config, load_model, load_tokenizer, vocabulary_of
+from grpox.runfile.checks import stream_problems
 from grpox.runfile.model_options import media_problem
-from grpox.runfile.train_checks import stream_problems
 from grpox.runtime.foreign_code import call
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from pydantic import ValidationError
 
 from grpox.config import SamplingConfig
 from grpox.errors import nearest
+from grpox.runfile.checks import changed_distribution
 from grpox.runfile.from_trl.draft import Draft
 from grpox.runfile.from_trl.fields import Verdict, parameters_of
-from grpox.runfile.sampling_bias import changed_distribution
 
 CLIPPED = ("grpo", "dr_grpo", "dapo", "bnpo")
 LOSSES = (*CLIPPED, "cispo", "sapo", "luspo", "vespo")
