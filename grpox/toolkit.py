@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     from grpox.policy.weight_stream import stream_weights
     from grpox.rollout.rewards.weighted_sum import ROUNDING, weighted_sum
     from grpox.runfile.data_files import look_at
-    from grpox.runfile.input_paths import input_path, model_problems
     from grpox.runfile.load import load_run
     from grpox.runfile.lock.model import LOCK_FILE, read_lock
+    from grpox.runfile.paths import input_path, model_problems
     from grpox.runfile.recipe_files import recipe_names
     from grpox.runfile.slots import parameter_defaults
     from grpox.runtime.environment import variables_kept
@@ -112,7 +112,7 @@ _HOMES = {
     "grpox.rollout.rewards.weighted_sum": ("ROUNDING", "weighted_sum"),
     "grpox.runfile.data_files": ("look_at",),
     "grpox.runfile.slots": ("parameter_defaults",),
-    "grpox.runfile.input_paths": ("input_path", "model_problems"),
+    "grpox.runfile.paths": ("input_path", "model_problems"),
     "grpox.runfile.load": ("load_run",),
     "grpox.runfile.lock.model": ("LOCK_FILE", "read_lock"),
     "grpox.runfile.recipe_files": ("recipe_names",),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from grpox.errors import ConfigError, Problem, nearest
-from grpox.runfile.output_paths import unreachable
+from grpox.runfile.paths import unreachable
 
 AUTO = "auto"
 _CONFIG = "config.yaml"

@@ -42,12 +42,11 @@ from grpox.runfile.checks import (
 from grpox.runfile.deepspeed_settings import deepspeed_problems
 from grpox.runfile.evaluation import evaluation_problems
 from grpox.runfile.given import Given
-from grpox.runfile.input_paths import input_problems, resolve_parameters, resolve_paths
 from grpox.runfile.lr_schedules import schedule_problems
 from grpox.runfile.masked import give_back_secrets, masked_problems
 from grpox.runfile.model_options import checkpointing_problems, lora_problems, model_problems
-from grpox.runfile.output_paths import hub_problems
 from grpox.runfile.overrides import Origin, apply_overrides
+from grpox.runfile.paths import hub_problems, input_problems, resolve_parameters, resolve_paths
 from grpox.runfile.recipe_files import recipe_path
 from grpox.runfile.slots import selected, tracking_problems
 from grpox.runfile.yaml_lines import LONGEST, read_yaml
