@@ -7,7 +7,7 @@ and batch arithmetic, and every problem with those at once. Each names its line 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
@@ -186,22 +186,19 @@ def resolve(
     origin = replace(origin, arguments=given.keys)
     if isinstance(data, RunConfig):
         read = data.model_dump(mode="json")
-        masked = masked_problems(read)
+        problems = masked_problems(read)
     else:
         data = read = dict(data)
-        masked = give_back_secrets(read, origin.folder)
+        problems = give_back_secrets(read, origin.folder)
     remember_secrets(read)
-    if masked:
-        raise ConfigError(origin.place(masked))
+    _refuse(problems, origin)
     truths = truths_for_numbers(data, RunConfig)
     try:
         config = RunConfig.model_validate(data if isinstance(data, RunConfig) else _empty_sections(data))
     except ValidationError as error:
         raise ConfigError(origin.place([*truths, *_schema_problems(error)])) from error
-    if truths:
-        raise ConfigError(origin.place(truths))
-    if unnamed := tracking_problems(config):
-        raise ConfigError(origin.place(unnamed))
+    _refuse(truths, origin)
+    _refuse(tracking_problems(config), origin)
     resolve_paths(config, origin.base)
     registry = Registry(discover(config.plugins.disable))
     _default_correction(config, registry)
@@ -211,13 +208,20 @@ def resolve(
     problems += [problem for check in CHECKS for problem in check(context)]
     num_prompts = context.num_prompts if given.dataset is None else given.num_prompts
     try:
-        plan = _checked_plan(config, world_size, num_prompts)
+        plan = BatchPlan.from_config(config.train, world_size or launch.world_size())
+        if num_prompts is not None:
+            # The sampler itself refuses data that does not fill one generation batch.
+            PromptSampler(num_prompts, plan.prompts_per_generation, shuffle=False, seed=0)
     except ConfigError as error:
         problems += error.problems
-    if problems:
-        raise ConfigError(origin.place(problems))
+    _refuse(problems, origin)
     counted = None if config.data.streaming else num_prompts
     return ResolvedRun(config, components, registry, source, plan, counted, given)
+
+
+def _refuse(problems: Sequence[Problem], origin: Origin) -> None:
+    if problems:
+        raise ConfigError(origin.place(problems))
 
 
 def _default_correction(config: RunConfig, registry: Registry) -> None:
@@ -251,16 +255,14 @@ def _empty_sections(data: Mapping[str, Any]) -> dict[str, Any]:
     return filled
 
 
-def _schema_problems(error: ValidationError) -> list[Problem]:
+def _schema_problems(error: ValidationError) -> Iterator[Problem]:
     """What is wrong with the schema; for a key that stands in the wrong section, the right one is named."""
     details = error.errors(include_url=False)
     unknown = {".".join(map(str, detail["loc"])) for detail in details if detail["type"] == "extra_forbidden"}
-    return [
-        replace(problem, nearest=_right_section(problem.key.rpartition(".")[2]))
-        if problem.key in unknown and not problem.nearest
-        else problem
-        for problem in problems_of(error, RunConfig, "")
-    ]
+    for problem in problems_of(error, RunConfig, ""):
+        is_elsewhere = problem.key in unknown and not problem.nearest
+        near = _right_section(problem.key.rpartition(".")[2]) if is_elsewhere else problem.nearest
+        yield replace(problem, nearest=near)
 
 
 def _right_section(name: str) -> str:
@@ -285,8 +287,8 @@ def _bind(
                 function = given.functions[key]
                 components[key] = bind_object(kind, function, reference.params, key, reference.label)
             else:
-                bound = registry.parse(kind, reference, key)
-                components[key] = _with_model(bound, given.reward_models.get(key))
+                bound, model = registry.parse(kind, reference, key), given.reward_models.get(key)
+                components[key] = bound if model is None else _with_model(bound, model)
         except ConfigError as error:
             problems += error.problems
     if not problems:
@@ -296,14 +298,4 @@ def _bind(
 
 def _with_model(bound: BoundComponent, model: Any) -> BoundComponent:
     """The reward `bound`, scoring with `model` in place of the one that its parameters name."""
-    if model is None:
-        return bound
     return replace(bound, config=None, load=lambda: bound.load()(bound.config, model=model))
-
-
-def _checked_plan(config: RunConfig, world_size: int | None, num_prompts: int | None) -> BatchPlan:
-    plan = BatchPlan.from_config(config.train, world_size or launch.world_size())
-    if num_prompts is not None:
-        # The sampler itself refuses data that does not fill one generation batch.
-        PromptSampler(num_prompts, plan.prompts_per_generation, shuffle=False, seed=0)
-    return plan

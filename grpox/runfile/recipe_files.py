@@ -6,6 +6,7 @@ import filecmp
 import shutil
 from collections.abc import Iterator, Sequence
 from importlib import resources
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,8 @@ def recipe_names() -> list[str]:
 def recipe_summary(name: str) -> str:
     """The comment that opens the recipe's run file, up to the end of its first sentence."""
     lines = recipe_path(name).read_text(encoding="utf-8").splitlines()
-    comment: list[str] = []
-    for line in lines:
-        if not line.startswith("# "):
-            break
-        comment.append(line[2:].strip())
-    sentence, stop, _ = " ".join(comment).partition(". ")
+    comment = takewhile(lambda line: line.startswith("# "), lines)
+    sentence, stop, _ = " ".join(line[2:].strip() for line in comment).partition(". ")
     return sentence + stop.strip()
 
 
@@ -46,7 +43,8 @@ def recipe_path(run: str | Path) -> Path:
     if str(run) in names:
         return _folder() / f"{run}.yaml"
     what = "is a folder, not a run file" if path.is_dir() else "no such run file or recipe"
-    near = nearest(str(run), [*names, *(str(file) for file in _run_files(path))])
+    files = [str(file) for file in path.parent.glob("*.y*ml") if file.suffix in (".yaml", ".yml")]
+    near = nearest(str(run), [*names, *files])
     allowed = f"a YAML file, or a recipe: {', '.join(names)}" if names else "a YAML file"
     raise ConfigError(Problem(what, given=str(run), allowed=allowed, nearest=near))
 
@@ -74,21 +72,17 @@ def copy_recipe(name: str, destination: Path, force: bool = False) -> list[Path]
             _refuse_overwriting(sources, copies)
         destination.mkdir(parents=True, exist_ok=True)
         for source, copy in zip(sources, copies, strict=True):
-            _copy(source, copy)
+            if source.is_dir():
+                ignored = shutil.ignore_patterns("__pycache__", "__init__.py")
+                shutil.copytree(source, copy, ignore=ignored, dirs_exist_ok=True)
+            else:
+                shutil.copyfile(source, copy)
     except OSError as error:
         there = isinstance(error, FileExistsError | NotADirectoryError)
         what = "is not a folder" if there else f"cannot be written: {error.strerror or error}"
         place = str(error.filename2 or error.filename or destination)
         raise ConfigError(Problem(what, given=place)) from error
     return copies
-
-
-def _copy(source: Path, copy: Path) -> None:
-    if source.is_dir():
-        ignored = shutil.ignore_patterns("__pycache__", "__init__.py")
-        shutil.copytree(source, copy, ignore=ignored, dirs_exist_ok=True)
-    else:
-        shutil.copyfile(source, copy)
 
 
 def _refuse_overwriting(sources: Sequence[Path], copies: Sequence[Path]) -> None:
@@ -121,11 +115,6 @@ def _texts(data: Any) -> Iterator[str]:
     elif isinstance(data, dict | list):
         for value in data.values() if isinstance(data, dict) else data:
             yield from _texts(value)
-
-
-def _run_files(path: Path) -> list[Path]:
-    folder = path.parent
-    return [*folder.glob("*.yaml"), *folder.glob("*.yml")] if folder.is_dir() else []
 
 
 def _folder() -> Path:
