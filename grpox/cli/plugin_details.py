@@ -98,7 +98,7 @@ def _parameters(plugins: PluginSet, offer: Offer, narrow: bool) -> RenderableTyp
     from rich.table import Table
     from rich.text import Text
 
-    from grpox.errors.field_types import allowed_values, fields_by_key
+    from grpox.errors.validation import allowed_values, fields_by_key
     from grpox.plugins.registry import Registry
 
     try:
@@ -119,7 +119,7 @@ def _parameters(plugins: PluginSet, offer: Offer, narrow: bool) -> RenderableTyp
 
 
 def _default(field: FieldInfo) -> str:
-    from grpox.errors.field_types import written
+    from grpox.errors.validation import written
 
     if field.is_required():
         return "required"

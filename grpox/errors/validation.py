@@ -1,23 +1,43 @@
-"""pydantic's errors in the words of a run file: dotted key, what was given, what is allowed, nearest name."""
+"""pydantic's errors and fields in the words of a run file: dotted key, given, allowed, and nearest name."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from enum import Enum
 from functools import reduce
-from types import UnionType
+from pathlib import Path
+from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from grpox.errors import Problem, join, nearest
-from grpox.errors.field_types import allowed_values, fields_by_key, written
 from grpox.errors.redaction import redacted
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
 
+_CONSTRAINTS = {
+    "gt": "> {}",
+    "ge": ">= {}",
+    "lt": "< {}",
+    "le": "<= {}",
+    "multiple_of": "a multiple of {}",
+    "min_length": "(length >= {})",
+    "max_length": "(length <= {})",
+    "pattern": "matching {}",
+}
+_WORDS: Mapping[Any, str] = {
+    float: "number",
+    int: "integer",
+    bool: "true or false",
+    str: "text",
+    Path: "path",
+    NoneType: "null",
+    Any: "anything",
+}
 MOST = 200
 """Problems that are worded: nobody reads more, and the nearest name of each takes its time."""
 
@@ -132,16 +152,62 @@ def _problem(detail: ErrorDetails, place: _Place, key: str, also: Iterable[str])
     what = "a value is required" if kind == "missing" else message[:1].lower() + message[1:]
     if place.field is None:
         return Problem(what, key, given=given)
-    allowed = allowed_values(place.field)
-    return Problem(what, key, given=given, allowed=allowed, nearest=_slip(place.field, detail["input"]))
+    literals = [member for member in _members(place.field.annotation) if get_origin(member) is Literal]
+    words = [str(value) for member in literals for value in get_args(member)]
+    near = nearest(detail["input"], words) if isinstance(detail["input"], str) else ""
+    return Problem(what, key, given=given, allowed=allowed_values(place.field), nearest=near)
 
 
-def _slip(field: FieldInfo, given: object) -> str:
-    """The nearest of a field's literal values, for a misspelt one."""
-    literals = [
-        str(value)
-        for member in _members(field.annotation)
-        if get_origin(member) is Literal
-        for value in get_args(member)
+def fields_by_key(model: type[BaseModel]) -> dict[str, FieldInfo]:
+    """The fields of `model` under the keys by which a user writes them."""
+    return {field.alias or name: field for name, field in model.model_fields.items()}
+
+
+def allowed_values(field: FieldInfo) -> str:
+    """What a field accepts: ``number > 0 or null``, ``token or sequence``."""
+    return _in_words(field.annotation, field.metadata)
+
+
+def written(value: object) -> str:
+    """A value as a run file has it, cut where it is long."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, Enum):
+        return written(value.value)
+    text = value if isinstance(value, str) and value else repr(value)
+    return text if len(text) <= 100 else f"{text[:97]}..."
+
+
+def _in_words(annotation: Any, constraints: Sequence[object] = ()) -> str:
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _in_words(arguments[0], [*arguments[1:], *constraints])
+    bounds = [
+        words.format(bound)
+        for constraint in constraints
+        for name, words in _CONSTRAINTS.items()
+        if (bound := getattr(constraint, name, None)) is not None
     ]
-    return nearest(given, literals) if isinstance(given, str) else ""
+    if origin in (Union, UnionType):
+        base = " or ".join(_in_words(member) for member in arguments if member is not NoneType)
+    else:
+        base = _type_in_words(annotation, origin, arguments)
+    text = f"{base} {' and '.join(bounds)}" if bounds else base
+    return f"{text} or null" if NoneType in arguments and origin is not Literal else text
+
+
+def _type_in_words(annotation: Any, origin: Any, arguments: tuple[Any, ...]) -> str:
+    if origin is Literal:
+        return " or ".join(written(value) for value in arguments)
+    if origin in (list, tuple, set, frozenset, Sequence):
+        members = [_in_words(member) for member in arguments if member is not ...]
+        return f"list of {', '.join(members)}"
+    if origin in (dict, Mapping):
+        return f"mapping of {_in_words(arguments[0])} to {_in_words(arguments[1])}"
+    if isinstance(annotation, type) and issubclass(annotation, Enum):
+        return " or ".join(written(member) for member in annotation)
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return f"mapping with {', '.join(fields_by_key(annotation)) or 'no keys'}"
+    return _WORDS.get(annotation) or str(getattr(annotation, "__name__", annotation))

@@ -115,6 +115,7 @@ def read_yaml(text: str, source: str) -> Document:
     except RecursionError as error:
         raise ConfigError(Problem("lists or mappings are nested too deeply", where=source)) from error
 
+
 def read_table(package: str, name: str) -> Any:
     """Read a data file of a package of grpox."""
     return read_yaml(resources.files(package).joinpath(name).read_text(encoding="utf-8"), name).data
