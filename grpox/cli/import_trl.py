@@ -83,7 +83,7 @@ def import_trl(
 def _read(path: Path) -> Setup:
     """The set-up in a file, by its ending."""
     from grpox.runfile.from_trl.script import read_script
-    from grpox.runfile.from_trl.yaml_setup import read_trl_yaml
+    from grpox.runfile.from_trl.setup import read_trl_yaml
 
     if path.suffix not in (".py", ".yaml", ".yml"):
         what = "is neither a Python script nor a YAML file"

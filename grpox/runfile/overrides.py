@@ -72,35 +72,26 @@ def _set(data: dict[str, Any], path: Sequence[str | int], value: Any) -> None:
     key = ""
     for part in path[:-1]:
         key = join(key, part)
-        inner = _get(container, part, key)
+        place = _place(container, part, key)
+        inner = container[place]
         if is_slot(key) and (isinstance(inner, str) or inner is None):
             name = inner or default_name(key)
-            inner = {"name": name} if name else {}
+            container[place] = {"name": name} if name else {}
         elif inner is None:
-            inner = {}
+            container[place] = {}
         elif not isinstance(inner, dict | list):
             raise ConfigError(_problem("holds a value and has no keys below it", key=key, given=str(inner)))
-        _put(container, part, inner, key)
-        container = inner
-    _put(container, path[-1], value, join(key, path[-1]))
+        container = container[place]
+    container[_place(container, path[-1], join(key, path[-1]))] = value
 
 
-def _get(container: Any, part: str | int, key: str) -> Any:
+def _place(container: Any, part: str | int, key: str) -> str | int:
+    """The key or index of `part`; what is not there yet is made, as null."""
     if isinstance(container, dict):
-        return container.get(str(part))
-    return container[_index(container, part, key)] if part != len(container) else None
-
-
-def _put(container: Any, part: str | int, value: Any, key: str) -> None:
-    if isinstance(container, dict):
-        container[str(part)] = value
-    elif part == len(container):
-        container.append(value)
-    else:
-        container[_index(container, part, key)] = value
-
-
-def _index(container: list[Any], part: str | int, key: str) -> int:
+        container.setdefault(str(part), None)
+        return str(part)
+    if part == len(container):
+        container.append(None)
     if isinstance(part, int) and part < len(container):
         return part
     allowed = f"an index from 0 to {len(container)}, the last of which appends"

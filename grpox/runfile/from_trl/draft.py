@@ -166,10 +166,7 @@ class Draft:
 
     def is_path(self, text: str) -> bool:
         """Whether this names something on disk rather than on the hub."""
-        try:
-            return text.startswith((".", "/", "~")) or (self.setup.home / text).exists()
-        except OSError:  # longer than a name can be
-            return False
+        return text.startswith((".", "/", "~")) or os.path.exists(self.setup.home / text)
 
 
 def whole(number: float) -> float:

@@ -58,13 +58,6 @@ class TrlField:
         key = f"{self.key}: " if self.key and self.verdict is Verdict.DIFFERS else ""
         return self.verdict, f"{key}{self.note}"
 
-    @property
-    def description(self) -> str:
-        """Say in words what differs; of a field that means the same, nothing but that."""
-        if self.verdict is Verdict.SAME:
-            return self.note or "the same"
-        return self.note if self.verdict is Verdict.DIFFERS else f"{self.verdict.value}: {self.note}"
-
 
 def _fields(entries: dict[str, Any], prefix: str = "") -> dict[str, TrlField]:
     return {f"{prefix}{name}": TrlField.of_entry(entry) for name, entry in entries.items()}

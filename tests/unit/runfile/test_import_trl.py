@@ -562,9 +562,10 @@ def docs_table() -> str:
     lines = ["| field | TRL's default | in a run file | what differs |", "|---|---|---|---|"]
     for name, field in GRPO_FIELDS.items():
         key = f"`{field.key}`" if field.key else ""
-        lines.append(
-            f"| `{name}` | `{json.dumps(field.default)}` | {key} | {field.description} |".replace("|  |", "| |")
-        )
+        about = {Verdict.SAME: field.note or "the same", Verdict.DIFFERS: field.note}
+        differs = about.get(field.verdict, f"{field.verdict.value}: {field.note}")
+        line = f"| `{name}` | `{json.dumps(field.default)}` | {key} | {differs} |"
+        lines.append(line.replace("|  |", "| |"))
     return "\n".join(lines) + "\n"
 
 
