@@ -84,17 +84,12 @@ def _read(path: Path) -> Setup:
     """The set-up in a file, by its ending."""
     from grpox.runfile.from_trl.script import read_script
     from grpox.runfile.from_trl.setup import read_trl_yaml
+    from grpox.runfile.yaml_lines import read_text
 
     if path.suffix not in (".py", ".yaml", ".yml"):
         what = "is neither a Python script nor a YAML file"
         raise ConfigError(Problem(what, given=str(path), allowed="a name that ends in .py, .yaml or .yml"))
-    try:
-        with path.open(encoding="utf-8-sig") as file:
-            text = file.read(LONGEST + 1)
-    except UnicodeDecodeError as error:
-        raise ConfigError(Problem(f"not UTF-8 text: {error}", where=str(path))) from error
-    except OSError as error:
-        raise ConfigError(Problem(f"cannot be read: {error.strerror}", where=str(path))) from error
+    text = read_text(path, str(path), LONGEST + 1)
     if len(text) > LONGEST:
         raise ConfigError(Problem(f"is too long: at most {LONGEST} characters are read", where=str(path)))
     return read_script(text, path, str(path)) if path.suffix == ".py" else read_trl_yaml(text, str(path))

@@ -7,7 +7,7 @@ from enum import Enum
 from functools import reduce
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
@@ -55,12 +55,13 @@ def problems_of(
     """
     problems: dict[str, Problem] = {}
     for detail in error.errors(include_url=False):
-        place = _locate(model, detail["loc"], detail["type"])
-        dotted = reduce(join, place.path, key)
+        path, holder, field = _locate(model, detail["loc"], detail["type"])
+        dotted = reduce(join, path, key)
         # The members of a union each report the same key; the first one stands for all.
         if dotted not in problems and len(problems) < MOST:
-            beside = also if place.model is model else ()
-            problems[dotted] = _problem(detail, place, dotted, beside)
+            names = [*fields_by_key(holder), *(also if holder is model else ())]
+            given = written(redacted(detail["input"], dotted)) if path else ""
+            problems[dotted] = _problem(detail, dotted, given, names, field)
     return list(problems.values())
 
 
@@ -94,15 +95,14 @@ def _truths(value: object, annotation: Any, field: FieldInfo, key: str) -> Itera
                 yield from _truths(part, get_args(member)[0], field, join(key, index))
 
 
-class _Place(NamedTuple):
-    path: Sequence[str | int]
-    model: type[BaseModel]
-    """The model in which the last part of the path is, or should be, a field."""
-    field: FieldInfo | None
+def _locate(
+    model: type[BaseModel], location: Sequence[str | int], kind: str
+) -> tuple[list[str | int], type[BaseModel], FieldInfo | None]:
+    """Follow pydantic's location through nested models, leaving out the tags it inserts for unions.
 
-
-def _locate(model: type[BaseModel], location: Sequence[str | int], kind: str) -> _Place:
-    """Follow pydantic's location through nested models, leaving out the tags it inserts for unions."""
+    Returns:
+        the path without them; the model in which its last part is, or should be, a field; and that field.
+    """
     path: list[str | int] = []
     current: Any = model
     field: FieldInfo | None = None
@@ -121,7 +121,7 @@ def _locate(model: type[BaseModel], location: Sequence[str | int], kind: str) ->
         else:
             continue
         path.append(part)
-    return _Place(path, model, field)
+    return path, model, field
 
 
 def _members(annotation: Any) -> list[Any]:
@@ -139,23 +139,31 @@ def _holds(container: Any, part: str | int) -> bool:
     return get_origin(container) in (dict, Mapping) and not part.endswith("]")
 
 
-def _problem(detail: ErrorDetails, place: _Place, key: str, also: Iterable[str]) -> Problem:
-    kind = detail["type"]
-    given = "" if kind == "missing" or not place.path else written(redacted(detail["input"], key))
+def _problem(
+    detail: ErrorDetails, key: str, given: str, names: Sequence[str], field: FieldInfo | None
+) -> Problem:
+    """Word one error of pydantic's.
+
+    Args:
+        names: allowed beside the key.
+        field: of the key, where there is one.
+    """
+    kind, value = detail["type"], detail["input"]
     if kind == "extra_forbidden":
-        names = [*fields_by_key(place.model), *also]
-        near = nearest(str(place.path[-1]), names)
+        near = nearest(str(detail["loc"][-1]), names)
         return Problem("unknown key", key, given=given, allowed=", ".join(names) or "no keys", nearest=near)
     message = detail["msg"]
     for prefix in ("Input ", "Value error, ", "Assertion failed, "):
         message = message.removeprefix(prefix)
-    what = "a value is required" if kind == "missing" else message[:1].lower() + message[1:]
-    if place.field is None:
+    what = message[:1].lower() + message[1:]
+    if kind == "missing":
+        what, given = "a value is required", ""
+    if field is None:
         return Problem(what, key, given=given)
-    literals = [member for member in _members(place.field.annotation) if get_origin(member) is Literal]
-    words = [str(value) for member in literals for value in get_args(member)]
-    near = nearest(detail["input"], words) if isinstance(detail["input"], str) else ""
-    return Problem(what, key, given=given, allowed=allowed_values(place.field), nearest=near)
+    literals = [member for member in _members(field.annotation) if get_origin(member) is Literal]
+    words = [str(word) for member in literals for word in get_args(member)]
+    near = nearest(value, words) if isinstance(value, str) else ""
+    return Problem(what, key, given=given, allowed=allowed_values(field), nearest=near)
 
 
 def fields_by_key(model: type[BaseModel]) -> dict[str, FieldInfo]:

@@ -99,30 +99,24 @@ def _owners(rewards: Sequence[RewardRef]) -> list[str]:
 def evaluation_problems(context: CheckContext) -> Iterator[Problem]:
     """Find settings of the evaluation that cannot be, and named metrics that will not be there."""
     yield from _best(context)
-    if (evaluation := context.config.evaluation) is not None:
-        yield from _accuracy(context.config, evaluation)
-        yield from _pass_at_k(evaluation)
-        yield from _sampling(context, evaluation)
-        yield from _early_stop(context, evaluation)
-
-
-def _accuracy(config: RunConfig, evaluation: EvaluationConfig) -> Iterator[Problem]:
-    labels = labels_of_evaluation(config)
-    if evaluation.accuracy is not None and evaluation.accuracy not in labels:
+    evaluation = context.config.evaluation
+    if evaluation is None:
+        return
+    labels, name = labels_of_evaluation(context.config), evaluation.accuracy
+    if name is not None and name not in labels:
         what = f"no such reward of {'this run' if evaluation.rewards is None else 'the evaluation'}"
-        name, near = evaluation.accuracy, nearest(evaluation.accuracy, labels)
+        near = nearest(name, labels)
         yield Problem(what, "evaluation.accuracy", given=name, allowed=", ".join(labels), nearest=near)
-
-
-def _pass_at_k(evaluation: EvaluationConfig) -> Iterator[Problem]:
-    most, key = evaluation.num_generations, "evaluation.pass_at_k"
     for place, k in enumerate(evaluation.pass_at_k):
+        key, most = f"evaluation.pass_at_k[{place}]", evaluation.num_generations
         if not 1 <= k <= most:
             what = "is not a number of the completions that a prompt has"
             allowed = f"1 to {most} (evaluation.num_generations)"
-            yield Problem(what, f"{key}[{place}]", given=str(k), allowed=allowed)
+            yield Problem(what, key, given=str(k), allowed=allowed)
         elif k in evaluation.pass_at_k[:place]:
-            yield Problem("is listed twice", f"{key}[{place}]", given=str(k))
+            yield Problem("is listed twice", key, given=str(k))
+    yield from _sampling(context, evaluation)
+    yield from _early_stop(context, evaluation)
 
 
 def _sampling(context: CheckContext, evaluation: EvaluationConfig) -> Iterator[Problem]:
@@ -158,24 +152,25 @@ def _early_stop(context: CheckContext, evaluation: EvaluationConfig) -> Iterator
 
 
 def _best(context: CheckContext) -> Iterator[Problem]:
-    config, components = context.config, context.components
-    name, key = config.checkpoint.best, "checkpoint.best"
+    config, name, key = context.config, context.config.checkpoint.best, "checkpoint.best"
     if name is None:
         return
-    steps = of_steps(config, components)
-    evaluations = None if config.evaluation is None else of_evaluations(config, components)
-    if name.startswith(PREFIX) and evaluations is None:
-        what = "nothing is evaluated in this run"
-        yield Problem(
-            what, key, given=name, allowed="a metric of steps, such as reward, or a section evaluation"
+    steps = of_steps(config, context.components)
+    known, is_known = list(steps.known), name in steps.known
+    if config.evaluation is not None:
+        evaluations = of_evaluations(config, context.components)
+        known = [*(f"{PREFIX}{each}" for each in evaluations.known), *known]
+        is_known |= name.startswith(PREFIX) and evaluations.has(bare_name(name))
+    elif name.startswith(PREFIX):
+        what, allowed = (
+            "nothing is evaluated in this run",
+            "a metric of steps, such as reward, or a section evaluation",
         )
+        yield Problem(what, key, given=name, allowed=allowed)
         return
-    of_evaluation = evaluations is not None and name.startswith(PREFIX) and evaluations.has(bare_name(name))
-    known = [*(f"{PREFIX}{each}" for each in (evaluations.known if evaluations else [])), *steps.known]
     # ``accuracy`` or TRL's ``eval_accuracy`` are not misspelt: they are the evaluation's.
     ours = PREFIX + bare_name(name.removeprefix("eval_").removeprefix("eval/"))
     near = ours if ours in known else nearest(name, known)
-    of_step = not name.startswith(PREFIX) and steps.has(name) and not near.startswith(PREFIX)
-    if not (of_evaluation or name in steps.known or of_step):
-        what = "no metric that this run logs"
-        yield Problem(what, key, given=name, allowed=", ".join(known), nearest=near)
+    is_of_step = not name.startswith(PREFIX) and not near.startswith(PREFIX) and steps.has(name)
+    if not (is_known or is_of_step):
+        yield Problem("no metric that this run logs", key, given=name, allowed=", ".join(known), nearest=near)

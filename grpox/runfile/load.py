@@ -49,7 +49,7 @@ from grpox.runfile.overrides import Origin, apply_overrides
 from grpox.runfile.paths import hub_problems, input_problems, resolve_parameters, resolve_paths
 from grpox.runfile.recipe_files import recipe_path
 from grpox.runfile.slots import selected, tracking_problems
-from grpox.runfile.yaml_lines import LONGEST, read_yaml
+from grpox.runfile.yaml_lines import LONGEST, read_text, read_yaml
 from grpox.runtime import launch
 
 CHECKS: tuple[Check, ...] = (
@@ -125,7 +125,8 @@ def read_run(run: str | Path, overrides: Sequence[str]) -> tuple[dict[str, Any],
     """What a run file or recipe says with `overrides` on top, not checked yet; raises as `load_run`."""
     path = recipe_path(run)
     source = str(run) if path == Path(run) else path.name
-    document = read_yaml(_text(path, source), source)
+    # What is longer, however long that is, is refused.
+    document = read_yaml(read_text(path, source, LONGEST + 1), source)
     if not isinstance(document.data, dict):
         what = "a run file is a mapping of keys such as model, data and rewards"
         raise ConfigError(Problem("the run file is empty" if document.data is None else what, where=source))
@@ -154,16 +155,6 @@ def resolve_config(
     """
     origin = Origin(source, base.absolute())
     return resolve(data, origin, source, given or Given(), world_size)
-
-
-def _text(path: Path, source: str) -> str:
-    try:
-        with path.open(encoding="utf-8-sig") as file:
-            return file.read(LONGEST + 1)  # read_yaml refuses what is longer, however long that is
-    except UnicodeDecodeError as error:
-        raise ConfigError(Problem(f"not UTF-8 text: {error}", where=source)) from error
-    except OSError as error:
-        raise ConfigError(Problem(f"cannot be read: {error.strerror}", where=source)) from error
 
 
 def resolve(

@@ -10,6 +10,7 @@ import math
 import re
 from dataclasses import dataclass, field
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -114,6 +115,21 @@ def read_yaml(text: str, source: str) -> Document:
         raise ConfigError(Problem(f"not valid YAML: {what}", where=where)) from error
     except RecursionError as error:
         raise ConfigError(Problem("lists or mappings are nested too deeply", where=source)) from error
+
+
+def read_text(path: Path, source: str, longest: int) -> str:
+    """Read up to `longest` characters of a text file that a user names.
+
+    Raises:
+        ConfigError: it is not there, or no text.
+    """
+    try:
+        with path.open(encoding="utf-8-sig") as file:
+            return file.read(longest)
+    except UnicodeDecodeError as error:
+        raise ConfigError(Problem(f"not UTF-8 text: {error}", where=source)) from error
+    except OSError as error:
+        raise ConfigError(Problem(f"cannot be read: {error.strerror}", where=source)) from error
 
 
 def read_table(package: str, name: str) -> Any:

@@ -30,8 +30,7 @@ def write_algorithm(draft: Draft) -> None:
     """Write what the gradient is made of. What `sampling` says must have been written."""
     _loss(draft)
     _advantage(draft)
-    _kl(draft)
-    _entropy(draft)
+    _kl_and_entropy(draft)
     _correction(draft)
 
 
@@ -99,20 +98,16 @@ def _advantage(draft: Draft) -> None:
         draft.explain("scale_rewards", Verdict.SAME, f"advantage: {scale}")
 
 
-def _kl(draft: Draft) -> None:
+def _kl_and_entropy(draft: Draft) -> None:
+    """Write the KL; TRL's tokens of high entropy, and the mean of its bonus, are those of each micro-batch."""
     name = "use_bias_correction_kl"
+    kl = "unbiased" if draft.get(name) else "k3"
     if not draft.get("beta") and not draft.unread("beta"):
         draft.unneeded(name, "beta is 0")
-        return
-    kl = "unbiased" if draft.get(name) else "k3"
-    if draft.has(name) or kl != "k3":
+    elif draft.has(name) or kl != "k3":
         draft.put("train.kl", kl, draft.default_of(name))
-    if kl == "unbiased" and draft.get("importance_sampling_level") == "token":
-        draft.explain(name, Verdict.SAME, "train.kl: unbiased")
-
-
-def _entropy(draft: Draft) -> None:
-    """TRL's tokens of high entropy, and the mean that its bonus is, are those of each micro-batch."""
+        if kl == "unbiased" and draft.get("importance_sampling_level") == "token":
+            draft.explain(name, Verdict.SAME, "train.kl: unbiased")
     if draft.has("top_entropy_quantile") and draft.get("top_entropy_quantile") != 1:
         message = "train.top_entropy_quantile: of the tokens of the optimizer step, in TRL of each micro-batch"
         draft.explain("top_entropy_quantile", Verdict.DIFFERS, message)

@@ -122,20 +122,17 @@ def _distributions(old: Lock, new: Lock) -> Iterator[Difference]:
     """Those of both. One that only one of them has is told by the component that comes from it."""
     others = {canonical_name(name): held for name, held in new.distributions.items()}
     for name, before in old.distributions.items():
-        if (after := others.get(canonical_name(name))) is not None:
-            yield from _distribution(name, before, after)
-
-
-def _distribution(name: str, old: LockedDistribution, new: LockedDistribution) -> Iterator[Difference]:
-    yield from _changed(Severity.DRIFT, f"{name} version", old.version, new.version)
-    yield from _changed(Severity.DRIFT, f"{name} plugin API", old.api, new.api)
-    if old.sha256 == new.sha256:
-        yield from _changed(Severity.ORIGIN, f"{name} commit", _commit(old), _commit(new))
-        yield from _changed(Severity.ORIGIN, f"{name} origin", old.origin, new.origin)
-        yield from _changed(Severity.ORIGIN, f"{name} editable", old.editable, new.editable)
-    elif old.version == new.version:
-        # Of another version the sources are others anyway: its numbers would say it twice.
-        yield from _changed(Severity.DRIFT, f"{name} sources", _sources(old), _sources(new))
+        if (after := others.get(canonical_name(name))) is None:
+            continue
+        yield from _changed(Severity.DRIFT, f"{name} version", before.version, after.version)
+        yield from _changed(Severity.DRIFT, f"{name} plugin API", before.api, after.api)
+        if before.sha256 == after.sha256:
+            yield from _changed(Severity.ORIGIN, f"{name} commit", _commit(before), _commit(after))
+            yield from _changed(Severity.ORIGIN, f"{name} origin", before.origin, after.origin)
+            yield from _changed(Severity.ORIGIN, f"{name} editable", before.editable, after.editable)
+        elif before.version == after.version:
+            # Of another version the sources are others anyway: its numbers would say it twice.
+            yield from _changed(Severity.DRIFT, f"{name} sources", _sources(before), _sources(after))
 
 
 def _sources(held: LockedDistribution) -> str:
@@ -233,33 +230,22 @@ def across_ranks(
     problems: list[Problem] = []
     warnings: list[str] = []
     for digest, (other, config) in zip(dict.fromkeys(digest for digest, _ in told), sent, strict=True):
-        here = _ranks([(rank, host) for rank, (one, host) in enumerate(told) if one == digest])
-        problems += [_problem(found, here, there) for found in compare(first, other) if _is_refused(found)]
-        changed = [found for found in config_differences(first_config, config) if not _is_place(found)]
-        if changed:
-            lines = [f"    {found.what}: {found.new}, not {found.old}" for found in changed]
+        ranks = [rank for rank, (one, _) in enumerate(told) if one == digest]
+        hosts = ", ".join(dict.fromkeys(told[rank][1] for rank in ranks))
+        # ``rank 1 (node-b)``, ``ranks 8, 9, 10 (node-b, node-c)``
+        here = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))} ({hosts})"
+        for found in compare(first, other):
+            # A library that one of them lacks is not needed, or was told before.
+            is_other_library = found.severity is Severity.ENVIRONMENT and ABSENT not in (found.old, found.new)
+            if found.severity is Severity.DRIFT or is_other_library:
+                what = f"{here}: {found.what} is not that of {there}; install the same on every machine"
+                problems.append(Problem(what, given=found.new, allowed=found.old))
+        lines = [
+            f"    {found.what}: {found.new}, not {found.old}"
+            for found in config_differences(first_config, config)
+            # Machines may keep their files in different places.
+            if not (os.path.isabs(found.old) and os.path.isabs(found.new))
+        ]
+        if lines:
             warnings.append("\n".join([f"{here}: another config than that of {there}", *lines]))
     return problems, warnings
-
-
-def _ranks(held: Sequence[tuple[int, str]]) -> str:
-    """``rank 1 (node-b)``, ``ranks 8, 9, 10 (node-b, node-c)``."""
-    numbers = ", ".join(str(rank) for rank, _ in held)
-    hosts = ", ".join(dict.fromkeys(host for _, host in held))
-    return f"rank{'s' if len(held) > 1 else ''} {numbers} ({hosts})"
-
-
-def _is_refused(found: Difference) -> bool:
-    """Other code, or another version of a library; one that is missing is not needed, or was told before."""
-    missing = ABSENT in (found.old, found.new)
-    return found.severity is Severity.DRIFT or (found.severity is Severity.ENVIRONMENT and not missing)
-
-
-def _problem(found: Difference, here: str, there: str) -> Problem:
-    what = f"{here}: {found.what} is not that of {there}; install the same on every machine"
-    return Problem(what, given=found.new, allowed=found.old)
-
-
-def _is_place(found: Difference) -> bool:
-    """Whether two paths differ: machines may keep their files in different places."""
-    return os.path.isabs(found.old) and os.path.isabs(found.new)

@@ -127,18 +127,14 @@ def read_lock(path: Path) -> Lock:
     try:
         return Lock.model_validate_json(file.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise ConfigError(_no_lock(path)) from error
+        what = "holds no plugin lock" if path.is_dir() else "no such run folder or lock file"
+        around = path if path.is_dir() else path.parent
+        runs = sorted(str(found.parent) for found in around.glob(f"*/{LOCK_FILE}"))
+        allowed = f"a run's folder with a {LOCK_FILE}" + (f", such as {', '.join(runs[:5])}" if runs else "")
+        near = nearest(str(path), runs)
+        raise ConfigError(Problem(what, given=str(path), allowed=allowed, nearest=near)) from error
     except OSError as error:
         raise ConfigError(Problem(f"cannot be read: {error.strerror}", given=str(file))) from error
     except (ValidationError, UnicodeDecodeError) as error:
         allowed = f"{LOCK_FILE}, as a run or `grpox plugins lock` writes it"
         raise ConfigError(Problem("is no plugin lock", given=str(file), allowed=allowed)) from error
-
-
-def _no_lock(path: Path) -> Problem:
-    what = "holds no plugin lock" if path.is_dir() else "no such run folder or lock file"
-    around = path if path.is_dir() else path.parent
-    runs = sorted(str(found.parent) for found in around.glob(f"*/{LOCK_FILE}"))
-    near = nearest(str(path), runs)
-    allowed = f"a run's folder with a {LOCK_FILE}" + (f", such as {', '.join(runs[:5])}" if runs else "")
-    return Problem(what, given=str(path), allowed=allowed, nearest=near)
