@@ -162,11 +162,8 @@ def _best(context: CheckContext) -> Iterator[Problem]:
         known = [*(f"{PREFIX}{each}" for each in evaluations.known), *known]
         is_known |= name.startswith(PREFIX) and evaluations.has(bare_name(name))
     elif name.startswith(PREFIX):
-        what, allowed = (
-            "nothing is evaluated in this run",
-            "a metric of steps, such as reward, or a section evaluation",
-        )
-        yield Problem(what, key, given=name, allowed=allowed)
+        allowed = "a metric of steps, such as reward, or a section evaluation"
+        yield Problem("nothing is evaluated in this run", key, given=name, allowed=allowed)
         return
     # ``accuracy`` or TRL's ``eval_accuracy`` are not misspelt: they are the evaluation's.
     ours = PREFIX + bare_name(name.removeprefix("eval_").removeprefix("eval/"))

@@ -250,21 +250,21 @@ def _schema_problems(error: ValidationError) -> Iterator[Problem]:
     """What is wrong with the schema; for a key that stands in the wrong section, the right one is named."""
     details = error.errors(include_url=False)
     unknown = {".".join(map(str, detail["loc"])) for detail in details if detail["type"] == "extra_forbidden"}
+    sections = {
+        name: f"{section}.{name}"
+        for section, field in reversed(RunConfig.model_fields.items())
+        for model in (field.annotation, *get_args(field.annotation))
+        if isinstance(model, type) and issubclass(model, Section)
+        for name in model.model_fields
+    }
     for problem in problems_of(error, RunConfig, ""):
-        is_elsewhere = problem.key in unknown and not problem.nearest
-        near = _right_section(problem.key.rpartition(".")[2]) if is_elsewhere else problem.nearest
+        near, name = problem.nearest, problem.key.rpartition(".")[2]
+        if problem.key in unknown and not near:
+            from grpox.runfile.from_trl.fields import key_of  # a table that only a mistake needs
+
+            # ``train.learning_rate`` for `learning_rate`, ``loss`` for TRL's `loss_type`
+            near = sections.get(name) or key_of(name)
         yield replace(problem, nearest=near)
-
-
-def _right_section(name: str) -> str:
-    """``train.learning_rate`` for `learning_rate`, ``loss`` for TRL's `loss_type`; empty when there is none."""
-    from grpox.runfile.from_trl.fields import key_of  # a table that only a mistake needs
-
-    for section, field in RunConfig.model_fields.items():
-        for model in (field.annotation, *get_args(field.annotation)):
-            if isinstance(model, type) and issubclass(model, Section) and name in model.model_fields:
-                return f"{section}.{name}"
-    return key_of(name)
 
 
 def _bind(

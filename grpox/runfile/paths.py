@@ -58,9 +58,12 @@ def resolve_paths(config: RunConfig, base_of: Callable[[str], Path]) -> None:
 
 def input_path(path: str, base: Path, suffixes: Collection[str] = ()) -> str:
     """An absolute path, or the hub id that `path` is; what ends in one of `suffixes` is a path."""
-    if path == GIVEN or (Path(path).suffix not in suffixes and _is_hub_id(path, base)):
+    is_like_id = re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", path) and Path(path).suffix not in suffixes
+    there = base / path
+    # Nothing is there, nor even its parent.
+    if is_like_id and not unreachable(there) and not there.exists() and not there.parent.is_dir():
         return path
-    return _absolute(path, base)
+    return path if path == GIVEN else _absolute(path, base)
 
 
 def _absolute(path: str, base: Path) -> str:
@@ -68,14 +71,6 @@ def _absolute(path: str, base: Path) -> str:
         return str((base / Path(path).expanduser()).resolve())
     except (RuntimeError, OSError, ValueError):  # a loop of links, an unknown ~user: told when it is looked at
         return str(base / path)
-
-
-def _is_hub_id(path: str, base: Path) -> bool:
-    """Whether this is ``org/name`` on the hub rather than a path: nothing is there, nor even its parent."""
-    looks_so = re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", path) is not None
-    if not looks_so or unreachable(base / path):
-        return False
-    return not (base / path).exists() and not (base / path).parent.is_dir()
 
 
 def input_problems(context: CheckContext) -> Iterator[Problem]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import filecmp
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from importlib import resources
 from itertools import takewhile
 from pathlib import Path
@@ -65,13 +65,18 @@ def copy_recipe(name: str, destination: Path, force: bool = False) -> list[Path]
     if name not in names:
         near = nearest(name, names)
         raise ConfigError(Problem("no such recipe", given=name, allowed=", ".join(names), nearest=near))
-    sources = [_folder() / f"{name}.yaml", *_input_folders(name)]
-    copies = [destination / source.name for source in sources]
+    file = _folder() / f"{name}.yaml"
+    data = read_yaml(file.read_text(encoding="utf-8"), name).data
+    # The bundled folders in which paths of the run file begin.
+    folders = dict.fromkeys(_folder() / text.partition("/")[0] for text in _texts(data) if "/" in text)
+    copies = {path: destination / path.name for path in (file, *folders) if path.exists()}
     try:
-        if not force:
-            _refuse_overwriting(sources, copies)
+        allowed = "another destination, or --force to overwrite it"
+        losses = [copy for source, copy in copies.items() if copy.exists() and not _is_same(source, copy)]
+        if losses and not force:
+            raise ConfigError([Problem("exists already", given=str(copy), allowed=allowed) for copy in losses])
         destination.mkdir(parents=True, exist_ok=True)
-        for source, copy in zip(sources, copies, strict=True):
+        for source, copy in copies.items():
             if source.is_dir():
                 ignored = shutil.ignore_patterns("__pycache__", "__init__.py")
                 shutil.copytree(source, copy, ignore=ignored, dirs_exist_ok=True)
@@ -82,31 +87,15 @@ def copy_recipe(name: str, destination: Path, force: bool = False) -> list[Path]
         what = "is not a folder" if there else f"cannot be written: {error.strerror or error}"
         place = str(error.filename2 or error.filename or destination)
         raise ConfigError(Problem(what, given=place)) from error
-    return copies
+    return list(copies.values())
 
 
-def _refuse_overwriting(sources: Sequence[Path], copies: Sequence[Path]) -> None:
-    problems = [
-        Problem("exists already", given=str(copy), allowed="another destination, or --force to overwrite it")
-        for source, copy in zip(sources, copies, strict=True)
-        if copy.exists() and not (source.is_dir() and copy.is_dir() and _agree(source, copy))
-    ]
-    if problems:
-        raise ConfigError(problems)
-
-
-def _agree(source: Path, copy: Path) -> bool:
-    """Whether every file of `source` that is also in `copy` is the same there."""
+def _is_same(source: Path, copy: Path) -> bool:
+    """Whether both are folders, and every file of `source` that is also in `copy` is the same there."""
     files = [path.relative_to(source) for path in source.rglob("*") if path.is_file()]
     there = [str(path) for path in files if (copy / path).exists()]
-    return filecmp.cmpfiles(source, copy, there, shallow=False)[0] == there
-
-
-def _input_folders(name: str) -> list[Path]:
-    """The bundled folders in which paths of the recipe's run file begin, each of them once."""
-    data = read_yaml((_folder() / f"{name}.yaml").read_text(encoding="utf-8"), name).data
-    names = dict.fromkeys(text.partition("/")[0] for text in _texts(data) if "/" in text)
-    return [_folder() / first for first in names if (_folder() / first).is_dir()]
+    agree = filecmp.cmpfiles(source, copy, there, shallow=False)[0] == there
+    return source.is_dir() and copy.is_dir() and agree
 
 
 def _texts(data: Any) -> Iterator[str]:

@@ -11,8 +11,6 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
-from pydantic import BaseModel
-
 from grpox.config import ComponentRef, RewardRef, RunConfig
 from grpox.errors import ConfigError, describe
 from grpox.plugins.discovery import Offer, PluginSet
@@ -118,8 +116,11 @@ def _listed(registry: Registry, kind: str) -> Iterable[tuple[list[str], Offer]]:
 def _parameters(registry: Registry, offer: Offer, definitions: Schema) -> Schema:
     """What a component takes beside its name; models nested in its config go to `definitions`."""
     try:
-        model = registry.config_model(offer)
-        schema, unknown = _own_schema(model, offer, definitions) if model else {}, ""
+        # Two components may nest models of one name: each gets a prefix of its own.
+        prefix = re.sub(r"[^\w.-]", ".", f"{offer.kind}.{offer.qualified_name}.")
+        model, unknown = registry.config_model(offer), ""
+        schema = model.model_json_schema(ref_template=_ref(prefix + "{model}")) if model else {}
+        definitions |= {prefix + name: nested for name, nested in schema.pop("$defs", {}).items()}
     except ConfigError as error:
         schema, unknown = {}, f"Parameters unknown: {error}"
     except Exception as error:  # noqa: BLE001 - a field's type may have no schema; one plugin's is its own affair
@@ -140,15 +141,6 @@ def _parameters(registry: Registry, offer: Offer, definitions: Schema) -> Schema
 
 def _distribution(offer: Offer) -> str:
     return f"{offer.distribution} {offer.version}"
-
-
-def _own_schema(model: type[BaseModel], offer: Offer, definitions: Schema) -> Schema:
-    # Two components may nest models of one name: each gets a prefix of its own.
-    prefix = re.sub(r"[^\w.-]", ".", f"{offer.kind}.{offer.qualified_name}.")
-    schema = model.model_json_schema(ref_template=_ref(prefix + "{model}"))
-    for name, definition in schema.pop("$defs", {}).items():
-        definitions[prefix + name] = definition
-    return schema
 
 
 def _ref(definition: str) -> str:

@@ -9,7 +9,6 @@ from typing import Any
 from grpox.config import RewardRef, RunConfig, Section
 from grpox.config.sampling import PREFIX
 from grpox.errors import ConfigError, nearest
-from grpox.runfile.from_trl.algorithm import write_algorithm
 from grpox.runfile.from_trl.draft import Draft, Row, whole
 from grpox.runfile.from_trl.fields import (
     FIELDS,
@@ -20,7 +19,7 @@ from grpox.runfile.from_trl.fields import (
     key_of,
     parameters_of,
 )
-from grpox.runfile.from_trl.inputs import write_inputs
+from grpox.runfile.from_trl.sections import write_algorithm, write_inputs
 from grpox.runfile.from_trl.setup import DataGiven, Given, RewardGiven, Setup
 
 _INPUTS = {"model_name_or_path", "reward_funcs", "reward_model_name_or_path", "dataset_name", "datasets"}

@@ -152,17 +152,15 @@ def _rewards(fields: dict[str, Given]) -> list[RewardGiven] | None:
     if (model := fields.get("reward_model_name_or_path")) and model.value:
         found.append(of_model(str(model.value), model.shown, model.line))
     if (given := fields.get("reward_funcs")) and given.value:
-        names = given.value if isinstance(given.value, list) else [given.value]
-        found += [_reward(str(name), given.line) for name in names]
+        for name in map(str, given.value if isinstance(given.value, list) else [given.value]):
+            # A name of TRL's own, or the dotted path of a function.
+            module, dot, function = name.rpartition(".")
+            reward = of_module(module if dot else "trl.rewards", function, name, given.line, Path())
+            if name == OVERLONG:
+                note = "with the lengths that `trl grpo` uses"
+                reward = RewardGiven(of_overlong(1280, 256), name, given.line, note)
+            found.append(reward)
     return found or None
-
-
-def _reward(name: str, line: int | None) -> RewardGiven:
-    """One of `reward_funcs`: a name of TRL's own, or the dotted path of a function."""
-    if name == OVERLONG:
-        return RewardGiven(of_overlong(1280, 256), name, line, "with the lengths that `trl grpo` uses")
-    module, dot, function = name.rpartition(".")
-    return of_module(module if dot else "trl.rewards", function, name, line, Path())
 
 
 def _data(fields: dict[str, Given]) -> DataGiven | None:
@@ -179,9 +177,6 @@ def _data(fields: dict[str, Given]) -> DataGiven | None:
         )
     if not (path := of.get("dataset_name")):
         return None
-    subset, split, streams = (
-        of.get("dataset_config"),
-        of.get("dataset_train_split"),
-        of.get("dataset_streaming"),
-    )
-    return DataGiven(str(path), subset, split, streams is True, fields["dataset_name"].line)
+    subset, split = of.get("dataset_config"), of.get("dataset_train_split")
+    line = fields["dataset_name"].line
+    return DataGiven(str(path), subset, split, of.get("dataset_streaming") is True, line)

@@ -43,7 +43,7 @@ class LockedDistribution(Locked):
     files: int
     """How many files `sha256` is over."""
     sha256: str
-    """Hash of its sources, see `grpox.runfile.lock.of_run`."""
+    """Hash over names and contents of its sources, see `grpox.runfile.lock.of_run`."""
 
 
 class LockedComponent(Locked):

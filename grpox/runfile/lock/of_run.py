@@ -7,7 +7,7 @@ import json
 import os
 import platform
 import subprocess
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from importlib import metadata, util
 from pathlib import Path
 from typing import Any
@@ -82,7 +82,11 @@ def _distribution(run: ResolvedRun, name: str, components: Iterable[LockedCompon
             targets = [c.target.partition(":")[0] for c in components if c.distribution == name]
             top_level = (distribution.read_text("top_level.txt") or "").split()
             files = module_files([*modules, *top_level], targets, folder)
-    return LockedDistribution(version=version, api=api, files=len(files), sha256=_hash_of(files), **origin)
+    whole = hashlib.sha256()
+    for file in sorted(files):
+        whole.update(f"{file}\0{file_hash(files[file])}\n".encode("utf-8", "surrogatepass"))
+    sha256 = whole.hexdigest()
+    return LockedDistribution(version=version, api=api, files=len(files), sha256=sha256, **origin)
 
 
 def _installed(name: str) -> metadata.Distribution | None:
@@ -131,14 +135,6 @@ def file_hash(path: Path) -> str:
     """SHA-256 of one file's content."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _hash_of(files: Mapping[str, Path]) -> str:
-    """SHA-256 over the names and contents of files, in the order of their names."""
-    whole = hashlib.sha256()
-    for name in sorted(files):
-        whole.update(f"{name}\0{file_hash(files[name])}\n".encode("utf-8", "surrogatepass"))
-    return whole.hexdigest()
 
 
 def _locate(module: str) -> tuple[str, Path] | None:
