@@ -39,11 +39,11 @@ if TYPE_CHECKING:
     )
     from grpox.rollout.rewards.scoring import ROUNDING, weighted_sum
     from grpox.runfile.data_files import look_at
-    from grpox.runfile.defaults import parameter_defaults
-    from grpox.runfile.input_paths import input_path, model_problems
     from grpox.runfile.load import load_run
-    from grpox.runfile.lock.file import LOCK_FILE, read_lock
+    from grpox.runfile.lock.model import LOCK_FILE, read_lock
+    from grpox.runfile.paths import input_path, model_problems
     from grpox.runfile.recipe_files import recipe_names
+    from grpox.runfile.slots import parameter_defaults
     from grpox.runtime.environment import variables_kept
     from grpox.runtime.files import sync as flush_to_disk
     from grpox.runtime.files import whole_file, write_whole
@@ -119,10 +119,10 @@ _HOMES = {
     ),
     "grpox.rollout.rewards.scoring": ("ROUNDING", "weighted_sum"),
     "grpox.runfile.data_files": ("look_at",),
-    "grpox.runfile.defaults": ("parameter_defaults",),
-    "grpox.runfile.input_paths": ("input_path", "model_problems"),
+    "grpox.runfile.slots": ("parameter_defaults",),
+    "grpox.runfile.paths": ("input_path", "model_problems"),
     "grpox.runfile.load": ("load_run",),
-    "grpox.runfile.lock.file": ("LOCK_FILE", "read_lock"),
+    "grpox.runfile.lock.model": ("LOCK_FILE", "read_lock"),
     "grpox.runfile.recipe_files": ("recipe_names",),
     "grpox.runtime.environment": ("variables_kept",),
     "grpox.runtime.files": ("flush_to_disk", "whole_file", "write_whole"),

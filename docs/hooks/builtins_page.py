@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from field_table import field_table
 from prose import prose
 
-from grpox.errors.field_types import fields_by_key
+from grpox.errors.validation import fields_by_key
 from grpox.plugins.discovery import Offer, PluginSet, discover
 from grpox.plugins.hookspecs import KINDS
 from grpox.plugins.registry import Registry

@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from grpox.config import ComponentRef
-from grpox.errors.field_types import allowed_values, written
+from grpox.errors.validation import allowed_values, written
 
 
 def field_table(fields: Mapping[str, FieldInfo], types: Mapping[str, str] | None = None) -> str:

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from grpox.config import RunConfig
-from grpox.runfile.lock.sources import file_hash
+from grpox.runfile.lock.of_run import file_hash
 
 LARGE = 64 * 2**20
 """Of a file with more bytes, size, beginning and end count: hashing all of it could take minutes."""

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from grpox.checkpoint.training_state import TrainingState
-from grpox.config.evaluation_settings import evaluation_in
+from grpox.config.sampling import evaluation_in
 from grpox.observing.early_stop import EarlyStopState
 from grpox.runfile.lock.model import Lock
 from grpox.runtime.files import sync

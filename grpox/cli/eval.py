@@ -150,7 +150,8 @@ def _about(run: ResolvedRun, found: Evaluated, seconds: float) -> str:
 
 def _figures(model: str, run: ResolvedRun, found: Evaluated, seconds: float) -> dict[str, Any]:
     """What ``--out`` holds."""
-    from grpox.config.evaluation_settings import labels_of_evaluation, sampling_of
+    from grpox.config.run import labels_of_evaluation
+    from grpox.config.sampling import sampling_of
     from grpox.observing.provenance import git_commit, versions
 
     config = run.config

@@ -54,8 +54,10 @@ def import_trl(
     """
     from rich.console import Console
 
+    from grpox.errors.formatting import counted
     from grpox.runfile.from_trl.convert import convert
-    from grpox.runfile.from_trl.write import run_file_text
+    from grpox.runfile.from_trl.draft import run_file_text
+    from grpox.runtime.files import unwritten, write_whole
 
     if out is not None and out.exists() and not force:
         allowed = "another file, or --force to overwrite it"
@@ -64,28 +66,30 @@ def import_trl(
     text = run_file_text(draft)
     console = Console(stderr=True)
     console.print(_table(draft, narrow=console.width < NARROW))
-    console.print(_summary(draft, out), highlight=False)
+    lost = sum(row.is_lost for row in draft.rows)
+    parts = [f"{len(draft.blanks)} to fill in, as commented lines"] if draft.blanks else []
+    parts += [f"{counted(lost, 'field')} not carried over"] if lost else []
+    message = "; ".join(parts) or "everything was carried over"
+    console.print(f"{message}. Next: grpox validate {out or 'RUN'}", highlight=False)
     if out is None:
         typer.echo(text, nl=False)
-    else:
-        _write(out, text)
+        return
+    try:
+        write_whole(out, text)
+    except OSError as error:
+        raise ConfigError(Problem(unwritten(error, out), key="--out", given=str(out))) from error
 
 
 def _read(path: Path) -> Setup:
     """The set-up in a file, by its ending."""
     from grpox.runfile.from_trl.script import read_script
-    from grpox.runfile.from_trl.yaml_setup import read_trl_yaml
+    from grpox.runfile.from_trl.setup import read_trl_yaml
+    from grpox.runfile.yaml_lines import read_text
 
     if path.suffix not in (".py", ".yaml", ".yml"):
         what = "is neither a Python script nor a YAML file"
         raise ConfigError(Problem(what, given=str(path), allowed="a name that ends in .py, .yaml or .yml"))
-    try:
-        with path.open(encoding="utf-8-sig") as file:
-            text = file.read(LONGEST + 1)
-    except UnicodeDecodeError as error:
-        raise ConfigError(Problem(f"not UTF-8 text: {error}", where=str(path))) from error
-    except OSError as error:
-        raise ConfigError(Problem(f"cannot be read: {error.strerror}", where=str(path))) from error
+    text = read_text(path, str(path), LONGEST + 1)
     if len(text) > LONGEST:
         raise ConfigError(Problem(f"is too long: at most {LONGEST} characters are read", where=str(path)))
     return read_script(text, path, str(path)) if path.suffix == ".py" else read_trl_yaml(text, str(path))
@@ -115,23 +119,3 @@ def _table(draft: Draft, narrow: bool) -> Table:
         else:
             table.add_row(line, name, given, verdict, message)
     return table
-
-
-def _summary(draft: Draft, out: Path | None) -> str:
-    from grpox.errors.formatting import counted
-    from grpox.runfile.from_trl.fields import Verdict
-
-    lost = sum(row.verdict in (Verdict.UNSUPPORTED, Verdict.UNKNOWN) for row in draft.rows)
-    parts = [f"{len(draft.blanks)} to fill in, as commented lines"] if draft.blanks else []
-    parts += [f"{counted(lost, 'field')} not carried over"] if lost else []
-    message = "; ".join(parts) or "everything was carried over"
-    return f"{message}. Next: grpox validate {out or 'RUN'}"
-
-
-def _write(out: Path, text: str) -> None:
-    from grpox.runtime.files import unwritten, write_whole
-
-    try:
-        write_whole(out, text)
-    except OSError as error:
-        raise ConfigError(Problem(unwritten(error, out), key="--out", given=str(out))) from error

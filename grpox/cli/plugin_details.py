@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from grpox.errors import ConfigError, Problem, nearest
-from grpox.errors.field_types import allowed_values, fields_by_key, written
+from grpox.errors.validation import allowed_values, fields_by_key, written
 from grpox.plugins.discovery import Offer, PluginSet
 from grpox.plugins.registry import Registry
 

@@ -11,7 +11,7 @@ import typer
 from grpox.cli.arguments import LogFile, LogLevel, Overrides, follow_log_options, load_named_run
 from grpox.cli.errors import Traceback
 from grpox.errors import ConfigError, Problem, nearest
-from grpox.runfile.output_paths import unreachable
+from grpox.runfile.paths import unreachable
 
 AUTO = "auto"
 _CONFIG = "config.yaml"

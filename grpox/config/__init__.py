@@ -1,20 +1,20 @@
-"""The schema of a run file: pydantic models, a module for each section. None imports torch.
+"""The schema of a run file: a pydantic model for each section. Nothing here imports torch.
 
 What a component takes is its own plugin's config and stays in its `ComponentRef` until a registry checks
-it. `evaluation_settings` derives the settings of held-out prompts from those of training.
+it. `sampling` derives the settings of held-out prompts from those of training.
 """
 
-from grpox.config.component import ComponentRef, RewardRef, labels_of
-from grpox.config.data import DataConfig
-from grpox.config.deepspeed import DeepSpeedConfig
-from grpox.config.evaluation import EarlyStopConfig, EvaluationConfig, EvaluationSamplingConfig
-from grpox.config.model import LoraConfig, ModelConfig
-from grpox.config.outputs import CheckpointConfig, HubConfig, LoggingConfig
-from grpox.config.process import PluginsConfig, WatchdogConfig
+from grpox.config.component import ComponentRef, RewardRef, Section, labels_of
+from grpox.config.inputs import DataConfig, LoraConfig, ModelConfig
+from grpox.config.outputs import CheckpointConfig, HubConfig, LoggingConfig, PluginsConfig, WatchdogConfig
 from grpox.config.run import RunConfig
-from grpox.config.sampling import SamplingConfig
-from grpox.config.section import Section
-from grpox.config.training import TrainConfig
+from grpox.config.sampling import (
+    EarlyStopConfig,
+    EvaluationConfig,
+    EvaluationSamplingConfig,
+    SamplingConfig,
+)
+from grpox.config.training import DeepSpeedConfig, TrainConfig
 
 __all__ = [
     "CheckpointConfig",

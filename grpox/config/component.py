@@ -1,4 +1,4 @@
-"""Components and rewards as a run file names them.
+"""The base of every section of a run file, and components and rewards as it names them.
 
 What belongs to a component stays in its `ComponentRef` and is checked against that component's own config once
 the registry has found it (`grpox.runfile.load`).
@@ -10,6 +10,14 @@ from collections.abc import Sequence
 from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class Section(BaseModel):
+    """A section of the run file: unknown keys are refused, fields carry their documentation."""
+
+    model_config = ConfigDict(
+        extra="forbid", use_attribute_docstrings=True, validate_default=True, allow_inf_nan=False
+    )
 
 
 class ComponentRef(BaseModel):

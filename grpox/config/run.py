@@ -6,21 +6,14 @@ from typing import Any
 
 from pydantic import Field
 
-from grpox.config.component import ComponentRef, RewardRef, labels_of
-from grpox.config.data import DataConfig
-from grpox.config.deepspeed import DeepSpeedConfig
-from grpox.config.evaluation import EvaluationConfig
-from grpox.config.model import ModelConfig
-from grpox.config.outputs import CheckpointConfig, HubConfig, LoggingConfig
-from grpox.config.process import PluginsConfig, WatchdogConfig
-from grpox.config.sampling import SamplingConfig
-from grpox.config.section import Section
-from grpox.config.training import TrainConfig
+from grpox.config.component import ComponentRef, RewardRef, Section, labels_of
+from grpox.config.inputs import DataConfig, ModelConfig
+from grpox.config.outputs import CheckpointConfig, HubConfig, LoggingConfig, PluginsConfig, WatchdogConfig
+from grpox.config.sampling import EvaluationConfig, SamplingConfig
+from grpox.config.training import DeepSpeedConfig, TrainConfig
 
 REWARD_OF_MODEL = "reward_model"
 """The reward that scores with a model given in Python; it is built as ``Class(config, model=model)``."""
-
-
 CORRECTION_OF_OTHERS = "token-truncate"
 """The default correction where the generator's numbers or weights are not the trainer's."""
 
@@ -69,3 +62,14 @@ class RunConfig(Section):
     def reward_labels(self) -> list[str]:
         """Labels of the rewards in metrics and files: names, numbered where they come again: regex, regex-2."""
         return labels_of(self.rewards)
+
+
+def rewards_of(config: RunConfig) -> list[RewardRef]:
+    """The reward functions of the evaluation."""
+    own = config.evaluation.rewards if config.evaluation is not None else None
+    return config.rewards if own is None else own
+
+
+def labels_of_evaluation(config: RunConfig) -> list[str]:
+    """What metrics call each of them."""
+    return labels_of(rewards_of(config))

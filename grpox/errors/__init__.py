@@ -1,50 +1,155 @@
 """Errors as a user reads them: the cause, the key and the cure, in plain words and without secrets.
 
-`problem` has the exceptions and `Problem`, one mistake with its key, its value and what would be right.
-`validation` turns pydantic's errors into problems, in words that `field_types` makes of a field's type.
-`redaction` masks secrets, by the names of their keys and by their form, in configs and in any text.
-`formatting` writes numbers and lists. Imports neither pydantic nor torch.
+Here are the exceptions, told in a few lines and with the exit code of their sort, and `Problem`, one mistake
+with its key, its value and what would be right. `validation` turns pydantic's errors into problems, in words
+made of a field's type. `redaction` masks secrets, by the names of their keys and by their form, in configs and
+in any text. `formatting` writes numbers and lists. Imports neither pydantic nor torch.
 """
 
-from grpox.errors.problem import (
-    ALLOWED,
-    TEXT,
-    TRACE,
-    WHAT,
-    ConfigError,
-    GrpoxError,
-    Problem,
-    RunFailed,
-    chain,
-    describe,
-    join,
-    left_by_rich,
-    nearest,
-    plain,
-    shorten,
-    text_of,
-    traceback_of,
-)
-from grpox.errors.redaction import redact, redacted
+from __future__ import annotations
 
-__all__ = [
-    "ALLOWED",
-    "TEXT",
-    "TRACE",
-    "WHAT",
-    "ConfigError",
-    "GrpoxError",
-    "Problem",
-    "RunFailed",
-    "chain",
-    "describe",
-    "join",
-    "left_by_rich",
-    "nearest",
-    "plain",
-    "redact",
-    "redacted",
-    "shorten",
-    "text_of",
-    "traceback_of",
-]
+import difflib
+import traceback
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from grpox.errors.redaction import redact as redact
+from grpox.errors.redaction import redacted as redacted
+
+
+class GrpoxError(Exception):
+    """An error whose message is meant for the user. The command line prints it and exits with `exit_code`."""
+
+    exit_code = 1
+
+
+WHAT = 700
+"""Characters of `Problem.what` that are shown."""
+TEXT = 2000
+"""Characters of a foreign exception's text that are shown or kept."""
+TRACE = 50_000
+"""Characters of a traceback that are shown or kept."""
+ALLOWED = 1000
+"""Characters of `Problem.allowed` that are shown: some lists of names are long."""
+
+
+def plain(text: str, longest: int = 300) -> str:
+    """`text` without secrets, cut in its middle to at most `longest` characters; what shows nothing is escaped.
+
+    What a user gives may hold colours for the terminal, ends of lines or a change of the writing direction:
+    a message that repeats it must still read as what it is.
+    """
+    shown = "".join(
+        character if character.isprintable() else character.encode("unicode_escape").decode("ascii")
+        for character in _cut(redact(text), longest)
+    )
+    return _cut(shown, longest)
+
+
+def text_of(error: BaseException) -> str:
+    """Return an exception's own text, cut to `TEXT` characters; where it has none to give, why."""
+    try:
+        return shorten(str(error), TEXT)
+    except BaseException as failed:  # noqa: BLE001 - a foreign class may raise anything here
+        return f"its text cannot be made: {type(failed).__name__}"
+
+
+def describe(error: BaseException) -> str:
+    """Return an exception in one line: its type, message and notes, cut to `TEXT` characters."""
+    notes = vars(error).get("__notes__")  # of `add_note`; a foreign class may keep anything under that name
+    texts = [f"({note})" for note in notes if isinstance(note, str)] if isinstance(notes, list) else []
+    message = " ".join(" ".join([text_of(error), *texts]).split())
+    return shorten(f"{type(error).__name__}: {message}".removesuffix(": "), TEXT)
+
+
+def traceback_of(error: BaseException) -> str:
+    """Return the traceback as Python prints it, cut to `TRACE` characters, and each text in it to `TEXT`."""
+    try:
+        return shorten("".join(shorten(part, TEXT) for part in traceback.format_exception(error)), TRACE)
+    except BaseException:  # noqa: BLE001 - a foreign class may raise anything here
+        return f"{describe(error)}\n"
+
+
+def chain(error: BaseException, with_contexts: bool = False) -> Iterator[BaseException]:
+    """Yield `error`, what it was raised from, and so on; each once, for `raise error from error` makes a ring.
+
+    Args:
+        with_contexts: where one was raised from nothing, go on with what was being handled at that time.
+    """
+    seen: set[int] = set()
+    following: BaseException | None = error
+    while following is not None and id(following) not in seen:
+        yield following
+        seen.add(id(following))
+        following = following.__cause__ or (following.__context__ if with_contexts else None)
+
+
+def shorten(text: str, longest: int) -> str:
+    """Return `text`, cut in its middle to at most `longest` characters; no part of a secret is left there."""
+    if len(text) <= longest:
+        return text
+    # What cannot be shown is not searched for secrets: that takes a second for a million characters.
+    return _cut(redact(_cut(text, 2 * longest)), longest)
+
+
+def left_by_rich(error: BaseException) -> bool:
+    """Return True for the SystemExit that rich raises once nobody reads its output."""
+    return isinstance(error, SystemExit) and isinstance(error.__context__, BrokenPipeError)
+
+
+def _cut(text: str, longest: int) -> str:
+    end = longest // 4
+    return text if len(text) <= longest else f"{text[: longest - end - 3]}...{text[-end:]}"
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing wrong with what the user gave."""
+
+    what: str
+    """One line: what is wrong."""
+    key: str = ""
+    """Dotted key, for example ``loss.clip_high``."""
+    where: str = ""
+    """``run.yaml:12``, or ``command line``."""
+    given: str = ""
+    allowed: str = ""
+    nearest: str = ""
+    """The nearest valid name, when the given one looks like a slip."""
+
+    def __str__(self) -> str:
+        parts = (plain(self.where), plain(self.key), plain(self.what, WHAT))
+        head = ": ".join(part for part in parts if part)
+        rows = (
+            ("given", plain(redacted(self.given, self.key))),
+            ("allowed", plain(self.allowed, ALLOWED)),
+            ("did you mean", plain(self.nearest)),
+        )
+        return "\n".join([head, *(f"    {label:<13} {text}" for label, text in rows if text)])
+
+
+class ConfigError(GrpoxError):
+    """The run file, an override or a component is wrong; every problem found is listed."""
+
+    exit_code = 2
+
+    def __init__(self, problems: Problem | Sequence[Problem]) -> None:
+        self.problems = [problems] if isinstance(problems, Problem) else list(problems)
+        super().__init__("\n".join(str(problem) for problem in self.problems))
+
+
+class RunFailed(GrpoxError):
+    """The run itself failed: a reward raised, a generator died, a loss became NaN."""
+
+
+def nearest(name: str, candidates: Iterable[str]) -> str:
+    """The candidate that looks most like `name`, or an empty string when none is near."""
+    matches = difflib.get_close_matches(name, list(candidates), n=1, cutoff=0.6)
+    return matches[0] if matches else ""
+
+
+def join(key: str, part: str | int) -> str:
+    """The dotted key of `part` within `key`: ``train`` and ``beta``, or ``rewards`` and ``0``."""
+    if isinstance(part, int):
+        return f"{key}[{part}]"
+    return f"{key}.{part}" if key else part

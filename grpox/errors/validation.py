@@ -1,23 +1,43 @@
-"""pydantic's errors in the words of a run file: dotted key, what was given, what is allowed, nearest name."""
+"""pydantic's errors and fields in the words of a run file: dotted key, given, allowed, and nearest name."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from enum import Enum
 from functools import reduce
-from types import UnionType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from grpox.errors import Problem, join, nearest
-from grpox.errors.field_types import allowed_values, fields_by_key, written
 from grpox.errors.redaction import redacted
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
 
+_CONSTRAINTS = {
+    "gt": "> {}",
+    "ge": ">= {}",
+    "lt": "< {}",
+    "le": "<= {}",
+    "multiple_of": "a multiple of {}",
+    "min_length": "(length >= {})",
+    "max_length": "(length <= {})",
+    "pattern": "matching {}",
+}
+_WORDS: Mapping[Any, str] = {
+    float: "number",
+    int: "integer",
+    bool: "true or false",
+    str: "text",
+    Path: "path",
+    NoneType: "null",
+    Any: "anything",
+}
 MOST = 200
 """Problems that are worded: nobody reads more, and the nearest name of each takes its time."""
 
@@ -35,12 +55,13 @@ def problems_of(
     """
     problems: dict[str, Problem] = {}
     for detail in error.errors(include_url=False):
-        place = _locate(model, detail["loc"], detail["type"])
-        dotted = reduce(join, place.path, key)
+        path, holder, field = _locate(model, detail["loc"], detail["type"])
+        dotted = reduce(join, path, key)
         # The members of a union each report the same key; the first one stands for all.
         if dotted not in problems and len(problems) < MOST:
-            beside = also if place.model is model else ()
-            problems[dotted] = _problem(detail, place, dotted, beside)
+            names = [*fields_by_key(holder), *(also if holder is model else ())]
+            given = written(redacted(detail["input"], dotted)) if path else ""
+            problems[dotted] = _problem(detail, dotted, given, names, field)
     return list(problems.values())
 
 
@@ -74,15 +95,14 @@ def _truths(value: object, annotation: Any, field: FieldInfo, key: str) -> Itera
                 yield from _truths(part, get_args(member)[0], field, join(key, index))
 
 
-class _Place(NamedTuple):
-    path: Sequence[str | int]
-    model: type[BaseModel]
-    """The model in which the last part of the path is, or should be, a field."""
-    field: FieldInfo | None
+def _locate(
+    model: type[BaseModel], location: Sequence[str | int], kind: str
+) -> tuple[list[str | int], type[BaseModel], FieldInfo | None]:
+    """Follow pydantic's location through nested models, leaving out the tags it inserts for unions.
 
-
-def _locate(model: type[BaseModel], location: Sequence[str | int], kind: str) -> _Place:
-    """Follow pydantic's location through nested models, leaving out the tags it inserts for unions."""
+    Returns:
+        the path without them; the model in which its last part is, or should be, a field; and that field.
+    """
     path: list[str | int] = []
     current: Any = model
     field: FieldInfo | None = None
@@ -101,7 +121,7 @@ def _locate(model: type[BaseModel], location: Sequence[str | int], kind: str) ->
         else:
             continue
         path.append(part)
-    return _Place(path, model, field)
+    return path, model, field
 
 
 def _members(annotation: Any) -> list[Any]:
@@ -119,29 +139,83 @@ def _holds(container: Any, part: str | int) -> bool:
     return get_origin(container) in (dict, Mapping) and not part.endswith("]")
 
 
-def _problem(detail: ErrorDetails, place: _Place, key: str, also: Iterable[str]) -> Problem:
-    kind = detail["type"]
-    given = "" if kind == "missing" or not place.path else written(redacted(detail["input"], key))
+def _problem(
+    detail: ErrorDetails, key: str, given: str, names: Sequence[str], field: FieldInfo | None
+) -> Problem:
+    """Word one error of pydantic's.
+
+    Args:
+        names: allowed beside the key.
+        field: of the key, where there is one.
+    """
+    kind, value = detail["type"], detail["input"]
     if kind == "extra_forbidden":
-        names = [*fields_by_key(place.model), *also]
-        near = nearest(str(place.path[-1]), names)
+        near = nearest(str(detail["loc"][-1]), names)
         return Problem("unknown key", key, given=given, allowed=", ".join(names) or "no keys", nearest=near)
     message = detail["msg"]
     for prefix in ("Input ", "Value error, ", "Assertion failed, "):
         message = message.removeprefix(prefix)
-    what = "a value is required" if kind == "missing" else message[:1].lower() + message[1:]
-    if place.field is None:
+    what = message[:1].lower() + message[1:]
+    if kind == "missing":
+        what, given = "a value is required", ""
+    if field is None:
         return Problem(what, key, given=given)
-    allowed = allowed_values(place.field)
-    return Problem(what, key, given=given, allowed=allowed, nearest=_slip(place.field, detail["input"]))
+    literals = [member for member in _members(field.annotation) if get_origin(member) is Literal]
+    words = [str(word) for member in literals for word in get_args(member)]
+    near = nearest(value, words) if isinstance(value, str) else ""
+    return Problem(what, key, given=given, allowed=allowed_values(field), nearest=near)
 
 
-def _slip(field: FieldInfo, given: object) -> str:
-    """The nearest of a field's literal values, for a misspelt one."""
-    literals = [
-        str(value)
-        for member in _members(field.annotation)
-        if get_origin(member) is Literal
-        for value in get_args(member)
+def fields_by_key(model: type[BaseModel]) -> dict[str, FieldInfo]:
+    """The fields of `model` under the keys by which a user writes them."""
+    return {field.alias or name: field for name, field in model.model_fields.items()}
+
+
+def allowed_values(field: FieldInfo) -> str:
+    """What a field accepts: ``number > 0 or null``, ``token or sequence``."""
+    return _in_words(field.annotation, field.metadata)
+
+
+def written(value: object) -> str:
+    """A value as a run file has it, cut where it is long."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, Enum):
+        return written(value.value)
+    text = value if isinstance(value, str) and value else repr(value)
+    return text if len(text) <= 100 else f"{text[:97]}..."
+
+
+def _in_words(annotation: Any, constraints: Sequence[object] = ()) -> str:
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _in_words(arguments[0], [*arguments[1:], *constraints])
+    bounds = [
+        words.format(bound)
+        for constraint in constraints
+        for name, words in _CONSTRAINTS.items()
+        if (bound := getattr(constraint, name, None)) is not None
     ]
-    return nearest(given, literals) if isinstance(given, str) else ""
+    if origin in (Union, UnionType):
+        base = " or ".join(_in_words(member) for member in arguments if member is not NoneType)
+    else:
+        base = _type_in_words(annotation, origin, arguments)
+    text = f"{base} {' and '.join(bounds)}" if bounds else base
+    return f"{text} or null" if NoneType in arguments and origin is not Literal else text
+
+
+def _type_in_words(annotation: Any, origin: Any, arguments: tuple[Any, ...]) -> str:
+    if origin is Literal:
+        return " or ".join(written(value) for value in arguments)
+    if origin in (list, tuple, set, frozenset, Sequence):
+        members = [_in_words(member) for member in arguments if member is not ...]
+        return f"list of {', '.join(members)}"
+    if origin in (dict, Mapping):
+        return f"mapping of {_in_words(arguments[0])} to {_in_words(arguments[1])}"
+    if isinstance(annotation, type) and issubclass(annotation, Enum):
+        return " or ".join(written(member) for member in annotation)
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return f"mapping with {', '.join(fields_by_key(annotation)) or 'no keys'}"
+    return _WORDS.get(annotation) or str(getattr(annotation, "__name__", annotation))

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 from grpox.config import EarlyStopConfig
-from grpox.config.evaluation_settings import PREFIX, bare_name
+from grpox.config.sampling import PREFIX, bare_name
 from grpox.errors import RunFailed, nearest
 
 

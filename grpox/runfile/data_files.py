@@ -52,13 +52,13 @@ def _json(path: Path, counted: bool, prompt_column: str) -> DataFile:
         columns.add(place, row)
         if not without and row.get(prompt_column) is None:
             without = place
-        media = media or _media(row, prompt_column, place)
+        media = media or _media(row.get(prompt_column), place)
         records += 1
     return DataFile(columns.names, records if counted else None, without, media)
 
 
-def _media(record: dict[str, object], prompt_column: str, place: str) -> str:
-    kind = media_part(record.get(prompt_column))
+def _media(prompt: object, place: str) -> str:
+    kind = media_part(prompt)
     return f"{place} has a part of type {kind}" if kind else ""
 
 
@@ -67,18 +67,15 @@ def _csv(path: Path, counted: bool) -> DataFile:
         rows = csv.reader(file)
         try:
             columns = tuple(next(rows, []))
-            if not counted:
-                return DataFile(columns, None)
-            return DataFile(columns, sum(1 for row in rows if _is_record(row, columns, rows.line_num)))
+            records = 0
+            for row in rows if counted else ():
+                if row and len(row) != len(columns):
+                    what = f"line {rows.line_num} has {len(row)} values for {len(columns)} columns"
+                    raise UnreadableData(what)
+                records += bool(row)  # an empty line is no record
+            return DataFile(columns, records if counted else None)
         except csv.Error as error:
             raise UnreadableData(f"line {rows.line_num} is not CSV: {error}") from error
-
-
-def _is_record(row: list[str], columns: tuple[str, ...], line: int) -> bool:
-    """Whether a line of a CSV file is no empty one; what is read as a record has a value for each column."""
-    if row and len(row) != len(columns):
-        raise UnreadableData(f"line {line} has {len(row)} values for {len(columns)} columns")
-    return bool(row)
 
 
 def _parquet(path: Path, prompt_column: str) -> DataFile:
@@ -98,7 +95,6 @@ def _parquet(path: Path, prompt_column: str) -> DataFile:
         nested = prompt_column in columns.names and pyarrow.types.is_nested(columns.field(prompt_column).type)
         if nested and path.stat().st_size <= LOOKED_AT:
             prompts = parquet.read([prompt_column]).column(prompt_column).to_pylist()
-            rows = ({prompt_column: prompt} for prompt in prompts)
-            told = (_media(row, prompt_column, f"row {number} (from 0)") for number, row in enumerate(rows))
-            media = next(filter(None, told), "")
+            found = (_media(prompt, f"row {number} (from 0)") for number, prompt in enumerate(prompts))
+            media = next(filter(None, found), "")
         return DataFile(tuple(columns.names), parquet.metadata.num_rows, media=media)

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from grpox.config import DeepSpeedConfig
 from grpox.errors import Problem, nearest
 from grpox.runfile.yaml_lines import read_table
 
 
-@dataclass(frozen=True)
-class DeepSpeedKeys:
+class DeepSpeedKeys(NamedTuple):
     """The tables of deepspeed_keys.yaml, which says what each of them holds."""
 
     owned: dict[str, str]
@@ -34,8 +32,15 @@ _KEY = "deepspeed.settings"
 
 def deepspeed_problems(config: DeepSpeedConfig) -> Iterator[Problem]:
     """What is wrong with offload and settings, as far as it shows without DeepSpeed."""
-    yield from _offload_problems(config)
-    yield from _settings_problems(without_auto(config.settings), config)
+    users = [key for key in ("offload_optimizer", "offload_param") if getattr(config, key) == "nvme"]
+    if users and not config.nvme_path:
+        what = f"a folder is required: {users[0]} is nvme"
+        yield Problem(what, "deepspeed.nvme_path", allowed="a folder on a fast local disk")
+    if config.nvme_path and not users:
+        what = "is used by nothing: offload_optimizer and offload_param are not nvme"
+        yield Problem(what, "deepspeed.nvme_path", given=config.nvme_path)
+    if settings := without_auto(config.settings):
+        yield from _settings_problems(settings, config)
 
 
 def without_auto(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -47,19 +52,7 @@ def without_auto(settings: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _offload_problems(config: DeepSpeedConfig) -> Iterator[Problem]:
-    users = [key for key in ("offload_optimizer", "offload_param") if getattr(config, key) == "nvme"]
-    if users and not config.nvme_path:
-        what = f"a folder is required: {users[0]} is nvme"
-        yield Problem(what, "deepspeed.nvme_path", allowed="a folder on a fast local disk")
-    if config.nvme_path and not users:
-        what = "is used by nothing: offload_optimizer and offload_param are not nvme"
-        yield Problem(what, "deepspeed.nvme_path", given=config.nvme_path)
-
-
 def _settings_problems(settings: Mapping[str, Any], config: DeepSpeedConfig) -> Iterator[Problem]:
-    if not settings:
-        return
     known = deepspeed_keys()
     yield from _unknown_keys(settings, _KEY, known.passed, {*known.owned, *known.unsupported})
     for name in _SECTIONS:
@@ -78,10 +71,11 @@ def _settings_problems(settings: Mapping[str, Any], config: DeepSpeedConfig) -> 
     for key, value in _values(settings):
         if key in same and value == same[key]:
             continue
+        shown = str(value) if len(str(value)) <= 60 else f"{str(value)[:57]}..."
         if key in known.owned:
-            yield Problem(f"grpox sets this: use {known.owned[key]}", f"{_KEY}.{key}", given=_short(value))
+            yield Problem(f"grpox sets this: use {known.owned[key]}", f"{_KEY}.{key}", given=shown)
         if key in known.unsupported:
-            yield Problem(known.unsupported[key], f"{_KEY}.{key}", given=_short(value))
+            yield Problem(known.unsupported[key], f"{_KEY}.{key}", given=shown)
 
 
 def _unknown_keys(
@@ -98,8 +92,3 @@ def _values(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str
         yield prefix + name, value
         if isinstance(value, Mapping):
             yield from _values(value, f"{prefix}{name}.")
-
-
-def _short(value: Any) -> str:
-    text = str(value)
-    return text if len(text) <= 60 else text[:57] + "..."

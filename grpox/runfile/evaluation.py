@@ -1,44 +1,122 @@
-"""What the section `evaluation`, and keys that name its metrics, ask of the rest of the run file."""
+"""Checks of the section `evaluation` and of keys that name a metric, and which metrics a run will log."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from grpox.config import EvaluationConfig, RunConfig
-from grpox.config.evaluation_settings import PREFIX, bare_name, labels_of_evaluation, sampling_of
+from grpox.config import EvaluationConfig, RewardRef, RunConfig, labels_of
+from grpox.config.run import labels_of_evaluation, rewards_of
+from grpox.config.sampling import PREFIX, bare_name, sampling_of
 from grpox.errors import Problem, nearest
-from grpox.runfile.check_context import CheckContext
-from grpox.runfile.metric_names import candidates, of_evaluations, of_steps
+from grpox.plugins.component import BoundComponent
+from grpox.plugins.requirements import canonical_name
+from grpox.runfile.checks import CheckContext
+
+LENGTHS = tuple(
+    f"completions/{name}"
+    for name in (
+        *("mean_length", "min_length", "max_length", "clipped_ratio"),
+        *("mean_terminated_length", "min_terminated_length", "max_terminated_length"),
+    )
+)
+OF_STEPS = (
+    *("reward", "reward_std", "frac_reward_zero_std", "loss", "grad_norm", "learning_rate", "entropy"),
+    *("kl", "kl_old", "num_tokens", "epoch", "step_time", "padding_fraction", "skipped_steps"),
+    "off_policy_masked",
+    *LENGTHS,
+)
+"""Metrics of an optimizer step whose whole name is known."""
+FAMILIES = (
+    *("ratio/", "clip_ratio/", "sampling/", "dynamic_sampling/", "top_entropy/"),
+    *("time/", "tokens_per_second/", "memory/", "observers/"),
+)
+"""Beginnings of names of which a step may have any."""
+
+
+class MetricNames:
+    """The metrics of steps or of evaluations, and whether there may be others.
+
+    Reward functions log what they like (`log_metric`), and so does a loss. A name that begins with that of the
+    component is taken for one of these. Where a component is not grpox's own, so is any name that does not look
+    like a slip of one that is known.
+    """
+
+    def __init__(
+        self, known: Collection[str], owners: Collection[str], components: Collection[BoundComponent]
+    ) -> None:
+        """
+        Args:
+            owners: what the components are called that log metrics of their own.
+            components: the components themselves.
+        """
+        self.known = list(known)
+        self._beginnings = tuple(f"{owner}/" for owner in owners if owner not in ("rewards", "completions"))
+        of_others = (
+            bound.offer is None or canonical_name(bound.offer.distribution) != "grpox" for bound in components
+        )
+        self._open_ended = any(of_others)
+
+    def has(self, name: str) -> bool:
+        """Whether there may be a metric of this name."""
+        if name in self.known or name.startswith(self._beginnings):
+            return True
+        return self._open_ended and not nearest(name, self.known) and not name.startswith("rewards/")
+
+
+def of_evaluations(config: RunConfig, components: Mapping[str, BoundComponent]) -> MetricNames:
+    """Of the run's evaluations, as these call them: without ``evaluation/``."""
+    rewards = rewards_of(config)
+    ks = config.evaluation.pass_at_k if config.evaluation is not None else []
+    known = ["accuracy", *(f"pass_at_{k}" for k in ks), "reward", "reward_std", *_of_rewards(rewards), *LENGTHS]
+    prefix = "rewards[" if rewards is config.rewards else "evaluation.rewards["
+    parts = [bound for key, bound in components.items() if key.startswith(prefix)]
+    return MetricNames(known, _owners(rewards), parts)
+
+
+def of_steps(config: RunConfig, components: Mapping[str, BoundComponent]) -> MetricNames:
+    """Of the run's optimizer steps."""
+    known = [*OF_STEPS, *_of_rewards(config.rewards)]
+    parts = [
+        bound
+        for key, bound in components.items()
+        if key in ("loss", "correction") or key.startswith("rewards[")
+    ]
+    families = (family.rstrip("/") for family in FAMILIES)
+    return MetricNames(known, [*_owners(config.rewards), config.loss.label, *families], parts)
+
+
+def _of_rewards(rewards: Sequence[RewardRef]) -> Iterator[str]:
+    for label, ref in zip(labels_of(rewards), rewards, strict=True):
+        kinds = ("mean", "std", "abstained", *(("errors",) if ref.on_error == "abstain" else ()))
+        yield from (f"rewards/{label}/{kind}" for kind in kinds)
+
+
+def _owners(rewards: Sequence[RewardRef]) -> list[str]:
+    return [*labels_of(rewards), *(ref.label.rpartition(":")[2] for ref in rewards)]
 
 
 def evaluation_problems(context: CheckContext) -> Iterator[Problem]:
     """Find settings of the evaluation that cannot be, and named metrics that will not be there."""
     yield from _best(context)
-    if (evaluation := context.config.evaluation) is not None:
-        yield from _accuracy(context.config, evaluation)
-        yield from _pass_at_k(evaluation)
-        yield from _sampling(context, evaluation)
-        yield from _early_stop(context, evaluation)
-
-
-def _accuracy(config: RunConfig, evaluation: EvaluationConfig) -> Iterator[Problem]:
-    labels = labels_of_evaluation(config)
-    if evaluation.accuracy is not None and evaluation.accuracy not in labels:
+    evaluation = context.config.evaluation
+    if evaluation is None:
+        return
+    labels, name = labels_of_evaluation(context.config), evaluation.accuracy
+    if name is not None and name not in labels:
         what = f"no such reward of {'this run' if evaluation.rewards is None else 'the evaluation'}"
-        name, near = evaluation.accuracy, nearest(evaluation.accuracy, labels)
+        near = nearest(name, labels)
         yield Problem(what, "evaluation.accuracy", given=name, allowed=", ".join(labels), nearest=near)
-
-
-def _pass_at_k(evaluation: EvaluationConfig) -> Iterator[Problem]:
-    most, key = evaluation.num_generations, "evaluation.pass_at_k"
     for place, k in enumerate(evaluation.pass_at_k):
+        key, most = f"evaluation.pass_at_k[{place}]", evaluation.num_generations
         if not 1 <= k <= most:
             what = "is not a number of the completions that a prompt has"
             allowed = f"1 to {most} (evaluation.num_generations)"
-            yield Problem(what, f"{key}[{place}]", given=str(k), allowed=allowed)
+            yield Problem(what, key, given=str(k), allowed=allowed)
         elif k in evaluation.pass_at_k[:place]:
-            yield Problem("is listed twice", f"{key}[{place}]", given=str(k))
+            yield Problem("is listed twice", key, given=str(k))
+    yield from _sampling(context, evaluation)
+    yield from _early_stop(context, evaluation)
 
 
 def _sampling(context: CheckContext, evaluation: EvaluationConfig) -> Iterator[Problem]:
@@ -74,21 +152,22 @@ def _early_stop(context: CheckContext, evaluation: EvaluationConfig) -> Iterator
 
 
 def _best(context: CheckContext) -> Iterator[Problem]:
-    config, components = context.config, context.components
-    name, key = config.checkpoint.best, "checkpoint.best"
+    config, name, key = context.config, context.config.checkpoint.best, "checkpoint.best"
     if name is None:
         return
-    steps = of_steps(config, components)
-    evaluations = None if config.evaluation is None else of_evaluations(config, components)
-    if name.startswith(PREFIX) and evaluations is None:
-        what = "nothing is evaluated in this run"
-        yield Problem(
-            what, key, given=name, allowed="a metric of steps, such as reward, or a section evaluation"
-        )
+    steps = of_steps(config, context.components)
+    known, is_known = list(steps.known), name in steps.known
+    if config.evaluation is not None:
+        evaluations = of_evaluations(config, context.components)
+        known = [*(f"{PREFIX}{each}" for each in evaluations.known), *known]
+        is_known |= name.startswith(PREFIX) and evaluations.has(bare_name(name))
+    elif name.startswith(PREFIX):
+        allowed = "a metric of steps, such as reward, or a section evaluation"
+        yield Problem("nothing is evaluated in this run", key, given=name, allowed=allowed)
         return
-    known, near = candidates(name, steps, evaluations)
-    of_evaluation = evaluations is not None and name.startswith(PREFIX) and evaluations.has(bare_name(name))
-    of_step = not name.startswith(PREFIX) and steps.has(name) and not near.startswith(PREFIX)
-    if not (of_evaluation or name in steps.known or of_step):
-        what = "no metric that this run logs"
-        yield Problem(what, key, given=name, allowed=", ".join(known), nearest=near)
+    # ``accuracy`` or TRL's ``eval_accuracy`` are not misspelt: they are the evaluation's.
+    ours = PREFIX + bare_name(name.removeprefix("eval_").removeprefix("eval/"))
+    near = ours if ours in known else nearest(name, known)
+    is_of_step = not name.startswith(PREFIX) and not near.startswith(PREFIX) and steps.has(name)
+    if not (is_known or is_of_step):
+        yield Problem("no metric that this run logs", key, given=name, allowed=", ".join(known), nearest=near)

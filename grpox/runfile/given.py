@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 Changes = Mapping[str, Any]
 GIVEN = "(given in Python)"
 """The path of an input that is an object."""
+REPLACED = {"data": ("path", "source", "subset", "split")}
+"""Section -> keys that a path or object in its place takes away."""
 
 
 @dataclass(frozen=True)
@@ -36,11 +38,7 @@ class Given:
     @property
     def inputs(self) -> set[str]:
         """Keys of the inputs that are objects and so lie on no disk."""
-        objects = {
-            "model.path": self.model,
-            "data.path": self.dataset,
-            "evaluation.path": self.eval_dataset,
-        }
+        objects = {"model.path": self.model, "data.path": self.dataset, "evaluation.path": self.eval_dataset}
         return {key for key, value in objects.items() if value is not None}
 
     @property
@@ -63,7 +61,9 @@ class Given:
         """`data` with the objects' sections in it; `data` itself is not changed."""
         if not self.changes:
             return data
-        merged = _dumped(data) if isinstance(data, RunConfig) else dict(data)
+        merged = data.model_dump() if isinstance(data, RunConfig) else dict(data)
+        if isinstance(data, RunConfig) and "dtype" not in data.model.model_fields_set:
+            del merged["model"]["dtype"]  # nobody chose it: a model given has its own
         for name, changes in self.changes.items():
             if not isinstance(changes, Mapping):
                 merged[name] = list(changes)
@@ -71,8 +71,7 @@ class Given:
             section = {} if merged.get(name) is None else merged[name]
             if not isinstance(section, Mapping):
                 continue  # the schema says what is wrong with it
-            replaced = REPLACED.get(name, ())
-            kept = {key: value for key, value in section.items() if key not in replaced}
+            kept = {key: value for key, value in section.items() if key not in REPLACED.get(name, ())}
             # What the object itself cannot tell is left to the config.
             merged[name] = {"path": section.get("path") or GIVEN} | kept | dict(changes)
         self._check_model(merged.get("model"))
@@ -95,15 +94,3 @@ class Given:
             problems.append(Problem(what, key="model", allowed="tokenizer=, or model.path in the config"))
         if problems:
             raise ConfigError(problems)
-
-
-def _dumped(config: RunConfig) -> dict[str, Any]:
-    """A mapping of the config, without a dtype that nobody chose: a model given has its own."""
-    dumped = config.model_dump()
-    if "dtype" not in config.model.model_fields_set:
-        del dumped["model"]["dtype"]
-    return dumped
-
-
-REPLACED = {"data": ("path", "source", "subset", "split")}
-"""Section -> keys that a path or object in its place takes away."""

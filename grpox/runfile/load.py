@@ -7,7 +7,7 @@ and batch arithmetic, and every problem with those at once. Each names its line 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
@@ -24,30 +24,31 @@ from grpox.errors.validation import problems_of, truths_for_numbers
 from grpox.plugins.component import BoundComponent, bind_object
 from grpox.plugins.discovery import discover
 from grpox.plugins.registry import Registry
-from grpox.runfile.check_context import Check, CheckContext, of_section
-from grpox.runfile.component_checks import biased_correction, missing_plugins, refused_sampling
-from grpox.runfile.deepspeed_settings import deepspeed_problems
-from grpox.runfile.evaluation import evaluation_problems
-from grpox.runfile.given import Given
-from grpox.runfile.input_paths import input_problems, resolve_parameters, resolve_paths
-from grpox.runfile.lora import lora_problems
-from grpox.runfile.lr_schedules import schedule_problems
-from grpox.runfile.masked import give_back_secrets, masked_problems
-from grpox.runfile.model_options import checkpointing_problems, model_problems
-from grpox.runfile.origins import Origin
-from grpox.runfile.output_paths import hub_problems
-from grpox.runfile.overrides import apply_overrides
-from grpox.runfile.recipe_files import recipe_path
-from grpox.runfile.sampling_bias import changed_distribution
-from grpox.runfile.slots import selected, tracking_problems
-from grpox.runfile.train_checks import (
+from grpox.runfile.checks import (
+    Check,
+    CheckContext,
+    biased_correction,
+    changed_distribution,
     dynamic_sampling_problems,
+    missing_plugins,
+    of_section,
     off_policy_problems,
     old_logprobs_problems,
+    refused_sampling,
     staleness_problems,
     streamed_data_problems,
 )
-from grpox.runfile.yaml_lines import LONGEST, read_yaml
+from grpox.runfile.deepspeed_settings import deepspeed_problems
+from grpox.runfile.evaluation import evaluation_problems
+from grpox.runfile.given import Given
+from grpox.runfile.lr_schedules import schedule_problems
+from grpox.runfile.masked import give_back_secrets, masked_problems
+from grpox.runfile.model_options import checkpointing_problems, lora_problems, model_problems
+from grpox.runfile.overrides import Origin, apply_overrides
+from grpox.runfile.paths import hub_problems, input_problems, resolve_parameters, resolve_paths
+from grpox.runfile.recipe_files import recipe_path
+from grpox.runfile.slots import selected, tracking_problems
+from grpox.runfile.yaml_lines import LONGEST, read_text, read_yaml
 from grpox.runtime import launch
 
 CHECKS: tuple[Check, ...] = (
@@ -123,7 +124,8 @@ def read_run(run: str | Path, overrides: Sequence[str]) -> tuple[dict[str, Any],
     """What a run file or recipe says with `overrides` on top, not checked yet; raises as `load_run`."""
     path = recipe_path(run)
     source = str(run) if path == Path(run) else path.name
-    document = read_yaml(_text(path, source), source)
+    # What is longer, however long that is, is refused.
+    document = read_yaml(read_text(path, source, LONGEST + 1), source)
     if not isinstance(document.data, dict):
         what = "a run file is a mapping of keys such as model, data and rewards"
         raise ConfigError(Problem("the run file is empty" if document.data is None else what, where=source))
@@ -154,16 +156,6 @@ def resolve_config(
     return resolve(data, origin, source, given or Given(), world_size)
 
 
-def _text(path: Path, source: str) -> str:
-    try:
-        with path.open(encoding="utf-8-sig") as file:
-            return file.read(LONGEST + 1)  # read_yaml refuses what is longer, however long that is
-    except UnicodeDecodeError as error:
-        raise ConfigError(Problem(f"not UTF-8 text: {error}", where=source)) from error
-    except OSError as error:
-        raise ConfigError(Problem(f"cannot be read: {error.strerror}", where=source)) from error
-
-
 def resolve(
     data: Mapping[str, Any] | RunConfig,
     origin: Origin,
@@ -181,25 +173,22 @@ def resolve(
         ConfigError: with every problem found.
     """
     data = copy.deepcopy(given.merged(data))
-    origin = origin.with_arguments(given.keys)
+    origin = replace(origin, arguments=given.keys)
     if isinstance(data, RunConfig):
         read = data.model_dump(mode="json")
-        masked = masked_problems(read)
+        problems = masked_problems(read)
     else:
         data = read = dict(data)
-        masked = give_back_secrets(read, origin.folder)
+        problems = give_back_secrets(read, origin.folder)
     remember_secrets(read)
-    if masked:
-        raise ConfigError(origin.place(masked))
+    _refuse(problems, origin)
     truths = truths_for_numbers(data, RunConfig)
     try:
         config = RunConfig.model_validate(data if isinstance(data, RunConfig) else _empty_sections(data))
     except ValidationError as error:
         raise ConfigError(origin.place([*truths, *_schema_problems(error)])) from error
-    if truths:
-        raise ConfigError(origin.place(truths))
-    if unnamed := tracking_problems(config):
-        raise ConfigError(origin.place(unnamed))
+    _refuse(truths, origin)
+    _refuse(tracking_problems(config), origin)
     resolve_paths(config, origin.base)
     registry = Registry(discover(config.plugins.disable))
     _default_correction(config, registry)
@@ -209,13 +198,20 @@ def resolve(
     problems += [problem for check in CHECKS for problem in check(context)]
     num_prompts = context.num_prompts if given.dataset is None else given.num_prompts
     try:
-        plan = _checked_plan(config, world_size, num_prompts)
+        plan = BatchPlan.from_config(config.train, world_size or launch.world_size())
+        if num_prompts is not None:
+            # The sampler itself refuses data that does not fill one generation batch.
+            PromptSampler(num_prompts, plan.prompts_per_generation, shuffle=False, seed=0)
     except ConfigError as error:
         problems += error.problems
-    if problems:
-        raise ConfigError(origin.place(problems))
+    _refuse(problems, origin)
     counted = None if config.data.streaming else num_prompts
     return ResolvedRun(config, components, registry, source, plan, counted, given)
+
+
+def _refuse(problems: Sequence[Problem], origin: Origin) -> None:
+    if problems:
+        raise ConfigError(origin.place(problems))
 
 
 def _default_correction(config: RunConfig, registry: Registry) -> None:
@@ -249,27 +245,25 @@ def _empty_sections(data: Mapping[str, Any]) -> dict[str, Any]:
     return filled
 
 
-def _schema_problems(error: ValidationError) -> list[Problem]:
+def _schema_problems(error: ValidationError) -> Iterator[Problem]:
     """What is wrong with the schema; for a key that stands in the wrong section, the right one is named."""
     details = error.errors(include_url=False)
     unknown = {".".join(map(str, detail["loc"])) for detail in details if detail["type"] == "extra_forbidden"}
-    return [
-        replace(problem, nearest=_right_section(problem.key.rpartition(".")[2]))
-        if problem.key in unknown and not problem.nearest
-        else problem
-        for problem in problems_of(error, RunConfig, "")
-    ]
+    sections = {
+        name: f"{section}.{name}"
+        for section, field in reversed(RunConfig.model_fields.items())
+        for model in (field.annotation, *get_args(field.annotation))
+        if isinstance(model, type) and issubclass(model, Section)
+        for name in model.model_fields
+    }
+    for problem in problems_of(error, RunConfig, ""):
+        near, name = problem.nearest, problem.key.rpartition(".")[2]
+        if problem.key in unknown and not near:
+            from grpox.runfile.from_trl.fields import key_of  # a table that only a mistake needs
 
-
-def _right_section(name: str) -> str:
-    """``train.learning_rate`` for `learning_rate`, ``loss`` for TRL's `loss_type`; empty when there is none."""
-    from grpox.runfile.from_trl.fields import key_of  # a table that only a mistake needs
-
-    for section, field in RunConfig.model_fields.items():
-        for model in (field.annotation, *get_args(field.annotation)):
-            if isinstance(model, type) and issubclass(model, Section) and name in model.model_fields:
-                return f"{section}.{name}"
-    return key_of(name)
+            # ``train.learning_rate`` for `learning_rate`, ``loss`` for TRL's `loss_type`
+            near = sections.get(name) or key_of(name)
+        yield replace(problem, nearest=near)
 
 
 def _bind(
@@ -283,8 +277,8 @@ def _bind(
                 function = given.functions[key]
                 components[key] = bind_object(kind, function, reference.params, key, reference.label)
             else:
-                bound = registry.parse(kind, reference, key)
-                components[key] = _with_model(bound, given.reward_models.get(key))
+                bound, model = registry.parse(kind, reference, key), given.reward_models.get(key)
+                components[key] = bound if model is None else _with_model(bound, model)
         except ConfigError as error:
             problems += error.problems
     if not problems:
@@ -294,14 +288,4 @@ def _bind(
 
 def _with_model(bound: BoundComponent, model: Any) -> BoundComponent:
     """The reward `bound`, scoring with `model` in place of the one that its parameters name."""
-    if model is None:
-        return bound
     return replace(bound, config=None, load=lambda: bound.load()(bound.config, model=model))
-
-
-def _checked_plan(config: RunConfig, world_size: int | None, num_prompts: int | None) -> BatchPlan:
-    plan = BatchPlan.from_config(config.train, world_size or launch.world_size())
-    if num_prompts is not None:
-        # The sampler itself refuses data that does not fill one generation batch.
-        PromptSampler(num_prompts, plan.prompts_per_generation, shuffle=False, seed=0)
-    return plan

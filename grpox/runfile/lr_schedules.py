@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -98,21 +99,38 @@ def schedule_arguments(train: TrainConfig) -> dict[str, Any]:
     return SCHEDULES[train.lr_scheduler_type](**train.lr_scheduler_kwargs).model_dump(exclude_unset=True)
 
 
-def schedule_problems(train: TrainConfig) -> list[Problem]:
+def schedule_problems(train: TrainConfig) -> Iterator[Problem]:
     """What is wrong with the schedule's name, arguments and warm-up."""
-    problems = _warmup_problems(train)
+    warmup = {"warmup_steps": train.warmup_steps, "warmup_ratio": train.warmup_ratio}
+    given = [name for name, value in warmup.items() if value]
+    name, peak = train.lr_scheduler_type, train.learning_rate
+    if len(given) == 2:
+        what = "give one of warmup_steps and warmup_ratio"
+        yield Problem(what, "train.warmup_ratio", given=str(train.warmup_ratio))
+    elif given and train.scheduler is None and name == "constant":
+        what = "the schedule 'constant' has no warm-up: use constant_with_warmup"
+        yield Problem(what, f"train.{given[0]}", given=str(warmup[given[0]]), allowed="0")
     if train.scheduler is not None:
         if train.lr_scheduler_kwargs:
-            problems.append(Problem("goes with lr_scheduler_type, not with train.scheduler", _KEY))
-        return problems
-    name = train.lr_scheduler_type
+            yield Problem("goes with lr_scheduler_type, not with train.scheduler", _KEY)
+        return
     if name not in SCHEDULES:
-        return [*problems, _unknown_schedule(name)]
+        what, near = "no such learning-rate schedule", nearest(name, SCHEDULES)
+        if name in UNSUPPORTED_SCHEDULER_TYPES:
+            what = f"{UNSUPPORTED_SCHEDULER_TYPES[name]}: use a scheduler plugin (train.scheduler) for it"
+            near = ""
+        yield Problem(what, "train.lr_scheduler_type", "", name, ", ".join(SCHEDULES), near)
+        return
     try:
         arguments = SCHEDULES[name](**train.lr_scheduler_kwargs)
     except ValidationError as error:
-        return problems + problems_of(error, SCHEDULES[name], _KEY)
-    return problems + _rate_problems(arguments, train.learning_rate)
+        yield from problems_of(error, SCHEDULES[name], _KEY)
+        return
+    if isinstance(arguments, Polynomial) and arguments.lr_end >= peak:
+        what = f"is not below train.learning_rate, {peak:g}"
+        yield Problem(what, f"{_KEY}.lr_end", given=f"{arguments.lr_end:g}")
+    if isinstance(arguments, CosineWithMinLr) and (rate := arguments.min_lr) is not None and rate > peak:
+        yield Problem(f"is above train.learning_rate, {peak:g}", f"{_KEY}.min_lr", given=f"{rate:g}")
 
 
 def step_problems(train: TrainConfig, warmup_steps: int, total_steps: int) -> list[Problem]:
@@ -124,36 +142,4 @@ def step_problems(train: TrainConfig, warmup_steps: int, total_steps: int) -> li
     if decay and warmup_steps + decay > total_steps:
         what = f"{warmup_steps} warm-up and {decay} decay steps are more than the run's {total_steps}"
         return [Problem(what, f"{_KEY}.num_decay_steps", given=str(decay))]
-    return []
-
-
-def _warmup_problems(train: TrainConfig) -> list[Problem]:
-    if train.warmup_steps and train.warmup_ratio:
-        what = "give one of warmup_steps and warmup_ratio"
-        return [Problem(what, "train.warmup_ratio", given=str(train.warmup_ratio))]
-    if train.scheduler is None and train.lr_scheduler_type == "constant":
-        for key, value in (("warmup_steps", train.warmup_steps), ("warmup_ratio", train.warmup_ratio)):
-            if value:
-                what = "the schedule 'constant' has no warm-up: use constant_with_warmup"
-                return [Problem(what, f"train.{key}", given=str(value), allowed="0")]
-    return []
-
-
-def _unknown_schedule(name: str) -> Problem:
-    key, allowed = "train.lr_scheduler_type", ", ".join(SCHEDULES)
-    if name in UNSUPPORTED_SCHEDULER_TYPES:
-        what = f"{UNSUPPORTED_SCHEDULER_TYPES[name]}: use a scheduler plugin (train.scheduler) for it"
-        return Problem(what, key, given=name, allowed=allowed)
-    what = "no such learning-rate schedule"
-    return Problem(what, key, given=name, allowed=allowed, nearest=nearest(name, SCHEDULES))
-
-
-def _rate_problems(arguments: Arguments, peak: float) -> list[Problem]:
-    """A last learning rate that is not below the peak."""
-    if isinstance(arguments, Polynomial) and arguments.lr_end >= peak:
-        what = f"is not below train.learning_rate, {peak:g}"
-        return [Problem(what, f"{_KEY}.lr_end", given=f"{arguments.lr_end:g}")]
-    if isinstance(arguments, CosineWithMinLr) and arguments.min_lr is not None and arguments.min_lr > peak:
-        what = f"is above train.learning_rate, {peak:g}"
-        return [Problem(what, f"{_KEY}.min_lr", given=f"{arguments.min_lr:g}")]
     return []

@@ -30,7 +30,7 @@ def give_back_secrets(data: dict[str, Any], folder: Path) -> list[Problem]:
     masked = frozenset(masked_keys(data))
     if masked:
         source = _run_file(folder)
-        _give_back(data, redacted(source), source, masked)
+        _give_back(data, redacted(source), source, masked, "")
     return masked_problems(data)
 
 
@@ -61,7 +61,7 @@ def _run_file(folder: Path) -> Any:
         return None
 
 
-def _give_back(value: Any, shown: Any, source: Any, masked: frozenset[str], key: str = "") -> Any:
+def _give_back(value: Any, shown: Any, source: Any, masked: frozenset[str], key: str) -> Any:
     """Return `value` with what is masked in it as the environment has it, or the run file.
 
     Args:
@@ -71,20 +71,11 @@ def _give_back(value: Any, shown: Any, source: Any, masked: frozenset[str], key:
     """
     if isinstance(value, dict | list):
         for name in value if isinstance(value, dict) else range(len(value)):
-            inner = f"{key}.{name}".lstrip(".")
-            value[name] = _give_back(value[name], _part(shown, name), _part(source, name), masked, inner)
-        return value
-    if key not in masked:
-        return value
-    given = os.environ.get(_variable(key))
-    if given is None and shown == value:
-        given = source
-    return value if given is None else given
-
-
-def _part(data: Any, name: Any) -> Any:
-    """Return the value under a mapping's key or at a list's place; None where there is none."""
-    try:
-        return data[name]
-    except (TypeError, LookupError):
-        return None
+            try:
+                parts = shown[name], source[name]
+            except (TypeError, LookupError):  # the run file has nothing there
+                parts = None, None
+            value[name] = _give_back(value[name], *parts, masked, f"{key}.{name}".lstrip("."))
+    elif key in masked:
+        return os.environ.get(_variable(key), source if shown == value and source is not None else value)
+    return value

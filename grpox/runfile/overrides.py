@@ -1,9 +1,11 @@
-"""Command-line overrides: ``train.max_steps=10`` on top of a run file's data."""
+"""Command-line overrides, ``train.max_steps=10`` on top of a run file, and where each key was written."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from grpox.errors import ConfigError, Problem, join
@@ -12,6 +14,8 @@ from grpox.runfile.yaml_lines import DEEPEST, read_yaml
 
 COMMAND_LINE = "command line"
 """The `where` of a problem with an override."""
+ARGUMENT = "train()"
+"""That of one with an argument of `grpox.train`."""
 
 
 def apply_overrides(data: dict[str, Any], overrides: Sequence[str]) -> list[str]:
@@ -68,35 +72,26 @@ def _set(data: dict[str, Any], path: Sequence[str | int], value: Any) -> None:
     key = ""
     for part in path[:-1]:
         key = join(key, part)
-        inner = _get(container, part, key)
+        place = _place(container, part, key)
+        inner = container[place]
         if is_slot(key) and (isinstance(inner, str) or inner is None):
             name = inner or default_name(key)
-            inner = {"name": name} if name else {}
+            container[place] = {"name": name} if name else {}
         elif inner is None:
-            inner = {}
+            container[place] = {}
         elif not isinstance(inner, dict | list):
             raise ConfigError(_problem("holds a value and has no keys below it", key=key, given=str(inner)))
-        _put(container, part, inner, key)
-        container = inner
-    _put(container, path[-1], value, join(key, path[-1]))
+        container = container[place]
+    container[_place(container, path[-1], join(key, path[-1]))] = value
 
 
-def _get(container: Any, part: str | int, key: str) -> Any:
+def _place(container: Any, part: str | int, key: str) -> str | int:
+    """The key or index of `part`; what is not there yet is made, as null."""
     if isinstance(container, dict):
-        return container.get(str(part))
-    return container[_index(container, part, key)] if part != len(container) else None
-
-
-def _put(container: Any, part: str | int, value: Any, key: str) -> None:
-    if isinstance(container, dict):
-        container[str(part)] = value
-    elif part == len(container):
-        container.append(value)
-    else:
-        container[_index(container, part, key)] = value
-
-
-def _index(container: list[Any], part: str | int, key: str) -> int:
+        container.setdefault(str(part), None)
+        return str(part)
+    if part == len(container):
+        container.append(None)
     if isinstance(part, int) and part < len(container):
         return part
     allowed = f"an index from 0 to {len(container)}, the last of which appends"
@@ -105,3 +100,56 @@ def _index(container: list[Any], part: str | int, key: str) -> int:
 
 def _problem(what: str, key: str = "", given: str = "", allowed: str = "") -> Problem:
     return Problem(what, key=key, where=COMMAND_LINE, given=given, allowed=allowed)
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Knows the line or override behind each dotted key such as ``rewards[0].weight``."""
+
+    source: str
+    """What problems call the run file."""
+    folder: Path
+    lines: Mapping[str, int] = field(default_factory=dict)
+    overridden: Sequence[str] = ()
+    arguments: Collection[str] = ()
+    """Keys whose value is an argument of `grpox.train`."""
+
+    def where(self, key: str) -> str:
+        """``run.yaml:12``, ``command line`` or ``train()``, by the longest known prefix of `key`."""
+        if any(prefix in self.arguments for prefix in _prefixes(key)):
+            return ARGUMENT
+        # Whatever the file has below an overridden key was replaced.
+        if any(prefix in self.overridden for prefix in _prefixes(key)):
+            return COMMAND_LINE
+        for prefix in _prefixes(key):
+            if prefix in self.lines:
+                return f"{self.source}:{self.lines[prefix]}"
+            # The file lacks it: it is there because an override set something below it.
+            if any(prefix in _prefixes(overridden) for overridden in self.overridden):
+                return COMMAND_LINE
+        return self.source
+
+    def base(self, key: str) -> Path:
+        """The folder against which a relative path given under `key` resolves."""
+        return Path.cwd() if self.where(key) == COMMAND_LINE else self.folder
+
+    def place(self, problems: Iterable[Problem]) -> list[Problem]:
+        """The same problems in the order of their lines, `where` filled in; indices as in ``rewards[0]``."""
+        placed = []
+        for problem in problems:
+            key = re.sub(r"\.(\d+)(?=\.|$)", r"[\1]", problem.key)
+            placed.append(replace(problem, key=key, where=problem.where or self.where(key)))
+        return sorted(placed, key=lambda problem: (problem.where == COMMAND_LINE, self._line(problem.key)))
+
+    def _line(self, key: str) -> int:
+        """0 when no prefix of `key` stands in the file."""
+        return next((self.lines[prefix] for prefix in _prefixes(key) if prefix in self.lines), 0)
+
+
+def _prefixes(key: str) -> list[str]:
+    """The key itself, then each of the sections that hold it, innermost first."""
+    prefixes = []
+    while key:
+        prefixes.append(key)
+        key = key[: max(key.rfind("."), key.rfind("["), 0)]
+    return prefixes

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import filecmp
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from importlib import resources
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,8 @@ def recipe_names() -> list[str]:
 def recipe_summary(name: str) -> str:
     """The comment that opens the recipe's run file, up to the end of its first sentence."""
     lines = recipe_path(name).read_text(encoding="utf-8").splitlines()
-    comment: list[str] = []
-    for line in lines:
-        if not line.startswith("# "):
-            break
-        comment.append(line[2:].strip())
-    sentence, stop, _ = " ".join(comment).partition(". ")
+    comment = takewhile(lambda line: line.startswith("# "), lines)
+    sentence, stop, _ = " ".join(line[2:].strip() for line in comment).partition(". ")
     return sentence + stop.strip()
 
 
@@ -46,7 +43,8 @@ def recipe_path(run: str | Path) -> Path:
     if str(run) in names:
         return _folder() / f"{run}.yaml"
     what = "is a folder, not a run file" if path.is_dir() else "no such run file or recipe"
-    near = nearest(str(run), [*names, *(str(file) for file in _run_files(path))])
+    files = [str(file) for file in path.parent.glob("*.y*ml") if file.suffix in (".yaml", ".yml")]
+    near = nearest(str(run), [*names, *files])
     allowed = f"a YAML file, or a recipe: {', '.join(names)}" if names else "a YAML file"
     raise ConfigError(Problem(what, given=str(run), allowed=allowed, nearest=near))
 
@@ -67,52 +65,37 @@ def copy_recipe(name: str, destination: Path, force: bool = False) -> list[Path]
     if name not in names:
         near = nearest(name, names)
         raise ConfigError(Problem("no such recipe", given=name, allowed=", ".join(names), nearest=near))
-    sources = [_folder() / f"{name}.yaml", *_input_folders(name)]
-    copies = [destination / source.name for source in sources]
+    file = _folder() / f"{name}.yaml"
+    data = read_yaml(file.read_text(encoding="utf-8"), name).data
+    # The bundled folders in which paths of the run file begin.
+    folders = dict.fromkeys(_folder() / text.partition("/")[0] for text in _texts(data) if "/" in text)
+    copies = {path: destination / path.name for path in (file, *folders) if path.exists()}
     try:
-        if not force:
-            _refuse_overwriting(sources, copies)
+        allowed = "another destination, or --force to overwrite it"
+        losses = [copy for source, copy in copies.items() if copy.exists() and not _is_same(source, copy)]
+        if losses and not force:
+            raise ConfigError([Problem("exists already", given=str(copy), allowed=allowed) for copy in losses])
         destination.mkdir(parents=True, exist_ok=True)
-        for source, copy in zip(sources, copies, strict=True):
-            _copy(source, copy)
+        for source, copy in copies.items():
+            if source.is_dir():
+                ignored = shutil.ignore_patterns("__pycache__", "__init__.py")
+                shutil.copytree(source, copy, ignore=ignored, dirs_exist_ok=True)
+            else:
+                shutil.copyfile(source, copy)
     except OSError as error:
         there = isinstance(error, FileExistsError | NotADirectoryError)
         what = "is not a folder" if there else f"cannot be written: {error.strerror or error}"
         place = str(error.filename2 or error.filename or destination)
         raise ConfigError(Problem(what, given=place)) from error
-    return copies
+    return list(copies.values())
 
 
-def _copy(source: Path, copy: Path) -> None:
-    if source.is_dir():
-        ignored = shutil.ignore_patterns("__pycache__", "__init__.py")
-        shutil.copytree(source, copy, ignore=ignored, dirs_exist_ok=True)
-    else:
-        shutil.copyfile(source, copy)
-
-
-def _refuse_overwriting(sources: Sequence[Path], copies: Sequence[Path]) -> None:
-    problems = [
-        Problem("exists already", given=str(copy), allowed="another destination, or --force to overwrite it")
-        for source, copy in zip(sources, copies, strict=True)
-        if copy.exists() and not (source.is_dir() and copy.is_dir() and _agree(source, copy))
-    ]
-    if problems:
-        raise ConfigError(problems)
-
-
-def _agree(source: Path, copy: Path) -> bool:
-    """Whether every file of `source` that is also in `copy` is the same there."""
+def _is_same(source: Path, copy: Path) -> bool:
+    """Whether both are folders, and every file of `source` that is also in `copy` is the same there."""
     files = [path.relative_to(source) for path in source.rglob("*") if path.is_file()]
     there = [str(path) for path in files if (copy / path).exists()]
-    return filecmp.cmpfiles(source, copy, there, shallow=False)[0] == there
-
-
-def _input_folders(name: str) -> list[Path]:
-    """The bundled folders in which paths of the recipe's run file begin, each of them once."""
-    data = read_yaml((_folder() / f"{name}.yaml").read_text(encoding="utf-8"), name).data
-    names = dict.fromkeys(text.partition("/")[0] for text in _texts(data) if "/" in text)
-    return [_folder() / first for first in names if (_folder() / first).is_dir()]
+    agree = filecmp.cmpfiles(source, copy, there, shallow=False)[0] == there
+    return source.is_dir() and copy.is_dir() and agree
 
 
 def _texts(data: Any) -> Iterator[str]:
@@ -121,11 +104,6 @@ def _texts(data: Any) -> Iterator[str]:
     elif isinstance(data, dict | list):
         for value in data.values() if isinstance(data, dict) else data:
             yield from _texts(value)
-
-
-def _run_files(path: Path) -> list[Path]:
-    folder = path.parent
-    return [*folder.glob("*.yaml"), *folder.glob("*.yml")] if folder.is_dir() else []
 
 
 def _folder() -> Path:

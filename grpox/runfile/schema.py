@@ -11,8 +11,6 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
-from pydantic import BaseModel
-
 from grpox.config import ComponentRef, RewardRef, RunConfig
 from grpox.errors import ConfigError, describe
 from grpox.plugins.discovery import Offer, PluginSet
@@ -43,12 +41,20 @@ def run_schema(registry: Registry) -> Schema:
         definitions[name] = _slot(registry, kind, definitions)
     for key, kind in SLOTS.items():
         section, _, name = key.rpartition(".")
-        properties = (_section(schema, section) if section else schema)["properties"]
+        properties = schema["properties"]
+        if section:
+            properties = definitions[properties[section]["$ref"].rpartition("/")[2]]["properties"]
         properties[name] = _pointing_to(kinds[kind], properties[name])
     of_evaluation = definitions["EvaluationConfig"]["properties"]["rewards"]["anyOf"][0]
     for rewards in (schema["properties"]["rewards"], of_evaluation):
         rewards["items"] = {"$ref": _ref(kinds["reward"])}
-    _describe_observers(schema["properties"]["tracking"], registry, definitions)
+    tracking = schema["properties"]["tracking"]
+    tracking["properties"] = {
+        name: _parameters(registry, offer, definitions)
+        for names, offer in _listed(registry, "observer")
+        for name in names
+    }
+    tracking["additionalProperties"] = _by_path({})
     definitions["TrainConfig"]["properties"]["lr_scheduler_type"]["enum"] = list(LR_SCHEDULER_TYPES)
     for unused in (ComponentRef, RewardRef):
         definitions.pop(unused.__name__, None)
@@ -62,11 +68,6 @@ def _left_out(plugins: PluginSet) -> Iterable[str]:
             yield f"{offer.kind} '{offer.spec.name}' of {_distribution(offer)} is {offer.reason}"
 
 
-def _section(schema: Schema, name: str) -> Schema:
-    definition: Schema = schema["$defs"][schema["properties"][name]["$ref"].rpartition("/")[2]]
-    return definition
-
-
 def _pointing_to(definition: str, old: Schema) -> Schema:
     """The property `old`, a reference to a component, now pointing to `definition`; null stays possible."""
     reference = {"$ref": _ref(definition)}
@@ -77,7 +78,9 @@ def _pointing_to(definition: str, old: Schema) -> Schema:
 
 
 def _slot(registry: Registry, kind: str, definitions: Schema) -> Schema:
-    extra = _reward_keys() if kind == "reward" else {}
+    # What the core takes beside a reward's parameters: `weight`, `on_error`, `timeout`.
+    of_rewards = RewardRef.model_json_schema()["properties"] if kind == "reward" else {}
+    extra = {name: value for name, value in of_rewards.items() if name not in ComponentRef.model_fields}
     bare: dict[str, str] = {}
     choices: list[Schema] = []
     for names, offer in _listed(registry, kind):
@@ -100,12 +103,6 @@ def _by_path(extra: Schema) -> Schema:
     return {"type": "object", "properties": {"path": {"type": "string"}, **extra}, "required": ["path"]}
 
 
-def _reward_keys() -> Schema:
-    """What the core takes beside a reward's parameters: `weight`, `on_error`, `timeout`."""
-    properties = RewardRef.model_json_schema()["properties"]
-    return {name: properties[name] for name in properties if name not in ComponentRef.model_fields}
-
-
 def _listed(registry: Registry, kind: str) -> Iterable[tuple[list[str], Offer]]:
     """Each offer of `kind` and the names that select it: a name that several share needs its dist."""
     offers = [offer for offer in registry.plugins.offers if offer.kind == kind]
@@ -119,8 +116,11 @@ def _listed(registry: Registry, kind: str) -> Iterable[tuple[list[str], Offer]]:
 def _parameters(registry: Registry, offer: Offer, definitions: Schema) -> Schema:
     """What a component takes beside its name; models nested in its config go to `definitions`."""
     try:
-        model = registry.config_model(offer)
-        schema, unknown = _own_schema(model, offer, definitions) if model else {}, ""
+        # Two components may nest models of one name: each gets a prefix of its own.
+        prefix = re.sub(r"[^\w.-]", ".", f"{offer.kind}.{offer.qualified_name}.")
+        model, unknown = registry.config_model(offer), ""
+        schema = model.model_json_schema(ref_template=_ref(prefix + "{model}")) if model else {}
+        definitions |= {prefix + name: nested for name, nested in schema.pop("$defs", {}).items()}
     except ConfigError as error:
         schema, unknown = {}, f"Parameters unknown: {error}"
     except Exception as error:  # noqa: BLE001 - a field's type may have no schema; one plugin's is its own affair
@@ -141,24 +141,6 @@ def _parameters(registry: Registry, offer: Offer, definitions: Schema) -> Schema
 
 def _distribution(offer: Offer) -> str:
     return f"{offer.distribution} {offer.version}"
-
-
-def _own_schema(model: type[BaseModel], offer: Offer, definitions: Schema) -> Schema:
-    # Two components may nest models of one name: each gets a prefix of its own.
-    prefix = re.sub(r"[^\w.-]", ".", f"{offer.kind}.{offer.qualified_name}.")
-    schema = model.model_json_schema(ref_template=_ref(prefix + "{model}"))
-    for name, definition in schema.pop("$defs", {}).items():
-        definitions[prefix + name] = definition
-    return schema
-
-
-def _describe_observers(tracking: Schema, registry: Registry, definitions: Schema) -> None:
-    tracking["properties"] = {
-        name: _parameters(registry, offer, definitions)
-        for names, offer in _listed(registry, "observer")
-        for name in names
-    }
-    tracking["additionalProperties"] = _by_path({})
 
 
 def _ref(definition: str) -> str:

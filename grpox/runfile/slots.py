@@ -1,12 +1,17 @@
-"""Where a run file names components: each slot's dotted key and the kind of component it takes."""
+"""Slots, where a run file names components: their keys and kinds, what is selected, and its defaults."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any, get_args
 
-from grpox.config import ComponentRef, RunConfig
-from grpox.errors import Problem
+from pydantic import BaseModel
+
+from grpox.config import ComponentRef, RewardRef, RunConfig, Section
+from grpox.errors import ConfigError, Problem
+from grpox.plugins.discovery import discover
+from grpox.plugins.registry import Registry
 
 SLOTS = {
     "generator": "generator",
@@ -61,3 +66,48 @@ def tracking_problems(config: RunConfig) -> list[Problem]:
             what = "should be a valid string"
             problems.append(Problem(what, f"tracking.{heading}.path", given=given, allowed="path.py:name"))
     return problems
+
+
+def parameter_defaults(
+    params: Mapping[str, str], registry: Registry | None = None
+) -> dict[str, Mapping[str, Any]]:
+    """Collect the defaults that go with the parameters of a run.
+
+    Args:
+        params: dotted key -> value, as text; they say which components the run has.
+        registry: default: of what is installed. Of a component that it lacks, nothing is known.
+
+    Returns:
+        Prefix of dotted keys, such as ``""``, ``"train."`` or ``"rewards.0."`` -> the defaults below it. Keys
+        that must be given are left out; a later prefix wins.
+    """
+    registry = registry or Registry(discover())
+    found: dict[str, Mapping[str, Any]] = {"": _dumped(RunConfig)}
+    for name, field in RunConfig.model_fields.items():
+        for member in (field.annotation, *get_args(field.annotation)):
+            if isinstance(member, type) and issubclass(member, Section):
+                found[f"{name}."] = _dumped(member)
+    slots = dict(SLOTS)
+    for kind, pattern in (("reward", r"rewards\.\d+"), ("observer", r"tracking\.[^.]+")):
+        slots |= {match[0]: kind for key in params if (match := re.match(pattern, key))}
+    for key, kind in slots.items():
+        defaults = _dumped(RewardRef) if kind == "reward" else {}
+        name = key.rpartition(".")[2] if kind == "observer" else params.get(f"{key}.name", "None")
+        try:
+            model = None if name == "None" else registry.config_model(registry.find(kind, name))
+        except ConfigError:
+            model = None
+        defaults |= {} if model is None else _dumped(model)
+        if params.get(f"{key}.path", "None") != "None":
+            # Named by its path: that it has no name is no change.
+            defaults["name"] = None
+        found[f"{key}."] = defaults
+    return found
+
+
+def _dumped(model: type[BaseModel]) -> dict[str, Any]:
+    """The defaults of a model; keys that must be given are left out."""
+    try:
+        return model.model_construct().model_dump(mode="json")
+    except Exception:  # noqa: BLE001 - a plugin's own code; without it the run can be read all the same
+        return {}

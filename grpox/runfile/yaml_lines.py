@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -98,53 +98,43 @@ def read_yaml(text: str, source: str) -> Document:
         raise ConfigError(Problem(f"is too long: at most {LONGEST} characters are read", where=source))
     reader = _Reader(source)
     try:
-        node = _parsed(text)
+        node = _Loader(text).get_single_node()
         data = None if node is None else reader.value(node, "", ())
+        if reader.problems:
+            raise ConfigError(reader.problems)
+        return Document(data, reader.lines)
     except yaml.reader.ReaderError as error:
-        raise ConfigError(_unreadable(error, text, source)) from error
+        before = text[: error.position]
+        where = f"{source}:{before.count(chr(10)) + 1}:{error.position - before.rfind(chr(10))}"
+        what = f"not valid YAML: the character U+{error.character:04X} cannot stand in a text file"
+        raise ConfigError(Problem(what, where=where)) from error
     except yaml.MarkedYAMLError as error:
-        raise ConfigError(_not_yaml(error, source)) from error
+        mark = error.problem_mark or error.context_mark
+        where = f"{source}:{mark.line + 1}:{mark.column + 1}" if mark else source
+        what = " ".join(part for part in (error.context, error.problem) if part)
+        raise ConfigError(Problem(f"not valid YAML: {what}", where=where)) from error
     except RecursionError as error:
         raise ConfigError(Problem("lists or mappings are nested too deeply", where=source)) from error
-    except _TooMany as error:
-        what = f"its aliases (*name) stand for too much: at most {MOST_VALUES} values are read"
-        raise ConfigError(Problem(what, where=source)) from error
-    if reader.problems:
-        raise ConfigError(reader.problems)
-    return Document(data, reader.lines)
+
+
+def read_text(path: Path, source: str, longest: int) -> str:
+    """Read up to `longest` characters of a text file that a user names.
+
+    Raises:
+        ConfigError: it is not there, or no text.
+    """
+    try:
+        with path.open(encoding="utf-8-sig") as file:
+            return file.read(longest)
+    except UnicodeDecodeError as error:
+        raise ConfigError(Problem(f"not UTF-8 text: {error}", where=source)) from error
+    except OSError as error:
+        raise ConfigError(Problem(f"cannot be read: {error.strerror}", where=source)) from error
 
 
 def read_table(package: str, name: str) -> Any:
     """Read a data file of a package of grpox."""
     return read_yaml(resources.files(package).joinpath(name).read_text(encoding="utf-8"), name).data
-
-
-def _parsed(text: str) -> yaml.Node | None:
-    """The document's root, or None where there is nothing but comments."""
-    loader = _Loader(text)
-    try:
-        node: yaml.Node | None = loader.get_single_node()
-    finally:
-        loader.dispose()
-    return node
-
-
-def _unreadable(error: yaml.reader.ReaderError, text: str, source: str) -> Problem:
-    before = text[: error.position]
-    place = f"{before.count(chr(10)) + 1}:{error.position - before.rfind(chr(10))}"
-    what = f"not valid YAML: the character U+{error.character:04X} cannot stand in a text file"
-    return Problem(what, where=f"{source}:{place}")
-
-
-def _not_yaml(error: yaml.MarkedYAMLError, source: str) -> Problem:
-    mark = error.problem_mark or error.context_mark
-    where = f"{source}:{mark.line + 1}:{mark.column + 1}" if mark else source
-    what = " ".join(part for part in (error.context, error.problem) if part)
-    return Problem(f"not valid YAML: {what}", where=where)
-
-
-class _TooMany(Exception):
-    """The document has more values than a run can mean."""
 
 
 class _Reader:
@@ -160,14 +150,16 @@ class _Reader:
         """The data of `node`, which stands under `key` within the nodes `above`."""
         self.values += 1
         if self.values > MOST_VALUES:
-            raise _TooMany
+            what = f"its aliases (*name) stand for too much: at most {MOST_VALUES} values are read"
+            raise ConfigError(Problem(what, where=self.source))
         if node in above:
             self._refuse(node, key, "an alias to something that contains it")
             return None
         if isinstance(node, yaml.MappingNode) and node.tag == f"{_TAG}map":
             return self._mapping(node, key, (*above, node))
         if isinstance(node, yaml.SequenceNode) and node.tag == f"{_TAG}seq":
-            return self._sequence(node, key, (*above, node))
+            self.lines |= {join(key, index): item.start_mark.line + 1 for index, item in enumerate(node.value)}
+            return [self.value(item, join(key, index), (*above, node)) for index, item in enumerate(node.value)]
         if isinstance(node, yaml.ScalarNode):
             return self._scalar(node, key)
         self._refuse(node, key, f"the tag {node.tag.replace(_TAG, '!!')} is not supported")
@@ -178,8 +170,7 @@ class _Reader:
         own: dict[str, int] = {}
         for key_node, value_node in node.value:
             if key_node.tag == f"{_TAG}merge":
-                for name, value in self._merged(value_node, key, above):
-                    result.setdefault(name, value)
+                result = result | self._merged(value_node, key, above) | result
                 continue
             # An integer or `null` as a key is a name that happens to look like one: none is in the schema.
             if not isinstance(key_node, yaml.ScalarNode):
@@ -187,30 +178,23 @@ class _Reader:
                 continue
             name = key_node.value
             dotted = join(key, name)
-            line = key_node.start_mark.line + 1
             if name in own:
                 self._refuse(key_node, dotted, f"key given twice, first on line {own[name]}")
                 continue
-            own[name] = self.lines[dotted] = line
+            own[name] = self.lines[dotted] = key_node.start_mark.line + 1
             result[name] = self.value(value_node, dotted, above)
         return result
 
-    def _merged(self, node: yaml.Node, key: str, above: tuple[yaml.Node, ...]) -> Iterator[tuple[str, Any]]:
+    def _merged(self, node: yaml.Node, key: str, above: tuple[yaml.Node, ...]) -> dict[str, Any]:
         """The pairs that ``<<: *anchor`` brings in; of a list of anchors, the first one wins."""
+        pairs: dict[str, Any] = {}
         for source in node.value if isinstance(node, yaml.SequenceNode) else [node]:
             value = self.value(source, key, above)
             if isinstance(value, dict):
-                yield from value.items()
+                pairs = pairs | value | pairs
             else:
                 self._refuse(node, key, "<< needs a mapping or a list of mappings")
-
-    def _sequence(self, node: yaml.SequenceNode, key: str, above: tuple[yaml.Node, ...]) -> list[Any]:
-        result = []
-        for index, item in enumerate(node.value):
-            dotted = join(key, index)
-            self.lines[dotted] = item.start_mark.line + 1
-            result.append(self.value(item, dotted, above))
-        return result
+        return pairs
 
     def _scalar(self, node: yaml.ScalarNode, key: str) -> Any:
         text, kind = node.value, node.tag.removeprefix(_TAG)
@@ -228,23 +212,18 @@ class _Reader:
             case "int":
                 return int(text, 0) if text[:2] in ("0o", "0x") else int(text)
             case "float":
-                return self._float(node, key)
+                number = float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
+                if math.isfinite(number) or text.lower().endswith(".inf"):
+                    return number
+                is_nan = math.isnan(number)
+                what = f"{text} is not a number" if is_nan else f"{plain(text, 50)} is too large a number"
+                self._refuse(node, key, what)
             case "str" if unusable := _UNUSABLE.search(text):
                 self._refuse(node, key, f"the character U+{ord(unusable.group()):04X} cannot be used")
             case "str":
                 return text
             case _:
                 self._refuse(node, key, f"the tag {node.tag.replace(_TAG, '!!')} is not supported")
-        return None
-
-    def _float(self, node: yaml.ScalarNode, key: str) -> float | None:
-        number = float(node.value.lower().replace(".inf", "inf").replace(".nan", "nan"))
-        if math.isnan(number):
-            self._refuse(node, key, f"{node.value} is not a number")
-        elif math.isinf(number) and "inf" not in node.value.lower():
-            self._refuse(node, key, f"{plain(node.value, 50)} is too large a number")
-        else:
-            return number
         return None
 
     def _refuse(self, node: yaml.Node, key: str, what: str) -> None:

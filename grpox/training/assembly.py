@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from grpox.config import RunConfig
-from grpox.config.evaluation_settings import rewards_of
+from grpox.config.run import rewards_of
 from grpox.contracts import Capability, Generator, GeneratorContext
 from grpox.data.prompts import PromptSet
 from grpox.policy.memory_plan.of_run import check_load, free_memory

@@ -31,8 +31,7 @@ from grpox.rollout.rewards import NamedReward
 from grpox.rollout.rewards.fitting import fitting_rewards
 from grpox.rollout.sampler import CompletionSampler
 from grpox.runfile.load import ResolvedRun
-from grpox.runfile.lock.file import LockFile
-from grpox.runfile.lock.model import Lock
+from grpox.runfile.lock.model import Lock, LockFile
 from grpox.runtime.logs import WarnOnce, get_logger
 from grpox.runtime.phases import PhaseTimes
 from grpox.runtime.world import World

@@ -16,7 +16,7 @@ import torch
 
 from grpox.checkpoint.rng import random_numbers_kept
 from grpox.config import EvaluationConfig, SamplingConfig
-from grpox.config.evaluation_settings import sampling_of
+from grpox.config.sampling import sampling_of
 from grpox.contracts import TrainerState
 from grpox.data.prompts import PromptSet
 from grpox.rollout.collector import Scorer, sample_and_score

@@ -13,7 +13,7 @@ from grpox.policy.lora.layers import adapted_layers, merge_adapters
 from grpox.policy.saved_whole import undescribed
 from grpox.policy.weight_stream import stream_as_trained
 from grpox.runfile.model_options import media_parts
-from grpox.runfile.origins import ARGUMENT
+from grpox.runfile.overrides import ARGUMENT
 
 if TYPE_CHECKING:
     from grpox.policy.engine import Engine

@@ -9,7 +9,7 @@ import datasets
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from grpox.config import EvaluationConfig
-from grpox.config.evaluation_settings import sampling_of
+from grpox.config.sampling import sampling_of
 from grpox.data.open_data import open_data
 from grpox.data.prompts import PromptLimit, PromptSet
 from grpox.data.row_stream import RowStream
@@ -17,8 +17,8 @@ from grpox.data.schedule import BatchPlan, PromptSampler, Schedule, StreamSample
 from grpox.errors import ConfigError, Problem
 from grpox.policy.lora.add import add_adapters
 from grpox.policy.models import check_special_tokens, load_config, load_model, load_tokenizer, vocabulary_of
+from grpox.runfile.checks import stream_problems
 from grpox.runfile.model_options import media_problem
-from grpox.runfile.train_checks import stream_problems
 from grpox.runtime.foreign_code import call
 
 if TYPE_CHECKING:

@@ -36,8 +36,8 @@ from grpox.policy.lora.layers import parameter_counts
 from grpox.policy.memory_plan.of_run import generator_settings
 from grpox.rollout.rewards.isolation import OF_EVALUATION, reward_functions
 from grpox.runfile.load import ResolvedRun, load_run, resolve_config
+from grpox.runfile.lock.differences import check_ranks
 from grpox.runfile.lock.of_run import lock_of
-from grpox.runfile.lock.ranks import check_ranks
 from grpox.runtime.collective_errors import lost_ranks_told
 from grpox.runtime.files import keep_files_from_others, unwritten, write_whole
 from grpox.runtime.foreign_code import FOREIGN, exits_told

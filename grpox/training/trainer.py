@@ -13,7 +13,7 @@ from typing import Any
 
 from grpox.checkpoint.saver import CheckpointSaver
 from grpox.checkpoint.training_state import TrainingState
-from grpox.config.evaluation_settings import PREFIX, bare_name
+from grpox.config.sampling import PREFIX, bare_name
 from grpox.contracts import RunContext
 from grpox.data.schedule import Schedule, StepPlan
 from grpox.observing.observers import Observers

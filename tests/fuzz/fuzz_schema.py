@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from grpox.config import ComponentRef, RewardRef, RunConfig, Section
-from grpox.errors.field_types import fields_by_key
+from grpox.errors.validation import fields_by_key
 from grpox.plugins.discovery import discover
 from grpox.plugins.registry import Registry
 

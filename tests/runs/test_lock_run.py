@@ -12,8 +12,7 @@ from support import processes
 from support.ports import free_port
 
 from grpox.runfile.lock.differences import Severity, compare
-from grpox.runfile.lock.file import read_lock
-from grpox.runfile.lock.model import config_hash
+from grpox.runfile.lock.model import config_hash, read_lock
 from grpox.runfile.yaml_lines import read_yaml
 
 TWO_STEPS = ("train.max_steps=2", "train.warmup_steps=0", "evaluation=null")

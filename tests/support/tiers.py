@@ -31,7 +31,7 @@ SOURCES: dict[str, tuple[str, ...]] = {
     # The rooms of grpox, in the order in which they import each other.
     "grpox/errors/* grpox/config/* grpox/runfile/*": ("unit", "fuzz", "runs", "cold"),
     "grpox/runtime/*": ("unit", "ranks", "runs", *REST),
-    "grpox/plugins/* grpox/runfile/lock/* grpox/runfile/component_checks.py": (
+    "grpox/plugins/* grpox/runfile/lock/* grpox/runfile/checks.py": (
         "unit", "builtin", "runs", "cold", "packaging",
     ),
     "grpox/data/*": ("unit", "fuzz", "ranks", "runs", "services/vllm"),

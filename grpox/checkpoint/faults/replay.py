@@ -24,9 +24,9 @@ from grpox.plugins.registry import Registry
 from grpox.policy.batch import RolloutBatch, Sample, collate
 from grpox.policy.engine import disable_dropout
 from grpox.policy.models import load_model, load_tokenizer
-from grpox.runfile.input_paths import resolve_paths
 from grpox.runfile.masked import give_back_secrets
 from grpox.runfile.overrides import COMMAND_LINE, apply_overrides
+from grpox.runfile.paths import resolve_paths
 from grpox.update.nonfinite import Found, find, in_order
 from grpox.update.objective import StepLoss
 from grpox.update.packing import StepTotals, count_masks

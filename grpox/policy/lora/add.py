@@ -13,7 +13,7 @@ from transformers.pytorch_utils import Conv1D
 from grpox.config import LoraConfig
 from grpox.errors import ConfigError, Problem, nearest, text_of
 from grpox.policy.lora.layers import ADAPTER, adapted_layers
-from grpox.runfile.lora import INSTALL
+from grpox.runfile.model_options import INSTALL
 
 LINEAR = (nn.Linear, Conv1D)
 TARGETS, EXCLUDED = "model.lora.target_modules", "model.lora.exclude_modules"

@@ -1,19 +1,26 @@
-"""A run file in the making: its values, what is to be filled in, and what became of each field."""
+"""A run file in the making: its values, what is to be filled in, what became of each field, and its text."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
+import textwrap
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from grpox.config import RunConfig, Section
-from grpox.errors import Problem, nearest
+from grpox.errors import Problem, nearest, plain
 from grpox.runfile.from_trl.fields import FIELDS, Verdict, parameters_of
 from grpox.runfile.from_trl.setup import Setup
+from grpox.runfile.yaml_lines import Dumper
 
 TRL_DEFAULT = "TRL's default"
+WIDTH = 110
 
 
 @dataclass(frozen=True)
@@ -25,6 +32,10 @@ class Row:
     line: int | None
     verdict: Verdict
     message: str
+
+    @property
+    def is_lost(self) -> bool:
+        return self.verdict in (Verdict.UNSUPPORTED, Verdict.UNKNOWN)
 
 
 @dataclass(frozen=True)
@@ -74,35 +85,38 @@ class Draft:
                 return given.value
         return given.value
 
-    def has(self, name: str) -> bool:
-        """Whether the field was given, and not None."""
-        given = self.setup.fields.get(name)
-        return given is not None and given.literal and given.value is not None
+    def has(self, *names: str) -> bool:
+        """Whether one of the fields was given, and not None."""
+        given = [self.setup.fields[name] for name in names if name in self.setup.fields]
+        return any(one.literal and one.value is not None for one in given)
 
     def unread(self, name: str) -> bool:
         """Whether the field was given something that is no literal."""
-        given = self.setup.fields.get(name)
-        return given is not None and not given.literal
+        return name in self.setup.fields and not self.setup.fields[name].literal
 
     def put(self, key: str, value: Any, comment: str = "") -> None:
         """Set a dotted key of the run file."""
-        section, _, rest = key.partition(".")
-        if not rest:
-            self.values[key] = value
-        else:
-            held = self.values.setdefault(section, {})
-            *inner, last = rest.split(".")
-            for part in inner:
-                held = held.setdefault(part, {})
-            held[last] = value
+        held = self.values
+        *sections, last = key.split(".")
+        for section in sections:
+            held = held.setdefault(section, {})
+        held[last] = value
         if comment:
             self.comments[key] = comment
+
+    def put_component(self, key: str, name: str, parameters: dict[str, Any], comment: str = "") -> None:
+        """Set a component in the shortest form that a run file has for it."""
+        self.put(key, {"name": name, **parameters} if parameters else name, comment)
 
     def copy(self, *names: str) -> None:
         """Put each of the fields that was given under its key."""
         for name in names:
             if self.has(name):
                 self.put(FIELDS[name].key, self.get(name))
+
+    def default_of(self, *names: str) -> str:
+        """The comment of what follows from TRL's default, empty where one of the fields was given."""
+        return "" if self.has(*names) else TRL_DEFAULT
 
     def given_of(self, *components: str) -> dict[str, Any]:
         """The parameters of a component, by our names, that were given."""
@@ -135,7 +149,7 @@ class Draft:
             if name in self.setup.fields:
                 self.explained[name] = verdict, message
 
-    def unneeded(self, names: tuple[str, ...], why: str) -> None:
+    def unneeded(self, names: str | tuple[str, ...], why: str) -> None:
         """Say of fields that they do nothing in this set-up."""
         self.explain(names, Verdict.NOT_NEEDED, why)
 
@@ -152,10 +166,7 @@ class Draft:
 
     def is_path(self, text: str) -> bool:
         """Whether this names something on disk rather than on the hub."""
-        try:
-            return text.startswith((".", "/", "~")) or (self.setup.home / text).exists()
-        except OSError:  # longer than a name can be
-            return False
+        return text.startswith((".", "/", "~")) or os.path.exists(self.setup.home / text)
 
 
 def whole(number: float) -> float:
@@ -163,16 +174,60 @@ def whole(number: float) -> float:
     return int(number) if float(number).is_integer() else number
 
 
-def our_default(key: str) -> Any:
-    """The default of a key of the core, None where it has none."""
-    section, name, *_ = *key.split("."), ""
-    field = RunConfig.model_fields[section]
-    kind = field.annotation
-    if name and isinstance(kind, type) and issubclass(kind, Section):
-        field = kind.model_fields[name]
-    return None if field.is_required() else field.get_default(call_default_factory=True, validated_data={})
+def run_file_text(draft: Draft) -> str:
+    """The whole file: values, comments, and commented lines for what is to be filled in."""
+    lines = [f"# From {plain(draft.setup.source)}, a set-up for TRL's GRPOTrainer, by `grpox import-trl`."]
+    lost = [row for row in draft.rows if row.is_lost]
+    lines += ["# Not carried over:"] if lost else []
+    for row in lost:
+        lines += _comment(f"{row.name} {plain(row.given, 60)}: {row.message}", "#   ")
+    for key in RunConfig.model_fields:
+        lines += _block(draft, key)
+    return "\n".join(lines) + "\n"
 
 
-def component(name: str, parameters: dict[str, Any]) -> Any:
-    """A component in the shortest form that a run file has for it."""
-    return {"name": name, **parameters} if parameters else name
+def inline(value: Any) -> str:
+    """A value on one line."""
+    text: str = yaml.dump(
+        [value], Dumper=Dumper, default_flow_style=True, sort_keys=False, width=10**9, allow_unicode=True
+    )
+    return text.strip()[1:-1]
+
+
+def _block(draft: Draft, key: str) -> Iterator[str]:
+    """The lines of a top-level key: of a section and of rewards, one a value; else one."""
+    value = draft.values.get(key)
+    blanks = [blank for blank in draft.blanks if re.split(r"[.[]", blank.key)[0] == key]
+    kind = RunConfig.model_fields[key].annotation
+    if isinstance(kind, type) and issubclass(kind, Section) and (value or key in ("model", "data")):
+        yield f"{key}:"
+        for name, part in (value or {}).items():
+            yield _line(f"  {name}: {inline(part)}", draft.comments.get(f"{key}.{name}", ""))
+        for blank in blanks:
+            yield from _blank(blank, "  ", f"{blank.key.partition('.')[2]}:")
+    elif key == "rewards":
+        yield "rewards:" if value else "# rewards:"
+        yield from (f"  - {inline(entry)}" for entry in value or ())
+        for blank in blanks:
+            yield from _blank(blank, "  ", "-" if blank.key == "rewards" else f"{blank.key}:")
+    else:
+        for blank in blanks:
+            yield from _blank(blank, "", f"{blank.key}:")
+        if value is not None:
+            yield _line(f"{key}: {inline(value)}", draft.comments.get(key, ""))
+
+
+def _blank(blank: Blank, indent: str, name: str) -> Iterator[str]:
+    """What is to be filled in, and above it why."""
+    yield from _comment(blank.why, f"{indent}# ")
+    yield f"{indent}# {name} {plain(blank.example)}"
+
+
+def _comment(text: str, prefix: str) -> list[str]:
+    return textwrap.wrap(
+        plain(text, 400), WIDTH, initial_indent=prefix, subsequent_indent=f"{prefix}  ", break_long_words=False
+    )
+
+
+def _line(text: str, comment: str) -> str:
+    return f"{text}  # {plain(comment, WIDTH)}" if comment else text

@@ -36,38 +36,26 @@ class TrlField:
     of: str = ""
     needs: str = ""
 
-    @classmethod
-    def of_entry(cls, entry: dict[str, Any]) -> TrlField:
-        """Read an entry of fields.yaml."""
-        (form, about), *others = entry.items()
-        verdict = Verdict.SAME if form == "copied" else Verdict(form)
-        what = "note" if verdict in (Verdict.NOT_NEEDED, Verdict.UNSUPPORTED) else "key"
-        return cls(verdict, copied=form == "copied", **{what: about}, **dict(others))
-
-    def does_nothing_at(self, value: Any) -> bool:
-        """Tell whether TRL given `value` trains as if it had not been given it."""
-        off = (*self.inert, self.default) if self.verdict is Verdict.UNSUPPORTED else self.inert
-        return any(value is other or (value == other and type(value) is type(other)) for other in off)
-
     def judge(self, value: Any) -> tuple[Verdict, str]:
         """Say what becomes of the field, given `value`."""
-        if self.does_nothing_at(value):
+        off = (*self.inert, self.default) if self.verdict is Verdict.UNSUPPORTED else self.inert
+        if any(value is other or (value == other and type(value) is type(other)) for other in off):
             return Verdict.NOT_NEEDED, "does nothing at this value"
         if self.verdict is Verdict.SAME:
             return self.verdict, self.key
         key = f"{self.key}: " if self.key and self.verdict is Verdict.DIFFERS else ""
         return self.verdict, f"{key}{self.note}"
 
-    @property
-    def description(self) -> str:
-        """Say in words what differs; of a field that means the same, nothing but that."""
-        if self.verdict is Verdict.SAME:
-            return self.note or "the same"
-        return self.note if self.verdict is Verdict.DIFFERS else f"{self.verdict.value}: {self.note}"
-
 
 def _fields(entries: dict[str, Any], prefix: str = "") -> dict[str, TrlField]:
-    return {f"{prefix}{name}": TrlField.of_entry(entry) for name, entry in entries.items()}
+    fields = {}
+    for name, entry in entries.items():
+        (form, about), *others = entry.items()
+        verdict = Verdict.SAME if form == "copied" else Verdict(form)
+        what = "note" if verdict in (Verdict.NOT_NEEDED, Verdict.UNSUPPORTED) else "key"
+        values = {what: about, "copied": form == "copied", **dict(others)}
+        fields[f"{prefix}{name}"] = TrlField(verdict, **values)
+    return fields
 
 
 _TABLES = read_table("grpox.runfile.from_trl", "fields.yaml")

@@ -5,15 +5,32 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from grpox.errors import ConfigError, Problem
-from grpox.runfile.from_trl.dataset_call import read_dataset
 from grpox.runfile.from_trl.fields import LORA, POSITIONS
-from grpox.runfile.from_trl.literals import Names
-from grpox.runfile.from_trl.reward_names import RewardNames
-from grpox.runfile.from_trl.setup import Given, Setup, unread
+from grpox.runfile.from_trl.literals import Function, Names, NotLiteral, is_main_guard
+from grpox.runfile.from_trl.setup import (
+    OVERLONG,
+    DataGiven,
+    Given,
+    RewardGiven,
+    Setup,
+    code,
+    of_model,
+    of_module,
+    of_overlong,
+    unread,
+)
 
 CONFIG, TRAINER, LORA_CONFIG = "GRPOConfig", "GRPOTrainer", "LoraConfig"
+LOADERS = ("json", "csv", "parquet")
+"""Names under which `load_dataset` reads files of `data_files`."""
+_READ = {"path", "name", "split", "data_files", "streaming"}
+"""Arguments of load_dataset that a run file can express."""
+_HARMLESS = {"shuffle", "token", "cache_dir", "num_proc"}
+_STARTS = {TRAINER, "load_dataset", "from_pretrained", "train"}
+"""Calls that a module must not make when it is imported for a reward function."""
 
 
 def read_script(text: str, path: Path, source: str) -> Setup:
@@ -28,154 +45,235 @@ def read_script(text: str, path: Path, source: str) -> Setup:
     """
     try:
         tree = ast.parse(text)
-        names = Names(tree)
+        script = _Script(tree, path, source)
     except SyntaxError as error:
         where = f"{source}:{error.lineno}" if error.lineno else source
         raise ConfigError(Problem(f"not valid Python: {error.msg}", where=where)) from error
     except (ValueError, RecursionError, MemoryError) as error:
         raise ConfigError(Problem(f"not valid Python: {error or 'nested too deeply'}", where=source)) from error
-    config, trainer = _calls(tree, names, source)
-    setup = Setup(source)
-    if config is not None:
-        setup.fields = _config_fields(config, names)
-        setup.fields |= dict(_set_afterwards(tree, names, config))
-    if trainer is not None:
-        given = _trainer_arguments(trainer, names)
-        _read_trainer(setup, given, names, RewardNames(names, path), config is None)
-    return setup
+    return script.read()
 
 
-def _calls(tree: ast.Module, names: Names, source: str) -> tuple[ast.Call | None, ast.Call | None]:
-    """The one call of GRPOConfig and the one of GRPOTrainer, where there are."""
-    aliases = _aliases(tree)
-    trainer = _one(list(_calls_of(TRAINER, tree, aliases)), TRAINER, source)
-    configs = list(_calls_of(CONFIG, tree, aliases))
-    if trainer is not None and len(configs) > 1:
-        used = names.behind(_trainer_arguments(trainer, names).get("args", trainer))
-        configs = [used] if isinstance(used, ast.Call) and used in configs else configs
-    config = _one(configs, CONFIG, source)
-    if config is None and trainer is None:
-        what = "trains nothing with TRL's GRPO: no call of GRPOConfig or GRPOTrainer"
-        raise ConfigError(
-            Problem(what, where=source, allowed="a script with one, or a YAML file for `trl grpo`")
-        )
-    return config, trainer
+class _Script(Names):
+    """The reader of one script."""
 
+    def __init__(self, tree: ast.Module, path: Path, source: str) -> None:
+        super().__init__(tree)
+        self.tree = tree
+        self.path = path
+        self.source = source
+        self.functions = {
+            node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        }
 
-def _aliases(tree: ast.Module) -> dict[str, str]:
-    """``from trl import GRPOConfig as Config`` -> {"Config": "GRPOConfig"}."""
-    return {
-        alias.asname: alias.name
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom)
-        for alias in node.names
-        if alias.asname
-    }
+    def read(self) -> Setup:
+        """What the one call of GRPOConfig and the one of GRPOTrainer give, where there are."""
+        trainer = self.one(self.calls_of(TRAINER), TRAINER)
+        given = {} if trainer is None else self.trainer_arguments(trainer)
+        configs = self.calls_of(CONFIG)
+        if len(configs) > 1 and "args" in given:
+            used = self.behind(given["args"])
+            configs = [call for call in configs if call is used] or configs
+        config = self.one(configs, CONFIG)
+        if config is None and trainer is None:
+            what = "trains nothing with TRL's GRPO: no call of GRPOConfig or GRPOTrainer"
+            allowed = "a script with one, or a YAML file for `trl grpo`"
+            raise ConfigError(Problem(what, where=self.source, allowed=allowed))
+        setup = Setup(self.source)
+        if config is not None:
+            setup.fields = self.config_fields(config) | dict(self.set_afterwards(config))
+            given.pop("args", None)
+        for name, node in given.items():
+            self.read_argument(setup, name, node)
+        return setup
 
-
-def _calls_of(name: str, tree: ast.Module, aliases: dict[str, str]) -> Iterator[ast.Call]:
-    for node in ast.walk(tree):
+    def called(self, node: ast.AST) -> str:
+        """The name of what is called, as it is imported; empty for what is no call of a name."""
         match node:
-            case ast.Call(func=ast.Name(id=called)) if aliases.get(called, called) == name:
-                yield node
-            case ast.Call(func=ast.Attribute(attr=called)) if called == name:
-                yield node
+            case ast.Call(func=ast.Name(id=name)):
+                return self.imports.get(name, ("", name))[1]
+            case ast.Call(func=ast.Attribute(attr=name)):
+                return name
+        return ""
 
+    def calls_of(self, name: str) -> list[ast.Call]:
+        return [
+            node for node in ast.walk(self.tree) if isinstance(node, ast.Call) and self.called(node) == name
+        ]
 
-def _one(calls: list[ast.Call], name: str, source: str) -> ast.Call | None:
-    if len(calls) > 1:
-        lines = ", ".join(str(call.lineno) for call in calls)
-        what = f"calls {name} {len(calls)} times, on lines {lines}: leave one of them"
-        raise ConfigError(Problem(what, where=source))
-    return calls[0] if calls else None
+    def one(self, calls: list[ast.Call], name: str) -> ast.Call | None:
+        if len(calls) > 1:
+            lines = ", ".join(str(call.lineno) for call in calls)
+            what = f"calls {name} {len(calls)} times, on lines {lines}: leave one of them"
+            raise ConfigError(Problem(what, where=self.source))
+        return calls[0] if calls else None
 
+    def config_fields(self, call: ast.Call) -> dict[str, Given]:
+        """The arguments of GRPOConfig; its first one without a name is output_dir."""
+        fields: dict[str, Given] = {}
+        for position, argument in enumerate(call.args):
+            if position == 0 and not isinstance(argument, ast.Starred):
+                fields["output_dir"] = self.given(argument)
+            else:
+                fields[f"argument {position + 1}"] = unread(argument)
+        for keyword in call.keywords:
+            given = self.given(keyword.value)
+            if keyword.arg is not None:
+                fields[keyword.arg] = given
+            elif given.literal and isinstance(given.value, dict):
+                line = self.behind(keyword.value).lineno
+                fields |= {name: Given(value, line) for name, value in given.value.items()}
+            else:
+                fields[f"**{code(keyword.value)}"] = unread(keyword.value)
+        return fields
 
-def _config_fields(call: ast.Call, names: Names) -> dict[str, Given]:
-    """The arguments of GRPOConfig; its first one without a name is output_dir."""
-    fields: dict[str, Given] = {}
-    for position, argument in enumerate(call.args):
-        if position == 0 and not isinstance(argument, ast.Starred):
-            fields["output_dir"] = names.given(argument)
-        else:
-            fields[f"argument {position + 1}"] = unread(ast.unparse(argument), argument.lineno)
-    for keyword in call.keywords:
-        if keyword.arg is not None:
-            fields[keyword.arg] = names.given(keyword.value)
-        else:
-            fields |= _unpacked(keyword.value, names)
-    return fields
+    def set_afterwards(self, config: ast.Call) -> Iterator[tuple[str, Given]]:
+        """``args.beta = ...`` after ``args = GRPOConfig(...)``: a run decides which of the two counts."""
+        for node in ast.walk(self.tree):
+            match node:
+                case ast.Attribute(value=ast.Name() as name, attr=attr, ctx=ast.Store()):
+                    if self.behind(name) is config:
+                        yield attr, unread(node, "set again: ")
 
+    def trainer_arguments(self, call: ast.Call) -> dict[str, ast.expr]:
+        arguments = dict(zip(POSITIONS, call.args, strict=False))
+        for keyword in call.keywords:
+            if keyword.arg is not None:
+                arguments[keyword.arg] = keyword.value
+            elif isinstance(pairs := self.behind(keyword.value), ast.Dict):
+                for key, value in zip(pairs.keys, pairs.values, strict=True):
+                    if isinstance(key, ast.Constant) and isinstance(key.value, str):
+                        arguments[key.value] = value
+        return arguments
 
-def _unpacked(node: ast.expr, names: Names) -> dict[str, Given]:
-    """The pairs of ``**node``."""
-    given, line = names.given(node), names.behind(node).lineno
-    if given.literal and isinstance(given.value, dict):
-        return {name: Given(value, line) for name, value in given.value.items()}
-    return {f"**{ast.unparse(node)}": unread(ast.unparse(node), node.lineno)}
-
-
-def _set_afterwards(tree: ast.Module, names: Names, config: ast.Call) -> Iterator[tuple[str, Given]]:
-    """``args.beta = ...`` after ``args = GRPOConfig(...)``: which of the two counts is known when it runs."""
-    for node in ast.walk(tree):
-        match node:
-            case ast.Attribute(value=ast.Name() as name, attr=attr, ctx=ast.Store()):
-                if names.behind(name) is config:
-                    yield attr, unread(f"set again: {ast.unparse(node)}", node.lineno)
-
-
-def _trainer_arguments(call: ast.Call, names: Names) -> dict[str, ast.expr]:
-    arguments = dict(zip(POSITIONS, call.args, strict=False))
-    for keyword in call.keywords:
-        if keyword.arg is not None:
-            arguments[keyword.arg] = keyword.value
-        elif isinstance(pairs := names.behind(keyword.value), ast.Dict):
-            for key, value in zip(pairs.keys, pairs.values, strict=True):
-                if isinstance(key, ast.Constant) and isinstance(key.value, str):
-                    arguments[key.value] = value
-    return arguments
-
-
-def _read_trainer(
-    setup: Setup, given: dict[str, ast.expr], names: Names, rewards: RewardNames, without_config: bool
-) -> None:
-    for name, node in given.items():
-        match name:
-            case "model":
-                setup.model, setup.model_options = _model(node, names)
-            case "reward_funcs":
-                setup.rewards = rewards.read(node)
-            case "train_dataset":
-                setup.data = read_dataset(node, names)
-            case "eval_dataset":
-                setup.evaluation = None if _is_none(node) else unread(ast.unparse(node), node.lineno)
-            case "peft_config" if (lora := _lora(node, names)) is not None:
+    def read_argument(self, setup: Setup, name: str, node: ast.expr) -> None:
+        """Note what GRPOTrainer is given as `name`."""
+        match name, self.behind(node):
+            case "model", behind:
+                setup.model = self.given(node)
+                if isinstance(behind, ast.Call) and behind.args and self.called(behind) == "from_pretrained":
+                    setup.model = self.given(behind.args[0])
+                    setup.model_options = {k.arg: self.given(k.value) for k in behind.keywords if k.arg}
+            case "reward_funcs", _:
+                setup.rewards = self.rewards(node)
+            case "train_dataset", _:
+                setup.data = self.dataset(node)
+            case _ if isinstance(node, ast.Constant) and node.value is None:
+                pass
+            case "eval_dataset", _:
+                setup.evaluation = unread(node)
+            case "peft_config", ast.Call(args=[]) as call if self.called(call) == LORA_CONFIG:
                 setup.has_lora_config = True
-                setup.fields |= {f"{LORA}{argument}": value for argument, value in lora.items()}
-            case "args":
-                if without_config and not _is_none(node):
-                    setup.arguments[name] = unread(ast.unparse(node), node.lineno)
-            case _ if not _is_none(node):
-                setup.arguments[name] = unread(ast.unparse(node), node.lineno)
+                for keyword in call.keywords:
+                    setup.fields[LORA + (keyword.arg or "**")] = self.given(keyword.value)
+            case _:
+                setup.arguments[name] = unread(node)
+
+    def rewards(self, node: ast.expr) -> list[RewardGiven] | Given:
+        """Each function of a list, or of what is no list; a `Given` where it cannot be seen which they are."""
+        behind = self.behind(node)
+        if isinstance(behind, ast.List | ast.Tuple):
+            if self.is_changed(node) or any(isinstance(part, ast.Starred) for part in behind.elts):
+                return unread(node)
+            return [self.reward(part) for part in behind.elts]
+        reward = self.reward(node)
+        known = reward.entry is not None or isinstance(behind, ast.Name | ast.Attribute)
+        return [reward] if known else unread(node)
+
+    def reward(self, node: ast.expr) -> RewardGiven:
+        shown, line, imports = code(node), node.lineno, self.imports
+        entry, note = None, "make it a function in a file rewards.py, and name that"
+        match self.behind(node):
+            case ast.Constant(value=str() as model):
+                return of_model(model, shown, line)
+            case ast.Name(id=name) if name in self.functions and (trains := self.trains_on_import()):
+                note = f"move it to rewards.py: {self.path.name}, executed for it, would train (line {trains})"
+            case ast.Name(id=name) if name in self.functions:
+                entry = {"path": f"{self.path}:{name}"}
+                note = "the script is executed for it, TRL imported: in a file of its own it needs neither"
+            case ast.Name(id=name) if name in imports:
+                return of_module(*imports[name], shown, line, self.path.parent)
+            case ast.Attribute(value=ast.Name(id=package), attr=name) if package in imports:
+                module = ".".join(imports[package]).rstrip(".")
+                return of_module(module, name, shown, line, self.path.parent)
+            case ast.Call(func=ast.Name(id=name)) as call if imports.get(name, ("", ""))[1] == OVERLONG:
+                arguments = self.arguments(call, ("max_completion_len", "soft_punish_cache"))
+                try:
+                    entry = of_overlong(**{name: self.value(value) for name, value in arguments.items()})
+                    note = ""
+                except (NotLiteral, TypeError):
+                    note = "its arguments are no literals: `soft_overlong` does the same"
+        return RewardGiven(entry, shown, line, note)
+
+    def trains_on_import(self) -> int | None:
+        """The line at which importing the script would load data or train, if there is one."""
+        for statement in self.tree.body:
+            if is_main_guard(statement) or isinstance(statement, Function | ast.ClassDef):
+                continue
+            for node in ast.walk(statement):
+                if isinstance(node, ast.Call) and self.called(node) in _STARTS:
+                    return node.lineno
+            match statement:
+                case ast.Expr(value=ast.Call(func=ast.Name(id=name))) if name in self.functions:
+                    return statement.lineno
+        return None
+
+    def dataset(self, node: ast.expr) -> DataGiven:
+        """The dataset that `node` is, as far as literals show."""
+        split: str | None = None
+        changes: list[str] = []
+        behind = self.behind(node)
+        line = behind.lineno
+        while True:
+            match behind:
+                case ast.Subscript(value=inner, slice=ast.Constant(value=str() as named)):
+                    split = split or named
+                case ast.Call(func=ast.Attribute(value=inner, attr=method)) if method != "load_dataset":
+                    if method not in _HARMLESS:
+                        changes.append(f"`.{method}` on line {behind.lineno}")
+                case _:
+                    break
+            behind = self.behind(inner)
+        data = self.loaded(behind)
+        data.line = line
+        data.split = split or data.split
+        if changes and not data.problem:
+            by = " and ".join(reversed(changes))
+            what = f"the script changes it by {by}: save its rows to a .jsonl or .parquet file, and name that"
+            data.problem = what
+        return data
+
+    def loaded(self, node: ast.expr) -> DataGiven:
+        """What ``load_dataset(...)`` names."""
+        short = code(node) if len(code(node)) <= 60 else f"{code(node)[:57]}..."
+        if not isinstance(node, ast.Call) or self.called(node) != "load_dataset":
+            return DataGiven(problem=f"`{short}` is no literal load_dataset: name the file or hub dataset")
+        arguments = self.arguments(node, ("path", "name", "data_dir", "data_files", "split"))
+        try:
+            given = {name: self.value(value) for name, value in arguments.items() if name not in _HARMLESS}
+            if "**" in given or any(
+                not isinstance(given.get(n), str | None) for n in ("path", "name", "split")
+            ):
+                raise NotLiteral
+        except NotLiteral:
+            what = f"`{short}` has arguments that are no literals: name the file or hub dataset"
+            return DataGiven(problem=what)
+        path = given.get("path")
+        data = DataGiven(path, given.get("name"), given.get("split"), given.get("streaming") is True)
+        others = sorted(name for name in given.keys() - _READ if given[name] is not None)
+        if path in LOADERS:
+            data.path = _one_file(given.get("data_files"))
+            data.problem = "" if data.path else "a run file names one file: join those of `data_files`"
+        elif others := [*others, *(["data_files"] if given.get("data_files") is not None else [])]:
+            what = f"load_dataset is given {', '.join(others)}, which a run file does not have: name a file"
+            data.problem = what
+        return data
 
 
-def _is_none(node: ast.expr) -> bool:
-    return isinstance(node, ast.Constant) and node.value is None
-
-
-def _lora(node: ast.expr, names: Names) -> dict[str, Given] | None:
-    """The arguments of ``LoraConfig(...)``; None where `node` stands for something else."""
-    match names.behind(node):
-        case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name), args=[], keywords=keywords) if (
-            _aliases(names.tree).get(name, name) == LORA_CONFIG
-        ):
-            return {keyword.arg or "**": names.given(keyword.value) for keyword in keywords}
-    return None
-
-
-def _model(node: ast.expr, names: Names) -> tuple[Given, dict[str, Given]]:
-    """The model's name, and what ``AutoModelForCausalLM.from_pretrained(name, ...)`` is given besides."""
-    match names.behind(node):
-        case ast.Call(func=ast.Attribute(attr="from_pretrained"), args=[first, *_], keywords=keywords):
-            options = {keyword.arg: names.given(keyword.value) for keyword in keywords if keyword.arg}
-            return names.given(first), options
-    return names.given(node), {}
+def _one_file(files: Any) -> str | None:
+    """The file of `data_files`, if it is one."""
+    if isinstance(files, dict) and len(files) == 1:
+        [files] = files.values()
+    if isinstance(files, list) and len(files) == 1:
+        [files] = files
+    return files if isinstance(files, str) and not set(files) & set("*?[") else None

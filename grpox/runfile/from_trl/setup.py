@@ -1,10 +1,20 @@
-"""What was read of a set-up for GRPOTrainer, before anything is made of it."""
+"""What was read of a set-up for GRPOTrainer, and the reader of YAML files of `trl grpo --config`."""
 
 from __future__ import annotations
 
+import ast
+import os.path
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from grpox.errors import ConfigError, Problem, nearest
+from grpox.runfile.from_trl.fields import FIELDS, TRL_REWARDS
+from grpox.runfile.yaml_lines import read_yaml
+
+OVERLONG = "get_soft_overlong_punishment"
+_TRUTHS = {"yes": True, "on": True, "no": False, "off": False}
+"""What `trl`, which reads YAML 1.1, takes for a truth value; YAML 1.2 takes it for text."""
 
 
 @dataclass(frozen=True)
@@ -21,9 +31,14 @@ class Given:
         return repr(self.value) if self.literal else str(self.value)
 
 
-def unread(source: str, line: int | None) -> Given:
+def unread(node: ast.expr, before: str = "") -> Given:
     """What is no literal: its expression, on one line."""
-    return Given(" ".join(source.split()), line, literal=False)
+    return Given(before + code(node), node.lineno, literal=False)
+
+
+def code(node: ast.AST) -> str:
+    """The source of an expression, on one line."""
+    return " ".join(ast.unparse(node).split())
 
 
 @dataclass(frozen=True)
@@ -38,6 +53,30 @@ class RewardGiven:
     """What differs from TRL, or what to do where there is no entry."""
 
 
+def of_model(path: str, shown: str, line: int | None) -> RewardGiven:
+    """A model's name among `reward_funcs`."""
+    return RewardGiven({"name": "reward_model", "model": path}, shown, line)
+
+
+def of_overlong(max_completion_len: Any, soft_punish_cache: Any) -> dict[str, Any]:
+    """The entry that does what TRL's get_soft_overlong_punishment does."""
+    return {"name": "soft_overlong", "max_length": max_completion_len, "buffer": soft_punish_cache}
+
+
+def of_module(module: str, name: str, shown: str, line: int | None, folder: Path) -> RewardGiven:
+    """A function by its module: one of TRL's, one of a file in or below `folder`, or one to be imported."""
+    if module in ("trl", "trl.rewards") and name in TRL_REWARDS:
+        return RewardGiven(shown=name, line=line, **TRL_REWARDS[name])
+    if module in ("trl", "trl.rewards"):
+        module, shown = "trl.rewards", name
+    elif name and all(part.isidentifier() for part in module.lstrip(".").split(".")):
+        file = folder.joinpath(*module.lstrip(".").split(".")).with_suffix(".py")
+        if os.path.isfile(file):
+            return RewardGiven({"path": f"{file}:{name}"}, shown, line)
+    note = f"write a file rewards.py with `from {module} import {name}`, and name `rewards.py:{name}`"
+    return RewardGiven(None, shown, line, note)
+
+
 @dataclass
 class DataGiven:
     """A dataset as `load_dataset` names it."""
@@ -49,6 +88,10 @@ class DataGiven:
     line: int | None = None
     problem: str = ""
     """Why a run file cannot name it as it is, and what to do."""
+
+    @property
+    def shown(self) -> str:
+        return str(self.path or "")
 
 
 @dataclass
@@ -74,3 +117,66 @@ class Setup:
     """Tell whether `peft_config` is a LoraConfig whose arguments are among `fields`, as `peft_config.r`."""
     home: Path = field(default_factory=Path)
     """The folder against which TRL resolves relative paths: the working directory."""
+
+
+def read_trl_yaml(text: str, source: str) -> Setup:
+    """What the file gives.
+
+    Raises:
+        ConfigError: it is no YAML, or has nothing to do with GRPO.
+    """
+    document = read_yaml(text, source)
+    data = document.data
+    if not isinstance(data, dict):
+        raise ConfigError(Problem("is no mapping of fields such as model_name_or_path", where=source))
+    if data.keys() >= {"model", "data", "rewards"}:
+        what = "is a run file of grpox already"
+        raise ConfigError(Problem(what, where=source, allowed="`grpox validate` it"))
+    if not data.keys() & FIELDS.keys():
+        near = next(filter(None, (nearest(name, FIELDS) for name in data)), "")
+        what, allowed = "has no field of GRPOConfig or `trl grpo`", "those of docs/from-trl.md"
+        raise ConfigError(Problem(what, "", source, ", ".join(data), allowed, near))
+    fields = {name: Given(_value(name, value), document.lines.get(name)) for name, value in data.items()}
+    model = fields.get("model_name_or_path")
+    return Setup(source, fields, model=model, rewards=_rewards(fields), data=_data(fields))
+
+
+def _value(name: str, value: Any) -> Any:
+    truth = isinstance(value, str) and name in FIELDS and isinstance(FIELDS[name].default, bool)
+    return _TRUTHS.get(value.lower(), value) if truth else value
+
+
+def _rewards(fields: dict[str, Given]) -> list[RewardGiven] | None:
+    """In TRL's order: the reward model before the functions."""
+    found = []
+    if (model := fields.get("reward_model_name_or_path")) and model.value:
+        found.append(of_model(str(model.value), model.shown, model.line))
+    if (given := fields.get("reward_funcs")) and given.value:
+        for name in map(str, given.value if isinstance(given.value, list) else [given.value]):
+            # A name of TRL's own, or the dotted path of a function.
+            module, dot, function = name.rpartition(".")
+            reward = of_module(module if dot else "trl.rewards", function, name, given.line, Path())
+            if name == OVERLONG:
+                note = "with the lengths that `trl grpo` uses"
+                reward = RewardGiven(of_overlong(1280, 256), name, given.line, note)
+            found.append(reward)
+    return found or None
+
+
+def _data(fields: dict[str, Given]) -> DataGiven | None:
+    of = {name: given.value for name, given in fields.items()}
+    if mixture := of.get("datasets"):
+        # A list of datasets, of which a run file can have one.
+        line, only = fields["datasets"].line, mixture[0] if isinstance(mixture, list) else None
+        known = isinstance(only, dict) and only.keys() <= {"path", "name", "split"} and "path" in only
+        if only is None or not known or len(mixture) > 1:
+            what = "a run file names one dataset, whole: write the rows of the mixture to a file, and name that"
+            return DataGiven(line=line, problem=what)
+        return DataGiven(
+            str(only["path"]), only.get("name"), only.get("split"), of.get("streaming") is True, line
+        )
+    if not (path := of.get("dataset_name")):
+        return None
+    subset, split = of.get("dataset_config"), of.get("dataset_train_split")
+    line = fields["dataset_name"].line
+    return DataGiven(str(path), subset, split, of.get("dataset_streaming") is True, line)

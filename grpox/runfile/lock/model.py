@@ -1,13 +1,23 @@
-"""What a plugin lock holds, and the hash that names it."""
+"""What a plugin lock holds, the hash that names it, and its file in a run's folder."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from collections.abc import Mapping
-from typing import Any, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from grpox.errors import ConfigError, Problem, nearest
+from grpox.plugins.hookspecs import hookimpl
+from grpox.runtime.files import write_whole
+
+if TYPE_CHECKING:
+    from grpox.contracts import RunContext
+
+LOCK_FILE = "plugins.lock.json"
 
 
 class Locked(BaseModel):
@@ -33,7 +43,7 @@ class LockedDistribution(Locked):
     files: int
     """How many files `sha256` is over."""
     sha256: str
-    """Hash of its sources, see `grpox.runfile.lock.sources`."""
+    """Hash over names and contents of its sources, see `grpox.runfile.lock.of_run`."""
 
 
 class LockedComponent(Locked):
@@ -94,3 +104,37 @@ def config_hash(config: Mapping[str, Any]) -> str:
 def _sha256(data: Mapping[str, Any]) -> str:
     canonical = json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=False, default=str)
     return hashlib.sha256(canonical.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+class LockFile:
+    """The observer that writes a run's lock into its folder, once the local record has made room there."""
+
+    def __init__(self, lock: Lock) -> None:
+        self._lock = lock
+
+    @hookimpl(tryfirst=True)
+    def grpox_run_started(self, run: RunContext) -> None:
+        write_whole(run.output_dir / LOCK_FILE, self._lock.text())
+
+
+def read_lock(path: Path) -> Lock:
+    """The lock of a run's folder, or of a lock file itself.
+
+    Raises:
+        ConfigError: there is none, or it cannot be read.
+    """
+    file = path / LOCK_FILE if path.is_dir() else path
+    try:
+        return Lock.model_validate_json(file.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        what = "holds no plugin lock" if path.is_dir() else "no such run folder or lock file"
+        around = path if path.is_dir() else path.parent
+        runs = sorted(str(found.parent) for found in around.glob(f"*/{LOCK_FILE}"))
+        allowed = f"a run's folder with a {LOCK_FILE}" + (f", such as {', '.join(runs[:5])}" if runs else "")
+        near = nearest(str(path), runs)
+        raise ConfigError(Problem(what, given=str(path), allowed=allowed, nearest=near)) from error
+    except OSError as error:
+        raise ConfigError(Problem(f"cannot be read: {error.strerror}", given=str(file))) from error
+    except (ValidationError, UnicodeDecodeError) as error:
+        allowed = f"{LOCK_FILE}, as a run or `grpox plugins lock` writes it"
+        raise ConfigError(Problem("is no plugin lock", given=str(file), allowed=allowed)) from error

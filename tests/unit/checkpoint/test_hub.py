@@ -18,7 +18,7 @@ from grpox.checkpoint.hub import check_hub, push_model
 from grpox.checkpoint.model_card import model_card
 from grpox.config import HubConfig, RunConfig
 from grpox.errors import ConfigError, RunFailed
-from grpox.runfile.output_paths import hub_problems
+from grpox.runfile.paths import hub_problems
 
 SUMMARY = {"steps": 100, "accuracy_before": 0.3, "accuracy_after": 0.91234}
 

@@ -18,8 +18,8 @@ from grpox.cli.train import run_to_resume
 from grpox.config import ComponentRef, HubConfig, ModelConfig, RewardRef, RunConfig
 from grpox.errors import ConfigError, Problem, plain
 from grpox.errors import redaction as module
-from grpox.errors.field_types import fields_by_key
 from grpox.errors.redaction import MASK, masked_keys, names_a_secret, redact, redacted, remember_secrets
+from grpox.errors.validation import fields_by_key
 from grpox.plugins.discovery import discover
 from grpox.plugins.registry import Registry
 from grpox.runfile.load import load_run, resolve_config

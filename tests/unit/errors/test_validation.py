@@ -9,8 +9,7 @@ import pytest
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from grpox.errors import Problem
-from grpox.errors.field_types import allowed_values, written
-from grpox.errors.validation import problems_of
+from grpox.errors.validation import allowed_values, problems_of, written
 
 
 class Colour(Enum):

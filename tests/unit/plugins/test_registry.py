@@ -13,8 +13,7 @@ from grpox.errors import ConfigError, Problem, RunFailed
 from grpox.plugins.component import BoundComponent, bind_object
 from grpox.plugins.discovery import discover
 from grpox.plugins.registry import Registry
-from grpox.runfile.check_context import CheckContext
-from grpox.runfile.component_checks import missing_plugins
+from grpox.runfile.checks import CheckContext, missing_plugins
 from grpox.runfile.given import Given
 
 FOO = """

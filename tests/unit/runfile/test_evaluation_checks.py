@@ -12,8 +12,8 @@ from grpox.checkpoint.best import best_of
 from grpox.checkpoint.folders import folder_of
 from grpox.config import CheckpointConfig
 from grpox.errors import ConfigError, Problem
+from grpox.runfile.evaluation import of_evaluations, of_steps
 from grpox.runfile.load import load_run
-from grpox.runfile.metric_names import of_evaluations, of_steps
 
 ROOT = Path(__file__).parents[3]
 SAMPLED = ("evaluation.num_generations=4", "evaluation.temperature=1")

@@ -16,9 +16,9 @@ from typer.testing import CliRunner, Result
 from grpox.cli import app as cli
 from grpox.cli.import_trl import import_trl
 from grpox.errors import ConfigError, Problem
-from grpox.runfile.from_trl.draft import our_default
+from grpox.runfile.from_trl.convert import our_default
+from grpox.runfile.from_trl.draft import inline
 from grpox.runfile.from_trl.fields import FIELDS, GRPO_FIELDS, TRAINER_FIELDS, Verdict
-from grpox.runfile.from_trl.write import inline
 from grpox.runfile.load import ResolvedRun, load_run
 from grpox.runfile.yaml_lines import read_yaml
 
@@ -562,9 +562,10 @@ def docs_table() -> str:
     lines = ["| field | TRL's default | in a run file | what differs |", "|---|---|---|---|"]
     for name, field in GRPO_FIELDS.items():
         key = f"`{field.key}`" if field.key else ""
-        lines.append(
-            f"| `{name}` | `{json.dumps(field.default)}` | {key} | {field.description} |".replace("|  |", "| |")
-        )
+        about = {Verdict.SAME: field.note or "the same", Verdict.DIFFERS: field.note}
+        differs = about.get(field.verdict, f"{field.verdict.value}: {field.note}")
+        line = f"| `{name}` | `{json.dumps(field.default)}` | {key} | {differs} |"
+        lines.append(line.replace("|  |", "| |"))
     return "\n".join(lines) + "\n"
 
 

@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 
 from grpox.runfile.from_trl.convert import convert
-from grpox.runfile.from_trl.draft import Draft
+from grpox.runfile.from_trl.draft import Draft, run_file_text
 from grpox.runfile.from_trl.fields import Verdict
-from grpox.runfile.from_trl.write import run_file_text
-from grpox.runfile.from_trl.yaml_setup import read_trl_yaml
+from grpox.runfile.from_trl.setup import read_trl_yaml
 
 BASE = "model_name_or_path: org/model\ndataset_name: org/data\nreward_funcs: [mine.accuracy_reward]\n"
 

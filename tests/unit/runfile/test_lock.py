@@ -22,12 +22,9 @@ from grpox.contracts import RunContext
 from grpox.errors import ConfigError
 from grpox.observing.record import LocalRecord
 from grpox.runfile.load import load_run, resolve_config
-from grpox.runfile.lock.differences import Severity, compare, differences
-from grpox.runfile.lock.file import LOCK_FILE, LockFile, read_lock
-from grpox.runfile.lock.model import Lock, config_hash
-from grpox.runfile.lock.of_run import lock_of
-from grpox.runfile.lock.ranks import across_ranks
-from grpox.runfile.lock.sources import origin_of, recorded_files
+from grpox.runfile.lock.differences import Severity, across_ranks, compare, differences
+from grpox.runfile.lock.model import LOCK_FILE, Lock, LockFile, config_hash, read_lock
+from grpox.runfile.lock.of_run import lock_of, origin_of, recorded_files
 from grpox.training.given_objects import given_objects
 
 PLUGIN = """
@@ -250,9 +247,8 @@ def test_an_installed_wheel_is_locked_by_the_files_of_its_record(tmp_path: Path)
     (distribution,) = metadata.distributions(path=[str(site)])
     assert (site / "grpox_tiny" / "__pycache__").exists()
     assert sorted(recorded_files(distribution)) == ["grpox_tiny/__init__.py", "grpox_tiny/words.txt"]
-    origin = origin_of(distribution)
-    assert (origin.editable, origin.commit) == (False, None)
-    assert origin.url == wheel.as_uri()
+    _, origin = origin_of(distribution)
+    assert origin == {"editable": False, "origin": wheel.as_uri(), "commit": None}
 
 
 def test_the_origin_of_an_install_from_git_is_its_commit(tiny: Path) -> None:

@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 
 from grpox.runfile.from_trl.convert import convert
-from grpox.runfile.from_trl.draft import Draft
+from grpox.runfile.from_trl.draft import Draft, run_file_text
 from grpox.runfile.from_trl.fields import Verdict
 from grpox.runfile.from_trl.script import read_script
-from grpox.runfile.from_trl.write import run_file_text
-from grpox.runfile.from_trl.yaml_setup import read_trl_yaml
+from grpox.runfile.from_trl.setup import read_trl_yaml
 from grpox.runfile.yaml_lines import read_yaml
 
 SCRIPT = """

@@ -11,9 +11,9 @@ import pytest
 
 from grpox.config import LoraConfig, ModelConfig
 from grpox.errors import ConfigError, Problem
-from grpox.runfile import lora
+from grpox.runfile import model_options
 from grpox.runfile.load import load_run
-from grpox.runfile.lora import weight_names
+from grpox.runfile.model_options import weight_names
 
 MODEL = Path(str(resources.files("grpox.runfile.recipes") / "quickstart" / "model"))
 
@@ -83,6 +83,6 @@ def test_without_peft_the_line_that_installs_it_is_told(monkeypatch: pytest.Monk
     def missing(name: str) -> Any:
         return None if name == "peft" else object()
 
-    monkeypatch.setattr(lora, "find_spec", missing)
+    monkeypatch.setattr(model_options, "find_spec", missing)
     assert "pip install 'grpox[lora]'" in problems("model.lora={}")["model.lora"].what
     load_run("quickstart")

@@ -87,7 +87,7 @@ def test_their_types_are_those_that_transformers_declares(name: str) -> None:
 def test_every_schedule_ends_a_run(name: str) -> None:
     warmup = 0 if name == "constant" else 2
     config = train_config(name, warmup_steps=warmup, lr_scheduler_kwargs=ARGUMENTS.get(name, {}))
-    assert schedule_problems(config) == []
+    assert list(schedule_problems(config)) == []
     found = rates(config)
     assert max(found) == pytest.approx(1)
     if warmup and name != "cosine_warmup_with_min_lr":

@@ -8,7 +8,7 @@ import pytest
 
 from grpox.errors import ConfigError, Problem
 from grpox.runfile.load import load_run
-from grpox.runfile.origins import Origin
+from grpox.runfile.overrides import Origin
 
 LINES = {"model": 1, "model.path": 1, "train": 3, "train.beta": 4, "rewards": 6, "rewards[0]": 7}
 

@@ -1,4 +1,4 @@
-"""The inputs of a run on disk: what relative paths mean, and whether models and files are there.
+"""The inputs of a run on disk and where it writes: what relative paths mean, and whether files are there.
 
 Components may have inputs too: which of their parameters are paths is told by the types in their configs, see
 `grpox.contracts`.
@@ -6,6 +6,7 @@ Components may have inputs too: which of their parameters are paths is told by t
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
@@ -14,19 +15,23 @@ from typing import Annotated, Any, get_args, get_origin
 
 from pydantic import BaseModel
 
-from grpox.config import DataConfig, RunConfig
+from grpox.config import DataConfig, HubConfig, RunConfig
 from grpox.contracts import Input
 from grpox.data.json_rows import UnreadableData
 from grpox.data.open_data import DATA_FILES, is_data_file
 from grpox.data.unusable_columns import CURE, unusable_columns
 from grpox.errors import Problem, nearest, text_of
 from grpox.plugins.component import BoundComponent
-from grpox.runfile.check_context import CheckContext
+from grpox.runfile.checks import CheckContext
 from grpox.runfile.data_files import look_at
 from grpox.runfile.given import GIVEN
 from grpox.runfile.model_options import media_problem_of
-from grpox.runfile.output_paths import output_problems, unreachable
 from grpox.runfile.slots import selected
+
+SET_ASIDE = ("model", "completions")
+"""Folders in output_dir whose earlier content a run moves to ``earlier/``."""
+_NOT_GIVEN = ("was an object given in Python, which no file can name", "a path, or the same object again")
+"""What is wrong with `GIVEN` in a run file, and what is allowed."""
 
 
 def resolve_paths(config: RunConfig, base_of: Callable[[str], Path]) -> None:
@@ -41,8 +46,10 @@ def resolve_paths(config: RunConfig, base_of: Callable[[str], Path]) -> None:
     if config.evaluation is not None and config.evaluation.path != GIVEN:
         config.evaluation.path = _absolute(config.evaluation.path, base_of("evaluation.path"))
     for key, kind, reference in selected(config):
-        if reference.path is not None:
-            path = _absolute_object(reference.path, base_of(f"{key}.path"))
+        # ``path.py:name``; what is not of that form is left for loading to refuse.
+        file, colon, name = (reference.path or "").rpartition(":")
+        if colon:
+            path = f"{_absolute(file, base_of(f'{key}.path'))}:{name}"
             if kind == "observer":
                 config.tracking[key.removeprefix("tracking.")]["path"] = path
             else:
@@ -51,15 +58,12 @@ def resolve_paths(config: RunConfig, base_of: Callable[[str], Path]) -> None:
 
 def input_path(path: str, base: Path, suffixes: Collection[str] = ()) -> str:
     """An absolute path, or the hub id that `path` is; what ends in one of `suffixes` is a path."""
-    if path == GIVEN or (Path(path).suffix not in suffixes and _is_hub_id(path, base)):
+    is_like_id = re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", path) and Path(path).suffix not in suffixes
+    there = base / path
+    # Nothing is there, nor even its parent.
+    if is_like_id and not unreachable(there) and not there.exists() and not there.parent.is_dir():
         return path
-    return _absolute(path, base)
-
-
-def _absolute_object(path: str, base: Path) -> str:
-    """``path.py:name`` with an absolute path; what is not of that form is left for loading to refuse."""
-    file, colon, name = path.rpartition(":")
-    return f"{_absolute(file, base)}:{name}" if colon else path
+    return path if path == GIVEN else _absolute(path, base)
 
 
 def _absolute(path: str, base: Path) -> str:
@@ -67,14 +71,6 @@ def _absolute(path: str, base: Path) -> str:
         return str((base / Path(path).expanduser()).resolve())
     except (RuntimeError, OSError, ValueError):  # a loop of links, an unknown ~user: told when it is looked at
         return str(base / path)
-
-
-def _is_hub_id(path: str, base: Path) -> bool:
-    """Whether this is ``org/name`` on the hub rather than a path: nothing is there, nor even its parent."""
-    looks_so = re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", path) is not None
-    if not looks_so or unreachable(base / path):
-        return False
-    return not (base / path).exists() and not (base / path).parent.is_dir()
 
 
 def input_problems(context: CheckContext) -> Iterator[Problem]:
@@ -92,14 +88,9 @@ def input_problems(context: CheckContext) -> Iterator[Problem]:
             of_split, context.num_prompts = _split_of_file(data, records)
             yield from (*problems, *of_split)
         elif data.path == GIVEN:
-            yield _not_given("data.path")
+            yield Problem(_NOT_GIVEN[0], "data.path", given=GIVEN, allowed=_NOT_GIVEN[1])
     if config.evaluation is not None and "evaluation.path" not in given:
         yield from _data_problems("evaluation.path", config.evaluation.path, data.prompt_column)[0]
-
-
-def _not_given(key: str) -> Problem:
-    what = "was an object given in Python, which no file can name"
-    return Problem(what, key=key, given=GIVEN, allowed="a path, or the same object again")
 
 
 def _split_of_file(data: DataConfig, records: int | None) -> tuple[list[Problem], int | None]:
@@ -127,7 +118,7 @@ def model_problems(key: str, given: str) -> Iterator[Problem]:
     """What is wrong with the model folder under `key`, its path absolute; a hub id is not looked up."""
     folder = Path(given)
     if given == GIVEN:
-        yield _not_given(key)
+        yield Problem(_NOT_GIVEN[0], key, given=GIVEN, allowed=_NOT_GIVEN[1])
     if not folder.is_absolute():
         return
     if reason := unreachable(folder):
@@ -141,46 +132,39 @@ def model_problems(key: str, given: str) -> Iterator[Problem]:
 
 
 def _data_problems(key: str, given: str, prompt_column: str) -> tuple[list[Problem], int | None]:
+    """What is wrong with a file of prompts, and how many records it has."""
     path = Path(given)
+    what = nearby = allowed = ""
     if given == GIVEN:
-        return [_not_given(key)], None
-    if reason := unreachable(path):
-        return [Problem(f"cannot be opened: {reason}", key=key, given=given)], None
-    if not path.is_file():
-        if path.is_dir():
-            what = "is a folder; data is a file"
-        else:
-            what = "is no regular file" if path.exists() else "no such file"
-        return [Problem(what, key=key, given=given, nearest=sibling(path, _is_readable))], None
-    if path.suffix not in DATA_FILES:
-        return [
-            Problem("not a kind of file that can be read", key, given=given, allowed=", ".join(DATA_FILES))
-        ], None
-    try:
-        file = look_at(path, prompt_column)
-    except UnreadableData as error:
-        return [Problem(str(error), key=key, given=given)], None
-    if prompt_column not in file.columns:
-        problem = Problem(
-            f"no such column in {path.name}",
-            key="data.prompt_column",
-            given=prompt_column,
-            allowed=", ".join(file.columns),
-            nearest=nearest(prompt_column, file.columns),
-        )
+        what, allowed = _NOT_GIVEN
+    elif reason := unreachable(path):
+        what = f"cannot be opened: {reason}"
+    elif not path.is_file():
+        what = "is no regular file" if path.exists() else "no such file"
+        what = "is a folder; data is a file" if path.is_dir() else what
+        nearby = sibling(path, lambda other: other.is_file() and other.suffix in DATA_FILES)
+    elif path.suffix not in DATA_FILES:
+        what, allowed = "not a kind of file that can be read", ", ".join(DATA_FILES)
+    else:
+        try:
+            file = look_at(path, prompt_column)
+        except UnreadableData as error:
+            what = str(error)
+    if what:
+        return [Problem(what, key, given=given, allowed=allowed, nearest=nearby)], None
+    column, names = "data.prompt_column", file.columns
+    if prompt_column not in names:
+        what, near = f"no such column in {path.name}", nearest(prompt_column, names)
+        problem = Problem(what, column, given=prompt_column, allowed=", ".join(names), nearest=near)
         return [problem], file.records
-    problems = unusable_columns(file.columns, prompt_column, path.name, key)
+    problems = unusable_columns(names, prompt_column, path.name, key)
     if file.without_prompt:
-        what = f"{file.without_prompt} of {path.name} holds no prompt"
-        problems.append(Problem(what, key="data.prompt_column", given=prompt_column))
+        problems.append(
+            Problem(f"{file.without_prompt} of {path.name} holds no prompt", column, given=prompt_column)
+        )
     if file.media:
-        what = f"{file.media}, and nothing but text is read"
-        problems.append(Problem(what, key, given=given, allowed=CURE))
+        problems.append(Problem(f"{file.media}, and nothing but text is read", key, given=given, allowed=CURE))
     return problems, file.records
-
-
-def _is_readable(path: Path) -> bool:
-    return path.is_file() and path.suffix in DATA_FILES
 
 
 def sibling(path: Path, fits: Callable[[Path], bool]) -> str:
@@ -214,33 +198,26 @@ def resolve_parameters(
             if given is None or not params or name not in params:  # a default is the component's own affair
                 continue
             place = f"{key}.{name}"
-            path = _absolute_input(given, base_of(place), what)
+            is_model, base = what is Input.MODEL, base_of(place)
+            path = input_path(given, base) if is_model else str((base / Path(given).expanduser()).resolve())
             params[name] = path
             bound = replace(bound, config=bound.config.model_copy(update={field: path}))
-            problems += _problems(place, path, what)
+            if is_model:
+                problems += model_problems(place, path)
+            elif not Path(path).exists():
+                near = sibling(Path(path), Path.exists)
+                problems.append(Problem("no such file or folder", place, given=path, nearest=near))
         components[key] = bound
     return problems
-
-
-def _absolute_input(path: str, base: Path, what: Input) -> str:
-    return input_path(path, base) if what is Input.MODEL else str((base / Path(path).expanduser()).resolve())
-
-
-def _problems(key: str, given: str, what: Input) -> Iterator[Problem]:
-    if what is Input.MODEL:
-        yield from model_problems(key, given)
-    elif not Path(given).exists():
-        near = sibling(Path(given), Path.exists)
-        yield Problem("no such file or folder", key=key, given=given, nearest=near)
 
 
 def _input_fields(model: type[BaseModel]) -> Iterator[tuple[str, str, Input]]:
     """(key in the run file, name of the field, what it is the path of), of each field that is such a path."""
     for name, field in model.model_fields.items():
-        marks = [*field.metadata, *_marks(field.annotation)]
-        what = next((mark for mark in marks if isinstance(mark, Input)), None)
-        if what is not None:
-            yield field.alias or name, name, what
+        for mark in (*field.metadata, *_marks(field.annotation)):
+            if isinstance(mark, Input):
+                yield field.alias or name, name, mark
+                break
 
 
 def _marks(annotation: Any) -> Iterator[Any]:
@@ -249,3 +226,62 @@ def _marks(annotation: Any) -> Iterator[Any]:
         yield from annotation.__metadata__
     for member in get_args(annotation):
         yield from _marks(member)
+
+
+def unreachable(path: Path) -> str:
+    """Why nobody can say whether `path` exists: too long a name, a loop of links; empty if one can."""
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return ""
+    except (OSError, ValueError) as error:
+        return getattr(error, "strerror", None) or str(error)
+    return ""
+
+
+def output_problems(config: RunConfig) -> list[Problem]:
+    """What is wrong with `output_dir`; the input paths of `config` are resolved."""
+    if not config.output_dir.strip():
+        return [Problem("is empty", key="output_dir", given=repr(config.output_dir), allowed="a folder")]
+    folder, what = Path(config.output_dir).absolute(), ""
+    if reason := unreachable(folder):
+        what = f"cannot be made: {reason}"
+    elif not (there := next(path for path in (folder, *folder.parents) if path.exists())).is_dir():
+        what = "is a file, not a folder" if there == folder else f"cannot be made: {there} is a file"
+    elif not os.access(there, os.W_OK | os.X_OK):
+        what = f"cannot be written: no permission to write in {there}"
+    if what:
+        return [Problem(what, key="output_dir", given=config.output_dir)]
+    folder = folder.resolve()
+    inputs = {"model.path": config.model.path, "data.path": config.data.path}
+    if config.evaluation is not None:
+        inputs["evaluation.path"] = config.evaluation.path
+    return [
+        Problem(
+            f"lies in {name}/ of output_dir, which the run replaces by its own",
+            key=key,
+            given=path,
+            allowed="another output_dir, or a copy of this input elsewhere",
+        )
+        for key, path in inputs.items()
+        for name in SET_ASIDE
+        if path is not None and Path(path).is_absolute() and Path(path).is_relative_to(folder / name)
+    ]
+
+
+def hub_problems(config: HubConfig | None) -> Iterator[Problem]:
+    """A repository name or branch that the hub would refuse after the training."""
+    if config is None:
+        return
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
+
+    try:
+        validate_repo_id(config.repo)
+        if "/" not in config.repo:
+            yield Problem("names no owner", "hub.repo", given=config.repo, allowed="user/name")
+    except HFValidationError as error:
+        what = str(error).split(":")[0].rstrip(".")
+        yield Problem(what, "hub.repo", given=config.repo, allowed="user/name")
+    if config.revision is not None and (not config.revision or config.revision.isspace()):
+        yield Problem("is empty", "hub.revision", allowed="a branch's name, or null")

@@ -1,0 +1,205 @@
+"""Checks of a run's components, sampling and batches against each other, and the context of every check."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from grpox.config import RunConfig, SamplingConfig
+from grpox.contracts import Capability
+from grpox.errors import Problem, join
+from grpox.plugins.component import BoundComponent
+from grpox.plugins.discovery import PluginSet
+from grpox.plugins.requirements import canonical_name, unmet
+from grpox.runfile.given import Given
+
+NEUTRAL = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "min_completion_length": 0}
+"""Keys of `sampling` that change the generator's distribution alone -> the value at which they do not.
+
+The trainer's is softmax(logits / temperature) over all tokens.
+"""
+LOGIT_KWARGS = frozenset(
+    (
+        # transformers' GenerationConfig
+        *("bad_words_ids", "begin_suppress_tokens", "encoder_no_repeat_ngram_size"),
+        *("encoder_repetition_penalty", "epsilon_cutoff", "eta_cutoff", "exponential_decay_length_penalty"),
+        *("forced_eos_token_id", "no_repeat_ngram_size", "sequence_bias", "suppress_tokens", "top_h"),
+        *("typical_p", "watermarking_config"),
+        # vLLM's SamplingParams
+        *("allowed_token_ids", "bad_words", "frequency_penalty", "logit_bias", "presence_penalty"),
+        *("structured_outputs", "thinking_token_budget"),
+    )
+)
+"""The keys of `sampling.generation_kwargs` that do, whatever their value."""
+OFF_POLICY = "train.off_policy_mask_threshold"
+STALENESS = "train.max_staleness"
+DYNAMIC_SAMPLING = "train.dynamic_sampling_rounds"
+OTHER_DISTRIBUTION = "the generator's log-probabilities are those of another distribution than the trainer's"
+
+
+def changed_distribution(sampling: SamplingConfig) -> list[str]:
+    """The settings in use that make the sampled distribution another than the trained: ``["top_p 0.9"]``."""
+    values = {name: getattr(sampling, name) for name in NEUTRAL}
+    kwargs = [f"generation_kwargs.{name}" for name in sampling.generation_kwargs if name in LOGIT_KWARGS]
+    return [f"{name} {value}" for name, value in values.items() if value != NEUTRAL[name]] + kwargs
+
+
+@dataclass
+class CheckContext:
+    """A run file that fits its schema, and what was found out of it so far; the argument of every check."""
+
+    config: RunConfig
+    """With absolute input paths."""
+    components: Mapping[str, BoundComponent]
+    """Components that could be bound, by key."""
+    plugins: PluginSet
+    """Installed plugins."""
+    given: Given
+    """Objects in place of what the config names."""
+    trains: bool = True
+    """True where training data is read and the output folder written."""
+    num_prompts: int | None = None
+    """Number of prompts in the training data, where a check has learnt it cheaply."""
+
+    @property
+    def generator(self) -> BoundComponent | None:
+        return self.components.get("generator")
+
+    @property
+    def correction(self) -> BoundComponent | None:
+        return self.components.get("correction")
+
+    @property
+    def changed_sampling(self) -> str:
+        """Settings that sample from another distribution than the trainer's: ``sampling with top_p 0.9``."""
+        changed = changed_distribution(self.config.sampling)
+        return f"sampling with {', '.join(changed)}" if changed else ""
+
+
+Check = Callable[[CheckContext], Iterable[Problem]]
+
+
+def of_section(name: str, check: Callable[..., Iterable[Problem]]) -> Check:
+    """Make a check of one that needs nothing but a section of the run file."""
+    return lambda context: check(getattr(context.config, name))
+
+
+def missing_plugins(context: CheckContext) -> Iterator[Problem]:
+    """Requirements of ``plugins.required``, such as ``grpox-foo>=1.2``, that no loaded plugin meets."""
+    from packaging.requirements import Requirement
+
+    for position, requirement in enumerate(context.config.plugins.required):
+        place = join("plugins.required", position)
+        if reason := unmet(requirement):
+            yield Problem(reason, place, given=requirement)
+            continue
+        name = canonical_name(Requirement(requirement).name)
+        records = [record for record in context.plugins.records if canonical_name(record.distribution) == name]
+        if not records:
+            yield Problem("installed, but holds no grpox plugin", place, given=requirement)
+        for record in records:
+            if record.status != "ok":
+                yield Problem(f"{record} is {record.status}: {record.reason}", place, given=requirement)
+
+
+def biased_correction(context: CheckContext) -> Iterator[Problem]:
+    """Refuse a correction under sampling that changes the distribution: mu is changed, pi_old is not."""
+    correction = context.correction
+    if correction is None or not context.changed_sampling or Capability.LOGPROBS not in correction.needs:
+        return
+    neutral = ", ".join(f"{name} {value:g}" for name, value in NEUTRAL.items())
+    yield Problem(
+        f"{correction} would be biased: the generator's log-probabilities are those of the distribution it "
+        "samples from, which these settings make another than the trainer's",
+        key="correction",
+        given=context.changed_sampling,
+        allowed=f"correction none, or sampling with {neutral} and no generation_kwargs that change logits",
+    )
+
+
+def refused_sampling(context: CheckContext) -> Iterator[Problem]:
+    """Ask the generator's config what it cannot honour; see `grpox.contracts.Generator`."""
+    for name, argument in (("check_sampling", context.config.sampling), ("check_run", context.config)):
+        check = getattr(context.generator and context.generator.config, name, None)
+        yield from () if check is None else check(argument)
+
+
+def old_logprobs_problems(context: CheckContext) -> Iterator[Problem]:
+    """Why the ratio cannot be that to the generator's probabilities."""
+    if context.config.train.old_logprobs == "policy":
+        return
+    correction = context.correction
+    yield from _without_logprobs(context, "train.old_logprobs", "generator", "policy")
+    if correction is not None and Capability.LOGPROBS in correction.needs:
+        what = f"{correction} would correct nothing: the ratio itself is to the generator's probabilities"
+        yield Problem(what, "correction", allowed="none")
+
+
+def off_policy_problems(context: CheckContext) -> Iterator[Problem]:
+    """Why it cannot be told how far the policy is from the generator."""
+    threshold = context.config.train.off_policy_mask_threshold
+    if threshold is not None:
+        yield from _without_logprobs(context, OFF_POLICY, f"{threshold:g}", "null")
+
+
+def _without_logprobs(context: CheckContext, key: str, given: str, allowed: str) -> Iterator[Problem]:
+    if context.generator is not None and Capability.LOGPROBS not in context.generator.provides:
+        what = f"{context.generator} does not say that it reports log-probabilities"
+        yield Problem(what, key, given=given, allowed=allowed)
+    if context.changed_sampling:
+        yield Problem(OTHER_DISTRIBUTION, key, given=context.changed_sampling, allowed=allowed)
+
+
+def staleness_problems(context: CheckContext) -> Iterator[Problem]:
+    """Why samples cannot be one generation batch old."""
+    train, generator, correction = context.config.train, context.generator, context.correction
+    if train.max_staleness == 0:
+        return
+    given = str(train.max_staleness)
+    if generator is not None and Capability.AHEAD not in generator.provides:
+        offers = [offer for offer in context.plugins.offers if offer.kind == "generator"]
+        able = [offer.spec.name for offer in offers if Capability.AHEAD in offer.spec.provides]
+        allowed = " or ".join(["0", *(f"with generator {name}" for name in able)])
+        what = f"{generator} does not sample while the policy is updated"
+        yield Problem(what, STALENESS, given=given, allowed=allowed)
+    if correction is None or Capability.LOGPROBS in correction.needs or train.old_logprobs != "policy":
+        return
+    allowed = "0, or a correction such as token-truncate, or train.old_logprobs: generator"
+    if context.changed_sampling:
+        given = f"{given}, {context.changed_sampling}, for which there is no correction"
+        allowed = "0"
+    what = f"{correction} leaves uncorrected that the samples are of an earlier policy"
+    yield Problem(what, STALENESS, given=given, allowed=allowed)
+
+
+def dynamic_sampling_problems(context: CheckContext) -> Iterator[Problem]:
+    """Keys that do not go with generation batches that take as many prompts as they turn out to need."""
+    train = context.config.train
+    rounds = train.dynamic_sampling_rounds
+    if rounds is None:
+        return
+    if train.max_steps < 0:
+        needs = "a generation batch takes as many prompts as it needs"
+        what = f"with {DYNAMIC_SAMPLING} {needs}: say how many steps to take"
+        yield Problem(what, "train.max_steps", given=str(train.max_steps), allowed="at least 0")
+    if train.max_staleness > 0:
+        what = "groups to be replaced are known when all are scored, after the updates they were sampled during"
+        allowed = "null, or train.max_staleness: 0"
+        yield Problem(what, DYNAMIC_SAMPLING, given=str(rounds), allowed=allowed)
+
+
+def stream_problems(config: RunConfig) -> Iterator[Problem]:
+    """Keys that do not go with streamed data."""
+    steps, split = config.train.max_steps, config.data.split
+    if steps <= 0:
+        what = "streamed data has no known length: say how many steps to take"
+        yield Problem(what, "train.max_steps", given=str(steps), allowed="at least 1")
+    if "[" in split:
+        allowed = split.partition("[")[0] + ", or streaming: false"
+        yield Problem("a stream cannot be cut into parts", "data.split", given=split, allowed=allowed)
+
+
+def streamed_data_problems(context: CheckContext) -> Iterator[Problem]:
+    """The same, where the data is streamed: as `data.streaming` says, or an IterableDataset in Python."""
+    if context.config.data.streaming or context.given.streamed:
+        yield from stream_problems(context.config)

@@ -1,0 +1,338 @@
+"""Sections of a run file as TRL's fields choose them together: inputs, loss, advantage, KL and correction."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import ValidationError
+
+from grpox.config import SamplingConfig
+from grpox.errors import nearest
+from grpox.runfile.checks import changed_distribution
+from grpox.runfile.from_trl.draft import TRL_DEFAULT, Draft
+from grpox.runfile.from_trl.fields import FIELDS, LORA, Verdict, parameters_of
+from grpox.runfile.from_trl.setup import DataGiven, Given
+from grpox.runfile.model_options import REFUSED_INIT
+
+ALL = "all-linear"
+_DTYPES = ("dtype", "torch_dtype")
+CLIPPED = ("grpo", "dr_grpo", "dapo", "bnpo")
+LOSSES = (*CLIPPED, "cispo", "sapo", "luspo", "vespo")
+RECOMMENDED_CAP = 5.0
+"""What TRL recommends for cispo; its default, epsilon, is below 1."""
+UNBOUNDED = 1e9
+"""In place of no bound."""
+_SCALES = ("group", "batch", "none")
+_MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
+_CORRECTION = tuple(
+    f"vllm_importance_sampling_{name}" for name in ("correction", "mode", "clip_max", "clip_min", "cap")
+)
+_ON, _MODE, _HIGH, _LOW, _CAP = _CORRECTION
+
+
+def write_inputs(draft: Draft) -> None:
+    """Write what goes into the run."""
+    _model(draft)
+    _dtype(draft)
+    _data(draft)
+    _rewards(draft)
+    _evaluation(draft)
+    if "peft_config" in draft.setup.arguments:
+        given = draft.setup.arguments["peft_config"].shown
+        draft.ask("model.lora", "{r: 16, alpha: 32}", f"peft_config: {given}")
+    elif draft.setup.has_lora_config:
+        _adapters(draft, "lora_config")
+    elif draft.get("use_peft") is True:
+        _adapters(draft, "adapter")
+
+
+def _model(draft: Draft) -> None:
+    given = draft.setup.model
+    if given is None:
+        draft.ask("model.path", "org/name", "a folder or hub id")
+    elif not isinstance(given.value, str) or not given.literal:
+        draft.ask("model.path", "org/name", f"a folder or hub id; {_at(given)}")
+    else:
+        _input(draft, "model.path", given.value)
+    for name, value in _init(draft).items():
+        draft.put(f"model.init.{name}", value)
+    if draft.has("max_prompt_length"):
+        draft.copy("max_prompt_length")
+        draft.put("data.long_prompts", "cut")
+
+
+def _input(draft: Draft, key: str, given: str, suffixes: tuple[str, ...] = ()) -> None:
+    """Write a path or hub id; what ends in one of `suffixes` is a path."""
+    if draft.is_path(given) or given.endswith(suffixes):
+        draft.put(key, draft.path(given))
+    elif "/" in given:
+        draft.put(key, given)
+    else:
+        draft.ask(key, f"org/{given}", "a hub id with its owner")
+
+
+def _init(draft: Draft) -> dict[str, Any]:
+    """Arguments of from_pretrained, but for those that grpox sets itself."""
+    given: dict[str, Any] = {}
+    for name, option in draft.setup.model_options.items():
+        if option.literal:
+            given[name] = option.value
+        else:
+            draft.ask(f"model.init.{name}", "?", _at(option))
+    given |= draft.mapping("model_init_kwargs", "arguments of from_pretrained")
+    if draft.get("trust_remote_code"):
+        given.setdefault("trust_remote_code", True)
+    if draft.has("attn_implementation"):
+        given.setdefault("attn_implementation", draft.get("attn_implementation"))
+    if draft.has("model_revision") and draft.get("model_revision") != "main":
+        given.setdefault("revision", draft.get("model_revision"))
+    refused = [name for name in given if name in REFUSED_INIT and name not in _DTYPES]
+    if refused:
+        draft.explain("model_init_kwargs", Verdict.DIFFERS, f"model.init without {', '.join(refused)}")
+    return {name: value for name, value in given.items() if name not in REFUSED_INIT and value is not None}
+
+
+def _dtype(draft: Draft) -> None:
+    """bfloat16 where TRL trains in it, which is its default; the weights' own type counts where it does not."""
+    kwargs, options = draft.get("model_init_kwargs"), draft.setup.model_options
+    loaded = [draft.get(name) for name in _DTYPES if draft.has(name)]
+    loaded += [options[name].value for name in _DTYPES if name in options]
+    loaded += [kwargs[name] for name in _DTYPES if name in kwargs] if isinstance(kwargs, dict) else []
+    half = draft.get("bf16") if draft.has("bf16") else not draft.get("fp16")
+    if half or "bfloat16" in loaded:
+        given = draft.has("bf16") or bool(loaded)
+        draft.put("model.dtype", "bfloat16", "" if given else f"{TRL_DEFAULT}: bf16 unless fp16")
+        return
+    draft.put("model.dtype", "float32")
+    if not draft.get("fp16"):
+        draft.explain("bf16", Verdict.SAME, "model.dtype: float32")
+
+
+def _data(draft: Draft) -> None:
+    given = draft.setup.data or DataGiven(problem="a .jsonl, .json, .csv or .parquet file, or a hub dataset")
+    if given.problem or given.path is None:
+        draft.ask("data.path", given.path or "train.jsonl", given.problem or "the file or hub dataset")
+    else:
+        _input(draft, "data.path", given.path, (".jsonl", ".json", ".csv", ".parquet"))
+    for name, value in (("subset", given.subset), ("split", given.split), ("streaming", given.streaming)):
+        if value and (name, value) != ("split", "train"):
+            draft.put(f"data.{name}", value)
+
+
+def _rewards(draft: Draft) -> None:
+    given = draft.setup.rewards
+    if not given or isinstance(given, Given):
+        where = f"; {_at(given)}" if isinstance(given, Given) else ""
+        draft.ask("rewards", "{path: 'rewards.py:name'}", f"the reward functions{where}")
+        return
+    weights = draft.get("reward_weights")
+    if weights is None:
+        weights = [None] * len(given)
+    if not isinstance(weights, list) or len(weights) != len(given):
+        what, allowed = f"does not fit {len(given)} reward functions", f"a list of {len(given)} numbers"
+        draft.refuse("reward_weights", what, allowed)
+        return
+    for reward, weight in zip(given, weights, strict=True):
+        weighed = {} if weight in (None, 1, 1.0) else {"weight": weight}
+        if reward.entry is None:
+            named = "".join(f", {key}: {value}" for key, value in weighed.items())
+            draft.ask("rewards", f"{{path: 'rewards.py:name'{named}}}", f"{reward.shown}: {reward.note}")
+        else:
+            draft.values.setdefault("rewards", []).append(_entry(draft, reward.entry) | weighed)
+
+
+def _entry(draft: Draft, known: dict[str, Any]) -> dict[str, Any]:
+    """The entry of one reward, its paths as the run file needs them."""
+    entry = dict(known)
+    if "path" in entry:
+        file, _, name = entry["path"].rpartition(":")
+        entry["path"] = f"{draft.path(file)}:{name}"
+    if draft.is_path(str(entry.get("model", "org"))):
+        entry["model"] = draft.path(entry["model"])
+    return entry
+
+
+def _evaluation(draft: Draft) -> None:
+    """Held-out prompts are a file, which neither a script nor a hub dataset is."""
+    old, given = "evaluation_strategy", draft.setup.evaluation
+    strategy = draft.get(old if draft.has(old) else "eval_strategy")
+    if strategy in ("no", False) and given is None:
+        fields = ("eval_steps", "per_device_eval_batch_size", "dataset_test_split", "num_generations_eval")
+        draft.unneeded(fields, "nothing is evaluated")
+        return
+    every = draft.get("eval_steps") or (draft.get("logging_steps") or 10 if strategy == "steps" else 0)
+    example = f"path: held-out.jsonl, every: {every}"
+    if draft.has("num_generations_eval"):
+        # TRL samples in its evaluations as in training.
+        example += f", num_generations: {draft.get('num_generations_eval')}"
+        example += f", temperature: {draft.get('temperature')}"
+    where = f"; {_at(given)}" if given else ""
+    draft.ask("evaluation", f"{{{example}}}", f"held-out prompts as a file{where}")
+
+
+def _at(given: Given) -> str:
+    place = "not a literal" if given.line is None else f"line {given.line}"
+    return f"{place}: {given.shown}"
+
+
+def _adapters(draft: Draft, component: str) -> None:
+    """Write `model.lora` from the fields of `component`."""
+    names = {FIELDS[name].key.rpartition(".")[2]: name for name in parameters_of(component)}
+    lora = {ours: draft.get(name) for ours, name in names.items()}
+    targets, excluded = (_layers(lora.get(name)) for name in ("target_modules", "exclude_modules"))
+    if lora["target_modules"] and targets is None:
+        message = f"model.lora.target_modules: {ALL}, as it takes no regular expression"
+        draft.explain(names["target_modules"], Verdict.DIFFERS, message)
+    if lora.get("exclude_modules") and excluded is None:
+        message = "no model.lora.exclude_modules, as it takes no regular expression"
+        draft.explain(names["exclude_modules"], Verdict.DIFFERS, message)
+    written = {"r": lora["r"], "alpha": lora["alpha"], "target_modules": targets or ALL}
+    written |= {"exclude_modules": excluded} if excluded else {}
+    written |= {"use_rslora": True} if lora["use_rslora"] else {}
+    of_peft = component == "lora_config" and not draft.has(f"{LORA}r", f"{LORA}lora_alpha")
+    draft.put("model.lora", written, "peft's default" if of_peft else "")
+
+
+def _layers(value: Any) -> Any:
+    """A list of names; None where it is none that a run file takes."""
+    if isinstance(value, list):
+        return value[0] if value == [ALL] else value
+    if value == ALL or not isinstance(value, str):
+        return value if value == ALL else None
+    # TRL makes a list of one name that name; what is no plain name is a regular expression.
+    is_name = all(part.isidentifier() or part.isdigit() for part in value.split("."))
+    return [value] if is_name else None
+
+
+def write_algorithm(draft: Draft) -> None:
+    """Write what the gradient is made of. What `sampling` says must have been written."""
+    _loss(draft)
+    _advantage(draft)
+    _kl_and_entropy(draft)
+    _correction(draft)
+
+
+def _loss(draft: Draft) -> None:
+    loss = draft.chosen("loss_type", LOSSES)
+    comment, of = draft.default_of("loss_type"), "clipped" if loss in CLIPPED else loss
+    parameters: dict[str, Any] = {"cap": _cap(draft)} if loss == "cispo" else draft.given_of(of)
+    if loss == "vespo":
+        comment = "of the plugin grpox-vespo, which is to be installed"
+        draft.explain("loss_type", Verdict.DIFFERS, f"loss vespo is {comment}")
+    if loss == "luspo":
+        comment = "not in grpox: a loss of your own, clipped at level sequence, with Reduction.SEQUENCE_SUM"
+        draft.explain("loss_type", Verdict.UNSUPPORTED, f"{comment}; `grpox plugins new` begins one")
+    level = "importance_sampling_level"
+    if draft.chosen(level, ("token", "sequence")) == "sequence" and loss in CLIPPED:
+        parameters["level"] = "sequence"
+    elif draft.get(level) == "sequence" and loss in ("cispo", "sapo"):
+        draft.explain(level, Verdict.UNSUPPORTED, f"{loss} has one ratio per token: take a clipped loss")
+    draft.put_component("loss", loss, parameters, comment)
+    _explain_loss(draft, loss)
+
+
+def _cap(draft: Draft) -> float:
+    """The largest weight of cispo: epsilon_high, or in TRL epsilon where that is not given."""
+    name = "epsilon_high" if draft.has("epsilon_high") else "epsilon"
+    value = draft.get(name)
+    if isinstance(value, int | float) and value >= 1:
+        return float(value)
+    why = f"TRL caps all weights at {name} {value}, below 1, which only scales the loss"
+    message = f"loss.cap is {RECOMMENDED_CAP:g}, as TRL recommends: {why}"
+    draft.explain(("loss_type", name), Verdict.DIFFERS, message)
+    return RECOMMENDED_CAP
+
+
+def _explain_loss(draft: Draft, loss: str) -> None:
+    """Say which loss the fields belong to, and where it is not TRL's in all."""
+    used = set(parameters_of(loss if loss in ("sapo", "vespo") else "clipped"))
+    if loss == "cispo":
+        used.remove("delta")
+    others = tuple(name for name in parameters_of("clipped", "sapo", "vespo") if name not in used)
+    draft.unneeded(others, f"the loss {loss} has no such parameter, in TRL neither")
+    if "loss_type" in draft.explained:
+        return
+    accumulated = (None, draft.get("gradient_accumulation_steps"))
+    several = draft.has("generation_batch_size") or draft.get("steps_per_generation") not in accumulated
+    if loss in ("dapo", "cispo") and several:
+        averaged = "averaged over the tokens of each optimizer step, in TRL of the generation batch"
+        draft.explain("loss_type", Verdict.DIFFERS, f"loss {loss}: {averaged}")
+    else:
+        draft.explain("loss_type", Verdict.SAME, f"loss: {loss}")
+
+
+def _advantage(draft: Draft) -> None:
+    given = draft.get("scale_rewards")
+    scale = {"true": "group", "false": "none"}.get(str(given).lower(), given)
+    if scale not in _SCALES:
+        draft.refuse("scale_rewards", "no such scaling", ", ".join(_SCALES), nearest(str(given), _SCALES))
+        return
+    order = draft.chosen("multi_objective_aggregation", ("sum_then_normalize", "normalize_then_sum"))
+    if order == "normalize_then_sum":
+        draft.put("advantage", {"name": "group", "aggregation": order})
+        draft.unneeded("scale_rewards", "normalize_then_sum has a scale of its own, in TRL too")
+    else:
+        draft.put("advantage", scale, draft.default_of("scale_rewards"))
+        draft.explain("scale_rewards", Verdict.SAME, f"advantage: {scale}")
+
+
+def _kl_and_entropy(draft: Draft) -> None:
+    """Write the KL; TRL's tokens of high entropy, and the mean of its bonus, are those of each micro-batch."""
+    name = "use_bias_correction_kl"
+    kl = "unbiased" if draft.get(name) else "k3"
+    if not draft.get("beta") and not draft.unread("beta"):
+        draft.unneeded(name, "beta is 0")
+    elif draft.has(name) or kl != "k3":
+        draft.put("train.kl", kl, draft.default_of(name))
+        if kl == "unbiased" and draft.get("importance_sampling_level") == "token":
+            draft.explain(name, Verdict.SAME, "train.kl: unbiased")
+    if draft.has("top_entropy_quantile") and draft.get("top_entropy_quantile") != 1:
+        message = "train.top_entropy_quantile: of the tokens of the optimizer step, in TRL of each micro-batch"
+        draft.explain("top_entropy_quantile", Verdict.DIFFERS, message)
+    if draft.has("entropy_coef") and draft.get("entropy_coef") != 0:
+        message = "train.entropy_coef: times the mean over all tokens of the optimizer step"
+        draft.explain("entropy_coef", Verdict.DIFFERS, f"{message}, in TRL over those kept of each micro-batch")
+
+
+def _correction(draft: Draft) -> None:
+    on, uses_vllm = draft.get(_ON), draft.get("use_vllm")
+    if draft.get("loss_type") == "vespo":
+        # VESPO takes the correction's weights itself, and so needs one; TRL bounds tokens' before it.
+        if uses_vllm and on and draft.get(_MODE) == "token_truncate":
+            _bounded_correction(draft)
+        else:
+            draft.put("correction", "vespo", "which the loss vespo needs; of the same plugin")
+            why = "correction: vespo, which the loss vespo needs"
+            draft.explain((*_CORRECTION, "use_vllm"), Verdict.DIFFERS, why)
+    elif uses_vllm and not on:
+        draft.put("correction", "none")
+        draft.unneeded(_CORRECTION[1:], "there is no correction")
+        draft.explain(_ON, Verdict.SAME, "correction: none")
+    elif uses_vllm and (changed := _changed(draft)):
+        why = f"it would be biased with {', '.join(changed)}, as TRL's is"
+        draft.put("correction", "none", why)
+        draft.explain((*_CORRECTION, "use_vllm"), Verdict.DIFFERS, f"correction none: {why}")
+    elif uses_vllm:
+        _bounded_correction(draft)
+
+
+def _bounded_correction(draft: Draft) -> None:
+    name = draft.chosen(_MODE, _MODES).replace("_", "-")
+    low, high = draft.get(_LOW), draft.get(_CAP if draft.has(_CAP) else _HIGH)
+    high = UNBOUNDED if high is None else high
+    parameters: dict[str, Any] = {"cap": high}
+    if name.endswith("mask"):
+        parameters = {"low": 0.0 if low is None else low, "high": high}
+        draft.explain(_HIGH, Verdict.SAME, f"correction.high: {high}")
+    elif low is not None:
+        draft.explain(_LOW, Verdict.UNSUPPORTED, "what truncates has no lower bound")
+    draft.put_component("correction", name, parameters, draft.default_of(*_CORRECTION))
+    draft.explain(_ON, Verdict.SAME, f"correction: {name}")
+
+
+def _changed(draft: Draft) -> list[str]:
+    """The settings of `sampling` that make the sampled distribution another than the trained one."""
+    try:
+        return changed_distribution(SamplingConfig.model_validate(draft.values.get("sampling", {})))
+    except ValidationError:
+        return []  # `grpox validate` says so
