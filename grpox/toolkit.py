@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from grpox.errors.formatting import amount, counted, duration, some
     from grpox.errors.redaction import MASK
     from grpox.observing.early_stop import told as describe_early_stop
-    from grpox.observing.report.curves import Curve, binned
-    from grpox.observing.report.samples import read_samples
+    from grpox.observing.report.charts import Curve, binned
+    from grpox.observing.report.data import read_samples
     from grpox.policy.adapter_folder import write_adapter
     from grpox.policy.adapter_streams import stream_adapters, stream_base
     from grpox.policy.buffers import persistent_buffers
@@ -101,8 +101,8 @@ _HOMES = {
     "grpox.errors.formatting": ("amount", "counted", "duration", "some"),
     "grpox.errors.redaction": ("MASK",),
     "grpox.observing.early_stop": ("describe_early_stop",),
-    "grpox.observing.report.curves": ("Curve", "binned"),
-    "grpox.observing.report.samples": ("read_samples",),
+    "grpox.observing.report.charts": ("Curve", "binned"),
+    "grpox.observing.report.data": ("read_samples",),
     "grpox.policy.adapter_folder": ("write_adapter",),
     "grpox.policy.adapter_streams": ("stream_adapters", "stream_base"),
     "grpox.policy.buffers": ("persistent_buffers",),

@@ -14,11 +14,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
-from grpox.checkpoint.folders import FOLDER, checkpoints_in
-from grpox.checkpoint.manifest import MANIFEST, faults, read_manifest
-from grpox.checkpoint.model_card import write_card
+from grpox.checkpoint.folders import FOLDER, MANIFEST, checkpoints_in, faults, read_manifest
 from grpox.checkpoint.progress import PROGRESS, Progress
 from grpox.checkpoint.resume import newest_good
+from grpox.checkpoint.save_model import write_card
 from grpox.checkpoint.saver import ENGINE
 from grpox.checkpoint.shards import only_weights
 from grpox.config import ModelConfig, RunConfig

@@ -1,18 +1,117 @@
-"""What a checkpoint says of the run as a whole: how far it was, and what it was made of."""
+"""PR"""
 
 from __future__ import annotations
 
 import json
+import time
+from dataclasses import dataclass, field
+from math import gcd
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from grpox.checkpoint.training_state import TrainingState
+from grpox.config import TrainConfig
 from grpox.config.evaluation_settings import evaluation_in
-from grpox.observing.early_stop import EarlyStopState
+from grpox.data.batch_plan import BatchPlan
+from grpox.data.prompt_cursor import PromptCursor
+from grpox.errors import Problem
+from grpox.errors.formatting import counted
+from grpox.observing.early_stop import EarlyStop, EarlyStopState
+from grpox.policy.batch import Sample
+from grpox.rollout.prefetch import PrefetchedBatch
 from grpox.runfile.lock.model import Lock
 from grpox.runtime.files import sync
+from grpox.update.nonfinite import SkippedSteps
+
+SPLITS = (
+    "train.per_device_train_batch_size",
+    "train.gradient_accumulation_steps",
+    "train.steps_per_generation",
+    "train.generation_batch_size",
+)
+"""Keys that say how batches are split over ranks and micro-batches."""
+
+
+def plan_of(config: dict[str, Any], world_size: int) -> BatchPlan:
+    """The plan of a resolved config as a checkpoint holds it."""
+    return BatchPlan.from_config(TrainConfig.model_validate(config["train"]), world_size)
+
+
+def same_steps(saved: BatchPlan, plan: BatchPlan) -> bool:
+    """Whether every optimizer step has the same rows under both, however they are split."""
+    return _over_all_ranks(saved) == _over_all_ranks(plan)
+
+
+def other_batches(saved: BatchPlan, plan: BatchPlan) -> Problem:
+    """Why a run with `plan` does not go on where one with `saved` was, and what would."""
+    ranks = counted(plan.world_size, "rank")
+    what = f"{ranks} would make other batches than the {saved.world_size} of the checkpoint"
+    if saved.world_size == plan.world_size:
+        what = "the batches are not those of the checkpoint"
+    return Problem(
+        what,
+        " and ".join(SPLITS[:3]),
+        given=_describe_plan(plan),
+        allowed=f"{_describe_plan(saved)}: {fitting(saved, plan.world_size)}",
+    )
+
+
+def fitting(saved: BatchPlan, world_size: int) -> str:
+    """The settings by which `world_size` ranks take the steps of `saved`: as overrides of the command line."""
+    both = gcd(saved.train_batch_size, saved.generation_batch_size)
+    if both % world_size:
+        sizes = [size for size in range(1, both + 1) if both % size == 0]
+        return f"{world_size} ranks cannot share them evenly; {', '.join(map(str, sizes[:12]))} can"
+    most = both // world_size
+    # The largest micro-batch that is known to fit into memory.
+    rows = max(size for size in range(1, saved.per_device_train_batch_size + 1) if most % size == 0)
+    settings = (rows, saved.train_batch_size // (rows * world_size))
+    generation = saved.generation_batch_size // (rows * world_size)
+    named = zip(SPLITS[:3], (*settings, generation), strict=True)
+    return " ".join([*(f"{key}={value}" for key, value in named), f"{SPLITS[3]}=null"])
+
+
+def _over_all_ranks(plan: BatchPlan) -> tuple[int, ...]:
+    return plan.train_batch_size, plan.generation_batch_size, plan.num_generations, plan.num_iterations
+
+
+def _describe_plan(plan: BatchPlan) -> str:
+    return (
+        f"{plan.train_batch_size} completions a step, {plan.generation_batch_size} a generation batch, "
+        f"groups of {plan.num_generations}, {plan.num_iterations} iterations"
+    )
+
+
+@dataclass
+class TrainingState:
+    """State of the loop; the trainer owns it, and its parts move it on."""
+
+    samples: dict[tuple[int, int], Sample] = field(default_factory=dict)
+    """This rank's samples of the generation batches in use, by generation and row."""
+    prefetched: dict[int, PrefetchedBatch] = field(default_factory=dict)
+    """Generation batches that are sampled while the policy is updated; none at max_staleness 0."""
+    cursor: PromptCursor | None = None
+    """Chooses the prompts of a generation batch in place of the schedule, with dynamic sampling."""
+    early_stop: EarlyStop | None = None
+    skipped: SkippedSteps = field(default_factory=SkippedSteps)
+    num_tokens: int = 0
+    """Tokens of prompts and completions so far."""
+    evaluation_before: dict[str, float] = field(default_factory=dict)
+    """Metrics of the evaluation before the first step."""
+    evaluation: dict[str, float] = field(default_factory=dict)
+    """Metrics of the last evaluation; of a run that goes on, of the step it goes on from."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """Metrics of the last step, those of its evaluation below ``evaluation/``; on rank 0."""
+    seconds_before: float = 0.0
+    """Seconds of training before the checkpoint that the run went on from."""
+    started: float = field(default_factory=time.perf_counter)
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of training so far, those before a resumed checkpoint included."""
+        return self.seconds_before + time.perf_counter() - self.started
+
 
 PROGRESS = "run.json"
 

@@ -15,10 +15,8 @@ import torch
 from torch import Tensor
 
 from grpox.checkpoint.folders import rank_file
-from grpox.checkpoint.progress import Progress
+from grpox.checkpoint.progress import Progress, TrainingState, plan_of, same_steps
 from grpox.checkpoint.rng import fresh_random_state, random_state, set_random_state
-from grpox.checkpoint.same_batches import plan_of, same_steps
-from grpox.checkpoint.training_state import TrainingState
 from grpox.contracts import Rollout
 from grpox.data.schedule import Schedule
 from grpox.policy.batch import Sample

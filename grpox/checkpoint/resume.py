@@ -1,19 +1,18 @@
-"""Where a run goes on: the newest good checkpoint of its folder, and whether the run is still the same."""
+"""RE"""
 
 from __future__ import annotations
 
+import hashlib
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from grpox.checkpoint.folders import checkpoints_in
-from grpox.checkpoint.manifest import faults, read_manifest
-from grpox.checkpoint.progress import Progress
+from grpox.checkpoint.folders import checkpoints_in, faults, read_manifest
+from grpox.checkpoint.progress import SPLITS, Progress, TrainingState, other_batches, plan_of, same_steps
 from grpox.checkpoint.rank_state import restore_rank
 from grpox.checkpoint.reference import read_reference
-from grpox.checkpoint.same_batches import SPLITS, other_batches, plan_of, same_steps
 from grpox.checkpoint.saver import ENGINE
-from grpox.checkpoint.training_state import TrainingState
 from grpox.checkpoint.universal import load_of_other_ranks
 from grpox.config import RunConfig
 from grpox.data.batch_plan import BatchPlan
@@ -22,9 +21,43 @@ from grpox.errors import ConfigError, Problem
 from grpox.errors.formatting import counted
 from grpox.runfile.lock.differences import Severity, changes, differences
 from grpox.runfile.lock.model import Lock
+from grpox.runfile.lock.sources import file_hash
 from grpox.runtime.logs import get_logger
 from grpox.runtime.world import World
 from grpox.update.policy_update import PolicyUpdate
+
+LARGE = 64 * 2**20
+"""Of a file with more bytes, size, beginning and end count: hashing all of it could take minutes."""
+END = 2**20
+"""Bytes of its beginning, and of its end."""
+
+
+def fingerprints(config: RunConfig) -> dict[str, str]:
+    """Key of the run file -> fingerprint of the file or folder it names; what is on the hub is left out."""
+    paths = {"model.path": config.model.path, "data.path": config.data.path}
+    if config.evaluation is not None:
+        paths["evaluation.path"] = config.evaluation.path
+    return {key: _fingerprint(Path(path)) for key, path in paths.items() if path and Path(path).exists()}
+
+
+def _fingerprint(path: Path) -> str:
+    if path.is_file():
+        return _of_file(path)
+    files = (file for file in sorted(path.rglob("*")) if file.is_file())
+    parts = (f"{file.relative_to(path)} {_of_file(file)}" for file in files)
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def _of_file(path: Path) -> str:
+    size = path.stat().st_size
+    if size <= LARGE:
+        return file_hash(path)
+    with path.open("rb") as file:
+        digest = hashlib.sha256(file.read(END))
+        file.seek(-END, os.SEEK_END)
+        digest.update(file.read())
+    return f"{size} {digest.hexdigest()}"
+
 
 logger = get_logger(__name__)
 

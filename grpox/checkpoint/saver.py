@@ -1,29 +1,29 @@
-"""Saves checkpoints: every part under a name that is no checkpoint's, then hashed, then renamed."""
+"""SA"""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from grpox.checkpoint.best import best_of
 from grpox.checkpoint.folders import (
     checkpoints_in,
     clear_unfinished,
+    facts_of,
+    files_of,
     folder_of,
     publish,
     rank_file,
     step_of,
     unfinished_of,
+    write_manifest,
 )
-from grpox.checkpoint.manifest import facts_of, files_of, write_manifest
-from grpox.checkpoint.progress import Progress
+from grpox.checkpoint.progress import Progress, TrainingState
 from grpox.checkpoint.rank_state import rank_state
 from grpox.checkpoint.reference import write_reference
 from grpox.checkpoint.shards import ShardFiles
-from grpox.checkpoint.training_state import TrainingState
 from grpox.config import CheckpointConfig
 from grpox.contracts import RunContext
 from grpox.errors.redaction import redacted
@@ -35,6 +35,41 @@ from grpox.runtime.logs import WarnOnce, get_logger
 from grpox.runtime.phases import PhaseTimes
 from grpox.runtime.world import World
 from grpox.update.policy_update import PolicyUpdate
+
+LARGEST = ("highest", "max")
+
+
+@dataclass(frozen=True)
+class Best:
+    """A checkpoint, and why it is the best."""
+
+    folder: Path
+    step: int
+    metric: str
+    value: float
+
+    def summary(self) -> dict[str, Any]:
+        """What the run's summary tells of it."""
+        return {"metric": self.metric, "value": self.value, "step": self.step, "checkpoint": str(self.folder)}
+
+
+def best_of(found: Sequence[Path], config: CheckpointConfig) -> Best | None:
+    """The best of the checkpoints `found`, newest first; of equal ones the newest.
+
+    A checkpoint counts by the metrics of its step and of the evaluation after it. One that has no such metric,
+    or has it as not-a-number, is never the best.
+    """
+    if config.best is None:
+        return None
+    held = [(folder, Progress.read(folder)) for folder in found]
+    rated = [
+        Best(folder, progress.step, config.best, progress.metrics[config.best])
+        for folder, progress in held
+        if progress.metrics.get(config.best, float("nan")) == progress.metrics.get(config.best)
+    ]
+    sign = 1 if config.best_is in LARGEST else -1
+    return max(rated, key=lambda best: sign * best.value, default=None)
+
 
 ENGINE = "engine"
 """Folder of DeepSpeed's files."""

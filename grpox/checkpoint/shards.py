@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from grpox.checkpoint.manifest import FileFacts, Hashed
+from grpox.checkpoint.folders import FileFacts, Hashed
 from grpox.errors import text_of
 from grpox.errors.redaction import redacted
 from grpox.policy.deepspeed_import import CheckpointCommitInfo, CheckpointEngine

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from grpox.runfile.load import ResolvedRun
-    from grpox.training.evaluate_model import Evaluated
+    from grpox.training.evaluation import Evaluated
 
 
 def evaluate(
@@ -69,8 +69,7 @@ def evaluate(
     from rich.console import Console
 
     from grpox.cli.discovery import tell_warnings
-    from grpox.training.load_evaluation import load_evaluation
-    from grpox.training.model_argument import named_model
+    from grpox.training.load_evaluation import load_evaluation, named_model
 
     follow_log_options(log_level, log_file)
     for option, path in (("--out", out), ("--completions", completions)):
@@ -103,7 +102,7 @@ def _evaluated(run: ResolvedRun, checkpoint: Path | None, console: Console) -> t
     with Progress(*columns, console=console, transient=True, disable=not shows) as bar:
         task = bar.add_task("loading", total=None)
         # Only now, because it imports torch: a mistake in the command line is told at once.
-        from grpox.training.evaluate_model import evaluate_model
+        from grpox.training.evaluation import evaluate_model
 
         start = time.perf_counter()
         found = evaluate_model(
@@ -155,7 +154,7 @@ def _figures(model: str, run: ResolvedRun, found: Evaluated, seconds: float) -> 
     """What ``--out`` holds."""
     from grpox.config.evaluation_settings import labels_of_evaluation, sampling_of
     from grpox.errors.redaction import redacted
-    from grpox.observing.provenance import git_commit, versions
+    from grpox.observing.record import git_commit, versions
 
     config = run.config
     assert config.evaluation is not None

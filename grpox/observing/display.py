@@ -1,4 +1,4 @@
-"""What a run shows in the terminal: a live line or a few plain ones, samples of completions, a summary."""
+"""DI"""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from grpox.runtime.logs import DISPLAYED, get_logger
 
 if TYPE_CHECKING:
     from grpox.contracts import RunContext, ScoredRollout
+
 
 logger = get_logger(__name__)
 SHOWN = (
@@ -196,3 +197,40 @@ def _sample_table(step: int, rollouts: Sequence[ScoredRollout]) -> Table:
             *(Text(escaped(shortened(str(scored.extra.get(name, "")), EXTRA_WIDTH))) for name in extras),
         )
     return table
+
+
+logger = get_logger(__name__)
+
+
+class RunReport:
+    """Writes ``report.html`` from what the local record holds, and tells where it is.
+
+    A run that fails has one once an optimizer step is recorded.
+    """
+
+    def __init__(self) -> None:
+        self._steps = self._evaluations = 0
+
+    @hookimpl
+    def grpox_step_finished(self) -> None:
+        self._steps += 1
+
+    @hookimpl
+    def grpox_evaluated(self) -> None:
+        self._evaluations += 1
+
+    @hookimpl
+    def grpox_run_failed(self, run: RunContext) -> None:
+        if self._steps:
+            self._write(run)
+
+    @hookimpl
+    def grpox_run_finished(self, run: RunContext) -> None:
+        if self._steps or self._evaluations:
+            self._write(run)
+
+    def _write(self, run: RunContext) -> None:
+        # Imported here because it takes half a second, which a run's start need not.
+        from grpox.observing.report.page import write_report
+
+        logger.info("report: %s", escaped(str(write_report(run.output_dir))))

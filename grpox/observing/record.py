@@ -1,14 +1,17 @@
-"""The local record of a run: config, versions, metrics and completions as plain files in its folder.
-
-It needs no server and is always on: what a tracker loses is still here.
-"""
+"""RC"""
 
 from __future__ import annotations
 
 import json
 import math
+import os
+import platform
+import subprocess
 import time
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from importlib import metadata
+from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +22,6 @@ from grpox.errors import RunFailed, text_of
 from grpox.errors.formatting import amount, counted
 from grpox.errors.redaction import redact, redacted
 from grpox.observing.completions import CompletionFiles, write_completions
-from grpox.observing.metrics_file import MetricsFile
 from grpox.plugins.hookspecs import hookimpl
 from grpox.runfile.lock.differences import changes
 from grpox.runfile.masked import VERSIONS
@@ -29,6 +31,71 @@ from grpox.runtime.logs import get_logger
 
 if TYPE_CHECKING:
     from grpox.contracts import RunContext, ScoredRollout
+
+
+LIBRARIES = ("grpox", "torch", "transformers", "deepspeed", "datasets", "pluggy", "pydantic", "mlflow")
+
+
+def versions(plugin_distributions: Iterable[str]) -> dict[str, str]:
+    """Versions of Python, the libraries that matter, and the distributions in use besides."""
+    names = dict.fromkeys([*LIBRARIES, *plugin_distributions])
+    return {"python": platform.python_version(), **{name: metadata.version(name) for name in names}}
+
+
+def git_commit() -> str | None:
+    """The commit checked out in the working directory, ``-dirty`` when files differ; None outside git."""
+    try:
+        commit = _git("rev-parse", "HEAD")
+        return f"{commit}-dirty" if _git("status", "--porcelain", "--untracked-files=no") else commit
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _git(*arguments: str) -> str:
+    done = subprocess.run(["git", *arguments], capture_output=True, text=True, check=True, timeout=10)
+    return done.stdout.strip()
+
+
+class MetricsFile:
+    """Appends lines in order. One that cannot be written now is written with the next one that can."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._waiting: deque[str] = deque()
+
+    @property
+    def waiting(self) -> int:
+        """Lines that are not in the file yet."""
+        return len(self._waiting)
+
+    def append(self, line: str) -> None:
+        """Write what waits, then `line`; in the file when this returns.
+
+        Raises:
+            OSError: there is no room. The line waits, and the file holds no part of it.
+        """
+        self._waiting.append(line)
+        self.catch_up()
+
+    def catch_up(self) -> None:
+        """Write what waits; raises OSError as `append` does."""
+        if not self._waiting:
+            return
+        with self.path.open("ab", buffering=0) as file:
+            while self._waiting:
+                _append_whole(file, self._waiting[0].encode() + b"\n")
+                self._waiting.popleft()
+
+
+def _append_whole(file: FileIO, line: bytes) -> None:
+    before = file.seek(0, os.SEEK_END)
+    rest = memoryview(line)
+    try:
+        while rest:  # on a disk that is nearly full a part is written first
+            rest = rest[file.write(rest) or 0 :]
+    except BaseException:
+        file.truncate(before)
+        raise
 
 
 logger = get_logger(__name__)

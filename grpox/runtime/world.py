@@ -1,22 +1,160 @@
-"""The processes of a run: rank, size, device, and the few collectives the core needs."""
+"""The processes of a run: where they meet, rank, size, device, and the few collectives the core needs."""
 
 from __future__ import annotations
 
 import atexit
+import errno
+import ipaddress
 import os
-from collections.abc import Sequence
+import socket
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TypeVar
+from typing import Any, TypeVar
 
+import psutil
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import HashStore
+from torch._C._distributed_c10d import HashStore, TCPStore
 
-from grpox.errors import ConfigError, Problem
+from grpox.errors import ConfigError, Problem, RunFailed
 from grpox.runtime import launch
-from grpox.runtime.launchers import Place
-from grpox.runtime.rendezvous import meeting_store, name_interface, not_met
+from grpox.runtime.launch import Place
+
+LOOPBACK = ("lo", "lo0")
+"""What loopback is called on Linux and on macOS."""
+VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+SECONDS_TO_MEET = 600.0
+"""That ranks wait for one another at the start, as torchrun's do: machines of a job begin minutes apart."""
+
+
+def name_interface(place: Place) -> None:
+    """Have gloo listen where it must, unless the user names an interface: on loopback if all ranks are on this
+    machine, so that no other reaches them, else on the interface that leads to rank 0's machine.
+
+    nccl finds the fastest interfaces between machines by itself.
+
+    Raises:
+        ConfigError: the machine of rank 0 is not known here, or its name stands for loopback.
+    """
+    if launch.on_one_machine():
+        names = {name for _, name in socket.if_nameindex()}
+        for interface in LOOPBACK:
+            if interface in names:
+                for variable in VARIABLES:
+                    os.environ.setdefault(variable, interface)
+                # vLLM's engines ask for this address instead.
+                os.environ.setdefault("VLLM_HOST_IP", "127.0.0.1")
+    elif "GLOO_SOCKET_IFNAME" not in os.environ and place.address:
+        address = _address_towards(place.address)
+        if found := _interface_of(address):
+            os.environ["GLOO_SOCKET_IFNAME"] = found
+            os.environ.setdefault("VLLM_HOST_IP", address)
+
+
+def meeting_store(place: Place, limit: timedelta) -> TCPStore | None:
+    """The store through which ranks meet, opened by rank 0 at `place`; None: torchrun has opened one already.
+
+    torch's own would listen on all interfaces; this one does so only where the address is none of this machine,
+    as behind a translation of addresses.
+
+    Args:
+        limit: that each wait at the store may take once they have met.
+
+    Raises:
+        ConfigError: the port is taken.
+        RunFailed: the ranks did not meet.
+    """
+    opened_by_torchrun = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True)
+    if opened_by_torchrun or place.address is None or place.port is None:
+        return None
+    listening = _listening(place.address, place.port) if place.rank == 0 else None
+    wait = min(limit, timedelta(seconds=SECONDS_TO_MEET))
+    try:
+        store = TCPStore(
+            place.address, place.port, place.world_size, place.rank == 0, wait, master_listen_fd=listening
+        )
+    except RuntimeError as error:
+        raise not_met(place, error) from error
+    store.set_timeout(limit)
+    return store
+
+
+def not_met(place: Place, error: RuntimeError) -> RunFailed:
+    """What to say where a rank finds no others."""
+    words = " ".join(str(error).split())[:300]
+    return RunFailed(
+        f"rank {place.rank} of {place.world_size} did not meet the others at {place.address}:{place.port}: is "
+        f"each of them started, and can it be reached there from {socket.gethostname()}?\n    {words}"
+    )
+
+
+def _address_towards(host: str) -> str:
+    """This machine's address on the way to `host`; nothing is sent."""
+    try:
+        family, address = _resolved(host, 9)
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect(address)
+            own: str = probe.getsockname()[0]
+    except OSError as error:
+        what = f"the machine of rank 0 cannot be reached from this one: {error.strerror or error}"
+        raise ConfigError(Problem(what, key="MASTER_ADDR", given=host)) from error
+    if not ipaddress.ip_address(own.partition("%")[0]).is_loopback:
+        return own
+    others = _addresses_beyond_loopback()
+    if len(others) == 1:
+        return next(iter(others))
+    what = "the name of rank 0's machine stands there for loopback, by which other machines do not reach it"
+    allowed = f"one of its addresses ({', '.join(others)}), or GLOO_SOCKET_IFNAME with the interface to use"
+    raise ConfigError(Problem(what, key="MASTER_ADDR", given=host, allowed=allowed))
+
+
+def _resolved(host: str, port: int) -> tuple[int, Any]:
+    """Family and address of a socket, IPv4 before IPv6; raises OSError where the host is not known."""
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    family, _, _, _, address = min(found, key=lambda each: each[0] != socket.AF_INET)
+    return family, address
+
+
+def _addresses_beyond_loopback() -> Mapping[str, str]:
+    """IPv4 addresses of this machine with their interfaces, of those that are up."""
+    up = {name for name, stats in psutil.net_if_stats().items() if stats.isup}
+    return {
+        each.address: name
+        for name, addresses in psutil.net_if_addrs().items()
+        for each in addresses
+        if name in up and each.family == socket.AF_INET and not ipaddress.ip_address(each.address).is_loopback
+    }
+
+
+def _interface_of(address: str) -> str | None:
+    """The interface that has this address."""
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(each.address.partition("%")[0] == address.partition("%")[0] for each in addresses):
+            return name
+    return None
+
+
+def _listening(host: str, port: int) -> int | None:
+    """A socket that listens there alone, as a file descriptor that is the store's from now on; None: all
+    interfaces have to be listened on."""
+    try:
+        family, address = _resolved(host, port)
+        on_loopback = ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback
+        if on_loopback and not launch.on_one_machine():
+            return None  # the others reach this machine by another address of that name
+        with socket.socket(family) as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+            listener.listen(2048)
+            return listener.detach()
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            return None
+        what = "rank 0 cannot listen where the ranks are to meet: another process does"
+        allowed = "a port that is free on that machine"
+        raise ConfigError(Problem(what, key="MASTER_PORT", given=f"{host}:{port}", allowed=allowed)) from error
+
 
 Item = TypeVar("Item")
 

@@ -8,19 +8,18 @@ from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from grpox.checkpoint.faults.dump import FaultDumps
+from grpox.checkpoint.faults import FaultDumps
+from grpox.checkpoint.progress import TrainingState
 from grpox.checkpoint.saver import CheckpointSaver
 from grpox.checkpoint.shards import ShardFiles
-from grpox.checkpoint.training_state import TrainingState
 from grpox.contracts import Capability, RunContext
 from grpox.data.prompt_cursor import PromptCursor
 from grpox.data.prompts import PromptSet
 from grpox.data.schedule import Schedule
-from grpox.observing.display import TerminalDisplay
+from grpox.observing.display import RunReport, TerminalDisplay
 from grpox.observing.early_stop import EarlyStop
 from grpox.observing.observers import Observers
 from grpox.observing.record import LocalRecord, files_of_observers
-from grpox.observing.report.observer import RunReport
 from grpox.policy.adapter_reference import BaseAsReference
 from grpox.policy.engine import Engine, FrozenEngine
 from grpox.policy.lora.layers import told_of

@@ -13,11 +13,8 @@ from typing import Any
 from datasets import Dataset, IterableDataset
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from grpox.checkpoint.fingerprints import fingerprints
-from grpox.checkpoint.hub import check_hub, push_model
-from grpox.checkpoint.model_card import write_card
-from grpox.checkpoint.resume import Checkpoint, check_changes, newest_good, no_checkpoint
-from grpox.checkpoint.save_model import save_model
+from grpox.checkpoint.resume import Checkpoint, check_changes, fingerprints, newest_good, no_checkpoint
+from grpox.checkpoint.save_model import check_hub, push_model, save_model, write_card
 from grpox.checkpoint.shards import ShardFiles
 from grpox.config import RunConfig
 from grpox.contracts import Generator, RunContext
@@ -26,8 +23,7 @@ from grpox.errors import RunFailed
 from grpox.errors.redaction import redacted
 from grpox.observing.machine_metrics import machine_metrics
 from grpox.observing.observers import Observers
-from grpox.observing.provenance import git_commit, versions
-from grpox.observing.record import began, finished
+from grpox.observing.record import began, finished, git_commit, versions
 from grpox.policy.adapter_folder import FOLDER as ADAPTER_FOLDER
 from grpox.policy.adapter_folder import save_adapter
 from grpox.policy.deepspeed_config import check_deepspeed
@@ -45,13 +41,11 @@ from grpox.runtime.logs import get_logger
 from grpox.runtime.phases import PhaseTimes
 from grpox.runtime.run_lock import hold_on_all_ranks
 from grpox.runtime.setup import quieten, seed_libraries
-from grpox.runtime.tcp_keepalive import lose_silent_peers
-from grpox.runtime.watchdog import GRACE, Watchdog
+from grpox.runtime.watchdog import GRACE, Watchdog, lose_silent_peers
 from grpox.runtime.world import World, start_world
 from grpox.training.assembly import generator_context, load_on_every_rank, open_generator, start_sampler
 from grpox.training.build import TrainerParts, TrainInputs, build_engines, build_observers, build_trainer
-from grpox.training.given_model import make_whole
-from grpox.training.given_objects import given_objects
+from grpox.training.given import given_objects, make_whole
 from grpox.training.inputs import open_model
 from grpox.training.trainer import Trainer
 

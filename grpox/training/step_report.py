@@ -1,19 +1,65 @@
-"""The report of a finished step to the observers: metrics of update, sampling, rewards, speed and time."""
+"""SR"""
 
 from __future__ import annotations
 
+import resource
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from grpox.checkpoint.training_state import TrainingState
+import torch
+
+from grpox.checkpoint.progress import TrainingState
 from grpox.contracts import RunContext
 from grpox.observing.observers import Observers
-from grpox.observing.step_metrics import step_metrics
 from grpox.policy.batch import Sample
 from grpox.rollout.collector import Collector, GenerationBatch
+from grpox.rollout.metrics import mean_metrics
 from grpox.rollout.rewards.log import mean_logged, with_logged
 from grpox.runtime.logs import WarnOnce
 from grpox.update.mismatch import mismatch_warnings
+
+
+def step_metrics(
+    update: Mapping[str, float],
+    new: Sequence[GenerationBatch],
+    sampled: Sequence[Mapping[str, float]],
+    micro_batches: Sequence[Sequence[Sample]],
+    times: Mapping[str, float],
+    step_time: float,
+) -> dict[str, float]:
+    """All metrics of a step.
+
+    Args:
+        update: what the policy update measured, over all ranks.
+        new: generation batches sampled for this step; none when it trains on older ones.
+        sampled: the metrics of each of these.
+        micro_batches: this rank's samples of the step.
+        times: seconds of each phase on this rank, ``time/<phase>``.
+        step_time: seconds of the whole step on this rank.
+    """
+    tokens = sum(len(sample) for samples in micro_batches for sample in samples)
+    metrics = {
+        **update,
+        **mean_metrics(sampled),
+        **times,
+        "step_time": step_time,
+        "tokens_per_second/trained": tokens / times["time/update"],
+        "memory/peak_gib": _peak_memory_gib(),
+    }
+    if new:
+        rows = [row for batch in new for row in (*batch.rows, *batch.dropped)]
+        generated = sum(len(row.rollout.completion_ids) for row in rows)
+        metrics["tokens_per_second/generated"] = generated / times["time/generate"]
+    return metrics
+
+
+def _peak_memory_gib() -> float:
+    """Peak memory of this process: on the GPU where there is one, else resident."""
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated() / 2**30
+    unit = 1 if sys.platform == "darwin" else 1024  # bytes on macOS, KiB on Linux
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30
 
 
 @dataclass

@@ -31,7 +31,7 @@ from grpox.policy.models import load_model
 from grpox.policy.optimizers import AdamW, NamedSchedule
 from grpox.policy.reference_sync import mix
 from grpox.runtime.world import World, start_world
-from grpox.training.given_model import make_whole
+from grpox.training.given import make_whole
 
 KIND = "gemma4_text"
 WAYS = ("all weights", "adapters")

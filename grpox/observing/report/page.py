@@ -21,14 +21,14 @@ from markupsafe import Markup
 from grpox.errors.formatting import duration
 from grpox.errors.redaction import redact, redacted
 from grpox.observing.early_stop import told as early_stop_told
-from grpox.observing.report.charts import charts_of
-from grpox.observing.report.curves import COLOURS, MOST_POINTS, draw, left_out, marked_evaluations
-from grpox.observing.report.data import RunRecord, read_record
-from grpox.observing.report.samples import (
+from grpox.observing.report.charts import COLOURS, MOST_POINTS, charts_of, draw, left_out, marked_evaluations
+from grpox.observing.report.data import (
     COMPLETION_CHARACTERS,
     MOST_BATCHES,
     MOST_SAMPLES,
     PROMPT_CHARACTERS,
+    RunRecord,
+    read_record,
     read_samples,
 )
 from grpox.runfile.yaml_lines import Dumper

@@ -15,8 +15,19 @@ import torch
 from deepspeed.runtime.fp16.loss_scaler import LossScaler
 from deepspeed.runtime.zero.config import ZeroStageEnum
 
-from grpox.checkpoint.folders import checkpoints_in, clear_unfinished, folder_of, publish, unfinished_of
-from grpox.checkpoint.manifest import MANIFEST, facts_of, faults, files_of, read_manifest, write_manifest
+from grpox.checkpoint.folders import (
+    MANIFEST,
+    checkpoints_in,
+    clear_unfinished,
+    facts_of,
+    faults,
+    files_of,
+    folder_of,
+    publish,
+    read_manifest,
+    unfinished_of,
+    write_manifest,
+)
 from grpox.checkpoint.rng import random_state, set_random_state
 from grpox.checkpoint.shards import ShardFiles, only_weights
 

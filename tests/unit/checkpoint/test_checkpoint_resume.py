@@ -14,14 +14,23 @@ import torch
 from support.logs import LOGGED, LoggedText
 
 from grpox.checkpoint import resume
-from grpox.checkpoint.folders import folder_of, publish, rank_file, unfinished_of
-from grpox.checkpoint.manifest import FORMAT, MANIFEST, facts_of, files_of, read_manifest, write_manifest
-from grpox.checkpoint.progress import PROGRESS, Progress
+from grpox.checkpoint.folders import (
+    FORMAT,
+    MANIFEST,
+    facts_of,
+    files_of,
+    folder_of,
+    publish,
+    rank_file,
+    read_manifest,
+    unfinished_of,
+    write_manifest,
+)
+from grpox.checkpoint.progress import PROGRESS, Progress, TrainingState
 from grpox.checkpoint.reference import REFERENCE
 from grpox.checkpoint.resume import Checkpoint, check_changes, newest_good, no_checkpoint
 from grpox.checkpoint.saver import ENGINE, CheckpointSaver
 from grpox.checkpoint.shards import ShardFiles
-from grpox.checkpoint.training_state import TrainingState
 from grpox.config import CheckpointConfig, RunConfig
 from grpox.errors import ConfigError, Problem
 from grpox.observing.early_stop import EarlyStopState

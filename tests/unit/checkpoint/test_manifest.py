@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from xxhash import xxh3_128
 
-from grpox.checkpoint.manifest import (
+from grpox.checkpoint.folders import (
     FORMAT,
     MANIFEST,
     FileFacts,

@@ -11,11 +11,9 @@ import pytest
 import torch
 from support.logs import LOGGED
 
-from grpox.checkpoint.fingerprints import fingerprints
-from grpox.checkpoint.folders import checkpoints_in, folder_of
-from grpox.checkpoint.manifest import facts_of, files_of, write_manifest
+from grpox.checkpoint.folders import checkpoints_in, facts_of, files_of, folder_of, write_manifest
 from grpox.checkpoint.progress import Progress
-from grpox.checkpoint.resume import Checkpoint, check_changes, newest_good
+from grpox.checkpoint.resume import Checkpoint, check_changes, fingerprints, newest_good
 from grpox.checkpoint.saver import CheckpointSaver
 from grpox.cli.resume import run_to_resume
 from grpox.config import CheckpointConfig

@@ -27,7 +27,7 @@ from grpox.policy.models import _unloadable
 from grpox.rollout.rewards.call import RewardCall
 from grpox.runtime import collective_errors
 from grpox.runtime.foreign_code import call
-from grpox.runtime.out_of_memory import ran_out_of_memory
+from grpox.runtime.phases import ran_out_of_memory
 from grpox_generators.server_client import _lost
 
 CONFIG = RunConfig.model_validate({"model": {"path": "m"}, "data": {"path": "d.jsonl"}, "rewards": ["math"]})

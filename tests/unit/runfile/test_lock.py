@@ -28,7 +28,7 @@ from grpox.runfile.lock.model import Lock, config_hash
 from grpox.runfile.lock.of_run import lock_of
 from grpox.runfile.lock.ranks import across_ranks
 from grpox.runfile.lock.sources import origin_of, recorded_files
-from grpox.training.given_objects import given_objects
+from grpox.training.given import given_objects
 
 PLUGIN = """
 import sys

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
-from grpox.checkpoint.faults.read import Dump
+from grpox.checkpoint.faults import Dump
 from grpox.config import RunConfig
 from grpox.errors import ConfigError, Problem
 from grpox.errors.validation import problems_of

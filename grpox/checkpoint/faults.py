@@ -1,21 +1,31 @@
-"""Keeps the batch of a step that was not taken, so that it can be seen again: ``faults/step-00000012``."""
+"""FD"""
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
 from transformers import PreTrainedTokenizerBase
 
-from grpox.checkpoint.folders import publish
-from grpox.checkpoint.manifest import facts_of, files_of, write_manifest
-from grpox.checkpoint.rank_state import samples_state, write_state
+from grpox.checkpoint.folders import (
+    MANIFEST,
+    facts_of,
+    faults,
+    files_of,
+    publish,
+    read_manifest,
+    write_manifest,
+)
+from grpox.checkpoint.rank_state import read_state, samples_of_state, samples_state, write_state
 from grpox.config import RunConfig
-from grpox.errors import text_of
+from grpox.errors import ConfigError, Problem, nearest, text_of
 from grpox.errors.redaction import redact, redacted
+from grpox.policy.batch import Sample
 from grpox.policy.saved_whole import save_whole
 from grpox.runtime.files import sync
 from grpox.runtime.world import World
@@ -24,6 +34,7 @@ from grpox.update.nonfinite import Found
 if TYPE_CHECKING:
     from grpox.policy.batch import Sample
     from grpox.policy.engine import Engine
+
 
 FOLDER = "faults"
 FAULT = "fault.json"
@@ -153,3 +164,45 @@ def _write_samples(micro_batches: Sequence[Sequence[Sample]], path: Path) -> Non
 def _complete(unfinished: Path, folder: Path) -> None:
     write_manifest(unfinished, facts_of(unfinished, files_of(unfinished)))
     publish(unfinished, folder)
+
+
+@dataclass(frozen=True)
+class Dump:
+    """A dump whose files are as they were written."""
+
+    folder: Path
+    fault: Fault
+
+    @property
+    def model(self) -> Path:
+        """The weights before the step and the tokenizer, in Hugging Face format."""
+        return self.folder / MODEL
+
+    def micro_batches(self, device: torch.device) -> list[list[list[Sample]]]:
+        """Read the samples of every rank, by micro-batch."""
+        held = (read_state(rank_file(self.folder, rank)) for rank in range(self.fault.world_size))
+        return [[samples_of_state(each, device) for each in state["micro_batches"]] for state in held]
+
+
+def open_dump(folder: Path) -> Dump:
+    """
+    Raises:
+        ConfigError: there is no such folder, it holds no dump, or one that is damaged.
+    """
+    if not (folder / FAULT).is_file() and not (folder / MANIFEST).is_file():
+        raise ConfigError(_no_dump(folder))
+    try:
+        damage = faults(folder, read_manifest(folder))
+        if not damage:
+            return Dump(folder, Fault.read(folder))
+    except ValueError as error:
+        damage = [str(error)]
+    raise ConfigError(Problem(f"the dump is damaged: {'; '.join(damage[:3])}", "DUMP", given=str(folder)))
+
+
+def _no_dump(folder: Path) -> Problem:
+    what = "holds no dump" if folder.is_dir() else "no such folder"
+    around = (folder, folder / FOLDER, folder.parent)
+    dumps = sorted({str(found.parent) for each in around for found in each.glob(f"step-*/{FAULT}")})
+    allowed = f"a folder such as {dumps[0] if dumps else f'runs/mine/{FOLDER}/step-00000012'}"
+    return Problem(what, "DUMP", given=str(folder), allowed=allowed, nearest=nearest(str(folder), dumps))
