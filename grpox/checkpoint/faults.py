@@ -1,4 +1,4 @@
-"""FD"""
+"""The batch of a step that was not taken, kept to be seen again and read back: ``faults/step-00000012``."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from transformers import PreTrainedTokenizerBase
 
 from grpox.checkpoint.folders import (
     MANIFEST,
-    facts_of,
-    faults,
-    files_of,
     publish,
-    read_manifest,
+    rank_file,
+    read_whole,
+    unfinished_of,
     write_manifest,
+    write_text,
 )
 from grpox.checkpoint.rank_state import read_state, samples_of_state, samples_state, write_state
+from grpox.checkpoint.save_model import weights_on_main
 from grpox.config import RunConfig
 from grpox.errors import ConfigError, Problem, nearest, text_of
 from grpox.errors.redaction import redact, redacted
 from grpox.policy.batch import Sample
 from grpox.policy.saved_whole import save_whole
-from grpox.runtime.files import sync
 from grpox.runtime.world import World
 from grpox.update.nonfinite import Found
 
@@ -69,11 +69,6 @@ class Fault(BaseModel):
             raise ValueError(f"{FAULT} cannot be read: {type(error).__name__}") from error
 
 
-def rank_file(folder: Path, rank: int) -> Path:
-    """Where a rank keeps its micro-batches."""
-    return folder / f"rank-{rank:05d}.pt"
-
-
 class FaultDumps:
     """Writes the dumps of a run. Whatever goes wrong with that is told and hurts nothing."""
 
@@ -97,10 +92,11 @@ class FaultDumps:
         Returns:
             a line that tells where they are, or why they are nowhere; on every rank.
         """
-        parent = Path(self.config.output_dir) / FOLDER
-        folder, unfinished = parent / f"step-{step:08d}", parent / f".step-{step:08d}.unfinished"
-        if self.world.gather([_are_enough(folder)] if self.world.is_main else [])[0]:
-            return f"its batch is not kept: {parent} holds {KEPT} already"
+        folder = Path(self.config.output_dir) / FOLDER / f"step-{step:08d}"
+        unfinished = unfinished_of(folder)
+        others = [path for path in folder.parent.glob("step-*") if path != folder]
+        if self.world.gather([len(others) >= KEPT] if self.world.is_main else [])[0]:
+            return f"its batch is not kept: {folder.parent} holds {KEPT} already"
         fault = Fault(
             step=step,
             what=what,
@@ -108,29 +104,31 @@ class FaultDumps:
             found=list(found),
             config=redacted(self.config.model_dump(mode="json")),
         )
-        failure = (
-            self._all(lambda: _begin(unfinished, fault), main=True)
-            or self._all(lambda: _write_samples(micro_batches, rank_file(unfinished, self.world.rank)))
-            or self._weights(unfinished / MODEL)
-            or self._all(lambda: _complete(unfinished, folder), main=True)
-        )
+
+        def begin() -> None:
+            shutil.rmtree(unfinished, ignore_errors=True)
+            unfinished.mkdir(parents=True)
+            write_text(unfinished / FAULT, fault.model_dump_json(indent=1))
+
+        def write_samples() -> None:
+            states = [samples_state(samples) for samples in micro_batches]
+            write_state({"micro_batches": states}, rank_file(unfinished, self.world.rank))
+
+        def complete() -> None:
+            save_whole(self.engine.module, unfinished / MODEL, weights)
+            self.tokenizer.save_pretrained(unfinished / MODEL)
+            write_manifest(unfinished)
+            publish(folder)
+
+        failure = self._all(begin, main=True) or self._all(write_samples)
+        if not failure:
+            weights = weights_on_main(self.engine, self.world)
+            failure = self._all(complete, main=True)
         if not failure:
             return f"its batch is kept: grpox replay {folder}"
         if self.world.is_main:
             shutil.rmtree(unfinished, ignore_errors=True)
         return f"its batch could not be kept in {folder}: {failure}"
-
-    def _weights(self, folder: Path) -> str:
-        state = {}
-        for name, tensor in self.engine.weights():
-            if self.world.is_main:
-                state[name] = tensor.cpu()
-
-        def write() -> None:
-            save_whole(self.engine.module, folder, state)
-            self.tokenizer.save_pretrained(folder)
-
-        return self._all(write, main=True)
 
     def _all(self, write: Callable[[], None], main: bool = False) -> str:
         """Have every rank write, or rank 0 alone; what went wrong on the first that failed, on every rank."""
@@ -142,28 +140,6 @@ class FaultDumps:
                 told = str(getattr(error, "strerror", None) or text_of(error))
                 failure = redact(" ".join(told.split())) or type(error).__name__
         return next((told for told in self.world.gather([failure]) if told), "")
-
-
-def _are_enough(folder: Path) -> bool:
-    others = [path for path in folder.parent.glob("step-*") if path != folder]
-    return len(others) >= KEPT
-
-
-def _begin(unfinished: Path, fault: Fault) -> None:
-    shutil.rmtree(unfinished, ignore_errors=True)
-    unfinished.mkdir(parents=True)
-    path = unfinished / FAULT
-    path.write_text(fault.model_dump_json(indent=1) + "\n", encoding="utf-8")
-    sync(path)
-
-
-def _write_samples(micro_batches: Sequence[Sequence[Sample]], path: Path) -> None:
-    write_state({"micro_batches": [samples_state(samples) for samples in micro_batches]}, path)
-
-
-def _complete(unfinished: Path, folder: Path) -> None:
-    write_manifest(unfinished, facts_of(unfinished, files_of(unfinished)))
-    publish(unfinished, folder)
 
 
 @dataclass(frozen=True)
@@ -192,12 +168,9 @@ def open_dump(folder: Path) -> Dump:
     if not (folder / FAULT).is_file() and not (folder / MANIFEST).is_file():
         raise ConfigError(_no_dump(folder))
     try:
-        damage = faults(folder, read_manifest(folder))
-        if not damage:
-            return Dump(folder, Fault.read(folder))
+        return Dump(folder, read_whole(folder, Fault.read))
     except ValueError as error:
-        damage = [str(error)]
-    raise ConfigError(Problem(f"the dump is damaged: {'; '.join(damage[:3])}", "DUMP", given=str(folder)))
+        raise ConfigError(Problem(f"the dump is damaged: {error}", "DUMP", given=str(folder))) from error
 
 
 def _no_dump(folder: Path) -> Problem:

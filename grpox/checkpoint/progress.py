@@ -1,4 +1,4 @@
-"""PR"""
+"""How far a run is: the state of its loop, what a checkpoint says of it, and which batch sizes go on with it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from grpox.checkpoint.folders import write_text
 from grpox.config import TrainConfig
 from grpox.config.evaluation_settings import evaluation_in
 from grpox.data.batch_plan import BatchPlan
@@ -21,66 +22,7 @@ from grpox.observing.early_stop import EarlyStop, EarlyStopState
 from grpox.policy.batch import Sample
 from grpox.rollout.prefetch import PrefetchedBatch
 from grpox.runfile.lock.model import Lock
-from grpox.runtime.files import sync
 from grpox.update.nonfinite import SkippedSteps
-
-SPLITS = (
-    "train.per_device_train_batch_size",
-    "train.gradient_accumulation_steps",
-    "train.steps_per_generation",
-    "train.generation_batch_size",
-)
-"""Keys that say how batches are split over ranks and micro-batches."""
-
-
-def plan_of(config: dict[str, Any], world_size: int) -> BatchPlan:
-    """The plan of a resolved config as a checkpoint holds it."""
-    return BatchPlan.from_config(TrainConfig.model_validate(config["train"]), world_size)
-
-
-def same_steps(saved: BatchPlan, plan: BatchPlan) -> bool:
-    """Whether every optimizer step has the same rows under both, however they are split."""
-    return _over_all_ranks(saved) == _over_all_ranks(plan)
-
-
-def other_batches(saved: BatchPlan, plan: BatchPlan) -> Problem:
-    """Why a run with `plan` does not go on where one with `saved` was, and what would."""
-    ranks = counted(plan.world_size, "rank")
-    what = f"{ranks} would make other batches than the {saved.world_size} of the checkpoint"
-    if saved.world_size == plan.world_size:
-        what = "the batches are not those of the checkpoint"
-    return Problem(
-        what,
-        " and ".join(SPLITS[:3]),
-        given=_describe_plan(plan),
-        allowed=f"{_describe_plan(saved)}: {fitting(saved, plan.world_size)}",
-    )
-
-
-def fitting(saved: BatchPlan, world_size: int) -> str:
-    """The settings by which `world_size` ranks take the steps of `saved`: as overrides of the command line."""
-    both = gcd(saved.train_batch_size, saved.generation_batch_size)
-    if both % world_size:
-        sizes = [size for size in range(1, both + 1) if both % size == 0]
-        return f"{world_size} ranks cannot share them evenly; {', '.join(map(str, sizes[:12]))} can"
-    most = both // world_size
-    # The largest micro-batch that is known to fit into memory.
-    rows = max(size for size in range(1, saved.per_device_train_batch_size + 1) if most % size == 0)
-    settings = (rows, saved.train_batch_size // (rows * world_size))
-    generation = saved.generation_batch_size // (rows * world_size)
-    named = zip(SPLITS[:3], (*settings, generation), strict=True)
-    return " ".join([*(f"{key}={value}" for key, value in named), f"{SPLITS[3]}=null"])
-
-
-def _over_all_ranks(plan: BatchPlan) -> tuple[int, ...]:
-    return plan.train_batch_size, plan.generation_batch_size, plan.num_generations, plan.num_iterations
-
-
-def _describe_plan(plan: BatchPlan) -> str:
-    return (
-        f"{plan.train_batch_size} completions a step, {plan.generation_batch_size} a generation batch, "
-        f"groups of {plan.num_generations}, {plan.num_iterations} iterations"
-    )
 
 
 @dataclass
@@ -151,9 +93,7 @@ class Progress(BaseModel):
 
     def write(self, folder: Path) -> None:
         """On disk when this returns."""
-        path = folder / PROGRESS
-        path.write_text(self.model_dump_json(indent=1) + "\n", encoding="utf-8")
-        sync(path)
+        write_text(folder / PROGRESS, self.model_dump_json(indent=1))
 
     @classmethod
     def read(cls, folder: Path) -> Progress:
@@ -176,3 +116,54 @@ class Progress(BaseModel):
             state.cursor.restore(self.prompts_drawn)
         if state.early_stop is not None:
             state.early_stop.restore(self.early_stop)
+
+
+SPLITS = (
+    "train.per_device_train_batch_size",
+    "train.gradient_accumulation_steps",
+    "train.steps_per_generation",
+    "train.generation_batch_size",
+)
+"""Keys that say how batches are split over ranks and micro-batches."""
+
+
+def plan_of(config: dict[str, Any], world_size: int) -> BatchPlan:
+    """The plan of a resolved config as a checkpoint holds it."""
+    return BatchPlan.from_config(TrainConfig.model_validate(config["train"]), world_size)
+
+
+def same_steps(saved: BatchPlan, plan: BatchPlan) -> bool:
+    """Whether every optimizer step has the same rows under both, however they are split."""
+    names = ("train_batch_size", "generation_batch_size", "num_generations", "num_iterations")
+    return all(getattr(saved, name) == getattr(plan, name) for name in names)
+
+
+def other_batches(saved: BatchPlan, plan: BatchPlan) -> Problem:
+    """Why a run with `plan` does not go on where one with `saved` was, and what would."""
+    ranks = counted(plan.world_size, "rank")
+    what = f"{ranks} would make other batches than the {saved.world_size} of the checkpoint"
+    if saved.world_size == plan.world_size:
+        what = "the batches are not those of the checkpoint"
+    given, wanted = (
+        f"{each.train_batch_size} completions a step, {each.generation_batch_size} a generation batch, "
+        f"groups of {each.num_generations}, {each.num_iterations} iterations"
+        for each in (plan, saved)
+    )
+    allowed = f"{wanted}: {fitting(saved, plan.world_size)}"
+    return Problem(what, " and ".join(SPLITS[:3]), given=given, allowed=allowed)
+
+
+def fitting(saved: BatchPlan, world_size: int) -> str:
+    """The settings by which `world_size` ranks take the steps of `saved`: as overrides of the command line."""
+    both = gcd(saved.train_batch_size, saved.generation_batch_size)
+    if both % world_size:
+        sizes = [size for size in range(1, both + 1) if both % size == 0]
+        return f"{world_size} ranks cannot share them evenly; {', '.join(map(str, sizes[:12]))} can"
+    most = both // world_size
+    # The largest micro-batch that is known to fit into memory.
+    rows = max(size for size in range(1, saved.per_device_train_batch_size + 1) if most % size == 0)
+    sizes = [
+        rows,
+        *(size // (rows * world_size) for size in (saved.train_batch_size, saved.generation_batch_size)),
+    ]
+    return " ".join([*map("{}={}".format, SPLITS[:3], sizes), f"{SPLITS[3]}=null"])

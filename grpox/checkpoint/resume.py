@@ -1,4 +1,4 @@
-"""RE"""
+"""Where a run goes on: the newest good checkpoint of its folder, and whether the run is still the same."""
 
 from __future__ import annotations
 
@@ -26,40 +26,11 @@ from grpox.runtime.logs import get_logger
 from grpox.runtime.world import World
 from grpox.update.policy_update import PolicyUpdate
 
+logger = get_logger(__name__)
 LARGE = 64 * 2**20
 """Of a file with more bytes, size, beginning and end count: hashing all of it could take minutes."""
 END = 2**20
 """Bytes of its beginning, and of its end."""
-
-
-def fingerprints(config: RunConfig) -> dict[str, str]:
-    """Key of the run file -> fingerprint of the file or folder it names; what is on the hub is left out."""
-    paths = {"model.path": config.model.path, "data.path": config.data.path}
-    if config.evaluation is not None:
-        paths["evaluation.path"] = config.evaluation.path
-    return {key: _fingerprint(Path(path)) for key, path in paths.items() if path and Path(path).exists()}
-
-
-def _fingerprint(path: Path) -> str:
-    if path.is_file():
-        return _of_file(path)
-    files = (file for file in sorted(path.rglob("*")) if file.is_file())
-    parts = (f"{file.relative_to(path)} {_of_file(file)}" for file in files)
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
-
-
-def _of_file(path: Path) -> str:
-    size = path.stat().st_size
-    if size <= LARGE:
-        return file_hash(path)
-    with path.open("rb") as file:
-        digest = hashlib.sha256(file.read(END))
-        file.seek(-END, os.SEEK_END)
-        digest.update(file.read())
-    return f"{size} {digest.hexdigest()}"
-
-
-logger = get_logger(__name__)
 
 
 @dataclass(frozen=True)
@@ -158,3 +129,30 @@ def _damage(folder: Path, world: World) -> Sequence[str]:
         return world.gather([str(error)] if world.is_main else [])
     names = sorted(manifest)[world.rank :: world.size]
     return world.gather(faults(folder, {name: manifest[name] for name in names}))
+
+
+def fingerprints(config: RunConfig) -> dict[str, str]:
+    """Key of the run file -> fingerprint of the file or folder it names; what is on the hub is left out."""
+    paths = {"model.path": config.model.path, "data.path": config.data.path}
+    if config.evaluation is not None:
+        paths["evaluation.path"] = config.evaluation.path
+    return {key: _fingerprint(Path(path)) for key, path in paths.items() if path and Path(path).exists()}
+
+
+def _fingerprint(path: Path) -> str:
+    if path.is_file():
+        return _of_file(path)
+    files = (file for file in sorted(path.rglob("*")) if file.is_file())
+    parts = (f"{file.relative_to(path)} {_of_file(file)}" for file in files)
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def _of_file(path: Path) -> str:
+    size = path.stat().st_size
+    if size <= LARGE:
+        return file_hash(path)
+    with path.open("rb") as file:
+        digest = hashlib.sha256(file.read(END))
+        file.seek(-END, os.SEEK_END)
+        digest.update(file.read())
+    return f"{size} {digest.hexdigest()}"

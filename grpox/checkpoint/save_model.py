@@ -1,19 +1,24 @@
-"""SM"""
+"""The trained model for others: a plain Hugging Face folder, its model card, and its place on the hub.
+
+The card says what the model was trained from and on, how, and what became of it. The hub is asked before the
+run whether it takes the model, which is pushed after it.
+"""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 from safetensors import SafetensorError
+from torch import Tensor
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from grpox import __version__
 from grpox.checkpoint.folders import checkpoints_in
-from grpox.config import HubConfig, RewardRef, RunConfig
+from grpox.config import HubConfig, RunConfig
 from grpox.errors import ConfigError, Problem, RunFailed, text_of
 from grpox.errors.redaction import redact, redacted
 from grpox.policy.engine import Engine
@@ -37,10 +42,7 @@ def save_model(
         RunFailed: they cannot be written, on every rank; or a reload would not find all of them. What stood in
             their place is still there.
     """
-    state = {}
-    for name, tensor in engine.weights():
-        if world.is_main:
-            state[name] = tensor.cpu()
+    state = weights_on_main(engine, world)
     size, failure = sum(tensor.nbytes for tensor in state.values()), ""
     if world.is_main:
         unfinished = folder.with_name(folder.name + ".unfinished")
@@ -60,6 +62,15 @@ def save_model(
         raise RunFailed("".join(failures))
 
 
+def weights_on_main(engine: Engine, world: World) -> dict[str, Tensor]:
+    """Gather the policy's weights bucket by bucket, in the memory of rank 0's machine alone; a collective."""
+    state = {}
+    for name, tensor in engine.weights():
+        if world.is_main:
+            state[name] = tensor.cpu()
+    return state
+
+
 def _rest(folder: Path) -> str:
     """What is left of the run whose model was to be `folder`."""
     checkpoints = checkpoints_in(folder.parent)
@@ -71,6 +82,8 @@ def _rest(folder: Path) -> str:
 CARD = "README.md"
 DIGEST = 16
 """Hexadecimal digits of a fingerprint that are shown."""
+HUB_SECONDS = 10.0
+"""How long the hub may take to say who we are."""
 _SHOWN = ("reward", "loss", "kl", "entropy", "grad_norm", "completions/mean_length")
 """Metrics of the last step that the card shows, besides all of the last evaluation."""
 
@@ -102,25 +115,37 @@ def model_card(
     base = Path(config.model.path)
     # Only a hub id can be a link; a local path says nothing to others.
     is_id = not base.is_absolute() and config.model.path != GIVEN
-    name, known = (str(base), f"base_model: {base}\n") if is_id else (base.name, "")
+    known = f"base_model: {base}\n" if is_id else ""
+    name = str(base) if is_id else base.name
     title = config.hub.repo.rpartition("/")[2] if config.hub else Path(config.output_dir).name or name
+    shown = {
+        metric: f"{value:.4g}"
+        for metric, value in (metrics or {}).items()
+        if metric in _SHOWN or metric.startswith("evaluation/")
+    }
+    results = f"## Metrics\n\nOf the last step and evaluation.\n\n{_table('| metric | value |', shown)}"
+    dumped = _without_folders(redacted(config.model_dump(mode="json")))
+    run_file = yaml.dump(dumped, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=110)
     return redact(
         f"---\nlibrary_name: transformers\npipeline_tag: text-generation\n{known}tags: [grpo, grpox]\n---\n\n"
         f"# {title}\n\n"
         f"Trained with GRPO by grpox {__version__} on DeepSpeed ZeRO-3.\n\n"
-        f"{_table(('', ''), _rows(config, name, summary, fingerprints or {}))}"
-        f"{_metrics_section(metrics or {})}"
-        f"## Run file\n\n```yaml\n{_run_file(config)}```\n"
+        f"{_table('| | |', _rows(config, name, summary, fingerprints or {}))}"
+        f"{results if shown else ''}"
+        f"## Run file\n\n```yaml\n{run_file}```\n"
     )
 
 
 def _rows(
     config: RunConfig, name: str, summary: Mapping[str, Any], fingerprints: Mapping[str, str]
 ) -> dict[str, object]:
+    rewards = zip(config.reward_labels, config.rewards, strict=True)
+    source = config.data.source
+    data = _shown(config.data.path or "") if source is None else source.label
     rows: dict[str, object] = {
         "base model": name,
-        "data": _data(config) + _digest(fingerprints.get("data.path")),
-        "rewards": ", ".join(f"{label} (weight {ref.weight:g})" for label, ref in _rewards(config)),
+        "data": data + _digest(fingerprints.get("data.path")),
+        "rewards": ", ".join(f"{label} (weight {ref.weight:g})" for label, ref in rewards),
         "advantage": config.advantage.label,
         "loss": config.loss.label,
         "correction": config.correction.label,
@@ -130,37 +155,15 @@ def _rows(
         "seed": config.train.seed,
     }
     if config.evaluation is not None:
-        held_out = Path(config.evaluation.path)
-        shown = held_out.name if held_out.is_absolute() else str(held_out)
-        rows["evaluated on"] = shown + _digest(fingerprints.get("evaluation.path"))
+        rows["evaluated on"] = _shown(config.evaluation.path) + _digest(fingerprints.get("evaluation.path"))
     for key in ("accuracy_before", "accuracy_after"):
         if key in summary:
             rows[key.replace("_", " ")] = f"{summary[key]:.4f}"
     return rows
 
 
-def _metrics_section(metrics: Mapping[str, float]) -> str:
-    shown = {
-        metric: f"{value:.4g}"
-        for metric, value in metrics.items()
-        if metric in _SHOWN or metric.startswith("evaluation/")
-    }
-    return (
-        f"## Metrics\n\nOf the last step and evaluation.\n\n{_table(('metric', 'value'), shown)}"
-        if shown
-        else ""
-    )
-
-
-def _table(heading: tuple[str, str], rows: Mapping[str, object]) -> str:
-    lines = [f"| {heading[0]} | {heading[1]} |", "|---|---|", *(f"| {key} | {rows[key]} |" for key in rows)]
-    return "\n".join(lines).replace("|  |  |", "| | |") + "\n\n"
-
-
-def _run_file(config: RunConfig) -> str:
-    """The whole config, with the names of local files in place of their paths."""
-    dumped = _without_folders(redacted(config.model_dump(mode="json")))
-    return str(yaml.dump(dumped, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=110))
+def _table(heading: str, rows: Mapping[str, object]) -> str:
+    return "\n".join([heading, "|---|---|", *(f"| {key} | {rows[key]} |" for key in rows)]) + "\n\n"
 
 
 def _without_folders(value: Any) -> Any:
@@ -181,20 +184,9 @@ def _digest(fingerprint: str | None) -> str:
     return f" (sha256 {fingerprint.rpartition(' ')[2][:DIGEST]})"
 
 
-def _rewards(config: RunConfig) -> Iterator[tuple[str, RewardRef]]:
-    return zip(config.reward_labels, config.rewards, strict=True)
-
-
-def _data(config: RunConfig) -> str:
-    """A file's name, a hub id, or the name of the component."""
-    if config.data.source is not None:
-        return config.data.source.label
-    path = Path(config.data.path or "")
-    return path.name if path.is_absolute() else str(path)
-
-
-HUB_SECONDS = 10.0
-"""How long the hub may take to say who we are."""
+def _shown(path: str) -> str:
+    """A local file's name, or a hub id."""
+    return Path(path).name if Path(path).is_absolute() else str(Path(path))
 
 
 def check_hub(config: HubConfig) -> None:

@@ -188,7 +188,6 @@ def build_trainer(
             parts.lock,
             parts.observers,
             files,
-            parts.context.fingerprints,
             policy,
             parts.times,
             warn,

@@ -20,7 +20,7 @@ from support.handlers import handlers_kept
 from transformers import PreTrainedModel
 
 from grpox.checkpoint.export import checkpoint_model, export_checkpoint
-from grpox.checkpoint.folders import facts_of, files_of, folder_of, write_manifest
+from grpox.checkpoint.folders import folder_of, write_manifest
 from grpox.checkpoint.progress import Progress
 from grpox.cli.errors import run_command
 from grpox.config import ModelConfig, RunConfig
@@ -213,7 +213,7 @@ def checkpoint_with(folder: Path, model: dict[str, object]) -> Path:
         told | {"evaluation_before": {}, "metrics": {}, "config": config, "lock": lock_of(run)}
     )
     progress.write(made)
-    write_manifest(made, facts_of(made, files_of(made)))
+    write_manifest(made)
     return made
 
 

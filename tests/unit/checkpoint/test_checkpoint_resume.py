@@ -17,8 +17,6 @@ from grpox.checkpoint import resume
 from grpox.checkpoint.folders import (
     FORMAT,
     MANIFEST,
-    facts_of,
-    files_of,
     folder_of,
     publish,
     rank_file,
@@ -121,7 +119,8 @@ class Rank:
 
 def save(output_dir: Path, progress: Progress, ranks: int = 2) -> Path:
     """A checkpoint of what a run of so many ranks writes, with a tensor in the place of each state."""
-    unfinished = unfinished_of(output_dir, progress.step)
+    folder = folder_of(output_dir, progress.step)
+    unfinished = unfinished_of(folder)
     (unfinished / ENGINE).mkdir(parents=True)
     progress.write(unfinished)
     files = {}
@@ -133,10 +132,8 @@ def save(output_dir: Path, progress: Progress, ranks: int = 2) -> Path:
             shards.submit({"weight": torch.ones(3)}, unfinished / REFERENCE)
         assert shards.finished() == []
         files |= {path.relative_to(unfinished).as_posix(): facts for path, facts in shards.written.items()}
-    files |= facts_of(unfinished, [name for name in files_of(unfinished) if name not in files])
     write_manifest(unfinished, files)
-    folder = folder_of(output_dir, progress.step)
-    publish(unfinished, folder)
+    publish(folder)
     return folder
 
 
@@ -244,7 +241,7 @@ def test_a_checkpoint_of_another_format_is_refused_by_its_number(
 def test_without_progress_no_checkpoint_is_whole_even_if_its_manifest_says_so(tmp_path: Path) -> None:
     folder = save(tmp_path, progress_of())
     (folder / PROGRESS).write_text("{}")
-    write_manifest(folder, facts_of(folder, files_of(folder)))
+    write_manifest(folder)
     found, told = newest(tmp_path, 2)
     assert found is None
     assert told.count("run.json cannot be read: ValidationError") == 1

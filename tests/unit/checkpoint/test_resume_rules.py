@@ -11,7 +11,7 @@ import pytest
 import torch
 from support.logs import LOGGED
 
-from grpox.checkpoint.folders import checkpoints_in, facts_of, files_of, folder_of, write_manifest
+from grpox.checkpoint.folders import checkpoints_in, folder_of, write_manifest
 from grpox.checkpoint.progress import Progress
 from grpox.checkpoint.resume import Checkpoint, check_changes, fingerprints, newest_good
 from grpox.checkpoint.saver import CheckpointSaver
@@ -51,7 +51,7 @@ def save(output_dir: Path, progress: Progress) -> Path:
     folder = folder_of(output_dir, progress.step)
     folder.mkdir(parents=True)
     progress.write(folder)
-    write_manifest(folder, facts_of(folder, files_of(folder)))
+    write_manifest(folder)
     return folder
 
 

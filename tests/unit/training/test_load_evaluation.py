@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from grpox.checkpoint.folders import facts_of, files_of, folder_of, write_manifest
+from grpox.checkpoint.folders import folder_of, write_manifest
 from grpox.checkpoint.progress import Progress
 from grpox.cli import app as cli
 from grpox.errors import ConfigError, Problem
@@ -125,7 +125,7 @@ def checkpoint(folder: Path) -> Path:
         data={},
         lock=lock_of(run),
     ).write(made)
-    write_manifest(made, facts_of(made, files_of(made)))
+    write_manifest(made)
     return made
 
 
