@@ -1,4 +1,4 @@
-"""How far a run is: the state of its loop, what a checkpoint says of it, and which batch sizes go on with it."""
+"""How far a run is: its loop's state, what a checkpoint says of it, and the batch sizes that fit to it."""
 
 from __future__ import annotations
 

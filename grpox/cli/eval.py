@@ -191,7 +191,7 @@ def _write(path: Path, figures: dict[str, Any]) -> None:
 
 
 def _write_completions(path: Path, found: Evaluated) -> None:
-    from grpox.observing.completions import write_completions
+    from grpox.observing.record_files import write_completions
     from grpox.runtime.files import unwritten
 
     try:

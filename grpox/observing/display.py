@@ -1,4 +1,4 @@
-"""DI"""
+"""What a run shows: a live line in the terminal or a few plain ones, samples, a summary, its report."""
 
 from __future__ import annotations
 
@@ -97,8 +97,7 @@ class TerminalDisplay:
         accuracy = next((metrics[name] for name in metrics if name.split("/")[-1] == "accuracy"), None)
         if accuracy is not None:
             self._accuracies[step] = accuracy
-        told = _main_values(metrics)
-        values = "  ".join(f"{escaped(name)} {value:.4g}" for name, value in told.items())
+        values = "  ".join(f"{escaped(name)} {value:.4g}" for name, value in _main_values(metrics).items())
         self._line(f"evaluation after step {step}: {values}")
 
     @hookimpl(tryfirst=True)
@@ -116,14 +115,14 @@ class TerminalDisplay:
             table.add_row(f"accuracy {when}", f"{self._accuracies[step]:.4f}")
         table.add_row("steps", str(self._last_step))
         if isinstance(stopped := summary.get("stopped_early"), Mapping):
-            table.add_row("stopped early", Text(escaped(early_stop_told(stopped)), overflow="fold"))
+            table.add_row("stopped early", _plain(early_stop_told(stopped)))
         if isinstance(best := summary.get("best_checkpoint"), Mapping):
             told = f"{best['metric']} {best['value']:.4g}: {best['checkpoint']}"
-            table.add_row("best checkpoint", Text(escaped(told), overflow="fold"))
+            table.add_row("best checkpoint", _plain(told))
         if self._skipped:
             table.add_row("skipped", f"{self._skipped:.0f}, not finite")
         table.add_row("time", duration(time.monotonic() - self._started))
-        table.add_row("folder", Text(escaped(str(run.output_dir)), overflow="fold"))
+        table.add_row("folder", _plain(str(run.output_dir)))
         self._console.print(table)
 
     def _seconds_left(self, step: int, total: int) -> float | None:
@@ -186,17 +185,21 @@ def _sample_table(step: int, rollouts: Sequence[ScoredRollout]) -> Table:
     shown = sample_rows(rollouts)
     extras = dict.fromkeys(name for scored in shown for name in scored.extra)
     for name in extras:
-        table.add_column(Text(escaped(name)), overflow="fold", ratio=1)
+        table.add_column(_plain(name), overflow="fold", ratio=1)
     for scored in shown:
-        # Text and not str: a string's [brackets] would be read as markup.
         table.add_row(
-            Text(escaped(shortened(scored.prompt, PROMPT_WIDTH))),
-            Text(escaped(shortened(scored.completion, COMPLETION_WIDTH))),
+            _plain(shortened(scored.prompt, PROMPT_WIDTH)),
+            _plain(shortened(scored.completion, COMPLETION_WIDTH)),
             f"{scored.reward:.3f}",
             f"{scored.advantage:+.3f}",
-            *(Text(escaped(shortened(str(scored.extra.get(name, "")), EXTRA_WIDTH))) for name in extras),
+            *(_plain(shortened(str(scored.extra.get(name, "")), EXTRA_WIDTH)) for name in extras),
         )
     return table
+
+
+def _plain(text: str) -> Text:
+    """Text and not str: a string's [brackets] would be read as markup."""
+    return Text(escaped(text), overflow="fold")
 
 
 logger = get_logger(__name__)
@@ -209,24 +212,24 @@ class RunReport:
     """
 
     def __init__(self) -> None:
-        self._steps = self._evaluations = 0
+        self._has_steps = self._has_evaluations = False
 
     @hookimpl
     def grpox_step_finished(self) -> None:
-        self._steps += 1
+        self._has_steps = True
 
     @hookimpl
     def grpox_evaluated(self) -> None:
-        self._evaluations += 1
+        self._has_evaluations = True
 
     @hookimpl
     def grpox_run_failed(self, run: RunContext) -> None:
-        if self._steps:
+        if self._has_steps:
             self._write(run)
 
     @hookimpl
     def grpox_run_finished(self, run: RunContext) -> None:
-        if self._steps or self._evaluations:
+        if self._has_steps or self._has_evaluations:
             self._write(run)
 
     def _write(self, run: RunContext) -> None:

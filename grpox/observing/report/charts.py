@@ -1,11 +1,15 @@
-"""CH"""
+"""The report's charts: the metrics that belong together, where the run has them, drawn as SVG.
+
+The colours are the page's; matplotlib draws, without its window, fonts or style files. A drawing holds numbers
+only. Titles and legends, which may hold what users named, are the page's.
+"""
 
 from __future__ import annotations
 
 import io
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -28,26 +32,26 @@ class Chart:
     """Parts of a whole, drawn on top of each other."""
 
 
-_BEFORE_REWARDS = (
-    Chart("Accuracy", "on held-out prompts", {"accuracy": "accuracy"}),
-    Chart(
+_CHARTS: tuple[tuple[str, str, Mapping[str, str] | str], ...] = (
+    ("Accuracy", "on held-out prompts", {"accuracy": "accuracy"}),
+    ("Pass@k", "chance that one of k completions is right", "pass_at_*"),
+    (
         "Reward",
         "weighted sum, mean over the batch",
         {"reward": "reward", "before groups are replaced": "dynamic_sampling/first_reward"},
     ),
-)
-_AFTER_REWARDS = (
-    Chart(
+    ("Reward: *", "mean over the batch", "rewards/*/mean"),
+    (
         "Groups without signal",
         "share with equal rewards",
         {"share": "frac_reward_zero_std", "replaced": "dynamic_sampling/replaced"},
     ),
-    Chart("Loss", "of the step", {"loss": "loss"}),
-    Chart("KL to the reference", "estimated as train.kl says, nats per token", {"kl": "kl"}),
-    Chart("KL to pi_old", "k3 estimate, nats per token", {"kl": "kl_old"}),
-    Chart("Entropy", "nats per token", {"entropy": "entropy"}),
-    Chart("Completions left out", "share that is off-policy", {"share": "off_policy_masked"}),
-    Chart(
+    ("Loss", "of the step", {"loss": "loss"}),
+    ("KL to the reference", "estimated as train.kl says, nats per token", {"kl": "kl"}),
+    ("KL to pi_old", "k3 estimate, nats per token", {"kl": "kl_old"}),
+    ("Entropy", "nats per token", {"entropy": "entropy"}),
+    ("Completions left out", "share that is off-policy", {"share": "off_policy_masked"}),
+    (
         "Completion length",
         "tokens",
         {
@@ -56,64 +60,42 @@ _AFTER_REWARDS = (
             "longest": "completions/max_length",
         },
     ),
-    Chart("Completions cut off", "share at the longest length", {"share": "completions/clipped_ratio"}),
-    Chart("Gradient norm", "before clipping", {"norm": "grad_norm"}),
-    Chart("Learning rate", "of the step", {"rate": "learning_rate"}),
-)
-_AFTER_CLIPPING = (
-    Chart(
+    ("Completions cut off", "share at the longest length", {"share": "completions/clipped_ratio"}),
+    ("Gradient norm", "before clipping", {"norm": "grad_norm"}),
+    ("Learning rate", "of the step", {"rate": "learning_rate"}),
+    ("Tokens clipped", "share of tokens", "clip_ratio/*_mean"),
+    (
         "Generator against trainer",
         "difference of log-probabilities",
         {"mean": "sampling/difference_mean", "largest": "sampling/difference_max"},
     ),
-    Chart(
+    (
         "Speed",
         "tokens per second",
         {"generated": "tokens_per_second/generated", "trained": "tokens_per_second/trained"},
     ),
+    ("Time of a step", "seconds on rank 0, by phase", "time/*"),
 )
+"""Title, note, and legend -> metric; or a pattern of metrics, whose star is the legend or in the title."""
+_STACKED = "time/*"
 
 
 def charts_of(record: RunRecord) -> list[Chart]:
     """The charts of a run, without the metrics and the charts that it did not log."""
-    names = record.metric_names()
-    evaluated = list(dict.fromkeys(name for told in record.evaluations for name in told.values))
-    of_rewards = list(dict.fromkeys([*names, *evaluated]))
-    charts = [
-        _BEFORE_REWARDS[0],
-        _family("Pass@k", "chance that one of k completions is right", "pass_at_", evaluated),
-        *_BEFORE_REWARDS[1:],
-        *(
-            Chart(f"Reward: {label}", "mean over the batch", {"mean": f"rewards/{label}/mean"})
-            for label in _between("rewards/", of_rewards, "/mean")
-        ),
-        *_AFTER_REWARDS,
-        _family("Tokens clipped", "share of tokens", "clip_ratio/", names, "_mean"),
-        *_AFTER_CLIPPING,
-        _family("Time of a step", "seconds on rank 0, by phase", "time/", names, stacked=True),
-    ]
-    recorded = {name for told in (*record.steps, *record.evaluations) for name in told.values}
-    return [kept for chart in charts if (kept := _within(chart, recorded)).metrics]
-
-
-def _between(prefix: str, names: Sequence[str], suffix: str) -> list[str]:
-    return [
-        name.removeprefix(prefix).removesuffix(suffix)
-        for name in names
-        if name.startswith(prefix) and name.endswith(suffix)
-    ]
-
-
-def _family(
-    title: str, note: str, prefix: str, names: Sequence[str], suffix: str = "", stacked: bool = False
-) -> Chart:
-    metrics = {label: f"{prefix}{label}{suffix}" for label in _between(prefix, names, suffix)}
-    return Chart(title, note, metrics, stacked)
-
-
-def _within(chart: Chart, recorded: Iterable[str]) -> Chart:
-    metrics = {label: name for label, name in chart.metrics.items() if name in recorded}
-    return Chart(chart.title, chart.note, metrics, chart.stacked)
+    names = dict.fromkeys(name for told in (*record.steps, *record.evaluations) for name in told.values)
+    charts = []
+    for title, note, metrics in _CHARTS:
+        if isinstance(metrics, str):
+            prefix, suffix = metrics.split("*")
+            family = [name for name in names if name.startswith(prefix) and name.endswith(suffix)]
+            found = {name.removeprefix(prefix).removesuffix(suffix): name for name in family}
+        else:
+            found = {label: name for label, name in metrics.items() if name in names}
+        if "*" in title:
+            charts += [Chart(title.replace("*", label), note, {"mean": name}) for label, name in found.items()]
+        elif found:
+            charts.append(Chart(title, note, found, stacked=metrics == _STACKED))
+    return charts
 
 
 WIDTH, HEIGHT = 3.6, 1.9
@@ -225,16 +207,9 @@ def _draw_lines(axes: Axes, chart: Chart, record: RunRecord) -> None:
         evaluated = binned(curve_of(record.evaluations, metric))
         dot = "." if len(line.steps) <= MARKED_POINTS else ""
         axes.plot(line.steps, line.values, color=colour, marker=dot)
-        only = "-" if not line.steps else ""
+        style = {"linestyle": "" if line.steps else "-", "marker": "o", "markersize": 4.5}
         axes.plot(
-            evaluated.steps,
-            evaluated.values,
-            color=colour,
-            linestyle=only,
-            marker="o",
-            markersize=4.5,
-            markerfacecolor="none",
-            clip_on=False,
+            evaluated.steps, evaluated.values, color=colour, markerfacecolor="none", clip_on=False, **style
         )
         shown += [value for value in (*line.values, *evaluated.values) if not math.isnan(value)]
     _fit(axes, shown)

@@ -1,4 +1,4 @@
-"""DA"""
+"""Reads a run's folder back: metrics, evaluations, config, how it ended, and the completions that are shown."""
 
 from __future__ import annotations
 
@@ -63,10 +63,6 @@ class RunRecord:
         times = [recorded.time for recorded in (*self.steps, *self.evaluations)]
         return max(times) - min(times)
 
-    def metric_names(self) -> list[str]:
-        """Of all steps, in the order in which they were first logged."""
-        return list(dict.fromkeys(name for recorded in self.steps for name in recorded.values))
-
 
 def read_record(folder: Path) -> RunRecord:
     """Read what a run left in `folder`.
@@ -126,10 +122,8 @@ def _read_metrics(path: Path) -> tuple[list[Recorded], list[Recorded]]:
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             # A process that was killed may have left half a line at the end.
             if number < len(lines):
-                told_error = describe(error)
-                raise ConfigError(
-                    Problem(f"not a line of metrics: {told_error}", where=f"{path}:{number}")
-                ) from error
+                problem = Problem(f"not a line of metrics: {describe(error)}", where=f"{path}:{number}")
+                raise ConfigError(problem) from error
     if not any(found.values()):
         raise ConfigError(Problem("holds no finished step and no evaluation", where=str(path)))
     steps, evaluations = ([of[step] for step in sorted(of)] for of in found.values())
@@ -211,18 +205,12 @@ def read_samples(folder: Path) -> tuple[list[SampledBatch], int]:
     Raises:
         ConfigError: a file of completions cannot be read.
     """
-    files = _saved(folder / "completions")
+    files = []
+    for path in (folder / "completions").glob("step_*.parquet"):
+        if name := re.fullmatch(r"step_(\d+)(?:_(\d+))?", path.stem):
+            files.append((int(name[1]), int(name[2] or 1), path))
+    files.sort()  # in the order of the run: names stop sorting at a million steps
     return [_read_batch(*files[place]) for place in spread(len(files), MOST_BATCHES)], len(files)
-
-
-def _saved(folder: Path) -> list[tuple[int, int, Path]]:
-    """(step, part, file) of each file, in the order of the run: names stop sorting at a million steps."""
-    found = []
-    for path in folder.glob("step_*.parquet"):
-        name = re.fullmatch(r"step_(\d+)(?:_(\d+))?", path.stem)
-        if name:
-            found.append((int(name[1]), int(name[2] or 1), path))
-    return sorted(found)
 
 
 def _read_batch(step: int, part: int, path: Path) -> SampledBatch:
@@ -253,16 +241,20 @@ def _sample(row: Mapping[str, Any]) -> Sample:
         completion=_shown(row["completion"], COMPLETION_CHARACTERS),
         reward=row["reward"],
         advantage=row["advantage"],
-        rewards={name.removeprefix("rewards/"): row[name] for name in row if name.startswith("rewards/")},
+        rewards=_below(row, "rewards/"),
         extra={
-            name.removeprefix("extra/"): _shown(str(row[name]), EXTRA_CHARACTERS)
-            for name in row
-            if name.startswith("extra/") and row[name] is not None
+            name: _shown(str(value), EXTRA_CHARACTERS)
+            for name, value in _below(row, "extra/").items()
+            if value is not None
         },
         group=row["group"],
         tokens=row["completion_length"],
         finish_reason=row["finish_reason"],
     )
+
+
+def _below(row: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    return {name.removeprefix(prefix): row[name] for name in row if name.startswith(prefix)}
 
 
 def _shown(text: str, most: int) -> str:
