@@ -36,10 +36,9 @@ from grpox.runfile.lock.model import Lock
 from grpox.runtime.logs import WarnOnce, get_logger
 from grpox.runtime.phases import PhaseTimes
 from grpox.runtime.world import World
-from grpox.training.assembly import HeldOut, provides
 from grpox.training.evaluation import Evaluator
 from grpox.training.generation_feed import GenerationFeed
-from grpox.training.inputs import open_prompts, open_reference, open_schedule, open_tokenizer
+from grpox.training.inputs import HeldOut, open_prompts, open_reference, open_schedule, open_tokenizer, provides
 from grpox.training.step_report import StepReport
 from grpox.training.trainer import Trainer
 from grpox.update.nonfinite import NonFinitePolicy

@@ -1,9 +1,16 @@
-"""EV"""
+"""Evaluation on held-out prompts: greedy by default, scored by the run's reward functions or by its own.
+
+It is done within a run, or by `evaluate_model` without one.
+
+pass@k is the chance that at least one of k completions is right, estimated without bias from n of them. Chen et
+al., Evaluating Large Language Models Trained on Code (arXiv 2107.03374), equation 1:
+pass@k = E over prompts of 1 - C(n - c, k) / C(n, k), where c of n completions are right.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import comb
 from pathlib import Path
@@ -11,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
 from grpox.checkpoint.rng import random_numbers_kept
 from grpox.config import EvaluationConfig, SamplingConfig
@@ -34,15 +41,16 @@ from grpox.runtime.phases import PhaseTimes
 from grpox.runtime.setup import quieten, seed_libraries
 from grpox.runtime.watchdog import GRACE
 from grpox.runtime.world import World, start_world
-from grpox.training.assembly import (
+from grpox.training.inputs import (
     HeldOut,
     generator_context,
     load_on_every_rank,
     open_generator,
+    open_held_out,
+    open_tokenizer,
     provides,
     start_sampler,
 )
-from grpox.training.inputs import open_held_out, open_tokenizer
 
 if TYPE_CHECKING:
     from grpox.runfile.load import ResolvedRun
@@ -135,11 +143,17 @@ def evaluation_metrics(
         rewards: K functions, those that scored `rows`.
     """
     labels = [reward.label for reward in rewards]
-    accuracy = labels.index(config.accuracy or labels[0])
-    columns = [_given([row.rewards[place] for row in rows]) for place in range(len(labels))]
-    metrics = {"accuracy": mean(columns[accuracy]) if columns[accuracy] else math.nan}
-    metrics |= _pass_at_k(rows, accuracy, config)
-    metrics |= _spread("reward", "reward_std", _given(_totals(rows, rewards)))
+    columns = [[score for row in rows if (score := row.rewards[i]) is not None] for i in range(len(labels))]
+    place = labels.index(config.accuracy or labels[0])
+    metrics = {"accuracy": mean(columns[place]) if columns[place] else math.nan}
+    counts = []  # of each prompt: completions that have a score, those that are right
+    for start in range(0, len(rows), config.num_generations):
+        of_prompt = rows[start : start + config.num_generations]
+        scores = [score for row in of_prompt if (score := row.rewards[place]) is not None]
+        counts.append((len(scores), sum(score >= config.right_at for score in scores)))
+    metrics |= {f"pass_at_{k}": mean_pass_at_k(counts, k) for k in config.pass_at_k}
+    totals = totals_of(rows, rewards).tolist()
+    metrics |= _spread("reward", "reward_std", [total for total in totals if not math.isnan(total)])
     for label, column in zip(labels, columns, strict=True):
         metrics[f"rewards/{label}/mean"] = math.nan
         metrics |= _spread(f"rewards/{label}/mean", f"rewards/{label}/std", column)
@@ -155,34 +169,12 @@ def totals_of(rows: Sequence[ScoredRow], rewards: Sequence[NamedReward]) -> torc
     return weighted_sum(torch.tensor(values).reshape(len(rows), len(rewards)), weights)
 
 
-def _totals(rows: Sequence[ScoredRow], rewards: Sequence[NamedReward]) -> list[float | None]:
-    return [None if math.isnan(total) else total for total in totals_of(rows, rewards).tolist()]
-
-
-def _given(values: Sequence[float | None]) -> list[float]:
-    return [value for value in values if value is not None]
-
-
 def _spread(mean_name: str, std_name: str, values: Sequence[float]) -> dict[str, float]:
     """Mean and standard deviation, the latter over n - 1 as in training; nothing where there are no values."""
     if not values:
         return {}
     std = float(torch.tensor(values, dtype=torch.float64).std()) if len(values) > 1 else 0.0
     return {mean_name: mean(values), std_name: std}
-
-
-def _pass_at_k(rows: Sequence[ScoredRow], place: int, config: EvaluationConfig) -> dict[str, float]:
-    prompts = list(_counted(rows, place, config))
-    found = {f"pass_at_{k}": mean_pass_at_k(prompts, k) for k in config.pass_at_k}
-    return {name: math.nan if value is None else value for name, value in found.items()}
-
-
-def _counted(rows: Sequence[ScoredRow], place: int, config: EvaluationConfig) -> Iterator[tuple[int, int]]:
-    """(completions that have a score, those that are right) of each prompt."""
-    size = config.num_generations
-    for start in range(0, len(rows), size):
-        scores = _given([row.rewards[place] for row in rows[start : start + size]])
-        yield len(scores), sum(score >= config.right_at for score in scores)
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
@@ -205,14 +197,14 @@ def pass_at_k(n: int, c: int, k: int) -> float:
     return (choices - comb(n - c, k)) / choices
 
 
-def mean_pass_at_k(prompts: Sequence[tuple[int, int]], k: int) -> float | None:
+def mean_pass_at_k(prompts: Sequence[tuple[int, int]], k: int) -> float:
     """The mean over `prompts`, (n, c) of each; those with fewer than k completions are left out.
 
     Returns:
-        None where none is left.
+        NaN where none is left.
     """
     found = [pass_at_k(n, c, k) for n, c in prompts if n >= k]
-    return sum(found) / len(found) if found else None
+    return sum(found) / len(found) if found else math.nan
 
 
 BEFORE_TRAINING = TrainerState(global_step=0, max_steps=0, epoch=0.0)
@@ -249,39 +241,40 @@ def evaluate_model(run: ResolvedRun, checkpoint: Path | None, done: Callable[[in
     seed_libraries(run.config.train.seed)
     key = OF_TRAINING if run.config.evaluation.rewards is None else OF_EVALUATION
     with reward_functions(run, key) as functions:
-        times = PhaseTimes(generator=generator_settings(run))
-        inputs = _open(run, run.config.evaluation, functions)
-        return _evaluate(run, run.config.evaluation, inputs, checkpoint, world, times, done)
-
-
-@exits_told(FOREIGN)
-def _open(
-    run: ResolvedRun, evaluation: EvaluationConfig, functions: Sequence[Any]
-) -> tuple[PreTrainedTokenizerBase, HeldOut]:
-    tokenizer = open_tokenizer(run)
-    return tokenizer, HeldOut.bind(run.config, open_held_out(run, tokenizer, evaluation), functions)
+        return _evaluate(run, run.config.evaluation, functions, checkpoint, world, done)
 
 
 @exits_told(FOREIGN)
 def _evaluate(
     run: ResolvedRun,
     evaluation: EvaluationConfig,
-    inputs: tuple[PreTrainedTokenizerBase, HeldOut],
+    functions: Sequence[Any],
     checkpoint: Path | None,
     world: World,
-    times: PhaseTimes,
     done: Callable[[int, int], None],
 ) -> Evaluated:
-    tokenizer, held_out = inputs
+    times, tokenizer = PhaseTimes(generator=generator_settings(run)), open_tokenizer(run)
+    held_out = HeldOut.bind(run.config, open_held_out(run, tokenizer, evaluation), functions)
+    count = len(held_out.prompts)
     generator = open_generator(run, world)
+
+    def load() -> PreTrainedModel:
+        if checkpoint is None:
+            model = load_model(run.config.model)
+        else:
+            # Only here, because it knows of DeepSpeed's files.
+            from grpox.checkpoint.export import checkpoint_model
+
+            model = checkpoint_model(checkpoint, run.config.model)
+        return model.eval().requires_grad_(False).to(world.device)
+
     with lost_ranks_told(world, times):
-        model = load_on_every_rank(lambda: _load(run, checkpoint, world), world, times)
+        model = load_on_every_rank(load, world, times)
         context = generator_context(model, tokenizer, run.config, world)
         sampler = start_sampler(generator, context, FixedPolicy(model), world, times, sleeps=False)
         try:
             scorer = Scorer(held_out.rewards, provides(run, Capability.STREAMING))
             evaluator = Evaluator(sampler, scorer, held_out.prompts, evaluation, run.config.sampling)
-            count = len(held_out.prompts)
             tell = (lambda number: done(number, count)) if world.is_main else (lambda number: None)
             rows, logged = evaluator.sample(BEFORE_TRAINING, tell)
         finally:
@@ -289,17 +282,6 @@ def _evaluate(
         metrics = evaluator.metrics(rows, logged)
     completions = _completions(rows, held_out, evaluation.num_generations)
     return Evaluated(metrics, completions, count, world.size, world.is_main)
-
-
-def _load(run: ResolvedRun, checkpoint: Path | None, world: World) -> PreTrainedModel:
-    if checkpoint is None:
-        model = load_model(run.config.model)
-    else:
-        # Only here, because it knows of DeepSpeed's files.
-        from grpox.checkpoint.export import checkpoint_model
-
-        model = checkpoint_model(checkpoint, run.config.model)
-    return model.eval().requires_grad_(False).to(world.device)
 
 
 def _completions(rows: Sequence[ScoredRow], held_out: HeldOut, size: int) -> list[ScoredRollout]:

@@ -1,4 +1,7 @@
-"""GI"""
+"""The arguments of `grpox.train` that take the place of what a run file names, checked.
+
+A model that was given is whole again after the run.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +75,6 @@ def given_rewards(
 
     A mapping is as in a run file, or has a function or model under ``function`` beside ``weight`` and the like.
     """
-    from grpox.training.given import reward_model_path
 
     functions: dict[str, Callable[..., Any]] = {}
     models: dict[str, PreTrainedModel] = {}
@@ -86,8 +88,11 @@ def given_rewards(
             function = keys.pop("function")
             path = reward_model_path(function, key)
             if path is None:
-                functions[key] = _function(function, key)
-                keys = {"name": _name(function)} | keys
+                _check_function(function, key)
+                functions[key] = function
+                # Its own name, that of what it wraps (functools.partial), or its class's.
+                inner = getattr(function, "func", function)
+                keys = {"name": getattr(inner, "__name__", type(function).__name__)} | keys
             else:
                 models[key] = function
                 keys = {"name": REWARD_OF_MODEL, "model": path} | keys
@@ -101,21 +106,14 @@ def _keys(reward: Any) -> dict[str, Any]:
     return dict(reward) if isinstance(reward, Mapping) else {"function": reward}
 
 
-def _function(value: Any, key: str) -> Callable[..., Any]:
+def _check_function(value: Any, key: str) -> None:
     # A module can be called too, though not as a reward function is.
-    if callable(value) and not hasattr(value, "forward"):
-        return value  # type: ignore[no-any-return]
-    allowed = "a reward function, a sequence-classification model, a component's name, or a run file's mapping"
-    given = " ".join(repr(value).split())[:200]
-    raise ConfigError(Problem("is no reward function", key, where=ARGUMENT, given=given, allowed=allowed))
-
-
-def _name(function: Callable[..., Any]) -> str:
-    """Its own name, that of what it wraps (functools.partial), or its class's."""
-    return getattr(getattr(function, "func", function), "__name__", type(function).__name__)
-
-
-_ALLOWED = "a datasets.Dataset or IterableDataset, a list of dicts, a file's path, or a hub id"
+    if not callable(value) or hasattr(value, "forward"):
+        allowed = (
+            "a reward function, a sequence-classification model, a component's name, or a run file's mapping"
+        )
+        given = " ".join(repr(value).split())[:200]
+        raise ConfigError(Problem("is no reward function", key, where=ARGUMENT, given=given, allowed=allowed))
 
 
 def as_dataset(value: Any, key: str) -> datasets.Dataset | datasets.IterableDataset:
@@ -136,29 +134,27 @@ def as_dataset(value: Any, key: str) -> datasets.Dataset | datasets.IterableData
     if isinstance(value, datasets.Dataset):
         return value.with_format(None)
     if isinstance(value, Mapping):
-        names = [str(name) for name in value]
-        what = f"is several datasets or a mapping of columns, not rows: {', '.join(names)}"
-        raise _refused(key, what, value)
-    if isinstance(value, Sequence) and all(isinstance(row, Mapping) for row in value):
-        return _from_rows(value, key)
-    raise _refused(key, "holds no rows", value)
-
-
-def _from_rows(rows: Sequence[Mapping[str, Any]], key: str) -> datasets.Dataset:
-    import datasets
-
+        names = ", ".join(map(str, value))
+        raise _refused(key, f"is several datasets or a mapping of columns, not rows: {names}", value)
+    if not isinstance(value, Sequence) or not all(isinstance(row, Mapping) for row in value):
+        raise _refused(key, "holds no rows", value)
     # All columns of all rows: Dataset.from_list takes those of the first row and drops the rest.
-    columns = dict.fromkeys(name for row in rows for name in row)
+    columns = dict.fromkeys(name for row in value for name in row)
     try:
-        return datasets.Dataset.from_dict({name: [row.get(name) for row in rows] for name in columns})
+        return datasets.Dataset.from_dict({name: [row.get(name) for row in value] for name in columns})
     except Exception as error:
         what = f"its rows do not make a table: {describe(error)}"
         allowed = "values of one type in each column"
         raise ConfigError(Problem(what, key=key, where=ARGUMENT, allowed=allowed)) from error
 
 
-def _refused(key: str, what: str, value: Any) -> ConfigError:
-    return ConfigError(Problem(what, key=key, where=ARGUMENT, given=type(value).__name__, allowed=_ALLOWED))
+def _refused(
+    key: str,
+    what: str,
+    value: Any,
+    allowed: str = "a datasets.Dataset or IterableDataset, a list of dicts, a file's path, or a hub id",
+) -> ConfigError:
+    return ConfigError(Problem(what, key=key, where=ARGUMENT, given=type(value).__name__, allowed=allowed))
 
 
 def check_model(model: Any) -> None:
@@ -169,10 +165,8 @@ def check_model(model: Any) -> None:
             in another dtype than float32 or bfloat16, or sharded by an earlier run that failed; or its
             configuration describes another model.
     """
-    what = _unfit(model)
-    if what:
-        allowed = "a transformers PreTrainedModel, a folder, or a hub id"
-        raise ConfigError(Problem(what, "model", where=ARGUMENT, given=type(model).__name__, allowed=allowed))
+    if what := _unfit(model):
+        raise _refused("model", what, model, "a transformers PreTrainedModel, a folder, or a hub id")
 
 
 def _unfit(model: Any) -> str:
@@ -208,8 +202,7 @@ def check_tokenizer(tokenizer: Any) -> None:
         what, allowed = "has neither a padding nor an EOS token", "a tokenizer with one of them"
     else:
         return
-    given = type(tokenizer).__name__
-    raise ConfigError(Problem(what, key="tokenizer", where=ARGUMENT, given=given, allowed=allowed))
+    raise _refused("tokenizer", what, tokenizer, allowed)
 
 
 def reward_model_path(value: Any, key: str) -> str | None:
@@ -220,13 +213,11 @@ def reward_model_path(value: Any, key: str) -> str | None:
     """
     if not isinstance(value, PreTrainedModel):
         return None
-    what = ""
     if "ForSequenceClassification" not in type(value).__name__ or value.config.num_labels != 1:
-        what = "is no sequence-classification model with one output"
-    elif not value.name_or_path:
+        raise _refused(key, "is no sequence-classification model with one output", value, "")
+    if not value.name_or_path:
         what = "the model does not say where it came from, so its tokenizer cannot be found"
-    if what:
-        raise ConfigError(Problem(what, key, where=ARGUMENT, given=type(value).__name__))
+        raise _refused(key, what, value, "")
     return str(value.name_or_path)
 
 

@@ -1,4 +1,7 @@
-"""LE"""
+"""The model and the run file of an evaluation: what only training needs is left out, and not checked.
+
+MODEL of a command line names a model's folder, a hub id, a run's folder or one of its checkpoints.
+"""
 
 from __future__ import annotations
 
@@ -89,30 +92,6 @@ def load_evaluation(
     Raises:
         ConfigError: with every problem found.
     """
-    _check_overrides(overrides)
-    _check_code(model, run, overrides)
-    data, origin = read_run(run, [*model.overrides, *overrides])
-    if data.get("evaluation") is None:
-        what = "the run file has no evaluation, which names the prompts"
-        allowed = "evaluation: {path: held-out.jsonl}"
-        raise ConfigError(Problem(what, "evaluation", origin.where("evaluation"), allowed=allowed))
-    return resolve(_reduced(data), origin, str(run), Given(), world_size, trains=False)
-
-
-def _check_code(model: NamedModel, run: str | Path, overrides: Sequence[str]) -> None:
-    """Refuse a checkpoint whose model runs code of its own, unless the run file or an override allows it."""
-    if not model.code:
-        return
-    said, _ = read_run(run, overrides)
-    init = said["model"].get("init") if isinstance(said.get("model"), dict) else None
-    if not isinstance(init, dict) or init.get("trust_remote_code") is not True:
-        what = f"the checkpoint asks for {', '.join(model.code)}: that may run code which comes with its model"
-        allowed = f"{TRUST}=true, where you trust {model.keys['path']}"
-        raise ConfigError(Problem(what, TRUST, given=model.given, allowed=allowed))
-
-
-def _check_overrides(overrides: Sequence[str]) -> None:
-    keys = [override.partition("=")[0].strip() for override in overrides]
     problems = [
         Problem(
             "is no part of an evaluation",
@@ -121,11 +100,28 @@ def _check_overrides(overrides: Sequence[str]) -> None:
             allowed=f"{', '.join(SECTIONS)}, train.seed",
             nearest=nearest(key.partition(".")[0], SECTIONS),
         )
-        for key in keys
+        for key in (override.partition("=")[0].strip() for override in overrides)
         if key and key != "train.seed" and key.partition(".")[0].partition("[")[0] not in SECTIONS
     ]
     if problems:
         raise ConfigError(problems)
+    if model.code and not _trusts_code(run, overrides):
+        what = f"the checkpoint asks for {', '.join(model.code)}: that may run code which comes with its model"
+        allowed = f"{TRUST}=true, where you trust {model.keys['path']}"
+        raise ConfigError(Problem(what, TRUST, given=model.given, allowed=allowed))
+    data, origin = read_run(run, [*model.overrides, *overrides])
+    if data.get("evaluation") is None:
+        what = "the run file has no evaluation, which names the prompts"
+        allowed = "evaluation: {path: held-out.jsonl}"
+        raise ConfigError(Problem(what, "evaluation", origin.where("evaluation"), allowed=allowed))
+    return resolve(_reduced(data), origin, str(run), Given(), world_size, trains=False)
+
+
+def _trusts_code(run: str | Path, overrides: Sequence[str]) -> bool:
+    """Whether the run file or an override allows the code of a model: a checkpoint does not decide that."""
+    said, _ = read_run(run, overrides)
+    init = said["model"].get("init") if isinstance(said.get("model"), dict) else None
+    return isinstance(init, dict) and init.get("trust_remote_code") is True
 
 
 def _reduced(data: dict[str, Any]) -> dict[str, Any]:

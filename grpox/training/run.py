@@ -43,10 +43,15 @@ from grpox.runtime.run_lock import hold_on_all_ranks
 from grpox.runtime.setup import quieten, seed_libraries
 from grpox.runtime.watchdog import GRACE, Watchdog, lose_silent_peers
 from grpox.runtime.world import World, start_world
-from grpox.training.assembly import generator_context, load_on_every_rank, open_generator, start_sampler
 from grpox.training.build import TrainerParts, TrainInputs, build_engines, build_observers, build_trainer
 from grpox.training.given import given_objects, make_whole
-from grpox.training.inputs import open_model
+from grpox.training.inputs import (
+    generator_context,
+    load_on_every_rank,
+    open_generator,
+    open_model,
+    start_sampler,
+)
 from grpox.training.trainer import Trainer
 
 logger = get_logger(__name__)

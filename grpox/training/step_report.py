@@ -1,4 +1,4 @@
-"""SR"""
+"""The report of a finished step to the observers: metrics of update, sampling, rewards, speed, memory and time."""
 
 from __future__ import annotations
 
@@ -18,48 +18,6 @@ from grpox.rollout.metrics import mean_metrics
 from grpox.rollout.rewards.log import mean_logged, with_logged
 from grpox.runtime.logs import WarnOnce
 from grpox.update.mismatch import mismatch_warnings
-
-
-def step_metrics(
-    update: Mapping[str, float],
-    new: Sequence[GenerationBatch],
-    sampled: Sequence[Mapping[str, float]],
-    micro_batches: Sequence[Sequence[Sample]],
-    times: Mapping[str, float],
-    step_time: float,
-) -> dict[str, float]:
-    """All metrics of a step.
-
-    Args:
-        update: what the policy update measured, over all ranks.
-        new: generation batches sampled for this step; none when it trains on older ones.
-        sampled: the metrics of each of these.
-        micro_batches: this rank's samples of the step.
-        times: seconds of each phase on this rank, ``time/<phase>``.
-        step_time: seconds of the whole step on this rank.
-    """
-    tokens = sum(len(sample) for samples in micro_batches for sample in samples)
-    metrics = {
-        **update,
-        **mean_metrics(sampled),
-        **times,
-        "step_time": step_time,
-        "tokens_per_second/trained": tokens / times["time/update"],
-        "memory/peak_gib": _peak_memory_gib(),
-    }
-    if new:
-        rows = [row for batch in new for row in (*batch.rows, *batch.dropped)]
-        generated = sum(len(row.rollout.completion_ids) for row in rows)
-        metrics["tokens_per_second/generated"] = generated / times["time/generate"]
-    return metrics
-
-
-def _peak_memory_gib() -> float:
-    """Peak memory of this process: on the GPU where there is one, else resident."""
-    if torch.cuda.is_available():
-        return torch.cuda.max_memory_allocated() / 2**30
-    unit = 1 if sys.platform == "darwin" else 1024  # bytes on macOS, KiB on Linux
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30
 
 
 @dataclass
@@ -105,8 +63,19 @@ class StepReport:
             self.state.num_tokens += sum(len(r.prompt_ids) + len(r.completion_ids) for r in batch.rollouts)
         if not self.is_main:
             return
-        sampled = [self.collector.metrics(batch) for batch in new]
-        own = step_metrics(update, new, sampled, micro_batches, times, seconds)
+        tokens = sum(len(sample) for samples in micro_batches for sample in samples)
+        own = {
+            **update,
+            **mean_metrics([self.collector.metrics(batch) for batch in new]),
+            **times,
+            "step_time": seconds,
+            "tokens_per_second/trained": tokens / times["time/update"],
+            "memory/peak_gib": _peak_memory_gib(),
+        }
+        if new:
+            rows = [row for batch in new for row in (*batch.rows, *batch.dropped)]
+            generated = sum(len(row.rollout.completion_ids) for row in rows)
+            own["tokens_per_second/generated"] = generated / times["time/generate"]
         own |= {"num_tokens": self.state.num_tokens, "epoch": epoch}
         own["observers/failures"] = sum(self.observers.failures.values())
         metrics, renamed = with_logged(own, mean_logged(batch.logged for batch in new))
@@ -114,3 +83,11 @@ class StepReport:
         self.warn.all(mismatch_warnings(metrics, step, promised=self.logprobs_promised))
         self.state.metrics = metrics
         self.observers.step_finished(self.context, step, metrics)
+
+
+def _peak_memory_gib() -> float:
+    """Peak memory of this process: on the GPU where there is one, else resident."""
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated() / 2**30
+    unit = 1 if sys.platform == "darwin" else 1024  # bytes on macOS, KiB on Linux
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30
