@@ -109,29 +109,23 @@ def build_engines(
     parts: TrainerParts, model: PreTrainedModel, files: ShardFiles
 ) -> tuple[Engine, FrozenEngine | BaseAsReference | None]:
     """Shard the policy, and the reference where there is one; a collective."""
-    config, world = parts.run.config, parts.world
+    config, world, train = parts.run.config, parts.world, parts.run.config.train
     reference: FrozenEngine | BaseAsReference | None = None
-    if config.train.beta > 0 and config.model.lora is None:
+    if train.beta > 0 and config.model.lora is None:
         # Before the policy's engine takes the weights that the reference begins with.
         reference = FrozenEngine(open_reference(parts.run, model), config, world)
-    engine = _build_engine(parts, model, files)
+    optimizer = parts.run.build("train.optimizer") if train.optimizer else AdamW(train)
+    scheduler = parts.run.build("train.scheduler") if train.scheduler else NamedSchedule(train)
+    steps = parts.inputs.schedule.total_steps
+    engine = Engine(model, config, world, steps, optimizer, scheduler, files)
+    slower = not_taken(model, train, engine.mode)
+    if slower and world.is_main:
+        logger.warning("%s (docs/speed.md)", slower)
     if config.model.lora is not None:
         if world.is_main:
             logger.info("%s", told_of(engine.module))
-        reference = BaseAsReference(engine) if config.train.beta > 0 else None
+        reference = BaseAsReference(engine) if train.beta > 0 else None
     return engine, reference
-
-
-def _build_engine(parts: TrainerParts, model: PreTrainedModel, files: ShardFiles) -> Engine:
-    run, train = parts.run, parts.run.config.train
-    optimizer = run.build("train.optimizer") if train.optimizer else AdamW(train)
-    scheduler = run.build("train.scheduler") if train.scheduler else NamedSchedule(train)
-    steps = parts.inputs.schedule.total_steps
-    engine = Engine(model, run.config, parts.world, steps, optimizer, scheduler, files)
-    slower = not_taken(model, train, engine.mode)
-    if slower and parts.world.is_main:
-        logger.warning("%s (docs/speed.md)", slower)
-    return engine
 
 
 def build_trainer(

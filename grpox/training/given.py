@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import datasets
 import torch
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -25,9 +26,6 @@ from grpox.runfile.model_options import media_parts
 from grpox.runfile.origins import ARGUMENT
 
 if TYPE_CHECKING:
-    import datasets
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
     from grpox.policy.engine import Engine
 
 
@@ -125,8 +123,6 @@ def as_dataset(value: Any, key: str) -> datasets.Dataset | datasets.IterableData
     Raises:
         ConfigError: it is none of these, or its rows do not make a table.
     """
-    import datasets
-
     if isinstance(value, datasets.IterableDataset):
         if key == "evaluation":
             raise _refused(key, "is a stream; every held-out prompt is completed in each evaluation", value)

@@ -1,6 +1,8 @@
 """The inputs of a run and the parts that work on them, for training and for an evaluation by itself alike.
 
-The config names the inputs, or `grpox.train` was given them: model, tokenizer, prompts; then generator and sampler."""
+The config names the inputs, or `grpox.train` was given them: model, tokenizer and prompts. The parts are
+generator and sampler.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import datasets
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from grpox.config import EvaluationConfig, RunConfig
+from grpox.config import EvaluationConfig, RunConfig, SamplingConfig
 from grpox.config.evaluation_settings import rewards_of, sampling_of
 from grpox.contracts import Capability, Generator, GeneratorContext
 from grpox.data.batch_plan import BatchPlan
@@ -86,14 +88,10 @@ def open_prompts(run: ResolvedRun, tokenizer: PreTrainedTokenizerBase) -> tuple[
             tokenizer's special tokens are not the model's, or the model is one of more than text.
         RunFailed: the first row of a stream cannot be read.
     """
-    config = run.config
-    model = model_config(run)
+    config, model = run.config, model_config(run)
     if problem := media_problem(model.to_dict(), "model.path", config.model.path):
         raise ConfigError(problem)
-    check_special_tokens(tokenizer, model, config.model.path)
-    limit, vocabulary = PromptLimit.of_run(config.data, config.sampling, model), vocabulary_of(model)
-    column, template = config.data.prompt_column, config.model.chat_template_kwargs
-    prompts = PromptSet(_training_rows(run), column, tokenizer, template, limit, vocabulary=vocabulary)
+    prompts = _prompt_set(run, tokenizer, lambda: _training_rows(run), config.sampling)
     return prompts, None if config.evaluation is None else open_held_out(run, tokenizer, config.evaluation)
 
 
@@ -101,15 +99,26 @@ def open_held_out(
     run: ResolvedRun, tokenizer: PreTrainedTokenizerBase, evaluation: EvaluationConfig
 ) -> PromptSet:
     """The prompts of the evaluation; raises ConfigError as `open_prompts`."""
+    given, sampling = run.given.eval_dataset, sampling_of(evaluation, run.config.sampling)
+
+    def rows() -> datasets.Dataset:
+        return open_data(evaluation.path, key="evaluation.path") if given is None else given
+
+    return _prompt_set(run, tokenizer, rows, sampling, data="the evaluation data")
+
+
+def _prompt_set(
+    run: ResolvedRun,
+    tokenizer: PreTrainedTokenizerBase,
+    rows: Callable[[], datasets.Dataset | RowStream],
+    sampling: SamplingConfig,
+    **name: str,
+) -> PromptSet:
     config, model = run.config, model_config(run)
     check_special_tokens(tokenizer, model, config.model.path)
-    limit = PromptLimit.of_run(config.data, sampling_of(evaluation, config.sampling), model)
-    rows = run.given.eval_dataset
-    if rows is None:
-        rows = open_data(evaluation.path, key="evaluation.path")
+    limit, vocabulary = PromptLimit.of_run(config.data, sampling, model), vocabulary_of(model)
     column, template = config.data.prompt_column, config.model.chat_template_kwargs
-    what = "the evaluation data"
-    return PromptSet(rows, column, tokenizer, template, limit, what, vocabulary_of(model))
+    return PromptSet(rows(), column, tokenizer, template, limit, vocabulary=vocabulary, **name)
 
 
 def open_schedule(run: ResolvedRun, prompts: PromptSet, world_size: int) -> Schedule:

@@ -1,4 +1,4 @@
-"""The report of a finished step to the observers: metrics of update, sampling, rewards, speed, memory and time."""
+"""The report of a finished step to the observers: metrics of update, sampling, speed, memory and time."""
 
 from __future__ import annotations
 
