@@ -191,7 +191,7 @@ def best_of(found: Sequence[Path], config: CheckpointConfig) -> dict[str, Any] |
     """
     if config.best is None:
         return None
-    rated = [
+    rated: list[dict[str, Any]] = [
         {"metric": config.best, "value": value, "step": progress.step, "checkpoint": str(folder)}
         for folder, progress in ((folder, Progress.read(folder)) for folder in found)
         if not math.isnan(value := progress.metrics.get(config.best, math.nan))

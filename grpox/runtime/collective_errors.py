@@ -27,12 +27,7 @@ MARKS = ("gloo", "connection closed by peer", "connection reset by peer", "timed
 class Failure:
     """How a rank's work failed, as it travels between ranks."""
 
-    rank: int
-    phase: str
     told: str
-
-    def __str__(self) -> str:
-        return f"rank {self.rank} failed in phase '{self.phase}': {self.told}"
 
 
 def gathered(world: World, times: PhaseTimes, work: Callable[[], Item]) -> list[Item]:
@@ -48,47 +43,31 @@ def gathered(world: World, times: PhaseTimes, work: Callable[[], Item]) -> list[
     """
     if world.size == 1:
         return [work()]
-    part, error = _tried(world, times, work)
-    return [each for each in _exchanged(world, times, part, error) if not isinstance(each, Failure)]
-
-
-def on_every_rank(world: World, times: PhaseTimes, work: Callable[[], Item]) -> Item:
-    """This rank's own result of `work`, which need not be one that can be sent; else as `gathered`."""
-    if world.size == 1:
-        return work()
-    part, error = _tried(world, times, work)
-    _exchanged(world, times, part if isinstance(part, Failure) else None, error)
-    assert not isinstance(part, Failure)
-    return part
-
-
-def _tried(
-    world: World, times: PhaseTimes, work: Callable[[], Item]
-) -> tuple[Item | Failure, Exception | None]:
+    part: Item | Failure
+    error = None
     try:
-        return work(), None
-    except Exception as error:  # noqa: BLE001 - raised again when the others know
-        return Failure(world.rank, times.failed, told(error)), error
-
-
-def _exchanged(
-    world: World, times: PhaseTimes, part: Item | Failure, error: Exception | None
-) -> list[Item | Failure]:
+        part = work()
+    except Exception as raised:  # noqa: BLE001 - raised again when the others know
+        part, error = Failure(f"rank {world.rank} failed in phase '{times.failed}': {told(raised)}"), raised
     with times.phase(WAITING):
         parts = world.gather([part])
     if error is not None:
         raise error
-    failures = [each for each in parts if isinstance(each, Failure)]
-    if failures:
-        raise RunFailed("\n".join(map(str, failures)))
-    return parts
+    if failures := [each.told for each in parts if isinstance(each, Failure)]:
+        raise RunFailed("\n".join(failures))
+    return [each for each in parts if not isinstance(each, Failure)]
+
+
+def on_every_rank(world: World, times: PhaseTimes, work: Callable[[], Item]) -> Item:
+    """This rank's own result of `work`, which need not be one that can be sent; else as `gathered`."""
+    own: list[Item] = []
+    gathered(world, times, lambda: own.append(work()))
+    return own[0]
 
 
 def told(error: BaseException) -> str:
     """What an exception says, in a line or more; those that are not written for the user with their type."""
-    if isinstance(error, GrpoxError):
-        return str(error)
-    return describe(error)
+    return str(error) if isinstance(error, GrpoxError) else describe(error)
 
 
 @contextmanager
@@ -97,16 +76,11 @@ def lost_ranks_told(world: World, times: PhaseTimes) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if world.size == 1 or not _is_transport(error):
+        text = text_of(error)
+        is_transport = isinstance(error, dist.DistError) or any(mark in text.lower() for mark in MARKS)
+        if world.size == 1 or not is_transport:
             raise
-        phase = times.failed
-        words = " ".join(text_of(error).split())[:300]
         raise RunFailed(
-            f"rank {world.rank} lost another rank in phase '{phase}': that one has ended, or did not come "
-            f"in time; its own message tells why\n    {words}"
+            f"rank {world.rank} lost another rank in phase '{times.failed}': that one has ended, or did not come "
+            f"in time; its own message tells why\n    {' '.join(text.split())[:300]}"
         ) from error
-
-
-def _is_transport(error: RuntimeError) -> bool:
-    text = text_of(error).lower()
-    return isinstance(error, dist.DistError) or any(mark in text for mark in MARKS)

@@ -1,4 +1,7 @@
-"""PH"""
+"""The phases of a step: which one this process is in, the seconds that each took, and where memory ran out.
+
+Lack of memory is told as something a user can mend: in which phase, how much was asked for, what to lower.
+"""
 
 from __future__ import annotations
 
@@ -66,8 +69,15 @@ def memory_told(phase: str, generator: str = "") -> Iterator[None]:
     except Exception as error:
         if not ran_out_of_memory(error):
             raise
-        told = _told(phase, error, generator)
-        _let_go(error)
+        told = f"out of memory on rank {launch.rank()} in phase '{phase}': {_asked(error)}\n    in use: {_in_use()}"
+        if phase in SETTINGS:
+            settings = SETTINGS[phase].replace(_GENERATOR, f"{generator}, " if generator else "")
+            told += f"\n    what makes it less: {settings}"
+        # Drop what the calls held that have ended: to tell of the failure needs memory too.
+        for each in chain(error, with_contexts=True):
+            traceback.clear_frames(each.__traceback__)
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
         raise RunFailed(told) from error
 
 
@@ -76,29 +86,12 @@ def ran_out_of_memory(raised: BaseException) -> bool:
     for error in chain(raised):
         if isinstance(error, RunFailed) and str(error).startswith("out of memory"):
             return False
-        if isinstance(error, MemoryError | torch.OutOfMemoryError):
-            return True
-        if isinstance(error, OSError) and error.errno == errno.ENOMEM:
-            return True
-        if isinstance(error, RuntimeError | ValueError) and any(text in text_of(error) for text in TEXTS):
+        is_error = isinstance(error, MemoryError | torch.OutOfMemoryError)
+        is_error |= isinstance(error, OSError) and error.errno == errno.ENOMEM
+        is_library = isinstance(error, RuntimeError | ValueError)
+        if is_error or (is_library and any(text in text_of(error) for text in TEXTS)):
             return True
     return False
-
-
-def _told(phase: str, error: Exception, generator: str) -> str:
-    told = f"out of memory on rank {launch.rank()} in phase '{phase}': {_asked(error)}\n    in use: {_in_use()}"
-    if phase not in SETTINGS:
-        return told
-    settings = SETTINGS[phase].replace(_GENERATOR, f"{generator}, " if generator else "")
-    return f"{told}\n    what makes it less: {settings}"
-
-
-def _let_go(error: BaseException) -> None:
-    """Drop what the calls held that `error` has ended: to tell of the failure needs memory too."""
-    for each in chain(error, with_contexts=True):
-        traceback.clear_frames(each.__traceback__)
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
 
 
 def _asked(error: Exception) -> str:

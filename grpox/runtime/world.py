@@ -1,4 +1,9 @@
-"""The processes of a run: where they meet, rank, size, device, and the few collectives the core needs."""
+"""The processes of a run: where they meet, rank, size, device, and the few collectives the core needs.
+
+They listen for one another on no more interfaces than they need. Left alone, gloo and nccl listen on the
+interface of the host's name, and torch's TCPStore on all of them. On many machines that name stands for
+loopback, which the others reach in vain.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +12,7 @@ import errno
 import ipaddress
 import os
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -47,9 +52,11 @@ def name_interface(place: Place) -> None:
                 os.environ.setdefault("VLLM_HOST_IP", "127.0.0.1")
     elif "GLOO_SOCKET_IFNAME" not in os.environ and place.address:
         address = _address_towards(place.address)
-        if found := _interface_of(address):
-            os.environ["GLOO_SOCKET_IFNAME"] = found
-            os.environ.setdefault("VLLM_HOST_IP", address)
+        for name, addresses in psutil.net_if_addrs().items():
+            if any(each.address.partition("%")[0] == address.partition("%")[0] for each in addresses):
+                os.environ["GLOO_SOCKET_IFNAME"] = name
+                os.environ.setdefault("VLLM_HOST_IP", address)
+                break
 
 
 def meeting_store(place: Place, limit: timedelta) -> TCPStore | None:
@@ -99,14 +106,24 @@ def _address_towards(host: str) -> str:
     except OSError as error:
         what = f"the machine of rank 0 cannot be reached from this one: {error.strerror or error}"
         raise ConfigError(Problem(what, key="MASTER_ADDR", given=host)) from error
-    if not ipaddress.ip_address(own.partition("%")[0]).is_loopback:
+    if not _is_loopback(own):
         return own
-    others = _addresses_beyond_loopback()
+    up = {name for name, stats in psutil.net_if_stats().items() if stats.isup}
+    others = [
+        each.address
+        for name, addresses in psutil.net_if_addrs().items()
+        for each in addresses
+        if name in up and each.family == socket.AF_INET and not _is_loopback(each.address)
+    ]
     if len(others) == 1:
-        return next(iter(others))
+        return str(others[0])
     what = "the name of rank 0's machine stands there for loopback, by which other machines do not reach it"
     allowed = f"one of its addresses ({', '.join(others)}), or GLOO_SOCKET_IFNAME with the interface to use"
     raise ConfigError(Problem(what, key="MASTER_ADDR", given=host, allowed=allowed))
+
+
+def _is_loopback(address: str) -> bool:
+    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 
 def _resolved(host: str, port: int) -> tuple[int, Any]:
@@ -116,32 +133,12 @@ def _resolved(host: str, port: int) -> tuple[int, Any]:
     return family, address
 
 
-def _addresses_beyond_loopback() -> Mapping[str, str]:
-    """IPv4 addresses of this machine with their interfaces, of those that are up."""
-    up = {name for name, stats in psutil.net_if_stats().items() if stats.isup}
-    return {
-        each.address: name
-        for name, addresses in psutil.net_if_addrs().items()
-        for each in addresses
-        if name in up and each.family == socket.AF_INET and not ipaddress.ip_address(each.address).is_loopback
-    }
-
-
-def _interface_of(address: str) -> str | None:
-    """The interface that has this address."""
-    for name, addresses in psutil.net_if_addrs().items():
-        if any(each.address.partition("%")[0] == address.partition("%")[0] for each in addresses):
-            return name
-    return None
-
-
 def _listening(host: str, port: int) -> int | None:
     """A socket that listens there alone, as a file descriptor that is the store's from now on; None: all
     interfaces have to be listened on."""
     try:
         family, address = _resolved(host, port)
-        on_loopback = ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback
-        if on_loopback and not launch.on_one_machine():
+        if _is_loopback(str(address[0])) and not launch.on_one_machine():
             return None  # the others reach this machine by another address of that name
         with socket.socket(family) as listener:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -213,23 +210,18 @@ def start_world(timeout: float = 1800.0) -> World:
         # By this DeepSpeed chooses the device, as vLLM does.
         os.environ["LOCAL_RANK"] = str(device.index)
     if not dist.is_initialized():
-        _meet(place, device, timedelta(seconds=timeout))
+        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+        limit, size = timedelta(seconds=timeout), place.world_size
+        name_interface(place)
+        store = HashStore() if size == 1 else meeting_store(place, limit)
+        try:
+            dist.init_process_group(backend, store=store, rank=place.rank, world_size=size, timeout=limit)
+        except RuntimeError as error:
+            if size == 1:
+                raise
+            raise not_met(place, error) from error
         atexit.register(dist.destroy_process_group)
     return World(rank=place.rank, size=place.world_size, device=device)
-
-
-def _meet(place: Place, device: torch.device, limit: timedelta) -> None:
-    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-    name_interface(place)
-    store = HashStore() if place.world_size == 1 else meeting_store(place, limit)
-    try:
-        dist.init_process_group(
-            backend, store=store, rank=place.rank, world_size=place.world_size, timeout=limit
-        )
-    except RuntimeError as error:
-        if place.world_size == 1:
-            raise
-        raise not_met(place, error) from error
 
 
 def _device(place: Place) -> torch.device:

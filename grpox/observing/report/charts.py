@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from grpox.observing.report.data import Recorded, RunRecord
 
@@ -207,9 +207,9 @@ def _draw_lines(axes: Axes, chart: Chart, record: RunRecord) -> None:
         evaluated = binned(curve_of(record.evaluations, metric))
         dot = "." if len(line.steps) <= MARKED_POINTS else ""
         axes.plot(line.steps, line.values, color=colour, marker=dot)
-        style = {"linestyle": "" if line.steps else "-", "marker": "o", "markersize": 4.5}
+        marks: dict[str, Any] = {"linestyle": "" if line.steps else "-", "marker": "o", "markersize": 4.5}
         axes.plot(
-            evaluated.steps, evaluated.values, color=colour, markerfacecolor="none", clip_on=False, **style
+            evaluated.steps, evaluated.values, color=colour, markerfacecolor="none", clip_on=False, **marks
         )
         shown += [value for value in (*line.values, *evaluated.values) if not math.isnan(value)]
     _fit(axes, shown)
