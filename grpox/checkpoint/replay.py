@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from pydantic import ValidationError
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
@@ -21,7 +21,7 @@ from grpox.errors import ConfigError, Problem
 from grpox.errors.validation import problems_of
 from grpox.plugins.discovery import discover
 from grpox.plugins.registry import Registry
-from grpox.policy.batch import RolloutBatch, Sample, collate
+from grpox.policy.batch import RolloutBatch, collate
 from grpox.policy.engine import disable_dropout
 from grpox.policy.models import load_model, load_tokenizer
 from grpox.runfile.input_paths import resolve_paths
@@ -102,25 +102,34 @@ def replay(dump: Dump, overrides: Sequence[str] = ()) -> Replay:
     step_loss = StepLoss.of(loss, correction, config.train)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     ranks = dump.micro_batches(device)
-    _check_reference(config, ranks)
+    samples = [sample for of_rank in ranks for micro_batch in of_rank for sample in micro_batch]
+    if config.train.beta > 0 and any(sample.reference_logprobs is None for sample in samples):
+        what = "the run had no reference, so that the dump holds none of its log-probabilities"
+        raise ConfigError(Problem(what, "train.beta", COMMAND_LINE, given=str(config.train.beta), allowed="0"))
     disable_progress_bar()
     model = load_model(config.model).to(device)
     disable_dropout(model)
     model.train()
-    totals = StepTotals(
-        *count_masks([s.token_mask for s in samples] for of_rank in ranks for samples in of_rank),
-        config.sampling.max_completion_length,
-    )
+    counts = count_masks([s.token_mask for s in each] for of_rank in ranks for each in of_rank)
+    totals = StepTotals(*counts, config.sampling.max_completion_length)
     whole = [torch.zeros_like(parameter) for parameter in model.parameters()]
-    made = []
+    made, found = [], []
     for rank, of_rank in enumerate(ranks):
-        for place, samples in enumerate(of_rank):
-            batch = collate(samples, device)
-            replayed = _micro_batch(model, rank, place, batch, step_loss, totals, config.sampling.temperature)
-            made.append(replayed)
+        for place, micro_batch in enumerate(of_rank):
+            batch = collate(micro_batch, device)
+            model.zero_grad(set_to_none=True)
+            result = forward_pass(model, batch, step_loss, totals, config.sampling.temperature)
+            result.loss.backward()  # type: ignore[no-untyped-call]
+            gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+            infinite = [name for name, gradient in gradients.items() if not bool(gradient.isfinite().all())]
+            share, norm = float(result.loss.detach()), _norm(gradients.values())
+            terms = result.detached().terms()
+            made.append(Replayed(rank, place, batch, share, norm, terms, infinite))
             for total, parameter in zip(whole, model.parameters(), strict=True):
                 total += 0 if parameter.grad is None else parameter.grad
-    return Replay(made, _found(made), _norm(whole), load_tokenizer(config.model))
+        of_this = [each for each in made if each.rank == rank]
+        found += find([each.batch.rows(each.terms) for each in of_this], rank)
+    return Replay(made, in_order(found), _norm(whole), load_tokenizer(config.model))
 
 
 def _config(dump: Dump, overrides: Sequence[str]) -> RunConfig:
@@ -150,45 +159,5 @@ def _config(dump: Dump, overrides: Sequence[str]) -> RunConfig:
     return config
 
 
-def _check_reference(config: RunConfig, ranks: Sequence[Sequence[Sequence[Sample]]]) -> None:
-    kept = all(s.reference_logprobs is not None for of_rank in ranks for samples in of_rank for s in samples)
-    if config.train.beta > 0 and not kept:
-        what = "the run had no reference, so that the dump holds none of its log-probabilities"
-        raise ConfigError(Problem(what, "train.beta", COMMAND_LINE, given=str(config.train.beta), allowed="0"))
-
-
-def _micro_batch(
-    model: nn.Module,
-    rank: int,
-    place: int,
-    batch: RolloutBatch,
-    step_loss: StepLoss,
-    totals: StepTotals,
-    temperature: float,
-) -> Replayed:
-    """Forward and backward; the gradient is left in the parameters."""
-    model.zero_grad(set_to_none=True)
-    result = forward_pass(model, batch, step_loss, totals, temperature)
-    result.loss.backward()  # type: ignore[no-untyped-call]
-    gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-    return Replayed(
-        rank,
-        place,
-        batch,
-        float(result.loss.detach()),
-        _norm(gradients.values()),
-        result.detached().terms(),
-        [name for name, gradient in gradients.items() if not bool(gradient.isfinite().all())],
-    )
-
-
 def _norm(gradients: Iterable[Tensor]) -> float:
     return math.sqrt(sum(float(gradient.double().square().sum()) for gradient in gradients))
-
-
-def _found(made: Sequence[Replayed]) -> list[Found]:
-    found = []
-    for rank in sorted({each.rank for each in made}):
-        of_rank = [each for each in made if each.rank == rank]
-        found += find([each.batch.rows(each.terms) for each in of_rank], rank)
-    return in_order(found)

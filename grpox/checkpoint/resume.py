@@ -11,8 +11,8 @@ from pathlib import Path
 from grpox.checkpoint.folders import checkpoints_in, faults, read_manifest
 from grpox.checkpoint.progress import SPLITS, Progress, TrainingState, other_batches, plan_of, same_steps
 from grpox.checkpoint.rank_state import restore_rank
-from grpox.checkpoint.reference import read_reference
 from grpox.checkpoint.saver import ENGINE
+from grpox.checkpoint.shards import read_reference
 from grpox.checkpoint.universal import load_of_other_ranks
 from grpox.config import RunConfig
 from grpox.data.batch_plan import BatchPlan

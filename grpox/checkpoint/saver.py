@@ -21,8 +21,7 @@ from grpox.checkpoint.folders import (
 )
 from grpox.checkpoint.progress import Progress, TrainingState
 from grpox.checkpoint.rank_state import rank_state
-from grpox.checkpoint.reference import write_reference
-from grpox.checkpoint.shards import ShardFiles
+from grpox.checkpoint.shards import ShardFiles, write_reference
 from grpox.config import CheckpointConfig
 from grpox.contracts import RunContext
 from grpox.errors.redaction import redacted

@@ -81,6 +81,6 @@ def lost_ranks_told(world: World, times: PhaseTimes) -> Iterator[None]:
         if world.size == 1 or not is_transport:
             raise
         raise RunFailed(
-            f"rank {world.rank} lost another rank in phase '{times.failed}': that one has ended, or did not come "
-            f"in time; its own message tells why\n    {' '.join(text.split())[:300]}"
+            f"rank {world.rank} lost another rank in phase '{times.failed}': that one has ended, or did not "
+            f"come in time; its own message tells why\n    {' '.join(text.split())[:300]}"
         ) from error

@@ -69,7 +69,8 @@ def memory_told(phase: str, generator: str = "") -> Iterator[None]:
     except Exception as error:
         if not ran_out_of_memory(error):
             raise
-        told = f"out of memory on rank {launch.rank()} in phase '{phase}': {_asked(error)}\n    in use: {_in_use()}"
+        told = f"out of memory on rank {launch.rank()} in phase '{phase}': {_asked(error)}"
+        told += f"\n    in use: {_in_use()}"
         if phase in SETTINGS:
             settings = SETTINGS[phase].replace(_GENERATOR, f"{generator}, " if generator else "")
             told += f"\n    what makes it less: {settings}"

@@ -25,10 +25,9 @@ from grpox.checkpoint.folders import (
     write_manifest,
 )
 from grpox.checkpoint.progress import PROGRESS, Progress, TrainingState
-from grpox.checkpoint.reference import REFERENCE
 from grpox.checkpoint.resume import Checkpoint, check_changes, newest_good, no_checkpoint
 from grpox.checkpoint.saver import ENGINE, CheckpointSaver
-from grpox.checkpoint.shards import ShardFiles
+from grpox.checkpoint.shards import REFERENCE, ShardFiles
 from grpox.config import CheckpointConfig, RunConfig
 from grpox.errors import ConfigError, Problem
 from grpox.observing.early_stop import EarlyStopState
