@@ -162,7 +162,18 @@ def _prefetched(states: Sequence[dict[str, Any]], world: World) -> dict[int, Pre
 
 def prefetched_state(batch: PrefetchedBatch) -> dict[str, Any]:
     """Return a prefetched batch as plain values, once it is sampled."""
-    return {"version": batch.version, "rollouts": [_rollout_state(rollout) for rollout in batch]}
+    return {
+        "version": batch.version,
+        "rollouts": [
+            {
+                name: value
+                if value is None or name not in _DTYPES
+                else torch.tensor(value, dtype=_DTYPES[name])
+                for name, value in vars(rollout).items()
+            }
+            for rollout in batch
+        ],
+    }
 
 
 def prefetched_of(states: Sequence[Mapping[str, Any]], rank: int, size: int) -> PrefetchedBatch:
@@ -174,13 +185,6 @@ def prefetched_of(states: Sequence[Mapping[str, Any]], rank: int, size: int) -> 
     rollouts = [_rollout(each) for state in states for each in state["rollouts"]]
     mine = [rollout for rollout in rollouts if rollout.group_id % size == rank]
     return PrefetchedBatch(states[0]["version"], mine)
-
-
-def _rollout_state(rollout: Rollout) -> dict[str, Any]:
-    return {
-        name: value if value is None or name not in _DTYPES else torch.tensor(value, dtype=_DTYPES[name])
-        for name, value in vars(rollout).items()
-    }
 
 
 def _rollout(state: Mapping[str, Any]) -> Rollout:

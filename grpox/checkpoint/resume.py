@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,9 +58,15 @@ class Checkpoint:
 def newest_good(output_dir: Path, world: World) -> Checkpoint | None:
     """Find the newest checkpoint that is whole; a collective. Rank 0 warns of each damaged one."""
     for folder in world.gather(checkpoints_in(output_dir) if world.is_main else []):
-        damage = _damage(folder, world)
-        if not damage:
-            return Checkpoint(folder, Progress.read(folder))
+        try:
+            manifest, progress = read_manifest(folder), Progress.read(folder)
+            # Each rank reads its share of the files.
+            names = sorted(manifest)[world.rank :: world.size]
+            damage = world.gather(faults(folder, {name: manifest[name] for name in names}))
+            if not damage:
+                return Checkpoint(folder, progress)
+        except ValueError as error:
+            damage = world.gather([str(error)] if world.is_main else [])
         if world.is_main:
             logger.warning("the checkpoint %s is damaged and passed over: %s", folder, "; ".join(damage[:3]))
     return None
@@ -118,17 +124,6 @@ def check_changes(
         problems.append(Problem(what, given=str(world.size), allowed=str(saved.world_size)))
     if problems:
         raise ConfigError([Problem(f"cannot go on from {checkpoint.folder}", allowed=cure), *problems])
-
-
-def _damage(folder: Path, world: World) -> Sequence[str]:
-    """What is wrong with a checkpoint; each rank reads its share of the files."""
-    try:
-        manifest = read_manifest(folder)
-        Progress.read(folder)
-    except ValueError as error:
-        return world.gather([str(error)] if world.is_main else [])
-    names = sorted(manifest)[world.rank :: world.size]
-    return world.gather(faults(folder, {name: manifest[name] for name in names}))
 
 
 def fingerprints(config: RunConfig) -> dict[str, str]:

@@ -64,7 +64,8 @@ class CheckpointSaver:
         """Save if it is time to, as after the `last` step; complete what the thread has written."""
         if self._pending is not None and all(self.world.gather([self.shards.done])):
             self._complete(self._pending)
-        if self._is_due(step, last):
+        every = self.config.every
+        if (every > 0 and step % every == 0) or (self.config.saves_last and last):
             self.save(state, step)
 
     def save(self, state: TrainingState, step: int, wait: bool = False) -> None:
@@ -89,10 +90,6 @@ class CheckpointSaver:
         best = best_of(checkpoints_in(self.context.output_dir), self.config) if self.world.is_main else None
         [found] = self.world.gather([best] if self.world.is_main else [])
         return {"best_checkpoint": found} if found else {}
-
-    def _is_due(self, step: int, last: bool) -> bool:
-        every = self.config.every
-        return (every > 0 and step % every == 0) or (self.config.saves_last and last)
 
     def _begin(self, state: TrainingState, step: int) -> None:
         output_dir, before, self._saved = self.context.output_dir, self._saved, step

@@ -10,8 +10,7 @@ from __future__ import annotations
 import io
 import shutil
 from argparse import Namespace
-from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,6 @@ from grpox.checkpoint.shards import only_weights
 from grpox.errors import RunFailed, describe, text_of
 from grpox.policy.buffers import persistent_buffers
 from grpox.policy.engine import Engine
-from grpox.runtime.world import World
 
 _OPTIMIZER = Path("zero") / "optimizer_state.pt"
 """Where it keeps what belongs to no single parameter."""
@@ -31,39 +29,30 @@ _OPTIMIZER = Path("zero") / "optimizer_state.pt"
 def load_of_other_ranks(engine: Engine, folder: Path, name: str, steps: int) -> None:
     """Read what `Engine.save` wrote after `steps` steps on another number of ranks; a collective.
 
-    `folder` needs room for it twice more.
-    """
-    with converted(folder / name, engine.world) as universal:
-        load_universal(engine.deepspeed, universal)
-    load_buffers(engine.module, folder / name)
-    engine.steps = steps
-
-
-@contextmanager
-def converted(engine_folder: Path, world: World) -> Iterator[Path]:
-    """DeepSpeed's folder of a checkpoint as a universal checkpoint, which is removed afterwards; a collective.
-
-    Rank 0 converts it, beside the checkpoint: for a while about twice its size is needed there.
+    `folder` needs room for it twice more: rank 0 converts DeepSpeed's files, beside the checkpoint, and removes
+    them afterwards.
 
     Raises:
         RunFailed: it cannot be converted.
     """
-    checkpoint = engine_folder.parent
+    world = engine.world
     # A name that `clear_unfinished` removes too, if the run is killed meanwhile.
-    folder = checkpoint.with_name(f".{checkpoint.name}.universal.unfinished")
-    failure = _convert(engine_folder, folder) if world.is_main else ""
+    converted = folder.with_name(f".{folder.name}.universal.unfinished")
+    failure = _convert(folder / name, converted) if world.is_main else ""
     try:
         told = [each for each in world.gather([failure]) if each]
         if told:
-            raise RunFailed(f"{checkpoint} cannot be taken to another number of ranks: {told[0]}")
-        yield folder / engine_folder.name
+            raise RunFailed(f"{folder} cannot be taken to another number of ranks: {told[0]}")
+        _load_universal(engine.deepspeed, converted / name)
     finally:
         world.barrier()
         if world.is_main:
-            shutil.rmtree(folder, ignore_errors=True)
+            shutil.rmtree(converted, ignore_errors=True)
+    _load_buffers(engine.module, folder / name)
+    engine.steps = steps
 
 
-def load_universal(engine: Any, folder: Path) -> None:
+def _load_universal(engine: Any, folder: Path) -> None:
     """Make a DeepSpeed engine what `folder`, a universal checkpoint, says; a collective."""
     engine._config.load_universal_checkpoint = True
     try:
@@ -78,7 +67,7 @@ def load_universal(engine: Any, folder: Path) -> None:
 
 
 @torch.no_grad()
-def load_buffers(model: nn.Module, engine_folder: Path) -> None:
+def _load_buffers(model: nn.Module, engine_folder: Path) -> None:
     """Give `model` the buffers that rank 0 had when DeepSpeed's folder of a checkpoint was written."""
     from deepspeed.utils import zero_to_fp32
 

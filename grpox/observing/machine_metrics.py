@@ -59,14 +59,11 @@ class Readings:
 
     def take(self) -> dict[str, float]:
         """Name -> value, the use of the CPU being that since the last time; what cannot be read is left out."""
-        taken: dict[str, float] = {}
-        for part in (self._cpu, self._memory, self._disk, self._network, self._all_gpus):
+        taken = {"cpu_utilization_percentage": psutil.cpu_percent()}
+        for part in (self._memory, self._disk, self._network, self._all_gpus):
             with suppress(Exception):  # whatever a driver or a container refuses, the others can be read
                 taken |= part()
         return taken
-
-    def _cpu(self) -> dict[str, float]:
-        return {"cpu_utilization_percentage": psutil.cpu_percent()}
 
     def _memory(self) -> dict[str, float]:
         memory = psutil.virtual_memory()

@@ -278,7 +278,14 @@ def _set_aside(folder: Path, files: Sequence[str]) -> None:
         there += [name for name in ("model", "adapter") if (folder / name).exists()]
     for name in there:
         (folder / name).replace(aside / name)
-    tell_size(folder / "earlier")
+    earlier = folder / "earlier"
+    if any(earlier.glob("*/checkpoints/*")):  # nothing removes these
+        size = sum(path.stat().st_size for path in earlier.rglob("*") if path.is_file())
+        logger.info(
+            "the run that was here is now in %s, which holds %s; remove what you do not need",
+            earlier,
+            amount(size),
+        )
 
 
 def _go_back(run: RunContext, step: int) -> None:
@@ -336,13 +343,3 @@ def _is_of_before(line: bytes, step: int) -> bool:
 def _step_of(completions: Path) -> int:
     """The step in the name of a file of completions."""
     return int(completions.stem.split("_")[1])
-
-
-def tell_size(earlier: Path) -> None:
-    """Say in a line how much `earlier` holds, where there are checkpoints in it: nothing removes these."""
-    if not any(earlier.glob("*/checkpoints/*")):
-        return
-    size = sum(path.stat().st_size for path in earlier.rglob("*") if path.is_file())
-    logger.info(
-        "the run that was here is now in %s, which holds %s; remove what you do not need", earlier, amount(size)
-    )

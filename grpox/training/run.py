@@ -52,7 +52,6 @@ from grpox.training.inputs import (
     open_model,
     start_sampler,
 )
-from grpox.training.trainer import Trainer
 
 logger = get_logger(__name__)
 
@@ -210,15 +209,22 @@ def _train_and_save(parts: TrainerParts, generator: Generator, checkpoint: Check
         with times.phase("close"):
             generator.close()
     with times.phase("save"):
-        summary |= _save(parts, engine, model.name_or_path, generation_config)
+        summary |= _save_model(parts, engine, model.name_or_path, generation_config)
     if parts.run.given.model is not None:
         make_whole(model, engine, home)
     if world.is_main:
-        _write_summary(parts, trainer, summary)
+        folder, path = Path(summary["model"]), parts.context.output_dir / "summary.json"
+        with suppress(OSError):  # a disk that is full up to the card costs the run nothing else
+            write_card(folder, config, summary, parts.context.fingerprints, trainer.state.metrics)
+        try:
+            write_whole(path, json.dumps(summary, indent=2) + "\n")
+        except OSError as error:
+            raise RunFailed(unwritten(error, path)) from error
+        parts.observers.checkpoint_saved(parts.context, engine.steps, folder)
     return summary
 
 
-def _save(
+def _save_model(
     parts: TrainerParts, engine: Engine, base: str, generation_config: GenerationConfig | None
 ) -> dict[str, Any]:
     """Save the trained model and its adapters; returns what the summary tells of them; a collective."""
@@ -232,19 +238,6 @@ def _save(
         save_adapter(engine, base, adapter, world)
         saved["adapter"] = str(adapter)
     return saved | {"model": str(folder), "output_dir": str(context.output_dir), "source": parts.run.source}
-
-
-def _write_summary(parts: TrainerParts, trainer: Trainer, summary: Mapping[str, Any]) -> None:
-    """Write the model's card and the summary, and tell the observers of the saved model."""
-    context, folder = parts.context, Path(summary["model"])
-    with suppress(OSError):  # a disk that is full up to the card costs the run nothing else
-        write_card(folder, parts.run.config, summary, context.fingerprints, trainer.state.metrics)
-    path = context.output_dir / "summary.json"
-    try:
-        write_whole(path, json.dumps(summary, indent=2) + "\n")
-    except OSError as error:
-        raise RunFailed(unwritten(error, path)) from error
-    parts.observers.checkpoint_saved(context, trainer.policy.engine.steps, folder)
 
 
 def _context(
