@@ -40,11 +40,11 @@ if TYPE_CHECKING:
     from grpox.runfile.load import load_run
     from grpox.runfile.lock.file import LOCK_FILE, read_lock
     from grpox.runfile.recipe_files import recipe_names
-    from grpox.runtime.environment import variables_kept
     from grpox.runtime.files import sync as flush_to_disk
     from grpox.runtime.files import whole_file, write_whole
     from grpox.runtime.launch import world_size
     from grpox.runtime.run_lock import hold
+    from grpox.runtime.setup import variables_kept
 
 __all__ = [
     "ADAPTER",
@@ -116,7 +116,7 @@ _HOMES = {
     "grpox.runfile.load": ("load_run",),
     "grpox.runfile.lock.file": ("LOCK_FILE", "read_lock"),
     "grpox.runfile.recipe_files": ("recipe_names",),
-    "grpox.runtime.environment": ("variables_kept",),
+    "grpox.runtime.setup": ("variables_kept",),
     "grpox.runtime.files": ("flush_to_disk", "whole_file", "write_whole"),
     "grpox.runtime.launch": ("world_size",),
     "grpox.runtime.run_lock": ("hold",),

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import io
 import shutil
-from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 
 import torch
 from pydantic import ValidationError
-from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
@@ -152,11 +150,19 @@ def _fill(model: PreTrainedModel, checkpoint: Path) -> None:
     places = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers())
     # Of a model with adapters a checkpoint holds these alone.
     missing = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-    for name, weight in whole_weights(checkpoint):
+    from deepspeed.utils import zero_to_fp32
+
+    with only_weights(), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+        sharded = zero_to_fp32._get_fp32_state_dict_from_zero_checkpoint(
+            str(checkpoint / ENGINE), exclude_frozen_parameters=False
+        )
+    # The shards stay on disk until they are asked for: one float32 weight at a time is in memory. Tied ones
+    # come under each of their names.
+    for name, weight in sharded.items():
         place = places.get(name)
         if place is None or place.shape != weight.shape:
             raise _other_model(model, checkpoint, name)
-        place.copy_(weight)
+        place.copy_(weight.contiguous())
         missing.discard(name)
     if missing:
         raise _other_model(model, checkpoint, min(missing))
@@ -165,18 +171,3 @@ def _fill(model: PreTrainedModel, checkpoint: Path) -> None:
 def _other_model(model: PreTrainedModel, checkpoint: Path, name: str) -> ConfigError:
     what = f"is not the model that {checkpoint} is of: they differ in {name}"
     return ConfigError(Problem(what, "model.path", given=model.name_or_path))
-
-
-def whole_weights(checkpoint: Path) -> Iterator[tuple[str, Tensor]]:
-    """Yield every weight in float32, under its name; tied ones under each of their names.
-
-    The shards stay on disk until they are asked for: one weight at a time is in memory.
-    """
-    from deepspeed.utils import zero_to_fp32
-
-    with only_weights(), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
-        sharded = zero_to_fp32._get_fp32_state_dict_from_zero_checkpoint(
-            str(checkpoint / ENGINE), exclude_frozen_parameters=False
-        )
-    for name, weight in sharded.items():
-        yield name, weight.contiguous()

@@ -24,8 +24,8 @@ from grpox.errors.redaction import redacted
 from grpox.policy.buffers import persistent_buffers
 from grpox.policy.deepspeed_import import CheckpointCommitInfo, CheckpointEngine
 from grpox.policy.weight_stream import stream_weights
-from grpox.runtime.environment import variables_kept
 from grpox.runtime.files import sync
+from grpox.runtime.setup import variables_kept
 from grpox.runtime.world import World
 
 if TYPE_CHECKING:
