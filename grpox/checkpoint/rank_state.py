@@ -21,10 +21,9 @@ from grpox.contracts import Rollout
 from grpox.data.schedule import Schedule
 from grpox.policy.batch import Sample
 from grpox.rollout.prefetch import PrefetchedBatch
-from grpox.runtime.collective_errors import on_every_rank
 from grpox.runtime.files import sync
 from grpox.runtime.phases import PhaseTimes
-from grpox.runtime.world import World
+from grpox.runtime.world import World, on_every_rank
 
 Key = tuple[int, int]
 """Generation and row of a sample."""

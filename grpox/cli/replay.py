@@ -14,7 +14,7 @@ from grpox.cli.log_options import LogFile, LogLevel, follow_log_options
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from grpox.checkpoint.replay import Replay, Replayed
+    from grpox.checkpoint.faults import Replay, Replayed
     from grpox.update.nonfinite import Found
 
 AROUND = 6
@@ -54,7 +54,7 @@ def replay(
     from rich.console import Console
 
     from grpox.checkpoint.faults import open_dump
-    from grpox.checkpoint.replay import replay as compute
+    from grpox.checkpoint.faults import replay as compute
 
     follow_log_options(log_level, log_file)
     opened = open_dump(dump)

@@ -21,10 +21,9 @@ from grpox.data.prompts import PromptSet
 from grpox.errors import RunFailed
 from grpox.policy.buffers import persistent_buffers
 from grpox.rollout.prefetch import PrefetchedBatch
-from grpox.runtime.collective_errors import gathered, on_every_rank
 from grpox.runtime.foreign_code import exits_told
 from grpox.runtime.phases import PhaseTimes
-from grpox.runtime.world import World
+from grpox.runtime.world import World, gathered, on_every_rank
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -15,8 +15,8 @@ from grpox.rollout.rewards.log import Logged, weighed_mean_logged
 from grpox.rollout.rewards.scoring import ScoredRow, ScoredRows, score_rows, unscored
 from grpox.rollout.sampler import CompletionSampler, SampleRequest
 from grpox.rollout.streaming_scorer import GroupAssembler, StreamingScorer, need_main_thread
-from grpox.runtime.collective_errors import gathered
 from grpox.runtime.logs import WarnOnce, get_logger
+from grpox.runtime.world import gathered
 
 
 class Scorer:

@@ -35,12 +35,11 @@ from grpox.rollout.rewards.scoring import ScoredRow
 from grpox.rollout.rewards.weighted_sum import weighted_sum
 from grpox.rollout.sampler import CompletionSampler, FixedPolicy, SampleRequest
 from grpox.rollout.scorer import Scorer, sample_and_score
-from grpox.runtime.collective_errors import lost_ranks_told
 from grpox.runtime.foreign_code import FOREIGN, exits_told
 from grpox.runtime.phases import PhaseTimes
 from grpox.runtime.setup import quieten, seed_libraries
 from grpox.runtime.watchdog import GRACE
-from grpox.runtime.world import World, start_world
+from grpox.runtime.world import World, lost_ranks_told, start_world
 from grpox.training.inputs import (
     HeldOut,
     generator_context,

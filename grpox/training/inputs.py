@@ -42,10 +42,9 @@ from grpox.rollout.rewards.isolation import OF_EVALUATION, OF_TRAINING
 from grpox.rollout.sampler import CompletionSampler, WeightSource
 from grpox.runfile.model_options import media_problem
 from grpox.runfile.train_checks import stream_problems
-from grpox.runtime.collective_errors import on_every_rank
 from grpox.runtime.foreign_code import call, exits_told
 from grpox.runtime.phases import PhaseTimes
-from grpox.runtime.world import World
+from grpox.runtime.world import World, on_every_rank
 
 if TYPE_CHECKING:
     from grpox.runfile.load import ResolvedRun

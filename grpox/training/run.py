@@ -34,7 +34,6 @@ from grpox.rollout.rewards.isolation import OF_EVALUATION, reward_functions
 from grpox.runfile.load import ResolvedRun, load_run, resolve_config
 from grpox.runfile.lock.of_run import lock_of
 from grpox.runfile.lock.ranks import check_ranks
-from grpox.runtime.collective_errors import lost_ranks_told
 from grpox.runtime.files import keep_files_from_others, unwritten, write_whole
 from grpox.runtime.foreign_code import FOREIGN, exits_told
 from grpox.runtime.logs import get_logger
@@ -42,7 +41,7 @@ from grpox.runtime.phases import PhaseTimes
 from grpox.runtime.run_lock import hold_on_all_ranks
 from grpox.runtime.setup import quieten, seed_libraries
 from grpox.runtime.watchdog import GRACE, Watchdog, lose_silent_peers
-from grpox.runtime.world import World, start_world
+from grpox.runtime.world import World, lost_ranks_told, start_world
 from grpox.training.build import TrainerParts, TrainInputs, build_engines, build_observers, build_trainer
 from grpox.training.given import given_objects, make_whole
 from grpox.training.inputs import (

@@ -17,10 +17,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from zero3_step import config_for
 
 from grpox.checkpoint.export import _fill
+from grpox.checkpoint.resume import load_of_other_ranks
 from grpox.checkpoint.save_model import save_model
 from grpox.checkpoint.saver import ENGINE
 from grpox.checkpoint.shards import ShardFiles, read_reference, write_reference
-from grpox.checkpoint.universal import load_of_other_ranks
 from grpox.cli.leaving import leave
 from grpox.config import LoraConfig, RunConfig
 from grpox.policy.buffers import persistent_buffers

@@ -11,8 +11,7 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
-from grpox.checkpoint.faults import Dump, Fault
-from grpox.checkpoint.replay import replay
+from grpox.checkpoint.faults import Dump, Fault, replay
 from grpox.cli.resume import run_to_resume
 from grpox.config import ComponentRef, HubConfig, ModelConfig, RewardRef, RunConfig
 from grpox.errors import ConfigError, Problem, plain
