@@ -59,6 +59,19 @@ MODEL = "model"
 KEPT = 3
 """Dumps of a run; each holds the weights. The first ones tell most: what follows is often their consequence."""
 
+REPLAYED = (
+    "loss",
+    "correction",
+    "train.beta",
+    "train.kl",
+    "train.entropy_coef",
+    "train.off_policy_mask_threshold",
+    "sampling.temperature",
+    "model.dtype",
+    "model.init",
+)
+"""Keys that change what a replay computes. Which tokens have the highest entropy is kept in the dump."""
+
 
 class Fault(BaseModel):
     """What a dump says of the step."""
@@ -196,20 +209,6 @@ def _no_dump(folder: Path) -> Problem:
     dumps = sorted({str(found.parent) for each in around for found in each.glob(f"step-*/{FAULT}")})
     allowed = f"a folder such as {dumps[0] if dumps else f'runs/mine/{FOLDER}/step-00000012'}"
     return Problem(what, "DUMP", given=str(folder), allowed=allowed, nearest=nearest(str(folder), dumps))
-
-
-REPLAYED = (
-    "loss",
-    "correction",
-    "train.beta",
-    "train.kl",
-    "train.entropy_coef",
-    "train.off_policy_mask_threshold",
-    "sampling.temperature",
-    "model.dtype",
-    "model.init",
-)
-"""Keys that change what a replay computes. Which tokens have the highest entropy is kept in the dump."""
 
 
 @dataclass(frozen=True)

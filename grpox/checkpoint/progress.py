@@ -24,6 +24,15 @@ from grpox.rollout.prefetch import PrefetchedBatch
 from grpox.runfile.lock.model import Lock
 from grpox.update.nonfinite import SkippedSteps
 
+PROGRESS = "run.json"
+SPLITS = (
+    "train.per_device_train_batch_size",
+    "train.gradient_accumulation_steps",
+    "train.steps_per_generation",
+    "train.generation_batch_size",
+)
+"""Keys that say how batches are split over ranks and micro-batches."""
+
 
 @dataclass
 class TrainingState:
@@ -53,9 +62,6 @@ class TrainingState:
     def seconds(self) -> float:
         """Seconds of training so far, those before a resumed checkpoint included."""
         return self.seconds_before + time.perf_counter() - self.started
-
-
-PROGRESS = "run.json"
 
 
 class Progress(BaseModel):
@@ -116,15 +122,6 @@ class Progress(BaseModel):
             state.cursor.restore(self.prompts_drawn)
         if state.early_stop is not None:
             state.early_stop.restore(self.early_stop)
-
-
-SPLITS = (
-    "train.per_device_train_batch_size",
-    "train.gradient_accumulation_steps",
-    "train.steps_per_generation",
-    "train.generation_batch_size",
-)
-"""Keys that say how batches are split over ranks and micro-batches."""
 
 
 def plan_of(config: dict[str, Any], world_size: int) -> BatchPlan:

@@ -28,6 +28,14 @@ from grpox.runfile.yaml_lines import Dumper
 from grpox.runtime.files import put_in_place, unwritten, write_whole
 from grpox.runtime.world import World
 
+CARD = "README.md"
+DIGEST = 16
+"""Hexadecimal digits of a fingerprint that are shown."""
+HUB_SECONDS = 10.0
+"""How long the hub may take to say who we are."""
+_SHOWN = ("reward", "loss", "kl", "entropy", "grad_norm", "completions/mean_length")
+"""Metrics of the last step that the card shows, besides all of the last evaluation."""
+
 
 def save_model(
     engine: Engine,
@@ -55,9 +63,15 @@ def save_model(
             put_in_place(unfinished, folder)
         except (OSError, SafetensorError) as error:
             shutil.rmtree(unfinished, ignore_errors=True)
-            failure = f"the model is not saved: {unwritten(error, folder, size)}\n    {_rest(folder)}"
+            failure = f"the model is not saved: {unwritten(error, folder, size)}"
         except RunFailed as error:
-            failure = f"{error}\n    {_rest(folder)}"
+            failure = str(error)
+    if failure:
+        checkpoints = checkpoints_in(folder.parent)
+        rest = "there is no checkpoint to go on from (checkpoint.every says when one is saved)"
+        if checkpoints:
+            rest = f"make room, then go on from {checkpoints[0]}: grpox train --resume {folder.parent}"
+        failure += f"\n    {rest}"
     if any(failures := world.gather([failure])):
         raise RunFailed("".join(failures))
 
@@ -69,23 +83,6 @@ def weights_on_main(engine: Engine, world: World) -> dict[str, Tensor]:
         if world.is_main:
             state[name] = tensor.cpu()
     return state
-
-
-def _rest(folder: Path) -> str:
-    """What is left of the run whose model was to be `folder`."""
-    checkpoints = checkpoints_in(folder.parent)
-    if not checkpoints:
-        return "there is no checkpoint to go on from (checkpoint.every says when one is saved)"
-    return f"make room, then go on from {checkpoints[0]}: grpox train --resume {folder.parent}"
-
-
-CARD = "README.md"
-DIGEST = 16
-"""Hexadecimal digits of a fingerprint that are shown."""
-HUB_SECONDS = 10.0
-"""How long the hub may take to say who we are."""
-_SHOWN = ("reward", "loss", "kl", "entropy", "grad_norm", "completions/mean_length")
-"""Metrics of the last step that the card shows, besides all of the last evaluation."""
 
 
 def write_card(
@@ -210,7 +207,15 @@ def check_hub(config: HubConfig) -> None:
     except Exception as error:
         what = f"the hub cannot be used: {_reason(error)}"
         raise ConfigError(Problem(what, "hub.repo", given=config.repo)) from error
-    _check_rights(user, config.repo)
+    role = user.get("auth", {}).get("accessToken", {}).get("role")
+    owners = [user.get("name"), *(org.get("name") for org in user.get("orgs", []))]
+    if role == "read":
+        what = f"the token of '{user.get('name')}' may only read: the push needs one that may write"
+        raise ConfigError(Problem(what, "hub.repo", given=config.repo))
+    # What a fine-grained token may reach is not told here; the push itself will say.
+    if role == "write" and config.repo.partition("/")[0] not in owners:
+        what, allowed = f"the token is of '{user.get('name')}', who has no such namespace", filter(None, owners)
+        raise ConfigError(Problem(what, "hub.repo", given=config.repo, allowed=", ".join(allowed)))
 
 
 def push_model(folder: Path, config: RunConfig, hub: HubConfig, summary: dict[str, Any]) -> str:
@@ -234,26 +239,13 @@ def push_model(folder: Path, config: RunConfig, hub: HubConfig, summary: dict[st
         message = f"Trained with grpox {__version__}"
         api.upload_folder(repo_id=hub.repo, folder_path=folder, revision=hub.revision, commit_message=message)
     except Exception as error:
-        branch = f" --revision {hub.revision}" if hub.revision else ""
-        options = (" --private" if hub.private else "") + branch
+        options = " --private" if hub.private else ""
+        options += f" --revision {hub.revision}" if hub.revision else ""
         raise RunFailed(
             f"the model is trained and lies in {folder}, but the push to {hub.repo} failed: {_reason(error)}\n"
             f"push it by hand: hf upload {hub.repo} {folder}{options}"
         ) from error
     return str(address)
-
-
-def _check_rights(user: dict[str, Any], repo: str) -> None:
-    """Refuse what the hub says about the token that would fail at the push."""
-    role = user.get("auth", {}).get("accessToken", {}).get("role")
-    if role == "read":
-        what = f"the token of '{user.get('name')}' may only read: the push needs one that may write"
-        raise ConfigError(Problem(what, "hub.repo", given=repo))
-    owners = [user.get("name"), *(org.get("name") for org in user.get("orgs", []))]
-    # What a fine-grained token may reach is not told here; the push itself will say.
-    if role == "write" and repo.partition("/")[0] not in owners:
-        what = f"the token is of '{user.get('name')}', who has no such namespace"
-        raise ConfigError(Problem(what, "hub.repo", given=repo, allowed=", ".join(filter(None, owners))))
 
 
 def _reason(error: Exception) -> str:

@@ -38,6 +38,8 @@ DS_CONFIG = "ds_config"
 _FORCED, _REFUSED = "TORCH_FORCE_WEIGHTS_ONLY_LOAD", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
 """What torch reads from the environment, above what a call asks for."""
 
+REFERENCE = "reference.pt"
+
 
 class ShardFiles(CheckpointEngine):  # type: ignore[misc]
     """Writes and reads the files of DeepSpeed's engine.
@@ -179,9 +181,6 @@ def _member(of: Any, name: str) -> Enum:
     if not (isinstance(of, type) and issubclass(of, Enum)):
         raise UnpicklingError(f"weights_only: {name} of {of} is no member of an enum")
     return of[name]
-
-
-REFERENCE = "reference.pt"
 
 
 def write_reference(policy: PolicyUpdate, folder: Path, shards: ShardFiles, world: World) -> None:

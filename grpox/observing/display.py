@@ -33,6 +33,8 @@ PLAIN_LINES = 20
 SAMPLE_ROWS = 4
 PROMPT_WIDTH, COMPLETION_WIDTH, EXTRA_WIDTH = 100, 240, 60
 
+logger = get_logger(__name__)
+
 
 class TerminalDisplay:
     """Shows the progress of a run: live on a terminal, else one line per step, about 20 for the whole run.
@@ -145,15 +147,14 @@ class TerminalDisplay:
 
 def _main_values(metrics: Mapping[str, float]) -> dict[str, float]:
     """What of an evaluation stands in its line; the rest is left to the record."""
-    details = ("/std", "_std", "/abstained")
-    told = {
+    shown = {
         name: value
         for name, value in metrics.items()
-        if not name.startswith("completions/") and not name.endswith(details)
+        if not name.startswith("completions/") and not name.endswith(("/std", "_std", "/abstained"))
     }
-    if sum(name.startswith("rewards/") and name.endswith("/mean") for name in told) == 1:
-        told.pop("reward", None)  # it would say the same twice
-    return told
+    if sum(name.startswith("rewards/") and name.endswith("/mean") for name in shown) == 1:
+        shown.pop("reward", None)  # it would say the same twice
+    return shown
 
 
 def sample_rows(rollouts: Sequence[ScoredRollout], rows: int = SAMPLE_ROWS) -> list[ScoredRollout]:
@@ -200,9 +201,6 @@ def _sample_table(step: int, rollouts: Sequence[ScoredRollout]) -> Table:
 def _plain(text: str) -> Text:
     """Text and not str: a string's [brackets] would be read as markup."""
     return Text(escaped(text), overflow="fold")
-
-
-logger = get_logger(__name__)
 
 
 class RunReport:

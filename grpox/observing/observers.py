@@ -69,18 +69,14 @@ class Observers:
 
     def run_failed(self, run: RunContext, error: BaseException) -> None:
         """Tell that `error` ended the run. Nobody selected is told anything afterwards."""
-        with first_signal_waits():
-            self._tell("grpox_run_failed", run=run, error=error)
-            self._unregister()
+        self._end("grpox_run_failed", run=run, error=error)
 
     def run_finished(self, run: RunContext, summary: Mapping[str, object]) -> None:
         """Tell that the run is complete. Nobody selected is told anything afterwards.
 
         A signal that arrives meanwhile is raised when all were told.
         """
-        with first_signal_waits():
-            self._tell("grpox_run_finished", run=run, summary=summary)
-            self._unregister()
+        self._end("grpox_run_finished", run=run, summary=summary)
         raise_if_signalled()
 
     def sweep_started(self, sweep: SweepContext) -> dict[str, str]:
@@ -98,9 +94,7 @@ class Observers:
 
     def sweep_finished(self, sweep: SweepContext, results: SweepResults, status: str) -> None:
         """Tell that a sweep is over. Nobody selected is told anything afterwards."""
-        with first_signal_waits():
-            self._tell("grpox_sweep_finished", sweep=sweep, results=results, status=status)
-            self._unregister()
+        self._end("grpox_sweep_finished", sweep=sweep, results=results, status=status)
         raise_if_signalled()
 
     def tracked_run(self, folder: Path) -> str | None:
@@ -125,6 +119,11 @@ class Observers:
             if self._manager.has_plugin(f"observer:{name}"):
                 self._manager.unregister(name=f"observer:{name}")
         self._selected.clear()
+
+    def _end(self, hook: str, **arguments: Any) -> None:
+        with first_signal_waits():
+            self._tell(hook, **arguments)
+            self._unregister()
 
     def _tell(self, hook: str, *, is_start: bool = False, **arguments: object) -> list[Any]:
         """Call a hook's implementations.

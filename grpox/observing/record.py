@@ -36,27 +36,6 @@ if TYPE_CHECKING:
 logger = get_logger(__name__)
 LIBRARIES = ("grpox", "torch", "transformers", "deepspeed", "datasets", "pluggy", "pydantic", "mlflow")
 
-
-def versions(plugin_distributions: Iterable[str]) -> dict[str, str]:
-    """Versions of Python, the libraries that matter, and the distributions in use besides."""
-    names = dict.fromkeys([*LIBRARIES, *plugin_distributions])
-    return {"python": platform.python_version(), **{name: metadata.version(name) for name in names}}
-
-
-def git_commit() -> str | None:
-    """The commit checked out in the working directory, ``-dirty`` when files differ; None outside git."""
-
-    def git(*arguments: str) -> str:
-        done = subprocess.run(["git", *arguments], capture_output=True, text=True, check=True, timeout=10)
-        return done.stdout.strip()
-
-    try:
-        commit = git("rev-parse", "HEAD")
-        return f"{commit}-dirty" if git("status", "--porcelain", "--untracked-files=no") else commit
-    except (OSError, subprocess.SubprocessError):
-        return None
-
-
 RECORD = (
     "metrics.jsonl",
     "failure.json",
@@ -77,6 +56,26 @@ The model is not among them, nor are the files of its observers, which ``version
 """
 OBSERVERS = "observer_files"
 """Key of ``versions.json``."""
+
+
+def versions(plugin_distributions: Iterable[str]) -> dict[str, str]:
+    """Versions of Python, the libraries that matter, and the distributions in use besides."""
+    names = dict.fromkeys([*LIBRARIES, *plugin_distributions])
+    return {"python": platform.python_version(), **{name: metadata.version(name) for name in names}}
+
+
+def git_commit() -> str | None:
+    """The commit checked out in the working directory, ``-dirty`` when files differ; None outside git."""
+
+    def git(*arguments: str) -> str:
+        done = subprocess.run(["git", *arguments], capture_output=True, text=True, check=True, timeout=10)
+        return done.stdout.strip()
+
+    try:
+        commit = git("rev-parse", "HEAD")
+        return f"{commit}-dirty" if git("status", "--porcelain", "--untracked-files=no") else commit
+    except (OSError, subprocess.SubprocessError):
+        return None
 
 
 class LocalRecord:

@@ -56,6 +56,10 @@ SETTINGS = {
 }
 """Phase -> the settings that make it need less, those of the generator in their place."""
 
+logger = get_logger(__name__)
+WAITING = "gather"
+"""The phase in which a rank waits for the others."""
+
 
 @contextmanager
 def memory_told(phase: str, generator: str = "") -> Iterator[None]:
@@ -117,11 +121,6 @@ def _in_use() -> str:
         told += f"; on the GPU {amount(torch.cuda.memory_allocated())} by this process, "
         told += f"{amount(free)} of {amount(total)} free"
     return told
-
-
-logger = get_logger(__name__)
-WAITING = "gather"
-"""The phase in which a rank waits for the others."""
 
 
 @dataclass

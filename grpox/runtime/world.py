@@ -38,6 +38,10 @@ VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 SECONDS_TO_MEET = 600.0
 """That ranks wait for one another at the start, as torchrun's do: machines of a job begin minutes apart."""
 
+Item = TypeVar("Item")
+MARKS = ("gloo", "connection closed by peer", "connection reset by peer", "timed out waiting", "nccl")
+"""Words that the transports' messages have in common; gloo raises a plain RuntimeError."""
+
 
 def name_interface(place: Place) -> None:
     """Have gloo listen where it must, unless the user names an interface: on loopback if all ranks are on this
@@ -159,9 +163,6 @@ def _listening(host: str, port: int) -> int | None:
         raise ConfigError(Problem(what, key="MASTER_PORT", given=f"{host}:{port}", allowed=allowed)) from error
 
 
-Item = TypeVar("Item")
-
-
 @dataclass(frozen=True)
 class World:
     """This process among those of the run."""
@@ -242,10 +243,6 @@ def _device(place: Place) -> torch.device:
     what = f"{place.launcher} started more processes on this machine than it has GPUs"
     given, allowed = str(place.local_rank), f"a number below {count}: one process for each GPU"
     raise ConfigError(Problem(what, key="LOCAL_RANK", given=given, allowed=allowed))
-
-
-MARKS = ("gloo", "connection closed by peer", "connection reset by peer", "timed out waiting", "nccl")
-"""Words that the transports' messages have in common; gloo raises a plain RuntimeError."""
 
 
 @dataclass(frozen=True)

@@ -58,6 +58,8 @@ if TYPE_CHECKING:
 STREAM = 1
 """Tells the random numbers of evaluations from those of training, whose number is 0."""
 
+BEFORE_TRAINING = TrainerState(global_step=0, max_steps=0, epoch=0.0)
+
 
 class Evaluator:
     """Samples completions of every held-out prompt and reports means over all of them.
@@ -204,9 +206,6 @@ def mean_pass_at_k(prompts: Sequence[tuple[int, int]], k: int) -> float:
     """
     found = [pass_at_k(n, c, k) for n, c in prompts if n >= k]
     return sum(found) / len(found) if found else math.nan
-
-
-BEFORE_TRAINING = TrainerState(global_step=0, max_steps=0, epoch=0.0)
 
 
 @dataclass(frozen=True)

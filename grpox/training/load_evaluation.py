@@ -23,6 +23,13 @@ ARGUMENT = "MODEL"
 FROM_CHECKPOINT = ("path", "dtype", "init")
 """Keys of the section `model` that a checkpoint tells: those that its weights were trained with."""
 
+TRUST = "model.init.trust_remote_code"
+SECTIONS = ("model", "data", "rewards", "generator", "sampling", "evaluation", "plugins", "watchdog")
+"""What takes part in an evaluation."""
+_OF_PROMPTS = ("prompt_column", "max_prompt_length", "long_prompts")
+_OF_RUNS = ("every", "early_stop")
+"""Keys of `evaluation` that say when, during a run."""
+
 
 @dataclass(frozen=True)
 class NamedModel:
@@ -70,14 +77,6 @@ def _checkpoint(given: str, folder: Path) -> NamedModel:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(Problem(f"is a damaged checkpoint: {error}", ARGUMENT, given=given)) from error
     return NamedModel(given, keys, folder, tuple(code))
-
-
-TRUST = "model.init.trust_remote_code"
-SECTIONS = ("model", "data", "rewards", "generator", "sampling", "evaluation", "plugins", "watchdog")
-"""What takes part in an evaluation."""
-_OF_PROMPTS = ("prompt_column", "max_prompt_length", "long_prompts")
-_OF_RUNS = ("every", "early_stop")
-"""Keys of `evaluation` that say when, during a run."""
 
 
 def load_evaluation(

@@ -18,20 +18,6 @@ from grpox.observing.report.data import Recorded, RunRecord
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-
-@dataclass(frozen=True)
-class Chart:
-    """Curves that share an axis."""
-
-    title: str
-    note: str
-    """What is measured, in a few words."""
-    metrics: Mapping[str, str]
-    """Legend -> name of the metric, in the steps or the evaluations."""
-    stacked: bool = False
-    """Parts of a whole, drawn on top of each other."""
-
-
 _CHARTS: tuple[tuple[str, str, Mapping[str, str] | str], ...] = (
     ("Accuracy", "on held-out prompts", {"accuracy": "accuracy"}),
     ("Pass@k", "chance that one of k completions is right", "pass_at_*"),
@@ -78,26 +64,6 @@ _CHARTS: tuple[tuple[str, str, Mapping[str, str] | str], ...] = (
 )
 """Title, note, and legend -> metric; or a pattern of metrics, whose star is the legend or in the title."""
 _STACKED = "time/*"
-
-
-def charts_of(record: RunRecord) -> list[Chart]:
-    """The charts of a run, without the metrics and the charts that it did not log."""
-    names = dict.fromkeys(name for told in (*record.steps, *record.evaluations) for name in told.values)
-    charts = []
-    for title, note, metrics in _CHARTS:
-        if isinstance(metrics, str):
-            prefix, suffix = metrics.split("*")
-            family = [name for name in names if name.startswith(prefix) and name.endswith(suffix)]
-            found = {name.removeprefix(prefix).removesuffix(suffix): name for name in family}
-        else:
-            found = {label: name for label, name in metrics.items() if name in names}
-        if "*" in title:
-            charts += [Chart(title.replace("*", label), note, {"mean": name}) for label, name in found.items()]
-        elif found:
-            charts.append(Chart(title, note, found, stacked=metrics == _STACKED))
-    return charts
-
-
 WIDTH, HEIGHT = 3.6, 1.9
 """Of a drawing, in inches of 72 units; the page scales it."""
 MOST_POINTS = 200
@@ -108,7 +74,6 @@ MOST_MARKS = 20
 """Evaluations that are marked by lines; of more, none is."""
 MARKED_POINTS = 25
 """Curves of at most as many points have a dot at each."""
-
 # No browser sees these: the finished drawing has the page's variables in their place.
 _INK, _GRID, _SERIES = "#0000e0", "#0000e1", "#0000f"
 _STYLE = {
@@ -131,6 +96,37 @@ _STYLE = {
     "lines.linewidth": 1.4,
     "lines.markersize": 3,
 }
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Curves that share an axis."""
+
+    title: str
+    note: str
+    """What is measured, in a few words."""
+    metrics: Mapping[str, str]
+    """Legend -> name of the metric, in the steps or the evaluations."""
+    stacked: bool = False
+    """Parts of a whole, drawn on top of each other."""
+
+
+def charts_of(record: RunRecord) -> list[Chart]:
+    """The charts of a run, without the metrics and the charts that it did not log."""
+    names = dict.fromkeys(name for told in (*record.steps, *record.evaluations) for name in told.values)
+    charts = []
+    for title, note, metrics in _CHARTS:
+        if isinstance(metrics, str):
+            prefix, suffix = metrics.split("*")
+            family = [name for name in names if name.startswith(prefix) and name.endswith(suffix)]
+            found = {name.removeprefix(prefix).removesuffix(suffix): name for name in family}
+        else:
+            found = {label: name for label, name in metrics.items() if name in names}
+        if "*" in title:
+            charts += [Chart(title.replace("*", label), note, {"mean": name}) for label, name in found.items()]
+        elif found:
+            charts.append(Chart(title, note, found, stacked=metrics == _STACKED))
+    return charts
 
 
 @dataclass(frozen=True)

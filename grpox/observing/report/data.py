@@ -19,6 +19,16 @@ MOST_NAMED = 8
 
 Status = Literal["finished", "failed", "unfinished"]
 
+MOST_BATCHES = 8
+"""Generation batches shown of a run: the first, the last, and between them evenly spaced ones."""
+MOST_SAMPLES = 16
+"""Completions shown of a batch: the best, the worst, and between them evenly spaced ranks."""
+PROMPT_CHARACTERS = 400
+COMPLETION_CHARACTERS = 1600
+EXTRA_CHARACTERS = 200
+_INVISIBLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+"""Control characters, and those that turn the direction of the text after them."""
+
 
 @dataclass(frozen=True)
 class Recorded:
@@ -74,7 +84,7 @@ def read_record(folder: Path) -> RunRecord:
     steps, evaluations = _read_metrics(folder / METRICS)
     path = folder / "config.yaml"
     config_text = _read_text(path)
-    versions = _read_json(folder / "versions.json")
+    versions, summary = (_read_json(folder / name) for name in ("versions.json", "summary.json"))
     return RunRecord(
         folder=folder,
         steps=steps,
@@ -84,7 +94,7 @@ def read_record(folder: Path) -> RunRecord:
         versions=versions.get("versions", {}),
         git_commit=versions.get("git_commit"),
         source=versions.get("source") or folder.name,
-        summary=_read_json(folder / "summary.json"),
+        summary=summary,
         error=_read_json(folder / "failure.json").get("error", ""),
     )
 
@@ -149,18 +159,6 @@ def _read_json(path: Path) -> Mapping[str, Any]:
         return _mapping(json.loads(text) if text else {}, path)
     except ValueError as error:
         raise ConfigError(Problem(f"is no JSON: {error}", where=str(path))) from error
-
-
-MOST_BATCHES = 8
-"""Generation batches shown of a run: the first, the last, and between them evenly spaced ones."""
-MOST_SAMPLES = 16
-"""Completions shown of a batch: the best, the worst, and between them evenly spaced ranks."""
-PROMPT_CHARACTERS = 400
-COMPLETION_CHARACTERS = 1600
-EXTRA_CHARACTERS = 200
-
-_INVISIBLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
-"""Control characters, and those that turn the direction of the text after them."""
 
 
 @dataclass(frozen=True)
