@@ -73,7 +73,6 @@ def given_rewards(
 
     A mapping is as in a run file, or has a function or model under ``function`` beside ``weight`` and the like.
     """
-
     functions: dict[str, Callable[..., Any]] = {}
     models: dict[str, PreTrainedModel] = {}
     if rewards is None:
@@ -86,7 +85,8 @@ def given_rewards(
             function = keys.pop("function")
             path = reward_model_path(function, key)
             if path is None:
-                _check_function(function, key)
+                if not callable(function) or hasattr(function, "forward"):  # a module can be called too
+                    raise _no_function(function, key)
                 functions[key] = function
                 # Its own name, that of what it wraps (functools.partial), or its class's.
                 inner = getattr(function, "func", function)
@@ -104,14 +104,10 @@ def _keys(reward: Any) -> dict[str, Any]:
     return dict(reward) if isinstance(reward, Mapping) else {"function": reward}
 
 
-def _check_function(value: Any, key: str) -> None:
-    # A module can be called too, though not as a reward function is.
-    if not callable(value) or hasattr(value, "forward"):
-        allowed = (
-            "a reward function, a sequence-classification model, a component's name, or a run file's mapping"
-        )
-        given = " ".join(repr(value).split())[:200]
-        raise ConfigError(Problem("is no reward function", key, where=ARGUMENT, given=given, allowed=allowed))
+def _no_function(value: Any, key: str) -> ConfigError:
+    allowed = "a reward function, a sequence-classification model, a component's name, or a run file's mapping"
+    given = " ".join(repr(value).split())[:200]
+    return ConfigError(Problem("is no reward function", key, where=ARGUMENT, given=given, allowed=allowed))
 
 
 def as_dataset(value: Any, key: str) -> datasets.Dataset | datasets.IterableDataset:

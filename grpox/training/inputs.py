@@ -207,11 +207,7 @@ def provides(run: ResolvedRun, capability: Capability) -> bool:
 def load_on_every_rank(load: Callable[[], PreTrainedModel], world: World, times: PhaseTimes) -> PreTrainedModel:
     """Load a model; a failure on one rank ends all."""
 
-    def timed() -> PreTrainedModel:
-        with times.phase("load"):
-            return load()
-
-    return on_every_rank(world, times, timed)
+    return on_every_rank(world, times, times.phase("load")(load))
 
 
 def generator_context(

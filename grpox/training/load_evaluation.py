@@ -59,7 +59,12 @@ def named_model(given: str) -> NamedModel:
     if not folder.is_dir() or (folder / "config.json").is_file():
         return NamedModel(given, {"path": given})
     if (folder / MANIFEST).is_file() or (folder / PROGRESS).is_file():
-        return _checkpoint(given, folder)
+        try:
+            section = Progress.read(folder).config["model"]
+            keys = {key: section[key] for key in FROM_CHECKPOINT}
+            return NamedModel(given, keys, folder, tuple(runs_code(keys["init"])))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ConfigError(Problem(f"is a damaged checkpoint: {error}", ARGUMENT, given=given)) from error
     if (folder / "model" / "config.json").is_file():
         return NamedModel(given, {"path": str(folder / "model")})
     if found := checkpoints_in(folder):
@@ -67,16 +72,6 @@ def named_model(given: str) -> NamedModel:
         names = ", ".join(str(path) for path in found[:3])
         raise ConfigError(Problem(what, ARGUMENT, given=given, allowed=f"one of its checkpoints: {names}"))
     return NamedModel(given, {"path": given})
-
-
-def _checkpoint(given: str, folder: Path) -> NamedModel:
-    try:
-        model = Progress.read(folder).config["model"]
-        keys = {key: model[key] for key in FROM_CHECKPOINT}
-        code = runs_code(keys["init"])
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(Problem(f"is a damaged checkpoint: {error}", ARGUMENT, given=given)) from error
-    return NamedModel(given, keys, folder, tuple(code))
 
 
 def load_evaluation(
