@@ -112,7 +112,7 @@ def held_up(run: Path, every: int) -> dict[str, Any]:
 
 def verification(checkpoint: Path) -> dict[str, Any]:
     """Seconds of comparing a checkpoint with its manifest, and of reading its bytes twice; medians of five."""
-    from grpox.checkpoint.manifest import faults, read_manifest
+    from grpox.checkpoint.folders import faults, read_manifest
 
     def verify() -> None:
         assert faults(checkpoint, read_manifest(checkpoint)) == []

@@ -18,9 +18,9 @@ from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 from varied_run import is_varied, lengths_of
 
-from grpox.observing.step_metrics import _peak_memory_gib
 from grpox.runfile.load import ResolvedRun, load_run
 from grpox.runfile.yaml_lines import read_yaml
+from grpox.training.step_report import _peak_memory_gib
 
 LOSSES = ("grpo", "dr_grpo", "dapo", "bnpo")
 

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from grpox.errors.formatting import amount, counted, duration, some
     from grpox.errors.redaction import MASK
     from grpox.observing.early_stop import told as describe_early_stop
-    from grpox.observing.report.curves import Curve, binned
-    from grpox.observing.report.samples import read_samples
+    from grpox.observing.report.charts import Curve, binned
+    from grpox.observing.report.data import read_samples
     from grpox.policy.adapter_folder import write_adapter
     from grpox.policy.lora.layers import ADAPTER, adapted_layers, base_parameters
     from grpox.policy.models import hub_kernels
@@ -44,11 +44,11 @@ if TYPE_CHECKING:
     from grpox.runfile.paths import input_path, model_problems
     from grpox.runfile.recipe_files import recipe_names
     from grpox.runfile.slots import parameter_defaults
-    from grpox.runtime.environment import variables_kept
     from grpox.runtime.files import sync as flush_to_disk
     from grpox.runtime.files import whole_file, write_whole
     from grpox.runtime.launch import world_size
     from grpox.runtime.run_lock import hold
+    from grpox.runtime.setup import variables_kept
 
 __all__ = [
     "ADAPTER",
@@ -105,8 +105,8 @@ _HOMES = {
     "grpox.errors.formatting": ("amount", "counted", "duration", "some"),
     "grpox.errors.redaction": ("MASK",),
     "grpox.observing.early_stop": ("describe_early_stop",),
-    "grpox.observing.report.curves": ("Curve", "binned"),
-    "grpox.observing.report.samples": ("read_samples",),
+    "grpox.observing.report.charts": ("Curve", "binned"),
+    "grpox.observing.report.data": ("read_samples",),
     "grpox.policy.adapter_folder": ("write_adapter",),
     "grpox.policy.lora.layers": ("ADAPTER", "adapted_layers", "base_parameters"),
     "grpox.policy.models": ("hub_kernels",),
@@ -124,7 +124,7 @@ _HOMES = {
     "grpox.runfile.load": ("load_run",),
     "grpox.runfile.lock.model": ("LOCK_FILE", "read_lock"),
     "grpox.runfile.recipe_files": ("recipe_names",),
-    "grpox.runtime.environment": ("variables_kept",),
+    "grpox.runtime.setup": ("variables_kept",),
     "grpox.runtime.files": ("flush_to_disk", "whole_file", "write_whole"),
     "grpox.runtime.launch": ("world_size",),
     "grpox.runtime.run_lock": ("hold",),

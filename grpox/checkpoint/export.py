@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import io
 import shutil
-from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 
 import torch
 from pydantic import ValidationError
-from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
-from grpox.checkpoint.folders import FOLDER, checkpoints_in
-from grpox.checkpoint.manifest import MANIFEST, faults, read_manifest
-from grpox.checkpoint.model_card import write_card
+from grpox.checkpoint.folders import FOLDER, MANIFEST, checkpoints_in, read_whole
 from grpox.checkpoint.progress import PROGRESS, Progress
 from grpox.checkpoint.resume import newest_good
+from grpox.checkpoint.save_model import write_card
 from grpox.checkpoint.saver import ENGINE
 from grpox.checkpoint.shards import only_weights
 from grpox.config import ModelConfig, RunConfig
@@ -50,17 +47,16 @@ def export_checkpoint(source: Path, out: Path, trusts_code: bool = False) -> Pat
         RunFailed: whoever loads what was written would not have the whole model.
     """
     logging.disable_progress_bar()
-    _check_empty(out)
+    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+        what = "is not empty" if out.is_dir() else "is a file"
+        raise ConfigError(Problem(what, "OUT_DIR", given=str(out), allowed="a new or empty folder"))
     checkpoint, progress = _checkpoint(source)
     config = _model_config(checkpoint, progress)
     if (code := runs_code(config.init)) and not trusts_code:
         what = f"the checkpoint asks for {', '.join(code)}: that may run code which comes with its model"
         allowed = f"--trust-remote-code, where you trust {config.path}"
         raise ConfigError(Problem(what, "CHECKPOINT", given=str(checkpoint), allowed=allowed))
-    model, tokenizer = load_model(config), load_tokenizer(config)
-    if config.lora is not None:
-        add_adapters(model, config.lora, seed=0)
-    _fill(model, checkpoint)
+    model, tokenizer = _adapted_model(checkpoint, config, config), load_tokenizer(config)
     unfinished = out.with_name(f"{out.name}.unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.parent.mkdir(parents=True, exist_ok=True)
@@ -71,7 +67,9 @@ def export_checkpoint(source: Path, out: Path, trusts_code: bool = False) -> Pat
             merge_adapters(model)
         save_whole(model, unfinished)
         tokenizer.save_pretrained(unfinished)
-        _write_card(unfinished, progress)
+        with suppress(ValidationError):  # a config that this grpox does not read any more
+            run = RunConfig.model_validate(progress.config)
+            write_card(unfinished, run, {"steps": progress.step}, progress.data, progress.metrics)
         unfinished.rename(out)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
@@ -88,29 +86,19 @@ def checkpoint_model(checkpoint: Path, base: ModelConfig) -> PreTrainedModel:
         ConfigError: it is damaged, or the model that the run began with is gone.
     """
     config = _model_config(checkpoint, _good(checkpoint))
-    model = load_model(base)
-    if config.lora is not None:
-        add_adapters(model, config.lora, seed=0)
-    _fill(model, checkpoint)
+    model = _adapted_model(checkpoint, base, config)
     if config.lora is not None:
         merge_adapters(model)
     return model
 
 
-def _write_card(folder: Path, progress: Progress) -> None:
-    """The model card, where the config of the run is still one that this grpox reads."""
-    with suppress(ValidationError):
-        config = RunConfig.model_validate(progress.config)
-        write_card(folder, config, {"steps": progress.step}, progress.data, progress.metrics)
-
-
-def _check_empty(out: Path) -> None:
-    if out.is_dir():
-        what = "is not empty" if any(out.iterdir()) else ""
-    else:
-        what = "is a file" if out.exists() else ""
-    if what:
-        raise ConfigError(Problem(what, "OUT_DIR", given=str(out), allowed="a new or empty folder"))
+def _adapted_model(checkpoint: Path, base: ModelConfig, config: ModelConfig) -> PreTrainedModel:
+    """Load `base`, add the adapters of `config`, and fill in what the checkpoint holds."""
+    model = load_model(base)
+    if config.lora is not None:
+        add_adapters(model, config.lora, seed=0)
+    _fill(model, checkpoint)
+    return model
 
 
 def _checkpoint(source: Path) -> tuple[Path, Progress]:
@@ -124,23 +112,17 @@ def _checkpoint(source: Path) -> tuple[Path, Progress]:
         what = "holds no good checkpoint"
     else:
         what = f"is neither a checkpoint nor a run with {FOLDER}"
-    raise ConfigError(Problem(what, "CHECKPOINT", given=str(source), allowed=_near(source)))
+    allowed = "a run's folder, or one of its checkpoints"
+    if runs := sorted(str(found.parent) for found in source.parent.glob(f"*/{FOLDER}") if found.is_dir()):
+        allowed += f", such as {', '.join(runs[:5])}"
+    raise ConfigError(Problem(what, "CHECKPOINT", given=str(source), allowed=allowed))
 
 
 def _good(checkpoint: Path) -> Progress:
     try:
-        damage = faults(checkpoint, read_manifest(checkpoint))
-        if not damage:
-            return Progress.read(checkpoint)
+        return read_whole(checkpoint, Progress.read)
     except ValueError as error:
-        damage = [str(error)]
-    raise ConfigError(Problem(f"is damaged: {'; '.join(damage[:3])}", "CHECKPOINT", given=str(checkpoint)))
-
-
-def _near(source: Path) -> str:
-    allowed = "a run's folder, or one of its checkpoints"
-    runs = sorted(str(found.parent) for found in source.parent.glob(f"*/{FOLDER}") if found.is_dir())
-    return f"{allowed}, such as {', '.join(runs[:5])}" if runs else allowed
+        raise ConfigError(Problem(f"is damaged: {error}", "CHECKPOINT", given=str(checkpoint))) from error
 
 
 def _model_config(checkpoint: Path, progress: Progress) -> ModelConfig:
@@ -168,11 +150,19 @@ def _fill(model: PreTrainedModel, checkpoint: Path) -> None:
     places = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers())
     # Of a model with adapters a checkpoint holds these alone.
     missing = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-    for name, weight in whole_weights(checkpoint):
+    from deepspeed.utils import zero_to_fp32
+
+    with only_weights(), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+        sharded = zero_to_fp32._get_fp32_state_dict_from_zero_checkpoint(
+            str(checkpoint / ENGINE), exclude_frozen_parameters=False
+        )
+    # The shards stay on disk until they are asked for: one float32 weight at a time is in memory. Tied ones
+    # come under each of their names.
+    for name, weight in sharded.items():
         place = places.get(name)
         if place is None or place.shape != weight.shape:
             raise _other_model(model, checkpoint, name)
-        place.copy_(weight)
+        place.copy_(weight.contiguous())
         missing.discard(name)
     if missing:
         raise _other_model(model, checkpoint, min(missing))
@@ -181,18 +171,3 @@ def _fill(model: PreTrainedModel, checkpoint: Path) -> None:
 def _other_model(model: PreTrainedModel, checkpoint: Path, name: str) -> ConfigError:
     what = f"is not the model that {checkpoint} is of: they differ in {name}"
     return ConfigError(Problem(what, "model.path", given=model.name_or_path))
-
-
-def whole_weights(checkpoint: Path) -> Iterator[tuple[str, Tensor]]:
-    """Yield every weight in float32, under its name; tied ones under each of their names.
-
-    The shards stay on disk until they are asked for: one weight at a time is in memory.
-    """
-    from deepspeed.utils import zero_to_fp32
-
-    with only_weights(), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
-        sharded = zero_to_fp32._get_fp32_state_dict_from_zero_checkpoint(
-            str(checkpoint / ENGINE), exclude_frozen_parameters=False
-        )
-    for name, weight in sharded.items():
-        yield name, weight.contiguous()

@@ -1,20 +1,67 @@
-"""What a checkpoint says of the run as a whole: how far it was, and what it was made of."""
+"""How far a run is: its loop's state, what a checkpoint says of it, and the batch sizes that fit to it."""
 
 from __future__ import annotations
 
 import json
+import time
+from dataclasses import dataclass, field
+from math import gcd
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from grpox.checkpoint.training_state import TrainingState
+from grpox.checkpoint.folders import write_text
+from grpox.config import TrainConfig
 from grpox.config.sampling import evaluation_in
-from grpox.observing.early_stop import EarlyStopState
+from grpox.data.prompt_cursor import PromptCursor
+from grpox.data.schedule import BatchPlan
+from grpox.errors import Problem
+from grpox.errors.formatting import counted
+from grpox.observing.early_stop import EarlyStop, EarlyStopState
+from grpox.policy.batch import Sample
+from grpox.rollout.sampler import PrefetchedBatch
 from grpox.runfile.lock.model import Lock
-from grpox.runtime.files import sync
+from grpox.update.nonfinite import SkippedSteps
 
 PROGRESS = "run.json"
+SPLITS = (
+    "train.per_device_train_batch_size",
+    "train.gradient_accumulation_steps",
+    "train.steps_per_generation",
+    "train.generation_batch_size",
+)
+"""Keys that say how batches are split over ranks and micro-batches."""
+
+
+@dataclass
+class TrainingState:
+    """State of the loop; the trainer owns it, and its parts move it on."""
+
+    samples: dict[tuple[int, int], Sample] = field(default_factory=dict)
+    """This rank's samples of the generation batches in use, by generation and row."""
+    prefetched: dict[int, PrefetchedBatch] = field(default_factory=dict)
+    """Generation batches that are sampled while the policy is updated; none at max_staleness 0."""
+    cursor: PromptCursor | None = None
+    """Chooses the prompts of a generation batch in place of the schedule, with dynamic sampling."""
+    early_stop: EarlyStop | None = None
+    skipped: SkippedSteps = field(default_factory=SkippedSteps)
+    num_tokens: int = 0
+    """Tokens of prompts and completions so far."""
+    evaluation_before: dict[str, float] = field(default_factory=dict)
+    """Metrics of the evaluation before the first step."""
+    evaluation: dict[str, float] = field(default_factory=dict)
+    """Metrics of the last evaluation; of a run that goes on, of the step it goes on from."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """Metrics of the last step, those of its evaluation below ``evaluation/``; on rank 0."""
+    seconds_before: float = 0.0
+    """Seconds of training before the checkpoint that the run went on from."""
+    started: float = field(default_factory=time.perf_counter)
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of training so far, those before a resumed checkpoint included."""
+        return self.seconds_before + time.perf_counter() - self.started
 
 
 class Progress(BaseModel):
@@ -52,9 +99,7 @@ class Progress(BaseModel):
 
     def write(self, folder: Path) -> None:
         """On disk when this returns."""
-        path = folder / PROGRESS
-        path.write_text(self.model_dump_json(indent=1) + "\n", encoding="utf-8")
-        sync(path)
+        write_text(folder / PROGRESS, self.model_dump_json(indent=1))
 
     @classmethod
     def read(cls, folder: Path) -> Progress:
@@ -77,3 +122,45 @@ class Progress(BaseModel):
             state.cursor.restore(self.prompts_drawn)
         if state.early_stop is not None:
             state.early_stop.restore(self.early_stop)
+
+
+def plan_of(config: dict[str, Any], world_size: int) -> BatchPlan:
+    """The plan of a resolved config as a checkpoint holds it."""
+    return BatchPlan.from_config(TrainConfig.model_validate(config["train"]), world_size)
+
+
+def same_steps(saved: BatchPlan, plan: BatchPlan) -> bool:
+    """Whether every optimizer step has the same rows under both, however they are split."""
+    names = ("train_batch_size", "generation_batch_size", "num_generations", "num_iterations")
+    return all(getattr(saved, name) == getattr(plan, name) for name in names)
+
+
+def other_batches(saved: BatchPlan, plan: BatchPlan) -> Problem:
+    """Why a run with `plan` does not go on where one with `saved` was, and what would."""
+    ranks = counted(plan.world_size, "rank")
+    what = f"{ranks} would make other batches than the {saved.world_size} of the checkpoint"
+    if saved.world_size == plan.world_size:
+        what = "the batches are not those of the checkpoint"
+    given, wanted = (
+        f"{each.train_batch_size} completions a step, {each.generation_batch_size} a generation batch, "
+        f"groups of {each.num_generations}, {each.num_iterations} iterations"
+        for each in (plan, saved)
+    )
+    allowed = f"{wanted}: {fitting(saved, plan.world_size)}"
+    return Problem(what, " and ".join(SPLITS[:3]), given=given, allowed=allowed)
+
+
+def fitting(saved: BatchPlan, world_size: int) -> str:
+    """The settings by which `world_size` ranks take the steps of `saved`: as overrides of the command line."""
+    both = gcd(saved.train_batch_size, saved.generation_batch_size)
+    if both % world_size:
+        sizes = [size for size in range(1, both + 1) if both % size == 0]
+        return f"{world_size} ranks cannot share them evenly; {', '.join(map(str, sizes[:12]))} can"
+    most = both // world_size
+    # The largest micro-batch that is known to fit into memory.
+    rows = max(size for size in range(1, saved.per_device_train_batch_size + 1) if most % size == 0)
+    sizes = [
+        rows,
+        *(size // (rows * world_size) for size in (saved.train_batch_size, saved.generation_batch_size)),
+    ]
+    return " ".join([*map("{}={}".format, SPLITS[:3], sizes), f"{SPLITS[3]}=null"])

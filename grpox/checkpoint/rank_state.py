@@ -5,8 +5,8 @@ Plain values and tensors only, so that it can be read with ``weights_only=True``
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -15,35 +15,39 @@ import torch
 from torch import Tensor
 
 from grpox.checkpoint.folders import rank_file
-from grpox.checkpoint.progress import Progress
+from grpox.checkpoint.progress import Progress, TrainingState, plan_of, same_steps
 from grpox.checkpoint.rng import fresh_random_state, random_state, set_random_state
-from grpox.checkpoint.same_batches import plan_of, same_steps
-from grpox.checkpoint.training_state import TrainingState
 from grpox.contracts import Rollout
 from grpox.data.schedule import Schedule
 from grpox.policy.batch import Sample
 from grpox.rollout.sampler import PrefetchedBatch
-from grpox.runtime.collective_errors import on_every_rank
 from grpox.runtime.files import sync
 from grpox.runtime.phases import PhaseTimes
-from grpox.runtime.world import World
+from grpox.runtime.world import World, on_every_rank
 
 Key = tuple[int, int]
 """Generation and row of a sample."""
+_DTYPES = {
+    "prompt_ids": torch.int64,
+    "completion_ids": torch.int64,
+    "sampler_logprobs": torch.float64,
+    "model_mask": torch.bool,
+}
+"""Fields of a rollout that are saved as tensors."""
 
 
 def rank_state(state: TrainingState, world: World, times: PhaseTimes) -> dict[str, Any]:
     """Return the state of this rank, between two steps; a collective. A batch being sampled is waited for."""
+
+    def prefetched() -> dict[int, dict[str, Any]]:
+        return {generation: prefetched_state(batch) for generation, batch in state.prefetched.items()}
+
     return {
         "keys": list(state.samples),
         "samples": samples_state(list(state.samples.values())),
-        "prefetched": on_every_rank(world, times, partial(_prefetched_states, state)),
+        "prefetched": on_every_rank(world, times, prefetched),
         "random": random_state(),
     }
-
-
-def _prefetched_states(state: TrainingState) -> dict[int, dict[str, Any]]:
-    return {generation: prefetched_state(batch) for generation, batch in state.prefetched.items()}
 
 
 def restore_rank(
@@ -96,25 +100,26 @@ def read_state(path: Path) -> dict[str, Any]:
 def samples_state(samples: Sequence[Sample]) -> dict[str, Any]:
     """Return samples as flat tensors, one after the other, with their lengths."""
 
-    def flat(values: Sequence[np.ndarray], dtype: type[np.generic]) -> Tensor:
-        return torch.from_numpy(np.concatenate([np.zeros(0, dtype), *values]).astype(dtype))
+    def flat(field: str, dtype: type[np.generic]) -> Tensor:
+        rows = [np.asarray(getattr(sample, field), dtype) for sample in samples]
+        return torch.from_numpy(np.concatenate([np.zeros(0, dtype), *rows]))
 
-    def computed(field: Callable[[Sample], Tensor | None]) -> tuple[list[bool], Tensor | None]:
-        rows = [row for sample in samples if (row := field(sample)) is not None]
-        known = [field(sample) is not None for sample in samples]
-        return known, torch.cat(rows).cpu() if rows else None
+    def computed(field: str) -> tuple[list[bool], Tensor | None]:
+        rows = [getattr(sample, field) for sample in samples]
+        known = [row for row in rows if row is not None]
+        return [row is not None for row in rows], torch.cat(known).cpu() if known else None
 
     return {
         "prompt_lengths": [len(sample.prompt) for sample in samples],
         "completion_lengths": [len(sample.completion) for sample in samples],
-        "prompts": flat([np.array(sample.prompt, np.int64) for sample in samples], np.int64),
-        "completions": flat([np.array(sample.completion, np.int64) for sample in samples], np.int64),
-        "token_mask": flat([sample.token_mask for sample in samples], np.bool_),
-        "sampler_logprobs": flat([sample.sampler_logprobs for sample in samples], np.float32),
+        "prompts": flat("prompt", np.int64),
+        "completions": flat("completion", np.int64),
+        "token_mask": flat("token_mask", np.bool_),
+        "sampler_logprobs": flat("sampler_logprobs", np.float32),
         "advantages": [sample.advantage for sample in samples],
-        "old": computed(lambda sample: sample.old_logprobs),
-        "reference": computed(lambda sample: sample.reference_logprobs),
-        "policy_keep": computed(lambda sample: sample.policy_keep),
+        "old": computed("old_logprobs"),
+        "reference": computed("reference_logprobs"),
+        "policy_keep": computed("policy_keep"),
     }
 
 
@@ -122,33 +127,22 @@ def samples_of_state(state: Mapping[str, Any], device: torch.device) -> list[Sam
     """Return the samples that `samples_state` was given, computed log-probabilities on `device`."""
     lengths = state["completion_lengths"]
 
-    def rows(name: str) -> list[np.ndarray]:
-        return [each.numpy() for each in torch.split(state[name], lengths)]
-
     def computed(name: str) -> list[Tensor | None]:
         known, flat = state[name]
         if flat is None:
             return [None] * len(lengths)
-        of_known = [length for length, is_known in zip(lengths, known, strict=True) if is_known]
-        left = iter(torch.split(flat.to(device), of_known))
+        left = iter(torch.split(flat.to(device), list(compress(lengths, known))))
         return [next(left) if is_known else None for is_known in known]
 
-    prompts = (tuple(each.tolist()) for each in torch.split(state["prompts"], state["prompt_lengths"]))
-    completions = (tuple(each.tolist()) for each in rows("completions"))
-    return [
-        Sample(*fields)
-        for fields in zip(
-            prompts,
-            completions,
-            rows("token_mask"),
-            rows("sampler_logprobs"),
-            state["advantages"],
-            computed("old"),
-            computed("reference"),
-            computed("policy_keep"),
-            strict=True,
-        )
-    ]
+    columns = (
+        (tuple(each.tolist()) for each in torch.split(state["prompts"], state["prompt_lengths"])),
+        (tuple(each.tolist()) for each in torch.split(state["completions"], lengths)),
+        (each.numpy() for each in torch.split(state["token_mask"], lengths)),
+        (each.numpy() for each in torch.split(state["sampler_logprobs"], lengths)),
+        state["advantages"],
+        *map(computed, ("old", "reference", "policy_keep")),
+    )
+    return [Sample(*fields) for fields in zip(*columns, strict=True)]
 
 
 def _samples(state: Mapping[str, Any], device: torch.device) -> dict[Key, Sample]:
@@ -167,7 +161,18 @@ def _prefetched(states: Sequence[dict[str, Any]], world: World) -> dict[int, Pre
 
 def prefetched_state(batch: PrefetchedBatch) -> dict[str, Any]:
     """Return a prefetched batch as plain values, once it is sampled."""
-    return {"version": batch.version, "rollouts": [_rollout_state(rollout) for rollout in batch]}
+    return {
+        "version": batch.version,
+        "rollouts": [
+            {
+                name: value
+                if value is None or name not in _DTYPES
+                else torch.tensor(value, dtype=_DTYPES[name])
+                for name, value in vars(rollout).items()
+            }
+            for rollout in batch
+        ],
+    }
 
 
 def prefetched_of(states: Sequence[Mapping[str, Any]], rank: int, size: int) -> PrefetchedBatch:
@@ -181,23 +186,8 @@ def prefetched_of(states: Sequence[Mapping[str, Any]], rank: int, size: int) -> 
     return PrefetchedBatch(states[0]["version"], mine)
 
 
-def _rollout_state(rollout: Rollout) -> dict[str, Any]:
-    logprobs, mask = rollout.sampler_logprobs, rollout.model_mask
-    return {
-        "group_id": rollout.group_id,
-        "sample": rollout.sample,
-        "prompt_ids": torch.tensor(rollout.prompt_ids, dtype=torch.int64),
-        "completion_ids": torch.tensor(rollout.completion_ids, dtype=torch.int64),
-        "finish_reason": rollout.finish_reason,
-        "policy_version": rollout.policy_version,
-        "sampler_logprobs": None if logprobs is None else torch.tensor(logprobs, dtype=torch.float64),
-        "model_mask": None if mask is None else torch.tensor(mask, dtype=torch.bool),
-    }
-
-
 def _rollout(state: Mapping[str, Any]) -> Rollout:
     plain: dict[str, Any] = {
-        name: tuple(value.tolist()) if isinstance(value, torch.Tensor) else value
-        for name, value in state.items()
+        name: tuple(value.tolist()) if isinstance(value, Tensor) else value for name, value in state.items()
     }
     return Rollout(**plain)

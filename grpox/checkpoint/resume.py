@@ -1,31 +1,52 @@
-"""Where a run goes on: the newest good checkpoint of its folder, and whether the run is still the same."""
+"""Where a run goes on: the newest good checkpoint of its folder, and whether the run is still the same.
+
+On another number of ranks it goes on through DeepSpeed's universal checkpoint: each parameter in a file. What
+DeepSpeed 0.19 does wrong as it loads one is made good here: it gives every group of parameters the settings
+of the first (weight decay to biases and norms), and all of them one counter of steps, which each of them then
+advances. Buffers it leaves as the model came with them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import hashlib
+import io
+import os
+import shutil
+from argparse import Namespace
+from collections.abc import Mapping
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from grpox.checkpoint.folders import checkpoints_in
-from grpox.checkpoint.manifest import faults, read_manifest
-from grpox.checkpoint.progress import Progress
+import torch
+from torch import nn
+
+from grpox.checkpoint.folders import checkpoints_in, faults, read_manifest
+from grpox.checkpoint.progress import SPLITS, Progress, TrainingState, other_batches, plan_of, same_steps
 from grpox.checkpoint.rank_state import restore_rank
-from grpox.checkpoint.reference import read_reference
-from grpox.checkpoint.same_batches import SPLITS, other_batches, plan_of, same_steps
 from grpox.checkpoint.saver import ENGINE
-from grpox.checkpoint.training_state import TrainingState
-from grpox.checkpoint.universal import load_of_other_ranks
+from grpox.checkpoint.shards import only_weights, read_reference
 from grpox.config import RunConfig
 from grpox.data.schedule import BatchPlan, Schedule
-from grpox.errors import ConfigError, Problem
+from grpox.errors import ConfigError, Problem, RunFailed, describe, text_of
 from grpox.errors.formatting import counted
+from grpox.policy.engine import Engine
+from grpox.policy.weight_stream import persistent_buffers
 from grpox.runfile.lock.differences import Severity, changes, differences
 from grpox.runfile.lock.model import Lock
+from grpox.runfile.lock.of_run import file_hash
 from grpox.runtime.logs import get_logger
 from grpox.runtime.world import World
 from grpox.update.policy_update import PolicyUpdate
 
 logger = get_logger(__name__)
+_OPTIMIZER = Path("zero") / "optimizer_state.pt"
+"""Where it keeps what belongs to no single parameter."""
+LARGE = 64 * 2**20
+"""Of a file with more bytes, size, beginning and end count: hashing all of it could take minutes."""
+END = 2**20
+"""Bytes of its beginning, and of its end."""
 
 
 @dataclass(frozen=True)
@@ -53,9 +74,15 @@ class Checkpoint:
 def newest_good(output_dir: Path, world: World) -> Checkpoint | None:
     """Find the newest checkpoint that is whole; a collective. Rank 0 warns of each damaged one."""
     for folder in world.gather(checkpoints_in(output_dir) if world.is_main else []):
-        damage = _damage(folder, world)
-        if not damage:
-            return Checkpoint(folder, Progress.read(folder))
+        try:
+            manifest, progress = read_manifest(folder), Progress.read(folder)
+            # Each rank reads its share of the files.
+            names = sorted(manifest)[world.rank :: world.size]
+            damage = world.gather(faults(folder, {name: manifest[name] for name in names}))
+            if not damage:
+                return Checkpoint(folder, progress)
+        except ValueError as error:
+            damage = world.gather([str(error)] if world.is_main else [])
         if world.is_main:
             logger.warning("the checkpoint %s is damaged and passed over: %s", folder, "; ".join(damage[:3]))
     return None
@@ -115,12 +142,117 @@ def check_changes(
         raise ConfigError([Problem(f"cannot go on from {checkpoint.folder}", allowed=cure), *problems])
 
 
-def _damage(folder: Path, world: World) -> Sequence[str]:
-    """What is wrong with a checkpoint; each rank reads its share of the files."""
+def fingerprints(config: RunConfig) -> dict[str, str]:
+    """Key of the run file -> fingerprint of the file or folder it names; what is on the hub is left out."""
+    paths = {"model.path": config.model.path, "data.path": config.data.path}
+    if config.evaluation is not None:
+        paths["evaluation.path"] = config.evaluation.path
+    return {key: _fingerprint(Path(path)) for key, path in paths.items() if path and Path(path).exists()}
+
+
+def _fingerprint(path: Path) -> str:
+    if path.is_file():
+        return _of_file(path)
+    files = (file for file in sorted(path.rglob("*")) if file.is_file())
+    parts = (f"{file.relative_to(path)} {_of_file(file)}" for file in files)
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def _of_file(path: Path) -> str:
+    size = path.stat().st_size
+    if size <= LARGE:
+        return file_hash(path)
+    with path.open("rb") as file:
+        digest = hashlib.sha256(file.read(END))
+        file.seek(-END, os.SEEK_END)
+        digest.update(file.read())
+    return f"{size} {digest.hexdigest()}"
+
+
+def load_of_other_ranks(engine: Engine, folder: Path, name: str, steps: int) -> None:
+    """Read what `Engine.save` wrote after `steps` steps on another number of ranks; a collective.
+
+    `folder` needs room for it twice more: rank 0 converts DeepSpeed's files, beside the checkpoint, and removes
+    them afterwards.
+
+    Raises:
+        RunFailed: it cannot be converted.
+    """
+    world = engine.world
+    # A name that `clear_unfinished` removes too, if the run is killed meanwhile.
+    converted = folder.with_name(f".{folder.name}.universal.unfinished")
+    failure = _convert(folder / name, converted) if world.is_main else ""
     try:
-        manifest = read_manifest(folder)
-        Progress.read(folder)
-    except ValueError as error:
-        return world.gather([str(error)] if world.is_main else [])
-    names = sorted(manifest)[world.rank :: world.size]
-    return world.gather(faults(folder, {name: manifest[name] for name in names}))
+        told = [each for each in world.gather([failure]) if each]
+        if told:
+            raise RunFailed(f"{folder} cannot be taken to another number of ranks: {told[0]}")
+        _load_universal(engine.deepspeed, converted / name)
+    finally:
+        world.barrier()
+        if world.is_main:
+            shutil.rmtree(converted, ignore_errors=True)
+    _load_buffers(engine.module, folder / name)
+    engine.steps = steps
+
+
+def _load_universal(engine: Any, folder: Path) -> None:
+    """Make a DeepSpeed engine what `folder`, a universal checkpoint, says; a collective."""
+    engine._config.load_universal_checkpoint = True
+    try:
+        with only_weights():
+            loaded, _ = engine.load_checkpoint(str(folder.parent), tag=folder.name)
+            saved = torch.load(folder / _OPTIMIZER, map_location="cpu", weights_only=True)
+    finally:
+        engine._config.load_universal_checkpoint = False
+    if loaded is None:
+        raise RunFailed(f"DeepSpeed finds no checkpoint in {folder}")
+    _mend(engine.optimizer, saved["param_groups"])
+
+
+@torch.no_grad()
+def _load_buffers(model: nn.Module, engine_folder: Path) -> None:
+    """Give `model` the buffers that rank 0 had when DeepSpeed's folder of a checkpoint was written."""
+    from deepspeed.utils import zero_to_fp32
+
+    with only_weights():
+        file = zero_to_fp32.get_model_state_file(str(engine_folder), zero_stage=3)
+        held = torch.load(file, map_location="cpu", weights_only=True)["module"]
+    for name, buffer in persistent_buffers(model):
+        buffer.copy_(held[name])
+
+
+def _mend(sharded: Any, saved: list[dict[str, Any]]) -> None:
+    """Give each group its own settings, and each shard its own counter, where PyTorch's AdamW wants it."""
+    optimizer = sharded.optimizer
+    for group, settings in zip(optimizer.param_groups, saved, strict=True):
+        group.update({name: value for name, value in settings.items() if name != "params"})
+    for place, shard in enumerate(sharded.fp32_partitioned_groups_flat):
+        group, state = optimizer.param_groups[sharded.sub_group_to_group_id[place]], optimizer.state[shard]
+        on_device = group.get("fused") or group.get("capturable")
+        if torch.is_tensor(state["step"]):
+            state["step"] = state["step"].to(shard.device if on_device else "cpu", copy=True)
+
+
+def _convert(source: Path, folder: Path) -> str:
+    """Why it failed, or nothing."""
+    from deepspeed.checkpoint import ds_to_universal
+
+    shutil.rmtree(folder, ignore_errors=True)
+    arguments = Namespace(
+        input_folder=str(source),
+        output_folder=str(folder / source.name),
+        # In this process, where nothing but weights is read.
+        num_extract_workers=1,
+        num_merge_workers=1,
+        keep_temp_folder=False,
+        strict=True,
+        inject_missing_state=False,
+    )
+    try:
+        with only_weights(), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+            ds_to_universal.main(arguments)
+    except KeyError as error:
+        return f"DeepSpeed converts the state of Adam alone, and the optimizer has no {text_of(error)}"
+    except Exception as error:  # noqa: BLE001 - whatever it is, the other ranks wait to hear of it
+        return describe(error)
+    return ""

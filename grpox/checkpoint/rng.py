@@ -14,10 +14,16 @@ import torch
 def random_state() -> dict[str, Any]:
     """The state of Python's, numpy's and torch's generators, in plain values and tensors."""
     version, numbers, gauss = random.getstate()
-    name, keys, *rest = np.random.get_state(legacy=True)
+    name, keys, place, has, cached = np.random.get_state(legacy=True)
     return {
         "python": (version, list(numbers), gauss),
-        "numpy": (str(name), torch.from_numpy(np.asarray(keys, dtype=np.int64)), *map(_plain, rest)),
+        "numpy": (
+            str(name),
+            torch.from_numpy(np.asarray(keys, dtype=np.int64)),
+            int(place),
+            int(has),
+            float(cached),
+        ),
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
     }
@@ -58,7 +64,3 @@ def random_numbers_kept() -> Iterator[None]:
         finally:
             random.setstate(python)
             np.random.set_state(numpy)
-
-
-def _plain(value: Any) -> float | int:
-    return float(value) if isinstance(value, float) else int(value)

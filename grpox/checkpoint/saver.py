@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from grpox.checkpoint.best import best_of
 from grpox.checkpoint.folders import (
     checkpoints_in,
     clear_unfinished,
@@ -17,13 +17,11 @@ from grpox.checkpoint.folders import (
     rank_file,
     step_of,
     unfinished_of,
+    write_manifest,
 )
-from grpox.checkpoint.manifest import facts_of, files_of, write_manifest
-from grpox.checkpoint.progress import Progress
+from grpox.checkpoint.progress import Progress, TrainingState
 from grpox.checkpoint.rank_state import rank_state
-from grpox.checkpoint.reference import write_reference
-from grpox.checkpoint.shards import ShardFiles
-from grpox.checkpoint.training_state import TrainingState
+from grpox.checkpoint.shards import ShardFiles, write_reference
 from grpox.config import CheckpointConfig
 from grpox.contracts import RunContext
 from grpox.errors.redaction import redacted
@@ -53,8 +51,6 @@ class CheckpointSaver:
     lock: Lock
     observers: Observers
     shards: ShardFiles
-    data: Mapping[str, str]
-    """Fingerprints of what the run reads, as it began."""
     policy: PolicyUpdate
     """Holds the engine and the reference."""
     times: PhaseTimes
@@ -66,9 +62,10 @@ class CheckpointSaver:
 
     def after_step(self, state: TrainingState, step: int, last: bool) -> None:
         """Save if it is time to, as after the `last` step; complete what the thread has written."""
-        if self._pending is not None and self._all_written():
-            self._complete()
-        if self._is_due(step, last):
+        if self._pending is not None and all(self.world.gather([self.shards.done])):
+            self._complete(self._pending)
+        every = self.config.every
+        if (every > 0 and step % every == 0) or (self.config.saves_last and last):
             self.save(state, step)
 
     def save(self, state: TrainingState, step: int, wait: bool = False) -> None:
@@ -86,32 +83,24 @@ class CheckpointSaver:
     def finish(self) -> None:
         """Complete a checkpoint that a thread is writing."""
         if self._pending is not None:
-            self._complete()
+            self._complete(self._pending)
 
     def summary(self) -> dict[str, Any]:
         """What the run's summary tells of the best checkpoint, once the run is over: nothing where none is."""
-        found = []
-        if self.world.is_main and (best := best_of(checkpoints_in(self.context.output_dir), self.config)):
-            found.append(best.summary())
-        return {"best_checkpoint": found[0]} if (found := self.world.gather(found)) else {}
-
-    def _is_due(self, step: int, last: bool) -> bool:
-        every = self.config.every
-        return (every > 0 and step % every == 0) or (self.config.saves_last and last)
+        best = best_of(checkpoints_in(self.context.output_dir), self.config) if self.world.is_main else None
+        [found] = self.world.gather([best] if self.world.is_main else [])
+        return {"best_checkpoint": found} if found else {}
 
     def _begin(self, state: TrainingState, step: int) -> None:
-        folder = unfinished_of(self.context.output_dir, step)
-        failure = ""
-        if self.world.is_main:
-            try:
-                clear_unfinished(self.context.output_dir)
-                folder.mkdir(parents=True)
-                metrics_bytes = sync_record(self.context.output_dir, self._saved)
-                self._progress(state, step, metrics_bytes).write(folder)
-            except OSError as error:
-                failure = _told(error)
-        self._saved = step
-        if self._any(failure):
+        output_dir, before, self._saved = self.context.output_dir, self._saved, step
+        folder = unfinished_of(folder_of(output_dir, step))
+
+        def begin() -> None:
+            clear_unfinished(output_dir)
+            folder.mkdir(parents=True)
+            self._progress(state, step, sync_record(output_dir, before)).write(folder)
+
+        if self._fails_on_main(begin):
             return
         with self.times.phase("checkpoint"):
             self.policy.engine.save(folder, ENGINE)
@@ -133,44 +122,39 @@ class CheckpointSaver:
             metrics=state.metrics,
             metrics_bytes=metrics_bytes,
             config=redacted(self.context.config.model_dump(mode="json")),
-            data=dict(self.data),
+            data=dict(self.context.fingerprints),
             lock=self.lock,
         )
 
-    def _all_written(self) -> bool:
-        return all(self.world.gather([self.shards.done]))
-
-    def _complete(self) -> None:
+    def _complete(self, step: int) -> None:
         """Wait for what is written, and give the checkpoint its name."""
-        step, self._pending = self._pending, None
-        assert step is not None
-        unfinished = unfinished_of(self.context.output_dir, step)
+        self._pending = None
         folder = folder_of(self.context.output_dir, step)
-        if self._any("; ".join(_told(error) for error in self.shards.finished())):
+        if self._fails("; ".join(_describe(error) for error in self.shards.finished())):
             return
-        written = {
-            path.relative_to(unfinished).as_posix(): facts for path, facts in self.shards.written.items()
-        }
-        files, failure = dict(self.world.gather(list(written.items()))), ""
-        if self.world.is_main:
-            try:
-                # Few and small ones: those that are not written by way of the shards.
-                files |= facts_of(unfinished, [name for name in files_of(unfinished) if name not in files])
-            except OSError as error:
-                failure = _told(error)
-        if self._any(failure):
-            return
-        if self.world.is_main:
-            try:
-                write_manifest(unfinished, files)
-                publish(unfinished, folder)
-                self._prune(step)
-                self.observers.checkpoint_saved(self.context, step, folder)
-            except OSError as error:
-                failure = _told(error)
-        self._any(failure)
+        unfinished = unfinished_of(folder)
+        written = self.shards.written.items()
+        own = [(path.relative_to(unfinished).as_posix(), facts) for path, facts in written]
+        known = dict(self.world.gather(own))
 
-    def _any(self, failure: str) -> bool:
+        def complete() -> None:
+            write_manifest(unfinished, known)
+            publish(folder)
+            self._prune(step)
+            self.observers.checkpoint_saved(self.context, step, folder)
+
+        self._fails_on_main(complete)
+
+    def _fails_on_main(self, work: Callable[[], None]) -> bool:
+        failure = ""
+        if self.world.is_main:
+            try:
+                work()
+            except OSError as error:
+                failure = _describe(error)
+        return self._fails(failure)
+
+    def _fails(self, failure: str) -> bool:
         """Whether any rank failed, which is told; what it began is removed."""
         failures = [told for told in self.world.gather([failure]) if told]
         if failures and self.world.is_main:
@@ -179,7 +163,8 @@ class CheckpointSaver:
                 f"the checkpoint after step {self._saved} could not be saved: {'; '.join(failures)}\n"
                 "    the run goes on; checkpoints that were there are still there",
             )
-            shutil.rmtree(unfinished_of(self.context.output_dir, self._saved), ignore_errors=True)
+            unfinished = unfinished_of(folder_of(self.context.output_dir, self._saved))
+            shutil.rmtree(unfinished, ignore_errors=True)
         return bool(failures)
 
     def _prune(self, step: int) -> None:
@@ -188,11 +173,28 @@ class CheckpointSaver:
         Those after `step` are not counted: the run went back behind them, perhaps because they are damaged.
         """
         found = [folder for folder in checkpoints_in(self.context.output_dir) if step_of(folder) <= step]
-        best = best_of(found, self.config)
+        best = best_of(found, self.config) or {}
         for folder in found[self.config.keep :]:
-            if best is None or folder != best.folder:
+            if str(folder) != best.get("checkpoint"):
                 shutil.rmtree(folder)
 
 
-def _told(error: OSError) -> str:
+def best_of(found: Sequence[Path], config: CheckpointConfig) -> dict[str, Any] | None:
+    """The best of the checkpoints `found`, newest first, for the run's summary; of equal ones the newest.
+
+    A checkpoint counts by the metrics of its step and of the evaluation after it. One that has no such metric,
+    or has it as not-a-number, is never the best.
+    """
+    if config.best is None:
+        return None
+    rated: list[dict[str, Any]] = [
+        {"metric": config.best, "value": value, "step": progress.step, "checkpoint": str(folder)}
+        for folder, progress in ((folder, Progress.read(folder)) for folder in found)
+        if not math.isnan(value := progress.metrics.get(config.best, math.nan))
+    ]
+    sign = 1 if config.best_is in ("highest", "max") else -1
+    return max(rated, key=lambda best: sign * best["value"], default=None)
+
+
+def _describe(error: OSError) -> str:
     return unwritten(error, Path(error.filename)) if error.filename else error.strerror or str(error)

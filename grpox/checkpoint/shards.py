@@ -1,8 +1,7 @@
-"""How DeepSpeed's files of a checkpoint are written, at once or by a thread, and read.
+"""A checkpoint's files of weights, DeepSpeed's and the reference's: written at once or by a thread, and read.
 
 DeepSpeed asks its checkpoint engine to save each file. Its own would neither sync them to the disk, nor read
-them back with ``weights_only``; and what it raises on one rank would leave the others in a barrier.
-"""
+them back with ``weights_only``; and what it raises on one rank would leave the others in a barrier."""
 
 from __future__ import annotations
 
@@ -13,21 +12,32 @@ from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 
-from grpox.checkpoint.manifest import FileFacts, Hashed
+from grpox.checkpoint.folders import FileFacts, Hashed
+from grpox.checkpoint.rank_state import read_state
 from grpox.errors import text_of
 from grpox.errors.redaction import redacted
 from grpox.policy.deepspeed_import import CheckpointCommitInfo, CheckpointEngine
+from grpox.policy.weight_stream import persistent_buffers, stream_weights
 from grpox.runtime.files import sync
+from grpox.runtime.setup import variables_kept
+from grpox.runtime.world import World
+
+if TYPE_CHECKING:
+    from grpox.update.policy_update import PolicyUpdate
+
 
 DS_CONFIG = "ds_config"
 """Under which DeepSpeed keeps its configuration in each file, `deepspeed.settings` with it."""
 
 _FORCED, _REFUSED = "TORCH_FORCE_WEIGHTS_ONLY_LOAD", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
 """What torch reads from the environment, above what a call asks for."""
+
+REFERENCE = "reference.pt"
 
 
 class ShardFiles(CheckpointEngine):  # type: ignore[misc]
@@ -43,9 +53,7 @@ class ShardFiles(CheckpointEngine):  # type: ignore[misc]
         self._thread = ThreadPoolExecutor(1, "checkpoint") if background else None
         self._copies: dict[str, list[torch.Tensor]] = {}
         """By file: copies that are written, whose memory is taken again: new memory takes thrice as long."""
-        self._writing: list[Future[None]] = []
-        self._failures: list[OSError] = []
-        self._facts: dict[Path, FileFacts] = {}
+        self._writing: dict[Path, tuple[Future[FileFacts], list[torch.Tensor]]] = {}
         self.written: dict[Path, FileFacts] = {}
         """What the files are that `finished` waited for."""
 
@@ -69,42 +77,38 @@ class ShardFiles(CheckpointEngine):  # type: ignore[misc]
 
     def submit(self, state: Any, path: Path) -> None:
         """Write `state` to `path`, now or by the thread; what goes wrong is told by `finished`."""
+        copies: list[torch.Tensor] = []
         if self._thread is None:
+            future: Future[FileFacts] = Future()
             try:
-                self._write(state, path)
+                future.set_result(_write(state, path))
             except OSError as error:
-                self._failures.append(error)
+                future.set_exception(error)
         else:
             # So that the run may go on changing it.
-            copies = _Copies(self._copies.pop(path.name, []))
-            self._writing.append(self._thread.submit(self._write_copy, copies.of(state), path, copies.made))
+            copied = _copied(state, iter(self._copies.pop(path.name, [])), copies)
+            future = self._thread.submit(_write, copied, path)
+        self._writing[path] = future, copies
 
     @property
     def done(self) -> bool:
         """Whether all that was to be written is."""
-        return all(future.done() for future in self._writing)
+        return all(future.done() for future, _ in self._writing.values())
 
     def finished(self) -> list[OSError]:
         """Wait for the thread; what could not be written."""
-        for future in self._writing:
+        failures: list[OSError] = []
+        writing, self._writing, self.written = self._writing, {}, {}
+        for path, (future, copies) in writing.items():
             error = future.exception()
-            if isinstance(error, OSError):
-                self._failures.append(error)
-            elif error is not None:
+            if error is None:
+                self.written[path] = future.result()
+            elif isinstance(error, OSError):
+                failures.append(error)
+            else:
                 raise error
-        failures = self._failures
-        self.written = self._facts
-        self._writing, self._failures, self._facts = [], [], {}
-        return failures
-
-    def _write_copy(self, state: Any, path: Path, copies: list[torch.Tensor]) -> None:
-        try:
-            self._write(state, path)
-        finally:
             self._copies[path.name] = copies
-
-    def _write(self, state: Any, path: Path) -> None:
-        self._facts[path] = _write(state, path)
+        return failures
 
 
 @contextmanager
@@ -113,16 +117,13 @@ def only_weights() -> Iterator[None]:
 
     For DeepSpeed's functions, which ask torch for whatever a file holds.
     """
-    asked = {name: os.environ.pop(name, None) for name in (_FORCED, _REFUSED)}
-    os.environ[_FORCED] = "1"
-    # torch forgets all it is given when it leaves: what is allowed already, as in a call within a call, stays.
-    allowed = torch.serialization.get_safe_globals()
-    try:
+    with variables_kept(_FORCED, _REFUSED):
+        os.environ.pop(_REFUSED, None)
+        os.environ[_FORCED] = "1"
+        # torch forgets all it is given when it leaves: what is allowed already, as in a call in a call, stays.
+        allowed = torch.serialization.get_safe_globals()
         with torch.serialization.safe_globals([each for each in _known_classes() if each not in allowed]):
             yield
-    finally:
-        os.environ.pop(_FORCED, None)
-        os.environ.update({name: value for name, value in asked.items() if value is not None})
 
 
 def _write(state: Any, path: Path) -> FileFacts:
@@ -140,38 +141,29 @@ def _write(state: Any, path: Path) -> FileFacts:
     return hashed.facts
 
 
-class _Copies:
-    """Copies of the tensors of a state in this machine's memory; where they fit, in that of earlier ones.
+def _copied(value: Any, old: Iterator[torch.Tensor], made: list[torch.Tensor]) -> Any:
+    """Copy a state into this machine's memory; where its tensors fit, into that of earlier copies.
 
     Args:
         old: copies of an earlier state of the same file, in their order.
+        made: gets the copies.
     """
-
-    def __init__(self, old: list[torch.Tensor]) -> None:
-        self._old = list(reversed(old))
-        self.made: list[torch.Tensor] = []
-
-    def of(self, value: Any) -> Any:
-        if isinstance(value, torch.Tensor):
-            return self._tensor(value.detach())
-        if isinstance(value, dict):
-            return {key: self.of(item) for key, item in value.items()}
-        if type(value) in (list, tuple):
-            return type(value)(self.of(item) for item in value)
+    if isinstance(value, dict):
+        return {key: _copied(item, old, made) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_copied(item, old, made) for item in value)
+    if not isinstance(value, torch.Tensor):
         return value
+    tensor, before = value.detach(), next(old, None)
+    if before is not None and _layout(before) == _layout(tensor):
+        made.append(before.copy_(tensor))
+    else:
+        made.append(tensor.to("cpu", copy=True))
+    return made[-1]
 
-    def _tensor(self, tensor: torch.Tensor) -> torch.Tensor:
-        old = self._old.pop() if self._old else None
-        if old is not None and (old.shape, old.dtype, old.stride()) == (
-            tensor.shape,
-            tensor.dtype,
-            tensor.stride(),
-        ):
-            copy = old.copy_(tensor)
-        else:
-            copy = tensor.to("cpu", copy=True)
-        self.made.append(copy)
-        return copy
+
+def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return tensor.shape, tensor.dtype, tensor.stride()
 
 
 def _known_classes() -> list[Any]:
@@ -188,3 +180,35 @@ def _member(of: Any, name: str) -> Enum:
     if not (isinstance(of, type) and issubclass(of, Enum)):
         raise UnpicklingError(f"weights_only: {name} of {of} is no member of an enum")
     return of[name]
+
+
+def write_reference(policy: PolicyUpdate, folder: Path, shards: ShardFiles, world: World) -> None:
+    """Gather its weights and write them on rank 0, whole; a collective."""
+    if policy.reference is None or policy.reference_sync is None:
+        return
+    weights = {}
+    for name, tensor in stream_weights(policy.reference.module):
+        if world.is_main:
+            weights[name] = tensor.to("cpu", copy=True)
+    if world.is_main:
+        shards.submit(weights, folder / REFERENCE)
+
+
+@torch.no_grad()
+def read_reference(policy: PolicyUpdate, folder: Path, world: World) -> None:
+    """Put back what `write_reference` wrote; a collective."""
+    from deepspeed import zero
+
+    if policy.reference is None or policy.reference_sync is None:
+        return
+    weights = read_state(folder / REFERENCE) if world.is_main else {}
+    for name, parameter in policy.reference.module.named_parameters():
+        # With a modifier rank the values that rank 0 leaves are sharded anew over all ranks.
+        with zero.GatheredParameters([parameter], modifier_rank=0):
+            if world.is_main:
+                parameter.copy_(weights[name])
+    for name, buffer in persistent_buffers(policy.reference.module):
+        if world.is_main:
+            buffer.copy_(weights[name])
+        if world.size > 1:
+            dist.broadcast(buffer, src=0)

@@ -25,7 +25,7 @@ from grpox.runtime.files import unwritten, write_whole
 
 if TYPE_CHECKING:
     from grpox.runfile.load import ResolvedRun
-    from grpox.training.evaluate_model import Evaluated
+    from grpox.training.evaluation import Evaluated
 
 
 def evaluate(
@@ -73,8 +73,9 @@ def evaluate(
           evaluation.num_generations=8 'evaluation.pass_at_k=[1, 4, 8]'
       torchrun --nproc-per-node 2 -m grpox eval my-model run.yaml
     """
-    from grpox.training.load_evaluation import load_evaluation
-    from grpox.training.model_argument import named_model
+    from rich.console import Console
+
+    from grpox.training.load_evaluation import load_evaluation, named_model
 
     follow_log_options(log_level, log_file)
     for option, path in (("--out", out), ("--completions", completions)):
@@ -89,7 +90,7 @@ def evaluate(
     console.print(_table(found.metrics))
     console.print(_about(run, found, seconds), markup=False, highlight=False, soft_wrap=True)
     if completions is not None:
-        from grpox.observing.completions import write_completions
+        from grpox.observing.record_files import write_completions
 
         _write("completions", completions, lambda: write_completions(completions, 0, found.completions))
     if out is not None:
@@ -105,7 +106,7 @@ def _evaluated(run: ResolvedRun, checkpoint: Path | None, console: Console) -> t
     with Progress(*columns, console=console, transient=True, disable=not shows) as bar:
         task = bar.add_task("loading", total=None)
         # Only now, because it imports torch: a mistake in the command line is told at once.
-        from grpox.training.evaluate_model import evaluate_model
+        from grpox.training.evaluation import evaluate_model
 
         start = time.perf_counter()
         found = evaluate_model(
@@ -152,7 +153,7 @@ def _figures(model: str, run: ResolvedRun, found: Evaluated, seconds: float) -> 
     """What ``--out`` holds."""
     from grpox.config.run import labels_of_evaluation
     from grpox.config.sampling import sampling_of
-    from grpox.observing.provenance import git_commit, versions
+    from grpox.observing.record import git_commit, versions
 
     config = run.config
     assert config.evaluation is not None

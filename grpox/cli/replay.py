@@ -14,7 +14,9 @@ from rich.text import Text
 from grpox.cli.arguments import LogFile, LogLevel, follow_log_options
 
 if TYPE_CHECKING:
-    from grpox.checkpoint.faults.replay import Replay, Replayed
+    from rich.table import Table
+
+    from grpox.checkpoint.faults import Replay, Replayed
     from grpox.update.nonfinite import Found
 
 AROUND = 6
@@ -51,8 +53,8 @@ def replay(
       grpox replay runs/mine/faults/step-00000012 train.kl=k2
       grpox replay runs/mine/faults/step-00000012 loss=cispo
     """
-    from grpox.checkpoint.faults.read import open_dump
-    from grpox.checkpoint.faults.replay import replay as compute
+    from grpox.checkpoint.faults import open_dump
+    from grpox.checkpoint.faults import replay as compute
 
     follow_log_options(log_level, log_file)
     opened = open_dump(dump)

@@ -1,7 +1,6 @@
 """Observers of a run: its local record, the terminal, and plugins with lifecycle hooks.
 
-`observers` calls each hook by itself. `record` writes config, versions, `metrics_file` and `completions`
-into the run's folder; `display` draws the terminal; `machine_metrics` measures the machine in a thread.
-`step_metrics` puts the metrics of a step together, `early_stop` ends a run that gains no more. `report`
-makes a page of a run's folder.
+`observers` calls each hook by itself. `record` writes config, versions and `record_files` (metrics,
+completions) into the run's folder; `display` draws the terminal; `machine_metrics` measures the machine in a
+thread. `early_stop` ends a run that gains no more. `report` makes a page of a run's folder.
 """

@@ -1,4 +1,4 @@
-"""What a run shows in the terminal: a live line or a few plain ones, samples of completions, a summary."""
+"""What a run shows: a live line in the terminal or a few plain ones, samples, a summary, its report."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from grpox.runtime.logs import DISPLAYED, get_logger
 if TYPE_CHECKING:
     from grpox.contracts import RunContext, ScoredRollout
 
+
 logger = get_logger(__name__)
 SHOWN = (
     ("reward", "reward {:.3f}"),
@@ -31,6 +32,8 @@ SHOWN = (
 PLAIN_LINES = 20
 SAMPLE_ROWS = 4
 PROMPT_WIDTH, COMPLETION_WIDTH, EXTRA_WIDTH = 100, 240, 60
+
+logger = get_logger(__name__)
 
 
 class TerminalDisplay:
@@ -96,8 +99,7 @@ class TerminalDisplay:
         accuracy = next((metrics[name] for name in metrics if name.split("/")[-1] == "accuracy"), None)
         if accuracy is not None:
             self._accuracies[step] = accuracy
-        told = _main_values(metrics)
-        values = "  ".join(f"{escaped(name)} {value:.4g}" for name, value in told.items())
+        values = "  ".join(f"{escaped(name)} {value:.4g}" for name, value in _main_values(metrics).items())
         self._line(f"evaluation after step {step}: {values}")
 
     @hookimpl(tryfirst=True)
@@ -115,14 +117,14 @@ class TerminalDisplay:
             table.add_row(f"accuracy {when}", f"{self._accuracies[step]:.4f}")
         table.add_row("steps", str(self._last_step))
         if isinstance(stopped := summary.get("stopped_early"), Mapping):
-            table.add_row("stopped early", Text(escaped(early_stop_told(stopped)), overflow="fold"))
+            table.add_row("stopped early", _plain(early_stop_told(stopped)))
         if isinstance(best := summary.get("best_checkpoint"), Mapping):
             told = f"{best['metric']} {best['value']:.4g}: {best['checkpoint']}"
-            table.add_row("best checkpoint", Text(escaped(told), overflow="fold"))
+            table.add_row("best checkpoint", _plain(told))
         if self._skipped:
             table.add_row("skipped", f"{self._skipped:.0f}, not finite")
         table.add_row("time", duration(time.monotonic() - self._started))
-        table.add_row("folder", Text(escaped(str(run.output_dir)), overflow="fold"))
+        table.add_row("folder", _plain(str(run.output_dir)))
         self._console.print(table)
 
     def _seconds_left(self, step: int, total: int) -> float | None:
@@ -145,15 +147,14 @@ class TerminalDisplay:
 
 def _main_values(metrics: Mapping[str, float]) -> dict[str, float]:
     """What of an evaluation stands in its line; the rest is left to the record."""
-    details = ("/std", "_std", "/abstained")
-    told = {
+    shown = {
         name: value
         for name, value in metrics.items()
-        if not name.startswith("completions/") and not name.endswith(details)
+        if not name.startswith("completions/") and not name.endswith(("/std", "_std", "/abstained"))
     }
-    if sum(name.startswith("rewards/") and name.endswith("/mean") for name in told) == 1:
-        told.pop("reward", None)  # it would say the same twice
-    return told
+    if sum(name.startswith("rewards/") and name.endswith("/mean") for name in shown) == 1:
+        shown.pop("reward", None)  # it would say the same twice
+    return shown
 
 
 def sample_rows(rollouts: Sequence[ScoredRollout], rows: int = SAMPLE_ROWS) -> list[ScoredRollout]:
@@ -185,14 +186,52 @@ def _sample_table(step: int, rollouts: Sequence[ScoredRollout]) -> Table:
     shown = sample_rows(rollouts)
     extras = dict.fromkeys(name for scored in shown for name in scored.extra)
     for name in extras:
-        table.add_column(Text(escaped(name)), overflow="fold", ratio=1)
+        table.add_column(_plain(name), overflow="fold", ratio=1)
     for scored in shown:
-        # Text and not str: a string's [brackets] would be read as markup.
         table.add_row(
-            Text(escaped(shortened(scored.prompt, PROMPT_WIDTH))),
-            Text(escaped(shortened(scored.completion, COMPLETION_WIDTH))),
+            _plain(shortened(scored.prompt, PROMPT_WIDTH)),
+            _plain(shortened(scored.completion, COMPLETION_WIDTH)),
             f"{scored.reward:.3f}",
             f"{scored.advantage:+.3f}",
-            *(Text(escaped(shortened(str(scored.extra.get(name, "")), EXTRA_WIDTH))) for name in extras),
+            *(_plain(shortened(str(scored.extra.get(name, "")), EXTRA_WIDTH)) for name in extras),
         )
     return table
+
+
+def _plain(text: str) -> Text:
+    """Text and not str: a string's [brackets] would be read as markup."""
+    return Text(escaped(text), overflow="fold")
+
+
+class RunReport:
+    """Writes ``report.html`` from what the local record holds, and tells where it is.
+
+    A run that fails has one once an optimizer step is recorded.
+    """
+
+    def __init__(self) -> None:
+        self._has_steps = self._has_evaluations = False
+
+    @hookimpl
+    def grpox_step_finished(self) -> None:
+        self._has_steps = True
+
+    @hookimpl
+    def grpox_evaluated(self) -> None:
+        self._has_evaluations = True
+
+    @hookimpl
+    def grpox_run_failed(self, run: RunContext) -> None:
+        if self._has_steps:
+            self._write(run)
+
+    @hookimpl
+    def grpox_run_finished(self, run: RunContext) -> None:
+        if self._has_steps or self._has_evaluations:
+            self._write(run)
+
+    def _write(self, run: RunContext) -> None:
+        # Imported here because it takes half a second, which a run's start need not.
+        from grpox.observing.report.page import write_report
+
+        logger.info("report: %s", escaped(str(write_report(run.output_dir))))

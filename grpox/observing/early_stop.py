@@ -51,11 +51,16 @@ class EarlyStop:
         Raises:
             RunFailed: it is the first, and has no such metric.
         """
-        name = self.state.metric
-        if name not in metrics and self.state.best is None and not name.startswith("completions/"):
-            raise RunFailed(_unknown(self.config.metric, metrics))
-        value = metrics.get(name, math.nan)
-        if self._gains(value):
+        name, best = self.state.metric, self.state.best
+        if name not in metrics and best is None and not name.startswith("completions/"):
+            near = nearest(bare_name(self.config.metric), metrics)
+            guess = f"\n    did you mean  {near}" if near else ""
+            raise RunFailed(
+                f"evaluation.early_stop.metric: {self.config.metric} is no metric of the evaluation, which has "
+                f"{', '.join(sorted(metrics))}{guess}"
+            )
+        value, sign = metrics.get(name, math.nan), 1 if self.config.mode == "max" else -1
+        if not math.isnan(value) and (best is None or sign * (value - best) > self.config.min_delta):
             changed: dict[str, Any] = {"best": value, "best_step": step, "without_gain": 0}
         else:
             changed = {"without_gain": self.state.without_gain + 1}
@@ -76,13 +81,6 @@ class EarlyStop:
             "evaluations_without_gain": self.state.without_gain,
         }
 
-    def _gains(self, value: float) -> bool:
-        if math.isnan(value):
-            return False
-        best = self.state.best
-        better = 0.0 if best is None else value - best if self.config.mode == "max" else best - value
-        return best is None or better > self.config.min_delta
-
 
 def told(stopped: Mapping[str, Any]) -> str:
     """What `EarlyStop.summary` holds, as a sentence for people."""
@@ -93,13 +91,4 @@ def told(stopped: Mapping[str, Any]) -> str:
     without = stopped.get("evaluations_without_gain")
     return (
         f"after step {stopped.get('step')}: {stopped.get('metric')} {best}; evaluations since then: {without}"
-    )
-
-
-def _unknown(metric: str, metrics: Mapping[str, float]) -> str:
-    near = nearest(bare_name(metric), metrics)
-    guess = f"\n    did you mean  {near}" if near else ""
-    return (
-        f"evaluation.early_stop.metric: {metric} is no metric of the evaluation, which has "
-        f"{', '.join(sorted(metrics))}{guess}"
     )

@@ -36,7 +36,6 @@ _SECONDS = 10.0
 FOLDER = "system"
 PREFIX = "system/"
 """Begins the names, as MLflow's pages expect it."""
-_BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Readings:
@@ -48,28 +47,23 @@ class Readings:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._sent, self._received = _network()
-        self._gpus = _Gpus()
+        self._network_before = _network()
+        self._nvml: Any = None
+        with suppress(Exception):  # no library, no driver, or no GPU
+            nvml: Any = import_module("pynvml")
+            nvml.nvmlInit()
+            self._gpus = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
+            self._nvml = nvml
         # The first answer is of no time at all, and 0.
         psutil.cpu_percent()
 
     def take(self) -> dict[str, float]:
         """Name -> value, the use of the CPU being that since the last time; what cannot be read is left out."""
-        parts: tuple[Callable[[], dict[str, float]], ...] = (
-            self._cpu,
-            self._memory,
-            self._disk,
-            self._network,
-            self._gpus.take,
-        )
-        taken: dict[str, float] = {}
-        for part in parts:
+        taken = {"cpu_utilization_percentage": psutil.cpu_percent()}
+        for part in (self._memory, self._disk, self._network, self._all_gpus):
             with suppress(Exception):  # whatever a driver or a container refuses, the others can be read
                 taken |= part()
         return taken
-
-    def _cpu(self) -> dict[str, float]:
-        return {"cpu_utilization_percentage": psutil.cpu_percent()}
 
     def _memory(self) -> dict[str, float]:
         memory = psutil.virtual_memory()
@@ -88,64 +82,50 @@ class Readings:
         }
 
     def _network(self) -> dict[str, float]:
-        sent, received = _network()
+        sent, received = (now - before for now, before in zip(_network(), self._network_before, strict=True))
         return {
-            "network_receive_megabytes": (received - self._received) / _MEGABYTE,
-            "network_transmit_megabytes": (sent - self._sent) / _MEGABYTE,
+            "network_receive_megabytes": received / _MEGABYTE,
+            "network_transmit_megabytes": sent / _MEGABYTE,
         }
 
-
-class _Gpus:
-    """NVIDIA's GPUs, by its library for Python where that is installed (nvidia-ml-py), else by nvidia-smi."""
-
-    def __init__(self) -> None:
-        self._library: Any = None
-        self._command = shutil.which(_QUERY[0])
-        self._devices: list[Any] = []
-        with suppress(Exception):  # no library, no driver, or no GPU
-            library: Any = import_module("pynvml")
-            library.nvmlInit()
-            self._devices = [library.nvmlDeviceGetHandleByIndex(i) for i in range(library.nvmlDeviceGetCount())]
-            self._library = library
-
-    def take(self) -> dict[str, float]:
-        if self._library is None:
-            return self._asked() if self._command else {}
+    def _all_gpus(self) -> dict[str, float]:
+        """NVIDIA's GPUs, by its library for Python where that is installed (nvidia-ml-py), else nvidia-smi."""
+        gpus = _asked() if self._nvml is None else dict(enumerate(map(self._gpu, self._gpus)))
         return {
-            f"gpu_{i}_{name}": value
-            for i, device in enumerate(self._devices)
-            for name, value in self._of(device)
+            f"gpu_{index}_{name}": value
+            for index, (used, total, busy, watts, limit) in gpus.items()
+            for name, value in (
+                ("memory_usage_percentage", used / total * 100 if total else math.nan),
+                ("memory_usage_megabytes", used / _MEGABYTE),
+                ("utilization_percentage", busy),
+                ("power_usage_watts", watts),
+                ("power_usage_percentage", watts / limit * 100 if limit else math.nan),
+            )
+            if math.isfinite(value)
         }
 
-    def _asked(self) -> dict[str, float]:
-        """Ask nvidia-smi, which takes part of a second; a number that it does not know is NaN."""
-        done = subprocess.run(_QUERY, capture_output=True, text=True, timeout=_SECONDS, check=True)
-        taken: dict[str, float] = {}
-        for line in done.stdout.splitlines():
-            index, *cells = (cell.strip() for cell in line.split(","))
-            used, total, busy, watts, limit = map(_number, cells)
-            told = {
-                "memory_usage_percentage": used / total * 100,
-                "memory_usage_megabytes": used * 2**20 / _MEGABYTE,
-                "utilization_percentage": busy,
-                "power_usage_watts": watts,
-                "power_usage_percentage": watts / limit * 100,
-            }
-            taken |= {f"gpu_{index}_{name}": value for name, value in told.items() if math.isfinite(value)}
-        return taken
+    def _gpu(self, device: Any) -> list[float]:
+        def read(value: Callable[[Any], Any]) -> float:
+            with suppress(Exception):
+                return float(value(self._nvml))
+            return math.nan
 
-    def _of(self, device: Any) -> Iterator[tuple[str, float]]:
-        with suppress(Exception):
-            memory = self._library.nvmlDeviceGetMemoryInfo(device)
-            yield "memory_usage_percentage", memory.used / memory.total * 100
-            yield "memory_usage_megabytes", memory.used / _MEGABYTE
-        with suppress(Exception):
-            yield "utilization_percentage", float(self._library.nvmlDeviceGetUtilizationRates(device).gpu)
-        with suppress(Exception):
-            milliwatts = self._library.nvmlDeviceGetPowerUsage(device)
-            yield "power_usage_watts", milliwatts / 1000
-            limit = self._library.nvmlDeviceGetEnforcedPowerLimit(device)
-            yield "power_usage_percentage", milliwatts / limit * 100
+        return [
+            read(lambda nvml: nvml.nvmlDeviceGetMemoryInfo(device).used),
+            read(lambda nvml: nvml.nvmlDeviceGetMemoryInfo(device).total),
+            read(lambda nvml: nvml.nvmlDeviceGetUtilizationRates(device).gpu),
+            read(lambda nvml: nvml.nvmlDeviceGetPowerUsage(device) / 1000),
+            read(lambda nvml: nvml.nvmlDeviceGetEnforcedPowerLimit(device) / 1000),
+        ]
+
+
+def _asked() -> dict[int, list[float]]:
+    """Ask nvidia-smi, which takes part of a second; a number that it does not know is NaN."""
+    if shutil.which(_QUERY[0]) is None:
+        return {}
+    done = subprocess.run(_QUERY, capture_output=True, text=True, timeout=_SECONDS, check=True)
+    rows = ([_number(cell) for cell in line.split(",")] for line in done.stdout.splitlines())
+    return {int(index): [used * 2**20, total * 2**20, *rest] for index, used, total, *rest in rows}
 
 
 def _number(cell: str) -> float:
@@ -179,13 +159,14 @@ def machine_metrics(folder: Path, every: float, world: World) -> Iterator[None]:
         yield
         return
     machines = world.gather([_machine()])
-    numbers = list(dict.fromkeys(machines))
-    if machines.index(machines[world.rank]) != world.rank:
+    own = machines[world.rank]
+    if machines.index(own) != world.rank:
         yield
         return
-    number = numbers.index(machines[world.rank])
-    prefix = PREFIX if len(numbers) == 1 else f"{PREFIX}node_{number}/"
-    sampler = MachineSampler(folder / FOLDER / f"node_{number}.jsonl", prefix, every)
+    numbers = list(dict.fromkeys(machines))
+    node = f"node_{numbers.index(own)}"
+    prefix = PREFIX if len(numbers) == 1 else f"{PREFIX}{node}/"
+    sampler = MachineSampler(folder / FOLDER / f"{node}.jsonl", prefix, every)
     sampler.start()
     try:
         yield
@@ -193,30 +174,27 @@ def machine_metrics(folder: Path, every: float, world: World) -> Iterator[None]:
         sampler.stop()
 
 
-class MachineSampler:
+class MachineSampler(threading.Thread):
     """A thread that appends readings to a file, the last when it is stopped.
 
     What a full disk refuses is left out. A process that goes on with the file of another counts on from there.
     """
 
     def __init__(self, path: Path, prefix: str, every: float) -> None:
+        super().__init__(name="machine-metrics", daemon=True)
         self._path, self._prefix, self._every = path.absolute(), prefix, every
-        self._stopped = threading.Event()
+        self._stop_asked = threading.Event()
         self._taken: int | None = None
-        self._thread = threading.Thread(target=self._work, name="machine-metrics", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
 
     def stop(self) -> None:
         """A last reading, so that a short run has one."""
-        self._stopped.set()
-        self._thread.join(self._every + 10)
+        self._stop_asked.set()
+        self.join(self._every + 10)
 
-    def _work(self) -> None:
+    def run(self) -> None:
         # Made here: psutil remembers for each thread when it was last asked.
         readings = Readings(self._path.parent)
-        while not self._stopped.wait(self._every):
+        while not self._stop_asked.wait(self._every):
             self._append(readings)
         self._append(readings)
 
@@ -237,5 +215,5 @@ class MachineSampler:
 def _machine() -> str:
     """The same for all processes of a machine, in whatever container, and another on each machine."""
     with suppress(OSError):
-        return _BOOT.read_text(encoding="ascii").strip()
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     return socket.gethostname()

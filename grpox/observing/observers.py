@@ -53,34 +53,30 @@ class Observers:
 
         The caller then calls `run_failed`, which lets those that did start close what they opened.
         """
-        self._start("grpox_run_started", {"run": run})
+        self._tell("grpox_run_started", is_start=True, run=run)
 
     def rollouts_scored(self, run: RunContext, step: int, rollouts: Sequence[ScoredRollout]) -> None:
-        self._tell("grpox_rollouts_scored", {"run": run, "step": step, "rollouts": rollouts})
+        self._tell("grpox_rollouts_scored", run=run, step=step, rollouts=rollouts)
 
     def step_finished(self, run: RunContext, step: int, metrics: Mapping[str, float]) -> None:
-        self._tell("grpox_step_finished", {"run": run, "step": step, "metrics": metrics})
+        self._tell("grpox_step_finished", run=run, step=step, metrics=metrics)
 
     def evaluated(self, run: RunContext, step: int, metrics: Mapping[str, float]) -> None:
-        self._tell("grpox_evaluated", {"run": run, "step": step, "metrics": metrics})
+        self._tell("grpox_evaluated", run=run, step=step, metrics=metrics)
 
     def checkpoint_saved(self, run: RunContext, step: int, path: Path) -> None:
-        self._tell("grpox_checkpoint_saved", {"run": run, "step": step, "path": path})
+        self._tell("grpox_checkpoint_saved", run=run, step=step, path=path)
 
     def run_failed(self, run: RunContext, error: BaseException) -> None:
         """Tell that `error` ended the run. Nobody selected is told anything afterwards."""
-        with first_signal_waits():
-            self._tell("grpox_run_failed", {"run": run, "error": error})
-            self._unregister()
+        self._end("grpox_run_failed", run=run, error=error)
 
     def run_finished(self, run: RunContext, summary: Mapping[str, object]) -> None:
         """Tell that the run is complete. Nobody selected is told anything afterwards.
 
         A signal that arrives meanwhile is raised when all were told.
         """
-        with first_signal_waits():
-            self._tell("grpox_run_finished", {"run": run, "summary": summary})
-            self._unregister()
+        self._end("grpox_run_finished", run=run, summary=summary)
         raise_if_signalled()
 
     def sweep_started(self, sweep: SweepContext) -> dict[str, str]:
@@ -89,38 +85,22 @@ class Observers:
         Returns:
             Environment variables for its runs, from all observers.
         """
-        answers = self._start("grpox_sweep_started", {"sweep": sweep})
+        answers = self._tell("grpox_sweep_started", is_start=True, sweep=sweep)
         return {name: value for answer in answers if answer is not None for name, value in answer.items()}
 
     def sweep_run_ended(self, sweep: SweepContext, results: SweepResults) -> None:
         """Tell that one more run of a sweep has ended."""
-        self._tell("grpox_sweep_run_ended", {"sweep": sweep, "results": results})
+        self._tell("grpox_sweep_run_ended", sweep=sweep, results=results)
 
     def sweep_finished(self, sweep: SweepContext, results: SweepResults, status: str) -> None:
         """Tell that a sweep is over. Nobody selected is told anything afterwards."""
-        with first_signal_waits():
-            self._tell("grpox_sweep_finished", {"sweep": sweep, "results": results, "status": status})
-            self._unregister()
+        self._end("grpox_sweep_finished", sweep=sweep, results=results, status=status)
         raise_if_signalled()
 
     def tracked_run(self, folder: Path) -> str | None:
         """Return the id that the first tracker which follows the run in `folder` gave it."""
-        answers = self._tell("grpox_tracked_run", {"folder": folder})
+        answers = self._tell("grpox_tracked_run", folder=folder)
         return next((str(answer) for answer in answers if answer is not None), None)
-
-    def _start(self, hook: str, arguments: Mapping[str, object]) -> list[Any]:
-        answers = []
-        for impl in self._implementations(hook):
-            try:
-                answers.append(_call(impl, arguments))
-            except BaseException as error:  # any error of a plugin: it becomes RunFailed or a warning
-                raise_if_signal(error)
-                if left_by_rich(error):
-                    raise
-                if id(impl.plugin) in self._selected:
-                    raise RunFailed(f"observer {self._name(impl)!r} cannot start: {_told(error)}") from error
-                self._failed(impl, hook, error)
-        return answers
 
     def _register(self, name: str, observer: object) -> None:
         self._selected[id(observer)] = name
@@ -140,18 +120,32 @@ class Observers:
                 self._manager.unregister(name=f"observer:{name}")
         self._selected.clear()
 
-    def _implementations(self, hook: str) -> list[HookImpl]:
-        caller: pluggy.HookCaller = getattr(self._manager.hook, hook)
-        return list(reversed(caller.get_hookimpls()))
+    def _end(self, hook: str, **arguments: Any) -> None:
+        with first_signal_waits():
+            self._tell(hook, **arguments)
+            self._unregister()
 
-    def _tell(self, hook: str, arguments: Mapping[str, object]) -> list[Any]:
+    def _tell(self, hook: str, *, is_start: bool = False, **arguments: object) -> list[Any]:
+        """Call a hook's implementations.
+
+        Args:
+            is_start: a failure of a selected observer ends the run.
+        """
         answers = []
-        for impl in self._implementations(hook):
+        caller: pluggy.HookCaller = getattr(self._manager.hook, hook)
+        for impl in reversed(caller.get_hookimpls()):
             try:
                 answers.append(_call(impl, arguments))
-            except BaseException as error:
+            except BaseException as error:  # any error of a plugin: it becomes RunFailed or a warning
                 if isinstance(error, KeyboardInterrupt) and may_be_signal():
                     raise
+                if is_start:
+                    raise_if_signal(error)
+                    if left_by_rich(error):
+                        raise
+                    if id(impl.plugin) in self._selected:
+                        message = f"observer {self._name(impl)!r} cannot start: {_told(error)}"
+                        raise RunFailed(message) from error
                 self._failed(impl, hook, error)
         return answers
 

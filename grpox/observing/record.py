@@ -7,8 +7,12 @@ from __future__ import annotations
 
 import json
 import math
+import platform
+import subprocess
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +22,7 @@ from grpox.config import RunConfig
 from grpox.errors import RunFailed, text_of
 from grpox.errors.formatting import amount, counted
 from grpox.errors.redaction import redact, redacted
-from grpox.observing.completions import CompletionFiles, write_completions
-from grpox.observing.metrics_file import MetricsFile
+from grpox.observing.record_files import CompletionFiles, MetricsFile, write_completions
 from grpox.plugins.hookspecs import hookimpl
 from grpox.runfile.lock.differences import changes
 from grpox.runfile.masked import VERSIONS
@@ -30,8 +33,9 @@ from grpox.runtime.logs import get_logger
 if TYPE_CHECKING:
     from grpox.contracts import RunContext, ScoredRollout
 
-
 logger = get_logger(__name__)
+LIBRARIES = ("grpox", "torch", "transformers", "deepspeed", "datasets", "pluggy", "pydantic", "mlflow")
+
 RECORD = (
     "metrics.jsonl",
     "failure.json",
@@ -50,10 +54,28 @@ RECORD = (
 
 The model is not among them, nor are the files of its observers, which ``versions.json`` names.
 """
-
-
 OBSERVERS = "observer_files"
 """Key of ``versions.json``."""
+
+
+def versions(plugin_distributions: Iterable[str]) -> dict[str, str]:
+    """Versions of Python, the libraries that matter, and the distributions in use besides."""
+    names = dict.fromkeys([*LIBRARIES, *plugin_distributions])
+    return {"python": platform.python_version(), **{name: metadata.version(name) for name in names}}
+
+
+def git_commit() -> str | None:
+    """The commit checked out in the working directory, ``-dirty`` when files differ; None outside git."""
+
+    def git(*arguments: str) -> str:
+        done = subprocess.run(["git", *arguments], capture_output=True, text=True, check=True, timeout=10)
+        return done.stdout.strip()
+
+    try:
+        commit = git("rev-parse", "HEAD")
+        return f"{commit}-dirty" if git("status", "--porcelain", "--untracked-files=no") else commit
+    except (OSError, subprocess.SubprocessError):
+        return None
 
 
 class LocalRecord:
@@ -80,33 +102,29 @@ class LocalRecord:
 
     @hookimpl(tryfirst=True)
     def grpox_run_started(self, run: RunContext) -> None:
+        folder = run.output_dir
         self._files = CompletionFiles(run)
-        self._metrics = MetricsFile(run.output_dir / "metrics.jsonl")
+        self._metrics = MetricsFile(folder / "metrics.jsonl")
         versions: dict[str, object] = {"versions": dict(run.versions), "git_commit": run.git_commit}
         versions |= _source(run)
         if self._files_of_observers:
             versions[OBSERVERS] = self._files_of_observers
-        text = json.dumps(versions, indent=2, ensure_ascii=False) + "\n"
         try:
-            run.output_dir.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(parents=True, exist_ok=True)
             if run.resumed_at is None:
-                _set_aside(run.output_dir, self._files_of_observers)
+                _set_aside(folder, self._files_of_observers)
             else:
                 _go_back(run, run.resumed_at)
-            write_whole(run.output_dir / "config.yaml", config_text(run.config))
-            write_whole(run.output_dir / VERSIONS, text)
+            write_whole(folder / "config.yaml", config_text(run.config))
+            write_whole(folder / VERSIONS, json.dumps(versions, indent=2, ensure_ascii=False) + "\n")
         except OSError as error:
-            raise RunFailed(unwritten(error, Path(error.filename or run.output_dir))) from error
+            raise RunFailed(unwritten(error, Path(error.filename or folder))) from error
 
     @hookimpl(tryfirst=True)
     def grpox_rollouts_scored(self, step: int, rollouts: Sequence[ScoredRollout]) -> None:
-        path = self._files.next(step)
-        if path is None:
-            return
-        try:
-            write_completions(path, step, rollouts)
-        except OSError as error:
-            raise RunFailed(f"completions are left out: {unwritten(error, path)}") from error
+        if path := self._files.next(step):
+            with _written(path, "completions are left out: "):
+                write_completions(path, step, rollouts)
 
     @hookimpl(tryfirst=True)
     def grpox_step_finished(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -122,35 +140,36 @@ class LocalRecord:
         told = f"{type(error).__name__}: {text_of(error)}".removesuffix(": ")
         path = run.output_dir / "failure.json"
         try:
-            write_whole(path, json.dumps({"error": redact(told)}, ensure_ascii=False) + "\n")
-        except OSError as full:
-            raise RunFailed(unwritten(full, path)) from full
+            with _written(path):
+                write_whole(path, json.dumps({"error": redact(told)}, ensure_ascii=False) + "\n")
         finally:
-            self._complete()
+            self.grpox_run_finished()
 
     @hookimpl(tryfirst=True)
     def grpox_run_finished(self) -> None:
-        self._complete()
+        # The last attempt to write the metrics that wait.
+        if self._metrics is not None:
+            with _written(self._metrics.path, f"{counted(len(self._metrics.waiting), 'line')} not written: "):
+                self._metrics.catch_up()
 
     def _append(self, step: int, kind: str, metrics: Mapping[str, float]) -> None:
-        values = {name: _strict(value) for name, value in metrics.items()}
-        line = json.dumps({"step": step, "time": time.time(), kind: values}, allow_nan=False)
+        values = {name: value if math.isfinite(value) else str(float(value)) for name, value in metrics.items()}
         assert self._metrics is not None  # the run has started
-        try:
-            self._metrics.append(line)
-        except OSError as error:
-            told = unwritten(error, self._metrics.path)
-            raise RunFailed(f"{told}\n    what it lacks waits in memory until there is room again") from error
-
-    def _complete(self) -> None:
-        """The last attempt to write the metrics that wait."""
-        if self._metrics is None:
-            return
-        try:
+        line = {"step": step, "time": time.time(), kind: values}
+        self._metrics.waiting.append(json.dumps(line, allow_nan=False))
+        with _written(
+            self._metrics.path, after="\n    what it lacks waits in memory until there is room again"
+        ):
             self._metrics.catch_up()
-        except OSError as error:
-            lines = counted(self._metrics.waiting, "line")
-            raise RunFailed(f"{lines} not written: {unwritten(error, self._metrics.path)}") from error
+
+
+@contextmanager
+def _written(path: Path, before: str = "", after: str = "") -> Iterator[None]:
+    """Within this block, what `path` could not be written for is RunFailed."""
+    try:
+        yield
+    except OSError as error:
+        raise RunFailed(f"{before}{unwritten(error, path)}{after}") from error
 
 
 def config_text(config: RunConfig) -> str:
@@ -173,12 +192,9 @@ def finished(config: RunConfig, steps: int) -> dict[str, Any] | None:
     Args:
         steps: those of the schedule, of which a run that stopped early has taken fewer.
     """
-    try:
-        summary = json.loads((Path(config.output_dir) / "summary.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
+    summary = _read_json(Path(config.output_dir) / "summary.json")
     recorded = _recorded(config)
-    if recorded is None:
+    if not summary or recorded is None:
         return None
     stopped = "stopped_early" in summary and recorded.evaluation == config.evaluation
     return summary if summary.get("steps") == steps or stopped else None
@@ -192,6 +208,15 @@ def _recorded(config: RunConfig) -> RunConfig | None:
     except (OSError, ValueError, yaml.YAMLError):
         return None
     return None if changes(recorded.model_dump(mode="json"), config) else recorded
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """The mapping in a file; empty where it holds none."""
+    try:
+        held = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return held if isinstance(held, dict) else {}
 
 
 def sync_record(folder: Path, after: int) -> int:
@@ -212,18 +237,9 @@ def sync_record(folder: Path, after: int) -> int:
 def _source(run: RunContext) -> dict[str, str]:
     """Name and place of the run file; of a run that goes on by its own record, of the one it was begun with."""
     path = Path(run.source).absolute()
-    named = {"source": run.source, **({"file": str(path)} if path.is_file() else {})}
-    if path != (run.output_dir / "config.yaml").absolute():
-        return named
-    try:
-        told = json.loads((run.output_dir / VERSIONS).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return named
-    return {key: str(told[key]) for key in ("source", "file") if key in told}
-
-
-def _strict(value: float) -> float | str:
-    return value if math.isfinite(value) else str(float(value))
+    if path == (run.output_dir / "config.yaml").absolute() and (told := _read_json(run.output_dir / VERSIONS)):
+        return {key: str(told[key]) for key in ("source", "file") if key in told}
+    return {"source": run.source, **({"file": str(path)} if path.is_file() else {})}
 
 
 def files_of_observers(observers: Iterable[object]) -> list[str]:
@@ -233,11 +249,9 @@ def files_of_observers(observers: Iterable[object]) -> list[str]:
 
 def _files_of_observers(folder: Path) -> list[str]:
     """List the files of the run that is in the folder; only names that lie in it."""
-    try:
-        told = json.loads((folder / VERSIONS).read_text(encoding="utf-8")).get(OBSERVERS, [])
-        return [name for name in told if Path(name).name == name]
-    except (OSError, ValueError, TypeError, AttributeError):
-        return []
+    told = _read_json(folder / VERSIONS).get(OBSERVERS)
+    names = [name for name in told if isinstance(name, str)] if isinstance(told, list) else []
+    return [name for name in names if Path(name).name == name]
 
 
 def _set_aside(folder: Path, files: Sequence[str]) -> None:
@@ -250,13 +264,27 @@ def _set_aside(folder: Path, files: Sequence[str]) -> None:
     there = [name for name in names if (folder / name).exists()]
     if not there:
         return
-    aside = _new_folder(folder / "earlier", (folder / there[0]).stat().st_mtime)
+    ended = time.localtime((folder / there[0]).stat().st_mtime)
+    name = time.strftime("%Y-%m-%dT%H-%M-%S", ended)
+    # Numbered where that second has one already.
+    aside, number = folder / "earlier" / name, 1
+    while aside.exists():
+        number += 1
+        aside = aside.with_name(f"{name}-{number}")
+    aside.mkdir(parents=True)
     if "versions.json" in there:
         # Without a run's record beside it, a folder of this name is not known to be a run's model.
         there += [name for name in ("model", "adapter") if (folder / name).exists()]
     for name in there:
         (folder / name).replace(aside / name)
-    tell_size(folder / "earlier")
+    earlier = folder / "earlier"
+    if any(earlier.glob("*/checkpoints/*")):  # nothing removes these
+        size = sum(path.stat().st_size for path in earlier.rglob("*") if path.is_file())
+        logger.info(
+            "the run that was here is now in %s, which holds %s; remove what you do not need",
+            earlier,
+            amount(size),
+        )
 
 
 def _go_back(run: RunContext, step: int) -> None:
@@ -270,7 +298,7 @@ def _go_back(run: RunContext, step: int) -> None:
         with metrics.open("r+b") as file:
             file.seek(end)
             since = [line.rstrip(b"\n") + b"\n" for line in file]  # the last one may be torn
-            late = [line for line in since if _of_before(line, step)]
+            late = [line for line in since if _is_of_before(line, step)]
             with (folder / "metrics.undone.jsonl").open("ab") as undone:
                 undone.writelines(line for line in since if line not in late)
             file.seek(end)
@@ -302,37 +330,15 @@ def _end_of_metrics(path: Path, saved: int) -> int:
     return path.read_bytes().rfind(b"\n") + 1 if size else 0
 
 
-def _of_before(line: bytes, step: int) -> bool:
+def _is_of_before(line: bytes, step: int) -> bool:
     """Whether a line is of what was before the checkpoint after `step`: it had waited for room on the disk."""
     try:
-        told = json.loads(line)
+        # An evaluation comes before the checkpoint of its step; that of step 0 is made again.
+        return 0 < int(json.loads(line)["step"]) <= step
     except ValueError:
         return False
-    # An evaluation comes before the checkpoint of its step; that of step 0 is made again.
-    return 0 < int(told["step"]) <= step
 
 
 def _step_of(completions: Path) -> int:
     """The step in the name of a file of completions."""
     return int(completions.stem.split("_")[1])
-
-
-def _new_folder(parent: Path, seconds: float) -> Path:
-    """A folder named by a time; numbered where that second has one already."""
-    name = time.strftime("%Y-%m-%dT%H-%M-%S", time.localtime(seconds))
-    made, number = parent / name, 1
-    while made.exists():
-        number += 1
-        made = parent / f"{name}-{number}"
-    made.mkdir(parents=True)
-    return made
-
-
-def tell_size(earlier: Path) -> None:
-    """Say in a line how much `earlier` holds, where there are checkpoints in it: nothing removes these."""
-    if not any(earlier.glob("*/checkpoints/*")):
-        return
-    size = sum(path.stat().st_size for path in earlier.rglob("*") if path.is_file())
-    logger.info(
-        "the run that was here is now in %s, which holds %s; remove what you do not need", earlier, amount(size)
-    )

@@ -144,7 +144,7 @@ class Engine:
 
     @property
     def deepspeed(self) -> Any:
-        """DeepSpeed's own engine, for what has no method here: `grpox.checkpoint.universal` alone."""
+        """DeepSpeed's own engine, for what has no method here: `grpox.checkpoint.resume` alone."""
         return self._deepspeed
 
     def close(self) -> None:

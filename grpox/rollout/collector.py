@@ -32,9 +32,9 @@ from grpox.rollout.rewards.scoring import (
 )
 from grpox.rollout.sampler import CompletionSampler, PrefetchedBatch, SampleRequest
 from grpox.rollout.streaming_scorer import GroupAssembler, StreamingScorer, need_main_thread
-from grpox.runtime.collective_errors import gathered
 from grpox.runtime.foreign_code import call
 from grpox.runtime.logs import WarnOnce, get_logger
+from grpox.runtime.world import gathered
 
 
 @dataclass(frozen=True)

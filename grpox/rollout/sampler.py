@@ -20,10 +20,9 @@ from grpox.contracts import Generator, Prompt, Rollout
 from grpox.data.prompts import PromptSet
 from grpox.errors import RunFailed
 from grpox.policy.weight_stream import persistent_buffers
-from grpox.runtime.collective_errors import gathered, on_every_rank
 from grpox.runtime.foreign_code import exits_told
 from grpox.runtime.phases import PhaseTimes
-from grpox.runtime.world import World
+from grpox.runtime.world import World, gathered, on_every_rank
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -22,7 +22,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import IO, Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from grpox.runtime.logs import get_logger
 
@@ -82,8 +82,6 @@ class Child:
         self._ending = threading.Lock()
         # A file, because a pipe that nobody reads would block the child once it is full.
         self._prints = None if output else tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the child
-        stdout: int | IO[bytes] | None
-        stderr: int | IO[bytes] | None
         stdout, stderr = output or (self._prints, self._prints)
         near, far = socket.socketpair()
         limit = struct.pack("ll", int(stall) + 1, 0)
@@ -185,7 +183,11 @@ class Child:
                     os.killpg(self.pid, signal.SIGKILL)
                 self._process.wait()
                 logger.debug("process %s has ended with code %s", self.pid, self._process.returncode)
-                self._read_prints()
+                if self._prints is not None:
+                    with self._prints as file:
+                        begin = max(0, os.fstat(file.fileno()).st_size - LAST_BYTES)
+                        last = os.pread(file.fileno(), LAST_BYTES, begin)
+                    self.printed = last.decode("utf-8", "replace").strip()
         # A thread that reads from it may find another file under the number of the one closed here: that thread
         # sees the end of the process, and kills it again.
         if self.in_use.acquire(blocking=False):
@@ -194,12 +196,6 @@ class Child:
                 self._connection.close()
             finally:
                 self.in_use.release()
-
-    def _read_prints(self) -> None:
-        if self._prints is not None:
-            with self._prints as file:
-                begin = max(0, os.fstat(file.fileno()).st_size - LAST_BYTES)
-                self.printed = os.pread(file.fileno(), LAST_BYTES, begin).decode("utf-8", "replace").strip()
 
 
 class _Killable(Protocol):

@@ -63,14 +63,10 @@ def unwritten(error: Exception, path: Path, needed: int | None = None) -> str:
         reason = hidden[1] or hidden[2]
     room = ""
     with suppress(OSError):
-        room = f" ({amount(shutil.disk_usage(_existing(path)).free)} free"
+        there = next(place for place in (path, *path.absolute().parents) if place.exists())
+        room = f" ({amount(shutil.disk_usage(there).free)} free"
         room += f", about {amount(needed)} needed)" if needed is not None else ")"
     return f"{path} cannot be written: {' '.join(reason.split())}{room}"
-
-
-def _existing(path: Path) -> Path:
-    """`path`, or the nearest folder above it that is there."""
-    return next(place for place in (path, *path.absolute().parents) if place.exists())
 
 
 def sync(path: Path) -> None:

@@ -1,35 +1,75 @@
-"""What the launcher (torchrun, deepspeed, mpirun, srun, or none) tells this process of itself."""
+"""What the launcher (torchrun, deepspeed, mpirun, srun, or none) tells this process of itself.
+
+RANK and its like, which torchrun and the deepspeed launcher set, come first: either may itself have been
+started by srun or mpirun, once for each machine. mpirun comes before srun, by which it starts its own helpers.
+A batch script is no task of srun's, although it has a SLURM_PROCID: only the variables of a step tell that.
+"""
 
 from __future__ import annotations
 
 import ipaddress
 import os
+import re
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, replace
 
-from grpox.errors import ConfigError
-from grpox.runtime.launchers import Place, place_of, standard
-from grpox.runtime.launchers.variables import number
+from grpox.errors import ConfigError, Problem
+
+RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+OPEN_MPI = tuple(f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))
+OPEN_MPI_PORT = 29500
+"""PyTorch's own."""
+STEP = ("SLURM_STEP_ID", "SLURM_STEPID", "SLURM_STEP_NUM_TASKS")
+NODES = ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST")
+"""The machines, the step's before the job's: rank 0 is on the first."""
+TASKS_PER_NODE = ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE")
+FIRST_PORT, PORTS = 16384, 16384
+"""Below those that Linux gives to outgoing connections (32768 to 60999)."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """One process among those that a launcher started."""
+
+    launcher: str
+    """For messages."""
+    rank: int
+    world_size: int
+    local_rank: int
+    """Its number among those of its machine."""
+    local_world_size: int | None = None
+    """How many its machine has; None: the launcher does not say."""
+    address: str | None = None
+    """Of the machine of rank 0, where the ranks meet; None: one process meets nobody."""
+    port: int | None = None
+
+    def variables(self) -> dict[str, str]:
+        """The same in the variables that torchrun sets."""
+        values = (self.rank, self.world_size, self.local_rank, self.local_world_size, self.address, self.port)
+        names = (*RANKS, "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+        return {name: str(value) for name, value in zip(names, values, strict=True) if value is not None}
 
 
 def rank() -> int:
     """This process's number among all, from 0; raises ConfigError if the launcher's is no number."""
-    return _told("RANK", "rank", 0)
+    return _number_of("RANK", "rank", 0)
 
 
 def world_size() -> int:
     """Number of processes; raises ConfigError if the launcher's is no positive number."""
-    return _told("WORLD_SIZE", "world_size", 1)
+    return _number_of("WORLD_SIZE", "world_size", 1)
 
 
 def local_rank() -> int:
     """This process's number on its machine, from 0; raises ConfigError if the launcher's is no number."""
-    return _told("LOCAL_RANK", "local_rank", 0)
+    return _number_of("LOCAL_RANK", "local_rank", 0)
 
 
-def _told(variable: str, field: str, least: int) -> int:
+def _number_of(variable: str, field: str, least: int) -> int:
     """Read torchrun's variable, else the field of another launcher's place; `least` without a launcher."""
     if variable in os.environ:
-        return number(os.environ, variable, least=least)
+        return number(os.environ, variable, least)
     return int(getattr(place_of(os.environ), field, least))
 
 
@@ -43,12 +83,10 @@ def rank_told() -> int:
 def on_one_machine() -> bool:
     """Whether the launcher says so, the ranks meet on loopback, or there is but one process."""
     here = os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_SIZE") or "1"
-    return here == str(world_size()) or _on_loopback(os.environ.get("MASTER_ADDR", ""))
-
-
-def _on_loopback(host: str) -> bool:
-    """Whether it says so itself; a name may stand for loopback on its own machine alone."""
-    with suppress(ValueError):
+    if here == str(world_size()):
+        return True
+    host = os.environ.get("MASTER_ADDR", "")
+    with suppress(ValueError):  # a name: but for this one it may stand for loopback on its own machine alone
         return ipaddress.ip_address(host).is_loopback
     return host == "localhost"
 
@@ -63,6 +101,199 @@ def settle() -> Place:
     """
     place = standard(os.environ) or place_of(os.environ)
     if place is None:
-        return Place("no launcher", 0, 1, number(os.environ, "LOCAL_RANK", default=0, least=0))
+        return Place("no launcher", 0, 1, number(os.environ, "LOCAL_RANK", default=0))
     os.environ.update(place.variables())
     return place
+
+
+def place_of(environment: Mapping[str, str]) -> Place | None:
+    """What mpirun or srun tells; None: neither started this process."""
+    return open_mpi_place(environment) or slurm_place(environment)
+
+
+def standard(environment: Mapping[str, str]) -> Place | None:
+    """What RANK and its like tell; None: they are not set, and one process is no launch.
+
+    Raises:
+        ConfigError: they are set in part, cannot be, or contradict what srun or mpirun says.
+    """
+    if "RANK" not in environment and environment.get("WORLD_SIZE", "1") == "1":
+        return None
+    launcher = "torchrun or deepspeed"
+    require(environment, RANKS[:2] if environment.get("WORLD_SIZE") == "1" else RANKS, launcher)
+    # The engine sets LOCAL_SIZE too, for DeepSpeed; CROSS_SIZE is set by its launcher alone.
+    local_size = "LOCAL_WORLD_SIZE" if "CROSS_SIZE" not in environment else "LOCAL_SIZE"
+    place = _numbers(environment, launcher, (*RANKS, local_size))
+    if place.world_size == 1:
+        return place
+    require(environment, (*RANKS, "MASTER_ADDR", "MASTER_PORT"), launcher)
+    _refuse_contradiction(environment, place)
+    return replace(place, address=environment["MASTER_ADDR"], port=_port(environment, 0))
+
+
+def _refuse_contradiction(environment: Mapping[str, str], place: Place) -> None:
+    """Refuse what comes of RANK or WORLD_SIZE being set once, in a batch script, for all tasks of srun.
+
+    A launcher of one's own may start several processes in each task, and WORLD_SIZE 1 asks for a run of each.
+    """
+    theirs = None if "TORCHELASTIC_RUN_ID" in environment else place_of(environment)
+    if theirs is None or theirs.world_size == 1:
+        return
+    if place.world_size < theirs.world_size:
+        name, given, allowed = "WORLD_SIZE", place.world_size, theirs.world_size
+    elif place.world_size == theirs.world_size and place.rank != theirs.rank:
+        name, given, allowed = "RANK", place.rank, theirs.rank
+    else:
+        return
+    what = f"the environment variable contradicts {theirs.launcher}"
+    cure = f"{allowed}; unset RANK, WORLD_SIZE and LOCAL_RANK to run by {theirs.launcher} alone"
+    raise ConfigError(Problem(what, key=name, given=str(given), allowed=cure))
+
+
+def open_mpi_place(environment: Mapping[str, str]) -> Place | None:
+    """None: mpirun did not start this process.
+
+    Raises:
+        ConfigError: its variables are set in part, or cannot be; or the ranks are on several machines and
+            nothing says where they meet.
+    """
+    if not any(name in environment for name in OPEN_MPI):
+        return None
+    require(environment, OPEN_MPI, "mpirun")
+    place = _numbers(environment, "mpirun", OPEN_MPI)
+    if place.world_size == 1:
+        return place
+    alone = place.local_world_size == place.world_size
+    of_job, port = meeting_of_job(environment) or (None, OPEN_MPI_PORT)
+    address = environment.get("MASTER_ADDR") or ("127.0.0.1" if alone else of_job)
+    if address is None:
+        what = "mpirun does not tell ranks on several machines where they meet"
+        allowed = "the address of rank 0's machine: mpirun -x MASTER_ADDR=HOST"
+        raise ConfigError(Problem(what, key="MASTER_ADDR", allowed=allowed))
+    return replace(place, address=address, port=_port(environment, port))
+
+
+def slurm_place(environment: Mapping[str, str]) -> Place | None:
+    """None: srun did not start this process, or alone.
+
+    Raises:
+        ConfigError: Slurm's variables are set in part, or cannot be.
+    """
+    tasks = _first_of(environment, ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"))
+    if tasks is None or not any(name in environment for name in STEP):
+        return None
+    size = number(environment, tasks, 1)
+    if size == 1:
+        return None
+    names = ("SLURM_PROCID", tasks, "SLURM_LOCALID")
+    require(environment, names, "srun")
+    place = _numbers(environment, "srun", (*names, ""), _tasks_here(environment, size))
+    of_job, port = meeting_of_job(environment) or (None, None)
+    address = environment.get("MASTER_ADDR") or of_job
+    if address is None or (port is None and "MASTER_PORT" not in environment):
+        what = "Slurm's variables do not tell where the ranks meet"
+        allowed = "SLURM_JOB_ID and SLURM_JOB_NODELIST, as srun sets them; or MASTER_ADDR and MASTER_PORT"
+        missing = "SLURM_JOB_NODELIST" if address is None else "SLURM_JOB_ID"
+        raise ConfigError(Problem(what, key=missing, allowed=allowed))
+    return replace(place, address=address, port=_port(environment, port or 0))
+
+
+def _numbers(
+    environment: Mapping[str, str], launcher: str, names: Sequence[str], here: int | None = None
+) -> Place:
+    """Read a place, without where it meets, from the variables of rank, size, local rank and local size.
+
+    Args:
+        here: the local size, where no variable tells it.
+    """
+    size = number(environment, names[1], 1)
+    rank = number(environment, names[0], most=size - 1)
+    here = number(environment, names[3], 1, most=size) if names[3] in environment else here
+    local_rank = number(environment, names[2], default=0, most=here - 1 if here else None)
+    return Place(launcher, rank, size, local_rank, here)
+
+
+def meeting_of_job(environment: Mapping[str, str]) -> tuple[str, int] | None:
+    """The first machine, and a port that other jobs and other steps of this one do not take; None: no job."""
+    nodes, job = _first_of(environment, NODES), environment.get("SLURM_JOB_ID", "")
+    if nodes is None or not job.isdecimal():
+        return None
+    step = environment.get("SLURM_STEP_ID") or environment.get("SLURM_STEPID") or ""
+    own = int(step) if step.isdecimal() else 0
+    # 61 steps of a job have ports of their own before one is that of the next job.
+    return first_host(environment[nodes]), FIRST_PORT + (61 * int(job) + own) % PORTS
+
+
+def first_host(nodes: str) -> str:
+    """The first machine of Slurm's list: ``gpu[003-007,011],login1`` gives ``gpu003``."""
+    first = re.match(r"(?:[^[,]|\[[^]]*\]?)*", nodes)
+    return re.sub(
+        r"\[([^]]*)\]", lambda found: re.split("[,-]", found[1])[0], first[0] if first else ""
+    ).strip()
+
+
+def tasks_of_nodes(told: str) -> list[int]:
+    """Tasks on each machine from Slurm's short form: ``8(x3),4`` gives 8, 8, 8, 4; empty where it is none."""
+    counts: list[int] = []
+    for part in told.split(","):
+        found = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
+        if found is None:
+            return []
+        counts += [int(found[1])] * int(found[2] or 1)
+    return counts
+
+
+def _tasks_here(environment: Mapping[str, str], size: int) -> int | None:
+    """Tasks of the step on this machine; None where Slurm does not say."""
+    name, node = _first_of(environment, TASKS_PER_NODE), environment.get("SLURM_NODEID", "")
+    counts = tasks_of_nodes(environment[name]) if name else []
+    if sum(counts) != size or not node.isdecimal() or int(node) >= len(counts):
+        return None
+    return counts[int(node)]
+
+
+def _first_of(environment: Mapping[str, str], names: Sequence[str]) -> str | None:
+    return next((name for name in names if environment.get(name)), None)
+
+
+def number(
+    environment: Mapping[str, str],
+    name: str,
+    least: int = 0,
+    *,
+    default: int | None = None,
+    most: int | None = None,
+) -> int:
+    """The variable's value.
+
+    Args:
+        default: where it is not set; None: it is.
+
+    Raises:
+        ConfigError: it is no whole number from `least` to `most`.
+    """
+    given = environment.get(name, "" if default is None else str(default)).strip()
+    if given.isdecimal() and least <= int(given) and (most is None or int(given) <= most):
+        return int(given)
+    bounds = f"from {least}" if most is None else f"from {least} to {most}"
+    what = "the environment variable of a launcher is not a number that it can be"
+    allowed = f"a whole number {bounds}; unset it to run without a launcher"
+    raise ConfigError(Problem(what, key=name, given=given, allowed=allowed))
+
+
+def _port(environment: Mapping[str, str], default: int) -> int:
+    return number(environment, "MASTER_PORT", 1, default=default, most=65535)
+
+
+def require(environment: Mapping[str, str], names: Sequence[str], launcher: str) -> None:
+    """Refuse a launch that is told in part.
+
+    Raises:
+        ConfigError: some of `names` are not set.
+    """
+    given = [name for name in names if environment.get(name)]
+    missing = [name for name in names if not environment.get(name)]
+    if missing:
+        what = f"{launcher} sets this variable beside {', '.join(given)}, and it is not set"
+        allowed = f"all of {', '.join(names)}, or none to run without a launcher"
+        raise ConfigError([Problem(what, key=name, allowed=allowed) for name in missing])

@@ -9,41 +9,38 @@ import functools
 import importlib
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from types import ModuleType
 from typing import Any
 
 
 @contextmanager
-def late(module: str, function: str) -> Iterator[None]:
-    """Within it, `from module import function` gets one that imports `module` when it is called."""
+def _replaced(module: str, stand_in: ModuleType | None) -> Iterator[None]:
+    """Within it, `module` is another, unless it has been imported."""
     if module in sys.modules:
         yield
         return
+    sys.modules[module] = stand_in  # type: ignore[assignment]  # None is Python's own way to say: not installed
+    try:
+        yield
+    finally:
+        del sys.modules[module]
+
+
+def late(module: str, function: str) -> AbstractContextManager[None]:
+    """Within it, `from module import function` gets one that imports `module` when it is called."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         return getattr(importlib.import_module(module), function)(*args, **kwargs)
 
     stand_in = ModuleType(module)
     setattr(stand_in, function, call)
-    sys.modules[module] = stand_in
-    try:
-        yield
-    finally:
-        del sys.modules[module]
+    return _replaced(module, stand_in)
 
 
-@contextmanager
-def absent(module: str) -> Iterator[None]:
+def absent(module: str) -> AbstractContextManager[None]:
     """Within it, importing `module` fails as if it were not installed, unless it has been imported."""
-    if module in sys.modules:
-        yield
-        return
-    sys.modules[module] = None  # type: ignore[assignment]  # Python's own way to say so
-    try:
-        yield
-    finally:
-        del sys.modules[module]
+    return _replaced(module, None)
 
 
 def compiled_at_first_call(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:

@@ -126,17 +126,14 @@ class _Screen(logging.Handler):
         super().__init__()
         self._shows_all = shows_all
         self._console: Console | None = None
-        self.addFilter(self._is_for_screen)
-
-    def _is_for_screen(self, record: logging.LogRecord) -> bool:
-        is_of_interest = launch.rank_told() == 0 or record.levelno >= logging.WARNING or self._shows_all
-        return is_of_interest and not hasattr(record, "is_displayed")
 
     def emit(self, record: logging.LogRecord) -> None:
+        is_of_interest = launch.rank_told() == 0 or record.levelno >= logging.WARNING or self._shows_all
         stream: TextIO | None = sys.stderr
+        # There is no stream where grpox was started without one: `grpox ... 2>&-`.
+        if not is_of_interest or hasattr(record, "is_displayed") or stream is None:
+            return
         try:
-            if stream is None:  # started without one: `grpox ... 2>&-`
-                return
             if stream.isatty():
                 self._draw(record)
             else:

@@ -1,19 +1,126 @@
-"""The phases of a step: which one this process is in, and the seconds that each took."""
+"""The phases of a step: which one this process is in, the seconds that each took, and where memory ran out.
+
+Lack of memory is told as something a user can mend: in which phase, how much was asked for, what to lower.
+"""
 
 from __future__ import annotations
 
+import errno
+import re
+import resource
 import time
+import traceback
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+import psutil
+import torch
+
+from grpox.errors import GrpoxError, RunFailed, chain, text_of
+from grpox.errors.formatting import amount
+from grpox.runtime import launch
 from grpox.runtime.logs import get_logger
-from grpox.runtime.out_of_memory import memory_told
+
+TEXTS = (
+    "DefaultCPUAllocator: can't allocate memory",
+    "DefaultCPUAllocator: not enough memory",
+    "out of memory",
+    "Cannot allocate memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "std::bad_alloc",
+    "No available memory for the cache blocks",
+    "less than desired GPU memory utilization",
+    "is less than requested memory for kv",
+)
+"""By these the libraries' own errors are known, which have no type of their own."""
+
+_OFFLOAD = "deepspeed.offload_param and deepspeed.offload_optimizer (cpu or nvme), more ranks"
+_GENERATOR = "{generator}"
+SETTINGS = {
+    "load": "model.dtype: bfloat16, train.beta: 0 (no reference model)",
+    "shard": "model.dtype: bfloat16, train.beta: 0 (no reference model), a smaller model, which every rank "
+    f"holds whole until it is sharded; for what comes after that {_OFFLOAD}",
+    "start generator": f"{_GENERATOR}{_OFFLOAD}",
+    "restore": _OFFLOAD,
+    "sync": f"{_GENERATOR}{_OFFLOAD}",
+    "generate": f"{_GENERATOR}sampling.max_completion_length, train.steps_per_generation; in an evaluation "
+    "evaluation.batch_size",
+    "reward": "a reward model's batch_size, train.steps_per_generation",
+    "gather": "sampling.max_completion_length, train.steps_per_generation",
+    "update": "train.per_device_train_batch_size (with more train.gradient_accumulation_steps), "
+    "train.max_tokens_per_micro_batch, sampling.max_completion_length, train.gradient_checkpointing: true, "
+    "deepspeed.offload_optimizer: cpu",
+    "checkpoint": "checkpoint.background: false, which copies nothing",
+}
+"""Phase -> the settings that make it need less, those of the generator in their place."""
 
 logger = get_logger(__name__)
 WAITING = "gather"
 """The phase in which a rank waits for the others."""
+
+
+@contextmanager
+def memory_told(phase: str, generator: str = "") -> Iterator[None]:
+    """Within this block, what runs out of memory raises RunFailed with `phase`, this rank and what to lower.
+
+    Args:
+        generator: settings that make the run's generator need less.
+    """
+    try:
+        yield
+    except Exception as error:
+        if not ran_out_of_memory(error):
+            raise
+        told = f"out of memory on rank {launch.rank()} in phase '{phase}': {_asked(error)}"
+        told += f"\n    in use: {_in_use()}"
+        if phase in SETTINGS:
+            settings = SETTINGS[phase].replace(_GENERATOR, f"{generator}, " if generator else "")
+            told += f"\n    what makes it less: {settings}"
+        # Drop what the calls held that have ended: to tell of the failure needs memory too.
+        for each in chain(error, with_contexts=True):
+            traceback.clear_frames(each.__traceback__)
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        raise RunFailed(told) from error
+
+
+def ran_out_of_memory(raised: BaseException) -> bool:
+    """Return whether `raised`, or what caused it, says that there is no memory left; False if told already."""
+    for error in chain(raised):
+        if isinstance(error, RunFailed) and str(error).startswith("out of memory"):
+            return False
+        is_error = isinstance(error, MemoryError | torch.OutOfMemoryError)
+        is_error |= isinstance(error, OSError) and error.errno == errno.ENOMEM
+        is_library = isinstance(error, RuntimeError | ValueError)
+        if is_error or (is_library and any(text in text_of(error) for text in TEXTS)):
+            return True
+    return False
+
+
+def _asked(error: Exception) -> str:
+    """How much was asked for where the library says so, else what it says."""
+    text = " ".join(text_of(error).split())
+    if found := re.search(r"you tried to allocate (\d+) bytes", text):
+        return f"{amount(int(found[1]))} more were asked for"
+    if found := re.search(r"CUDA out of memory\. (.*?) (?:Process|Of the|Including)", text):
+        return found[1]
+    told = text if isinstance(error, GrpoxError) else f"{type(error).__name__}: {text}".removesuffix(": ")
+    return told[:600]
+
+
+def _in_use() -> str:
+    process, machine = psutil.Process().memory_info(), psutil.virtual_memory()
+    told = f"{amount(process.rss)} by this process, {amount(machine.available)} of {amount(machine.total)} free"
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if limit != resource.RLIM_INFINITY:
+        told += f", address space {amount(process.vms)} of the {amount(limit)} allowed"
+    if torch.cuda.is_available():
+        free, total = torch.cuda.mem_get_info()
+        told += f"; on the GPU {amount(torch.cuda.memory_allocated())} by this process, "
+        told += f"{amount(free)} of {amount(total)} free"
+    return told
 
 
 @dataclass

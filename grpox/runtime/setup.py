@@ -1,17 +1,20 @@
-"""What a process does before it trains or evaluates: seeds, and libraries that are told to be quiet."""
+"""A process before it trains or evaluates: seeds, libraries that are told to be quiet, variables put back."""
 
 from __future__ import annotations
 
 import logging
+import os
 import random
 import warnings
-
-import numpy as np
-import torch
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 
 def seed_libraries(seed: int) -> None:
     """Seed every library that draws numbers in this process."""
+    import numpy as np
+    import torch
+
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)
@@ -30,3 +33,17 @@ def quieten() -> None:
 def _is_no_overflow(record: logging.LogRecord) -> bool:
     """The run tells itself of a step that was not taken, and where it was not finite."""
     return "OVERFLOW!" not in record.getMessage()
+
+
+@contextmanager
+def variables_kept(*names: str) -> Iterator[None]:
+    """Whatever is done to these variables within it, afterwards they are what they were."""
+    before = {name: os.environ.get(name) for name in names}
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

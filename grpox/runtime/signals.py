@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
@@ -25,16 +25,18 @@ class Terminated(KeyboardInterrupt):
 def install_handlers() -> None:
     """Raise KeyboardInterrupt on SIGINT and `Terminated` on SIGTERM, and remember either; main thread only."""
     _received.clear()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup: whoever started it wants it so
-            signal.signal(number, _handle)
+    _handle_by(_handle)
 
 
 def let_signals_kill() -> None:
     """Let a signal end the process at once: while Python exits, an exception is only a traceback."""
+    _handle_by(signal.SIG_DFL)
+
+
+def _handle_by(handler: Callable[[int, FrameType | None], None] | signal.Handlers) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, signal.SIG_DFL)
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup: whoever started it wants it so
+            signal.signal(number, handler)
 
 
 def signalled() -> bool:

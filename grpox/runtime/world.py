@@ -1,24 +1,166 @@
-"""The processes of a run: rank, size, device, and the few collectives the core needs."""
+"""The processes of a run: where they meet, rank, size, device, and the few collectives the core needs.
+
+They listen for one another on no more interfaces than they need. Left alone, gloo and nccl listen on the
+interface of the host's name, and torch's TCPStore on all of them. On many machines that name stands for
+loopback, which the others reach in vain.
+
+Work that each rank does by itself fails on all where it fails on one, at the end of the phase: a rank that
+raised and left would keep the others waiting for it in their next collective. A collective that fails because
+another rank has gone is told as that, in place of the transport's words.
+"""
 
 from __future__ import annotations
 
 import atexit
+import errno
+import ipaddress
 import os
-from collections.abc import Sequence
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TypeVar
+from typing import Any, TypeVar
 
+import psutil
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import HashStore
+from torch._C._distributed_c10d import HashStore, TCPStore
 
-from grpox.errors import ConfigError, Problem
+from grpox.errors import ConfigError, GrpoxError, Problem, RunFailed, describe, text_of
 from grpox.runtime import launch
-from grpox.runtime.launchers import Place
-from grpox.runtime.rendezvous import meeting_store, name_interface, not_met
+from grpox.runtime.launch import Place
+from grpox.runtime.phases import WAITING, PhaseTimes
+
+LOOPBACK = ("lo", "lo0")
+"""What loopback is called on Linux and on macOS."""
+VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+SECONDS_TO_MEET = 600.0
+"""That ranks wait for one another at the start, as torchrun's do: machines of a job begin minutes apart."""
 
 Item = TypeVar("Item")
+MARKS = ("gloo", "connection closed by peer", "connection reset by peer", "timed out waiting", "nccl")
+"""Words that the transports' messages have in common; gloo raises a plain RuntimeError."""
+
+
+def name_interface(place: Place) -> None:
+    """Have gloo listen where it must, unless the user names an interface: on loopback if all ranks are on this
+    machine, so that no other reaches them, else on the interface that leads to rank 0's machine.
+
+    nccl finds the fastest interfaces between machines by itself.
+
+    Raises:
+        ConfigError: the machine of rank 0 is not known here, or its name stands for loopback.
+    """
+    if launch.on_one_machine():
+        names = {name for _, name in socket.if_nameindex()}
+        for interface in LOOPBACK:
+            if interface in names:
+                for variable in VARIABLES:
+                    os.environ.setdefault(variable, interface)
+                # vLLM's engines ask for this address instead.
+                os.environ.setdefault("VLLM_HOST_IP", "127.0.0.1")
+    elif "GLOO_SOCKET_IFNAME" not in os.environ and place.address:
+        address = _address_towards(place.address)
+        for name, addresses in psutil.net_if_addrs().items():
+            if any(each.address.partition("%")[0] == address.partition("%")[0] for each in addresses):
+                os.environ["GLOO_SOCKET_IFNAME"] = name
+                os.environ.setdefault("VLLM_HOST_IP", address)
+                break
+
+
+def meeting_store(place: Place, limit: timedelta) -> TCPStore | None:
+    """The store through which ranks meet, opened by rank 0 at `place`; None: torchrun has opened one already.
+
+    torch's own would listen on all interfaces; this one does so only where the address is none of this machine,
+    as behind a translation of addresses.
+
+    Args:
+        limit: that each wait at the store may take once they have met.
+
+    Raises:
+        ConfigError: the port is taken.
+        RunFailed: the ranks did not meet.
+    """
+    opened_by_torchrun = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True)
+    if opened_by_torchrun or place.address is None or place.port is None:
+        return None
+    listening = _listening(place.address, place.port) if place.rank == 0 else None
+    wait = min(limit, timedelta(seconds=SECONDS_TO_MEET))
+    try:
+        store = TCPStore(
+            place.address, place.port, place.world_size, place.rank == 0, wait, master_listen_fd=listening
+        )
+    except RuntimeError as error:
+        raise not_met(place, error) from error
+    store.set_timeout(limit)
+    return store
+
+
+def not_met(place: Place, error: RuntimeError) -> RunFailed:
+    """What to say where a rank finds no others."""
+    words = " ".join(str(error).split())[:300]
+    return RunFailed(
+        f"rank {place.rank} of {place.world_size} did not meet the others at {place.address}:{place.port}: is "
+        f"each of them started, and can it be reached there from {socket.gethostname()}?\n    {words}"
+    )
+
+
+def _address_towards(host: str) -> str:
+    """This machine's address on the way to `host`; nothing is sent."""
+    try:
+        family, address = _resolved(host, 9)
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect(address)
+            own: str = probe.getsockname()[0]
+    except OSError as error:
+        what = f"the machine of rank 0 cannot be reached from this one: {error.strerror or error}"
+        raise ConfigError(Problem(what, key="MASTER_ADDR", given=host)) from error
+    if not _is_loopback(own):
+        return own
+    up = {name for name, stats in psutil.net_if_stats().items() if stats.isup}
+    others = [
+        each.address
+        for name, addresses in psutil.net_if_addrs().items()
+        for each in addresses
+        if name in up and each.family == socket.AF_INET and not _is_loopback(each.address)
+    ]
+    if len(others) == 1:
+        return str(others[0])
+    what = "the name of rank 0's machine stands there for loopback, by which other machines do not reach it"
+    allowed = f"one of its addresses ({', '.join(others)}), or GLOO_SOCKET_IFNAME with the interface to use"
+    raise ConfigError(Problem(what, key="MASTER_ADDR", given=host, allowed=allowed))
+
+
+def _is_loopback(address: str) -> bool:
+    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
+
+
+def _resolved(host: str, port: int) -> tuple[int, Any]:
+    """Family and address of a socket, IPv4 before IPv6; raises OSError where the host is not known."""
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    family, _, _, _, address = min(found, key=lambda each: each[0] != socket.AF_INET)
+    return family, address
+
+
+def _listening(host: str, port: int) -> int | None:
+    """A socket that listens there alone, as a file descriptor that is the store's from now on; None: all
+    interfaces have to be listened on."""
+    try:
+        family, address = _resolved(host, port)
+        if _is_loopback(str(address[0])) and not launch.on_one_machine():
+            return None  # the others reach this machine by another address of that name
+        with socket.socket(family) as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+            listener.listen(2048)
+            return listener.detach()
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            return None
+        what = "rank 0 cannot listen where the ranks are to meet: another process does"
+        allowed = "a port that is free on that machine"
+        raise ConfigError(Problem(what, key="MASTER_PORT", given=f"{host}:{port}", allowed=allowed)) from error
 
 
 @dataclass(frozen=True)
@@ -75,23 +217,18 @@ def start_world(timeout: float = 1800.0) -> World:
         # By this DeepSpeed chooses the device, as vLLM does.
         os.environ["LOCAL_RANK"] = str(device.index)
     if not dist.is_initialized():
-        _meet(place, device, timedelta(seconds=timeout))
+        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+        limit, size = timedelta(seconds=timeout), place.world_size
+        name_interface(place)
+        store = HashStore() if size == 1 else meeting_store(place, limit)
+        try:
+            dist.init_process_group(backend, store=store, rank=place.rank, world_size=size, timeout=limit)
+        except RuntimeError as error:
+            if size == 1:
+                raise
+            raise not_met(place, error) from error
         atexit.register(dist.destroy_process_group)
     return World(rank=place.rank, size=place.world_size, device=device)
-
-
-def _meet(place: Place, device: torch.device, limit: timedelta) -> None:
-    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-    name_interface(place)
-    store = HashStore() if place.world_size == 1 else meeting_store(place, limit)
-    try:
-        dist.init_process_group(
-            backend, store=store, rank=place.rank, world_size=place.world_size, timeout=limit
-        )
-    except RuntimeError as error:
-        if place.world_size == 1:
-            raise
-        raise not_met(place, error) from error
 
 
 def _device(place: Place) -> torch.device:
@@ -106,3 +243,69 @@ def _device(place: Place) -> torch.device:
     what = f"{place.launcher} started more processes on this machine than it has GPUs"
     given, allowed = str(place.local_rank), f"a number below {count}: one process for each GPU"
     raise ConfigError(Problem(what, key="LOCAL_RANK", given=given, allowed=allowed))
+
+
+@dataclass(frozen=True)
+class Failure:
+    """How a rank's work failed, as it travels between ranks."""
+
+    told: str
+
+
+def gathered(world: World, times: PhaseTimes, work: Callable[[], Item]) -> list[Item]:
+    """The result of `work` on every rank, in rank order; a collective after the work.
+
+    Args:
+        work: needs no other rank, or goes on with the collectives that it began even where it fails.
+        times: knows the phase in which it failed.
+
+    Raises:
+        RunFailed: the work failed on other ranks only.
+        Exception: on a rank where it failed, what it raised.
+    """
+    if world.size == 1:
+        return [work()]
+    part: Item | Failure
+    error = None
+    try:
+        part = work()
+    except Exception as raised:  # noqa: BLE001 - raised again when the others know
+        part, error = (
+            Failure(f"rank {world.rank} failed in phase '{times.failed}': {describe_failure(raised)}"),
+            raised,
+        )
+    with times.phase(WAITING):
+        parts = world.gather([part])
+    if error is not None:
+        raise error
+    if failures := [each.told for each in parts if isinstance(each, Failure)]:
+        raise RunFailed("\n".join(failures))
+    return [each for each in parts if not isinstance(each, Failure)]
+
+
+def on_every_rank(world: World, times: PhaseTimes, work: Callable[[], Item]) -> Item:
+    """This rank's own result of `work`, which need not be one that can be sent; else as `gathered`."""
+    own: list[Item] = []
+    gathered(world, times, lambda: own.append(work()))
+    return own[0]
+
+
+def describe_failure(error: BaseException) -> str:
+    """What an exception says, in a line or more; those that are not written for the user with their type."""
+    return str(error) if isinstance(error, GrpoxError) else describe(error)
+
+
+@contextmanager
+def lost_ranks_told(world: World, times: PhaseTimes) -> Iterator[None]:
+    """Within this block a collective that loses another rank raises RunFailed."""
+    try:
+        yield
+    except RuntimeError as error:
+        text = text_of(error)
+        is_transport = isinstance(error, dist.DistError) or any(mark in text.lower() for mark in MARKS)
+        if world.size == 1 or not is_transport:
+            raise
+        raise RunFailed(
+            f"rank {world.rank} lost another rank in phase '{times.failed}': that one has ended, or did not "
+            f"come in time; its own message tells why\n    {' '.join(text.split())[:300]}"
+        ) from error

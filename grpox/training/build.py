@@ -8,19 +8,18 @@ from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from grpox.checkpoint.faults.dump import FaultDumps
+from grpox.checkpoint.faults import FaultDumps
+from grpox.checkpoint.progress import TrainingState
 from grpox.checkpoint.saver import CheckpointSaver
 from grpox.checkpoint.shards import ShardFiles
-from grpox.checkpoint.training_state import TrainingState
 from grpox.contracts import Capability, RunContext
 from grpox.data.prompt_cursor import PromptCursor
 from grpox.data.prompts import PromptSet
 from grpox.data.schedule import Schedule
-from grpox.observing.display import TerminalDisplay
+from grpox.observing.display import RunReport, TerminalDisplay
 from grpox.observing.early_stop import EarlyStop
 from grpox.observing.observers import Observers
 from grpox.observing.record import LocalRecord, files_of_observers
-from grpox.observing.report.observer import RunReport
 from grpox.policy.engine import Engine, FrozenEngine
 from grpox.policy.lora.layers import describe_training
 from grpox.policy.optimizers import AdamW, NamedSchedule
@@ -35,10 +34,9 @@ from grpox.runfile.lock.model import Lock, LockFile
 from grpox.runtime.logs import WarnOnce, get_logger
 from grpox.runtime.phases import PhaseTimes
 from grpox.runtime.world import World
-from grpox.training.assembly import HeldOut, provides
 from grpox.training.evaluation import Evaluator
 from grpox.training.generation_feed import GenerationFeed
-from grpox.training.inputs import open_prompts, open_reference, open_schedule, open_tokenizer
+from grpox.training.inputs import HeldOut, open_prompts, open_reference, open_schedule, open_tokenizer, provides
 from grpox.training.step_report import StepReport
 from grpox.training.trainer import Trainer
 from grpox.update.nonfinite import NonFinitePolicy
@@ -109,29 +107,23 @@ def build_engines(
     parts: TrainerParts, model: PreTrainedModel, files: ShardFiles
 ) -> tuple[Engine, FrozenEngine | BaseAsReference | None]:
     """Shard the policy, and the reference where there is one; a collective."""
-    config, world = parts.run.config, parts.world
+    config, world, train = parts.run.config, parts.world, parts.run.config.train
     reference: FrozenEngine | BaseAsReference | None = None
-    if config.train.beta > 0 and config.model.lora is None:
+    if train.beta > 0 and config.model.lora is None:
         # Before the policy's engine takes the weights that the reference begins with.
         reference = FrozenEngine(open_reference(parts.run, model), config, world)
-    engine = _build_engine(parts, model, files)
+    optimizer = parts.run.build("train.optimizer") if train.optimizer else AdamW(train)
+    scheduler = parts.run.build("train.scheduler") if train.scheduler else NamedSchedule(train)
+    steps = parts.inputs.schedule.total_steps
+    engine = Engine(model, config, world, steps, optimizer, scheduler, files)
+    slower = describe_unused_modes(model, train, engine.mode)
+    if slower and world.is_main:
+        logger.warning("%s (docs/speed.md)", slower)
     if config.model.lora is not None:
         if world.is_main:
             logger.info("%s", describe_training(engine.module))
-        reference = BaseAsReference(engine) if config.train.beta > 0 else None
+        reference = BaseAsReference(engine) if train.beta > 0 else None
     return engine, reference
-
-
-def _build_engine(parts: TrainerParts, model: PreTrainedModel, files: ShardFiles) -> Engine:
-    run, train = parts.run, parts.run.config.train
-    optimizer = run.build("train.optimizer") if train.optimizer else AdamW(train)
-    scheduler = run.build("train.scheduler") if train.scheduler else NamedSchedule(train)
-    steps = parts.inputs.schedule.total_steps
-    engine = Engine(model, run.config, parts.world, steps, optimizer, scheduler, files)
-    slower = describe_unused_modes(model, train, engine.mode)
-    if slower and parts.world.is_main:
-        logger.warning("%s (docs/speed.md)", slower)
-    return engine
 
 
 def build_trainer(
@@ -187,7 +179,6 @@ def build_trainer(
             parts.lock,
             parts.observers,
             files,
-            parts.context.fingerprints,
             policy,
             parts.times,
             warn,

@@ -1,5 +1,7 @@
 """Evaluation on held-out prompts: greedy by default, scored by the run's reward functions or by its own.
 
+It is done within a run, or by `evaluate_model` without one.
+
 pass@k is the chance that at least one of k completions is right, estimated without bias from n of them. Chen et
 al., Evaluating Large Language Models Trained on Code (arXiv 2107.03374), equation 1:
 pass@k = E over prompts of 1 - C(n - c, k) / C(n, k), where c of n completions are right.
@@ -8,25 +10,53 @@ pass@k = E over prompts of 1 - C(n - c, k) / C(n, k), where c of n completions a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from math import comb
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from transformers import PreTrainedModel
 
 from grpox.checkpoint.rng import random_numbers_kept
 from grpox.config import EvaluationConfig, SamplingConfig
 from grpox.config.sampling import sampling_of
-from grpox.contracts import TrainerState
+from grpox.contracts import Capability, ScoredRollout, TrainerState
 from grpox.data.prompts import PromptSet
+from grpox.policy.memory_plan.of_run import generator_settings
+from grpox.policy.models import load_model
 from grpox.rollout.collector import Scorer, sample_and_score
 from grpox.rollout.metrics import error_metrics, length_metrics, mean
 from grpox.rollout.rewards import NamedReward
+from grpox.rollout.rewards.isolation import OF_EVALUATION, OF_TRAINING, reward_functions
 from grpox.rollout.rewards.scoring import Logged, ScoredRow, weighed_mean_logged, weighted_sum, with_logged
-from grpox.rollout.sampler import CompletionSampler, SampleRequest
+from grpox.rollout.sampler import CompletionSampler, FixedPolicy, SampleRequest
+from grpox.runtime.foreign_code import FOREIGN, exits_told
+from grpox.runtime.phases import PhaseTimes
+from grpox.runtime.setup import quieten, seed_libraries
+from grpox.runtime.watchdog import GRACE
+from grpox.runtime.world import World, lost_ranks_told, start_world
+from grpox.training.inputs import (
+    HeldOut,
+    generator_context,
+    load_on_every_rank,
+    open_generator,
+    open_held_out,
+    open_tokenizer,
+    provides,
+    start_sampler,
+)
+
+if TYPE_CHECKING:
+    from grpox.runfile.load import ResolvedRun
+
 
 STREAM = 1
 """Tells the random numbers of evaluations from those of training, whose number is 0."""
+
+BEFORE_TRAINING = TrainerState(global_step=0, max_steps=0, epoch=0.0)
 
 
 class Evaluator:
@@ -112,11 +142,17 @@ def evaluation_metrics(
         rewards: K functions, those that scored `rows`.
     """
     labels = [reward.label for reward in rewards]
-    accuracy = labels.index(config.accuracy or labels[0])
-    columns = [_given([row.rewards[place] for row in rows]) for place in range(len(labels))]
-    metrics = {"accuracy": mean(columns[accuracy]) if columns[accuracy] else math.nan}
-    metrics |= _pass_at_k(rows, accuracy, config)
-    metrics |= _spread("reward", "reward_std", _given(_totals(rows, rewards)))
+    columns = [[score for row in rows if (score := row.rewards[i]) is not None] for i in range(len(labels))]
+    place = labels.index(config.accuracy or labels[0])
+    metrics = {"accuracy": mean(columns[place]) if columns[place] else math.nan}
+    counts = []  # of each prompt: completions that have a score, those that are right
+    for start in range(0, len(rows), config.num_generations):
+        of_prompt = rows[start : start + config.num_generations]
+        scores = [score for row in of_prompt if (score := row.rewards[place]) is not None]
+        counts.append((len(scores), sum(score >= config.right_at for score in scores)))
+    metrics |= {f"pass_at_{k}": mean_pass_at_k(counts, k) for k in config.pass_at_k}
+    totals = totals_of(rows, rewards).tolist()
+    metrics |= _spread("reward", "reward_std", [total for total in totals if not math.isnan(total)])
     for label, column in zip(labels, columns, strict=True):
         metrics[f"rewards/{label}/mean"] = math.nan
         metrics |= _spread(f"rewards/{label}/mean", f"rewards/{label}/std", column)
@@ -132,34 +168,12 @@ def totals_of(rows: Sequence[ScoredRow], rewards: Sequence[NamedReward]) -> torc
     return weighted_sum(torch.tensor(values).reshape(len(rows), len(rewards)), weights)
 
 
-def _totals(rows: Sequence[ScoredRow], rewards: Sequence[NamedReward]) -> list[float | None]:
-    return [None if math.isnan(total) else total for total in totals_of(rows, rewards).tolist()]
-
-
-def _given(values: Sequence[float | None]) -> list[float]:
-    return [value for value in values if value is not None]
-
-
 def _spread(mean_name: str, std_name: str, values: Sequence[float]) -> dict[str, float]:
     """Mean and standard deviation, the latter over n - 1 as in training; nothing where there are no values."""
     if not values:
         return {}
     std = float(torch.tensor(values, dtype=torch.float64).std()) if len(values) > 1 else 0.0
     return {mean_name: mean(values), std_name: std}
-
-
-def _pass_at_k(rows: Sequence[ScoredRow], place: int, config: EvaluationConfig) -> dict[str, float]:
-    prompts = list(_counted(rows, place, config))
-    found = {f"pass_at_{k}": mean_pass_at_k(prompts, k) for k in config.pass_at_k}
-    return {name: math.nan if value is None else value for name, value in found.items()}
-
-
-def _counted(rows: Sequence[ScoredRow], place: int, config: EvaluationConfig) -> Iterator[tuple[int, int]]:
-    """(completions that have a score, those that are right) of each prompt."""
-    size = config.num_generations
-    for start in range(0, len(rows), size):
-        scores = _given([row.rewards[place] for row in rows[start : start + size]])
-        yield len(scores), sum(score >= config.right_at for score in scores)
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
@@ -182,11 +196,103 @@ def pass_at_k(n: int, c: int, k: int) -> float:
     return (choices - comb(n - c, k)) / choices
 
 
-def mean_pass_at_k(prompts: Sequence[tuple[int, int]], k: int) -> float | None:
+def mean_pass_at_k(prompts: Sequence[tuple[int, int]], k: int) -> float:
     """The mean over `prompts`, (n, c) of each; those with fewer than k completions are left out.
 
     Returns:
-        None where none is left.
+        NaN where none is left.
     """
     found = [pass_at_k(n, c, k) for n, c in prompts if n >= k]
-    return sum(found) / len(found) if found else None
+    return sum(found) / len(found) if found else math.nan
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """What became of an evaluation, on every rank."""
+
+    metrics: dict[str, float]
+    completions: list[ScoredRollout]
+    """Of every prompt, one after the other; `group_id` is the prompt's row in the data."""
+    prompts: int
+    ranks: int
+    main: bool
+    """Whether this is the rank that tells."""
+
+
+def evaluate_model(run: ResolvedRun, checkpoint: Path | None, done: Callable[[int, int], None]) -> Evaluated:
+    """Evaluate a model as a run evaluates it before its first step; a collective of all ranks.
+
+    Args:
+        run: as `grpox.training.load_evaluation` reads it.
+        checkpoint: whose weights take the place of those of `model.path`.
+        done: told on the main rank how many prompts are through, and of how many.
+
+    Raises:
+        ConfigError: an input cannot be used, or the generator or a reward function cannot be built.
+        RunFailed: sampling or scoring failed.
+    """
+    assert run.config.evaluation is not None
+    quieten()
+    world = start_world(run.config.watchdog.end_after + 2 * GRACE)
+    seed_libraries(run.config.train.seed)
+    key = OF_TRAINING if run.config.evaluation.rewards is None else OF_EVALUATION
+    with reward_functions(run, key) as functions:
+        return _evaluate(run, run.config.evaluation, functions, checkpoint, world, done)
+
+
+@exits_told(FOREIGN)
+def _evaluate(
+    run: ResolvedRun,
+    evaluation: EvaluationConfig,
+    functions: Sequence[Any],
+    checkpoint: Path | None,
+    world: World,
+    done: Callable[[int, int], None],
+) -> Evaluated:
+    times, tokenizer = PhaseTimes(generator=generator_settings(run)), open_tokenizer(run)
+    held_out = HeldOut.bind(run.config, open_held_out(run, tokenizer, evaluation), functions)
+    count = len(held_out.prompts)
+    generator = open_generator(run, world)
+
+    def load() -> PreTrainedModel:
+        if checkpoint is None:
+            model = load_model(run.config.model)
+        else:
+            # Only here, because it knows of DeepSpeed's files.
+            from grpox.checkpoint.export import checkpoint_model
+
+            model = checkpoint_model(checkpoint, run.config.model)
+        return model.eval().requires_grad_(False).to(world.device)
+
+    with lost_ranks_told(world, times):
+        model = load_on_every_rank(load, world, times)
+        context = generator_context(model, tokenizer, run.config, world)
+        sampler = start_sampler(generator, context, FixedPolicy(model), world, times, sleeps=False)
+        try:
+            scorer = Scorer(held_out.rewards, provides(run, Capability.STREAMING))
+            evaluator = Evaluator(sampler, scorer, held_out.prompts, evaluation, run.config.sampling)
+            tell = (lambda number: done(number, count)) if world.is_main else (lambda number: None)
+            rows, logged = evaluator.sample(BEFORE_TRAINING, tell)
+        finally:
+            generator.close()
+        metrics = evaluator.metrics(rows, logged)
+    completions = _completions(rows, held_out, evaluation.num_generations)
+    return Evaluated(metrics, completions, count, world.size, world.is_main)
+
+
+def _completions(rows: Sequence[ScoredRow], held_out: HeldOut, size: int) -> list[ScoredRollout]:
+    """The rows as a run's completions are saved; nothing is trained, so that there is no advantage."""
+    labels = [reward.label for reward in held_out.rewards]
+    totals = totals_of(rows, held_out.rewards).tolist()
+    return [
+        ScoredRollout(
+            rollout=replace(row.rollout, group_id=place // size),
+            prompt=held_out.prompts.text(place // size),
+            completion=row.completion,
+            rewards=dict(zip(labels, row.rewards, strict=True)),
+            reward=total,
+            advantage=math.nan,
+            extra=row.extra,
+        )
+        for place, (row, total) in enumerate(zip(rows, totals, strict=True))
+    ]

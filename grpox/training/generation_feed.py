@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from grpox.checkpoint.training_state import TrainingState
+from grpox.checkpoint.progress import TrainingState
 from grpox.config import TrainConfig
 from grpox.contracts import TrainerState
 from grpox.data.schedule import MicroBatchPlan, Schedule, StepPlan

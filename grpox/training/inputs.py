@@ -1,25 +1,49 @@
-"""The inputs of a run, which its config names or `grpox.train` was given: model, tokenizer, prompts."""
+"""The inputs of a run and the parts that work on them, for training and for an evaluation by itself alike.
+
+The config names the inputs, or `grpox.train` was given them: model, tokenizer and prompts. The parts are
+generator and sampler.
+"""
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import datasets
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from grpox.config import EvaluationConfig
+from grpox.config import EvaluationConfig, RunConfig, SamplingConfig
+from grpox.config.run import rewards_of
 from grpox.config.sampling import sampling_of
+from grpox.contracts import Capability, Generator, GeneratorContext
 from grpox.data.open_data import open_data
 from grpox.data.prompts import PromptLimit, PromptSet
 from grpox.data.row_stream import RowStream
 from grpox.data.schedule import BatchPlan, PromptSampler, Schedule, StreamSampler
 from grpox.errors import ConfigError, Problem
 from grpox.policy.lora.add import add_adapters
-from grpox.policy.models import check_special_tokens, load_config, load_model, load_tokenizer, vocabulary_of
+from grpox.policy.memory_plan.of_run import check_load, free_memory
+from grpox.policy.models import (
+    architecture_of,
+    check_special_tokens,
+    load_config,
+    load_model,
+    load_tokenizer,
+    stop_token_ids,
+    vocabulary_of,
+)
+from grpox.rollout.rewards import NamedReward
+from grpox.rollout.rewards.fitting import fitting_rewards
+from grpox.rollout.rewards.isolation import OF_EVALUATION, OF_TRAINING
+from grpox.rollout.sampler import CompletionSampler, WeightSource
 from grpox.runfile.checks import stream_problems
 from grpox.runfile.model_options import media_problem
-from grpox.runtime.foreign_code import call
+from grpox.runtime.foreign_code import call, exits_told
+from grpox.runtime.phases import PhaseTimes
+from grpox.runtime.world import World, on_every_rank
 
 if TYPE_CHECKING:
     from grpox.runfile.load import ResolvedRun
@@ -62,14 +86,10 @@ def open_prompts(run: ResolvedRun, tokenizer: PreTrainedTokenizerBase) -> tuple[
             tokenizer's special tokens are not the model's, or the model is one of more than text.
         RunFailed: the first row of a stream cannot be read.
     """
-    config = run.config
-    model = model_config(run)
+    config, model = run.config, model_config(run)
     if problem := media_problem(model.to_dict(), "model.path", config.model.path):
         raise ConfigError(problem)
-    check_special_tokens(tokenizer, model, config.model.path)
-    limit, vocabulary = PromptLimit.of_run(config.data, config.sampling, model), vocabulary_of(model)
-    column, template = config.data.prompt_column, config.model.chat_template_kwargs
-    prompts = PromptSet(_training_rows(run), column, tokenizer, template, limit, vocabulary=vocabulary)
+    prompts = _prompt_set(run, tokenizer, lambda: _training_rows(run), config.sampling)
     return prompts, None if config.evaluation is None else open_held_out(run, tokenizer, config.evaluation)
 
 
@@ -77,15 +97,26 @@ def open_held_out(
     run: ResolvedRun, tokenizer: PreTrainedTokenizerBase, evaluation: EvaluationConfig
 ) -> PromptSet:
     """The prompts of the evaluation; raises ConfigError as `open_prompts`."""
+    given, sampling = run.given.eval_dataset, sampling_of(evaluation, run.config.sampling)
+
+    def rows() -> datasets.Dataset:
+        return open_data(evaluation.path, key="evaluation.path") if given is None else given
+
+    return _prompt_set(run, tokenizer, rows, sampling, data="the evaluation data")
+
+
+def _prompt_set(
+    run: ResolvedRun,
+    tokenizer: PreTrainedTokenizerBase,
+    rows: Callable[[], datasets.Dataset | RowStream],
+    sampling: SamplingConfig,
+    **name: str,
+) -> PromptSet:
     config, model = run.config, model_config(run)
     check_special_tokens(tokenizer, model, config.model.path)
-    limit = PromptLimit.of_run(config.data, sampling_of(evaluation, config.sampling), model)
-    rows = run.given.eval_dataset
-    if rows is None:
-        rows = open_data(evaluation.path, key="evaluation.path")
+    limit, vocabulary = PromptLimit.of_run(config.data, sampling, model), vocabulary_of(model)
     column, template = config.data.prompt_column, config.model.chat_template_kwargs
-    what = "the evaluation data"
-    return PromptSet(rows, column, tokenizer, template, limit, what, vocabulary_of(model))
+    return PromptSet(rows(), column, tokenizer, template, limit, vocabulary=vocabulary, **name)
 
 
 def open_schedule(run: ResolvedRun, prompts: PromptSet, world_size: int) -> Schedule:
@@ -133,3 +164,85 @@ def _dataset(run: ResolvedRun) -> datasets.Dataset | datasets.IterableDataset:
         allowed = "a datasets.Dataset or IterableDataset"
         raise ConfigError(Problem(what, "data.source", given=type(rows).__name__, allowed=allowed))
     return rows
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Prompts of an evaluation, and the reward functions that score their completions."""
+
+    prompts: PromptSet
+    rewards: Sequence[NamedReward]
+
+    @classmethod
+    def bind(cls, config: RunConfig, prompts: PromptSet, functions: Sequence[Any]) -> HeldOut:
+        """Bind the reward functions that score the evaluation: its own, or those of training if it has none.
+
+        Raises:
+            ConfigError: a function needs a column that the data lacks.
+        """
+        own = config.evaluation is not None and config.evaluation.rewards is not None
+        key = OF_EVALUATION if own else OF_TRAINING
+        return cls(prompts, fitting_rewards(rewards_of(config), functions, prompts, key))
+
+
+def open_generator(run: ResolvedRun, world: World) -> Generator:
+    """Build the generator, once it is known that the model fits into memory.
+
+    Raises:
+        ConfigError: it cannot be built, or not be used here.
+    """
+    check_load(run, free_memory(world))
+    generator: Generator = run.build("generator")
+    if world.is_main and hasattr(generator, "preflight"):
+        generator.preflight(model_config(run))
+    return generator
+
+
+def provides(run: ResolvedRun, capability: Capability) -> bool:
+    """Tell whether the run's generator provides `capability`."""
+    return capability in run.components["generator"].provides
+
+
+def load_on_every_rank(load: Callable[[], PreTrainedModel], world: World, times: PhaseTimes) -> PreTrainedModel:
+    """Load a model; a failure on one rank ends all."""
+
+    return on_every_rank(world, times, times.phase("load")(load))
+
+
+def generator_context(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, config: RunConfig, world: World
+) -> GeneratorContext:
+    """Describe a model that is still whole to the generator."""
+    return GeneratorContext(
+        model_path=Path(config.model.path),
+        build_model=architecture_of(model),
+        tokenizer=tokenizer,
+        stop_token_ids=stop_token_ids(model, tokenizer),
+        device=world.device,
+        rank=world.rank,
+        world_size=world.size,
+        seed=config.train.seed,
+        policy=model,
+    )
+
+
+def start_sampler(
+    generator: Generator,
+    context: GeneratorContext,
+    policy: WeightSource,
+    world: World,
+    times: PhaseTimes,
+    sleeps: bool = True,
+) -> CompletionSampler:
+    """Start the generator on every rank.
+
+    Args:
+        sleeps: whether it sleeps between two calls, since others need its memory meanwhile.
+    """
+
+    def start() -> None:
+        with exits_told("the generator"), times.phase("start generator"):
+            generator.start(context)
+
+    on_every_rank(world, times, start)
+    return CompletionSampler(policy, generator, world, context.seed, times, sleeps)

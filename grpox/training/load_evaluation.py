@@ -1,16 +1,27 @@
-"""A run file as an evaluation reads it: what only training needs is left out, and not checked."""
+"""The model and the run file of an evaluation: what only training needs is left out, and not checked.
+
+MODEL of a command line names a model's folder, a hub id, a run's folder or one of its checkpoints.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from grpox.checkpoint.folders import MANIFEST, checkpoints_in
+from grpox.checkpoint.progress import PROGRESS, Progress
 from grpox.errors import ConfigError, Problem, nearest
 from grpox.runfile.given import Given
 from grpox.runfile.load import ResolvedRun, read_run, resolve
+from grpox.runfile.model_options import runs_code
 from grpox.runfile.overrides import COMMAND_LINE
-from grpox.training.model_argument import NamedModel
+
+ARGUMENT = "MODEL"
+FROM_CHECKPOINT = ("path", "dtype", "init")
+"""Keys of the section `model` that a checkpoint tells: those that its weights were trained with."""
 
 TRUST = "model.init.trust_remote_code"
 SECTIONS = ("model", "data", "rewards", "generator", "sampling", "evaluation", "plugins", "watchdog")
@@ -18,6 +29,49 @@ SECTIONS = ("model", "data", "rewards", "generator", "sampling", "evaluation", "
 _OF_PROMPTS = ("prompt_column", "max_prompt_length", "long_prompts")
 _OF_RUNS = ("every", "early_stop")
 """Keys of `evaluation` that say when, during a run."""
+
+
+@dataclass(frozen=True)
+class NamedModel:
+    """A model, and how the section `model` of a run file would name it."""
+
+    given: str
+    keys: Mapping[str, Any]
+    checkpoint: Path | None = None
+    """Whose weights take the place of those that `keys` names."""
+    code: tuple[str, ...] = ()
+    """Arguments in `keys` by which code of others runs: a checkpoint alone does not decide that."""
+
+    @property
+    def overrides(self) -> list[str]:
+        """The same as changes to a run file."""
+        # What is JSON is YAML too.
+        return [f"model.{key}={json.dumps(value)}" for key, value in self.keys.items()]
+
+
+def named_model(given: str) -> NamedModel:
+    """What `given` names; whether a plain folder holds a model is seen when the run file is checked.
+
+    Raises:
+        ConfigError: it is a run's folder without a model, or a checkpoint that cannot be read.
+    """
+    folder = Path(given).expanduser()
+    if not folder.is_dir() or (folder / "config.json").is_file():
+        return NamedModel(given, {"path": given})
+    if (folder / MANIFEST).is_file() or (folder / PROGRESS).is_file():
+        try:
+            section = Progress.read(folder).config["model"]
+            keys = {key: section[key] for key in FROM_CHECKPOINT}
+            return NamedModel(given, keys, folder, tuple(runs_code(keys["init"])))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ConfigError(Problem(f"is a damaged checkpoint: {error}", ARGUMENT, given=given)) from error
+    if (folder / "model" / "config.json").is_file():
+        return NamedModel(given, {"path": str(folder / "model")})
+    if found := checkpoints_in(folder):
+        what = "is the folder of a run that has no model yet"
+        names = ", ".join(str(path) for path in found[:3])
+        raise ConfigError(Problem(what, ARGUMENT, given=given, allowed=f"one of its checkpoints: {names}"))
+    return NamedModel(given, {"path": given})
 
 
 def load_evaluation(
@@ -32,30 +86,6 @@ def load_evaluation(
     Raises:
         ConfigError: with every problem found.
     """
-    _check_overrides(overrides)
-    _check_code(model, run, overrides)
-    data, origin = read_run(run, [*model.overrides, *overrides])
-    if data.get("evaluation") is None:
-        what = "the run file has no evaluation, which names the prompts"
-        allowed = "evaluation: {path: held-out.jsonl}"
-        raise ConfigError(Problem(what, "evaluation", origin.where("evaluation"), allowed=allowed))
-    return resolve(_reduced(data), origin, str(run), Given(), world_size, trains=False)
-
-
-def _check_code(model: NamedModel, run: str | Path, overrides: Sequence[str]) -> None:
-    """Refuse a checkpoint whose model runs code of its own, unless the run file or an override allows it."""
-    if not model.code:
-        return
-    said, _ = read_run(run, overrides)
-    init = said["model"].get("init") if isinstance(said.get("model"), dict) else None
-    if not isinstance(init, dict) or init.get("trust_remote_code") is not True:
-        what = f"the checkpoint asks for {', '.join(model.code)}: that may run code which comes with its model"
-        allowed = f"{TRUST}=true, where you trust {model.keys['path']}"
-        raise ConfigError(Problem(what, TRUST, given=model.given, allowed=allowed))
-
-
-def _check_overrides(overrides: Sequence[str]) -> None:
-    keys = [override.partition("=")[0].strip() for override in overrides]
     problems = [
         Problem(
             "is no part of an evaluation",
@@ -64,11 +94,28 @@ def _check_overrides(overrides: Sequence[str]) -> None:
             allowed=f"{', '.join(SECTIONS)}, train.seed",
             nearest=nearest(key.partition(".")[0], SECTIONS),
         )
-        for key in keys
+        for key in (override.partition("=")[0].strip() for override in overrides)
         if key and key != "train.seed" and key.partition(".")[0].partition("[")[0] not in SECTIONS
     ]
     if problems:
         raise ConfigError(problems)
+    if model.code and not _trusts_code(run, overrides):
+        what = f"the checkpoint asks for {', '.join(model.code)}: that may run code which comes with its model"
+        allowed = f"{TRUST}=true, where you trust {model.keys['path']}"
+        raise ConfigError(Problem(what, TRUST, given=model.given, allowed=allowed))
+    data, origin = read_run(run, [*model.overrides, *overrides])
+    if data.get("evaluation") is None:
+        what = "the run file has no evaluation, which names the prompts"
+        allowed = "evaluation: {path: held-out.jsonl}"
+        raise ConfigError(Problem(what, "evaluation", origin.where("evaluation"), allowed=allowed))
+    return resolve(_reduced(data), origin, str(run), Given(), world_size, trains=False)
+
+
+def _trusts_code(run: str | Path, overrides: Sequence[str]) -> bool:
+    """Whether the run file or an override allows the code of a model: a checkpoint does not decide that."""
+    said, _ = read_run(run, overrides)
+    init = said["model"].get("init") if isinstance(said.get("model"), dict) else None
+    return isinstance(init, dict) and init.get("trust_remote_code") is True
 
 
 def _reduced(data: dict[str, Any]) -> dict[str, Any]:

@@ -13,11 +13,8 @@ from typing import Any
 from datasets import Dataset, IterableDataset
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from grpox.checkpoint.fingerprints import fingerprints
-from grpox.checkpoint.hub import check_hub, push_model
-from grpox.checkpoint.model_card import write_card
-from grpox.checkpoint.resume import Checkpoint, check_changes, newest_good, no_checkpoint
-from grpox.checkpoint.save_model import save_model
+from grpox.checkpoint.resume import Checkpoint, check_changes, fingerprints, newest_good, no_checkpoint
+from grpox.checkpoint.save_model import check_hub, push_model, save_model, write_card
 from grpox.checkpoint.shards import ShardFiles
 from grpox.config import RunConfig
 from grpox.contracts import Generator, RunContext
@@ -26,8 +23,7 @@ from grpox.errors import RunFailed
 from grpox.errors.redaction import redacted
 from grpox.observing.machine_metrics import machine_metrics
 from grpox.observing.observers import Observers
-from grpox.observing.provenance import git_commit, versions
-from grpox.observing.record import began, finished
+from grpox.observing.record import began, finished, git_commit, versions
 from grpox.policy.adapter_folder import FOLDER as ADAPTER_FOLDER
 from grpox.policy.adapter_folder import save_adapter
 from grpox.policy.deepspeed_config import check_deepspeed
@@ -38,22 +34,23 @@ from grpox.rollout.rewards.isolation import OF_EVALUATION, reward_functions
 from grpox.runfile.load import ResolvedRun, load_run, resolve_config
 from grpox.runfile.lock.differences import check_ranks
 from grpox.runfile.lock.of_run import lock_of
-from grpox.runtime.collective_errors import lost_ranks_told
 from grpox.runtime.files import keep_files_from_others, unwritten, write_whole
 from grpox.runtime.foreign_code import FOREIGN, exits_told
 from grpox.runtime.logs import get_logger
 from grpox.runtime.phases import PhaseTimes
 from grpox.runtime.run_lock import hold_on_all_ranks
 from grpox.runtime.setup import quieten, seed_libraries
-from grpox.runtime.tcp_keepalive import lose_silent_peers
-from grpox.runtime.watchdog import GRACE, Watchdog
-from grpox.runtime.world import World, start_world
-from grpox.training.assembly import generator_context, load_on_every_rank, open_generator, start_sampler
+from grpox.runtime.watchdog import GRACE, Watchdog, lose_silent_peers
+from grpox.runtime.world import World, lost_ranks_told, start_world
 from grpox.training.build import TrainerParts, TrainInputs, build_engines, build_observers, build_trainer
-from grpox.training.given_model import make_whole
-from grpox.training.given_objects import given_objects
-from grpox.training.inputs import open_model
-from grpox.training.trainer import Trainer
+from grpox.training.given import given_objects, make_whole
+from grpox.training.inputs import (
+    generator_context,
+    load_on_every_rank,
+    open_generator,
+    open_model,
+    start_sampler,
+)
 
 logger = get_logger(__name__)
 
@@ -211,15 +208,22 @@ def _train_and_save(parts: TrainerParts, generator: Generator, checkpoint: Check
         with times.phase("close"):
             generator.close()
     with times.phase("save"):
-        summary |= _save(parts, engine, model.name_or_path, generation_config)
+        summary |= _save_model(parts, engine, model.name_or_path, generation_config)
     if parts.run.given.model is not None:
         make_whole(model, engine, home)
     if world.is_main:
-        _write_summary(parts, trainer, summary)
+        folder, path = Path(summary["model"]), parts.context.output_dir / "summary.json"
+        with suppress(OSError):  # a disk that is full up to the card costs the run nothing else
+            write_card(folder, config, summary, parts.context.fingerprints, trainer.state.metrics)
+        try:
+            write_whole(path, json.dumps(summary, indent=2) + "\n")
+        except OSError as error:
+            raise RunFailed(unwritten(error, path)) from error
+        parts.observers.checkpoint_saved(parts.context, engine.steps, folder)
     return summary
 
 
-def _save(
+def _save_model(
     parts: TrainerParts, engine: Engine, base: str, generation_config: GenerationConfig | None
 ) -> dict[str, Any]:
     """Save the trained model and its adapters; returns what the summary tells of them; a collective."""
@@ -233,19 +237,6 @@ def _save(
         save_adapter(engine, base, adapter, world)
         saved["adapter"] = str(adapter)
     return saved | {"model": str(folder), "output_dir": str(context.output_dir), "source": parts.run.source}
-
-
-def _write_summary(parts: TrainerParts, trainer: Trainer, summary: Mapping[str, Any]) -> None:
-    """Write the model's card and the summary, and tell the observers of the saved model."""
-    context, folder = parts.context, Path(summary["model"])
-    with suppress(OSError):  # a disk that is full up to the card costs the run nothing else
-        write_card(folder, parts.run.config, summary, context.fingerprints, trainer.state.metrics)
-    path = context.output_dir / "summary.json"
-    try:
-        write_whole(path, json.dumps(summary, indent=2) + "\n")
-    except OSError as error:
-        raise RunFailed(unwritten(error, path)) from error
-    parts.observers.checkpoint_saved(context, trainer.policy.engine.steps, folder)
 
 
 def _context(

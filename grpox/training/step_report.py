@@ -1,16 +1,20 @@
-"""The report of a finished step to the observers: metrics of update, sampling, rewards, speed and time."""
+"""The report of a finished step to the observers: metrics of update, sampling, speed, memory and time."""
 
 from __future__ import annotations
 
+import resource
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from grpox.checkpoint.training_state import TrainingState
+import torch
+
+from grpox.checkpoint.progress import TrainingState
 from grpox.contracts import RunContext
 from grpox.observing.observers import Observers
-from grpox.observing.step_metrics import step_metrics
 from grpox.policy.batch import Sample
 from grpox.rollout.collector import Collector, GenerationBatch
+from grpox.rollout.metrics import mean_metrics
 from grpox.rollout.rewards.scoring import mean_logged, with_logged
 from grpox.runtime.logs import WarnOnce
 from grpox.update.mismatch import mismatch_warnings
@@ -59,8 +63,19 @@ class StepReport:
             self.state.num_tokens += sum(len(r.prompt_ids) + len(r.completion_ids) for r in batch.rollouts)
         if not self.is_main:
             return
-        sampled = [self.collector.metrics(batch) for batch in new]
-        own = step_metrics(update, new, sampled, micro_batches, times, seconds)
+        tokens = sum(len(sample) for samples in micro_batches for sample in samples)
+        own = {
+            **update,
+            **mean_metrics([self.collector.metrics(batch) for batch in new]),
+            **times,
+            "step_time": seconds,
+            "tokens_per_second/trained": tokens / times["time/update"],
+            "memory/peak_gib": _peak_memory_gib(),
+        }
+        if new:
+            rows = [row for batch in new for row in (*batch.rows, *batch.dropped)]
+            generated = sum(len(row.rollout.completion_ids) for row in rows)
+            own["tokens_per_second/generated"] = generated / times["time/generate"]
         own |= {"num_tokens": self.state.num_tokens, "epoch": epoch}
         own["observers/failures"] = sum(self.observers.failures.values())
         metrics, renamed = with_logged(own, mean_logged(batch.logged for batch in new))
@@ -68,3 +83,11 @@ class StepReport:
         self.warn.all(mismatch_warnings(metrics, step, promised=self.logprobs_promised))
         self.state.metrics = metrics
         self.observers.step_finished(self.context, step, metrics)
+
+
+def _peak_memory_gib() -> float:
+    """Peak memory of this process: on the GPU where there is one, else resident."""
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated() / 2**30
+    unit = 1 if sys.platform == "darwin" else 1024  # bytes on macOS, KiB on Linux
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30

@@ -11,8 +11,8 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from grpox.checkpoint.progress import TrainingState
 from grpox.checkpoint.saver import CheckpointSaver
-from grpox.checkpoint.training_state import TrainingState
 from grpox.config.sampling import PREFIX, bare_name
 from grpox.contracts import RunContext
 from grpox.data.schedule import Schedule, StepPlan

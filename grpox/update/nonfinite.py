@@ -91,7 +91,7 @@ MOST_NAMED = 4
 
 
 class FaultDumps(Protocol):
-    """Keeps the batch of a step that was not taken, as `grpox.checkpoint.faults.dump.FaultDumps` does."""
+    """Keeps the batch of a step that was not taken, as `grpox.checkpoint.faults.FaultDumps` does."""
 
     def dump(
         self, step: int, what: str, found: Sequence[Found], micro_batches: Sequence[Sequence[Sample]]

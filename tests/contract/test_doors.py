@@ -27,7 +27,7 @@ PLAIN_WORDS = {"batch", "code", "exact", "format", "group", "length", "math", "n
 NAMED = {
     "config/run.py": "defaults of the run file",
     "cli/plugin_check.py": "heavy libraries, one of which is mlflow",
-    "observing/provenance.py": "libraries whose versions are recorded",
+    "observing/record.py": "libraries whose versions are recorded",
     "policy/deepspeed_import.py": "a library that DeepSpeed looks for",
     "plugins/scaffold": "templates of plugins",
     "runfile/recipes": "run files",

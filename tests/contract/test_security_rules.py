@@ -20,8 +20,7 @@ from support.handlers import handlers_kept
 from transformers import PreTrainedModel
 
 from grpox.checkpoint.export import checkpoint_model, export_checkpoint
-from grpox.checkpoint.folders import folder_of
-from grpox.checkpoint.manifest import facts_of, files_of, write_manifest
+from grpox.checkpoint.folders import folder_of, write_manifest
 from grpox.checkpoint.progress import Progress
 from grpox.cli.errors import run_command
 from grpox.config import ModelConfig, RunConfig
@@ -32,8 +31,7 @@ from grpox.runfile.load import load_run
 from grpox.runfile.lock.of_run import lock_of
 from grpox.runfile.model_options import HARMLESS
 from grpox.runtime.files import write_whole
-from grpox.training.load_evaluation import load_evaluation
-from grpox.training.model_argument import named_model
+from grpox.training.load_evaluation import load_evaluation, named_model
 from grpox_rewards.configs import RewardModelConfig
 from grpox_rewards.reward_model import RewardModel
 
@@ -215,7 +213,7 @@ def checkpoint_with(folder: Path, model: dict[str, object]) -> Path:
         told | {"evaluation_before": {}, "metrics": {}, "config": config, "lock": lock_of(run)}
     )
     progress.write(made)
-    write_manifest(made, facts_of(made, files_of(made)))
+    write_manifest(made)
     return made
 
 

@@ -17,11 +17,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from zero3_step import config_for
 
 from grpox.checkpoint.export import _fill
-from grpox.checkpoint.reference import read_reference, write_reference
+from grpox.checkpoint.resume import load_of_other_ranks
 from grpox.checkpoint.save_model import save_model
 from grpox.checkpoint.saver import ENGINE
-from grpox.checkpoint.shards import ShardFiles
-from grpox.checkpoint.universal import load_of_other_ranks
+from grpox.checkpoint.shards import ShardFiles, read_reference, write_reference
 from grpox.cli.errors import leave
 from grpox.config import LoraConfig, RunConfig
 from grpox.policy.engine import Engine, FrozenEngine
@@ -31,7 +30,7 @@ from grpox.policy.optimizers import AdamW, NamedSchedule
 from grpox.policy.reference import mix
 from grpox.policy.weight_stream import persistent_buffers
 from grpox.runtime.world import World, start_world
-from grpox.training.given_model import make_whole
+from grpox.training.given import make_whole
 
 KIND = "gemma4_text"
 WAYS = ("all weights", "adapters")

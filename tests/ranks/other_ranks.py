@@ -15,8 +15,8 @@ from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_st
 from engine_steps import variant
 from zero3_step import micro_batches_for
 
+from grpox.checkpoint.resume import load_of_other_ranks
 from grpox.checkpoint.shards import ShardFiles
-from grpox.checkpoint.universal import load_of_other_ranks
 from grpox.cli.errors import leave
 from grpox.plugins.discovery import discover
 from grpox.plugins.registry import Registry

@@ -15,8 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
 from grpox.checkpoint.export import export_checkpoint
-from grpox.checkpoint.faults.read import open_dump
-from grpox.checkpoint.faults.replay import replay
+from grpox.checkpoint.faults import open_dump, replay
 from grpox.cli.app import app
 
 peft = pytest.importorskip("peft")

@@ -72,7 +72,7 @@ def test_the_report_shows_the_run_and_is_in_mlflow(run, output, tracked, grpox, 
     assert 'class="status finished"' in text
     assert text.count("<article") == 8 * 16
     assert len(text.encode()) < 1_000_000
-    assert "INFO rank 0 grpox.observing.report.observer: report: runs/quickstart/report.html\n" in run.stderr
+    assert "INFO rank 0 grpox.observing.display: report: runs/quickstart/report.html\n" in run.stderr
     assert "mlflow ui --backend-store-uri sqlite:///mlflow.db\n" in run.stderr
     client, mlflow_run = tracked
     stored = client.download_artifacts(mlflow_run.info.run_id, "report.html", str(tmp_path))

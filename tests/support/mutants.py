@@ -48,7 +48,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "grpox/rollout/sampler.py": SAMPLING,
     "grpox/rollout/collector.py": SAMPLING,
     "grpox/checkpoint/resume.py": ("test_checkpoint_resume.py", "test_resume_rules.py"),
-    "grpox/checkpoint/manifest.py": (
+    "grpox/checkpoint/folders.py": (
         "test_manifest.py",
         "test_checkpoint_files.py",
         "test_checkpoint_resume.py",

@@ -1,11 +1,101 @@
-"""Which curves the report draws: the metrics that belong together, where the run has them."""
+"""The report's charts: the metrics that belong together, where the run has them, drawn as SVG.
+
+The colours are the page's; matplotlib draws, without its window, fonts or style files. A drawing holds numbers
+only. Titles and legends, which may hold what users named, are the page's.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import io
+import math
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from grpox.observing.report.data import RunRecord
+from grpox.observing.report.data import Recorded, RunRecord
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_CHARTS: tuple[tuple[str, str, Mapping[str, str] | str], ...] = (
+    ("Accuracy", "on held-out prompts", {"accuracy": "accuracy"}),
+    ("Pass@k", "chance that one of k completions is right", "pass_at_*"),
+    (
+        "Reward",
+        "weighted sum, mean over the batch",
+        {"reward": "reward", "before groups are replaced": "dynamic_sampling/first_reward"},
+    ),
+    ("Reward: *", "mean over the batch", "rewards/*/mean"),
+    (
+        "Groups without signal",
+        "share with equal rewards",
+        {"share": "frac_reward_zero_std", "replaced": "dynamic_sampling/replaced"},
+    ),
+    ("Loss", "of the step", {"loss": "loss"}),
+    ("KL to the reference", "estimated as train.kl says, nats per token", {"kl": "kl"}),
+    ("KL to pi_old", "k3 estimate, nats per token", {"kl": "kl_old"}),
+    ("Entropy", "nats per token", {"entropy": "entropy"}),
+    ("Completions left out", "share that is off-policy", {"share": "off_policy_masked"}),
+    (
+        "Completion length",
+        "tokens",
+        {
+            "mean": "completions/mean_length",
+            "shortest": "completions/min_length",
+            "longest": "completions/max_length",
+        },
+    ),
+    ("Completions cut off", "share at the longest length", {"share": "completions/clipped_ratio"}),
+    ("Gradient norm", "before clipping", {"norm": "grad_norm"}),
+    ("Learning rate", "of the step", {"rate": "learning_rate"}),
+    ("Tokens clipped", "share of tokens", "clip_ratio/*_mean"),
+    (
+        "Generator against trainer",
+        "difference of log-probabilities",
+        {"mean": "sampling/difference_mean", "largest": "sampling/difference_max"},
+    ),
+    (
+        "Speed",
+        "tokens per second",
+        {"generated": "tokens_per_second/generated", "trained": "tokens_per_second/trained"},
+    ),
+    ("Time of a step", "seconds on rank 0, by phase", "time/*"),
+)
+"""Title, note, and legend -> metric; or a pattern of metrics, whose star is the legend or in the title."""
+_STACKED = "time/*"
+WIDTH, HEIGHT = 3.6, 1.9
+"""Of a drawing, in inches of 72 units; the page scales it."""
+MOST_POINTS = 200
+"""Points of a curve; of more steps, each point is the mean of neighbouring ones."""
+COLOURS = 8
+"""Colours of the page, ``--c0`` to ``--c7``; further curves begin again with the first."""
+MOST_MARKS = 20
+"""Evaluations that are marked by lines; of more, none is."""
+MARKED_POINTS = 25
+"""Curves of at most as many points have a dot at each."""
+# No browser sees these: the finished drawing has the page's variables in their place.
+_INK, _GRID, _SERIES = "#0000e0", "#0000e1", "#0000f"
+_STYLE = {
+    "svg.fonttype": "none",
+    "text.usetex": False,
+    "font.size": 8,
+    "axes.edgecolor": _GRID,
+    "axes.labelcolor": _INK,
+    "axes.linewidth": 0.8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": _GRID,
+    "grid.linewidth": 0.6,
+    "xtick.color": _INK,
+    "ytick.color": _INK,
+    "xtick.major.size": 0,
+    "ytick.major.size": 0,
+    "lines.linewidth": 1.4,
+    "lines.markersize": 3,
+}
 
 
 @dataclass(frozen=True)
@@ -21,89 +111,149 @@ class Chart:
     """Parts of a whole, drawn on top of each other."""
 
 
-_BEFORE_REWARDS = (
-    Chart("Accuracy", "on held-out prompts", {"accuracy": "accuracy"}),
-    Chart(
-        "Reward",
-        "weighted sum, mean over the batch",
-        {"reward": "reward", "before groups are replaced": "dynamic_sampling/first_reward"},
-    ),
-)
-_AFTER_REWARDS = (
-    Chart(
-        "Groups without signal",
-        "share with equal rewards",
-        {"share": "frac_reward_zero_std", "replaced": "dynamic_sampling/replaced"},
-    ),
-    Chart("Loss", "of the step", {"loss": "loss"}),
-    Chart("KL to the reference", "estimated as train.kl says, nats per token", {"kl": "kl"}),
-    Chart("KL to pi_old", "k3 estimate, nats per token", {"kl": "kl_old"}),
-    Chart("Entropy", "nats per token", {"entropy": "entropy"}),
-    Chart("Completions left out", "share that is off-policy", {"share": "off_policy_masked"}),
-    Chart(
-        "Completion length",
-        "tokens",
-        {
-            "mean": "completions/mean_length",
-            "shortest": "completions/min_length",
-            "longest": "completions/max_length",
-        },
-    ),
-    Chart("Completions cut off", "share at the longest length", {"share": "completions/clipped_ratio"}),
-    Chart("Gradient norm", "before clipping", {"norm": "grad_norm"}),
-    Chart("Learning rate", "of the step", {"rate": "learning_rate"}),
-)
-_AFTER_CLIPPING = (
-    Chart(
-        "Generator against trainer",
-        "difference of log-probabilities",
-        {"mean": "sampling/difference_mean", "largest": "sampling/difference_max"},
-    ),
-    Chart(
-        "Speed",
-        "tokens per second",
-        {"generated": "tokens_per_second/generated", "trained": "tokens_per_second/trained"},
-    ),
-)
-
-
 def charts_of(record: RunRecord) -> list[Chart]:
     """The charts of a run, without the metrics and the charts that it did not log."""
-    names = record.metric_names()
-    evaluated = list(dict.fromkeys(name for told in record.evaluations for name in told.values))
-    of_rewards = list(dict.fromkeys([*names, *evaluated]))
-    charts = [
-        _BEFORE_REWARDS[0],
-        _family("Pass@k", "chance that one of k completions is right", "pass_at_", evaluated),
-        *_BEFORE_REWARDS[1:],
-        *(
-            Chart(f"Reward: {label}", "mean over the batch", {"mean": f"rewards/{label}/mean"})
-            for label in _between("rewards/", of_rewards, "/mean")
-        ),
-        *_AFTER_REWARDS,
-        _family("Tokens clipped", "share of tokens", "clip_ratio/", names, "_mean"),
-        *_AFTER_CLIPPING,
-        _family("Time of a step", "seconds on rank 0, by phase", "time/", names, stacked=True),
-    ]
-    recorded = {name for told in (*record.steps, *record.evaluations) for name in told.values}
-    return [kept for chart in charts if (kept := _within(chart, recorded)).metrics]
+    names = dict.fromkeys(name for told in (*record.steps, *record.evaluations) for name in told.values)
+    charts = []
+    for title, note, metrics in _CHARTS:
+        if isinstance(metrics, str):
+            prefix, suffix = metrics.split("*")
+            family = [name for name in names if name.startswith(prefix) and name.endswith(suffix)]
+            found = {name.removeprefix(prefix).removesuffix(suffix): name for name in family}
+        else:
+            found = {label: name for label, name in metrics.items() if name in names}
+        if "*" in title:
+            charts += [Chart(title.replace("*", label), note, {"mean": name}) for label, name in found.items()]
+        elif found:
+            charts.append(Chart(title, note, found, stacked=metrics == _STACKED))
+    return charts
 
 
-def _between(prefix: str, names: Sequence[str], suffix: str) -> list[str]:
-    return [
-        name.removeprefix(prefix).removesuffix(suffix)
-        for name in names
-        if name.startswith(prefix) and name.endswith(suffix)
-    ]
+@dataclass(frozen=True)
+class Curve:
+    """Values over steps; NaN leaves a gap."""
+
+    steps: list[float]
+    values: list[float]
 
 
-def _family(
-    title: str, note: str, prefix: str, names: Sequence[str], suffix: str = "", stacked: bool = False
-) -> Chart:
-    metrics = {label: f"{prefix}{label}{suffix}" for label in _between(prefix, names, suffix)}
-    return Chart(title, note, metrics, stacked)
+def binned(curve: Curve, most: int = MOST_POINTS) -> Curve:
+    """At most `most` points: means over equally many neighbouring steps, of the values that are finite."""
+    size = math.ceil(len(curve.steps) / most)
+    if size <= 1:
+        return curve
+    starts = range(0, len(curve.steps), size)
+    return Curve(
+        [_mean(curve.steps[start : start + size]) for start in starts],
+        [_mean(curve.values[start : start + size]) for start in starts],
+    )
 
 
-def _within(chart: Chart, recorded: Iterable[str]) -> Chart:
-    metrics = {label: name for label, name in chart.metrics.items() if name in recorded}
-    return Chart(chart.title, chart.note, metrics, chart.stacked)
+def curve_of(recorded: Sequence[Recorded], metric: str) -> Curve:
+    """The values of `metric` where it was logged, what is not finite as NaN."""
+    having = [told for told in recorded if metric in told.values]
+    values = [told.values[metric] for told in having]
+    return Curve([float(told.step) for told in having], [v if math.isfinite(v) else math.nan for v in values])
+
+
+def left_out(chart: Chart, record: RunRecord) -> int:
+    """Values of `chart` that no curve can show: not-a-number and infinities."""
+    metrics = chart.metrics.values()
+    recorded = (*record.steps, *record.evaluations)
+    return sum(not math.isfinite(told.values.get(metric, 0.0)) for told in recorded for metric in metrics)
+
+
+def marked_evaluations(record: RunRecord) -> list[int]:
+    """The steps of the evaluations that are lines in every drawing: none where they would fill it."""
+    steps = [told.step for told in record.evaluations] if record.steps else []
+    return steps if len(steps) <= MOST_MARKS else []
+
+
+def draw(chart: Chart, record: RunRecord) -> str:
+    """`chart` as an ``<svg>`` element without size, in the colours ``--c0`` ... , ``--ink`` and ``--grid``."""
+    from matplotlib import style
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import EngFormatter, FuncFormatter, MaxNLocator
+
+    # The salt keeps the ids of one drawing from naming parts of another: they share a page.
+    with style.context(["default", _STYLE | {"svg.hashsalt": chart.title}]):
+        figure = Figure(figsize=(WIDTH, HEIGHT), frameon=False)
+        axes = figure.add_axes((0.15, 0.13, 0.835, 0.83))
+        axes.patch.set_visible(False)
+        if chart.stacked:
+            _draw_stack(axes, chart, record)
+        else:
+            _draw_lines(axes, chart, record)
+        for step in marked_evaluations(record):
+            axes.axvline(step, color=_INK, alpha=0.5, linestyle=(0, (2, 2)), linewidth=0.8, zorder=1)
+        for axis, integer in ((axes.xaxis, True), (axes.yaxis, False)):
+            axis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10], integer=integer))
+            large = max(map(abs, axis.get_view_interval())) >= 1e4
+            axis.set_major_formatter(EngFormatter(sep="") if large else FuncFormatter(_tick))
+        file = io.StringIO()
+        figure.savefig(file, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
+    return _for_the_page(file.getvalue())
+
+
+def _draw_lines(axes: Axes, chart: Chart, record: RunRecord) -> None:
+    shown: list[float] = []
+    for place, metric in enumerate(chart.metrics.values()):
+        colour = f"{_SERIES}{place % COLOURS}"
+        line = binned(curve_of(record.steps, metric))
+        evaluated = binned(curve_of(record.evaluations, metric))
+        dot = "." if len(line.steps) <= MARKED_POINTS else ""
+        axes.plot(line.steps, line.values, color=colour, marker=dot)
+        marks: dict[str, Any] = {"linestyle": "" if line.steps else "-", "marker": "o", "markersize": 4.5}
+        axes.plot(
+            evaluated.steps, evaluated.values, color=colour, markerfacecolor="none", clip_on=False, **marks
+        )
+        shown += [value for value in (*line.values, *evaluated.values) if not math.isnan(value)]
+    _fit(axes, shown)
+
+
+def _draw_stack(axes: Axes, chart: Chart, record: RunRecord) -> None:
+    """Each metric on top of the ones before it; a step that did not log one spent nothing on it."""
+    curves = []
+    for metric in chart.metrics.values():
+        values = [told.values.get(metric, 0.0) for told in record.steps]
+        curves.append(binned(Curve([float(told.step) for told in record.steps], values)))
+    colours = [f"{_SERIES}{place % COLOURS}" for place in range(len(curves))]
+    # A single step has no area: half a step to either side gives it one.
+    steps = curves[0].steps if len(curves[0].steps) > 1 else [curves[0].steps[0] + d for d in (-0.5, 0.5)]
+    heights = [curve.values * (len(steps) // len(curve.values)) for curve in curves]
+    axes.stackplot(steps, heights, colors=colours, linewidth=0)
+    _fit(axes, [height for curve in heights for height in curve])
+
+
+def _fit(axes: Axes, values: Sequence[float]) -> None:
+    """No axis goes below zero where no value does; where all are zero, it goes to one."""
+    bottom, top = axes.get_ylim()
+    if min(values, default=0.0) >= 0 > bottom:
+        axes.set_ylim(0, top if max(values, default=0.0) > 0 else 1)
+
+
+def _tick(value: float, _place: int | None = None) -> str:
+    """Short enough for the margin: 2,500, 0.25, 1.5e-6."""
+    if abs(value) >= 1000:
+        text = f"{value:,.0f}"
+    elif abs(value) >= 1e-3 or value == 0:
+        text = f"{value:.3g}"
+    else:
+        text = re.sub(r"\.?0*e-0?", "e-", f"{value:.2e}")
+    return text.replace("-", "\N{MINUS SIGN}")
+
+
+def _for_the_page(svg: str) -> str:
+    """The drawing as a part of a page: two decimals, no ids but those referred to, the page's font, colours."""
+    body = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", svg[svg.index("<g ") :], flags=re.DOTALL)
+    body = re.sub(r' id="[A-Za-z0-9.]+_\d+"|font-family: [^;]*; ', "", body)
+    body = re.sub(r' d="[^"]+"', lambda path: re.sub(r"(\.\d\d)\d+|\n", r"\1", path[0]), body)
+    body = re.sub(r">\s+<", "><", body)
+    body = re.sub(rf"{_SERIES}(\d)", r"var(--c\1)", body)
+    body = body.replace(_INK, "var(--ink)").replace(_GRID, "var(--grid)")
+    return f'<svg viewBox="0 0 {WIDTH * 72:g} {HEIGHT * 72:g}">{body}'
+
+
+def _mean(values: Sequence[float]) -> float:
+    finite = [value for value in values if math.isfinite(value)]
+    return sum(finite) / len(finite) if finite else math.nan

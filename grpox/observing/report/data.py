@@ -1,14 +1,16 @@
-"""Reads a run's folder back: its metrics, evaluations, config and versions, and how it ended."""
+"""Reads a run's folder back: metrics, evaluations, config, how it ended, and the completions that are shown."""
 
 from __future__ import annotations
 
 import json
+import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from grpox.errors import ConfigError, Problem, describe, nearest
+from grpox.errors import ConfigError, Problem, describe, nearest, text_of
 from grpox.runfile.yaml_lines import read_yaml
 
 METRICS = "metrics.jsonl"
@@ -16,6 +18,16 @@ MOST_NAMED = 8
 """Runs that a message names when it was given the folder around them."""
 
 Status = Literal["finished", "failed", "unfinished"]
+
+MOST_BATCHES = 8
+"""Generation batches shown of a run: the first, the last, and between them evenly spaced ones."""
+MOST_SAMPLES = 16
+"""Completions shown of a batch: the best, the worst, and between them evenly spaced ranks."""
+PROMPT_CHARACTERS = 400
+COMPLETION_CHARACTERS = 1600
+EXTRA_CHARACTERS = 200
+_INVISIBLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+"""Control characters, and those that turn the direction of the text after them."""
 
 
 @dataclass(frozen=True)
@@ -61,10 +73,6 @@ class RunRecord:
         times = [recorded.time for recorded in (*self.steps, *self.evaluations)]
         return max(times) - min(times)
 
-    def metric_names(self) -> list[str]:
-        """Of all steps, in the order in which they were first logged."""
-        return list(dict.fromkeys(name for recorded in self.steps for name in recorded.values))
-
 
 def read_record(folder: Path) -> RunRecord:
     """Read what a run left in `folder`.
@@ -76,7 +84,7 @@ def read_record(folder: Path) -> RunRecord:
     steps, evaluations = _read_metrics(folder / METRICS)
     path = folder / "config.yaml"
     config_text = _read_text(path)
-    versions = _read_json(folder / "versions.json")
+    versions, summary = (_read_json(folder / name) for name in ("versions.json", "summary.json"))
     return RunRecord(
         folder=folder,
         steps=steps,
@@ -86,7 +94,7 @@ def read_record(folder: Path) -> RunRecord:
         versions=versions.get("versions", {}),
         git_commit=versions.get("git_commit"),
         source=versions.get("source") or folder.name,
-        summary=_read_json(folder / "summary.json"),
+        summary=summary,
         error=_read_json(folder / "failure.json").get("error", ""),
     )
 
@@ -124,10 +132,8 @@ def _read_metrics(path: Path) -> tuple[list[Recorded], list[Recorded]]:
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             # A process that was killed may have left half a line at the end.
             if number < len(lines):
-                told_error = describe(error)
-                raise ConfigError(
-                    Problem(f"not a line of metrics: {told_error}", where=f"{path}:{number}")
-                ) from error
+                problem = Problem(f"not a line of metrics: {describe(error)}", where=f"{path}:{number}")
+                raise ConfigError(problem) from error
     if not any(found.values()):
         raise ConfigError(Problem("holds no finished step and no evaluation", where=str(path)))
     steps, evaluations = ([of[step] for step in sorted(of)] for of in found.values())
@@ -153,3 +159,105 @@ def _read_json(path: Path) -> Mapping[str, Any]:
         return _mapping(json.loads(text) if text else {}, path)
     except ValueError as error:
         raise ConfigError(Problem(f"is no JSON: {error}", where=str(path))) from error
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One completion as the page shows it; its texts are cut in the middle where they are long."""
+
+    prompt: str
+    completion: str
+    reward: float
+    """NaN when every reward function abstained."""
+    advantage: float
+    rewards: Mapping[str, float | None]
+    extra: Mapping[str, str]
+    group: int
+    tokens: int
+    finish_reason: str
+
+
+@dataclass(frozen=True)
+class SampledBatch:
+    """What is shown of one generation batch."""
+
+    label: str
+    total: int
+    """Completions of the whole batch."""
+    best: float
+    worst: float
+    """Highest and lowest reward of the whole batch; NaN when nothing was scored."""
+    mean: float
+    samples: list[Sample]
+
+
+def spread(count: int, most: int) -> list[int]:
+    """At most `most` of the places 0 to count-1, evenly spaced, the first and the last included."""
+    picked = min(count, most)
+    return [round(place * (count - 1) / max(picked - 1, 1)) for place in range(picked)]
+
+
+def read_samples(folder: Path) -> tuple[list[SampledBatch], int]:
+    """The batches to show of a run's folder, and how many it has saved.
+
+    Raises:
+        ConfigError: a file of completions cannot be read.
+    """
+    files = []
+    for path in (folder / "completions").glob("step_*.parquet"):
+        if name := re.fullmatch(r"step_(\d+)(?:_(\d+))?", path.stem):
+            files.append((int(name[1]), int(name[2] or 1), path))
+    files.sort()  # in the order of the run: names stop sorting at a million steps
+    return [_read_batch(*files[place]) for place in spread(len(files), MOST_BATCHES)], len(files)
+
+
+def _read_batch(step: int, part: int, path: Path) -> SampledBatch:
+    import pyarrow
+    from pyarrow import parquet
+
+    try:
+        # Without threads, which cannot be started where a run has ended for want of memory.
+        table = parquet.read_table(path, use_threads=False, pre_buffer=False)
+        rows: list[dict[str, Any]] = table.to_pylist()
+    except (OSError, pyarrow.ArrowException) as error:
+        raise ConfigError(Problem(f"cannot be read as parquet: {text_of(error)}", where=str(path))) from error
+    ranked = sorted(rows, key=lambda row: (math.isnan(row["reward"]), -row["reward"]))
+    rewards = [row["reward"] for row in rows if not math.isnan(row["reward"])]
+    return SampledBatch(
+        label=f"step {step}" if part == 1 else f"step {step}, batch {part}",
+        total=len(rows),
+        best=max(rewards, default=math.nan),
+        worst=min(rewards, default=math.nan),
+        mean=sum(rewards) / len(rewards) if rewards else math.nan,
+        samples=[_sample(ranked[place]) for place in spread(len(ranked), MOST_SAMPLES)],
+    )
+
+
+def _sample(row: Mapping[str, Any]) -> Sample:
+    return Sample(
+        prompt=_shown(row["prompt"], PROMPT_CHARACTERS),
+        completion=_shown(row["completion"], COMPLETION_CHARACTERS),
+        reward=row["reward"],
+        advantage=row["advantage"],
+        rewards=_below(row, "rewards/"),
+        extra={
+            name: _shown(str(value), EXTRA_CHARACTERS)
+            for name, value in _below(row, "extra/").items()
+            if value is not None
+        },
+        group=row["group"],
+        tokens=row["completion_length"],
+        finish_reason=row["finish_reason"],
+    )
+
+
+def _below(row: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    return {name.removeprefix(prefix): row[name] for name in row if name.startswith(prefix)}
+
+
+def _shown(text: str, most: int) -> str:
+    """At most `most` characters, half of them the start and half the end; invisible ones as escapes."""
+    if len(text) > most:
+        left_out = len(text) - most
+        text = f"{text[: most // 2]}\n[... {left_out} characters ...]\n{text[len(text) - most // 2 :]}"
+    return _INVISIBLE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)

@@ -21,14 +21,14 @@ from markupsafe import Markup
 from grpox.errors.formatting import duration
 from grpox.errors.redaction import redact, redacted
 from grpox.observing.early_stop import told as early_stop_told
-from grpox.observing.report.charts import charts_of
-from grpox.observing.report.curves import COLOURS, MOST_POINTS, draw, left_out, marked_evaluations
-from grpox.observing.report.data import RunRecord, read_record
-from grpox.observing.report.samples import (
+from grpox.observing.report.charts import COLOURS, MOST_POINTS, charts_of, draw, left_out, marked_evaluations
+from grpox.observing.report.data import (
     COMPLETION_CHARACTERS,
     MOST_BATCHES,
     MOST_SAMPLES,
     PROMPT_CHARACTERS,
+    RunRecord,
+    read_record,
     read_samples,
 )
 from grpox.runfile.yaml_lines import Dumper
@@ -37,7 +37,6 @@ from grpox.runtime.files import write_whole
 REPORT = "report.html"
 """Name of the report in a run's folder."""
 _HERE = Path(__file__).parent
-_COMPONENTS = ("generator", "advantage", "loss", "correction")
 
 
 def write_report(folder: Path, output: Path | None = None) -> Path:
@@ -67,6 +66,10 @@ def render(record: RunRecord) -> str:
     environment.filters |= {"number": number, "duration": duration, "moment": moment}
     batches, saved = read_samples(record.folder)
     config = redacted(record.config)
+    text = record.config_text
+    if config != record.config:  # somebody else has written secrets into it
+        text = yaml.dump(config, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=110)
+    stopped = record.summary.get("stopped_early")
     script = (_HERE / "report.js").read_text(encoding="utf-8")
     return environment.get_template("report.html.j2").render(
         run=record,
@@ -81,27 +84,14 @@ def render(record: RunRecord) -> str:
         limits=(MOST_BATCHES, MOST_SAMPLES, PROMPT_CHARACTERS, COMPLETION_CHARACTERS),
         metrics=list(_metric_rows(record)),
         components=list(_components(config)),
-        config=_text_of(config, record),
+        config=text,
         error=redact(record.error),
         style=Markup((_HERE / "report.css").read_text(encoding="utf-8")),
         script=Markup(script),
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         now=time.time(),
-        stopped_early=_stopped_early(record),
+        stopped_early=early_stop_told(stopped) if isinstance(stopped, Mapping) else "",
     )
-
-
-def _text_of(config: Mapping[str, Any], record: RunRecord) -> str:
-    """The config as the run wrote it, unless somebody else has written secrets into it."""
-    if config == record.config:
-        return record.config_text
-    return yaml.dump(config, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=110)
-
-
-def _stopped_early(record: RunRecord) -> str:
-    """Why a run took fewer steps than it had; empty where it took them all."""
-    stopped = record.summary.get("stopped_early")
-    return early_stop_told(stopped) if isinstance(stopped, Mapping) else ""
 
 
 def number(value: float | None) -> str:
@@ -123,7 +113,9 @@ def _tiles(record: RunRecord) -> Iterator[tuple[str, str, str]]:
         if having:
             first, last = having[0], having[-1]
             values = dict.fromkeys(f"{told.values[name]:.3g}" for told in (first, last))
-            when = dict.fromkeys(_when(told.step) for told in (first, last))
+            when = dict.fromkeys(
+                f"at step {told.step}" if told.step else "before training" for told in (first, last)
+            )
             yield name, " \N{RIGHTWARDS ARROW} ".join(values), " and ".join(when)
     yield "steps", number(record.steps[-1].step if record.steps else 0), "of the optimizer"
     yield "time", duration(record.seconds), "of training"
@@ -133,10 +125,6 @@ def _tiles(record: RunRecord) -> Iterator[tuple[str, str, str]]:
     trained, total = (record.summary.get(name) for name in ("trained_parameters", "parameters"))
     if trained and total and trained != total:
         yield "trained", f"{trained / total:.2%}", f"{trained:,} of {total:,} parameters, in adapters"
-
-
-def _when(step: int) -> str:
-    return f"at step {step}" if step else "before training"
 
 
 def _metric_rows(record: RunRecord) -> Iterator[tuple[str, tuple[float, float, float, float]]]:
@@ -150,12 +138,12 @@ def _metric_rows(record: RunRecord) -> Iterator[tuple[str, tuple[float, float, f
 
 def _components(config: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     """(kind, name, parameters) of the components that the run used."""
+    evaluation, train, data = (config.get(section) or {} for section in ("evaluation", "train", "data"))
     refs = [("reward", ref) for ref in config.get("rewards") or ()]
-    own = (config.get("evaluation") or {}).get("rewards") or ()
-    refs += [("reward of evaluations", ref) for ref in own]
-    refs += [(kind, config.get(kind)) for kind in _COMPONENTS]
-    refs += [(kind, (config.get("train") or {}).get(kind)) for kind in ("optimizer", "scheduler")]
-    refs += [("dataset", (config.get("data") or {}).get("source"))]
+    refs += [("reward of evaluations", ref) for ref in evaluation.get("rewards") or ()]
+    refs += [(kind, config.get(kind)) for kind in ("generator", "advantage", "loss", "correction")]
+    refs += [(kind, train.get(kind)) for kind in ("optimizer", "scheduler")]
+    refs += [("dataset", data.get("source"))]
     refs += [("observer", {"name": name, **ref}) for name, ref in (config.get("tracking") or {}).items()]
     for kind, ref in refs:
         if isinstance(ref, Mapping):

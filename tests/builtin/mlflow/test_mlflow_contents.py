@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from support.mlflow_store import migrated_store
 from support.patience import patient
 
-from grpox.checkpoint.fingerprints import fingerprints
+from grpox.checkpoint.resume import fingerprints
 from grpox.config import RunConfig
 from grpox.contracts import Rollout, RunContext, ScoredRollout
 from grpox.observing.record import LocalRecord

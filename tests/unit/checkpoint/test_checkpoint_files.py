@@ -15,8 +15,18 @@ import torch
 from deepspeed.runtime.fp16.loss_scaler import LossScaler
 from deepspeed.runtime.zero.config import ZeroStageEnum
 
-from grpox.checkpoint.folders import checkpoints_in, clear_unfinished, folder_of, publish, unfinished_of
-from grpox.checkpoint.manifest import MANIFEST, facts_of, faults, files_of, read_manifest, write_manifest
+from grpox.checkpoint.folders import (
+    MANIFEST,
+    FileFacts,
+    checkpoints_in,
+    clear_unfinished,
+    faults,
+    folder_of,
+    publish,
+    read_manifest,
+    unfinished_of,
+    write_manifest,
+)
 from grpox.checkpoint.rng import random_state, set_random_state
 from grpox.checkpoint.shards import ShardFiles, only_weights
 
@@ -24,12 +34,12 @@ from grpox.checkpoint.shards import ShardFiles, only_weights
 @pytest.fixture
 def whole(tmp_path: Path) -> Path:
     """A checkpoint of two files."""
-    folder = unfinished_of(tmp_path, 7)
+    folder = unfinished_of(folder_of(tmp_path, 7))
     (folder / "engine").mkdir(parents=True)
     (folder / "engine" / "weights.pt").write_bytes(bytes(1000))
     (folder / "run.json").write_text("{}")
-    write_manifest(folder, facts_of(folder, files_of(folder)))
-    publish(folder, folder_of(tmp_path, 7))
+    write_manifest(folder)
+    publish(folder_of(tmp_path, 7))
     return folder_of(tmp_path, 7)
 
 
@@ -75,7 +85,7 @@ def test_a_manifest_that_is_none_is_refused(whole: Path, text: str) -> None:
 def test_newest_first_and_nothing_unfinished(tmp_path: Path) -> None:
     for step in (5, 100, 20):
         folder_of(tmp_path, step).mkdir(parents=True)
-    unfinished_of(tmp_path, 200).mkdir()
+    unfinished_of(folder_of(tmp_path, 200)).mkdir()
     (tmp_path / "checkpoints" / "mine").mkdir()
     assert [folder.name for folder in checkpoints_in(tmp_path)] == [
         "step-00000100",
@@ -83,7 +93,7 @@ def test_newest_first_and_nothing_unfinished(tmp_path: Path) -> None:
         "step-00000005",
     ]
     clear_unfinished(tmp_path)
-    assert not unfinished_of(tmp_path, 200).exists()
+    assert not unfinished_of(folder_of(tmp_path, 200)).exists()
     assert (tmp_path / "checkpoints" / "mine").exists()
 
 
@@ -187,7 +197,7 @@ def test_files_are_hashed_while_they_are_written(tmp_path: Path, background: boo
         files.submit({"weights": torch.randn(10**6), "name": name}, tmp_path / name)
     assert files.finished() == []
     found = {path.name: facts for path, facts in files.written.items()}
-    assert found == facts_of(tmp_path, ["a.pt", "b.pt"])
+    assert found == {name: FileFacts.of(tmp_path / name) for name in ("a.pt", "b.pt")}
 
 
 def test_what_is_read_within_what_is_read_safely_takes_nothing_away(tmp_path: Path) -> None:

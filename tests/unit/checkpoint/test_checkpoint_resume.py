@@ -14,14 +14,20 @@ import torch
 from support.logs import LOGGED, LoggedText
 
 from grpox.checkpoint import resume
-from grpox.checkpoint.folders import folder_of, publish, rank_file, unfinished_of
-from grpox.checkpoint.manifest import FORMAT, MANIFEST, facts_of, files_of, read_manifest, write_manifest
-from grpox.checkpoint.progress import PROGRESS, Progress
-from grpox.checkpoint.reference import REFERENCE
+from grpox.checkpoint.folders import (
+    FORMAT,
+    MANIFEST,
+    folder_of,
+    publish,
+    rank_file,
+    read_manifest,
+    unfinished_of,
+    write_manifest,
+)
+from grpox.checkpoint.progress import PROGRESS, Progress, TrainingState
 from grpox.checkpoint.resume import Checkpoint, check_changes, newest_good, no_checkpoint
 from grpox.checkpoint.saver import ENGINE, CheckpointSaver
-from grpox.checkpoint.shards import ShardFiles
-from grpox.checkpoint.training_state import TrainingState
+from grpox.checkpoint.shards import REFERENCE, ShardFiles
 from grpox.config import CheckpointConfig, RunConfig
 from grpox.errors import ConfigError, Problem
 from grpox.observing.early_stop import EarlyStopState
@@ -112,7 +118,8 @@ class Rank:
 
 def save(output_dir: Path, progress: Progress, ranks: int = 2) -> Path:
     """A checkpoint of what a run of so many ranks writes, with a tensor in the place of each state."""
-    unfinished = unfinished_of(output_dir, progress.step)
+    folder = folder_of(output_dir, progress.step)
+    unfinished = unfinished_of(folder)
     (unfinished / ENGINE).mkdir(parents=True)
     progress.write(unfinished)
     files = {}
@@ -124,10 +131,8 @@ def save(output_dir: Path, progress: Progress, ranks: int = 2) -> Path:
             shards.submit({"weight": torch.ones(3)}, unfinished / REFERENCE)
         assert shards.finished() == []
         files |= {path.relative_to(unfinished).as_posix(): facts for path, facts in shards.written.items()}
-    files |= facts_of(unfinished, [name for name in files_of(unfinished) if name not in files])
     write_manifest(unfinished, files)
-    folder = folder_of(output_dir, progress.step)
-    publish(unfinished, folder)
+    publish(folder)
     return folder
 
 
@@ -235,7 +240,7 @@ def test_a_checkpoint_of_another_format_is_refused_by_its_number(
 def test_without_progress_no_checkpoint_is_whole_even_if_its_manifest_says_so(tmp_path: Path) -> None:
     folder = save(tmp_path, progress_of())
     (folder / PROGRESS).write_text("{}")
-    write_manifest(folder, facts_of(folder, files_of(folder)))
+    write_manifest(folder)
     found, told = newest(tmp_path, 2)
     assert found is None
     assert told.count("run.json cannot be read: ValidationError") == 1

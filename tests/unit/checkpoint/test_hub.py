@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from grpox.checkpoint.hub import check_hub, push_model
-from grpox.checkpoint.model_card import model_card
+from grpox.checkpoint.save_model import check_hub, model_card, push_model
 from grpox.config import HubConfig, RunConfig
 from grpox.errors import ConfigError, RunFailed
 from grpox.runfile.paths import hub_problems

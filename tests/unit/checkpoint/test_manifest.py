@@ -10,14 +10,12 @@ from pathlib import Path
 import pytest
 from xxhash import xxh3_128
 
-from grpox.checkpoint.manifest import (
+from grpox.checkpoint.folders import (
     FORMAT,
     MANIFEST,
     FileFacts,
     Hashed,
-    facts_of,
     faults,
-    files_of,
     read_manifest,
     write_manifest,
 )
@@ -32,7 +30,7 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "engine").mkdir()
     for name, content in CONTENTS.items():
         (tmp_path / name).write_bytes(content)
-    write_manifest(tmp_path, facts_of(tmp_path, files_of(tmp_path)))
+    write_manifest(tmp_path)
     return tmp_path
 
 
@@ -44,14 +42,13 @@ def test_files_are_all_but_the_manifest_in_order_of_their_paths(folder: Path) ->
     (folder / "a.pt").touch()
     (folder / "engine" / MANIFEST).touch()  # another's
     (folder / "empty").mkdir()
-    assert files_of(folder) == ["a.pt", f"engine/{MANIFEST}", *CONTENTS]
+    write_manifest(folder)
+    assert list(read_manifest(folder)) == ["a.pt", f"engine/{MANIFEST}", *CONTENTS]
 
 
 def test_facts_are_the_size_and_the_xxh3_of_the_content(folder: Path) -> None:
-    assert facts_of(folder, ["run.json", "engine/rank-1.pt"]) == {
-        "run.json": facts(b"{}"),
-        "engine/rank-1.pt": facts(b"weights"),
-    }
+    assert FileFacts.of(folder / "run.json") == facts(b"{}")
+    assert FileFacts.of(folder / "engine/rank-1.pt") == facts(b"weights")
     assert facts(b"").xxh3 == "99aa06d3014798d86001c324468d497f"  # as published, so that no other hash will do
 
 
@@ -79,10 +76,10 @@ def test_a_manifest_is_read_back_as_it_was_written_whatever_the_order(folder: Pa
     assert list(read_manifest(folder)) == list(CONTENTS)
 
 
-def test_the_text_of_a_manifest_is_what_earlier_and_later_versions_read(folder: Path) -> None:
-    write_manifest(folder, {"b.pt": FileFacts(7, "beef"), "ä.pt": FileFacts(0, "")})
+def test_the_text_of_a_manifest_is_what_earlier_and_later_versions_read(tmp_path: Path) -> None:
+    write_manifest(tmp_path, {"b.pt": FileFacts(7, "beef"), "ä.pt": FileFacts(0, "")})
     assert FORMAT == 3
-    text = (folder / MANIFEST).read_text(encoding="utf-8")
+    text = (tmp_path / MANIFEST).read_text(encoding="utf-8")
     assert text.endswith("}\n")
     assert text.splitlines()[:2] == ["{", ' "format": 3,']  # for people, a line each
     assert json.loads(text) == {

@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from grpox.checkpoint.model_card import model_card, write_card
+from grpox.checkpoint.save_model import model_card, write_card
 from grpox.config import RunConfig
 
 SUMMARY = {"steps": 40, "accuracy_before": 0.25, "accuracy_after": 0.75}

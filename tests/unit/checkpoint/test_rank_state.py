@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from grpox.checkpoint.folders import rank_file
+from grpox.checkpoint.progress import TrainingState, fitting, other_batches, same_steps
 from grpox.checkpoint.rank_state import (
     Key,
     rank_state,
@@ -22,8 +23,6 @@ from grpox.checkpoint.rank_state import (
     write_state,
 )
 from grpox.checkpoint.rng import fresh_random_state, random_state, set_random_state
-from grpox.checkpoint.same_batches import fitting, other_batches, same_steps
-from grpox.checkpoint.training_state import TrainingState
 from grpox.config import RunConfig
 from grpox.data.schedule import BatchPlan, PromptSampler, Schedule
 from grpox.policy.batch import Sample

@@ -11,11 +11,9 @@ import pytest
 import torch
 from support.logs import LOGGED
 
-from grpox.checkpoint.fingerprints import fingerprints
-from grpox.checkpoint.folders import checkpoints_in, folder_of
-from grpox.checkpoint.manifest import facts_of, files_of, write_manifest
+from grpox.checkpoint.folders import checkpoints_in, folder_of, write_manifest
 from grpox.checkpoint.progress import Progress
-from grpox.checkpoint.resume import Checkpoint, check_changes, newest_good
+from grpox.checkpoint.resume import Checkpoint, check_changes, fingerprints, newest_good
 from grpox.checkpoint.saver import CheckpointSaver
 from grpox.cli.train import run_to_resume
 from grpox.config import CheckpointConfig
@@ -53,7 +51,7 @@ def save(output_dir: Path, progress: Progress) -> Path:
     folder = folder_of(output_dir, progress.step)
     folder.mkdir(parents=True)
     progress.write(folder)
-    write_manifest(folder, facts_of(folder, files_of(folder)))
+    write_manifest(folder)
     return folder
 
 

@@ -25,10 +25,9 @@ from grpox.errors import ConfigError, Problem, RunFailed
 from grpox.policy.models import load_model
 from grpox.runfile.load import resolve_config
 from grpox.runfile.model_options import media_parts
-from grpox.training.given_model import check_model
+from grpox.training.given import check_model
 from grpox.training.inputs import open_prompts, open_tokenizer
-from grpox.training.load_evaluation import load_evaluation
-from grpox.training.model_argument import NamedModel
+from grpox.training.load_evaluation import NamedModel, load_evaluation
 
 MODEL = Path(str(importlib.resources.files("grpox.runfile.recipes"))) / "quickstart" / "model"
 Refuse = Callable[..., list[Problem]]

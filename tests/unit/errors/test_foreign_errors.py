@@ -25,9 +25,9 @@ from grpox.plugins.hookspecs import hookimpl
 from grpox.plugins.load_object import load_object
 from grpox.policy.models import _unloadable
 from grpox.rollout.rewards.call import RewardCall
-from grpox.runtime import collective_errors
 from grpox.runtime.foreign_code import call
-from grpox.runtime.out_of_memory import ran_out_of_memory
+from grpox.runtime.phases import ran_out_of_memory
+from grpox.runtime.world import describe_failure
 from grpox_generators.server_client import _lost
 
 CONFIG = RunConfig.model_validate({"model": {"path": "m"}, "data": {"path": "d.jsonl"}, "rewards": ["math"]})
@@ -107,7 +107,7 @@ def rewarded(error: Exception) -> str:
     "tell",
     [
         describe,
-        collective_errors.told,
+        describe_failure,
         reason,
         lambda error: failed(raiser(error)),
         observed,

@@ -11,9 +11,7 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
-from grpox.checkpoint.faults.dump import Fault
-from grpox.checkpoint.faults.read import Dump
-from grpox.checkpoint.faults.replay import replay
+from grpox.checkpoint.faults import Dump, Fault, replay
 from grpox.cli.train import run_to_resume
 from grpox.config import ComponentRef, HubConfig, ModelConfig, RewardRef, RunConfig
 from grpox.errors import ConfigError, Problem, plain

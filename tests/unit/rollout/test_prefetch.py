@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from grpox.checkpoint.progress import TrainingState
 from grpox.checkpoint.rank_state import prefetched_of, prefetched_state, rank_state, read_state, write_state
-from grpox.checkpoint.training_state import TrainingState
 from grpox.config import SamplingConfig
 from grpox.contracts import Prompt, Rollout, TrainerState
 from grpox.data.schedule import BatchPlan, PromptSampler, Schedule

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from grpox.checkpoint.training_state import TrainingState
+from grpox.checkpoint.progress import TrainingState
 from grpox.errors import RunFailed
 from grpox.rollout.rewards import NamedReward, score
 from grpox.rollout.rewards.call import CallLog

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from grpox.checkpoint.best import best_of
 from grpox.checkpoint.folders import folder_of
+from grpox.checkpoint.saver import best_of
 from grpox.config import CheckpointConfig
 from grpox.errors import ConfigError, Problem
 from grpox.runfile.evaluation import of_evaluations, of_steps

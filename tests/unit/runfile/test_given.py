@@ -22,7 +22,7 @@ from grpox.config import RunConfig
 from grpox.errors import ConfigError, Problem
 from grpox.runfile.given import Given
 from grpox.runfile.load import ResolvedRun, load_run, resolve_config
-from grpox.training.given_objects import as_dataset, given_objects
+from grpox.training.given import as_dataset, given_objects
 
 ROWS = [{"prompt": f"{n}+1=", "answer": str(n + 1)} for n in range(9)]
 BATCH = {"num_generations": 4, "per_device_train_batch_size": 8}

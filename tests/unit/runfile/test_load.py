@@ -14,7 +14,7 @@ import pytest
 from grpox.config import RunConfig
 from grpox.errors import ConfigError, Problem
 from grpox.runfile.load import ResolvedRun, load_run, resolve_config
-from grpox.training.given_objects import given_objects
+from grpox.training.given import given_objects
 
 RUN = """\
 model: {path: model}

@@ -25,7 +25,7 @@ from grpox.runfile.load import load_run, resolve_config
 from grpox.runfile.lock.differences import Severity, across_ranks, compare, differences
 from grpox.runfile.lock.model import LOCK_FILE, Lock, LockFile, config_hash, read_lock
 from grpox.runfile.lock.of_run import lock_of, origin_of, recorded_files
-from grpox.training.given_objects import given_objects
+from grpox.training.given import given_objects
 
 PLUGIN = """
 import sys

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from grpox.runtime.environment import variables_kept
+from grpox.runtime.setup import variables_kept
 
 
 def test_variables_are_afterwards_what_they_were(monkeypatch: pytest.MonkeyPatch) -> None:

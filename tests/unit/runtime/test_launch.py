@@ -8,13 +8,15 @@ import pytest
 
 from grpox.errors import ConfigError, Problem
 from grpox.runtime import launch
-from grpox.runtime.launchers import Place, place_of, standard
-from grpox.runtime.launchers.slurm import (
+from grpox.runtime.launch import (
     FIRST_PORT,
     PORTS,
+    Place,
     first_host,
     meeting_of_job,
+    place_of,
     slurm_place,
+    standard,
     tasks_of_nodes,
 )
 

@@ -8,8 +8,7 @@ import torch
 from grpox.errors import ConfigError, Problem, RunFailed
 from grpox.policy.memory_plan.of_run import generator_settings
 from grpox.runfile.load import load_run
-from grpox.runtime.out_of_memory import memory_told
-from grpox.runtime.phases import PhaseTimes
+from grpox.runtime.phases import PhaseTimes, memory_told
 
 VLLM = (
     "Available memory on node 0 (21.18/23.54 GiB) on kv cache allocation is less than requested memory for kv"

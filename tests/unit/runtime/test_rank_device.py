@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from grpox.errors import ConfigError
-from grpox.runtime.launchers import Place
+from grpox.runtime.launch import Place
 from grpox.runtime.world import _device
 
 

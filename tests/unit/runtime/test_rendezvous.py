@@ -11,9 +11,9 @@ import pytest
 from support.ports import free_port
 
 from grpox.errors import ConfigError, RunFailed
-from grpox.runtime import rendezvous
-from grpox.runtime.launchers import Place
-from grpox.runtime.rendezvous import meeting_store, name_interface, not_met
+from grpox.runtime import world
+from grpox.runtime.launch import Place
+from grpox.runtime.world import meeting_store, name_interface, not_met
 
 VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "VLLM_HOST_IP", "TORCHELASTIC_USE_AGENT_STORE")
 
@@ -52,9 +52,9 @@ def network(monkeypatch: pytest.MonkeyPatch, towards: str, **interfaces: str) ->
         def getsockname(self) -> tuple[str, int]:
             return towards, 1
 
-    monkeypatch.setattr(rendezvous, "psutil", found)
-    monkeypatch.setattr(rendezvous, "_resolved", lambda host, port: (socket.AF_INET, (host, port)))
-    monkeypatch.setattr(rendezvous.socket, "socket", Probe)
+    monkeypatch.setattr(world, "psutil", found)
+    monkeypatch.setattr(world, "_resolved", lambda host, port: (socket.AF_INET, (host, port)))
+    monkeypatch.setattr(world.socket, "socket", Probe)
 
 
 def test_gloo_listens_on_the_interface_that_leads_to_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import psutil
 import pytest
 
-from grpox.runtime.tcp_keepalive import PROBES, lose_silent_peers
+from grpox.runtime.watchdog import PROBES, lose_silent_peers
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="it is Linux's")
 

@@ -11,15 +11,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from grpox.checkpoint.folders import folder_of
-from grpox.checkpoint.manifest import facts_of, files_of, write_manifest
+from grpox.checkpoint.folders import folder_of, write_manifest
 from grpox.checkpoint.progress import Progress
 from grpox.cli import app as cli
 from grpox.errors import ConfigError, Problem
 from grpox.runfile.load import load_run
 from grpox.runfile.lock.of_run import lock_of
-from grpox.training.load_evaluation import load_evaluation
-from grpox.training.model_argument import named_model
+from grpox.training.load_evaluation import load_evaluation, named_model
 
 RUN = """\
 model: {path: base, dtype: bfloat16, lora: {r: 4}}
@@ -127,7 +125,7 @@ def checkpoint(folder: Path) -> Path:
         data={},
         lock=lock_of(run),
     ).write(made)
-    write_manifest(made, facts_of(made, files_of(made)))
+    write_manifest(made)
     return made
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 import yaml
 
-from grpox.checkpoint.training_state import TrainingState
+from grpox.checkpoint.progress import TrainingState
 from grpox.config import EarlyStopConfig, RunConfig
 from grpox.observing.early_stop import EarlyStop
 from grpox.observing.record import config_text, finished

@@ -12,7 +12,7 @@ import torch
 from support.logs import LoggedText
 from torch import Tensor
 
-from grpox.checkpoint.training_state import TrainingState
+from grpox.checkpoint.progress import TrainingState
 from grpox.contracts import Correction, Rollout
 from grpox.errors import RunFailed
 from grpox.policy.batch import RolloutBatch, collate, samples_of

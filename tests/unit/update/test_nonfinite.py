@@ -9,8 +9,7 @@ import pytest
 import torch
 from support.logs import LoggedText
 
-from grpox.checkpoint.faults.dump import FAULT
-from grpox.checkpoint.faults.read import open_dump
+from grpox.checkpoint.faults import FAULT, open_dump
 from grpox.config import TrainConfig
 from grpox.contracts import Rollout
 from grpox.errors import ConfigError, RunFailed

@@ -1,9 +1,10 @@
-"""Completions on disk: one parquet file per saved generation batch, one row per completion."""
+"""The growing files of a run's record: lines of metrics, and completions in a parquet file for each batch."""
 
 from __future__ import annotations
 
 import contextlib
-from collections import Counter
+import os
+from collections import Counter, deque
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -49,28 +50,24 @@ def write_completions(path: Path, step: int, rollouts: Sequence[ScoredRollout]) 
     import pyarrow
     from pyarrow import parquet
 
-    labels = list(dict.fromkeys(label for scored in rollouts for label in scored.rewards))
     text, number, integer = pyarrow.string(), pyarrow.float64(), pyarrow.int64()
+    sampled = [scored.rollout for scored in rollouts]
     columns = {
         "step": pyarrow.array([step] * len(rollouts), integer),
-        "group": pyarrow.array([scored.rollout.group_id for scored in rollouts], integer),
-        "sample": pyarrow.array([scored.rollout.sample for scored in rollouts], integer),
+        "group": pyarrow.array([rollout.group_id for rollout in sampled], integer),
+        "sample": pyarrow.array([rollout.sample for rollout in sampled], integer),
         "prompt": pyarrow.array([scored.prompt for scored in rollouts], text),
         "completion": pyarrow.array([scored.completion for scored in rollouts], text),
         "reward": pyarrow.array([scored.reward for scored in rollouts], number),
         "advantage": pyarrow.array([scored.advantage for scored in rollouts], number),
-        **{
-            f"rewards/{label}": pyarrow.array([scored.rewards.get(label) for scored in rollouts], number)
-            for label in labels
-        },
-        "finish_reason": pyarrow.array([scored.rollout.finish_reason for scored in rollouts], text),
-        "policy_version": pyarrow.array([scored.rollout.policy_version for scored in rollouts], integer),
-        "completion_length": pyarrow.array(
-            [len(scored.rollout.completion_ids) for scored in rollouts], integer
-        ),
     }
-    extras = dict.fromkeys(name for scored in rollouts for name in scored.extra)
-    for name in extras:
+    for label in dict.fromkeys(label for scored in rollouts for label in scored.rewards):
+        columns[f"rewards/{label}"] = pyarrow.array([scored.rewards.get(label) for scored in rollouts], number)
+    columns["finish_reason"] = pyarrow.array([rollout.finish_reason for rollout in sampled], text)
+    columns["policy_version"] = pyarrow.array([rollout.policy_version for rollout in sampled], integer)
+    lengths = [len(rollout.completion_ids) for rollout in sampled]
+    columns["completion_length"] = pyarrow.array(lengths, integer)
+    for name in dict.fromkeys(name for scored in rollouts for name in scored.extra):
         columns[f"extra/{name}"] = _extra_column([scored.extra.get(name) for scored in rollouts])
     with whole_file(path) as unfinished:
         # Dictionaries where values come several times: elsewhere they are only work.
@@ -84,9 +81,36 @@ def _extra_column(values: list[Any]) -> pyarrow.Array:
     if all(value is None or isinstance(value, bool | int | float) for value in values):
         with contextlib.suppress(pyarrow.ArrowException, OverflowError):
             return pyarrow.array(values)
-    return pyarrow.array([None if value is None else _text(value) for value in values], pyarrow.string())
+    # As UTF-8 can hold it: half of a surrogate pair stands as its escape.
+    texts = (str(value).encode("utf-8", "backslashreplace").decode("utf-8") for value in values)
+    plain = [None if value is None else text for value, text in zip(values, texts, strict=True)]
+    return pyarrow.array(plain, pyarrow.string())
 
 
-def _text(value: Any) -> str:
-    """`value` as UTF-8 can hold it: half of a surrogate pair stands as its escape."""
-    return str(value).encode("utf-8", "backslashreplace").decode("utf-8")
+class MetricsFile:
+    """Appends lines in order. One that cannot be written now is written with the next one that can."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.waiting: deque[str] = deque()
+        """Lines that are not in the file yet."""
+
+    def catch_up(self) -> None:
+        """Write what waits; in the file when this returns.
+
+        Raises:
+            OSError: there is no room. A line waits on, and the file holds no part of it.
+        """
+        if not self.waiting:
+            return
+        with self.path.open("ab", buffering=0) as file:
+            while self.waiting:
+                before = file.seek(0, os.SEEK_END)
+                rest = memoryview(self.waiting[0].encode() + b"\n")
+                try:
+                    while rest:  # on a disk that is nearly full a part is written first
+                        rest = rest[file.write(rest) or 0 :]
+                except BaseException:
+                    file.truncate(before)
+                    raise
+                self.waiting.popleft()
