@@ -15,7 +15,7 @@ from grpox.runfile.yaml_lines import DEEPEST, read_yaml
 COMMAND_LINE = "command line"
 """The `where` of a problem with an override."""
 ARGUMENT = "train()"
-"""That of one with an argument of `grpox.train`."""
+"""The `where` of a problem with an argument of `grpox.train`."""
 
 
 def apply_overrides(data: dict[str, Any], overrides: Sequence[str]) -> list[str]:

@@ -31,7 +31,7 @@ from grpox.runfile.slots import selected
 SET_ASIDE = ("model", "completions")
 """Folders in output_dir whose earlier content a run moves to ``earlier/``."""
 _NOT_GIVEN = ("was an object given in Python, which no file can name", "a path, or the same object again")
-"""What is wrong with `GIVEN` in a run file, and what is allowed."""
+"""Problem with `GIVEN` in a run file, and what is allowed."""
 
 
 def resolve_paths(config: RunConfig, base_of: Callable[[str], Path]) -> None:
@@ -132,7 +132,7 @@ def model_problems(key: str, given: str) -> Iterator[Problem]:
 
 
 def _data_problems(key: str, given: str, prompt_column: str) -> tuple[list[Problem], int | None]:
-    """What is wrong with a file of prompts, and how many records it has."""
+    """Find what is wrong with a file of prompts, and count its records."""
     path = Path(given)
     what = nearby = allowed = ""
     if given == GIVEN:

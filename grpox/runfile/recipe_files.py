@@ -91,7 +91,7 @@ def copy_recipe(name: str, destination: Path, force: bool = False) -> list[Path]
 
 
 def _is_same(source: Path, copy: Path) -> bool:
-    """Whether both are folders, and every file of `source` that is also in `copy` is the same there."""
+    """Return True for two folders where each file of `source` that is also in `copy` is the same there."""
     files = [path.relative_to(source) for path in source.rglob("*") if path.is_file()]
     there = [str(path) for path in files if (copy / path).exists()]
     agree = filecmp.cmpfiles(source, copy, there, shallow=False)[0] == there

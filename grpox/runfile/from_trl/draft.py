@@ -86,7 +86,7 @@ class Draft:
         return given.value
 
     def has(self, *names: str) -> bool:
-        """Whether one of the fields was given, and not None."""
+        """Return True where one of the fields was given, and not None."""
         given = [self.setup.fields[name] for name in names if name in self.setup.fields]
         return any(one.literal and one.value is not None for one in given)
 

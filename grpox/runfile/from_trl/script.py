@@ -67,7 +67,7 @@ class _Script(Names):
         }
 
     def read(self) -> Setup:
-        """What the one call of GRPOConfig and the one of GRPOTrainer give, where there are."""
+        """Read the one call of GRPOConfig and the one of GRPOTrainer, where there are."""
         trainer = self.one(self.calls_of(TRAINER), TRAINER)
         given = {} if trainer is None else self.trainer_arguments(trainer)
         configs = self.calls_of(CONFIG)

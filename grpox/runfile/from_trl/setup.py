@@ -1,4 +1,4 @@
-"""What was read of a set-up for GRPOTrainer, and the reader of YAML files of `trl grpo --config`."""
+"""Values that were read of a set-up for GRPOTrainer, and the reader of YAML files of `trl grpo --config`."""
 
 from __future__ import annotations
 

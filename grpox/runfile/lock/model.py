@@ -1,4 +1,4 @@
-"""What a plugin lock holds, the hash that names it, and its file in a run's folder."""
+"""Contents of a plugin lock, the hash that names it, and its file in a run's folder."""
 
 from __future__ import annotations
 
