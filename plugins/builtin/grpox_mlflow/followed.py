@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 import uuid
 from collections.abc import Iterable
@@ -10,8 +11,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from grpox.errors import redact
-from grpox.toolkit import checkpoints_in, whole_file
+from grpox.errors import ConfigError, Problem, redact
+from grpox.toolkit import MASK, checkpoints_in, whole_file
 from grpox.toolkit import describe_early_stop as early_stop_told
 from grpox.toolkit import flush_to_disk as sync
 from grpox_mlflow.naming import TAG_LENGTH, Names, shortened
@@ -80,6 +81,18 @@ class FollowedRun:
             return cls(**json.loads((folder / FILE).read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError):
             return None
+
+
+def address_of(followed: FollowedRun) -> str:
+    """The run's store; with the password that its record lacks, from the environment."""
+    known = followed.tracking_uri
+    if MASK not in known:
+        return known
+    given = os.environ.get("MLFLOW_TRACKING_URI", "")
+    if redact(given) == known:
+        return given
+    what = f"the run's store is {known}, and its password is not kept"
+    raise ConfigError(Problem(what, key="MLFLOW_TRACKING_URI", allowed="that address with its password"))
 
 
 def ending(folder: Path) -> tuple[str, int]:

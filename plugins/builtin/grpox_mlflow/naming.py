@@ -14,6 +14,8 @@ VALUE_LENGTH = 6000
 """MLflow's limits in characters; it cuts longer parameter values without a word."""
 TAG_LENGTH = 5000
 """Characters of a tag's value that every version of MLflow takes."""
+KEY_TAG, FOLDER_TAG = "grpox.run", "grpox.output_dir"
+"""Tags of every run: its key, by which it is known wherever it is kept, and its folder."""
 CHANGED = "changed."
 """Begins the tag of a parameter that is not what it was when the run began."""
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from grpox.errors import ConfigError, Problem, RunFailed, nearest, redact
-from grpox.toolkit import MASK, duration, hold
-from grpox_mlflow.followed import FILE, FollowedRun, ending
+from grpox.toolkit import duration, hold
+from grpox_mlflow.followed import FILE, FollowedRun, address_of, ending
 from grpox_mlflow.shipment import Progress, Shipment
 from grpox_mlflow.store import is_passing, place_of, quick_requests, resolved_uri, told
 
@@ -70,18 +69,6 @@ def _persist(shipment: Shipment, progress: Progress | None) -> None:
                     "    or name another one: --tracking-uri http://host:5000"
                 ) from error
             time.sleep(_PAUSE)
-
-
-def address_of(followed: FollowedRun) -> str:
-    """The run's store; with the password that its record lacks, from the environment."""
-    known = followed.tracking_uri
-    if MASK not in known:
-        return known
-    given = os.environ.get("MLFLOW_TRACKING_URI", "")
-    if redact(given) == known:
-        return given
-    what = f"the run's store is {known}, and its password is not kept"
-    raise ConfigError(Problem(what, key="MLFLOW_TRACKING_URI", allowed="that address with its password"))
 
 
 def _not_followed(folder: Path) -> Problem:
