@@ -20,7 +20,7 @@ from grpox.errors import ConfigError, Problem, RunFailed, nearest, redact, redac
 from grpox.toolkit import text_of
 from grpox_mlflow.followed import FollowedRun, address_of
 from grpox_mlflow.naming import FOLDER_TAG, KEY_TAG
-from grpox_mlflow.store import probe, quick_requests, resolved_uri, sqlite_path, told
+from grpox_mlflow.store import format_error, probe, quick_requests, resolved_uri, sqlite_path
 from grpox_mlflow.tracked import Course, Point, TrackedRun, moment, shown_path
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def reading(uri: str) -> Iterator[Store]:
         package = type(error).__module__.partition(".")[0]
         if not isinstance(error, OSError) and package not in ("mlflow", "sqlalchemy", "requests", "sqlite3"):
             raise
-        raise RunFailed(f"MLflow at {redact(uri)} cannot be read: {told(error)}") from error
+        raise RunFailed(f"MLflow at {redact(uri)} cannot be read: {format_error(error)}") from error
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from grpox.errors import ConfigError, Problem, RunFailed, nearest, redact
 from grpox.toolkit import duration, hold
 from grpox_mlflow.followed import FILE, FollowedRun, address_of, ending
 from grpox_mlflow.shipment import Progress, Shipment
-from grpox_mlflow.store import is_passing, place_of, quick_requests, resolved_uri, told
+from grpox_mlflow.store import format_error, is_passing, quick_requests, resolved_uri
 
 WAIT_SECONDS = 20.0
 """How long a server may not answer before we give up."""
@@ -19,7 +19,7 @@ _PAUSE, _REQUEST = 2.0, 20
 
 @dataclass(frozen=True)
 class Synced:
-    """What was missing, and where it is now."""
+    """Counts of what was missing, and where it is now."""
 
     values: int
     files: int
@@ -45,13 +45,11 @@ def sync(folder: Path, uri: str | None = None, progress: Progress | None = None)
     with hold(folder), quick_requests(_REQUEST):
         shipment = Shipment(folder, replace(followed, tracking_uri=redact(address)), address, live=False)
         status, _ = shipment.ending = ending(folder)
-        _persist(shipment, progress)
-    done = shipment.followed
-    place = place_of(address, done.experiment_id or "", done.run_id or "")
-    return Synced(shipment.values, shipment.files, status, place)
+        _ship(shipment, progress)
+    return Synced(shipment.values, shipment.files, status, shipment.place)
 
 
-def _persist(shipment: Shipment, progress: Progress | None) -> None:
+def _ship(shipment: Shipment, progress: Progress | None) -> None:
     """Ship, and after an error that may pass go on where it came, as long as there is some progress."""
     since, reached = time.monotonic(), (0, 0)
     while True:
@@ -64,7 +62,7 @@ def _persist(shipment: Shipment, progress: Progress | None) -> None:
             tried = time.monotonic() - since
             if not is_passing(error) or tried + _PAUSE > WAIT_SECONDS:
                 raise RunFailed(
-                    f"MLflow at {shipment.followed.tracking_uri} cannot be written to: {told(error)}\n"
+                    f"MLflow at {shipment.followed.tracking_uri} cannot be written to: {format_error(error)}\n"
                     f"    tried for {duration(tried)}; nothing is lost: start the server and sync again,\n"
                     "    or name another one: --tracking-uri http://host:5000"
                 ) from error
@@ -79,6 +77,6 @@ def _not_followed(folder: Path) -> Problem:
     else:
         what = "holds no run"
     around = folder.parent if folder.parent.is_dir() else Path()
-    runs = sorted(str(found.parent) for found in around.glob(f"*/{FILE}"))
+    runs = sorted(str(path.parent) for path in around.glob(f"*/{FILE}"))
     allowed = "a run's folder" + (f", such as {', '.join(runs[:5])}" if runs else "")
     return Problem(what, given=str(folder), allowed=allowed, nearest=nearest(str(folder), runs))

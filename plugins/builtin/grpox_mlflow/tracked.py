@@ -141,6 +141,11 @@ def main_metrics(run: TrackedRun) -> list[str]:
     return [name for name in (*of_steps, *evaluated) if name in run.last]
 
 
+def figures(point: Point) -> str:
+    """The value to four figures, as they line up in a table."""
+    return f"{point.value:.4g}"
+
+
 def strict(value: float) -> float | str:
     """A number for JSON, which has none for NaN: then ``"nan"``, as in metrics.jsonl."""
     return value if math.isfinite(value) else str(value)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from time import time
 from urllib.parse import urlsplit
@@ -26,6 +26,7 @@ from grpox_mlflow.tracked import (
     Course,
     TrackedRun,
     changed_params,
+    figures,
     main_metrics,
     moment,
     same,
@@ -58,6 +59,8 @@ _FACTS = {
 _OTHER_TAGS = ("mlflow.", "grpox.", "version.", "plugin.", CHANGED)
 """What the tags begin with that the user did not give."""
 
+Row = Sequence[str | Text | None]
+"""Cells of a table."""
 Listed = tuple[TrackedRun, Course | None]
 """A run, and what its evaluations found."""
 
@@ -106,19 +109,17 @@ def list_table(listed: Sequence[Listed], console: Console) -> Table:
             del cells["experiment"]  # the same of all, it is no news
     if console.width < NINE_COLUMNS:
         rows = [{"run": cells["run"], "status": cells["status"], "": _stacked(cells)} for cells in rows]
-    # Folded: what is cut cannot be given to `runs show`.
-    table = _table({name: name in ("run", "status", "started", "duration") for name in rows[0]})
-    for cells in rows:
-        styles = {"status": STYLES.get(cells["status"], "")}
-        table.add_row(*(Text(cell, styles.get(name, "")) for name, cell in cells.items()))
-    return table
+    headings = [(name, name in ("run", "status", "started", "duration")) for name in rows[0]]
+    return _table(
+        headings, [[_status(text) if name == "status" else text for name, text in r.items()] for r in rows]
+    )
 
 
 def _cells(run: TrackedRun, course: Course | None) -> dict[str, str]:
     reward, evaluation = run.last.get("reward"), ""
     if course is not None:
-        first = f"{course.first.value:.4g} -> " if len(course.points) > 1 else ""
-        evaluation = f"{course.metric.removeprefix(EVALUATION)} {first}{course.last.value:.4g}"
+        first = f"{figures(course.first)} -> " if len(course.points) > 1 else ""
+        evaluation = f"{course.metric.removeprefix(EVALUATION)} {first}{figures(course.last)}"
     return {
         "run": run.short_id,
         "name": run.name,
@@ -128,7 +129,7 @@ def _cells(run: TrackedRun, course: Course | None) -> dict[str, str]:
         # Of one that is not over, how long ago it started: that is no duration if it was killed.
         "duration": duration(run.seconds) if run.ended is not None else "",
         "steps": f"{run.steps}/{run.total_steps}" if run.total_steps else str(run.steps),
-        "reward": f"{reward.value:.4g}" if reward else "",
+        "reward": figures(reward) if reward else "",
         "evaluation": evaluation,
         "folder": shown_path(run.folder) if run.folder else "",
     }
@@ -177,7 +178,6 @@ def show_json(run: TrackedRun, shown: Shown) -> object:
 def show_page(run: TrackedRun, shown: Shown, every_param: bool, console: Console) -> Group:
     """Facts, parameters, metrics and artifacts, one below the other."""
     params, courses, artifacts = shown
-    status = (run.status, STYLES.get(run.status, ""))
     resumed_with = {
         key.removeprefix(CHANGED): value for key, value in run.tags.items() if key.startswith(CHANGED)
     }
@@ -193,7 +193,7 @@ def show_page(run: TrackedRun, shown: Shown, every_param: bool, console: Console
         "metrics": _metrics(courses, console) if courses else Text("none yet"),
         "artifacts": Text(", ".join(names) or unlisted),
     }
-    lines: list[RenderableType] = [Text.assemble((run.name, "bold"), f"  {run.run_id}  ", status)]
+    lines: list[RenderableType] = [Text.assemble((run.name, "bold"), f"  {run.run_id}  ", _status(run.status))]
     for title, part in parts.items():
         if part is not None:
             lines += [Text(title, "bold")] if title else []
@@ -221,14 +221,13 @@ def _facts(run: TrackedRun) -> dict[str, str]:
 
 def _metrics(courses: Mapping[str, Course], console: Console) -> Table:
     narrow = console.width < NARROW
-    headings = ("first", "last", *(() if narrow else ("lowest",)), "highest", "")
-    table = _table({"metric": False, **dict.fromkeys(headings, True)})
+    names = ("first", "last", *(() if narrow else ("lowest",)), "highest", "")
+    rows = []
     for name, course in courses.items():
         lowest = () if narrow else (str(course.lowest),)
-        values = (f"{course.first.value:.4g}", f"{course.last.value:.4g}", *lowest, str(course.highest))
-        curve = sparkline(course, _SLIM if narrow else _WIDE, console.encoding)
-        table.add_row(Text(name), *map(Text, values), Text(curve, "cyan"))
-    return table
+        curve = Text(sparkline(course, _SLIM if narrow else _WIDE, console.encoding), "cyan")
+        rows.append([name, figures(course.first), figures(course.last), *lowest, str(course.highest), curve])
+    return _table([("metric", False), *((heading, True) for heading in names)], rows)
 
 
 # -- compare ---------------------------------------------------------------------------------------------
@@ -284,38 +283,19 @@ def compare_json(runs: Sequence[TrackedRun], compared: Compared) -> object:
 def compare_tables(runs: Sequence[TrackedRun], compared: Compared) -> Group:
     """Two tables, a column a run."""
     params, courses = compared
-    outcomes = _table_of_runs("metric", runs, _outcomes(runs, courses))
-    if not params:
-        return Group(Text("the same parameters\n", "dim"), outcomes)
-    differing = ((key, [_value(value) for value in row]) for key, row in params.items())
-    return Group(_table_of_runs("parameter", runs, differing), outcomes)
-
-
-def _table_of_runs(
-    heading: str, runs: Sequence[TrackedRun], rows: Iterable[tuple[str, Sequence[Text]]]
-) -> Table:
-    table = _table({heading: False})
-    for run in runs:
-        table.add_column(Text(f"{run.name}\n{run.short_id}"), overflow="fold")
-    for name, cells in rows:
-        table.add_row(Text(name), *cells)
-    return table
-
-
-def _outcomes(
-    runs: Sequence[TrackedRun], courses: Mapping[str, Sequence[Course | None]]
-) -> Iterator[tuple[str, Sequence[Text]]]:
-    yield "status", [Text(run.status, STYLES.get(run.status, "")) for run in runs]
-    yield "steps", [Text(str(run.steps)) for run in runs]
+    outcomes: list[Row] = [
+        ["status", *(_status(run.status) for run in runs)],
+        ["steps", *(str(run.steps) for run in runs)],
+    ]
     for name, row in courses.items():
-        yield f"{name}, last", [_value(course and f"{course.last.value:.4g}") for course in row]
+        outcomes.append([f"{name}, last", *(course and figures(course.last) for course in row)])
         if any(course is not None and len(course.points) > 1 for course in row):
-            yield "    lowest", [_value(course and course.lowest) for course in row]
-            yield "    highest", [_value(course and course.highest) for course in row]
-
-
-def _value(value: object) -> Text:
-    return Text("-", "dim") if value is None else Text(str(value))
+            outcomes.append(["    lowest", *(course and str(course.lowest) for course in row)])
+            outcomes.append(["    highest", *(course and str(course.highest) for course in row)])
+    columns = [(f"{run.name}\n{run.short_id}", False) for run in runs]
+    differing = _table([("parameter", False), *columns], [[key, *row] for key, row in params.items()])
+    same_params = Text("the same parameters\n", "dim")
+    return Group(differing if params else same_params, _table([("metric", False), *columns], outcomes))
 
 
 # -- open ------------------------------------------------------------------------------------------------
@@ -346,12 +326,19 @@ def _report(run: TrackedRun) -> Path | None:
 # -- Tables --------------------------------------------------------------------------------------------
 
 
-def _table(headings: Mapping[str, bool]) -> Table:
+def _table(headings: Sequence[tuple[str, bool]], rows: Iterable[Row]) -> Table:
     """A table with these headings: True for a column that is never wrapped, else it is folded."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading, no_wrap in headings.items():
-        table.add_column(heading, overflow="ellipsis" if no_wrap else "fold", no_wrap=no_wrap)
+    for heading, no_wrap in headings:
+        table.add_column(Text(heading), overflow="ellipsis" if no_wrap else "fold", no_wrap=no_wrap)
+    for row in rows:
+        cells = [Text("-", "dim") if cell is None else cell for cell in row]
+        table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in cells))
     return table
+
+
+def _status(status: str) -> Text:
+    return Text(status, STYLES.get(status, ""))
 
 
 def _grid(rows: Mapping[str, str]) -> RenderableType:
