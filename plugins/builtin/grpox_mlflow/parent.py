@@ -152,11 +152,7 @@ def _rows(results: SweepResults) -> list[dict[str, object]]:
             "status": run.status,
             results.metric: run.value,
             "best": run is results.best,
-            "steps": run.steps,
-            "seconds": run.seconds,
-            "folder": run.folder,
-            "run_id": run.run_id,
-            "error": run.error,
+            **{name: getattr(run, name) for name in ("steps", "seconds", "folder", "run_id", "error")},
         }
         for run in results.runs
     ]

@@ -2,8 +2,8 @@
 
 All of it follows from the files of the run's folder, and what the registry has is found by the run's key: so it
 can be done again after any error, and by `grpox sync`. A version's files have the layout of MLflow's
-transformers flavor, so that `mlflow.transformers.load_model` reads them. MLflow's own writer would load the model
-to save it once more.
+transformers flavor, so that `mlflow.transformers.load_model` reads them. MLflow's own writer would load the
+model to save it once more.
 """
 
 from __future__ import annotations

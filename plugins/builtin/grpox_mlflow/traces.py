@@ -238,7 +238,7 @@ def _spans(trace: Trace, key: str) -> Iterator[Span]:
             **more,
         }
         is_root = name == "rollout"
-        span = {
+        span: dict[str, Any] = {
             "trace_id": trace_id(key, trace),
             "span_id": root if is_root else _digest(key, name)[:16],
             "parent_span_id": None if is_root else root,

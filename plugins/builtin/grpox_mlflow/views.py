@@ -288,10 +288,10 @@ def compare_tables(runs: Sequence[TrackedRun], compared: Compared) -> Group:
         ["steps", *(str(run.steps) for run in runs)],
     ]
     for name, row in courses.items():
-        outcomes.append([f"{name}, last", *(course and figures(course.last) for course in row)])
+        outcomes.append([f"{name}, last", *(figures(course.last) if course else None for course in row)])
         if any(course is not None and len(course.points) > 1 for course in row):
-            outcomes.append(["    lowest", *(course and str(course.lowest) for course in row)])
-            outcomes.append(["    highest", *(course and str(course.highest) for course in row)])
+            outcomes.append(["    lowest", *(str(course.lowest) if course else None for course in row)])
+            outcomes.append(["    highest", *(str(course.highest) if course else None for course in row)])
     columns = [(f"{run.name}\n{run.short_id}", False) for run in runs]
     differing = _table([("parameter", False), *columns], [[key, *row] for key, row in params.items()])
     same_params = Text("the same parameters\n", "dim")
