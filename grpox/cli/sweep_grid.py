@@ -1,4 +1,4 @@
-"""The grid of a sweep, ``train.learning_rate=1e-6,1e-5``, and its runs: each with setting, folder and config."""
+"""The grid of a sweep, ``train.learning_rate=1e-6,1e-5``, and its runs: each with folder and config."""
 
 from __future__ import annotations
 

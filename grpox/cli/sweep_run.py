@@ -75,9 +75,7 @@ class Sweep:
     def show(self) -> None:
         """Print the table as things stand."""
         self.console.print(as_table(self.results(), self.grid.names))
-        self.console.print(
-            f"{counted(len(self.children), 'run')} in {self.folder}", markup=False, soft_wrap=True
-        )
+        self._say(f"{counted(len(self.children), 'run')} in {self.folder}")
 
     def results(self) -> SweepResults:
         """Read the results from the runs' folders."""

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from grpox_mlflow.views import View
 
 HELP = """Runs that MLflow holds: list, show, compare and open them. Nothing is written.
 
@@ -67,20 +72,14 @@ def list_runs(
     """
     from rich.console import Console
 
-    from grpox.errors import redact
     from grpox_mlflow import views
     from grpox_mlflow.reading import reading
     from grpox_mlflow.store import resolved_uri
 
+    console = Console()
     with reading(resolved_uri(uri)) as store:
-        listed = views.list_runs(store, experiment, status, last)
-    if json:
-        _print_json(views.list_json(listed))
-    elif listed:
-        console = Console()
-        console.print(views.list_table(listed, console))
-    else:
-        typer.echo(f"no such run in {redact(store.uri)}")
+        view = views.list_runs(store, experiment, status, last, console)
+    _print(view, json, console)
 
 
 @runs.command("show")
@@ -106,13 +105,10 @@ def show_run(
     from grpox_mlflow import views
     from grpox_mlflow.reading import find_runs
 
+    console = Console()
     with find_runs([run], uri) as (store, (one,)):
-        shown = views.show_run(store, one, every_param)
-    if json:
-        _print_json(views.show_json(one, shown))
-    else:
-        console = Console()
-        console.print(views.show_page(one, shown, every_param, console))
+        view = views.show_run(store, one, every_param, console)
+    _print(view, json, console)
 
 
 @runs.command("compare")
@@ -141,11 +137,8 @@ def compare_runs(
     if len(names) < 2:
         raise typer.BadParameter("name at least two runs", param_hint="RUN")
     with find_runs(names, uri) as (store, several):
-        compared = views.compare_runs(store, several, metric or ())
-    if json:
-        _print_json(views.compare_json(several, compared))
-    else:
-        Console().print(views.compare_tables(several, compared))
+        view = views.compare_runs(store, several, metric or ())
+    _print(view, json, Console())
 
 
 @runs.command("open")
@@ -215,7 +208,11 @@ def sync(
     typer.echo(f"{run_dir} ({done.status}): {missing}\n{done.place}")
 
 
-def _print_json(content: object) -> None:
+def _print(view: View, as_json: bool, console: Console) -> None:
     from json import dumps
 
-    typer.echo(dumps(content, indent=2))
+    content, page = view
+    if as_json:
+        typer.echo(dumps(content, indent=2))
+    else:
+        console.print(page)

@@ -52,26 +52,19 @@ class RecordedLines(Generic[Item]):
             file.seek(self.position)
             return sum(1 for _ in file)
 
-    def next(self) -> tuple[list[Item], int]:
-        """The items of the next lines, and where these end; nothing moves on until `position` is set there."""
-        items: list[Item] = []
-        end = self.position
-        if end >= self.size:
-            return items, end
-        with self._path.open("rb") as file:
-            file.seek(end)
-            for line in file:
-                of_line = self._read(line) if line.endswith(b"\n") else None
-                if of_line is None or (items and len(items) + len(of_line) > self._most):
-                    break
-                items += of_line
-                end += len(line)
-        return items, end
-
     def pieces(self) -> Iterator[tuple[list[Item], int]]:
-        """Each piece and where it ends; `position` moves there when the next one is asked for."""
-        while True:
-            items, end = self.next()
+        """The items of the next lines, and where these end; `position` moves there when more are asked for."""
+        while self.position < self.size:
+            items: list[Item] = []
+            end = self.position
+            with self._path.open("rb") as file:
+                file.seek(end)
+                for line in file:
+                    of_line = self._read(line) if line.endswith(b"\n") else None
+                    if of_line is None or (items and len(items) + len(of_line) > self._most):
+                        break
+                    items += of_line
+                    end += len(line)
             if end == self.position:
                 return
             yield items, end

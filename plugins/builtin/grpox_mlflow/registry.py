@@ -92,6 +92,7 @@ class Registry:
         self._registration = registration
         self._key = key
         self._done: set[Path] = set()
+        self._run_id = self._experiment_id = ""
 
     def upload_bytes(self) -> int:
         """Bytes that are still to be uploaded."""
@@ -105,6 +106,7 @@ class Registry:
         folders = {each.folder for each in saved}
         if folders == self._done:
             return
+        self._run_id, self._experiment_id = run_id, experiment_id
         try:
             client.create_registered_model(self._registration.name)
         except MlflowException as error:
@@ -115,7 +117,7 @@ class Registry:
             if each.folder in versions:
                 continue
             try:
-                self._register(client, each, run_id, experiment_id)
+                self._register(client, each)
             except FileNotFoundError:
                 # The run removes checkpoints of which it has enough, while this thread reads them.
                 if each.folder.exists():
@@ -146,10 +148,10 @@ class Registry:
         mine = [version for version in versions if version.tags.get(KEY_TAG) == self._key]
         return {Path(version.tags[FOLDER]): version for version in mine if FOLDER in version.tags}
 
-    def _register(self, client: MlflowClient, saved: Saved, run_id: str, experiment_id: str) -> None:
+    def _register(self, client: MlflowClient, saved: Saved) -> None:
         metrics = self._metrics(saved.step)
         tags = {KEY_TAG: self._key, STEP: str(saved.step), FOLDER: str(saved.folder)}
-        model = self._logged_model(client, saved, metrics, tags, run_id, experiment_id)
+        model = self._logged_model(client, saved, metrics, tags)
         tags |= {MODEL: model.model_id, UPLOADED: str(self._uploads(saved)).lower()}
         compared = metrics.get(self._registration.metric)
         if compared is not None and math.isfinite(compared.value):
@@ -157,7 +159,7 @@ class Registry:
         version = client.create_model_version(
             self._registration.name,
             model.artifact_location,
-            run_id,
+            self._run_id,
             tags=tags,
             description=self._description(saved),
             await_creation_for=0,  # it is there when this returns, and MLflow would say that it waits
@@ -168,27 +170,20 @@ class Registry:
         client.set_logged_model_tags(model.model_id, {VERSIONS: link})
 
     def _logged_model(
-        self,
-        client: MlflowClient,
-        saved: Saved,
-        metrics: Mapping[str, Metric],
-        tags: Mapping[str, str],
-        run_id: str,
-        experiment_id: str,
+        self, client: MlflowClient, saved: Saved, metrics: Mapping[str, Metric], tags: dict[str, str]
     ) -> LoggedModel:
         """The model as MLflow's runs show it, with files and metrics; what an earlier try left is taken up."""
         from mlflow.entities import LoggedModelOutput, Metric
 
-        models = client.search_logged_models([experiment_id], f"source_run_id = '{run_id}'", max_results=1000)
+        run_id, experiment = self._run_id, self._experiment_id
+        models = client.search_logged_models([experiment], f"source_run_id = '{run_id}'", max_results=1000)
         model = next((each for each in models if each.tags.get(FOLDER) == str(saved.folder)), None)
         if model is None:
             name = self._registration.name.replace(".", "-")
-            model = client.create_logged_model(
-                experiment_id, name, run_id, dict(tags), model_type="text-generation"
-            )
+            model = client.create_logged_model(experiment, name, run_id, tags, model_type="text-generation")
             client.log_outputs(run_id, [LoggedModelOutput(model.model_id, saved.step)])
         if model.status != "READY":
-            self._write_files(client, saved, model.model_id, run_id)
+            self._write_files(client, saved, model.model_id)
             linked = [
                 Metric(m.key, m.value, m.timestamp, m.step, model_id=model.model_id, run_id=run_id)
                 for m in metrics.values()
@@ -199,7 +194,7 @@ class Registry:
             client.finalize_logged_model(model.model_id, "READY")
         return model
 
-    def _write_files(self, client: MlflowClient, saved: Saved, model_id: str, run_id: str) -> None:
+    def _write_files(self, client: MlflowClient, saved: Saved, model_id: str) -> None:
         versions = self._registration.versions
         # A local part such as +cpu is of a build that no index has.
         pinned = {
@@ -207,7 +202,7 @@ class Registry:
         }
         with tempfile.TemporaryDirectory() as folder:
             small = Path(folder)
-            (small / MLMODEL).write_text(self._mlmodel(saved, model_id, run_id), encoding="utf-8")
+            (small / MLMODEL).write_text(self._mlmodel(saved, model_id), encoding="utf-8")
             requirements = "".join(f"{name}=={version}\n" for name, version in pinned.items())
             (small / REQUIREMENTS).write_text(requirements, encoding="utf-8")
             if (saved.folder / CARD).exists():
@@ -220,7 +215,7 @@ class Registry:
         if self._uploads(saved):
             client.log_model_artifacts(model_id, str(saved.folder), WEIGHTS)
 
-    def _mlmodel(self, saved: Saved, model_id: str, run_id: str) -> str:
+    def _mlmodel(self, saved: Saved, model_id: str) -> str:
         """The file MLmodel: where the weights are, and how they are loaded."""
         folder, versions = str(saved.folder), self._registration.versions
         flavors: dict[str, Any] = {"grpox": {"folder": folder, "version": versions.get("grpox", "unknown")}}
@@ -246,7 +241,7 @@ class Registry:
             "mlflow_version": versions.get("mlflow", "unknown"),
             "model_id": model_id,
             "model_size_bytes": saved.size,
-            "run_id": run_id,
+            "run_id": self._run_id,
             "signature": SIGNATURE,
             "utc_time_created": saved_at.strftime("%Y-%m-%d %H:%M:%S.%f"),
         }

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
@@ -96,8 +96,7 @@ class Shipment:
         self._is_old = run is not None
         run = run or self._create(client, experiment_id)
         self._run_id, self._tags = run.info.run_id, dict(run.data.tags)
-        self.followed = replace(self.followed, experiment_id=run.info.experiment_id, run_id=self._run_id)
-        self.followed.write(self._folder)
+        self._note(experiment_id=run.info.experiment_id, run_id=self._run_id)
         if self._live and run.info.status != "RUNNING":
             client.update_run(self._run_id, status="RUNNING")
         missing = self.followed.params.keys() - run.data.params.keys()
@@ -146,6 +145,11 @@ class Shipment:
     def place(self) -> str:
         """The run's page on a server, or the command that shows the store."""
         return place_of(self._uri, self.followed.experiment_id or "", self.followed.run_id or "")
+
+    def _note(self, **changes: Any) -> None:
+        """Keep in the run's folder what is known of its MLflow run."""
+        self.followed = replace(self.followed, **changes)
+        self.followed.write(self._folder)
 
     def _find(self, client: MlflowClient, experiment_id: str) -> Run | None:
         """The run, if it is there; of several, which an answer that came too late may leave, the first."""
@@ -206,8 +210,7 @@ class Shipment:
         for traces, end in self._traces.pieces():
             followed = self.followed
             write_traces(self._uri, followed.experiment_id or "", self._run_id, followed.key, traces)
-            self.followed = replace(followed, traces_done=end)
-            self.followed.write(self._folder)
+            self._note(traces_done=end)
             self._ship_metrics(client, self.recorded)
 
     def _make_table(self) -> None:

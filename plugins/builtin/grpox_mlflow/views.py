@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from time import time
 from urllib.parse import urlsplit
@@ -14,7 +15,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from grpox.errors import ConfigError, Problem, nearest
+from grpox.errors import ConfigError, Problem, nearest, redact
 from grpox.toolkit import counted, duration
 from grpox_mlflow.followed import FollowedRun
 from grpox_mlflow.naming import CHANGED, KEY_TAG
@@ -61,14 +62,14 @@ _OTHER_TAGS = ("mlflow.", "grpox.", "version.", "plugin.", CHANGED)
 
 Row = Sequence[str | Text | None]
 """Cells of a table."""
-Listed = tuple[TrackedRun, Course | None]
-"""A run, and what its evaluations found."""
+View = tuple[object, RenderableType]
+"""The same twice: as JSON for programs, times in UTC, and for the terminal."""
 
 
 # -- list ------------------------------------------------------------------------------------------------
 
 
-def list_runs(store: Store, experiment: str | None, status: str | None, last: int) -> list[Listed]:
+def list_runs(store: Store, experiment: str | None, status: str | None, last: int, console: Console) -> View:
     """Search the newest runs; one request more for each run that evaluates.
 
     Raises:
@@ -76,38 +77,31 @@ def list_runs(store: Store, experiment: str | None, status: str | None, last: in
     """
     condition = ""
     if status is not None:
+        condition = f"attributes.status = '{status.upper()}'"
         if status.upper() not in STYLES:
             near, allowed = nearest(status.upper(), STYLES), ", ".join(STYLES)
             problem = Problem("no such status", "--status", given=status, allowed=allowed, nearest=near)
             raise ConfigError(problem)
-        condition = f"attributes.status = '{status.upper()}'"
-    listed = []
+    objects, rows = [], []
     for run in store.search(condition, last, experiment):
         # The accuracy, else the first reward.
-        evaluated = next((name for name in main_metrics(run) if name.startswith(EVALUATION)), None)
-        listed.append((run, store.course(run, evaluated) if evaluated else None))
-    return listed
+        metric = next((name for name in main_metrics(run) if name.startswith(EVALUATION)), None)
+        course = store.course(run, metric) if metric else None
+        reward = strict(run.last["reward"].value) if "reward" in run.last else None
+        evaluation = None if course is None else {"metric": course.metric, **course.as_json()}
+        objects.append({**run.as_json(), "reward": reward, "evaluation": evaluation})
+        rows.append(_cells(run, course))
+    if not rows:
+        return [], Text(f"no such run in {redact(store.uri)}", no_wrap=True, overflow="ignore")
+    return objects, _list_table(rows, console.width < NINE_COLUMNS)
 
 
-def list_json(listed: Sequence[Listed]) -> object:
-    """A list of objects, times in UTC."""
-    return [
-        {
-            **run.as_json(),
-            "reward": strict(run.last["reward"].value) if "reward" in run.last else None,
-            "evaluation": None if course is None else {"metric": course.metric, **course.as_json()},
-        }
-        for run, course in listed
-    ]
-
-
-def list_table(listed: Sequence[Listed], console: Console) -> Table:
+def _list_table(rows: list[dict[str, str]], narrow: bool) -> Table:
     """A line a run; for a terminal too narrow for nine columns, all but id and status below the name."""
-    rows = [_cells(run, course) for run, course in listed]
-    if len({run.experiment for run, _ in listed}) == 1:
+    if len({cells["experiment"] for cells in rows}) == 1:
         for cells in rows:
             del cells["experiment"]  # the same of all, it is no news
-    if console.width < NINE_COLUMNS:
+    if narrow:
         rows = [{"run": cells["run"], "status": cells["status"], "": _stacked(cells)} for cells in rows]
     headings = [(name, name in ("run", "status", "started", "duration")) for name in rows[0]]
     return _table(
@@ -145,11 +139,7 @@ def _stacked(cells: Mapping[str, str]) -> str:
 # -- show ------------------------------------------------------------------------------------------------
 
 
-Shown = tuple[Mapping[str, str], Mapping[str, Course], Mapping[str, int | None] | None]
-"""Parameters, courses by metric, and artifacts as `Store.artifacts`; None where they cannot be listed."""
-
-
-def show_run(store: Store, run: TrackedRun, every_param: bool) -> Shown:
+def show_run(store: Store, run: TrackedRun, every_param: bool, console: Console) -> View:
     """Ask for the histories of the main metrics and the list of artifacts.
 
     Args:
@@ -157,48 +147,30 @@ def show_run(store: Store, run: TrackedRun, every_param: bool) -> Shown:
     """
     courses = {name: course for name in main_metrics(run) if (course := store.course(run, name))}
     params = run.params if every_param else changed_params(run.params)
-    try:
-        return params, courses, store.artifacts(run)
-    except Exception:  # noqa: BLE001 - they may lie elsewhere than the runs, and out of reach
-        return params, courses, None
-
-
-def show_json(run: TrackedRun, shown: Shown) -> object:
-    """An object, times in UTC."""
-    params, courses, artifacts = shown
-    return {
-        **run.as_json(),
-        "tags": run.tags,
-        "params": params,
-        "metrics": {name: course.as_json() for name, course in courses.items()},
-        "artifacts": artifacts,
-    }
-
-
-def show_page(run: TrackedRun, shown: Shown, every_param: bool, console: Console) -> Group:
-    """Facts, parameters, metrics and artifacts, one below the other."""
-    params, courses, artifacts = shown
     resumed_with = {
         key.removeprefix(CHANGED): value for key, value in run.tags.items() if key.startswith(CHANGED)
     }
-    names = [
-        name if files is None else f"{name}/ ({counted(files, 'file')})"
-        for name, files in (artifacts or {}).items()
-    ]
-    unlisted = "none" if artifacts is not None else "cannot be listed from here"
+    artifacts: dict[str, int | None] | None = None
+    listed = "cannot be listed from here"
+    with suppress(Exception):  # they may lie elsewhere than the runs, and out of reach
+        artifacts = store.artifacts(run)
+        files = {name: "" if n is None else f"/ ({counted(n, 'file')})" for name, n in artifacts.items()}
+        listed = ", ".join(f"{name}{count}" for name, count in files.items()) or "none"
     parts = {
         "": _grid(_facts(run)),
         "parameters" if every_param else "parameters that are not the default": _grid(params),
         "resumed with": _grid(resumed_with) if resumed_with else None,
         "metrics": _metrics(courses, console) if courses else Text("none yet"),
-        "artifacts": Text(", ".join(names) or unlisted),
+        "artifacts": Text(listed),
     }
     lines: list[RenderableType] = [Text.assemble((run.name, "bold"), f"  {run.run_id}  ", _status(run.status))]
     for title, part in parts.items():
         if part is not None:
             lines += [Text(title, "bold")] if title else []
             lines.append(Padding(part, (0, 0, 1, 2)))
-    return Group(*lines)
+    metrics = {name: course.as_json() for name, course in courses.items()}
+    content = {"tags": run.tags, "params": params, "metrics": metrics, "artifacts": artifacts}
+    return run.as_json() | content, Group(*lines)
 
 
 def _facts(run: TrackedRun) -> dict[str, str]:
@@ -232,11 +204,8 @@ def _metrics(courses: Mapping[str, Course], console: Console) -> Table:
 
 # -- compare ---------------------------------------------------------------------------------------------
 
-Compared = tuple[Mapping[str, Sequence[str | None]], Mapping[str, Sequence[Course | None]]]
-"""Parameters that differ, and courses of metrics, of each run; None where a run has none."""
 
-
-def compare_runs(store: Store, runs: Sequence[TrackedRun], metrics: Sequence[str]) -> Compared:
+def compare_runs(store: Store, runs: Sequence[TrackedRun], metrics: Sequence[str]) -> View:
     """Ask for the history of each metric in each run.
 
     Args:
@@ -258,31 +227,28 @@ def compare_runs(store: Store, runs: Sequence[TrackedRun], metrics: Sequence[str
     if problems:
         raise ConfigError(problems)
     names = dict.fromkeys(metrics or (name for run in runs for name in main_metrics(run)))
+    courses = {name: [store.course(run, name) for run in runs] for name in names}
     keys = dict.fromkeys(key for run in runs for key in run.params)
-    params = {key: [run.params.get(key) for run in runs] for key in keys}
-    return (
-        {key: row for key, row in params.items() if not all(same(row[0], value) for value in row)},
-        {name: [store.course(run, name) for run in runs] for name in names},
-    )
+    every = {key: [run.params.get(key) for run in runs] for key in keys}
+    params = {key: row for key, row in every.items() if not all(same(row[0], value) for value in row)}
 
+    def by_run(row: Sequence[object]) -> dict[str, object]:
+        return dict(zip((run.run_id for run in runs), row, strict=True))
 
-def compare_json(runs: Sequence[TrackedRun], compared: Compared) -> object:
-    """The runs, and what differs and the metrics by run id."""
-    params, courses = compared
-    ids = [run.run_id for run in runs]
-    return {
+    content = {
         "runs": [{"run_id": run.run_id, "name": run.name, "status": run.status} for run in runs],
-        "params": {key: dict(zip(ids, row, strict=True)) for key, row in params.items()},
-        "metrics": {
-            name: {key: course and course.as_json() for key, course in zip(ids, row, strict=True)}
-            for name, row in courses.items()
-        },
+        "params": {key: by_run(row) for key, row in params.items()},
+        "metrics": {name: by_run([c and c.as_json() for c in row]) for name, row in courses.items()},
     }
+    return content, _compare_tables(runs, params, courses)
 
 
-def compare_tables(runs: Sequence[TrackedRun], compared: Compared) -> Group:
+def _compare_tables(
+    runs: Sequence[TrackedRun],
+    params: Mapping[str, Sequence[str | None]],
+    courses: Mapping[str, Sequence[Course | None]],
+) -> Group:
     """Two tables, a column a run."""
-    params, courses = compared
     outcomes: list[Row] = [
         ["status", *(_status(run.status) for run in runs)],
         ["steps", *(str(run.steps) for run in runs)],
@@ -294,8 +260,8 @@ def compare_tables(runs: Sequence[TrackedRun], compared: Compared) -> Group:
             outcomes.append(["    highest", *(str(course.highest) if course else None for course in row)])
     columns = [(f"{run.name}\n{run.short_id}", False) for run in runs]
     differing = _table([("parameter", False), *columns], [[key, *row] for key, row in params.items()])
-    same_params = Text("the same parameters\n", "dim")
-    return Group(differing if params else same_params, _table([("metric", False), *columns], outcomes))
+    no_difference = Text("the same parameters\n", "dim")
+    return Group(differing if params else no_difference, _table([("metric", False), *columns], outcomes))
 
 
 # -- open ------------------------------------------------------------------------------------------------
