@@ -36,18 +36,18 @@ class Axis:
 
 @dataclass(frozen=True)
 class Grid:
-    """What differs between the runs of a sweep, and what all of them are given."""
+    """Axes that differ between the runs of a sweep, and overrides that all of them have."""
 
-    given: tuple[Axis | str, ...]
-    """In the order of the command line, by which a later one wins: axes, and overrides ``key=value`` of all."""
+    parts: tuple[Axis | str, ...]
+    """Axes, and overrides ``key=value`` of all, in the order of the command line: a later one wins."""
 
     @property
     def axes(self) -> tuple[Axis, ...]:
-        return tuple(each for each in self.given if isinstance(each, Axis))
+        return tuple(each for each in self.parts if isinstance(each, Axis))
 
     def overrides(self, setting: Mapping[str, str]) -> list[str]:
-        """What the run of a setting is given, ``key=value`` each."""
-        return [each if isinstance(each, str) else f"{each.key}={setting[each.key]}" for each in self.given]
+        """Overrides of the run of a setting, ``key=value`` each."""
+        return [each if isinstance(each, str) else f"{each.key}={setting[each.key]}" for each in self.parts]
 
     @property
     def names(self) -> dict[str, str]:
@@ -94,15 +94,15 @@ def read_grid(arguments: Sequence[str], seeds: str | None) -> Grid:
     Raises:
         ConfigError: no key has several values, one has the same value twice, or comes twice; all that is wrong.
     """
-    given: list[Axis | str] = []
+    parts: list[Axis | str] = []
     for argument in arguments:
         key, equals, text = argument.partition("=")
         values = split_values(text)
         several = bool(equals and key.strip() and len(values) > 1)
-        given.append(Axis(_normal(key), tuple(values)) if several else argument)
+        parts.append(Axis(_normal(key), tuple(values)) if several else argument)
     if seeds is not None:
-        given.append(Axis(SEED, tuple(split_values(seeds))))
-    grid = Grid(tuple(given))
+        parts.append(Axis(SEED, tuple(split_values(seeds))))
+    grid = Grid(tuple(parts))
     if problems := list(_problems(grid)):
         raise ConfigError(problems)
     return grid
@@ -131,7 +131,7 @@ def split_values(text: str) -> list[str]:
 
 
 def _begins_quote(before: str) -> bool:
-    """Whether a quote after `before` opens a text: within a word, as in ``don't``, it does not."""
+    """Tell whether a quote after `before` opens a text: within a word, as in ``don't``, it does not."""
     return not before.strip() or before.rstrip()[-1] in "[{,:"
 
 
@@ -149,7 +149,7 @@ def _problems(grid: Grid) -> Iterator[Problem]:
         what = "no key has several values: there is nothing to sweep"
         allowed = "for example train.learning_rate=1e-6,1e-5, or --seeds 0,1,2"
         yield Problem(what, where=COMMAND_LINE, allowed=allowed)
-    keys = [each.key if isinstance(each, Axis) else _normal(each.partition("=")[0]) for each in grid.given]
+    keys = [each.key if isinstance(each, Axis) else _normal(each.partition("=")[0]) for each in grid.parts]
     for key in dict.fromkeys(axis.key for axis in grid.axes):
         if keys.count(key) > 1:
             also = ", or --seeds alone" if key == SEED else ""

@@ -35,7 +35,7 @@ from grpox.runtime.files import write_whole
 POLL = 0.2
 """Seconds between two looks at the processes."""
 END_SECONDS = 60.0
-"""How long runs that are told to end may take for their step and checkpoint before they are killed."""
+"""Seconds that runs may take for their step and checkpoint when they are to end, before they are killed."""
 _PDEATHSIG = 1
 """prctl's number for the signal that a process gets when its parent dies."""
 
@@ -52,7 +52,7 @@ class _Training:
     """From 0 to the number that run at a time: those at the same time have different ones."""
     task: TaskID
     since: float
-    """By time.monotonic."""
+    """Seconds by time.monotonic."""
 
 
 @dataclass
@@ -281,7 +281,7 @@ def train_command(run: str, child: Child, ranks: int) -> list[str]:
 
 
 def _end_with_parent() -> None:
-    """In the new process: end it when this one is killed, so that the same command can be given again."""
+    """End the new process when this one is killed, so that the same command can be given again."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGTERM)
 

@@ -26,7 +26,7 @@ class FollowedRun:
     """``mlflow.json`` in a run's folder. It holds no secret."""
 
     tracking_uri: str
-    """Where the run is kept, without a password."""
+    """Store of the run, without a password."""
     experiment: str
     key: str
     """The MLflow run's tag ``grpox.run``: by it a run is found that was created without our hearing of it."""

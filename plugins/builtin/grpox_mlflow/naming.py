@@ -17,7 +17,7 @@ TAG_LENGTH = 5000
 KEY_TAG, FOLDER_TAG = "grpox.run", "grpox.output_dir"
 """Tags of every run: its key, by which it is known wherever it is kept, and its folder."""
 PARENT_TAG = "mlflow.parentRunId"
-"""By this tag MLflow shows a run below another."""
+"""Tag by which MLflow shows a run below another."""
 CHANGED = "changed."
 """Begins the tag of a parameter that is not what it was when the run began."""
 

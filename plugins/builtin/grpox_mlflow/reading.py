@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from mlflow.entities import Run
 
 REQUEST_SECONDS = 20
-"""How long a server may take for an answer."""
+"""Seconds that a server may take for an answer."""
 _TABLES = {"alembic_version", "experiments", "runs"}
-"""What a database of MLflow has; in one without them MLflow would make them."""
+"""Tables that a database of MLflow has; in one without them MLflow would make them."""
 _MOST_NAMED = 8
 """Runs that a message names."""
 _LOOKED_AT = 200

@@ -46,12 +46,12 @@ SIGNATURE = {
 """A prompt in, a completion out, as text."""
 _WEIGHT_SUFFIXES = (".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json", ".pt")
 _LINKED = ("evaluation/", "reward", "rewards/")
-"""How the names of metrics begin that are linked to a model."""
+"""Beginnings of the names of metrics that are linked to a model."""
 
 
 @dataclass(frozen=True)
 class Registration:
-    """How a run's models are registered; kept in ``mlflow.json``."""
+    """Settings by which a run's models are registered; kept in ``mlflow.json``."""
 
     name: str
     """Name of the registered model."""
@@ -276,6 +276,6 @@ class Registry:
             client.set_registered_model_alias(name, BEST, best.version)
 
     def _rank(self, version: ModelVersion) -> tuple[float, int]:
-        """By value; of equals the later version, which of a run is its trained model."""
+        """Rank by value; of equals the later version, which of a run is its trained model, is better."""
         value = float(version.tags[VALUE])
         return (-value if self._registration.lowest else value), int(version.version)

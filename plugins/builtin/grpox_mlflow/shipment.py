@@ -65,7 +65,7 @@ class Shipment:
         self.more_tags: Mapping[str, str] = {}
         """Tags that do not follow from the folder's files."""
         self.ending: tuple[str, int] | None = None
-        """How the run ended, and when (unix milliseconds), once it has."""
+        """MLflow's status of a run that has ended, and when it did (unix milliseconds)."""
         self.is_table_due = False
         """True to make the table of completions before the run is over."""
         self.recorded = recorded_metrics(folder / METRICS)
@@ -89,9 +89,10 @@ class Shipment:
         """Find the run in the store, or create it as it was when it started; its parameters are there then."""
         if self._client is not None:
             return self._client
+        client, experiment_id = open_store(self._uri, self.followed.experiment)
+        # After the store was looked at: see there.
         from mlflow.entities import Param
 
-        client, experiment_id = open_store(self._uri, self.followed.experiment)
         run = self._find(client, experiment_id)
         self._is_old = run is not None
         run = run or self._create(client, experiment_id)
@@ -140,6 +141,11 @@ class Shipment:
     def upload_bytes(self) -> int:
         """Bytes of models that are to be uploaded."""
         return 0 if self._registry is None else self._registry.upload_bytes()
+
+    @property
+    def status(self) -> str:
+        """MLflow's status of the run."""
+        return "RUNNING" if self.ending is None else self.ending[0]
 
     @property
     def place(self) -> str:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 PROBE_SECONDS = 5
-"""How long the start of a run waits for an answer."""
+"""Seconds that the start of a run waits for an answer."""
 OPEN_SECONDS = 120
 """Seconds that a run waits for others that open the same SQLite file."""
 _SQLITE = "sqlite:///"
@@ -45,7 +45,7 @@ def sqlite_path(uri: str) -> Path | None:
 
 @contextmanager
 def quick_requests(seconds: int = PROBE_SECONDS) -> Iterator[None]:
-    """Within it MLflow tries an HTTP request once, for so many seconds, where it would try for minutes.
+    """Have MLflow try an HTTP request once, for so many seconds, where it would try for minutes.
 
     And it does not print where a run is each time that its end is written.
     """
@@ -97,7 +97,7 @@ def _alone(uri: str) -> Iterator[None]:
 
 
 def is_passing(error: Exception) -> bool:
-    """Whether an error may pass by itself: no answer, a server in trouble, a locked database."""
+    """Tell whether an error may pass by itself: no answer, a server in trouble, a locked database."""
     from mlflow.exceptions import MlflowException
 
     if isinstance(error, MlflowException):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from grpox.errors import ConfigError, Problem, RunFailed, nearest, redact
@@ -13,26 +13,18 @@ from grpox_mlflow.shipment import Progress, Shipment
 from grpox_mlflow.store import format_error, is_passing, quick_requests, resolved_uri
 
 WAIT_SECONDS = 20.0
-"""How long a server may not answer before we give up."""
+"""Seconds that a server may not answer before we give up."""
 _PAUSE, _REQUEST = 2.0, 20
 
 
-@dataclass(frozen=True)
-class Synced:
-    """Counts of what was missing, and where it is now."""
-
-    values: int
-    files: int
-    status: str
-    place: str
-    """A page, or the command that shows it."""
-
-
-def sync(folder: Path, uri: str | None = None, progress: Progress | None = None) -> Synced:
+def sync(folder: Path, uri: str | None = None, progress: Progress | None = None) -> Shipment:
     """Write what MLflow lacks of a run: values, parameters, tags, files, and how the run ended.
 
     Args:
         uri: of the store; default: the one that the run was given.
+
+    Returns:
+        What was missing, as counts, and where it is now.
 
     Raises:
         ConfigError: the folder holds no run that MLflow follows, or the run is still going on.
@@ -44,9 +36,9 @@ def sync(folder: Path, uri: str | None = None, progress: Progress | None = None)
     address = resolved_uri(uri) if uri is not None else address_of(followed)
     with hold(folder), quick_requests(_REQUEST):
         shipment = Shipment(folder, replace(followed, tracking_uri=redact(address)), address, live=False)
-        status, _ = shipment.ending = ending(folder)
+        shipment.ending = ending(folder)
         _ship(shipment, progress)
-    return Synced(shipment.values, shipment.files, status, shipment.place)
+    return shipment
 
 
 def _ship(shipment: Shipment, progress: Progress | None) -> None:

@@ -14,7 +14,7 @@ from grpox.toolkit import Curve, binned, parameter_defaults
 from grpox_mlflow.naming import CHANGED, FOLDER_TAG, flattened
 
 EVALUATION, SYSTEM = "evaluation/", "system/"
-"""How the names of metrics begin whose steps are not those of the optimizer alone."""
+"""Beginnings of the names of metrics whose steps are not those of the optimizer alone."""
 OF_RUN = "run."
 """Begins what is no key of a run file: ranks and steps."""
 BLOCKS, PLAIN_BLOCKS = "▁▂▃▄▅▆▇█", "_.-=+*#@"

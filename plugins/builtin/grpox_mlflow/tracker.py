@@ -38,16 +38,16 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 CLOSE_SECONDS = 20.0
-"""How long the end of a run waits for what is not written yet."""
+"""Seconds that the end of a run waits for what is not written yet."""
 UPLOAD_BYTES_PER_SECOND = 20e6
-"""How much longer that is where a model is to be uploaded: at this rate."""
+"""Rate by which it waits longer where a model is to be uploaded."""
 REQUEST_SECONDS = 30
-"""How long the background thread waits for an answer."""
+"""Seconds that the background thread waits for an answer."""
 PAUSES = (1.0, 2.0, 4.0, 8.0, 15.0)
 INTERVAL, LONGEST = 1.0, 30.0
 """Seconds from the end of one writing to the next, at least and at most."""
 SHARE = 0.1
-"""Of the time in between, what writing may take: it takes the interpreter's lock, which the run would have."""
+"""Part of the time that writing may take: it takes the interpreter's lock, which the run would have."""
 
 
 class MlflowTracker:

@@ -58,7 +58,7 @@ _FACTS = {
 }
 """Tag -> what it is called."""
 _OTHER_TAGS = ("mlflow.", "grpox.", "version.", "plugin.", CHANGED)
-"""What the tags begin with that the user did not give."""
+"""Beginnings of the tags that the user did not give."""
 
 Row = Sequence[str | Text | None]
 """Cells of a table."""
