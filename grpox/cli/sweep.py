@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from grpox.cli.arguments import LogLevel, follow_log_options
-
-if TYPE_CHECKING:
-    from grpox.cli.sweep_run import Sweep
 
 
 def sweep(
@@ -70,7 +67,7 @@ def sweep(
     from grpox.cli.sweep_run import prepare
 
     follow_log_options(log_level)
-    prepared: Sweep = prepare(run, overrides or (), seeds, folder, nproc_per_node, metric, lowest)
+    prepared = prepare(run, overrides or (), seeds, folder, nproc_per_node, metric, lowest)
     if dry_run:
         prepared.show()
     else:

@@ -1,19 +1,29 @@
-"""The grid of a sweep: ``train.learning_rate=1e-6,1e-5`` -> the settings of each run."""
+"""The grid of a sweep, ``train.learning_rate=1e-6,1e-5``, and its runs: each with folder and config."""
 
 from __future__ import annotations
 
+import hashlib
 import itertools
+import json
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
+from grpox.config import RunConfig
 from grpox.errors import ConfigError, Problem
 from grpox.errors.redaction import names_a_secret, redact
+from grpox.observing.record import began
+from grpox.runfile.load import load_run
 from grpox.runfile.overrides import COMMAND_LINE
 from grpox.runfile.yaml_lines import read_yaml
 
 SEED = "train.seed"
 OUTPUT = "output_dir"
+LONGEST_NAME = 100
+"""Characters of a run's folder; file systems take 255 bytes."""
 
 
 @dataclass(frozen=True)
@@ -26,18 +36,18 @@ class Axis:
 
 @dataclass(frozen=True)
 class Grid:
-    """What differs between the runs of a sweep, and what all of them are given."""
+    """Axes that differ between the runs of a sweep, and overrides that all of them have."""
 
-    given: tuple[Axis | str, ...]
-    """In the order of the command line, by which a later one wins: axes, and overrides ``key=value`` of all."""
+    parts: tuple[Axis | str, ...]
+    """Axes, and overrides ``key=value`` of all, in the order of the command line: a later one wins."""
 
     @property
     def axes(self) -> tuple[Axis, ...]:
-        return tuple(each for each in self.given if isinstance(each, Axis))
+        return tuple(each for each in self.parts if isinstance(each, Axis))
 
     def overrides(self, setting: Mapping[str, str]) -> list[str]:
-        """What the run of a setting is given, ``key=value`` each."""
-        return [each if isinstance(each, str) else f"{each.key}={setting[each.key]}" for each in self.given]
+        """Overrides of the run of a setting, ``key=value`` each."""
+        return [each if isinstance(each, str) else f"{each.key}={setting[each.key]}" for each in self.parts]
 
     @property
     def names(self) -> dict[str, str]:
@@ -52,21 +62,47 @@ class Grid:
             yield {axis.key: value for axis, value in zip(self.axes, values, strict=True)}
 
 
+@dataclass(frozen=True)
+class Child:
+    """One run of a sweep."""
+
+    name: str
+    """Name of its folder and of its log: ``learning_rate=1e-6_seed=0``."""
+    setting: Mapping[str, str]
+    """Key of an axis -> its value here, as it was typed."""
+    overrides: tuple[str, ...]
+    folder: Path
+    config: RunConfig
+
+    @property
+    def log(self) -> Path:
+        """File of what it printed; beside its folder, which it may move things out of."""
+        return self.folder.with_name(f"{self.name}.log")
+
+    def summary(self) -> dict[str, Any] | None:
+        """Read ``summary.json``; None unless the run is complete and of this very config."""
+        try:
+            read: dict[str, Any] = json.loads((self.folder / "summary.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+        return read if began(self.config) else None
+
+
 def read_grid(arguments: Sequence[str], seeds: str | None) -> Grid:
     """Overrides of which some have several values, and the seeds, which are the last axis.
 
     Raises:
         ConfigError: no key has several values, one has the same value twice, or comes twice; all that is wrong.
     """
-    given: list[Axis | str] = []
+    parts: list[Axis | str] = []
     for argument in arguments:
         key, equals, text = argument.partition("=")
         values = split_values(text)
         several = bool(equals and key.strip() and len(values) > 1)
-        given.append(Axis(_normal(key), tuple(values)) if several else argument)
+        parts.append(Axis(_normal(key), tuple(values)) if several else argument)
     if seeds is not None:
-        given.append(Axis(SEED, tuple(split_values(seeds))))
-    grid = Grid(tuple(given))
+        parts.append(Axis(SEED, tuple(split_values(seeds))))
+    grid = Grid(tuple(parts))
     if problems := list(_problems(grid)):
         raise ConfigError(problems)
     return grid
@@ -95,7 +131,7 @@ def split_values(text: str) -> list[str]:
 
 
 def _begins_quote(before: str) -> bool:
-    """Whether a quote after `before` opens a text: within a word, as in ``don't``, it does not."""
+    """Tell whether a quote after `before` opens a text: within a word, as in ``don't``, it does not."""
     return not before.strip() or before.rstrip()[-1] in "[{,:"
 
 
@@ -110,11 +146,10 @@ def _normal(key: str) -> str:
 
 def _problems(grid: Grid) -> Iterator[Problem]:
     if not grid.axes:
-        example = "for example train.learning_rate=1e-6,1e-5, or --seeds 0,1,2"
-        yield Problem(
-            "no key has several values: there is nothing to sweep", where=COMMAND_LINE, allowed=example
-        )
-    keys = [each.key if isinstance(each, Axis) else _normal(each.partition("=")[0]) for each in grid.given]
+        what = "no key has several values: there is nothing to sweep"
+        allowed = "for example train.learning_rate=1e-6,1e-5, or --seeds 0,1,2"
+        yield Problem(what, where=COMMAND_LINE, allowed=allowed)
+    keys = [each.key if isinstance(each, Axis) else _normal(each.partition("=")[0]) for each in grid.parts]
     for key in dict.fromkeys(axis.key for axis in grid.axes):
         if keys.count(key) > 1:
             also = ", or --seeds alone" if key == SEED else ""
@@ -124,21 +159,23 @@ def _problems(grid: Grid) -> Iterator[Problem]:
 
 
 def _axis_problems(axis: Axis) -> Iterator[Problem]:
-    if axis.key == OUTPUT:
-        what = "cannot be swept: every run has a folder of its own in the sweep's"
-        yield Problem(what, OUTPUT, COMMAND_LINE, allowed="--dir DIR, or one output_dir")
-    if names_a_secret(axis.key) or any(redact(value) != value for value in axis.values):
-        what = "a secret cannot be swept: the runs' folders are named by the values"
-        yield Problem(what, axis.key, COMMAND_LINE, allowed=f"{axis.key} in the run file")
-    if "" in axis.values:
-        what = "one of the values between the commas is empty"
-        yield Problem(what, axis.key, COMMAND_LINE, ",".join(axis.values), 'a value; an empty text is ""')
-    if axis.key == SEED and not all(value.isdecimal() for value in axis.values):
-        what = "seeds are whole numbers from 0"
-        yield Problem(what, SEED, COMMAND_LINE, ",".join(axis.values), "for example --seeds 0,1,2")
-    read = [_read(axis.key, value) for value in axis.values]
-    if any(value in read[:place] for place, value in enumerate(read)):
-        yield Problem("has the same value twice", axis.key, COMMAND_LINE, ",".join(axis.values))
+    key, values, text = axis.key, axis.values, ",".join(axis.values)
+    is_secret = names_a_secret(key) or any(redact(value) != value for value in values)
+    no_seed = key == SEED and not all(value.isdecimal() for value in values)
+    read = [_read(key, value) for value in values]
+    is_doubled = any(value in read[:position] for position, value in enumerate(read))
+    no_folder = "cannot be swept: every run has a folder of its own in the sweep's"
+    no_secret = "a secret cannot be swept: the runs' folders are named by the values"
+    no_value = "one of the values between the commas is empty"
+    for is_wrong, what, given, allowed in (
+        (key == OUTPUT, no_folder, "", "--dir DIR, or one output_dir"),
+        (is_secret, no_secret, "", f"{key} in the run file"),
+        ("" in values, no_value, text, 'a value; an empty text is ""'),
+        (no_seed, "seeds are whole numbers from 0", text, "for example --seeds 0,1,2"),
+        (is_doubled, "has the same value twice", text, ""),
+    ):
+        if is_wrong:
+            yield Problem(what, key, COMMAND_LINE, given, allowed)
 
 
 def _read(key: str, text: str) -> object:
@@ -147,3 +184,59 @@ def _read(key: str, text: str) -> object:
         return read_yaml(text, key).data
     except ConfigError:
         return text
+
+
+def plan_children(run: str, grid: Grid, folder: Path | None, world_size: int) -> tuple[Path, list[Child]]:
+    """Name the runs of a sweep, and check every one of them as `grpox validate` would.
+
+    Args:
+        folder: default: the run's output_dir with ``-sweep`` behind it.
+        world_size: ranks of each run.
+
+    Returns:
+        The sweep's folder and its runs.
+
+    Raises:
+        ConfigError: whatever is wrong with any of them, each problem once.
+    """
+    problems: dict[str, Problem] = {}
+    children: list[Child] = []
+    named = _names(grid)
+    if folder is None:
+        first = load_run(run, grid.overrides(named[0][0]), world_size).config
+        folder = Path(f"{first.output_dir}-sweep")
+    for setting, name in named:
+        output = json.dumps(str(folder / name), ensure_ascii=False)  # YAML reads it as this very text
+        overrides = (*grid.overrides(setting), f"output_dir={output}")
+        try:
+            config = load_run(run, overrides, world_size).config
+            children.append(Child(name, setting, overrides, folder / name, config))
+        except ConfigError as error:
+            problems |= {str(problem): problem for problem in error.problems}
+    if problems:
+        raise ConfigError(list(problems.values()))
+    return folder, children
+
+
+def _names(grid: Grid) -> list[tuple[Mapping[str, str], str]]:
+    """Each setting with a name for its folder, which a value added to the grid later leaves as it is."""
+    short = grid.names
+    named = [(setting, _name({short[key]: setting[key] for key in setting})) for setting in grid.settings()]
+    counts = Counter(name for _, name in named)
+    return [
+        (setting, name if counts[name] == 1 else f"{name}-{_digest(grid.overrides(setting))}")
+        for setting, name in named
+    ]
+
+
+def _name(values: Mapping[str, str]) -> str:
+    """``loss=dapo_seed=1``: what file systems and shells take as it is."""
+    plain = {key: re.sub(r"[^A-Za-z0-9._+-]+", "-", value).strip("-.") for key, value in values.items()}
+    name = "_".join(f"{key}={value or 'empty'}" for key, value in plain.items())
+    if len(name) <= LONGEST_NAME:
+        return name
+    return f"{name[: LONGEST_NAME - 9]}-{_digest(list(values.values()))}"
+
+
+def _digest(texts: Sequence[str]) -> str:
+    return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:8]

@@ -1,34 +1,28 @@
-"""A sweep from its command to its table."""
+"""A sweep from its command to its table: runs as processes, so many at a time, and none left behind."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+import contextlib
+import ctypes
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from filelock import FileLock, Timeout
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from grpox.cli.sweep_children import Child, plan_children
-from grpox.cli.sweep_grid import Grid, read_grid
-from grpox.cli.sweep_processes import Running, last_lines, run_all, train_command
-from grpox.cli.sweep_results import (
-    FAILED,
-    FINISHED,
-    KILLED,
-    RUNNING,
-    WAITING,
-    Status,
-    as_table,
-    last_step,
-    last_values,
-    result_of,
-    told,
-    write,
-)
-from grpox.config import RunConfig
+from grpox.cli.doctor import gpu_count
+from grpox.cli.sweep_grid import Child, Grid, plan_children, read_grid
+from grpox.cli.sweep_results import as_table, conclusions, last_step, last_values, tail_lines
 from grpox.contracts import SweepContext, SweepResults, SweptRun
 from grpox.errors import ConfigError, Problem, RunFailed, nearest
 from grpox.errors.formatting import counted, duration
@@ -36,6 +30,29 @@ from grpox.errors.redaction import redact
 from grpox.observing.observers import Observers
 from grpox.runfile.load import load_run
 from grpox.runtime import launch
+from grpox.runtime.files import write_whole
+
+POLL = 0.2
+"""Seconds between two looks at the processes."""
+END_SECONDS = 60.0
+"""Seconds that runs may take for their step and checkpoint when they are to end, before they are killed."""
+_PDEATHSIG = 1
+"""prctl's number for the signal that a process gets when its parent dies."""
+
+Status = Literal["FINISHED", "FAILED", "RUNNING", "WAITING", "KILLED"]
+
+
+@dataclass(frozen=True)
+class _Training:
+    """A run whose process is there."""
+
+    child: Child
+    process: subprocess.Popen[bytes]
+    slot: int
+    """From 0 to the number that run at a time: those at the same time have different ones."""
+    task: TaskID
+    since: float
+    """Seconds by time.monotonic."""
 
 
 @dataclass
@@ -53,22 +70,16 @@ class Sweep:
     _status: dict[str, tuple[Status, str]] = field(default_factory=dict)
     """Name -> status and error, of those that have begun."""
     _observers: Observers | None = None
-    """Variables of the first run, while runs are trained."""
+    """Observers of the first run, while runs are trained."""
 
     def show(self) -> None:
-        """The table as things stand."""
+        """Print the table as things stand."""
         self.console.print(as_table(self.results(), self.grid.names))
-        self.console.print(
-            f"{counted(len(self.children), 'run')} in {self.folder}", markup=False, soft_wrap=True
-        )
+        self._say(f"{counted(len(self.children), 'run')} in {self.folder}")
 
     def results(self) -> SweepResults:
-        """As their folders have it."""
+        """Read the results from the runs' folders."""
         return SweepResults(self.run, self.metric, self.lowest, tuple(map(self._result, self.children)))
-
-    def _result(self, child: Child) -> SweptRun:
-        tracked = None if self._observers is None else self._observers.tracked_run(child.folder)
-        return result_of(child, self.metric, *self._of(child), tracked)
 
     def run_all(self, parallel: int) -> None:
         """Train those that are not complete, and print the table.
@@ -77,14 +88,24 @@ class Sweep:
             RunFailed: some of them failed, or none has a value of the metric; or the sweep goes on elsewhere.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
-        with _held(self.folder):
+        lock = FileLock(self.folder / "sweep.lock", blocking=False)
+        try:
+            lock.acquire()
+        except Timeout as error:
+            what = f"another process runs the sweep in {self.folder}: wait until it has ended"
+            raise RunFailed(what) from error
+        try:
             self._run_all(parallel)
+        finally:
+            lock.release()
+        self._judge()
 
     def _run_all(self, parallel: int) -> None:
         todo = [child for child in self.children if child.summary() is None]
         done = len(self.children) - len(todo)
         skipped = f", {done} of them complete already" if done else ""
         self._say(f"{counted(len(self.children), 'run')} in {self.folder}{skipped}")
+        first = load_run(self.run, self.children[0].overrides, self.ranks)
         sweep = SweepContext(
             config=self.children[0].config,
             folder=self.folder,
@@ -92,96 +113,134 @@ class Sweep:
             axes={axis.key: axis.values for axis in self.grid.axes},
             runs=len(self.children),
         )
-        self._observers = observers = self._followers()
+        selected = [(name, first.build(f"tracking.{name}")) for name in first.config.tracking]
+        self._observers = observers = Observers(first.registry.plugins.manager, selected)
         environment = observers.sweep_started(sweep)
-        interrupted = True
+        is_interrupted = True
         try:
-            self._train(todo, parallel, environment, lambda: observers.sweep_run_ended(sweep, self._write()))
-            interrupted = False
+            self._train(todo, parallel, environment, sweep, observers)
+            is_interrupted = False
         finally:
-            status = self._conclude(interrupted)
+            status = self._conclude(is_interrupted)
             observers.sweep_finished(sweep, self.results(), status)
-        self._judge(self.results())
-
-    def _followers(self) -> Observers:
-        """The observers that the first run selects; they are told of the sweep."""
-        run = load_run(self.run, self.children[0].overrides, self.ranks)
-        selected = [(name, run.build(f"tracking.{name}")) for name in run.config.tracking]
-        return Observers(run.registry.plugins.manager, selected)
-
-    def _write(self) -> SweepResults:
-        """Write ``sweep.json`` as things stand."""
-        results = self.results()
-        write(results, self.folder)
-        return results
 
     def _train(
         self,
         todo: Sequence[Child],
         parallel: int,
         environment: Mapping[str, str],
-        tell: Callable[[], object],
+        sweep: SweepContext,
+        observers: Observers,
     ) -> None:
-        with _Bars(self.console) as bars:
+        """Run each of `todo` to its end, `parallel` of them at a time.
 
-            def started(child: Child) -> None:
-                self._status[child.name] = (RUNNING, "")
-                bars.begin(child)
-                if not bars.shown:
-                    self._say(f"{child.name}: started")
-                self._write()
+        One that fails keeps no other from running. Where this is interrupted, those that run are told to end
+        by SIGTERM, upon which they save a checkpoint, and are waited for.
+        """
+        waiting, running = list(todo), list[_Training]()
+        devices = _devices(parallel, self.ranks)
+        columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
+        hidden = not self.console.is_terminal
+        bars = Progress(*columns, TimeElapsedColumn(), console=self.console, transient=True, disable=hidden)
+        with bars:
+            try:
+                while waiting or running:
+                    while waiting and len(running) < parallel:
+                        slot = min(set(range(parallel)) - {each.slot for each in running})
+                        child, variables = waiting.pop(0), {**environment, **devices[slot]}
+                        running.append(self._start(child, variables, slot, bars))
+                    time.sleep(POLL)
+                    for each in () if hidden else running:
+                        bars.update(each.task, completed=last_step(each.child.folder))
+                    for each in [each for each in running if each.process.poll() is not None]:
+                        running.remove(each)
+                        bars.remove_task(each.task)
+                        self._end(each)
+                        observers.sweep_run_ended(sweep, self._write())
+            finally:
+                _terminate([each.process for each in running])
 
-            def ended(child: Child, code: int, seconds: float) -> None:
-                failed = code != 0 or child.summary() is None
-                error = redact("; ".join(last_lines(child.log, 1))) if failed else ""
-                self._status[child.name] = (FAILED if failed else FINISHED, error)
-                bars.end(child)
-                result = self._result(child)
-                value = "" if result.value is None else f", {self.metric} {result.value:.4g}"
-                self._say(f"{child.name}: {result.status}{value} ({duration(seconds)})")
-                tell()
-
-            run_all(
-                todo,
-                lambda child: train_command(self.run, child, self.ranks),
-                environment,
-                parallel,
-                self.ranks,
-                started,
-                bars.look,
-                ended,
+    def _start(self, child: Child, environment: Mapping[str, str], slot: int, bars: Progress) -> _Training:
+        total = child.config.train.max_steps
+        self._status[child.name] = ("RUNNING", "")
+        task = bars.add_task(child.name, total=total if total > 0 else None)
+        if bars.disable:
+            self._say(f"{child.name}: started")
+        self._write()
+        child.log.parent.mkdir(parents=True, exist_ok=True)
+        with child.log.open("ab") as log:
+            process = subprocess.Popen(
+                train_command(self.run, child, self.ranks),
+                env={**os.environ, **environment},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                # Ctrl-C in the terminal comes to this process alone, which tells them once.
+                start_new_session=True,
+                preexec_fn=_end_with_parent,
             )
+        return _Training(child, process, slot, task, time.monotonic())
 
-    def _conclude(self, interrupted: bool) -> Status:
-        """Write and print what the runs came to; returns what the sweep did."""
-        if interrupted:
-            for child in self.children:
-                if self._of(child)[0] == RUNNING:
-                    self._status[child.name] = (KILLED, "")
+    def _end(self, ended: _Training) -> None:
+        child = ended.child
+        failed = ended.process.returncode != 0 or child.summary() is None
+        printed = [line.strip() for line in tail_lines(child.log, 4096) if line.strip()]
+        error = redact(printed[-1]) if failed and printed else ""
+        self._status[child.name] = ("FAILED" if failed else "FINISHED", error)
+        result = self._result(child)
+        value = "" if result.value is None else f", {self.metric} {result.value:.4g}"
+        seconds = time.monotonic() - ended.since
+        self._say(f"{child.name}: {result.status}{value} ({duration(seconds)})")
+
+    def _result(self, child: Child) -> SweptRun:
+        """Read from a run's folder how it stands."""
+        status, error = self._status.get(child.name, ("WAITING", ""))
+        summary = child.summary()
+        recorded = last_values(child.folder) if summary is not None or status != "WAITING" else {}
+        value = recorded.get(self.metric, math.nan)
+        return SweptRun(
+            name=child.name,
+            setting=dict(child.setting),
+            status=status if summary is None else "FINISHED",
+            value=value if math.isfinite(value) else None,
+            steps=int(recorded.get("step", 0)),
+            seconds=None if summary is None else summary.get("train_seconds"),
+            folder=str(child.folder),
+            run_id=None if self._observers is None else self._observers.tracked_run(child.folder),
+            error=error if summary is None else "",
+        )
+
+    def _write(self) -> SweepResults:
+        """Write ``sweep.json`` as things stand, whole or not at all."""
+        results = self.results()
+        content = asdict(results) | {"best": results.best.name if results.best else None}
+        write_whole(self.folder / "sweep.json", json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+        return results
+
+    def _conclude(self, is_interrupted: bool) -> Status:
+        """Write and print the results of the runs; returns the status of the sweep."""
+        if is_interrupted:
+            for name, (status, _) in self._status.items():
+                if status == "RUNNING":
+                    self._status[name] = ("KILLED", "")
         results = self._write()
-        failed = any(result.status == FAILED for result in results.runs)
         self.console.print(as_table(results, self.grid.names))
-        for line in told(results):
+        for line in conclusions(results):
             self._say(line)
-        if interrupted:
+        if is_interrupted:
             self._say("the same command goes on from here")
-        return KILLED if interrupted else FAILED if failed else FINISHED
+            return "KILLED"
+        return "FAILED" if any(result.status == "FAILED" for result in results.runs) else "FINISHED"
 
-    def _judge(self, results: SweepResults) -> None:
-        failed = [result for result in results.runs if result.status != FINISHED]
-        if failed:
-            raise RunFailed(f"{len(failed)} of {counted(len(results.runs), 'run')} did not finish")
+    def _judge(self) -> None:
+        results = self.results()
+        if failed := len(results.runs) - len(results.finished):
+            raise RunFailed(f"{failed} of {counted(len(results.runs), 'run')} did not finish")
         if results.best is None:
-            raise RunFailed(self._no_values(results.runs))
-
-    def _no_values(self, runs: Sequence[SweptRun]) -> str:
-        known = sorted({name for result in runs for name in last_values(Path(result.folder))} - {"step"})
-        near = nearest(self.metric, known)
-        hint = f"; did you mean {near}?" if near else f": they have {', '.join(known[:20])}"
-        return f"no run recorded a value of the metric {self.metric}{hint}"
-
-    def _of(self, child: Child) -> tuple[Status, str]:
-        return self._status.get(child.name, (WAITING, ""))
+            known = sorted({name for run in results.runs for name in last_values(Path(run.folder))} - {"step"})
+            near = nearest(self.metric, known)
+            hint = f"; did you mean {near}?" if near else f": they have {', '.join(known[:20])}"
+            raise RunFailed(f"no run recorded a value of the metric {self.metric}{hint}")
 
     def _say(self, text: str) -> None:
         self.console.print(text, markup=False, highlight=False, soft_wrap=True)
@@ -209,55 +268,47 @@ def prepare(
     grid = read_grid(arguments, seeds)
     folder, children = plan_children(run, grid, folder, ranks)
     config = children[0].config
-    default = config.checkpoint.best or _default_metric(config)
-    is_lowest = lowest or (metric is None and config.checkpoint.best is not None and _wants_lowest(config))
-    return Sweep(run, grid, folder, children, ranks, metric or default, is_lowest)
+    if metric is None and config.checkpoint.best is not None:
+        metric, lowest = config.checkpoint.best, lowest or config.checkpoint.best_is in ("lowest", "min")
+    default = "reward" if config.evaluation is None else "evaluation/accuracy"
+    return Sweep(run, grid, folder, children, ranks, metric or default, lowest)
 
 
-def _default_metric(config: RunConfig) -> str:
-    return "reward" if config.evaluation is None else "evaluation/accuracy"
+def train_command(run: str, child: Child, ranks: int) -> list[str]:
+    """`grpox train`, going on where an earlier one of the same folder came."""
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks > 1 else []
+    return [sys.executable, *launcher, "-m", "grpox", "train", run, *child.overrides, "--resume", "auto"]
 
 
-def _wants_lowest(config: RunConfig) -> bool:
-    return config.checkpoint.best_is in ("lowest", "min")
+def _end_with_parent() -> None:
+    """End the new process when this one is killed, so that the same command can be given again."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGTERM)
 
 
-@contextmanager
-def _held(folder: Path) -> Iterator[None]:
-    """Keep a second sweep out of the folder, until this one ends in whatever way."""
-    try:
-        with FileLock(folder / "sweep.lock", blocking=False):
-            yield
-    except Timeout as error:
-        raise RunFailed(f"another process runs the sweep in {folder}: wait until it has ended") from error
+def _terminate(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    for process in processes:
+        # Not to its group: a launcher hands the signal on, and a second one would end a run at once.
+        process.terminate()
+    deadline = time.monotonic() + END_SECONDS
+    for process in processes:
+        try:
+            process.wait(max(0.1, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
 
-class _Bars:
-    """A bar for each run that goes on, in a terminal; elsewhere nothing."""
-
-    def __init__(self, console: Console) -> None:
-        columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
-        self.shown = console.is_terminal
-        self._progress = Progress(
-            *columns, TimeElapsedColumn(), console=console, transient=True, disable=not self.shown
-        )
-        self._tasks: dict[str, TaskID] = {}
-
-    def __enter__(self) -> _Bars:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
-
-    def begin(self, child: Child) -> None:
-        total = child.config.train.max_steps
-        self._tasks[child.name] = self._progress.add_task(child.name, total=total if total > 0 else None)
-
-    def look(self, running: Sequence[Running]) -> None:
-        """How far each of them is."""
-        for each in running if self.shown else ():
-            self._progress.update(self._tasks[each.child.name], completed=last_step(each.child.folder))
-
-    def end(self, child: Child) -> None:
-        self._progress.remove_task(self._tasks.pop(child.name))
+def _devices(parallel: int, ranks: int) -> list[dict[str, str]]:
+    """GPUs that each slot is to see, where there are enough of them for all; else nothing."""
+    if parallel == 1:
+        return [{}]
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    devices = visible.split(",") if visible else [str(number) for number in range(gpu_count())]
+    if len(devices) < parallel * ranks:
+        return [{} for _ in range(parallel)]
+    return [
+        {"CUDA_VISIBLE_DEVICES": ",".join(devices[slot * ranks : (slot + 1) * ranks])}
+        for slot in range(parallel)
+    ]

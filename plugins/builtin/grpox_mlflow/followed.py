@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 import uuid
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from grpox.errors import redact
-from grpox.toolkit import checkpoints_in, whole_file
-from grpox.toolkit import describe_early_stop as early_stop_told
-from grpox.toolkit import flush_to_disk as sync
-from grpox_mlflow.naming import TAG_LENGTH, Names, shortened
+from grpox.errors import ConfigError, Problem, redact
+from grpox.toolkit import MASK, checkpoints_in, describe_early_stop, flush_to_disk, whole_file
+from grpox_mlflow.naming import CHANGED, PARENT_TAG, TAG_LENGTH, Names, changes, shortened
 
 FILE = "mlflow.json"
 
@@ -27,7 +26,7 @@ class FollowedRun:
     """``mlflow.json`` in a run's folder. It holds no secret."""
 
     tracking_uri: str
-    """Where the run is kept, without a password."""
+    """Store of the run, without a password."""
     experiment: str
     key: str
     """The MLflow run's tag ``grpox.run``: by it a run is found that was created without our hearing of it."""
@@ -38,9 +37,9 @@ class FollowedRun:
     params: dict[str, str] = field(default_factory=dict)
     tags: dict[str, str] = field(default_factory=dict)
     datasets: list[dict[str, str]] = field(default_factory=list)
-    """What it reads: see `grpox_mlflow.datasets`."""
+    """Data that it reads: see `grpox_mlflow.contents`."""
     registration: dict[str, Any] | None = None
-    """As which model its own are registered: see `grpox_mlflow.registry`; None: they are not."""
+    """Registered model of its own models: see `grpox_mlflow.registry`; None: they are not registered."""
     traces_done: int = 0
     """Bytes of traces.jsonl that this store has."""
     experiment_id: str | None = None
@@ -52,7 +51,7 @@ class FollowedRun:
         with whole_file(folder / FILE) as unfinished:
             text = json.dumps(asdict(self), indent=2, ensure_ascii=False) + "\n"
             unfinished.write_text(text, encoding="utf-8")
-            sync(unfinished)  # a resumed run that found it empty would begin another in MLflow
+            flush_to_disk(unfinished)  # a resumed run that found it empty would begin another in MLflow
 
     @classmethod
     def begin(cls, uri: str, experiment: str, params: Iterable[tuple[str, str]], **others: Any) -> FollowedRun:
@@ -73,13 +72,38 @@ class FollowedRun:
             **others,
         )
 
+    def resume(self, before: FollowedRun | None, when: str = "") -> FollowedRun:
+        """Go on in the MLflow run of `before` where that is in the same store; what changed becomes tags."""
+        if before is None or before.tracking_uri != self.tracking_uri:
+            return self
+        kept = {key: value for key, value in before.tags.items() if key.startswith((CHANGED, PARENT_TAG))}
+        return replace(
+            before,
+            log_completions=self.log_completions,
+            tags={**kept, **self.tags, **changes(before.params, self.params, when)},
+            datasets=self.datasets,
+            registration=self.registration,
+        )
+
     @classmethod
     def read(cls, folder: Path) -> FollowedRun | None:
-        """That of a run's folder; None where MLflow does not follow it."""
+        """Read that of a run's folder; None where MLflow does not follow it."""
         try:
             return cls(**json.loads((folder / FILE).read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError):
             return None
+
+
+def address_of(followed: FollowedRun) -> str:
+    """The run's store; with the password that its record lacks, from the environment."""
+    known = followed.tracking_uri
+    if MASK not in known:
+        return known
+    configured = os.environ.get("MLFLOW_TRACKING_URI", "")
+    if redact(configured) == known:
+        return configured
+    what = f"the run's store is {known}, and its password is not kept"
+    raise ConfigError(Problem(what, key="MLFLOW_TRACKING_URI", allowed="that address with its password"))
 
 
 def ending(folder: Path) -> tuple[str, int]:
@@ -88,38 +112,33 @@ def ending(folder: Path) -> tuple[str, int]:
     FINISHED with a summary; FAILED or, where a signal ended it, KILLED with a failure; KILLED with neither,
     since it had no time to say anything.
     """
-    if (folder / "summary.json").exists():
-        return "FINISHED", _modified(folder / "summary.json")
     error = _json(folder / "failure.json").get("error")
-    if error is not None:
-        killed = str(error).startswith(_INTERRUPTIONS)
-        return "KILLED" if killed else "FAILED", _modified(folder / "failure.json")
-    last = next(path for path in (folder / "metrics.jsonl", folder / "mlflow.json", folder) if path.exists())
-    return "KILLED", _modified(last)
+    if (folder / "summary.json").exists():
+        status, last = "FINISHED", folder / "summary.json"
+    elif error is not None:
+        status = "KILLED" if str(error).startswith(_INTERRUPTIONS) else "FAILED"
+        last = folder / "failure.json"
+    else:
+        files = (folder / "metrics.jsonl", folder / FILE, folder)
+        status, last = "KILLED", next(path for path in files if path.exists())
+    return status, last.stat().st_mtime_ns // 1_000_000
 
 
 def tags_of(folder: Path) -> dict[str, str]:
     """Tags that follow from a run's files as they are now."""
-    tags = {}
-    summary = _json(folder / "summary.json")
-    if isinstance(stopped := summary.get("stopped_early"), dict):
-        tags[STOPPED_EARLY] = early_stop_told(stopped)[:TAG_LENGTH]
-    newest = summary.get("model") or next(iter(checkpoints_in(folder)), None)
-    if newest is not None:
-        tags[CHECKPOINT] = str(newest)[:TAG_LENGTH]
-    error = _json(folder / "failure.json").get("error")
-    if error is not None:
-        tags[ERROR] = str(error)[:TAG_LENGTH]
-    return tags
+    summary, error = _json(folder / "summary.json"), _json(folder / "failure.json").get("error")
+    stopped = summary.get("stopped_early")
+    tags = {
+        STOPPED_EARLY: describe_early_stop(stopped) if isinstance(stopped, dict) else None,
+        CHECKPOINT: summary.get("model") or next(iter(checkpoints_in(folder)), None),
+        ERROR: error,
+    }
+    return {key: str(value)[:TAG_LENGTH] for key, value in tags.items() if value is not None}
 
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        read = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return read if isinstance(read, dict) else {}
-
-
-def _modified(path: Path) -> int:
-    return path.stat().st_mtime_ns // 1_000_000
+    return content if isinstance(content, dict) else {}

@@ -14,6 +14,10 @@ VALUE_LENGTH = 6000
 """MLflow's limits in characters; it cuts longer parameter values without a word."""
 TAG_LENGTH = 5000
 """Characters of a tag's value that every version of MLflow takes."""
+KEY_TAG, FOLDER_TAG = "grpox.run", "grpox.output_dir"
+"""Tags of every run: its key, by which it is known wherever it is kept, and its folder."""
+PARENT_TAG = "mlflow.parentRunId"
+"""Tag by which MLflow shows a run below another."""
 CHANGED = "changed."
 """Begins the tag of a parameter that is not what it was when the run began."""
 
@@ -26,27 +30,21 @@ class Names:
     """
 
     def __init__(self) -> None:
-        self._given: dict[str, str] = {}
-        self._taken: set[str] = set()
+        self._accepted: dict[str, str] = {}
+        self._used: set[str] = set()
 
     def __getitem__(self, name: str) -> str:
-        if name not in self._given:
-            self._given[name] = self._free(_accepted(name))
-            self._taken.add(self._given[name])
-        return self._given[name]
-
-    def _free(self, name: str) -> str:
-        candidate, count = name, 1
-        while candidate in self._taken:
-            count += 1
-            candidate = f"{name[: NAME_LENGTH - 8]}-{count}"
-        return candidate
-
-
-def _accepted(name: str) -> str:
-    cleaned = re.sub(r"[^\w.\-:/ ]", "_", name)
-    parts = [part for part in posixpath.normpath(cleaned).split("/") if part not in ("", ".", "..")]
-    return "/".join(parts)[:NAME_LENGTH].rstrip("/") or "_"
+        if name not in self._accepted:
+            cleaned = posixpath.normpath(re.sub(r"[^\w.\-:/ ]", "_", name)).split("/")
+            parts = [part for part in cleaned if part not in ("", ".", "..")]
+            accepted = candidate = "/".join(parts)[:NAME_LENGTH].rstrip("/") or "_"
+            count = 1
+            while candidate in self._used:
+                count += 1
+                candidate = f"{accepted[: NAME_LENGTH - 8]}-{count}"
+            self._accepted[name] = candidate
+            self._used.add(candidate)
+        return self._accepted[name]
 
 
 def flattened(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
@@ -70,10 +68,10 @@ def shortened(value: str) -> str:
 
 
 def changes(before: Mapping[str, str], now: Mapping[str, str], when: str = "") -> dict[str, str]:
-    """As tags, parameters that are not what they were: MLflow's own never change.
+    """Parameters that are not what they were, as tags: MLflow's own never change.
 
     Args:
-        when: what is said behind each, such as `` after step 3``.
+        when: text behind each, such as `` after step 3``.
     """
     names = Names()
     return {
@@ -84,7 +82,7 @@ def changes(before: Mapping[str, str], now: Mapping[str, str], when: str = "") -
 
 
 def model_name_problem(name: str) -> str:
-    """Why MLflow takes no registered model of this name; empty where it does."""
+    """Say why MLflow takes no registered model of this name; empty where it does."""
     refused = sorted(set(name) & set("/:%\"'`"))
     if refused:
         return f"holds {' '.join(refused)}, which MLflow takes in no name of a model"
@@ -92,7 +90,7 @@ def model_name_problem(name: str) -> str:
 
 
 def invented_name() -> str:
-    """As MLflow invents them, and another each time.
+    """Invent a name as MLflow does, and another each time.
 
     MLflow draws from Python's own generator, which runs of the same seed have all brought into the same state.
     """

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 
 from grpox import __version__
 from grpox.contracts import SweepContext, SweepResults
@@ -18,11 +17,11 @@ from grpox.errors import RunFailed, redact, redacted
 from grpox.runtime.logs import get_logger
 from grpox.toolkit import hold, write_whole
 from grpox_mlflow.configs import MlflowConfig
+from grpox_mlflow.contents import SWEEP_TABLE, table_text
 from grpox_mlflow.followed import FollowedRun
-from grpox_mlflow.naming import TAG_LENGTH, changes
+from grpox_mlflow.naming import PARENT_TAG, TAG_LENGTH
 from grpox_mlflow.shipment import Shipment
-from grpox_mlflow.store import is_passing, place_of, quick_requests, resolved_uri, told
-from grpox_mlflow.table import SWEEP, table_text
+from grpox_mlflow.store import format_error, is_passing, quick_requests, resolved_uri
 
 logger = get_logger(__name__)
 
@@ -31,14 +30,12 @@ PARENT = "GRPOX_MLFLOW_PARENT"
 NAMED = "GRPOX_MLFLOW_NAMED"
 """Environment variable that is set where a run is named after its folder, which says its setting."""
 RUN_NAME = "tracking.mlflow.run_name"
-PARENT_TAG = "mlflow.parentRunId"
-"""By this tag MLflow shows a run below another."""
 
 
 class ParentRun:
-    """Made when a sweep begins, told of each run that ends.
+    """Follows a sweep from its start, through each run that ends, to its end.
 
-    A store that cannot be used is told once; the sweep goes on and its folder keeps everything.
+    A store that cannot be used is a warning, once; the sweep goes on and its folder keeps everything.
 
     Args:
         config: as the sweep's runs have it.
@@ -46,22 +43,30 @@ class ParentRun:
 
     Raises:
         ConfigError: another process writes this sweep to MLflow.
+        RunFailed: the store can never be used.
     """
 
     def __init__(self, config: MlflowConfig, sweep: SweepContext) -> None:
         self._folder = sweep.folder.absolute()
         self._are_named = RUN_NAME not in sweep.axes
-        params = {key: ", ".join(values) for key, values in sweep.axes.items()}
-        params |= {"sweep.run": sweep.source, "sweep.runs": str(sweep.runs)}
         self._uri = resolved_uri(config.tracking_uri)
         self._held = ExitStack()
         self._held.enter_context(hold(self._folder))
         for name in ("summary.json", "failure.json"):
             (self._folder / name).unlink(missing_ok=True)
-        followed = self._followed(config, sweep.folder.name, redacted(params))
+        params = {key: ", ".join(values) for key, values in sweep.axes.items()}
+        params |= {"sweep.run": sweep.source, "sweep.runs": str(sweep.runs)}
+        tags = {"grpox.version": __version__, "grpox.output_dir": str(self._folder), "grpox.sweep": "parent"}
+        followed = FollowedRun.begin(
+            self._uri,
+            config.experiment,
+            redacted(params).items(),
+            run_name=sweep.folder.name,
+            tags=redacted(tags | config.tags),
+        ).resume(FollowedRun.read(self._folder))
         followed.write(self._folder)
         self._shipment = Shipment(self._folder, followed, self._uri, live=True)
-        self._told = False
+        self._is_away = False
         self._ship(self._shipment.open, begins=True)
 
     @property
@@ -86,62 +91,42 @@ class ParentRun:
         Args:
             status: MLflow's.
         """
-        self._record(results)
+        value = self._record(results)
         runs, best = results.runs, results.best
-        tags = {} if best is None else {"grpox.best": best.name, "grpox.best_run": best.run_id or ""}
-        write_whole(self._folder / SWEEP, table_text(_rows(results)))
+        write_whole(self._folder / SWEEP_TABLE, table_text(_rows(results)))
         if status == "FINISHED":
-            write_whole(self._folder / "summary.json", json.dumps({"runs": len(runs), **_best(results)}) + "\n")
+            write_whole(self._folder / "summary.json", json.dumps({"runs": len(runs), **value}) + "\n")
         elif status == "FAILED":
             error = f"{len(runs) - len(results.finished)} of {len(runs)} runs did not finish"
             write_whole(self._folder / "failure.json", json.dumps({"error": error}) + "\n")
-        self._shipment.more_tags = {key: redact(value)[:TAG_LENGTH] for key, value in tags.items()}
+        tags = {} if best is None else {"grpox.best": best.name, "grpox.best_run": best.run_id or ""}
+        self._shipment.more_tags = {key: redact(text)[:TAG_LENGTH] for key, text in tags.items()}
         self._shipment.ending = (status, time.time_ns() // 1_000_000)
-        self._told = False
+        self._is_away = False
         self._ship(lambda: self._end([run.run_id for run in runs if run.run_id is not None]))
         self._held.close()
-        followed = self._shipment.followed
-        if followed.run_id is not None and not self._told:
-            place = place_of(self._uri, followed.experiment_id or "", followed.run_id)
-            logger.info("MLflow run %s (%s): %s", followed.run_id, status, place)
+        if self.run_id is not None and not self._is_away:
+            logger.info("MLflow run %s (%s): %s", self.run_id, status, self._shipment.place)
 
-    def _followed(self, config: MlflowConfig, name: str, params: Mapping[str, str]) -> FollowedRun:
-        """The MLflow run that this sweep has from the last time, what has changed being tags; or a new one."""
-        new = FollowedRun.begin(
-            self._uri,
-            config.experiment,
-            params.items(),
-            run_name=name,
-            tags=redacted(
-                {"grpox.version": __version__, "grpox.output_dir": str(self._folder), "grpox.sweep": "parent"}
-                | config.tags
-            ),
-        )
-        before = FollowedRun.read(self._folder)
-        if before is None or before.tracking_uri != new.tracking_uri:
-            return new
-        return replace(before, tags=new.tags | changes(before.params, new.params))
-
-    def _record(self, results: SweepResults) -> None:
-        """Add a line to metrics.jsonl; its step is the number of runs that are complete."""
-        finished = len(results.finished)
-        metrics = {"sweep/finished": finished, **_best(results)}
+    def _record(self, results: SweepResults) -> dict[str, float]:
+        """Add a line to metrics.jsonl, its step being the number of complete runs; returns the best value."""
+        best, finished = results.best, len(results.finished)
+        value = {} if best is None or best.value is None else {f"best/{results.metric}": best.value}
+        line = {"step": finished, "time": time.time(), "metrics": {"sweep/finished": finished, **value}}
         with (self._folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"step": finished, "time": time.time(), "metrics": metrics}) + "\n")
+            file.write(json.dumps(line) + "\n")
+        return value
 
     def _end(self, children: Sequence[str]) -> None:
+        """Ship the rest, and make runs children that began while the store was away and heard of no parent."""
         self._shipment.ship()
-        self._adopt(children)
-
-    def _adopt(self, children: Sequence[str]) -> None:
-        """Make runs children that began while the store was away, and so did not hear of their parent."""
         client = self._shipment.open()
         for child in children:
             if client.get_run(child).data.tags.get(PARENT_TAG) is None:
                 client.set_tag(child, PARENT_TAG, str(self.run_id))
 
     def _ship(self, write: Callable[[], object], begins: bool = False) -> None:
-        """Write to the store. That it cannot be is told once, and ends a sweep only where it has not begun.
+        """Write to the store; that it cannot be is a warning, and ends a sweep only where it has not begun.
 
         Raises:
             RunFailed: the sweep begins, and the store can never be used.
@@ -150,18 +135,13 @@ class ParentRun:
             with quick_requests():
                 write()
         except Exception as error:
-            reason = f"MLflow at {redact(self._uri)} cannot be written to: {told(error)}"
+            reason = f"MLflow at {redact(self._uri)} cannot be written to: {format_error(error)}"
             if begins and not is_passing(error):
                 self._held.close()
                 raise RunFailed(reason) from error
-            if not self._told:
+            if not self._is_away:
                 logger.warning("%s\n    nothing is lost: grpox sync %s", reason, self._folder)
-            self._told = True
-
-
-def _best(results: SweepResults) -> dict[str, float]:
-    best = results.best
-    return {} if best is None or best.value is None else {f"best/{results.metric}": best.value}
+            self._is_away = True
 
 
 def _rows(results: SweepResults) -> list[dict[str, object]]:
@@ -172,11 +152,7 @@ def _rows(results: SweepResults) -> list[dict[str, object]]:
             "status": run.status,
             results.metric: run.value,
             "best": run is results.best,
-            "steps": run.steps,
-            "seconds": run.seconds,
-            "folder": run.folder,
-            "run_id": run.run_id,
-            "error": run.error,
+            **{name: getattr(run, name) for name in ("steps", "seconds", "folder", "run_id", "error")},
         }
         for run in results.runs
     ]

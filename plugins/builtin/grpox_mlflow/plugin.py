@@ -25,12 +25,12 @@ def grpox_commands() -> Iterable[CommandSpec]:
     return (
         CommandSpec(
             name="runs",
-            target="grpox_mlflow.runs.commands:app",
+            target="grpox_mlflow.commands:runs",
             help="Runs that MLflow holds: list, show, compare and open them. Nothing is written.",
         ),
         CommandSpec(
             name="sync",
-            target="grpox_mlflow.sync_command:sync",
+            target="grpox_mlflow.commands:sync",
             help="Write to MLflow what it lacks of a run, whose server was away for a while or from the start.",
         ),
     )

@@ -1,14 +1,11 @@
-"""A run's metrics.jsonl as MLflow takes it: every value with its step and time, in requests that MLflow takes.
-
-The files below ``system/`` are read in the same way.
-"""
+"""A run's files of JSON lines, read a piece at a time, and entities in requests that MLflow takes."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from grpox_mlflow.naming import Names
 
@@ -16,27 +13,31 @@ if TYPE_CHECKING:
     from mlflow.entities import Metric, Param
 
     Entity = TypeVar("Entity", Metric, Param)
+Item = TypeVar("Item")
 
-FILE = "metrics.jsonl"
-SYSTEM = "system"
-"""Folder of what each machine of the run recorded of itself, in the same form."""
-
-PARAMS_PER_BATCH = 100
-"""MLflow's limit for one request."""
+METRICS, SYSTEM = "metrics.jsonl", "system"
+"""The run's file of metrics, and the folder of what each machine recorded of itself in the same form."""
+METRICS_PER_BATCH, PARAMS_PER_BATCH = 1000, 100
+"""MLflow's limits for one request."""
 BYTES_PER_REQUEST = 900_000
 """MLflow refuses a request of more than a million."""
 _OVERHEAD = 150
 """Bytes of a metric or parameter besides its name and text: numbers, names of fields, punctuation."""
 
 
-class RecordedLines:
-    """Reads a file of JSON lines a piece at a time, so that memory does not grow with what waits."""
+class RecordedLines(Generic[Item]):
+    """Reads a file of JSON lines a piece at a time, so that memory does not grow with what waits.
 
-    def __init__(self, path: Path, position: int = 0) -> None:
-        self._path = path
+    Args:
+        read: items of a line; none of a line that is no JSON, because its process was killed.
+        most: items of a piece, unless one line has more.
+        position: bytes that are done with.
+    """
+
+    def __init__(self, path: Path, read: Callable[[bytes], list[Item]], most: int, position: int = 0) -> None:
+        self._path, self._read, self._most = path, read, most
         # A run that went back to a checkpoint has a shorter file.
         self.position = min(position, self.size)
-        """Bytes that are done with."""
 
     @property
     def size(self) -> int:
@@ -51,50 +52,42 @@ class RecordedLines:
             file.seek(self.position)
             return sum(1 for _ in file)
 
-    def lines(self) -> Iterator[tuple[bytes, int]]:
-        """Yield each line that is not done with and where it ends, but for one that is not complete yet."""
-        if self.position >= self.size:
-            return
-        with self._path.open("rb") as file:
-            end = file.seek(self.position)
-            while (line := file.readline()).endswith(b"\n"):
-                end += len(line)
-                yield line, end
+    def pieces(self) -> Iterator[tuple[list[Item], int]]:
+        """The items of the next lines, and where these end; `position` moves there when more are asked for."""
+        while self.position < self.size:
+            items: list[Item] = []
+            end = self.position
+            with self._path.open("rb") as file:
+                file.seek(end)
+                for line in file:
+                    of_line = self._read(line) if line.endswith(b"\n") else None
+                    if of_line is None or (items and len(items) + len(of_line) > self._most):
+                        break
+                    items += of_line
+                    end += len(line)
+            if end == self.position:
+                return
+            yield items, end
+            self.position = end
 
 
-class RecordedMetrics(RecordedLines):
-    """Values of a file's lines; a line that is no JSON, because its process was killed, is passed over."""
+def recorded_metrics(path: Path) -> RecordedLines[Metric]:
+    """Every value of a file of metrics with its step and time; those of evaluations below ``evaluation/``."""
+    names = Names()
 
-    def __init__(self, folder: Path, name: str = FILE) -> None:
-        super().__init__(folder / name)
-        self._names = Names()
-
-    def next(self, most: int) -> tuple[list[Metric], int]:
-        """The values of the next lines, at most `most` unless one line has more, and where they end.
-
-        Nothing moves on until `position` is set to that end.
-        """
-        values: list[Metric] = []
-        end = self.position
-        for line, line_end in self.lines():
-            found = self._values(line)
-            if values and len(values) + len(found) > most:
-                break
-            values += found
-            end = line_end
-        return values, end
-
-    def _values(self, line: bytes) -> list[Metric]:
+    def read(line: bytes) -> list[Metric]:
         from mlflow.entities import Metric
 
         try:
-            told: dict[str, Any] = json.loads(line)
-            kind, prefix = ("evaluation", "evaluation/") if "evaluation" in told else ("metrics", "")
-            time, step = int(told["time"] * 1000), told["step"]
-            found = [(prefix + name.removeprefix(prefix), float(told[kind][name])) for name in told[kind]]
+            record: dict[str, Any] = json.loads(line)
+            kind, prefix = ("evaluation", "evaluation/") if "evaluation" in record else ("metrics", "")
+            time, step = int(record["time"] * 1000), record["step"]
+            values = [(prefix + name.removeprefix(prefix), float(record[kind][name])) for name in record[kind]]
         except (ValueError, TypeError, KeyError):
             return []
-        return [Metric(self._names[name], value, time, step) for name, value in found]
+        return [Metric(names[name], value, time, step) for name, value in values]
+
+    return RecordedLines(path, read, METRICS_PER_BATCH)
 
 
 def in_requests(entities: Sequence[Entity], most: int) -> Iterator[list[Entity]]:

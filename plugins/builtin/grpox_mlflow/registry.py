@@ -1,7 +1,9 @@
 """The run's model and checkpoints as versions of a registered model, with the metrics that they had.
 
 All of it follows from the files of the run's folder, and what the registry has is found by the run's key: so it
-can be done again after any error, and by `grpox sync`.
+can be done again after any error, and by `grpox sync`. A version's files have the layout of MLflow's
+transformers flavor, so that `mlflow.transformers.load_model` reads them. MLflow's own writer would load the
+model to save it once more.
 """
 
 from __future__ import annotations
@@ -11,22 +13,15 @@ import math
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import yaml
+
 from grpox.toolkit import amount, checkpoints_in, step_of
-from grpox_mlflow.model_files import (
-    CARD,
-    MLMODEL,
-    REQUIREMENTS,
-    TOKENIZER,
-    WEIGHTS,
-    mlmodel,
-    requirements,
-    size_of,
-    tokenizer_files,
-)
-from grpox_mlflow.recorded import RecordedMetrics
+from grpox_mlflow.naming import KEY_TAG
+from grpox_mlflow.recorded import METRICS, in_requests, recorded_metrics
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -36,27 +31,37 @@ if TYPE_CHECKING:
 GIB = 2**30
 BEST = "best"
 """The alias of the best version. MLflow itself gives ``latest`` to the newest one."""
-KEY, STEP, FOLDER, METRIC, VALUE = "grpox.run", "grpox.step", "grpox.folder", "grpox.metric", "grpox.value"
+STEP, FOLDER, METRIC, VALUE = "grpox.step", "grpox.folder", "grpox.metric", "grpox.value"
 UPLOADED, MODEL = "grpox.uploaded", "grpox.model_id"
 VERSIONS = "mlflow.modelVersions"
 """The tag by which MLflow's pages lead from a run's model to its version."""
+MLMODEL, REQUIREMENTS, CARD = "MLmodel", "requirements.txt", "README.md"
+WEIGHTS, TOKENIZER = "model", "components/tokenizer"
+"""Folders of an MLflow model of the transformers flavor."""
+SIGNATURE = {
+    "inputs": json.dumps([{"type": "string", "name": "prompt", "required": True}]),
+    "outputs": json.dumps([{"type": "string", "name": "completion", "required": True}]),
+    "params": None,
+}
+"""A prompt in, a completion out, as text."""
+_WEIGHT_SUFFIXES = (".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json", ".pt")
 _LINKED = ("evaluation/", "reward", "rewards/")
-"""How the names of metrics begin that are linked to a model."""
+"""Beginnings of the names of metrics that are linked to a model."""
 
 
 @dataclass(frozen=True)
 class Registration:
-    """What `register` and its like say; kept in ``mlflow.json``."""
+    """Settings by which a run's models are registered; kept in ``mlflow.json``."""
 
     name: str
-    """Of the registered model."""
+    """Name of the registered model."""
     upload_gib: float
-    """Up to which a model's files are uploaded."""
+    """Size up to which a model's files are uploaded."""
     metric: str
-    """By which versions are compared."""
+    """Metric by which versions are compared."""
     lowest: bool
     versions: Mapping[str, str]
-    """Of libraries."""
+    """Versions of libraries."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +72,11 @@ class Saved:
     folder: Path
     loadable: bool
     """A Hugging Face folder; else a checkpoint, which is never uploaded: it holds the optimizer's states."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of all its files."""
+        return sum(path.stat().st_size for path in self.folder.rglob("*") if path.is_file())
 
 
 class Registry:
@@ -82,28 +92,42 @@ class Registry:
         self._registration = registration
         self._key = key
         self._done: set[Path] = set()
+        self._run_id = self._experiment_id = ""
 
     def upload_bytes(self) -> int:
         """Bytes that are still to be uploaded."""
-        return sum(size_of(s.folder) for s in self._saved() if s.folder not in self._done and self._uploads(s))
+        return sum(s.size for s in self._saved() if s.folder not in self._done and self._uploads(s))
 
     def write(self, client: MlflowClient, run_id: str, experiment_id: str) -> None:
         """Register what is saved and not registered, and forget versions whose checkpoint is gone."""
+        from mlflow.exceptions import MlflowException
+
         saved = list(self._saved())
-        if {each.folder for each in saved} == self._done:
+        folders = {each.folder for each in saved}
+        if folders == self._done:
             return
-        self._make_model(client)
+        self._run_id, self._experiment_id = run_id, experiment_id
+        try:
+            client.create_registered_model(self._registration.name)
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_ALREADY_EXISTS":
+                raise
         versions = self._versions(client)
         for each in saved:
-            if str(each.folder) not in versions:
-                self._register_if_there(client, each, run_id, experiment_id)
-        there = {str(each.folder) for each in saved}
-        for path, version in versions.items():
+            if each.folder in versions:
+                continue
+            try:
+                self._register(client, each)
+            except FileNotFoundError:
+                # The run removes checkpoints of which it has enough, while this thread reads them.
+                if each.folder.exists():
+                    raise
+        for folder, version in versions.items():
             # Only now, when the newest is there: MLflow would give its number to the next one.
-            if path not in there and not Path(path).exists():
+            if folder not in folders and not folder.exists():
                 client.delete_model_version(self._registration.name, version.version)
         self._name_best(client)
-        self._done = {each.folder for each in saved}
+        self._done = folders
 
     def _saved(self) -> Iterator[Saved]:
         """Checkpoints from the first to the last, then the trained model."""
@@ -116,106 +140,119 @@ class Registry:
             return  # not trained to its end
 
     def _uploads(self, saved: Saved) -> bool:
-        return saved.loadable and size_of(saved.folder) <= self._registration.upload_gib * GIB
+        return saved.loadable and saved.size <= self._registration.upload_gib * GIB
 
-    def _make_model(self, client: MlflowClient) -> None:
-        from mlflow.exceptions import MlflowException
-
-        try:
-            client.create_registered_model(self._registration.name)
-        except MlflowException as error:
-            if error.error_code != "RESOURCE_ALREADY_EXISTS":
-                raise
-
-    def _versions(self, client: MlflowClient) -> dict[str, ModelVersion]:
+    def _versions(self, client: MlflowClient) -> dict[Path, ModelVersion]:
         """Folder -> the version that is of it, of those of this run."""
-        found = client.search_model_versions(f"name = '{self._registration.name}'", max_results=1000)
-        return {v.tags[FOLDER]: v for v in found if v.tags.get(KEY) == self._key and FOLDER in v.tags}
+        versions = client.search_model_versions(f"name = '{self._registration.name}'", max_results=1000)
+        mine = [version for version in versions if version.tags.get(KEY_TAG) == self._key]
+        return {Path(version.tags[FOLDER]): version for version in mine if FOLDER in version.tags}
 
-    def _register_if_there(self, client: MlflowClient, saved: Saved, run_id: str, experiment_id: str) -> None:
-        try:
-            self._register(client, saved, run_id, experiment_id)
-        except FileNotFoundError:
-            # The run removes checkpoints of which it has enough, while this thread reads them.
-            if saved.folder.exists():
-                raise
-
-    def _register(self, client: MlflowClient, saved: Saved, run_id: str, experiment_id: str) -> None:
-        model = self._logged_model(client, saved, run_id, experiment_id)
-        metrics = list(self._metrics(saved.step))
-        tags = {KEY: self._key, STEP: str(saved.step), FOLDER: str(saved.folder), MODEL: model.model_id}
-        tags[UPLOADED] = str(self._uploads(saved)).lower()
-        value = next((m.value for m in metrics if m.key == self._registration.metric), math.nan)
-        if math.isfinite(value):
-            tags |= {METRIC: self._registration.metric, VALUE: repr(value)}
+    def _register(self, client: MlflowClient, saved: Saved) -> None:
+        metrics = self._metrics(saved.step)
+        tags = {KEY_TAG: self._key, STEP: str(saved.step), FOLDER: str(saved.folder)}
+        model = self._logged_model(client, saved, metrics, tags)
+        tags |= {MODEL: model.model_id, UPLOADED: str(self._uploads(saved)).lower()}
+        compared = metrics.get(self._registration.metric)
+        if compared is not None and math.isfinite(compared.value):
+            tags |= {METRIC: compared.key, VALUE: repr(compared.value)}
         version = client.create_model_version(
             self._registration.name,
             model.artifact_location,
-            run_id,
+            self._run_id,
             tags=tags,
             description=self._description(saved),
             await_creation_for=0,  # it is there when this returns, and MLflow would say that it waits
             model_id=model.model_id,
         )
         # A server does this by itself, a database does not.
-        told = json.dumps([{"name": version.name, "version": int(version.version)}])
-        client.set_logged_model_tags(model.model_id, {VERSIONS: told})
+        link = json.dumps([{"name": version.name, "version": int(version.version)}])
+        client.set_logged_model_tags(model.model_id, {VERSIONS: link})
 
-    def _logged_model(self, client: MlflowClient, saved: Saved, run_id: str, experiment_id: str) -> LoggedModel:
+    def _logged_model(
+        self, client: MlflowClient, saved: Saved, metrics: Mapping[str, Metric], tags: dict[str, str]
+    ) -> LoggedModel:
         """The model as MLflow's runs show it, with files and metrics; what an earlier try left is taken up."""
-        from mlflow.entities import LoggedModelOutput
+        from mlflow.entities import LoggedModelOutput, Metric
 
-        of_run = client.search_logged_models([experiment_id], f"source_run_id = '{run_id}'", max_results=1000)
-        model = next((each for each in of_run if each.tags.get(FOLDER) == str(saved.folder)), None)
+        run_id, experiment = self._run_id, self._experiment_id
+        models = client.search_logged_models([experiment], f"source_run_id = '{run_id}'", max_results=1000)
+        model = next((each for each in models if each.tags.get(FOLDER) == str(saved.folder)), None)
         if model is None:
             name = self._registration.name.replace(".", "-")
-            tags = {KEY: self._key, STEP: str(saved.step), FOLDER: str(saved.folder)}
-            model = client.create_logged_model(experiment_id, name, run_id, tags, model_type="text-generation")
+            model = client.create_logged_model(experiment, name, run_id, tags, model_type="text-generation")
             client.log_outputs(run_id, [LoggedModelOutput(model.model_id, saved.step)])
         if model.status != "READY":
-            self._write_files(client, saved, model.model_id, run_id)
-            self._link_metrics(client, saved.step, model.model_id, run_id)
+            self._write_files(client, saved, model.model_id)
+            linked = [
+                Metric(m.key, m.value, m.timestamp, m.step, model_id=model.model_id, run_id=run_id)
+                for m in metrics.values()
+                if m.key.startswith(_LINKED) and math.isfinite(m.value)
+            ]
+            for batch in in_requests(linked, 500):
+                client.log_batch(run_id, metrics=batch, synchronous=True)
             client.finalize_logged_model(model.model_id, "READY")
         return model
 
-    def _write_files(self, client: MlflowClient, saved: Saved, model_id: str, run_id: str) -> None:
-        uploads, versions = self._uploads(saved), self._registration.versions
-        saved_at = saved.folder.stat().st_mtime
+    def _write_files(self, client: MlflowClient, saved: Saved, model_id: str) -> None:
+        versions = self._registration.versions
+        # A local part such as +cpu is of a build that no index has.
+        pinned = {
+            name: versions[name].partition("+")[0] for name in ("torch", "transformers") if name in versions
+        }
         with tempfile.TemporaryDirectory() as folder:
             small = Path(folder)
-            text = mlmodel(saved.folder, uploads, versions, model_id, run_id, saved_at, saved.loadable)
-            (small / MLMODEL).write_text(text, encoding="utf-8")
-            (small / REQUIREMENTS).write_text(requirements(versions), encoding="utf-8")
+            (small / MLMODEL).write_text(self._mlmodel(saved, model_id), encoding="utf-8")
+            requirements = "".join(f"{name}=={version}\n" for name, version in pinned.items())
+            (small / REQUIREMENTS).write_text(requirements, encoding="utf-8")
             if (saved.folder / CARD).exists():
                 (small / CARD).write_bytes((saved.folder / CARD).read_bytes())
             client.log_model_artifacts(model_id, folder)
-        if saved.loadable:
-            for path in tokenizer_files(saved.folder):
+        # Of a Hugging Face folder the small files: tokenizer, chat template, config.
+        for path in sorted(saved.folder.iterdir()) if saved.loadable else ():
+            if path.is_file() and path.name != CARD and not path.name.endswith(_WEIGHT_SUFFIXES):
                 client.log_model_artifact(model_id, str(path), TOKENIZER)
-        if uploads:
+        if self._uploads(saved):
             client.log_model_artifacts(model_id, str(saved.folder), WEIGHTS)
 
-    def _link_metrics(self, client: MlflowClient, step: int, model_id: str, run_id: str) -> None:
-        from mlflow.entities import Metric
+    def _mlmodel(self, saved: Saved, model_id: str) -> str:
+        """The file MLmodel: where the weights are, and how they are loaded."""
+        folder, versions = str(saved.folder), self._registration.versions
+        flavors: dict[str, Any] = {"grpox": {"folder": folder, "version": versions.get("grpox", "unknown")}}
+        if saved.loadable:
+            uploads = self._uploads(saved)
+            flavors["transformers"] = {
+                "transformers_version": versions.get("transformers", "unknown"),
+                "code": None,
+                "task": "text-generation",
+                "instance_type": "TextGenerationPipeline",
+                "pipeline_model_type": "AutoModelForCausalLM",
+                "source_model_name": folder,
+                "components": ["tokenizer"],
+                "tokenizer_type": "AutoTokenizer",
+                **({"model_binary": WEIGHTS} if uploads else {"local_base_model_path": folder}),
+            }
+        else:
+            flavors["grpox"]["export"] = f"grpox export {folder} OUT_DIR"
+        saved_at = datetime.fromtimestamp(saved.folder.stat().st_mtime, UTC)
+        content = {
+            "artifact_path": model_id,
+            "flavors": flavors,
+            "mlflow_version": versions.get("mlflow", "unknown"),
+            "model_id": model_id,
+            "model_size_bytes": saved.size,
+            "run_id": self._run_id,
+            "signature": SIGNATURE,
+            "utc_time_created": saved_at.strftime("%Y-%m-%d %H:%M:%S.%f"),
+        }
+        return str(yaml.safe_dump(content, sort_keys=False, width=1000))
 
-        linked = [
-            Metric(m.key, m.value, m.timestamp, m.step, model_id=model_id, run_id=run_id)
-            for m in self._metrics(step)
-            if m.key.startswith(_LINKED) and math.isfinite(m.value)
-        ]
-        for start in range(0, len(linked), 500):
-            client.log_batch(run_id, metrics=linked[start : start + 500], synchronous=True)
-
-    def _metrics(self, step: int) -> Iterator[Metric]:
-        """What was recorded of the policy after `step` steps; of what was recorded twice the last."""
-        recorded, last = RecordedMetrics(self._folder), dict[str, Any]()
-        while True:
-            values, end = recorded.next(10_000)
-            if end == recorded.position:
-                break
+    def _metrics(self, step: int) -> dict[str, Metric]:
+        """Metrics of the policy after `step` steps, by name; of what was recorded twice the last."""
+        last: dict[str, Metric] = {}
+        for values, _ in recorded_metrics(self._folder / METRICS).pieces():
             last |= {value.key: value for value in values if value.step == step}
-            recorded.position = end
-        yield from last.values()
+        return last
 
     def _description(self, saved: Saved) -> str:
         if not saved.loadable:
@@ -223,9 +260,7 @@ class Registry:
                 f"Checkpoint after step {saved.step}, in {saved.folder}. As a Hugging Face folder: "
                 f"`grpox export {saved.folder} OUT_DIR`"
             )
-        where = (
-            "" if self._uploads(saved) else f" Its weights ({amount(size_of(saved.folder))}) were not uploaded."
-        )
+        where = "" if self._uploads(saved) else f" Its weights ({amount(saved.size)}) were not uploaded."
         return f"The model after step {saved.step}, in {saved.folder}.{where}"
 
     def _name_best(self, client: MlflowClient) -> None:
@@ -235,15 +270,12 @@ class Registry:
         if not mine:
             return
         best = max(mine, key=self._rank)
-        holder = self._holder(client)
-        if holder is None or holder.tags.get(METRIC) != metric or self._rank(best) > self._rank(holder):
+        holder = client.get_registered_model(name).aliases.get(BEST)
+        before = None if holder is None else client.get_model_version(name, holder)
+        if before is None or before.tags.get(METRIC) != metric or self._rank(best) > self._rank(before):
             client.set_registered_model_alias(name, BEST, best.version)
 
-    def _holder(self, client: MlflowClient) -> ModelVersion | None:
-        held = client.get_registered_model(self._registration.name).aliases.get(BEST)
-        return None if held is None else client.get_model_version(self._registration.name, held)
-
     def _rank(self, version: ModelVersion) -> tuple[float, int]:
-        """By value; of equals the later version, which of a run is its trained model."""
+        """Rank by value; of equals the later version, which of a run is its trained model, is better."""
         value = float(version.tags[VALUE])
         return (-value if self._registration.lowest else value), int(version.version)

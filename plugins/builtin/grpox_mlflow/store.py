@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 PROBE_SECONDS = 5
-"""How long the start of a run waits for an answer."""
+"""Seconds that the start of a run waits for an answer."""
 OPEN_SECONDS = 120
 """Seconds that a run waits for others that open the same SQLite file."""
 _SQLITE = "sqlite:///"
 _DATABASE_PORTS = {"postgresql": 5432, "mysql": 3306, "mssql": 1433}
-_TOLD_LENGTH = 500
+_ERROR_LENGTH = 500
 _PASSING = {"INTERNAL_ERROR", "TEMPORARILY_UNAVAILABLE", "REQUEST_LIMIT_EXCEEDED"}
 
 
@@ -45,7 +45,7 @@ def sqlite_path(uri: str) -> Path | None:
 
 @contextmanager
 def quick_requests(seconds: int = PROBE_SECONDS) -> Iterator[None]:
-    """Within it MLflow tries an HTTP request once, for so many seconds, where it would try for minutes.
+    """Have MLflow try an HTTP request once, for so many seconds, where it would try for minutes.
 
     And it does not print where a run is each time that its end is written.
     """
@@ -97,7 +97,7 @@ def _alone(uri: str) -> Iterator[None]:
 
 
 def is_passing(error: Exception) -> bool:
-    """Whether an error may pass by itself: no answer, a server in trouble, a locked database."""
+    """Tell whether an error may pass by itself: no answer, a server in trouble, a locked database."""
     from mlflow.exceptions import MlflowException
 
     if isinstance(error, MlflowException):
@@ -107,12 +107,12 @@ def is_passing(error: Exception) -> bool:
     return isinstance(error, ConnectionError | TimeoutError | socket.gaierror)
 
 
-def told(error: Exception) -> str:
-    """What went wrong, in one line without secrets: of what the libraries made of it, where it began."""
+def format_error(error: Exception) -> str:
+    """Describe an error in one line without secrets: of what the libraries made of it, where it began."""
     root = list(chain(error, with_contexts=True))[-1]
     text = redact(" ".join(text_of(root if isinstance(root, OSError) else error).split()))
     text = text or type(root).__name__
-    return text if len(text) <= _TOLD_LENGTH else f"{text[:_TOLD_LENGTH]} ..."
+    return text if len(text) <= _ERROR_LENGTH else f"{text[:_ERROR_LENGTH]} ..."
 
 
 def place_of(uri: str, experiment_id: str, run_id: str) -> str:
@@ -142,18 +142,18 @@ def probe(uri: str) -> None:
 def _experiment_id(client: MlflowClient, uri: str, name: str) -> str:
     from mlflow.exceptions import MlflowException
 
-    found = client.get_experiment_by_name(name)
-    if found is None:
-        path = sqlite_path(uri)
-        # Beside the database, where MLflow would put them into the working directory of the moment.
-        location = None if path is None else (path.parent / "mlartifacts").as_uri()
+    path = sqlite_path(uri)
+    # Beside the database, where MLflow would put them into the working directory of the moment.
+    location = None if path is None else (path.parent / "mlartifacts").as_uri()
+    experiment = client.get_experiment_by_name(name)
+    if experiment is None:
         try:
             return str(client.create_experiment(name, artifact_location=location))
         except MlflowException:
             # Another run that started at the same time may have created it.
-            found = client.get_experiment_by_name(name)
-            if found is None:
+            experiment = client.get_experiment_by_name(name)
+            if experiment is None:
                 raise
-    if found.lifecycle_stage != "active":
+    if experiment.lifecycle_stage != "active":
         raise ValueError(f"experiment {name!r} was deleted: restore it or name another")
-    return str(found.experiment_id)
+    return str(experiment.experiment_id)

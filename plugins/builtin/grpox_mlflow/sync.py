@@ -2,38 +2,29 @@
 
 from __future__ import annotations
 
-import os
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from grpox.errors import ConfigError, Problem, RunFailed, nearest, redact
-from grpox.toolkit import MASK, duration, hold
-from grpox_mlflow.followed import FILE, FollowedRun, ending
+from grpox.toolkit import duration, hold
+from grpox_mlflow.followed import FILE, FollowedRun, address_of, ending
 from grpox_mlflow.shipment import Progress, Shipment
-from grpox_mlflow.store import is_passing, place_of, quick_requests, resolved_uri, told
+from grpox_mlflow.store import format_error, is_passing, quick_requests, resolved_uri
 
 WAIT_SECONDS = 20.0
-"""How long a server may not answer before we give up."""
+"""Seconds that a server may not answer before we give up."""
 _PAUSE, _REQUEST = 2.0, 20
 
 
-@dataclass(frozen=True)
-class Synced:
-    """What was missing, and where it is now."""
-
-    values: int
-    files: int
-    status: str
-    place: str
-    """A page, or the command that shows it."""
-
-
-def sync(folder: Path, uri: str | None = None, progress: Progress | None = None) -> Synced:
+def sync(folder: Path, uri: str | None = None, progress: Progress | None = None) -> Shipment:
     """Write what MLflow lacks of a run: values, parameters, tags, files, and how the run ended.
 
     Args:
         uri: of the store; default: the one that the run was given.
+
+    Returns:
+        What was missing, as counts, and where it is now.
 
     Raises:
         ConfigError: the folder holds no run that MLflow follows, or the run is still going on.
@@ -45,14 +36,12 @@ def sync(folder: Path, uri: str | None = None, progress: Progress | None = None)
     address = resolved_uri(uri) if uri is not None else address_of(followed)
     with hold(folder), quick_requests(_REQUEST):
         shipment = Shipment(folder, replace(followed, tracking_uri=redact(address)), address, live=False)
-        status, _ = shipment.ending = ending(folder)
-        _persist(shipment, progress)
-    done = shipment.followed
-    place = place_of(address, done.experiment_id or "", done.run_id or "")
-    return Synced(shipment.values, shipment.files, status, place)
+        shipment.ending = ending(folder)
+        _ship(shipment, progress)
+    return shipment
 
 
-def _persist(shipment: Shipment, progress: Progress | None) -> None:
+def _ship(shipment: Shipment, progress: Progress | None) -> None:
     """Ship, and after an error that may pass go on where it came, as long as there is some progress."""
     since, reached = time.monotonic(), (0, 0)
     while True:
@@ -65,23 +54,11 @@ def _persist(shipment: Shipment, progress: Progress | None) -> None:
             tried = time.monotonic() - since
             if not is_passing(error) or tried + _PAUSE > WAIT_SECONDS:
                 raise RunFailed(
-                    f"MLflow at {shipment.followed.tracking_uri} cannot be written to: {told(error)}\n"
+                    f"MLflow at {shipment.followed.tracking_uri} cannot be written to: {format_error(error)}\n"
                     f"    tried for {duration(tried)}; nothing is lost: start the server and sync again,\n"
                     "    or name another one: --tracking-uri http://host:5000"
                 ) from error
             time.sleep(_PAUSE)
-
-
-def address_of(followed: FollowedRun) -> str:
-    """The run's store; with the password that its record lacks, from the environment."""
-    known = followed.tracking_uri
-    if MASK not in known:
-        return known
-    given = os.environ.get("MLFLOW_TRACKING_URI", "")
-    if redact(given) == known:
-        return given
-    what = f"the run's store is {known}, and its password is not kept"
-    raise ConfigError(Problem(what, key="MLFLOW_TRACKING_URI", allowed="that address with its password"))
 
 
 def _not_followed(folder: Path) -> Problem:
@@ -92,6 +69,6 @@ def _not_followed(folder: Path) -> Problem:
     else:
         what = "holds no run"
     around = folder.parent if folder.parent.is_dir() else Path()
-    runs = sorted(str(found.parent) for found in around.glob(f"*/{FILE}"))
+    runs = sorted(str(path.parent) for path in around.glob(f"*/{FILE}"))
     allowed = "a run's folder" + (f", such as {', '.join(runs[:5])}" if runs else "")
     return Problem(what, given=str(folder), allowed=allowed, nearest=nearest(str(folder), runs))

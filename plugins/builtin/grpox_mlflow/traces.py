@@ -1,13 +1,17 @@
-"""Traced rollouts -> MLflow's traces: spans for generation and each reward, rewards as feedback.
+"""Rollouts as MLflow's traces: drawn from each generation batch, kept in the run's folder, written from there.
 
-A trace's id follows from its run, step and row. So a request may be repeated, and a resumed run makes no second
-one.
+MLflow takes about thirteen traces a second, so a few are drawn. A trace has spans for generation and each
+reward, and rewards as feedback. Its id follows from its run, step and row: so a request may be repeated, and a
+resumed run makes no second one.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
+import random
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -15,39 +19,86 @@ from typing import TYPE_CHECKING, Any
 
 from grpox_mlflow.naming import NAME_LENGTH
 from grpox_mlflow.recorded import RecordedLines
-from grpox_mlflow.traced import FILE
 
 if TYPE_CHECKING:
     from mlflow.entities import Assessment, Span, TraceInfo
 
+    from grpox.contracts import ScoredRollout
+
+FILE = "traces.jsonl"
+TEXT_LENGTH = 20_000
+"""Characters kept of a prompt or completion."""
 PER_PIECE = 20
 """Traces written between two looks at the metrics."""
 _PREVIEW = 1000
 """Characters that the list of traces shows of prompt and completion."""
 
-
-class RecordedTraces(RecordedLines):
-    """``traces.jsonl``, a piece at a time."""
-
-    def __init__(self, folder: Path, position: int = 0) -> None:
-        super().__init__(folder / FILE, position)
-
-    def next(self) -> tuple[list[dict[str, Any]], int]:
-        """The next traces, and where they end."""
-        found: list[dict[str, Any]] = []
-        end = self.position
-        for line, line_end in self.lines():
-            end = line_end
-            with suppress(ValueError):  # of a process that was killed meanwhile
-                found.append(json.loads(line))
-            if len(found) == PER_PIECE:
-                break
-        return found, end
+Trace = Mapping[str, Any]
+"""A line of ``traces.jsonl``."""
 
 
-def write_traces(
-    uri: str, experiment_id: str, run_id: str, key: str, traced: Sequence[Mapping[str, Any]]
-) -> None:
+class TracedRollouts:
+    """Appends to ``traces.jsonl``, one JSON object a rollout.
+
+    Args:
+        folder: the run's.
+        most: rollouts drawn from each generation batch, the same ones in a run that is resumed.
+        seed: the run's.
+    """
+
+    def __init__(self, folder: Path, most: int, seed: int) -> None:
+        self._path = folder / FILE
+        self._most, self._seed = most, seed
+        self._drawn: list[dict[str, Any]] = []
+        self._batches = 0
+
+    def go_back(self, step: int) -> None:
+        """Forget what was kept of the steps after `step`: they are taken again."""
+        with suppress(OSError):
+            lines = self._path.read_text(encoding="utf-8").splitlines(keepends=True)
+            before = [line for line in lines if line.endswith("\n") and _step(line) <= step]
+            if len(before) < len(lines):
+                self._path.write_text("".join(before), encoding="utf-8")
+
+    def draw(self, step: int, rollouts: Sequence[ScoredRollout]) -> None:
+        """Keep some of a batch that is first used in `step`, until its times are known."""
+        if not self._most or not rollouts:
+            return
+        now = time.time()
+        self._batches += 1
+        chance = random.Random(f"{self._seed}/{step}/{self._batches}")
+        for row in sorted(chance.sample(range(len(rollouts)), min(self._most, len(rollouts)))):
+            record = _record(rollouts[row])
+            self._drawn.append({"step": step, "batch": self._batches, "row": row, "time": now, **record})
+
+    def write(self, metrics: Mapping[str, float]) -> None:
+        """Append what was drawn, with the seconds of sampling and scoring by the metrics of the step.
+
+        A disk that is full loses them: they are a sample, and everything is in the files of completions.
+        """
+        drawn, self._drawn, self._batches = self._drawn, [], 0
+        if not drawn:
+            return
+        seconds = {
+            name: metrics[f"time/{name}"] for name in ("generate", "reward") if f"time/{name}" in metrics
+        }
+        lines = [json.dumps({**each, "seconds": seconds}, ensure_ascii=False, default=str) for each in drawn]
+        with suppress(OSError), self._path.open("a", encoding="utf-8") as file:
+            file.write("".join(f"{line}\n" for line in lines))
+
+
+def recorded_traces(folder: Path, position: int = 0) -> RecordedLines[Trace]:
+    """Read ``traces.jsonl``, a piece at a time."""
+
+    def read(line: bytes) -> list[Trace]:
+        with suppress(ValueError):
+            return [json.loads(line)]
+        return []
+
+    return RecordedLines(folder / FILE, read, PER_PIECE, position)
+
+
+def write_traces(uri: str, experiment_id: str, run_id: str, key: str, traces: Sequence[Trace]) -> None:
     """Write traces to the store, or once more what it has of them.
 
     Args:
@@ -57,143 +108,161 @@ def write_traces(
 
     client = TracingClient(uri)
     spans: list[Span] = []
-    for each in traced:
-        client.start_trace(_info(each, experiment_id, run_id, key))
-        spans += _spans(each, key)
+    for trace in traces:
+        client.start_trace(_info(trace, experiment_id, run_id, key))
+        spans += _spans(trace, key)
     if spans:
         client.log_spans(experiment_id, spans)
 
 
-def trace_id(key: str, traced: Mapping[str, Any]) -> str:
+def trace_id(key: str, trace: Trace) -> str:
     """``tr-`` and 32 hexadecimal digits."""
-    return f"tr-{_digest(key, traced['step'], traced['batch'], traced['row'])}"
+    return f"tr-{_digest(key, trace['step'], trace['batch'], trace['row'])}"
 
 
-def _info(traced: Mapping[str, Any], experiment_id: str, run_id: str, key: str) -> TraceInfo:
+def _record(scored: ScoredRollout) -> dict[str, Any]:
+    rollout = scored.rollout
+    return {
+        "group": rollout.group_id,
+        "sample": rollout.sample,
+        "prompt": _cut(scored.prompt),
+        "completion": _cut(scored.completion),
+        "reward": _number(scored.reward),
+        "rewards": {name: _number(value) for name, value in scored.rewards.items()},
+        "advantage": _number(scored.advantage),
+        "extra": {
+            name: value if isinstance(value, bool | int) else str(value) for name, value in scored.extra.items()
+        },
+        "finish_reason": rollout.finish_reason,
+        "policy_version": rollout.policy_version,
+        "prompt_tokens": len(rollout.prompt_ids),
+        "completion_tokens": len(rollout.completion_ids),
+    }
+
+
+def _number(value: float | None) -> float | None:
+    """JSON has no number for NaN, which here means that nobody scored."""
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _cut(text: str) -> str:
+    if len(text) <= TEXT_LENGTH:
+        return text
+    half = TEXT_LENGTH // 2
+    return f"{text[:half]}\n[... {len(text) - TEXT_LENGTH} characters ...]\n{text[-half:]}"
+
+
+def _step(line: str) -> float:
+    """The step of a line; infinite of what is none."""
+    try:
+        return float(json.loads(line)["step"])
+    except (ValueError, TypeError, KeyError):
+        return math.inf
+
+
+def _info(trace: Trace, experiment_id: str, run_id: str, key: str) -> TraceInfo:
     from mlflow.entities import TraceInfo, TraceLocation, TraceState
     from mlflow.tracing.constant import TraceMetadataKey, TraceTagKey
 
-    begin, _, end = _times(traced)
-    usage = _usage(traced)
+    begin, _, end = _times(trace)
     return TraceInfo(
-        trace_id=trace_id(key, traced),
+        trace_id=trace_id(key, trace),
         trace_location=TraceLocation.from_experiment_id(experiment_id),
         request_time=begin // 1_000_000,
         execution_duration=(end - begin) // 1_000_000,
         state=TraceState.OK,
-        request_preview=traced["prompt"][:_PREVIEW],
-        response_preview=traced["completion"][:_PREVIEW],
+        request_preview=trace["prompt"][:_PREVIEW],
+        response_preview=trace["completion"][:_PREVIEW],
         trace_metadata={
             TraceMetadataKey.SOURCE_RUN: run_id,
-            TraceMetadataKey.TOKEN_USAGE: json.dumps(usage),
-            "grpox.policy_version": str(traced["policy_version"]),
+            TraceMetadataKey.TOKEN_USAGE: json.dumps(_usage(trace)),
+            "grpox.policy_version": str(trace["policy_version"]),
         },
         tags={
             TraceTagKey.TRACE_NAME: "rollout",
-            "grpox.step": str(traced["step"]),
-            "grpox.group": str(traced["group"]),
-            "grpox.finish_reason": str(traced["finish_reason"]),
+            **{f"grpox.{name}": str(trace[name]) for name in ("step", "group", "finish_reason")},
         },
-        assessments=list(_feedback(traced, run_id, key)),
+        assessments=list(_feedback(trace, run_id, key)),
     )
 
 
-def _feedback(traced: Mapping[str, Any], run_id: str, key: str) -> Iterator[Assessment]:
+def _feedback(trace: Trace, run_id: str, key: str) -> Iterator[Assessment]:
     """The score of each reward function that gave one, and their weighted sum."""
     from mlflow.entities import AssessmentSource, Feedback
 
-    scores = {"reward": traced["reward"], **{f"rewards/{name}": v for name, v in traced["rewards"].items()}}
-    milliseconds = int(traced["time"] * 1000)
+    scores = {"reward": trace["reward"], **{f"rewards/{name}": v for name, v in trace["rewards"].items()}}
+    milliseconds = int(trace["time"] * 1000)
     for name, score in scores.items():
         if score is None:
             continue
-        source = AssessmentSource(source_type="CODE", source_id=name[:NAME_LENGTH])
-        given = Feedback(
+        feedback = Feedback(
             name=name[:NAME_LENGTH],
             value=score,
-            source=source,
-            trace_id=trace_id(key, traced),
+            source=AssessmentSource(source_type="CODE", source_id=name[:NAME_LENGTH]),
+            trace_id=trace_id(key, trace),
             metadata={"mlflow.assessment.sourceRunId": run_id},
             create_time_ms=milliseconds,
             last_update_time_ms=milliseconds,
         )
         # Of its own, so that a second writing adds none.
-        given.assessment_id = f"a-{_digest(trace_id(key, traced), name)}"
-        yield given
+        feedback.assessment_id = f"a-{_digest(trace_id(key, trace), name)}"
+        yield feedback
 
 
-def _spans(traced: Mapping[str, Any], key: str) -> Iterator[Span]:
+def _spans(trace: Trace, key: str) -> Iterator[Span]:
     """The whole, the generation, and each reward function, which all score at the same time.
 
     How long one rollout took is not known: the times are those of its generation batch.
     """
-    begin, generated, end = _times(traced)
-    prompt, completion = traced["prompt"], traced["completion"]
-    root = _digest(key, "root")[:16]
-    whole = {
-        "step": traced["step"],
-        "reward": traced["reward"],
-        "advantage": traced["advantage"],
-        **traced["extra"],
-    }
-    yield _span(
-        traced, key, "rollout", "CHAIN", (begin, end), prompt, {"completion": completion, **whole}, root, ""
-    )
-    usage = {"mlflow.chat.tokenUsage": _usage(traced), "finish_reason": traced["finish_reason"]}
-    yield _span(traced, key, "generate", "LLM", (begin, generated), prompt, completion, "", root, usage)
-    for name, score in traced["rewards"].items():
-        times = (generated, end)
-        yield _span(traced, key, f"rewards/{name}", "EVALUATOR", times, completion, score, "", root)
-
-
-def _span(
-    traced: Mapping[str, Any],
-    key: str,
-    name: str,
-    kind: str,
-    times: tuple[int, int],
-    inputs: object,
-    outputs: object,
-    own: str,
-    parent: str,
-    attributes: Mapping[str, object] | None = None,
-) -> Span:
     from mlflow.entities import Span
     from mlflow.tracing.constant import SpanAttributeKey
 
-    told = {
-        SpanAttributeKey.REQUEST_ID: trace_id(key, traced),
-        SpanAttributeKey.SPAN_TYPE: kind,
-        SpanAttributeKey.INPUTS: inputs,
-        SpanAttributeKey.OUTPUTS: outputs,
-        **(attributes or {}),
-    }
-    return Span.from_dict(
-        {
-            "trace_id": trace_id(key, traced),
-            "span_id": own or _digest(key, name)[:16],
-            "parent_span_id": parent or None,
+    begin, generated, end = _times(trace)
+    prompt, completion = trace["prompt"], trace["completion"]
+    outcome = {"completion": completion, **{name: trace[name] for name in ("step", "reward", "advantage")}}
+    usage = {"mlflow.chat.tokenUsage": _usage(trace), "finish_reason": trace["finish_reason"]}
+    root = _digest(key, "root")[:16]
+    for name, kind, times, inputs, outputs, more in (
+        ("rollout", "CHAIN", (begin, end), prompt, outcome | trace["extra"], {}),
+        ("generate", "LLM", (begin, generated), prompt, completion, usage),
+        *(
+            (f"rewards/{name}", "EVALUATOR", (generated, end), completion, score, {})
+            for name, score in trace["rewards"].items()
+        ),
+    ):
+        attributes = {
+            SpanAttributeKey.REQUEST_ID: trace_id(key, trace),
+            SpanAttributeKey.SPAN_TYPE: kind,
+            SpanAttributeKey.INPUTS: inputs,
+            SpanAttributeKey.OUTPUTS: outputs,
+            **more,
+        }
+        is_root = name == "rollout"
+        span: dict[str, Any] = {
+            "trace_id": trace_id(key, trace),
+            "span_id": root if is_root else _digest(key, name)[:16],
+            "parent_span_id": None if is_root else root,
             "name": name,
             "start_time_unix_nano": times[0],
             "end_time_unix_nano": times[1],
             "status": {"code": "STATUS_CODE_OK", "message": ""},
-            "attributes": {name: json.dumps(value, ensure_ascii=False) for name, value in told.items()},
+            "attributes": {each: json.dumps(value, ensure_ascii=False) for each, value in attributes.items()},
             "events": [],
         }
-    )
+        yield Span.from_dict(span)
 
 
-def _times(traced: Mapping[str, Any]) -> tuple[int, int, int]:
+def _times(trace: Trace) -> tuple[int, int, int]:
     """Unix nanoseconds at which sampling began, scoring began, and scoring ended."""
-    end = traced["time"]
-    scored = end - traced["seconds"].get("reward", 0.0)
-    begin = scored - traced["seconds"].get("generate", 0.0)
+    end = trace["time"]
+    scored = end - trace["seconds"].get("reward", 0.0)
+    begin = scored - trace["seconds"].get("generate", 0.0)
     return int(begin * 1e9), int(scored * 1e9), int(end * 1e9)
 
 
-def _usage(traced: Mapping[str, Any]) -> dict[str, int]:
-    given, sampled = traced["prompt_tokens"], traced["completion_tokens"]
-    return {"input_tokens": given, "output_tokens": sampled, "total_tokens": given + sampled}
+def _usage(trace: Trace) -> dict[str, int]:
+    prompt, sampled = trace["prompt_tokens"], trace["completion_tokens"]
+    return {"input_tokens": prompt, "output_tokens": sampled, "total_tokens": prompt + sampled}
 
 
 def _digest(*parts: object) -> str:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import getpass
 import os
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,18 +21,16 @@ from grpox import hookimpl
 from grpox.errors import RunFailed, redact, redacted
 from grpox.runtime.logs import get_logger
 from grpox.toolkit import LOCK_FILE, read_lock, text_of
-from grpox_mlflow.datasets import datasets_of
+from grpox_mlflow.contents import EVAL_TABLE, datasets_of
 from grpox_mlflow.followed import CHECKPOINT, ERROR, FollowedRun
 from grpox_mlflow.followed import FILE as FOLLOWED
-from grpox_mlflow.naming import CHANGED, TAG_LENGTH, Names, changes, flattened, invented_name
-from grpox_mlflow.parent import NAMED, PARENT, PARENT_TAG, ParentRun
+from grpox_mlflow.naming import NAME_LENGTH, PARENT_TAG, TAG_LENGTH, Names, flattened, invented_name
+from grpox_mlflow.parent import NAMED, PARENT, ParentRun
 from grpox_mlflow.registry import Registration
 from grpox_mlflow.shipment import Shipment
-from grpox_mlflow.store import is_passing, place_of, quick_requests, resolved_uri, told
-from grpox_mlflow.table import EVALUATION
-from grpox_mlflow.traced import FILE as TRACES
-from grpox_mlflow.traced import TracedRollouts
-from grpox_mlflow.writer import Writer
+from grpox_mlflow.store import format_error, is_passing, quick_requests, resolved_uri
+from grpox_mlflow.traces import FILE as TRACES
+from grpox_mlflow.traces import TracedRollouts
 
 if TYPE_CHECKING:
     from grpox.contracts import RunContext, ScoredRollout, SweepContext, SweepResults
@@ -39,13 +38,16 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 CLOSE_SECONDS = 20.0
-"""How long the end of a run waits for what is not written yet."""
+"""Seconds that the end of a run waits for what is not written yet."""
 UPLOAD_BYTES_PER_SECOND = 20e6
-"""How much longer that is where a model is to be uploaded: at this rate."""
-NAME_LENGTH = 250
-"""Characters of a run's name that MLflow takes."""
+"""Rate by which it waits longer where a model is to be uploaded."""
 REQUEST_SECONDS = 30
-"""How long the background thread waits for an answer."""
+"""Seconds that the background thread waits for an answer."""
+PAUSES = (1.0, 2.0, 4.0, 8.0, 15.0)
+INTERVAL, LONGEST = 1.0, 30.0
+"""Seconds from the end of one writing to the next, at least and at most."""
+SHARE = 0.1
+"""Part of the time that writing may take: it takes the interpreter's lock, which the run would have."""
 
 
 class MlflowTracker:
@@ -56,7 +58,7 @@ class MlflowTracker:
     failure of the observer, which would be counted: an outage changes no metric of the run.
     """
 
-    files = (FOLLOWED, TRACES, EVALUATION)
+    files = (FOLLOWED, TRACES, EVAL_TABLE)
 
     def __init__(self, config: MlflowConfig) -> None:
         self._config = config
@@ -99,7 +101,7 @@ class MlflowTracker:
     @hookimpl
     def grpox_evaluated(self) -> None:
         if self._writer is not None:
-            self._shipment.table_due = True
+            self._shipment.is_table_due = True
         self._wake()
 
     @hookimpl
@@ -145,20 +147,14 @@ class MlflowTracker:
         followed = FollowedRun.read(folder)
         return None if followed is None else followed.run_id
 
-    def _name(self) -> str:
-        """The run's name: of a sweep's run with the name of its folder, which says its setting."""
-        given = self._config.run_name
-        if not os.environ.get(NAMED):
-            return given or invented_name()
-        # From the end: the beginning is the same of all.
-        return (f"{given} {self._folder.name}" if given else self._folder.name)[-NAME_LENGTH:]
-
     def _followed(self, run: RunContext) -> FollowedRun:
         """The MLflow run that a run which resumes had, with what has changed as tags; else a new one."""
+        dumped = redacted(run.config.model_dump(mode="json"))
+        run_itself = {"world_size": run.world_size, "total_steps": run.total_steps}
         new = FollowedRun.begin(
             self._uri,
             self._config.experiment,
-            _params(run),
+            flattened({**dumped, "run": run_itself}),
             run_name=redact(self._name()),
             log_completions=self._config.log_completions,
             tags=self._tags(run),
@@ -166,20 +162,18 @@ class MlflowTracker:
             registration=self._registration(run),
         )
         before = FollowedRun.read(self._folder) if run.resumed_at is not None else None
-        if before is None or before.tracking_uri != new.tracking_uri:
-            return new
-        changed = changes(before.params, new.params, f" after step {run.resumed_at}")
-        kept = {key: value for key, value in before.tags.items() if key.startswith((CHANGED, PARENT_TAG))}
-        return replace(
-            before,
-            log_completions=new.log_completions,
-            tags={**kept, **new.tags, **changed},
-            datasets=new.datasets,
-            registration=new.registration,
-        )
+        return new.resume(before, f" after step {run.resumed_at}")
+
+    def _name(self) -> str:
+        """The run's name: of a sweep's run with the name of its folder, which says its setting."""
+        name = self._config.run_name
+        if not os.environ.get(NAMED):
+            return name or invented_name()
+        # From the end: the beginning is the same of all.
+        return (f"{name} {self._folder.name}" if name else self._folder.name)[-NAME_LENGTH:]
 
     def _registration(self, run: RunContext) -> dict[str, Any] | None:
-        """As which model, and by what its versions are compared: as checkpoints are, where that is said."""
+        """The model that is registered, its versions compared as checkpoints are, where that is said."""
         if self._config.register_as is None:
             return None
         checkpoint = run.config.checkpoint
@@ -192,30 +186,6 @@ class MlflowTracker:
             versions=dict(run.versions),
         )
         return asdict(registration)
-
-    def _open(self) -> None:
-        try:
-            self._shipment.open()
-        except Exception as error:
-            if not is_passing(error):
-                self._held.close()
-                raise RunFailed(
-                    f"MLflow cannot use the tracking store {redact(self._uri)}: {told(error)}\n"
-                    "    start it (mlflow server --host 127.0.0.1 --port 5000), give another one in\n"
-                    "    tracking.mlflow.tracking_uri or MLFLOW_TRACKING_URI (sqlite:///mlflow.db needs no\n"
-                    "    server), or train without MLflow: tracking={}"
-                ) from error
-            self._warn(error)
-
-    def _warn(self, error: Exception) -> None:
-        logger.warning(
-            "MLflow at %s does not take what the run records: %s\n"
-            "    the run goes on and keeps it; it is written when MLflow answers, or afterwards by\n"
-            "    grpox sync %s",
-            redact(self._uri),
-            told(error),
-            self._folder,
-        )
 
     def _tags(self, run: RunContext) -> dict[str, str]:
         from mlflow.utils import mlflow_tags
@@ -240,6 +210,30 @@ class MlflowTracker:
         shown: dict[str, str] = redacted(tags | self._config.tags)
         return {key: value[:TAG_LENGTH] for key, value in shown.items()}
 
+    def _open(self) -> None:
+        try:
+            self._shipment.open()
+        except Exception as error:
+            if not is_passing(error):
+                self._held.close()
+                raise RunFailed(
+                    f"MLflow cannot use the tracking store {redact(self._uri)}: {format_error(error)}\n"
+                    "    start it (mlflow server --host 127.0.0.1 --port 5000), give another one in\n"
+                    "    tracking.mlflow.tracking_uri or MLFLOW_TRACKING_URI (sqlite:///mlflow.db needs no\n"
+                    "    server), or train without MLflow: tracking={}"
+                ) from error
+            self._warn(error)
+
+    def _warn(self, error: Exception) -> None:
+        logger.warning(
+            "MLflow at %s does not take what the run records: %s\n"
+            "    the run goes on and keeps it; it is written when MLflow answers, or afterwards by\n"
+            "    grpox sync %s",
+            redact(self._uri),
+            format_error(error),
+            self._folder,
+        )
+
     def _wake(self) -> None:
         if self._writer is None:
             raise RunFailed("the MLflow run was never started, or has ended")
@@ -249,30 +243,88 @@ class MlflowTracker:
             self._warn(error)
 
     def _close(self, writer: Writer, status: str) -> None:
-        """Write what waits and the final status, and tell where the run is; raises if there was no time."""
+        """Write what waits and the final status, and log where the run is; raises if there was no time."""
         self._writer = None
         self._shipment.ending = (status, time.time_ns() // 1_000_000)
-        self._seconds = CLOSE_SECONDS + self._shipment.upload_bytes() / UPLOAD_BYTES_PER_SECOND
-        in_time = writer.close(self._seconds, self._tell_progress)
+        seconds = CLOSE_SECONDS + self._shipment.upload_bytes() / UPLOAD_BYTES_PER_SECOND
+        in_time = writer.close(seconds, lambda: self._log_progress(seconds))
         self._held.close()
         if not in_time:
             error = writer.take_error()
             raise RunFailed(
                 f"MLflow at {redact(self._uri)} lacks {self._shipment.lacking()} and how the run ended"
-                f"{f': {told(error)}' if error else ''}\n    nothing is lost: grpox sync {self._folder}"
+                f"{f': {format_error(error)}' if error else ''}\n    nothing is lost: grpox sync {self._folder}"
             )
-        followed = self._shipment.followed
-        place = place_of(self._uri, followed.experiment_id or "", followed.run_id or "")
-        logger.info("MLflow run %s (%s): %s", followed.run_id, status, place)
+        logger.info("MLflow run %s (%s): %s", self._shipment.followed.run_id, status, self._shipment.place)
 
-    def _tell_progress(self) -> None:
-        logger.info("MLflow: %s to go (waiting at most %.0f s)", self._shipment.lacking(), self._seconds)
+    def _log_progress(self, seconds: float) -> None:
+        logger.info("MLflow: %s to go (waiting at most %.0f s)", self._shipment.lacking(), seconds)
 
 
-def _params(run: RunContext) -> list[tuple[str, str]]:
-    dumped = redacted(run.config.model_dump(mode="json"))
-    run_itself = {"world_size": run.world_size, "total_steps": run.total_steps}
-    return list(flattened({**dumped, "run": run_itself}))
+class Writer:
+    """Calls `write` in a thread of its own whenever it is woken; after an error again, until it succeeds.
+
+    Nothing is queued: what is to be written lies on the disk, and `write` knows how far it came.
+
+    Args:
+        write: writes all that there is.
+        pauses: seconds after the first, second, ... error in a row; then the last of them again and again.
+    """
+
+    def __init__(self, write: Callable[[], object], pauses: tuple[float, ...] = PAUSES) -> None:
+        self._write = write
+        self._pauses = pauses
+        self._error: Exception | None = None
+        self._due, self._closing, self._stopped = threading.Event(), threading.Event(), threading.Event()
+        # A daemon: a server that hangs must not keep the process from ending once `close` gave up.
+        self._thread = threading.Thread(target=self._work, name="mlflow-writer", daemon=True)
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Have it write what there is; never blocks."""
+        self._due.set()
+
+    def take_error(self) -> Exception | None:
+        """The first error of those in a row, once; or None."""
+        error, self._error = self._error, None
+        return error
+
+    def close(self, seconds: float, progress: Callable[[], None]) -> bool:
+        """Write what there is a last time, in at most `seconds`; then stop.
+
+        `progress` is called every 5 s. Returns whether all was written in time.
+        """
+        self._closing.set()
+        self._due.set()
+        deadline = time.monotonic() + seconds
+        while self._thread.is_alive() and (left := deadline - time.monotonic()) > 0:
+            self._thread.join(min(5.0, left))
+            if self._thread.is_alive() and time.monotonic() < deadline:
+                progress()
+        in_time = not self._thread.is_alive()
+        self._stopped.set()
+        return in_time
+
+    def _work(self) -> None:
+        failures = 0
+        while not self._stopped.is_set():
+            self._due.wait()
+            self._due.clear()
+            closing, start = self._closing.is_set(), time.monotonic()
+            try:
+                self._write()
+                if closing:
+                    return
+                failures = 0
+                self._closing.wait(min(max(INTERVAL, (time.monotonic() - start) / SHARE), LONGEST))
+            except Exception as error:  # noqa: BLE001 - handed to the thread that wakes this one
+                if failures == 0:
+                    self._error = error
+                failures += 1
+                pause = self._pauses[min(failures, len(self._pauses)) - 1]
+                if self._closing.wait(pause):  # a shorter pause once it is time to close
+                    self._stopped.wait(min(pause, self._pauses[0]))
+                self._due.set()
 
 
 def _user() -> str:

@@ -32,8 +32,7 @@ from grpox_mlflow.configs import MlflowConfig
 from grpox_mlflow.naming import NAME_LENGTH, VALUE_LENGTH, Names, flattened, shortened
 from grpox_mlflow.store import place_of, quick_requests, resolved_uri
 from grpox_mlflow.sync import sync
-from grpox_mlflow.tracker import MlflowTracker
-from grpox_mlflow.writer import Writer
+from grpox_mlflow.tracker import MlflowTracker, Writer
 
 ROLLOUTS = [ScoredRollout(Rollout(0, 0, (1,), (2, 3), "stop", 0), "1+1=", "2", {"math": 1.0}, 1.0, 0.5)]
 
@@ -207,7 +206,7 @@ def test_completions_stay_on_disk_when_not_wanted(run: RunContext, store: Path) 
 def test_a_file_that_cannot_be_shipped_is_told_by_the_next_hook_and_keeps_nothing_else_from_it(
     run: RunContext, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("grpox_mlflow.writer.INTERVAL", 0.1)
+    monkeypatch.setattr("grpox_mlflow.tracker.INTERVAL", 0.1)
     session = Session(run, store).start()
     in_the_way = Path(url2pathname(urlsplit(session.stored.info.artifact_uri).path)) / "completions"
     in_the_way.parent.mkdir(parents=True, exist_ok=True)
@@ -579,8 +578,8 @@ def test_waking_never_blocks_and_many_calls_are_one_write() -> None:
 
 
 def test_writing_takes_no_more_than_its_share_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("grpox_mlflow.writer.INTERVAL", 0.0)
-    monkeypatch.setattr("grpox_mlflow.writer.SHARE", 0.25)
+    monkeypatch.setattr("grpox_mlflow.tracker.INTERVAL", 0.0)
+    monkeypatch.setattr("grpox_mlflow.tracker.SHARE", 0.25)
     times: list[tuple[float, float]] = []
     twice = threading.Event()
 

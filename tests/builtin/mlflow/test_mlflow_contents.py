@@ -18,13 +18,11 @@ from grpox.config import RunConfig
 from grpox.contracts import Rollout, RunContext, ScoredRollout
 from grpox.observing.record import LocalRecord
 from grpox_mlflow.configs import MlflowConfig
-from grpox_mlflow.datasets import dataset_inputs, datasets_of
+from grpox_mlflow.contents import completions_table, dataset_inputs, datasets_of, table_text
 from grpox_mlflow.naming import model_name_problem
 from grpox_mlflow.recorded import BYTES_PER_REQUEST, in_requests
 from grpox_mlflow.sync import sync
-from grpox_mlflow.table import completions_table, table_text
-from grpox_mlflow.traced import TEXT_LENGTH, TracedRollouts
-from grpox_mlflow.traces import RecordedTraces, trace_id
+from grpox_mlflow.traces import TEXT_LENGTH, TracedRollouts, recorded_traces, trace_id
 from grpox_mlflow.tracker import MlflowTracker
 
 
@@ -216,7 +214,7 @@ def test_two_batches_of_one_step_have_traces_of_their_own(tmp_path: Path) -> Non
     traced.draw(1, BATCH)
     traced.draw(1, BATCH)
     traced.write({"time/reward": 2.0})
-    found, _ = RecordedTraces(tmp_path).next()
+    found = [each for piece, _ in recorded_traces(tmp_path).pieces() for each in piece]
     assert len(found) == 16
     assert len({trace_id("run", each) for each in found}) == 16
     assert {each["seconds"]["reward"] for each in found} == {2.0}
@@ -226,23 +224,24 @@ def test_what_nobody_scored_and_long_texts_are_kept_as_json_takes_them(tmp_path:
     traced = TracedRollouts(tmp_path, 1, seed=0)
     traced.draw(1, [scored(0, reward=math.nan, completion="x" * (TEXT_LENGTH + 5))])
     traced.write({})
-    [[each], _] = RecordedTraces(tmp_path).next()
+    [([each], _)] = recorded_traces(tmp_path).pieces()
     assert each["reward"] is each["rewards"]["math"] is None
     assert "[... 5 characters ...]" in each["completion"]
 
 
 def test_a_line_that_was_cut_off_is_left_and_one_of_rubbish_passed_over(tmp_path: Path) -> None:
     (tmp_path / "traces.jsonl").write_text('{"step": 1}\nrubbish\n{"step": 2}\n{"st')
-    traces = RecordedTraces(tmp_path)
-    found, end = traces.next()
+    traces = recorded_traces(tmp_path)
+    [(found, end)] = traces.pieces()
     assert [each["step"] for each in found] == [1, 2]
-    traces.position = end
-    assert traces.next() == ([], end)
+    assert traces.position == end
+    assert list(traces.pieces()) == []
     traced = TracedRollouts(tmp_path, 1, seed=0)
     traced.go_back(1)
     assert (tmp_path / "traces.jsonl").read_text() == '{"step": 1}\n'
     # What was written of a run before it went back is at most all that there is now.
-    assert RecordedTraces(tmp_path, position=10_000).next() == ([], 12)
+    past = recorded_traces(tmp_path, position=10_000)
+    assert (past.position, list(past.pieces())) == (12, [])
 
 
 def test_data_without_a_file_are_told_by_what_the_run_file_says(run: RunContext) -> None:

@@ -30,12 +30,10 @@ from grpox.plugins.discovery import discover
 from grpox.plugins.registry import Registry
 from grpox_mlflow.configs import MlflowConfig
 from grpox_mlflow.naming import flattened
-from grpox_mlflow.runs.curves import BLOCKS, PLAIN_BLOCKS, Course, sparkline
-from grpox_mlflow.runs.opened import places
-from grpox_mlflow.runs.params import changed_params, same
-from grpox_mlflow.runs.store import reading
-from grpox_mlflow.runs.tracked import Point
+from grpox_mlflow.reading import reading
+from grpox_mlflow.tracked import BLOCKS, PLAIN_BLOCKS, Course, Point, changed_params, same, sparkline
 from grpox_mlflow.tracker import MlflowTracker
+from grpox_mlflow.views import places
 
 CONFIG: dict[str, Any] = {
     "model": {"path": "m"},
@@ -454,9 +452,9 @@ def test_a_machine_without_a_browser_is_no_error(monkeypatch: pytest.MonkeyPatch
 def test_of_a_server_the_page_is_opened(stored: Stored) -> None:
     with reading(stored.uri) as store:
         (run,) = store.search("attributes.run_name = 'first'")
-    there = places(run, "http://me:secret@host:5000/")
-    assert there.serve is None
-    assert there.to_open == f"http://me:***@host:5000/#/experiments/{run.experiment_id}/runs/{run.run_id}"
+    lines, address = places(run, "http://me:secret@host:5000/")
+    assert "serve" not in lines
+    assert address == f"http://me:***@host:5000/#/experiments/{run.experiment_id}/runs/{run.run_id}"
 
 
 # -- The store -------------------------------------------------------------------------------------------
@@ -518,12 +516,6 @@ def test_a_file_that_is_no_database_is_told(tmp_path: Path) -> None:
 def test_without_mlflow_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mlflow", None)
     assert refused("list").problems[0].what.startswith("MLflow is not installed here")
-
-
-def test_without_the_plugin_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "grpox_mlflow.store", None)
-    for command in (["list"], ["show", "first"]):
-        assert refused(*command).problems[0].what == "grpox's plugin for MLflow is not installed here"
 
 
 def test_a_database_of_an_older_mlflow_is_not_brought_up_to_date(stored: Stored, tmp_path: Path) -> None:

@@ -20,8 +20,7 @@ from grpox.errors import RunFailed
 from grpox.observing.record import LocalRecord
 from grpox_mlflow.configs import MlflowConfig
 from grpox_mlflow.sync import sync
-from grpox_mlflow.tracker import MlflowTracker
-from grpox_mlflow.writer import Writer
+from grpox_mlflow.tracker import MlflowTracker, Writer
 
 GrpoxCommand = Callable[..., subprocess.CompletedProcess[str]]
 SETTINGS = (

@@ -17,11 +17,9 @@ from support.logs import LoggedText
 from support.patience import patient
 
 from grpox.cli import sweep_run
-from grpox.cli.sweep_children import Child, plan_children
-from grpox.cli.sweep_grid import read_grid
-from grpox.cli.sweep_processes import train_command
-from grpox.cli.sweep_results import FINISHED, Status, last_step, last_values, over_seeds
-from grpox.cli.sweep_run import Sweep, prepare
+from grpox.cli.sweep_grid import Child, plan_children, read_grid
+from grpox.cli.sweep_results import last_step, last_values, over_seeds
+from grpox.cli.sweep_run import Status, Sweep, prepare, train_command
 from grpox.contracts import SweepResults, SweptRun
 from grpox.errors import ConfigError, RunFailed
 from grpox.observing.record import config_text
@@ -74,7 +72,7 @@ def test_every_run_has_a_folder_and_the_best_is_marked(tmp_path: Path, begun: li
     kept = json.loads((tmp_path / "s" / "sweep.json").read_text())
     assert kept["best"] == "learning_rate=0.5"
     assert [(run["status"], run["value"], run["steps"]) for run in kept["runs"]] == [
-        (FINISHED, 0.5, 2), (FINISHED, 1.0, 2), (FINISHED, 0.25, 2),
+        ("FINISHED", 0.5, 2), ("FINISHED", 1.0, 2), ("FINISHED", 0.25, 2),
     ]  # fmt: skip
     told = said(sweep)
     assert "best: learning_rate=0.5, reward 1" in told
@@ -119,7 +117,7 @@ def test_a_metric_that_no_run_has_is_told_with_the_nearest(tmp_path: Path, begun
 
 
 def test_the_mean_and_spread_over_seeds_is_told_of_what_finished() -> None:
-    def result(rate: str, seed: str, value: float | None, status: Status = FINISHED) -> SweptRun:
+    def result(rate: str, seed: str, value: float | None, status: Status = "FINISHED") -> SweptRun:
         return SweptRun("", {"train.learning_rate": rate, "train.seed": seed}, status, value, 2, 1.0, "", None)
 
     runs = (

@@ -1,10 +1,16 @@
-"""The commands of ``grpox runs``: tracked runs, read back from MLflow. Importing them imports nothing heavy."""
+"""The commands `grpox runs` and `grpox sync`. Importing them imports nothing heavy."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from grpox_mlflow.views import View
 
 HELP = """Runs that MLflow holds: list, show, compare and open them. Nothing is written.
 
@@ -17,12 +23,7 @@ Examples:
   grpox runs open 3f2a91c0
 """
 
-NINE_COLUMNS = 140
-"""Columns of a terminal below which the list of runs is written below one another."""
-NARROW = 100
-"""Columns below which metrics leave out their lowest value."""
-
-app = typer.Typer(no_args_is_help=True, help=HELP)
+runs = typer.Typer(no_args_is_help=True, help=HELP)
 
 RUN_HELP = "Its id or the beginning of one, its name, or its folder."
 Run = Annotated[str, typer.Argument(metavar="RUN", help=RUN_HELP)]
@@ -38,7 +39,7 @@ Uri = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 
-@app.command("list")
+@runs.command("list")
 def list_runs(
     experiment: Annotated[
         str | None, typer.Option(metavar="NAME", help="Only this experiment.", show_default="all")
@@ -69,26 +70,19 @@ def list_runs(
       grpox runs list --status failed
       grpox runs list --uri http://127.0.0.1:5000 --json
     """
-    from grpox_mlflow.runs.listed import as_json, as_table, rows
-    from grpox_mlflow.runs.store import default_uri, reading
-
-    with reading(default_uri(uri)) as store:
-        listed = rows(store, experiment, status, last)
-    if json:
-        typer.echo(as_json(listed))
-        return
     from rich.console import Console
 
-    from grpox.errors import redact
+    from grpox_mlflow import views
+    from grpox_mlflow.reading import reading
+    from grpox_mlflow.store import resolved_uri
 
     console = Console()
-    if listed:
-        console.print(as_table(listed, narrow=console.width < NINE_COLUMNS))
-    else:
-        console.print(f"no such run in {redact(store.uri)}", markup=False, highlight=False, soft_wrap=True)
+    with reading(resolved_uri(uri)) as store:
+        view = views.list_runs(store, experiment, status, last, console)
+    _print(view, json, console)
 
 
-@app.command("show")
+@runs.command("show")
 def show_run(
     run: Run,
     every_param: Annotated[
@@ -106,23 +100,20 @@ def show_run(
       grpox runs show my-run --uri http://127.0.0.1:5000
       grpox runs show my-run --json
     """
-    from grpox_mlflow.runs.found import found
-    from grpox_mlflow.runs.show import as_json, as_text, shown
-
-    with found([run], uri) as (store, (one,)):
-        told = shown(store, one, every_param)
-    if json:
-        typer.echo(as_json(told))
-        return
     from rich.console import Console
 
+    from grpox_mlflow import views
+    from grpox_mlflow.reading import find_runs
+
     console = Console()
-    console.print(as_text(told, every_param, console.width < NARROW, console.encoding))
+    with find_runs([run], uri) as (store, (one,)):
+        view = views.show_run(store, one, every_param, console)
+    _print(view, json, console)
 
 
-@app.command("compare")
+@runs.command("compare")
 def compare_runs(
-    runs: Annotated[list[str], typer.Argument(metavar="RUN RUN ...", help=RUN_HELP)],
+    names: Annotated[list[str], typer.Argument(metavar="RUN RUN ...", help=RUN_HELP)],
     metric: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME", help="This metric; may be repeated.", show_default="as in runs show"),
@@ -138,22 +129,19 @@ def compare_runs(
       grpox runs compare 3f2a91c0 77be01d2 first --metric reward
       grpox runs compare first second --metric entropy --metric kl --json
     """
-    from grpox_mlflow.runs.compare import as_json, as_text, compared
-    from grpox_mlflow.runs.found import found
-
-    if len(runs) < 2:
-        raise typer.BadParameter("name at least two runs", param_hint="RUN")
-    with found(runs, uri) as (store, several):
-        told = compared(store, several, metric or ())
-    if json:
-        typer.echo(as_json(told))
-        return
     from rich.console import Console
 
-    Console().print(as_text(told))
+    from grpox_mlflow import views
+    from grpox_mlflow.reading import find_runs
+
+    if len(names) < 2:
+        raise typer.BadParameter("name at least two runs", param_hint="RUN")
+    with find_runs(names, uri) as (store, several):
+        view = views.compare_runs(store, several, metric or ())
+    _print(view, json, Console())
 
 
-@app.command("open")
+@runs.command("open")
 def open_run(
     run: Run,
     uri: Uri = None,
@@ -170,12 +158,61 @@ def open_run(
       grpox runs open runs/quickstart
       grpox runs open 3f2a91c0 --no-browser
     """
-    from grpox_mlflow.runs.found import found
-    from grpox_mlflow.runs.opened import places, show
+    import webbrowser
 
-    with found([run], uri) as (store, (one,)):
-        told = places(one, store.uri)
-    for line in told.lines():
-        typer.echo(line)
-    if not no_browser and told.to_open is not None and not show(told.to_open):
+    from grpox_mlflow.reading import find_runs
+    from grpox_mlflow.views import places
+
+    with find_runs([run], uri) as (store, (one,)):
+        lines, address = places(one, store.uri)
+    for name, place in lines.items():
+        typer.echo(f"{name + ':':<8}{place}")
+    if not no_browser and address is not None and not webbrowser.open(address):
         typer.echo("no browser can be opened here", err=True)
+
+
+def sync(
+    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The run's folder: its output_dir.")],
+    tracking_uri: Annotated[
+        str | None,
+        typer.Option("--tracking-uri", metavar="URI", help="Another store.", show_default="the run's own"),
+    ] = None,
+) -> None:
+    """Write to MLflow what it lacks of a run, whose server was away for a while or from the start.
+
+    The run's folder holds everything: each metric with its time, parameters,
+    tags, completions, the report, and how the run ended. What MLflow has
+    already is left alone, so that syncing twice does the same as once. A run
+    that was killed and has no ending is KILLED.
+
+    \b
+    Examples:
+      grpox sync runs/quickstart
+      grpox sync runs/quickstart --tracking-uri http://127.0.0.1:5000
+    """
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from grpox.toolkit import counted
+    from grpox_mlflow.sync import sync as write_missing
+
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("metrics", total=None)
+        done = write_missing(
+            run_dir,
+            tracking_uri,
+            lambda position, size: bar.update(task, completed=position, total=size),
+        )
+    missing = f"{counted(done.values, 'value')} and {counted(done.files, 'completion file')} written"
+    typer.echo(f"{run_dir} ({done.status}): {missing}\n{done.place}")
+
+
+def _print(view: View, as_json: bool, console: Console) -> None:
+    from json import dumps
+
+    content, page = view
+    if as_json:
+        typer.echo(dumps(content, indent=2))
+    else:
+        console.print(page)

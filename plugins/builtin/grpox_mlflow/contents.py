@@ -1,0 +1,138 @@
+"""Datasets and tables as MLflow's pages show them.
+
+A dataset is its name, digest, place and columns: no row of it is loaded. A table is the file that MLflow's
+`log_table` would write, written once: that fetches and uploads the whole table again for every row.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from grpox.errors import redact, redacted
+from grpox.toolkit import UnreadableData, look_at, read_samples
+
+if TYPE_CHECKING:
+    from mlflow.entities import DatasetInput
+
+    from grpox.contracts import RunContext
+
+_DIGEST_LENGTH = 32
+"""Hexadecimal digits; MLflow takes 36 characters."""
+_NAME_LENGTH = 500
+TRAIN, EVALUATION = "train", "eval"
+"""Contexts, as MLflow's own examples name them."""
+EVAL_TABLE, SWEEP_TABLE = "eval_table.json", "sweep_table.json"
+
+
+def datasets_of(run: RunContext) -> list[dict[str, str]]:
+    """Describe the data of a run for `dataset_inputs`: training data, and held-out data where there are any.
+
+    The digest is that of the file's content, as a checkpoint holds it to see that a run resumes on the same
+    data; of data on a hub, given in Python or from a component it is that of what the run file says of them.
+    """
+    data, evaluation, source = run.config.data, run.config.evaluation, run.config.data.source
+    fingerprint = run.fingerprints.get("data.path")
+    if source is None:
+        hub = {"split": data.split} | ({"config_name": data.subset} if data.subset else {})
+        datasets = [_dataset(data.path or "", fingerprint, TRAIN, hub)]
+    else:
+        where = {"component": source.label, "parameters": redacted(source.params)}
+        datasets = [_described("component", source.label, where, fingerprint, TRAIN)]
+    if evaluation is not None:
+        held_out = _dataset(evaluation.path, run.fingerprints.get("evaluation.path"), EVALUATION, {})
+        if all(held_out[key] == datasets[0][key] for key in ("name", "digest")):
+            # MLflow knows a dataset by both and would leave out the second context.
+            held_out["name"] += f" ({EVALUATION})"
+        datasets.append(held_out)
+    return datasets
+
+
+def dataset_inputs(datasets: Sequence[dict[str, str]]) -> list[DatasetInput]:
+    """Make what `MlflowClient.log_inputs` takes; the same ones twice are one."""
+    from mlflow.entities import Dataset, DatasetInput, InputTag
+    from mlflow.utils.mlflow_tags import MLFLOW_DATASET_CONTEXT
+
+    return [
+        DatasetInput(
+            Dataset(**{key: value for key, value in each.items() if key != "context"}),
+            [InputTag(MLFLOW_DATASET_CONTEXT, each["context"])],
+        )
+        for each in datasets
+    ]
+
+
+def _dataset(path: str, fingerprint: str | None, context: str, hub: Mapping[str, str]) -> dict[str, str]:
+    if fingerprint is None:
+        return _described("hugging_face", path, {"path": path, **hub}, None, context)
+    file = Path(path)
+    dataset = _described("local", file.name, {"uri": file.absolute().as_uri()}, fingerprint, context)
+    return dataset | (_columns(file) if path else {})
+
+
+def _described(
+    kind: str, name: str, where: Mapping[str, object], fingerprint: str | None, context: str
+) -> dict[str, str]:
+    source = redact(json.dumps(where, sort_keys=True, default=str))
+    text = fingerprint or source
+    is_hash = len(text) >= _DIGEST_LENGTH and all(digit in "0123456789abcdef" for digit in text)
+    digest = text if is_hash else hashlib.sha256(text.encode()).hexdigest()
+    return {
+        "name": redact(name)[:_NAME_LENGTH],
+        "digest": digest[:_DIGEST_LENGTH],
+        "source_type": kind,
+        "source": source,
+        "context": context,
+    }
+
+
+def _columns(path: Path) -> dict[str, str]:
+    """Schema and number of records of a file, as far as a cheap look tells them."""
+    try:
+        look = look_at(path) if path.is_file() else None
+    except (UnreadableData, OSError):
+        look = None
+    if look is None:
+        return {}
+    # What is in a column is not looked at: MLflow's schema has a type for that, too.
+    schema = json.dumps({"mlflow_colspec": [{"type": "any", "name": name} for name in look.columns]})
+    profile = {} if look.records is None else {"profile": json.dumps({"num_rows": look.records})}
+    return {"schema": schema, **profile}
+
+
+def table_text(rows: Sequence[Mapping[str, object]]) -> str:
+    """Rows as JSON in pandas' form "split", which MLflow reads; a key that a row lacks, and NaN, is null."""
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    data = [[row.get(column) for column in columns] for row in rows]
+    data = [[None if isinstance(v, float) and not math.isfinite(v) else v for v in row] for row in data]
+    return json.dumps({"columns": columns, "data": data}, ensure_ascii=False) + "\n"
+
+
+def completions_table(folder: Path) -> str | None:
+    """Completions of a run's folder as such a table; None where it saved none.
+
+    Those that the report shows: at most eight batches from the first to the last, of each at most 16
+    completions from the best to the worst.
+    """
+    batches, _ = read_samples(folder)
+    rows = [
+        {
+            "batch": batch.label,
+            "prompt": sample.prompt,
+            "completion": sample.completion,
+            "reward": sample.reward,
+            "advantage": sample.advantage,
+            **{f"rewards/{name}": value for name, value in sample.rewards.items()},
+            **{f"extra/{name}": value for name, value in sample.extra.items()},
+            "group": sample.group,
+            "tokens": sample.tokens,
+            "finish_reason": sample.finish_reason,
+        }
+        for batch in batches
+        for sample in batch.samples
+    ]
+    return table_text(rows) if rows else None

@@ -1,0 +1,258 @@
+"""Runs as MLflow holds them, read and never written: a store that is not there is an error, and not made.
+
+Importing this imports no MLflow: that takes two seconds, which a mistake in the address need not cost.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
+
+from grpox.errors import ConfigError, Problem, RunFailed, nearest, redact, redacted
+from grpox.toolkit import text_of
+from grpox_mlflow.followed import FollowedRun, address_of
+from grpox_mlflow.naming import FOLDER_TAG, KEY_TAG
+from grpox_mlflow.store import format_error, probe, quick_requests, resolved_uri, sqlite_path
+from grpox_mlflow.tracked import Course, Point, TrackedRun, moment, shown_path
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities import Run
+
+REQUEST_SECONDS = 20
+"""Seconds that a server may take for an answer."""
+_TABLES = {"alembic_version", "experiments", "runs"}
+"""Tables that a database of MLflow has; in one without them MLflow would make them."""
+_MOST_NAMED = 8
+"""Runs that a message names."""
+_LOOKED_AT = 200
+"""Newest runs among which a slip is looked for."""
+
+
+class Store:
+    """The runs of grpox in one tracking store."""
+
+    def __init__(self, client: MlflowClient, uri: str) -> None:
+        self._client = client
+        self.uri = uri
+
+    @cached_property
+    def experiments(self) -> dict[str, str]:
+        """Id -> name of those that were not deleted."""
+        names: dict[str, str] = {}
+        token = None
+        while token != "":
+            page = self._client.search_experiments(page_token=token)
+            names |= {experiment.experiment_id: experiment.name for experiment in page}
+            token = page.token or ""
+        return names
+
+    def search(self, condition: str = "", most: int = 100, experiment: str | None = None) -> list[TrackedRun]:
+        """The newest runs first, at most `most`, in one request.
+
+        Args:
+            condition: in MLflow's language of searches.
+            experiment: only runs of the one of this name.
+
+        Raises:
+            ConfigError: there is no such experiment.
+        """
+        names = self.experiments
+        chosen = [known for known, name in names.items() if experiment in (None, name)]
+        if experiment is not None and not chosen:
+            known = sorted(names.values())
+            near = nearest(experiment, known)
+            what = f"no such experiment in {redact(self.uri)}"
+            raise ConfigError(
+                Problem(what, "--experiment", given=experiment, allowed=", ".join(known), nearest=near)
+            )
+        if not chosen:
+            return []
+        wanted = f"tags.`{KEY_TAG}` != ''" + (f" AND {condition}" if condition else "")
+        newest_first = ["attributes.start_time DESC"]
+        runs = self._client.search_runs(chosen, wanted, max_results=most, order_by=newest_first)
+        return [_tracked(run, names.get(run.info.experiment_id, "")) for run in runs]
+
+    def course(self, run: TrackedRun, metric: str) -> Course | None:
+        """Every value of a metric, by step, of a step taken again the last. None where it has none."""
+        if metric not in run.last:
+            return None
+        values = self._client.get_metric_history(run.run_id, metric)
+        points = sorted((Point(v.step, v.value, v.timestamp) for v in values), key=lambda p: (p.step, p.time))
+        last_of_step = {point.step: point for point in points}
+        return Course(metric, list(last_of_step.values())) if points else None
+
+    def artifacts(self, run: TrackedRun) -> dict[str, int | None]:
+        """Name -> files in it, of a folder; None of a file."""
+        entries = self._client.list_artifacts(run.run_id)
+        return {
+            entry.path: len(self._client.list_artifacts(run.run_id, entry.path)) if entry.is_dir else None
+            for entry in entries
+        }
+
+
+@contextmanager
+def reading(uri: str) -> Iterator[Store]:
+    """Open the store at `uri`, to be read within.
+
+    Raises:
+        ConfigError: it is not there, or MLflow is not.
+        RunFailed: it cannot be read, or does not answer.
+    """
+    try:
+        with quick_requests(REQUEST_SECONDS):
+            tables = _tables_in(uri)
+            yield Store(_client(uri, tables), uri)
+    # MLflow hands on whatever its databases and the network raise.
+    except Exception as error:
+        package = type(error).__module__.partition(".")[0]
+        if not isinstance(error, OSError) and package not in ("mlflow", "sqlalchemy", "requests", "sqlite3"):
+            raise
+        raise RunFailed(f"MLflow at {redact(uri)} cannot be read: {format_error(error)}") from error
+
+
+@contextmanager
+def find_runs(names: list[str], uri: str | None) -> Iterator[tuple[Store, list[TrackedRun]]]:
+    """Open the store with the runs that `names` mean: ids, beginnings of ids, names or folders.
+
+    Args:
+        uri: of the store; default: that of the first name which is a run's folder, else that of a run.
+
+    Raises:
+        ConfigError: a name means no run, or several.
+    """
+    followed = (FollowedRun.read(Path(name)) for name in names)
+    first = next((each for each in followed if each is not None), None)
+    with reading(resolved_uri(uri) if uri is not None or first is None else address_of(first)) as store:
+        yield store, [_find_run(store, name) for name in names]
+
+
+def _tracked(run: Run, experiment: str) -> TrackedRun:
+    info, data = run.info, run.data
+    # Only as a message has a run's data the step of each value.
+    values = data.to_proto().metrics
+    return TrackedRun(
+        run_id=info.run_id,
+        experiment_id=info.experiment_id,
+        experiment=experiment,
+        name=info.run_name or "",
+        status=info.status,
+        started=info.start_time or 0,
+        ended=info.end_time or None,
+        params=redacted(dict(data.params)),
+        tags=redacted(dict(data.tags)),
+        last={metric.key: Point(metric.step, metric.value, metric.timestamp) for metric in values},
+        artifact_uri=info.artifact_uri or "",
+    )
+
+
+def _find_run(store: Store, name: str) -> TrackedRun:
+    in_folder = _in_folder(store, name)
+    if in_folder is not None:
+        return in_folder
+    conditions = [f"attributes.run_id LIKE '{name}%'"] if re.fullmatch("[0-9a-f]{1,32}", name) else []
+    if (quoted := _quote(name)) is not None:
+        conditions.append(f"attributes.run_name = {quoted}")
+    # A name may be the beginning of another run's id.
+    matches = {run.run_id: run for condition in conditions for run in store.search(condition)}
+    if not matches:
+        raise ConfigError(_no_run(store, name))
+    if name in matches or len(matches) == 1:
+        return matches.get(name) or next(iter(matches.values()))
+    runs = list(matches.values())[:_MOST_NAMED]
+    each = ", ".join(f"{run.short_id} ({run.name}, {run.status}, {moment(run.started)})" for run in runs)
+    more = f" and {len(matches) - _MOST_NAMED} more" if len(matches) > _MOST_NAMED else ""
+    raise ConfigError(Problem(f"means {len(matches)} runs", "RUN", given=name, allowed=f"one of {each}{more}"))
+
+
+def _in_folder(store: Store, name: str) -> TrackedRun | None:
+    """The run whose record is in the folder `name`; where that is gone, the last that was written there."""
+    folder = Path(name)
+    followed = FollowedRun.read(folder)
+    if followed is None:
+        # A run's name is no path.
+        quoted = _quote(str(folder.absolute())) if folder.name else None
+        runs = store.search(f"tags.`{FOLDER_TAG}` = {quoted}", most=1) if quoted else []
+        return runs[0] if runs else None
+    runs = store.search(f"tags.`{KEY_TAG}` = '{followed.key}'", most=1)
+    if runs:
+        return runs[0]
+    what = f"{redact(store.uri)} does not have the run in this folder"
+    raise ConfigError(Problem(what, "RUN", given=name, allowed=f"after: grpox sync {name}"))
+
+
+def _quote(text: str) -> str | None:
+    """`text` as MLflow's searches have it, which know no escapes; None where it has quotes of both kinds."""
+    return next((f"{quote}{text}{quote}" for quote in "'\"" if quote not in text), None)
+
+
+def _no_run(store: Store, name: str) -> Problem:
+    if (Path(name) / "config.yaml").exists():
+        what = "is the folder of a run that MLflow does not follow: its tracking names no mlflow"
+        return Problem(what, "RUN", given=name)
+    runs = store.search(most=_LOOKED_AT)
+    folders = [shown_path(run.folder) for run in runs if run.folder is not None]
+    near = nearest(name, [*(run.name for run in runs), *(run.short_id for run in runs), *folders])
+    what, allowed = f"no such run in {redact(store.uri)}", "id, name or folder of a run: grpox runs list"
+    return Problem(what, "RUN", given=name, allowed=allowed, nearest=near)
+
+
+def _tables_in(uri: str) -> set[str]:
+    """The tables of an SQLite file; of another store none.
+
+    Raises:
+        ConfigError: the store is not there: MLflow would make it.
+        OSError: nothing listens there: MLflow would try to reach it for minutes.
+    """
+    scheme, _, rest = uri.partition(":")
+    # sqlite+pysqlite:///mlflow.db
+    path = sqlite_path(f"sqlite:{rest}") if scheme.partition("+")[0] == "sqlite" else None
+    parts = urlsplit(uri)
+    tables, missing = set[str](), ""
+    if path is not None and not path.is_file():
+        missing = "there is no such database"
+    elif path is not None:
+        # Opened to read: another way SQLite makes a file of a name that it does not find.
+        with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as connection:
+            tables = {str(name) for (name,) in connection.execute("SELECT name FROM sqlite_master")}
+        missing = "" if tables >= _TABLES else "is no database of MLflow's"
+    elif parts.scheme in ("", "file"):
+        folder = Path(url2pathname(parts.path)) if parts.scheme else Path(uri)
+        missing = "" if any(folder.glob("*/meta.yaml")) else "is no folder in which MLflow keeps runs"
+    else:
+        probe(uri)
+    if missing:
+        allowed = (
+            "--uri sqlite:///PATH, --uri http://HOST:5000 or MLFLOW_TRACKING_URI; by default mlflow.db in the "
+            "working directory, which a tracked run makes there"
+        )
+        raise ConfigError(Problem(missing, key="MLflow's tracking store", given=redact(uri), allowed=allowed))
+    return tables
+
+
+def _client(uri: str, tables: set[str]) -> MlflowClient:
+    try:
+        import mlflow
+    except ModuleNotFoundError as error:
+        what = f"MLflow is not installed here: {text_of(error)}"
+        raise ConfigError(Problem(what, allowed="pip install mlflow, in this environment")) from error
+    if tables:
+        # For what it imports: then the metadata has every table.
+        import mlflow.store.tracking.sqlalchemy_store
+        from mlflow.store.db.base_sql_model import Base
+
+        # MLflow would bring a database that lacks tables of its version up to date as soon as it opens it.
+        if not tables >= set(Base.metadata.tables):
+            raise RunFailed(
+                f"the database {redact(uri)} is older than MLflow {mlflow.__version__}, which would change it\n"
+                f"    after a backup: mlflow db upgrade {shlex.quote(redact(uri))}"
+            )
+    return mlflow.MlflowClient(tracking_uri=uri)

@@ -1,0 +1,213 @@
+"""A run as MLflow holds it, in plain values: no part of it is MLflow's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from time import time
+from typing import Any
+
+from grpox.toolkit import Curve, binned, parameter_defaults
+from grpox_mlflow.naming import CHANGED, FOLDER_TAG, flattened
+
+EVALUATION, SYSTEM = "evaluation/", "system/"
+"""Beginnings of the names of metrics whose steps are not those of the optimizer alone."""
+OF_RUN = "run."
+"""Begins what is no key of a run file: ranks and steps."""
+BLOCKS, PLAIN_BLOCKS = "▁▂▃▄▅▆▇█", "_.-=+*#@"
+"""Eight heights, and what stands for them where the terminal's encoding has no blocks."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """A value of a metric."""
+
+    step: int
+    value: float
+    time: int
+    """Unix milliseconds."""
+
+    def __str__(self) -> str:
+        return f"{self.value:.4g} at {self.step}"
+
+
+@dataclass(frozen=True)
+class Course:
+    """A metric's values by step, at least one."""
+
+    metric: str
+    points: Sequence[Point]
+
+    @property
+    def first(self) -> Point:
+        return self.points[0]
+
+    @property
+    def last(self) -> Point:
+        return self.points[-1]
+
+    @property
+    def highest(self) -> Point:
+        """The first of the highest; NaN is none, unless there is nothing else."""
+        return max(self._numbers, key=lambda point: point.value)
+
+    @property
+    def lowest(self) -> Point:
+        return min(self._numbers, key=lambda point: point.value)
+
+    @property
+    def _numbers(self) -> Sequence[Point]:
+        return [point for point in self.points if not math.isnan(point.value)] or self.points
+
+    def as_json(self) -> dict[str, object]:
+        """First, last, lowest and highest, each ``{"step": ..., "value": ...}``."""
+        points = {"first": self.first, "last": self.last, "lowest": self.lowest, "highest": self.highest}
+        return {name: {"step": point.step, "value": strict(point.value)} for name, point in points.items()}
+
+
+@dataclass(frozen=True)
+class TrackedRun:
+    """A run with its newest values, all of it plain: no part is MLflow's."""
+
+    run_id: str
+    experiment_id: str
+    experiment: str
+    name: str
+    status: str
+    started: int
+    """Unix milliseconds, as all times here."""
+    ended: int | None
+    """None while the run goes on, or was killed without a word."""
+    params: Mapping[str, str]
+    tags: Mapping[str, str]
+    last: Mapping[str, Point]
+    """Metric -> the value of its newest step."""
+    artifact_uri: str
+
+    @property
+    def short_id(self) -> str:
+        return self.run_id[:8]
+
+    @property
+    def seconds(self) -> float:
+        """From its start to its end, or to now."""
+        until = time() if self.ended is None else self.ended / 1000
+        return max(0.0, until - self.started / 1000)
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps that have their metrics there."""
+        of_steps = [name for name in self.last if not name.startswith((EVALUATION, SYSTEM))]
+        return max((self.last[name].step for name in of_steps), default=0)
+
+    @property
+    def total_steps(self) -> int | None:
+        """Steps that the run is to take, by what it was last resumed with; None where it does not say."""
+        # "100 -> 200 after step 100"
+        changed = self.tags.get(f"{CHANGED}run.total_steps", "").partition(" -> ")[2].partition(" ")[0]
+        total = changed or self.params.get("run.total_steps", "")
+        return int(total) if total.isdecimal() else None
+
+    @property
+    def folder(self) -> Path | None:
+        """The output folder, wherever that was."""
+        return Path(self.tags[FOLDER_TAG]) if FOLDER_TAG in self.tags else None
+
+    def as_json(self) -> dict[str, object]:
+        """Data that identifies it and how far it came, times in UTC."""
+        return {
+            "run_id": self.run_id,
+            "name": self.name,
+            "experiment": self.experiment,
+            "status": self.status,
+            "started": _iso(self.started),
+            "ended": None if self.ended is None else _iso(self.ended),
+            "seconds": round(self.seconds, 3),
+            "steps": self.steps,
+            "total_steps": self.total_steps,
+            "output_dir": None if self.folder is None else str(self.folder),
+        }
+
+
+def main_metrics(run: TrackedRun) -> list[str]:
+    """Metrics of the run that say how it went: reward, distance, length, gradient, and what was evaluated."""
+    kl = "kl" if "kl" in run.last else "sampling/kl"
+    of_steps = ("reward", kl, "completions/mean_length", "grad_norm")
+    rewards = sorted(n for n in run.last if n.startswith(f"{EVALUATION}rewards/") and n.endswith("/mean"))
+    evaluated = (f"{EVALUATION}accuracy", *rewards, f"{EVALUATION}completions/mean_length")
+    return [name for name in (*of_steps, *evaluated) if name in run.last]
+
+
+def figures(point: Point) -> str:
+    """The value to four figures, as they line up in a table."""
+    return f"{point.value:.4g}"
+
+
+def strict(value: float) -> float | str:
+    """A number for JSON, which has none for NaN: then ``"nan"``, as in metrics.jsonl."""
+    return value if math.isfinite(value) else str(value)
+
+
+def moment(milliseconds: int) -> str:
+    """Local time as people write it: ``2026-11-22 06:17``."""
+    return datetime.fromtimestamp(milliseconds / 1000).strftime("%Y-%m-%d %H:%M")
+
+
+def shown_path(path: Path) -> str:
+    """Relative to the working directory where it lies below that."""
+    here = Path.cwd()
+    return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
+
+
+def _iso(milliseconds: int) -> str:
+    return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat()
+
+
+def sparkline(course: Course, width: int, encoding: str = "utf-8") -> str:
+    """Draw the course in at most `width` characters, its lowest value to its highest; NaN is a gap."""
+    # MLflow keeps an infinity as the largest number that there is, beside which nothing else would be seen.
+    values = [point.value if abs(point.value) < 1e300 else math.nan for point in course.points]
+    drawn = binned(Curve([float(point.step) for point in course.points], values), width).values
+    blocks = BLOCKS if encoding.lower().startswith("utf") else PLAIN_BLOCKS
+    numbers = [value for value in drawn if not math.isnan(value)]
+    if not numbers:
+        return ""
+    low, span = min(numbers), max(numbers) - min(numbers)
+    # One that does not move, but for rounding, is a line in the middle.
+    moves = span > 1e-9 * max(map(abs, numbers))
+    heights = {value: (value - low) / span if moves else 0.5 for value in numbers}
+    return "".join(
+        " " if math.isnan(value) else blocks[min(int(heights[value] * len(blocks)), len(blocks) - 1)]
+        for value in drawn
+    )
+
+
+def changed_params(params: Mapping[str, str], registry: Any = None) -> dict[str, str]:
+    """Return the params, as text, that differ from an empty run file's; keys without a default among them.
+
+    Args:
+        params: dotted key -> value, as the plugin for MLflow writes them.
+        registry: default: of what is installed now. Of a component that it lacks, every parameter counts as
+            changed.
+    """
+    defaults: dict[str, str] = {}
+    for prefix, values in parameter_defaults(params, registry).items():
+        defaults |= dict(flattened(dict(values), prefix))
+    return {
+        key: value
+        for key, value in params.items()
+        if not key.startswith(OF_RUN) and not (key in defaults and same(value, defaults[key]))
+    }
+
+
+def same(one: str | None, other: str | None) -> bool:
+    """Tell whether two values are equal, as numbers where they are: a run file may have 1 for 1.0."""
+    if one == other or one is None or other is None:
+        return one == other
+    try:
+        return float(one) == float(other)
+    except ValueError:
+        return False

@@ -1,0 +1,318 @@
+"""Runs of MLflow as `grpox runs` prints them: as JSON for programs, and as tables for the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from time import time
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
+
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from grpox.errors import ConfigError, Problem, nearest, redact
+from grpox.toolkit import counted, duration
+from grpox_mlflow.followed import FollowedRun
+from grpox_mlflow.naming import CHANGED, KEY_TAG
+from grpox_mlflow.reading import Store
+from grpox_mlflow.store import place_of
+from grpox_mlflow.tracked import (
+    EVALUATION,
+    OF_RUN,
+    Course,
+    TrackedRun,
+    changed_params,
+    figures,
+    main_metrics,
+    moment,
+    same,
+    shown_path,
+    sparkline,
+    strict,
+)
+
+STYLES = {"RUNNING": "cyan", "FINISHED": "green", "FAILED": "red", "KILLED": "yellow"}
+NINE_COLUMNS = 140
+"""Columns of a terminal below which the list of runs is written below one another."""
+NARROW = 100
+"""Columns below which metrics leave out their lowest value."""
+LOCAL_UI = "http://127.0.0.1:5000"
+"""Address at which `mlflow ui` listens by default."""
+REPORT = "report.html"
+_WIDE, _SLIM = 24, 12
+"""Characters of a curve."""
+_FACTS = {
+    "mlflow.source.name": "run file",
+    "grpox.version": "grpox",
+    "grpox.git.commit": "git commit",
+    "grpox.lock": "plugin lock",
+    "mlflow.user": "user",
+    "grpox.checkpoint": "checkpoint",
+    "grpox.error": "ended by",
+    "grpox.stopped_early": "stopped early",
+}
+"""Tag -> what it is called."""
+_OTHER_TAGS = ("mlflow.", "grpox.", "version.", "plugin.", CHANGED)
+"""Beginnings of the tags that the user did not give."""
+
+Row = Sequence[str | Text | None]
+"""Cells of a table."""
+View = tuple[object, RenderableType]
+"""The same twice: as JSON for programs, times in UTC, and for the terminal."""
+
+
+# -- list ------------------------------------------------------------------------------------------------
+
+
+def list_runs(store: Store, experiment: str | None, status: str | None, last: int, console: Console) -> View:
+    """Search the newest runs; one request more for each run that evaluates.
+
+    Raises:
+        ConfigError: there is no such experiment or status.
+    """
+    condition = ""
+    if status is not None:
+        condition = f"attributes.status = '{status.upper()}'"
+        if status.upper() not in STYLES:
+            near, allowed = nearest(status.upper(), STYLES), ", ".join(STYLES)
+            problem = Problem("no such status", "--status", given=status, allowed=allowed, nearest=near)
+            raise ConfigError(problem)
+    objects, rows = [], []
+    for run in store.search(condition, last, experiment):
+        # The accuracy, else the first reward.
+        metric = next((name for name in main_metrics(run) if name.startswith(EVALUATION)), None)
+        course = store.course(run, metric) if metric else None
+        reward = strict(run.last["reward"].value) if "reward" in run.last else None
+        evaluation = None if course is None else {"metric": course.metric, **course.as_json()}
+        objects.append({**run.as_json(), "reward": reward, "evaluation": evaluation})
+        rows.append(_cells(run, course))
+    if not rows:
+        return [], Text(f"no such run in {redact(store.uri)}", no_wrap=True, overflow="ignore")
+    return objects, _list_table(rows, console.width < NINE_COLUMNS)
+
+
+def _list_table(rows: list[dict[str, str]], narrow: bool) -> Table:
+    """A line a run; for a terminal too narrow for nine columns, all but id and status below the name."""
+    if len({cells["experiment"] for cells in rows}) == 1:
+        for cells in rows:
+            del cells["experiment"]  # the same of all, it is no news
+    if narrow:
+        rows = [{"run": cells["run"], "status": cells["status"], "": _stacked(cells)} for cells in rows]
+    headings = [(name, name in ("run", "status", "started", "duration")) for name in rows[0]]
+    return _table(
+        headings, [[_status(text) if name == "status" else text for name, text in r.items()] for r in rows]
+    )
+
+
+def _cells(run: TrackedRun, course: Course | None) -> dict[str, str]:
+    reward, evaluation = run.last.get("reward"), ""
+    if course is not None:
+        first = f"{figures(course.first)} -> " if len(course.points) > 1 else ""
+        evaluation = f"{course.metric.removeprefix(EVALUATION)} {first}{figures(course.last)}"
+    return {
+        "run": run.short_id,
+        "name": run.name,
+        "experiment": run.experiment,
+        "status": run.status,
+        "started": moment(run.started),
+        # Of one that is not over, how long ago it started: that is no duration if it was killed.
+        "duration": duration(run.seconds) if run.ended is not None else "",
+        "steps": f"{run.steps}/{run.total_steps}" if run.total_steps else str(run.steps),
+        "reward": figures(reward) if reward else "",
+        "evaluation": evaluation,
+        "folder": shown_path(run.folder) if run.folder else "",
+    }
+
+
+def _stacked(cells: Mapping[str, str]) -> str:
+    first = (cells[name] for name in ("name", "experiment", "folder") if name in cells)
+    reward = f"reward {cells['reward']}" if cells["reward"] else ""
+    second = (cells["started"], cells["duration"], f"{cells['steps']} steps", reward, cells["evaluation"])
+    return f"{'  '.join(first)}\n{'  '.join(filter(None, second))}"
+
+
+# -- show ------------------------------------------------------------------------------------------------
+
+
+def show_run(store: Store, run: TrackedRun, every_param: bool, console: Console) -> View:
+    """Ask for the histories of the main metrics and the list of artifacts.
+
+    Args:
+        every_param: not only those that are not the default.
+    """
+    courses = {name: course for name in main_metrics(run) if (course := store.course(run, name))}
+    params = run.params if every_param else changed_params(run.params)
+    resumed_with = {
+        key.removeprefix(CHANGED): value for key, value in run.tags.items() if key.startswith(CHANGED)
+    }
+    artifacts: dict[str, int | None] | None = None
+    listed = "cannot be listed from here"
+    with suppress(Exception):  # they may lie elsewhere than the runs, and out of reach
+        artifacts = store.artifacts(run)
+        files = {name: "" if n is None else f"/ ({counted(n, 'file')})" for name, n in artifacts.items()}
+        listed = ", ".join(f"{name}{count}" for name, count in files.items()) or "none"
+    parts = {
+        "": _grid(_facts(run)),
+        "parameters" if every_param else "parameters that are not the default": _grid(params),
+        "resumed with": _grid(resumed_with) if resumed_with else None,
+        "metrics": _metrics(courses, console) if courses else Text("none yet"),
+        "artifacts": Text(listed),
+    }
+    lines: list[RenderableType] = [Text.assemble((run.name, "bold"), f"  {run.run_id}  ", _status(run.status))]
+    for title, part in parts.items():
+        if part is not None:
+            lines += [Text(title, "bold")] if title else []
+            lines.append(Padding(part, (0, 0, 1, 2)))
+    metrics = {name: course.as_json() for name, course in courses.items()}
+    content = {"tags": run.tags, "params": params, "metrics": metrics, "artifacts": artifacts}
+    return run.as_json() | content, Group(*lines)
+
+
+def _facts(run: TrackedRun) -> dict[str, str]:
+    over = f", took {duration(run.seconds)}" if run.ended is not None else ""
+    newest = max((point.time for point in run.last.values()), default=0)
+    # A run whose process was killed stays RUNNING: the age of its values tells.
+    age = f"{duration(max(0.0, time() - newest / 1000))} ago" if newest else "none yet"
+    facts = {
+        "experiment": run.experiment,
+        "started": f"{moment(run.started)}{over}",
+        "newest value": age if run.status == "RUNNING" else "",
+        "steps": f"{run.steps} of {run.total_steps}" if run.total_steps else str(run.steps),
+        "ranks": run.params.get(f"{OF_RUN}world_size", ""),
+        "folder": shown_path(run.folder) if run.folder else "",
+    }
+    facts |= {name: run.tags.get(tag, "") for tag, name in _FACTS.items()}
+    facts |= {key: value for key, value in run.tags.items() if not key.startswith(_OTHER_TAGS)}
+    return {name: value for name, value in facts.items() if value}
+
+
+def _metrics(courses: Mapping[str, Course], console: Console) -> Table:
+    narrow = console.width < NARROW
+    names = ("first", "last", *(() if narrow else ("lowest",)), "highest", "")
+    rows = []
+    for name, course in courses.items():
+        lowest = () if narrow else (str(course.lowest),)
+        curve = Text(sparkline(course, _SLIM if narrow else _WIDE, console.encoding), "cyan")
+        rows.append([name, figures(course.first), figures(course.last), *lowest, str(course.highest), curve])
+    return _table([("metric", False), *((heading, True) for heading in names)], rows)
+
+
+# -- compare ---------------------------------------------------------------------------------------------
+
+
+def compare_runs(store: Store, runs: Sequence[TrackedRun], metrics: Sequence[str]) -> View:
+    """Ask for the history of each metric in each run.
+
+    Args:
+        metrics: by default those that `runs show` draws, of any of the runs.
+
+    Raises:
+        ConfigError: a run is given twice, or no run has a metric.
+    """
+    for position, run in enumerate(runs):
+        if run.run_id in {before.run_id for before in runs[:position]}:
+            label = f"{run.name} {run.short_id}"
+            raise ConfigError(Problem("is given twice", "RUN", given=label, allowed="runs that differ"))
+    known = sorted({name for run in runs for name in run.last})
+    problems = [
+        Problem("no run has this metric", "--metric", given=metric, nearest=nearest(metric, known))
+        for metric in metrics
+        if metric not in known
+    ]
+    if problems:
+        raise ConfigError(problems)
+    names = dict.fromkeys(metrics or (name for run in runs for name in main_metrics(run)))
+    courses = {name: [store.course(run, name) for run in runs] for name in names}
+    keys = dict.fromkeys(key for run in runs for key in run.params)
+    every = {key: [run.params.get(key) for run in runs] for key in keys}
+    params = {key: row for key, row in every.items() if not all(same(row[0], value) for value in row)}
+
+    def by_run(row: Sequence[object]) -> dict[str, object]:
+        return dict(zip((run.run_id for run in runs), row, strict=True))
+
+    content = {
+        "runs": [{"run_id": run.run_id, "name": run.name, "status": run.status} for run in runs],
+        "params": {key: by_run(row) for key, row in params.items()},
+        "metrics": {name: by_run([c and c.as_json() for c in row]) for name, row in courses.items()},
+    }
+    return content, _compare_tables(runs, params, courses)
+
+
+def _compare_tables(
+    runs: Sequence[TrackedRun],
+    params: Mapping[str, Sequence[str | None]],
+    courses: Mapping[str, Sequence[Course | None]],
+) -> Group:
+    """Two tables, a column a run."""
+    outcomes: list[Row] = [
+        ["status", *(_status(run.status) for run in runs)],
+        ["steps", *(str(run.steps) for run in runs)],
+    ]
+    for name, row in courses.items():
+        outcomes.append([f"{name}, last", *(figures(course.last) if course else None for course in row)])
+        if any(course is not None and len(course.points) > 1 for course in row):
+            outcomes.append(["    lowest", *(str(course.lowest) if course else None for course in row)])
+            outcomes.append(["    highest", *(str(course.highest) if course else None for course in row)])
+    columns = [(f"{run.name}\n{run.short_id}", False) for run in runs]
+    differing = _table([("parameter", False), *columns], [[key, *row] for key, row in params.items()])
+    no_difference = Text("the same parameters\n", "dim")
+    return Group(differing if params else no_difference, _table([("metric", False), *columns], outcomes))
+
+
+# -- open ------------------------------------------------------------------------------------------------
+
+
+def places(run: TrackedRun, uri: str) -> tuple[dict[str, str], str | None]:
+    """Lines that say where a run in the store at `uri` is to be seen, and what a browser can show by now."""
+    page, report = place_of(uri, run.experiment_id, run.run_id), _report(run)
+    last = {"report": f"no {REPORT} here" if report is None else shown_path(report)}
+    if page.startswith("mlflow ui "):
+        served = place_of(LOCAL_UI, run.experiment_id, run.run_id)
+        return {"serve": page, "run": served, **last}, None if report is None else report.as_uri()
+    return {"run": page, **last}, page if page.startswith("http") else None
+
+
+def _report(run: TrackedRun) -> Path | None:
+    """The report in the run's folder, unless a later run has it now; else its copy among artifacts on disk."""
+    folders = []
+    followed = FollowedRun.read(run.folder) if run.folder is not None else None
+    if followed is not None and run.folder is not None and followed.key == run.tags.get(KEY_TAG):
+        folders.append(run.folder)
+    parts = urlsplit(run.artifact_uri)
+    if parts.scheme in ("", "file") and parts.path:
+        folders.append(Path(url2pathname(parts.path)))
+    return next((folder / REPORT for folder in folders if (folder / REPORT).is_file()), None)
+
+
+# -- Tables --------------------------------------------------------------------------------------------
+
+
+def _table(headings: Sequence[tuple[str, bool]], rows: Iterable[Row]) -> Table:
+    """A table with these headings: True for a column that is never wrapped, else it is folded."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for heading, no_wrap in headings:
+        table.add_column(Text(heading), overflow="ellipsis" if no_wrap else "fold", no_wrap=no_wrap)
+    for row in rows:
+        cells = [Text("-", "dim") if cell is None else cell for cell in row]
+        table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in cells))
+    return table
+
+
+def _status(status: str) -> Text:
+    return Text(status, STYLES.get(status, ""))
+
+
+def _grid(rows: Mapping[str, str]) -> RenderableType:
+    if not rows:
+        return Text("none")
+    table = Table.grid(padding=(0, 2))
+    table.add_column(overflow="fold")
+    table.add_column(overflow="fold")
+    for name, value in rows.items():
+        table.add_row(Text(name, "dim"), Text(value))
+    return table
