@@ -9,7 +9,7 @@ from grpox import ComponentSpec, hookimpl
 REWARDS = (
     ComponentSpec(
         name="exact",
-        target="grpox_rewards.exact:Exact",
+        target="grpox_rewards.text:Exact",
         config="grpox_rewards.configs:ExactConfig",
         summary="1 if the completion equals the answer column, else 0",
         formula="1[text = answer]",
@@ -17,7 +17,7 @@ REWARDS = (
     ),
     ComponentSpec(
         name="regex",
-        target="grpox_rewards.regex:Regex",
+        target="grpox_rewards.text:Regex",
         config="grpox_rewards.configs:RegexConfig",
         summary="One score if a regular expression matches the completion, another if not",
         formula="match if found (and the group equals the column, where one is given), else no_match",
@@ -25,7 +25,7 @@ REWARDS = (
     ),
     ComponentSpec(
         name="format",
-        target="grpox_rewards.format:Format",
+        target="grpox_rewards.text:Format",
         config="grpox_rewards.configs:FormatConfig",
         summary="1 if the completion is <think>...</think> <answer>...</answer> (or other tags), else 0",
         formula="1[text = blocks of the tags, each once and in order]",
@@ -33,7 +33,7 @@ REWARDS = (
     ),
     ComponentSpec(
         name="length",
-        target="grpox_rewards.length:Length",
+        target="grpox_rewards.text:Length",
         config="grpox_rewards.configs:LengthConfig",
         summary="How near the completion's length is to a target, from -1 to 0 or in units",
         formula="relative: max(-1, -|length - target| / target); absolute: -|length - target|",
@@ -41,7 +41,7 @@ REWARDS = (
     ),
     ComponentSpec(
         name="soft_overlong",
-        target="grpox_rewards.soft_overlong:SoftOverlong",
+        target="grpox_rewards.text:SoftOverlong",
         config="grpox_rewards.configs:SoftOverlongConfig",
         summary="A penalty for completions near or over a maximum length, from 0 to -1",
         formula="min(0, max(-1, (max_length - buffer - length) / buffer))",

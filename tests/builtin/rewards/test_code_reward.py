@@ -21,8 +21,7 @@ from support.patience import patient
 from support.services import is_running
 
 from grpox.errors import ConfigError
-from grpox_rewards.code import Code, code_in
-from grpox_rewards.code_process import Judgement, Limits, run_program, run_tests
+from grpox_rewards.code import Code, Judgement, Limits, code_in, run_program, run_tests
 from grpox_rewards.configs import CodeConfig
 
 LIMITS = Limits(20.0, 512 << 20)
@@ -570,9 +569,7 @@ def test_a_judge_that_dies_takes_the_code_with_it_and_the_completion_scores_0(
 def test_a_trainer_that_is_killed_leaves_no_process(tmp_path: Path, lacking: tuple[str, ...]) -> None:
     if lacking:
         pytest.skip(f"this kernel cannot take away {', '.join(lacking)}")
-    trainer = (
-        f"from grpox_rewards.code_process import *\nrun_tests({STAYS!r}, ['1'], Limits(1000.0, 512 << 20))"
-    )
+    trainer = f"from grpox_rewards.code import *\nrun_tests({STAYS!r}, ['1'], Limits(1000.0, 512 << 20))"
     with subprocess.Popen(
         [sys.executable, "-c", trainer], env={**os.environ, "TMPDIR": str(tmp_path)}
     ) as process:
