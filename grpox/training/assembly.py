@@ -16,8 +16,7 @@ from grpox.data.prompts import PromptSet
 from grpox.policy.memory_plan.at_load import check_load, free_memory
 from grpox.policy.models import architecture_of, stop_token_ids
 from grpox.rollout.rewards import NamedReward
-from grpox.rollout.rewards.fitting import fitting_rewards
-from grpox.rollout.rewards.isolation import OF_EVALUATION, OF_TRAINING
+from grpox.rollout.rewards.isolation import OF_EVALUATION, OF_TRAINING, fitting_rewards
 from grpox.rollout.sampler import CompletionSampler, WeightSource
 from grpox.runtime.collective_errors import on_every_rank
 from grpox.runtime.foreign_code import exits_told

@@ -28,7 +28,7 @@ from grpox.policy.optimizers import AdamW, NamedSchedule
 from grpox.policy.scoring_forward import not_taken
 from grpox.rollout.collector import Collector
 from grpox.rollout.rewards import NamedReward
-from grpox.rollout.rewards.fitting import fitting_rewards
+from grpox.rollout.rewards.isolation import fitting_rewards
 from grpox.rollout.sampler import CompletionSampler
 from grpox.rollout.scorer import Scorer
 from grpox.runfile.load import ResolvedRun

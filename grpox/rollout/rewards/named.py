@@ -10,8 +10,7 @@ from typing import Any, Literal
 from grpox.rollout.rewards.arguments import missing_columns, own_copies
 from grpox.rollout.rewards.call import RewardCall
 from grpox.rollout.rewards.log import CallLog
-from grpox.rollout.rewards.process import RewardProcess
-from grpox.rollout.rewards.process_call import ProcessCall
+from grpox.rollout.rewards.process import ProcessCall, RewardProcess
 
 
 @dataclass

@@ -13,7 +13,6 @@ import os
 import pickle
 import pkgutil
 import random
-import signal
 import sys
 from multiprocessing.connection import Connection
 from typing import Any
@@ -25,12 +24,9 @@ from grpox.plugins.load_object import load_object
 from grpox.plugins.registry import Registry
 from grpox.rollout.rewards.arguments import missing_columns, taken
 from grpox.rollout.rewards.call import RewardCall, defined_at
-from grpox.rollout.rewards.messages import Blueprint, Ready, Reply, Request
+from grpox.rollout.rewards.messages import WHERE, Blueprint, Ready, Reply, Request
 from grpox.runtime.child import connect_to_parent
 from grpox.runtime.logs import show_logs_of_child
-
-WHERE = signal.SIGUSR2
-"""Asks for the stack of the main thread."""
 
 
 def main() -> None:
@@ -93,7 +89,7 @@ def _reply(function: Any, request: Request) -> Reply:
     trace = traceback_of(call.error) if call.error else ""
     if call.failure or call.scores is None:
         return Reply(failure=call.failure, trace=trace)
-    return Reply(call.scores.values, call.scores.refused, call.log.metrics, call.log.columns)
+    return Reply(call.scores, call.log)
 
 
 def _send(trainer: Connection, reply: Reply) -> None:

@@ -52,7 +52,12 @@ class ServerPool:
     def __init__(self, members: Sequence[Member], version: str, retries: int) -> None:
         self._members = list(members)
         self._version = version
-        self._retries = retries
+        self._retrying = AsyncRetrying(
+            retry=retry_if_exception(lambda e: isinstance(e, ServerLost) and not isinstance(e, ServerUnfit)),
+            stop=stop_after_attempt(retries + 1),
+            wait=wait_exponential(multiplier=FIRST_BACK_OFF, max=LONGEST_BACK_OFF),
+            reraise=True,
+        )
         self.lost: dict[str, str] = {}
         """Why each server that is no longer asked was given up, by address."""
 
@@ -72,7 +77,8 @@ class ServerPool:
                 while waiting and (member := self._least_busy()) is not None:
                     request = waiting.popleft()
                     member.outstanding += request.prompt.num_samples
-                    running[asyncio.create_task(self._complete(member, request, deliver))] = member, request
+                    work = self._retrying.copy()(self._complete, member, request, deliver)
+                    running[asyncio.create_task(work)] = member, request
                 if not running:
                     return
                 ended, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
@@ -105,17 +111,6 @@ class ServerPool:
     async def _complete(
         self, member: Member, request: Request, deliver: Callable[[Request, Completion], None]
     ) -> None:
-        retrying = AsyncRetrying(
-            retry=retry_if_exception(_may_pass),
-            stop=stop_after_attempt(self._retries + 1),
-            wait=wait_exponential(multiplier=FIRST_BACK_OFF, max=LONGEST_BACK_OFF),
-            reraise=True,
-        )
-        await retrying(self._attempt, member, request, deliver)
-
-    async def _attempt(
-        self, member: Member, request: Request, deliver: Callable[[Request, Completion], None]
-    ) -> None:
         url = member.client.url
         async for completion in member.client.complete(list(request.prompt.token_ids), request.params):
             if completion.finish_reason in ("abort", "error"):
@@ -130,10 +125,6 @@ class ServerPool:
             if completion.index not in request.delivered:
                 request.delivered.add(completion.index)
                 deliver(request, completion)
-
-
-def _may_pass(error: BaseException) -> bool:
-    return isinstance(error, ServerLost) and not isinstance(error, ServerUnfit)
 
 
 class Asked:

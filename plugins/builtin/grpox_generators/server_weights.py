@@ -7,7 +7,7 @@ import os
 import secrets
 import shutil
 import socket
-from collections.abc import Coroutine, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future
 from itertools import chain
 from pathlib import Path
@@ -71,9 +71,13 @@ class FileSender:
         first: Path | None = None
         for url, about in list(self._fleet.abouts.items()):
             folder = Path(about["weights_folder"])
-            self._written.append(folder / name)
+            file = folder / name
+            self._written.append(file)
             try:
-                _save(bucket, folder / name, first)
+                if first is None:
+                    save_file(bucket, file)
+                else:
+                    _link_or_copy(first, file)
             except (OSError, SafetensorError) as error:
                 if folder.is_dir():
                     raise RunFailed(
@@ -83,13 +87,14 @@ class FileSender:
                     ) from error
                 self._fleet.give_up(url, f"{url} has ended: its folder for weights is gone")
             else:
-                first = first or folder / name
+                first = first or file
 
     async def _load(self, name: str) -> None:
-        await self._fleet.post_all("/update_weights", {"update_info": {"file": name}})
-        for folder in self._fleet.folders():
+        body = {"update_info": {"file": name}}
+        await self._fleet.post_each("/update_weights", dict.fromkeys(self._fleet.abouts, body))
+        for about in list(self._fleet.abouts.values()):
             # A server that loaded it still has it mapped until its layers are complete.
-            (folder / name).unlink(missing_ok=True)
+            Path(about["weights_folder"], name).unlink(missing_ok=True)
 
 
 class NcclSender:
@@ -147,25 +152,29 @@ class _WeightRoutes:
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
         """Each server's workers follow those of the servers before it in the group."""
-        offset, bodies = init_info["rank_offset"], {}
+        offset = init_info["rank_offset"]
+        bodies: dict[str, dict[str, Any] | None] = {}
         for url, about in self._fleet.abouts.items():
             bodies[url] = {"init_info": init_info | {"rank_offset": offset}}
             offset += about["world_size"]
-        self._all(self._fleet.post_each("/init_weight_transfer_engine", bodies))
+        self._post("/init_weight_transfer_engine", bodies)
 
     def start_weight_update(self) -> None:
-        self._all(self._fleet.post_all("/start_weight_update"))
+        self._post("/start_weight_update")
 
     def update_weights(self, update_info: Any) -> None:
-        self._all(self._fleet.post_all("/update_weights", {"update_info": update_info}))
+        self._post("/update_weights", self._same({"update_info": update_info}))
 
     def finish_weight_update(self, weight_version: str | None = None) -> None:
-        self._all(self._fleet.post_all("/finish_weight_update", {"weight_version": weight_version}))
+        self._post("/finish_weight_update", self._same({"weight_version": weight_version}))
 
-    def _all(self, work: Coroutine[Any, Any, None]) -> None:
+    def _same(self, body: dict[str, Any] | None) -> dict[str, dict[str, Any] | None]:
+        return dict.fromkeys(self._fleet.abouts, body)
+
+    def _post(self, path: str, bodies: dict[str, dict[str, Any] | None] | None = None) -> None:
         """The group cannot go on without one of its members."""
         members = list(self._fleet.abouts)
-        self._fleet.loop.run(work)
+        self._fleet.loop.run(self._fleet.post_each(path, bodies or self._same(None)))
         if list(self._fleet.abouts) != members:
             raise RunFailed(f"a vLLM server was lost while it took weights by nccl: {self._fleet.lost}")
 
@@ -196,14 +205,10 @@ class _StreamSource:
         return self.weights
 
 
-def _save(bucket: Bucket, file: Path, same: Path | None) -> None:
-    """Write `bucket`; `same`, where given, is a file that holds it already, perhaps on the same file system."""
-    if same is None:
-        save_file(bucket, file)
-        return
+def _link_or_copy(same: Path, file: Path) -> None:
     try:
         os.link(same, file)
-    except OSError:
+    except OSError:  # on another file system
         shutil.copyfile(same, file)
 
 
