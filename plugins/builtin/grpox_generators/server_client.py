@@ -14,7 +14,7 @@ import aiohttp
 from grpox.errors import ConfigError, Problem
 from grpox.toolkit import TEXT, shorten, text_of
 from grpox_generators.configs import VllmServerConfig
-from grpox_vllm_serving.about import PATH as ABOUT
+from grpox_vllm_serving.protocol import ABOUT_PATH
 
 GENERATE = "/inference/v1/generate"
 SHORT = 16
@@ -67,10 +67,10 @@ class ServerClient:
         )
 
     async def about(self) -> dict[str, Any]:
-        """What the server says of itself, see `grpox_vllm_serving.about`."""
+        """What the server says of itself, see `grpox_vllm_serving.protocol`."""
         try:
             async with asyncio.timeout(LONGEST_LOOK):
-                return await self._json("GET", ABOUT)
+                return await self._json("GET", ABOUT_PATH)
         except TimeoutError as error:
             raise ServerLost(f"{self.url} says nothing for {LONGEST_LOOK:g} s") from error
 
@@ -139,7 +139,7 @@ class ServerClient:
             allowed = "the token that it was started with"
             what = f"the server {self.url} refuses the token"
             raise ConfigError(Problem(what, "generator.token_file", allowed=allowed))
-        if response.status == 404 and path == ABOUT:
+        if response.status == 404 and path == ABOUT_PATH:
             what = f"{self.url} is no server that `grpox serve` started"
             raise ConfigError(Problem(what, "generator.urls"))
         if response.status in REFUSED and path == GENERATE:

@@ -15,9 +15,8 @@ from grpox.errors import ConfigError, Problem, RunFailed
 from grpox.runtime.logs import get_logger
 from grpox_generators.configs import VllmServerConfig
 from grpox_generators.server_client import ServerClient, ServerLost
-from grpox_vllm_serving.about import INSTANCE_FILE, PROTOCOL, differences
 from grpox_vllm_serving.launch import FILE_BACKEND
-from grpox_vllm_serving.token import read_token
+from grpox_vllm_serving.protocol import INSTANCE_FILE, PROTOCOL, differences, read_token
 
 Result = TypeVar("Result")
 
@@ -57,7 +56,7 @@ class Fleet:
     """HTTP clients of all configured servers; `abouts` holds those in use, by address."""
 
     def __init__(self, config: VllmServerConfig, model: Mapping[str, Any], sends_weights: bool = True) -> None:
-        """`model` is the signature of the run's, see `grpox_vllm_serving.about`."""
+        """`model` is the signature of the run's, see `grpox_vllm_serving.protocol`."""
         token = read_token(config.token_file, "generator.token_file")
         self.config = config
         self.loop = LoopThread()

@@ -23,7 +23,7 @@ from grpox_generators.server_pool import Asked, Member, Request, ServerPool
 from grpox_generators.server_weights import FileSender, NcclSender
 from grpox_generators.stored_names import as_stored
 from grpox_generators.vllm_sampling import request_params, seed_of
-from grpox_vllm_serving.about import signature
+from grpox_vllm_serving.protocol import signature
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig

@@ -24,8 +24,7 @@ from http.client import HTTPException
 from pathlib import Path
 
 from grpox.errors import ConfigError, Problem, RunFailed
-from grpox_vllm_serving.about import INSTANCE, INSTANCE_FILE, WEIGHTS_FOLDER
-from grpox_vllm_serving.token import VARIABLE
+from grpox_vllm_serving.protocol import INSTANCE, INSTANCE_FILE, TOKEN_VARIABLE, WEIGHTS_FOLDER
 
 FILE_BACKEND = "grpox_file"
 """Under this name `grpox_vllm_serving.file_transfer` is registered with vLLM."""
@@ -179,8 +178,8 @@ def command(settings: ServerSettings) -> list[str]:
     line += ["--weight-transfer-config", json.dumps({"backend": backend})]
     line += ["--worker-extension-cls", "grpox_vllm_serving.file_transfer.WorkerExtension"]
     # The last is outermost.
-    line += ["--middleware", "grpox_vllm_serving.about.About"]
-    line += ["--middleware", "grpox_vllm_serving.guard.TokenGuard"]
+    line += ["--middleware", "grpox_vllm_serving.protocol.About"]
+    line += ["--middleware", "grpox_vllm_serving.protocol.TokenGuard"]
     if settings.max_model_len is not None:
         line += ["--max-model-len", str(settings.max_model_len)]
     if settings.cuda:
@@ -205,7 +204,7 @@ def environment(settings: ServerSettings, weights: Path, sockets: Path, instance
     """
     loopback = settings.host in ("127.0.0.1", "localhost", "::1")
     own = {
-        VARIABLE: settings.token,
+        TOKEN_VARIABLE: settings.token,
         INSTANCE: instance,
         WEIGHTS_FOLDER: str(weights),
         # The routes that replace weights; the guard is in front of them.
