@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import queue
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import wait
 from dataclasses import dataclass, field
 from typing import Any
@@ -77,7 +77,7 @@ class ServerPool:
                 while waiting and (member := self._least_busy()) is not None:
                     request = waiting.popleft()
                     member.outstanding += request.prompt.num_samples
-                    work = self._retrying.copy()(self._complete, member, request, deliver)
+                    work: Coroutine[Any, Any, None] = self._retrying.copy()(self._complete, member, request, deliver)
                     running[asyncio.create_task(work)] = member, request
                 if not running:
                     return

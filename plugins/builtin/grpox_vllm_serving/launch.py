@@ -134,7 +134,8 @@ def serving(settings: ServerSettings) -> Iterator[Server]:
     refuse_owned(settings.extra)
     with ExitStack() as stack:
         # Both for this user alone.
-        weights = stack.enter_context(_folder("grpox-weights-", settings.weights_dir or _shared_memory()))
+        shared = str(SHARED_MEMORY) if SHARED_MEMORY.is_dir() else tempfile.gettempdir()
+        weights = stack.enter_context(_folder("grpox-weights-", settings.weights_dir or shared))
         sockets = stack.enter_context(_folder("grpox-serve-", tempfile.gettempdir()))
         instance = secrets.token_hex(8)
         (weights / INSTANCE_FILE).write_text(instance, encoding="ascii")
@@ -259,10 +260,6 @@ def _own(path: Path | str, flags: int, folder: int | None = None) -> Iterator[in
         os.close(descriptor)
 
 
-def _shared_memory() -> str:
-    return str(SHARED_MEMORY) if SHARED_MEMORY.is_dir() else tempfile.gettempdir()
-
-
 def _end_with_parent() -> None:
     """Between fork and exec: on Linux the server gets SIGTERM when this process is killed."""
     if sys.platform == "linux":
@@ -272,15 +269,9 @@ def _end_with_parent() -> None:
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     """End the whole group: vLLM's engine outlives an API server that was killed."""
-    try:
+    with suppress(ProcessLookupError):  # all have ended
         os.killpg(process.pid, signal.SIGTERM)
-        process.wait(SECONDS_TO_END)
-    except subprocess.TimeoutExpired:
-        pass
-    except ProcessLookupError:
-        return
-    try:
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(SECONDS_TO_END)
         os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return
-    process.wait()
+        process.wait()

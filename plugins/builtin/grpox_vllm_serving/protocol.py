@@ -1,7 +1,7 @@
 """What a vLLM server and its runs agree on: the secret token, and what the server tells of itself.
 
-vLLM's own ``--api-key`` leaves open the routes that replace weights and call methods of the workers, so that two
-pieces of ASGI middleware go around it: `TokenGuard`, outermost, over every path but /health, and `About`.
+vLLM's own ``--api-key`` leaves open the routes that replace weights and call methods of the workers: two
+pieces of ASGI middleware go around it, `TokenGuard`, outermost, over every path but /health, and `About`.
 """
 
 from __future__ import annotations
