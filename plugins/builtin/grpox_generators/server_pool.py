@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import queue
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import wait
 from dataclasses import dataclass, field
 from typing import Any
@@ -52,12 +52,13 @@ class ServerPool:
     def __init__(self, members: Sequence[Member], version: str, retries: int) -> None:
         self._members = list(members)
         self._version = version
-        self._retrying = AsyncRetrying(
+        retrying = AsyncRetrying(
             retry=retry_if_exception(lambda e: isinstance(e, ServerLost) and not isinstance(e, ServerUnfit)),
             stop=stop_after_attempt(retries + 1),
             wait=wait_exponential(multiplier=FIRST_BACK_OFF, max=LONGEST_BACK_OFF),
             reraise=True,
         )
+        self._complete = retrying.wraps(self._attempt)
         self.lost: dict[str, str] = {}
         """Why each server that is no longer asked was given up, by address."""
 
@@ -77,8 +78,8 @@ class ServerPool:
                 while waiting and (member := self._least_busy()) is not None:
                     request = waiting.popleft()
                     member.outstanding += request.prompt.num_samples
-                    work: Coroutine[Any, Any, None] = self._retrying.copy()(self._complete, member, request, deliver)
-                    running[asyncio.create_task(work)] = member, request
+                    work = asyncio.create_task(self._complete(member, request, deliver))
+                    running[work] = member, request
                 if not running:
                     return
                 ended, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
@@ -108,7 +109,7 @@ class ServerPool:
             return True
         return False
 
-    async def _complete(
+    async def _attempt(
         self, member: Member, request: Request, deliver: Callable[[Request, Completion], None]
     ) -> None:
         url = member.client.url

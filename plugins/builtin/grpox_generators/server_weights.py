@@ -7,7 +7,7 @@ import os
 import secrets
 import shutil
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from itertools import chain
 from pathlib import Path
@@ -74,10 +74,7 @@ class FileSender:
             file = folder / name
             self._written.append(file)
             try:
-                if first is None:
-                    save_file(bucket, file)
-                else:
-                    _link_or_copy(first, file)
+                _save(bucket, file, first)
             except (OSError, SafetensorError) as error:
                 if folder.is_dir():
                     raise RunFailed(
@@ -152,29 +149,28 @@ class _WeightRoutes:
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
         """Each server's workers follow those of the servers before it in the group."""
-        offset = init_info["rank_offset"]
-        bodies: dict[str, dict[str, Any] | None] = {}
+        offset, bodies = init_info["rank_offset"], {}
         for url, about in self._fleet.abouts.items():
             bodies[url] = {"init_info": init_info | {"rank_offset": offset}}
             offset += about["world_size"]
-        self._post("/init_weight_transfer_engine", bodies)
+        self._post_each("/init_weight_transfer_engine", bodies)
 
     def start_weight_update(self) -> None:
         self._post("/start_weight_update")
 
     def update_weights(self, update_info: Any) -> None:
-        self._post("/update_weights", self._same({"update_info": update_info}))
+        self._post("/update_weights", {"update_info": update_info})
 
     def finish_weight_update(self, weight_version: str | None = None) -> None:
-        self._post("/finish_weight_update", self._same({"weight_version": weight_version}))
+        self._post("/finish_weight_update", {"weight_version": weight_version})
 
-    def _same(self, body: dict[str, Any] | None) -> dict[str, dict[str, Any] | None]:
-        return dict.fromkeys(self._fleet.abouts, body)
+    def _post(self, path: str, body: Mapping[str, Any] | None = None) -> None:
+        self._post_each(path, dict.fromkeys(self._fleet.abouts, body))
 
-    def _post(self, path: str, bodies: dict[str, dict[str, Any] | None] | None = None) -> None:
+    def _post_each(self, path: str, bodies: Mapping[str, Mapping[str, Any] | None]) -> None:
         """The group cannot go on without one of its members."""
         members = list(self._fleet.abouts)
-        self._fleet.loop.run(self._fleet.post_each(path, bodies or self._same(None)))
+        self._fleet.loop.run(self._fleet.post_each(path, bodies))
         if list(self._fleet.abouts) != members:
             raise RunFailed(f"a vLLM server was lost while it took weights by nccl: {self._fleet.lost}")
 
@@ -205,10 +201,14 @@ class _StreamSource:
         return self.weights
 
 
-def _link_or_copy(same: Path, file: Path) -> None:
+def _save(bucket: Bucket, file: Path, same: Path | None) -> None:
+    """Write `bucket`; `same`, where given, is a file that holds it already, perhaps on the same file system."""
+    if same is None:
+        save_file(bucket, file)
+        return
     try:
         os.link(same, file)
-    except OSError:  # on another file system
+    except OSError:
         shutil.copyfile(same, file)
 
 

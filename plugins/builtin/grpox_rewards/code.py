@@ -39,15 +39,6 @@ FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 @dataclass(frozen=True)
-class Limits:
-    """What one process may use."""
-
-    seconds: float
-    memory: int
-    """Bytes of address space."""
-
-
-@dataclass(frozen=True)
 class Judgement:
     """What became of the code; where its process was killed, nothing passed and it was late."""
 
@@ -75,11 +66,10 @@ class Code:
     def __init__(self, config: CodeConfig) -> None:
         self.config = config
         self.reads_columns = (config.column,)
-        self._limits = Limits(config.timeout_seconds, config.memory_mib << 20)
         ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         self._processes = config.processes or max(1, len(os.sched_getaffinity(0)) // ranks)
         self._warn = WarnOnce(get_logger(__name__))
-        probe = run_tests("", [], self._limits)
+        probe = run_tests("", [], self.config)
         if probe.crash:
             raise RuntimeError(f"the process that judges code failed: {probe.crash}")
         if not probe.lacking:
@@ -129,11 +119,11 @@ class Code:
 
     def _judge(self, code: str, tests: Sequence[Any]) -> Judgement:
         if tests and isinstance(tests[0], str):
-            return run_tests(code, list(tests), self._limits)
+            return run_tests(code, list(tests), self.config)
         passed: list[bool] = []
         late, crash = False, ""
         for pair in tests:
-            made = run_program(code, pair["input"], self._limits)
+            made = run_program(code, pair["input"], self.config)
             passed.append(made.output is not None and _lines(made.output) == _lines(pair["output"]))
             late, crash = late or made.late, crash or made.crash
             if not self.config.partial and not passed[-1]:
@@ -190,26 +180,26 @@ def _lines(text: str) -> list[str]:
     return [line.rstrip() for line in text.rstrip().splitlines()]
 
 
-def run_tests(code: str, tests: list[str], limits: Limits) -> Judgement:
-    """Return which of `tests` pass on what `code` defines."""
-    made = _judged({"code": code, "input": None}, limits, tests)
+def run_tests(code: str, tests: list[str], config: CodeConfig) -> Judgement:
+    """Return which of `tests` pass on what `code` defines, within the time and memory of `config`."""
+    made = _judged({"code": code, "input": None}, config, tests)
     return Judgement(**{"passed": [False] * len(tests), **made})
 
 
-def run_program(code: str, text: str, limits: Limits) -> Judgement:
+def run_program(code: str, text: str, config: CodeConfig) -> Judgement:
     """Return what the program `code` writes when it is given `text`."""
-    return Judgement(**{"passed": [], **_judged({"code": code, "input": text}, limits)})
+    return Judgement(**{"passed": [], **_judged({"code": code, "input": text}, config)})
 
 
-def _judged(about: dict[str, Any], limits: Limits, *more: Any) -> dict[str, Any]:
+def _judged(about: dict[str, Any], config: CodeConfig, *more: Any) -> dict[str, Any]:
     """Return what a fresh process that is told these says, or why it says nothing, as fields of `Judgement`.
 
     It is killed with all it started when it takes too long.
     """
     folder = tempfile.mkdtemp(prefix="grpox-code-")
     try:
-        about |= {"folder": folder, "seconds": limits.seconds, "memory": limits.memory}
-        most = limits.seconds + GRACE_SECONDS
+        about |= {"folder": folder, "seconds": config.timeout_seconds, "memory": config.memory_mib << 20}
+        most = config.timeout_seconds + GRACE_SECONDS
         deadline = time.monotonic() + most
         # Without site-packages, the user's and the environment's own settings: the same everywhere.
         command = ["-s", "-S", "-P", str(JUDGE), str(JUDGE.parents[1])]
