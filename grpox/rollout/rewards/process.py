@@ -68,19 +68,18 @@ class RewardProcess:
         """The columns that the function cannot do without."""
         return self.ready.needs
 
-    def ask(self, request: Request) -> Reply:
-        """Have the function called.
+    def ask(self, arguments: Mapping[str, Any], count: int) -> Reply:
+        """Have the function called for `count` completions.
 
         Raises:
             ProcessFailed: the process ended, took longer than the timeout or more than the memory; it is gone.
         """
-        # What nobody takes is not sent.
         takes = self.ready.takes
-        arguments = {n: v for n, v in request.arguments.items() if takes is None or n in takes}
+        taken = {n: v for n, v in arguments.items() if takes is None or n in takes}  # the rest is not sent
         running = self._started()
         try:
             running.wait_ready()
-            return running.ask(Request(arguments, request.count, request.seed))
+            return running.ask(Request(taken, count, _seed_of(arguments)))
         except ProcessFailed:
             self.stop()
             running.kill()  # where another thread has stopped it in the middle of the call
@@ -115,14 +114,11 @@ class _Running:
         try:
             streams = (self._output.stdout, self._output.stderr)
             self._child = Child(command, timeout, output=streams, pass_fds=(self._stacks.fileno(),))
+            self.pid = self._child.pid
         finally:
             self._output.start()
         with contextlib.suppress(ChildFailed):  # it has ended: told by `wait_ready`
             self._child.send(pickle.dumps(blueprint))
-
-    @property
-    def pid(self) -> int:
-        return self._child.pid
 
     def wait_ready(self) -> Ready:
         """What it says once it has built the function."""
@@ -240,7 +236,7 @@ class ProcessCall:
         self.error: BaseException | None = None
         self.seconds = 0.0
         self._process = process
-        self._request = Request(arguments, count, _seed_of(arguments))
+        self._arguments, self._count = arguments, count
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self.run, name="grpox-reward-process", daemon=True)
 
@@ -271,7 +267,7 @@ class ProcessCall:
         """Ask and wait for the answer."""
         begun = time.perf_counter()
         try:
-            reply = self._process.ask(self._request)
+            reply = self._process.ask(self._arguments, self._count)
             self.scores, self.log, self.failure = reply.scores, reply.log, reply.failure
             self.error = RemoteError(reply.trace) if reply.trace else None
         except ProcessFailed as error:

