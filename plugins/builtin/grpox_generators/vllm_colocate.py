@@ -189,12 +189,16 @@ class VllmColocateGenerator:
         """vLLM's answer to each prompt with its seed."""
         from vllm import SamplingParams
         from vllm.exceptions import VLLMValidationError
+        from vllm.sampling_params import StructuredOutputsParams
 
         ends = end_ids(sampling, self.context.stop_token_ids, self._vocabulary)
         requests = [{"prompt_token_ids": list(prompt.token_ids)} for prompt, _ in asked]
         try:
+            # It is a mapping in a run file and an object in vLLM.
+            structured = sampling.generation_kwargs.get("structured_outputs")
+            typed = {"structured_outputs": StructuredOutputsParams(**structured)} if structured else {}
             params = [
-                SamplingParams(**_typed(request_params(sampling, ends, prompt.num_samples, seed)))
+                SamplingParams(**request_params(sampling, ends, prompt.num_samples, seed) | typed)
                 for prompt, seed in asked
             ]
             with random_numbers_kept():
@@ -253,15 +257,6 @@ def _see_what_is_loaded(model: Any) -> None:
         return loaded
 
     model.load_weights = load
-
-
-def _typed(params: dict[str, Any]) -> dict[str, Any]:
-    """`structured_outputs` is a mapping in a run file and an object in vLLM."""
-    if "structured_outputs" in params:
-        from vllm.sampling_params import StructuredOutputsParams
-
-        params["structured_outputs"] = StructuredOutputsParams(**params["structured_outputs"])
-    return params
 
 
 class AdapterFiles:

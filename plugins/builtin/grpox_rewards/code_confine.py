@@ -130,7 +130,8 @@ def confine(folder: str, seconds: int, memory: int) -> tuple[str, ...]:
         resource.setrlimit(kind, (limit, limit))
     LIBC.prctl(38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS, which Landlock and seccomp ask for
     lacking = () if _confine_files(folder) else ("files",)
-    _drop_capabilities()
+    # Root's capabilities, and those that the new user namespace gives: else it would look into other processes.
+    LIBC.capset(ctypes.c_char_p(struct.pack("=Ii", 0x20080522, 0)), ctypes.c_char_p(bytes(24)))
     die_with_parent()  # after what would undo it, and before that is refused
     return lacking if _deny_calls() else (*lacking, "network")
 
@@ -148,12 +149,6 @@ def hide() -> None:
 def limit_memory(memory: int) -> None:
     """At most `memory` bytes of address space."""
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
-
-
-def _drop_capabilities() -> None:
-    """Those of root, and those that the new user namespace gives: else they would look into other processes."""
-    header = struct.pack("=Ii", 0x20080522, 0)
-    LIBC.capset(ctypes.c_char_p(header), ctypes.c_char_p(bytes(24)))
 
 
 def _confine_files(folder: str) -> bool:
@@ -218,7 +213,8 @@ def _filter(machine: str) -> Iterable[bytes]:
     yield struct.pack("=HBBI", load, 0, 0, 0)  # the call's number
     yield struct.pack("=HBBI", at_least, 0, 1, NEWEST + 1)  # x32, too: the same calls under other numbers
     yield unknown
-    for number in _denied(machine):
+    lines = (line for line in NUMBERS[machine].splitlines() if "#" not in line)
+    for number in sorted(int(word) for line in lines for word in line.split() if word.isdigit()):
         yield struct.pack("=HBBI", equal, 0, 1, number)
         yield refuse
     for number, arguments in _checked(machine).items():
@@ -233,13 +229,6 @@ def _filter(machine: str) -> Iterable[bytes]:
         yield from block
         yield allow
     yield allow
-
-
-def _denied(architecture: str) -> list[int]:
-    """Return the numbers of the calls, in order; none for an architecture that is not known here."""
-    lines = NUMBERS.get(architecture, "").splitlines()
-    words = [word for line in lines if "#" not in line for word in line.split()]
-    return sorted(int(word) for word in words if word.isdigit())
 
 
 def _checked(architecture: str) -> dict[int, list[tuple[int, tuple[int, ...], int]]]:
