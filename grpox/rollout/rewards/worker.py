@@ -47,11 +47,11 @@ def _serve(trainer: Connection) -> None:
         function, ready = _built(trainer.recv())
         trainer.send(ready)
         while function is not None:
-            reply = _reply(function, trainer.recv())
+            message = _answer(function, trainer.recv())
             if os.getpid() != own:  # the function forked, and this is the child
                 os._exit(0)
             _flush()
-            _send(trainer, reply)
+            trainer.send_bytes(message)
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return  # the trainer has ended, or has killed this process
 
@@ -60,7 +60,11 @@ def _built(blueprint: Blueprint) -> tuple[Any, Ready]:
     """The function, or None and why not."""
     sys.path[:] = blueprint.import_path
     try:
-        function = _build(blueprint)
+        load = load_object if blueprint.from_file else pkgutil.resolve_name
+        target = load(blueprint.target)
+        config = pickle.loads(blueprint.config)
+        bound = BoundComponent("reward", blueprint.label, blueprint.key, lambda: target, config)
+        function = Registry(PluginSet()).build(bound)
         _use_device(blueprint.device)
     except ConfigError as error:
         return None, Ready(tuple(error.problems))
@@ -71,34 +75,21 @@ def _built(blueprint: Blueprint) -> tuple[Any, Ready]:
     return function, Ready((), needs, taken(function), defined_at(function))
 
 
-def _build(blueprint: Blueprint) -> Any:
-    load = load_object if blueprint.from_file else pkgutil.resolve_name
-    target = load(blueprint.target)
-    config = pickle.loads(blueprint.config)
-    bound = BoundComponent("reward", blueprint.label, blueprint.key, lambda: target, config)
-    return Registry(PluginSet()).build(bound)
-
-
-def _reply(function: Any, request: Request) -> Reply:
+def _answer(function: Any, request: Request) -> bytes:
+    """Call the function; return what became of it, pickled."""
     _seed(request.seed)
     call = RewardCall(function, request.arguments, request.count)
     try:
         call.run()
     except KeyboardInterrupt as error:  # the function's own: this process is in no terminal's foreground
         call.fail_by(error)
-    trace = traceback_of(call.error) if call.error else ""
     if call.failure or call.scores is None:
-        return Reply(failure=call.failure, trace=trace)
-    return Reply(call.scores, call.log)
-
-
-def _send(trainer: Connection, reply: Reply) -> None:
+        return pickle.dumps(Reply(failure=call.failure, trace=traceback_of(call.error) if call.error else ""))
     try:
-        message = pickle.dumps(reply)
+        return pickle.dumps(Reply(call.scores, call.log))
     except BaseException as error:  # noqa: BLE001 - whatever a user's object raises
         what = f"logged by log_extra what cannot be pickled ({describe(error)}), as its own process needs"
-        message = pickle.dumps(Reply(failure=what))
-    trainer.send_bytes(message)
+        return pickle.dumps(Reply(failure=what))
 
 
 def _seed(seed: int) -> None:
