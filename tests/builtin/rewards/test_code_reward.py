@@ -141,6 +141,29 @@ def test_tests_use_what_the_code_defines_as_if_it_were_theirs() -> None:
     assert run_tests(code, tests, LIMITS).passed == [True] * len(tests)
 
 
+def test_an_object_of_the_code_has_a_length_items_and_a_text() -> None:
+    code = (
+        "class Table:\n"
+        "    def __init__(self): self.held = {}\n"
+        "    def __len__(self): return len(self.held)\n"
+        "    def __getitem__(self, key): return self.held[key]\n"
+        "    def __setitem__(self, key, value): self.held[key] = value\n"
+        "    def __str__(self): return f'a table of {len(self)}'\n"
+        "class Plain: pass\n"
+    )
+    table = "table = Table()\ntable['a'] = [1]\n"
+    tests = [
+        f"{table}assert len(table) == 1 and table['a'] == [1] and str(table) == 'a table of 1'",
+        f"{table}try:\n    table['b']\n    assert False\nexcept KeyError as why: assert why.args == ('b',)",
+        *(
+            f"try:\n    {use}\nexcept TypeError: pass\nelse: assert False"
+            for use in ("len(Plain())", "Plain()[0]")
+        ),
+        "try:\n    iter(Plain())\nexcept TypeError: pass\nelse: assert False",
+    ]
+    assert run_tests(code, tests, LIMITS).passed == [True] * len(tests)
+
+
 def test_values_keep_their_kind_and_their_parts_in_common_on_the_way_to_the_tests() -> None:
     code = (
         "import asyncio, enum\n"
