@@ -22,7 +22,7 @@ from transformers import PreTrainedTokenizerBase
 from grpox.contracts import Prompt
 from grpox.runfile.load import ResolvedRun, load_run
 from grpox.training.inputs import open_prompts, open_tokenizer
-from grpox_generators.vllm_sampling import request_params, request_seed
+from grpox_generators.vllm_sampling import request_params, seed_of
 
 Figures = dict[str, float]
 """seconds, cpu_seconds of all processes that took part, and tokens sampled."""
@@ -83,7 +83,7 @@ def bare(given: dict[str, Any]) -> Iterator[Sample]:
         if given["plain"]:
             return SamplingParams(n=n, max_tokens=length, temperature=sampling.temperature)
         ends = [tokenizer.eos_token_id]
-        return SamplingParams(**request_params(sampling, ends, n, request_seed(seed, prompt.group_id)))
+        return SamplingParams(**request_params(sampling, ends, n, seed_of(prompt, seed)))
 
     def generate(seed: int) -> int:
         outputs = engine.generate(requests, [params(p, seed) for p in prompts], use_tqdm=False)

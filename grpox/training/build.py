@@ -27,7 +27,7 @@ from grpox.policy.reference import BaseAsReference
 from grpox.policy.scoring_forward import describe_unused_modes
 from grpox.rollout.collector import Collector, Scorer
 from grpox.rollout.rewards import NamedReward
-from grpox.rollout.rewards.fitting import fitting_rewards
+from grpox.rollout.rewards.isolation import fitting_rewards
 from grpox.rollout.sampler import CompletionSampler
 from grpox.runfile.load import ResolvedRun
 from grpox.runfile.lock.model import Lock, LockFile

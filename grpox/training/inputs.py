@@ -36,8 +36,7 @@ from grpox.policy.models import (
     vocabulary_of,
 )
 from grpox.rollout.rewards import NamedReward
-from grpox.rollout.rewards.fitting import fitting_rewards
-from grpox.rollout.rewards.isolation import OF_EVALUATION, OF_TRAINING
+from grpox.rollout.rewards.isolation import OF_EVALUATION, OF_TRAINING, fitting_rewards
 from grpox.rollout.sampler import CompletionSampler, WeightSource
 from grpox.runfile.checks import stream_problems
 from grpox.runfile.model_options import media_problem

@@ -1,8 +1,8 @@
 """Reward functions: bound, called, and what they return checked.
 
-`fitting` binds the functions that a run file lists, `scoring` scores a batch by all of them, which `named`
-calls at once. `call` runs one in a thread with its timeout, and checks what it returns; `isolation` decides
-which get a process of their own, where `process` talks to the program `worker`.
+`isolation` builds the functions that a run file lists, in the trainer or in processes of their own, and binds
+them; `scoring` scores a batch by all of them, which `named` calls at once. `call` runs one in a thread with its
+timeout, and checks what it returns; `process` talks to the program `worker`.
 """
 
 from grpox.rollout.rewards.named import NamedReward

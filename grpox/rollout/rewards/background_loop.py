@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import contextvars
 import functools
 import threading
 from collections.abc import Coroutine
@@ -25,7 +24,7 @@ class BackgroundCall(Generic[Result]):
         self._loop = _background_loop()
         self._ended: Future[Result] = Future()
         self._task: asyncio.Task[Result] | None = None
-        self._loop.call_soon_threadsafe(self._start, work, contextvars.copy_context())
+        self._loop.call_soon_threadsafe(self._start, work)  # in a copy of this thread's context
 
     def result(self) -> Result:
         """Waits for the end and returns the result; also where the caller's own loop is running.
@@ -39,8 +38,8 @@ class BackgroundCall(Generic[Result]):
         """Asks the coroutine to stop; `result` returns when it has."""
         self._loop.call_soon_threadsafe(self._cancel)
 
-    def _start(self, work: Coroutine[Any, Any, Result], context: contextvars.Context) -> None:
-        self._task = self._loop.create_task(work, context=context)
+    def _start(self, work: Coroutine[Any, Any, Result]) -> None:
+        self._task = self._loop.create_task(work)
         self._task.add_done_callback(self._finish)
 
     def _cancel(self) -> None:

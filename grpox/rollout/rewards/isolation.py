@@ -1,22 +1,25 @@
-"""Where a run's reward function is called: in a thread of the trainer, or in a process of its own."""
+"""A run's reward functions: each built in the trainer or in a process of its own, and bound to its data."""
 
 from __future__ import annotations
 
 import pickle
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
-from grpox.config import RewardRef
+from grpox.config import RewardRef, labels_of
 from grpox.errors import ConfigError, Problem, text_of
 from grpox.plugins.component import BoundComponent
 from grpox.plugins.requirements import canonical_name
 from grpox.rollout.rewards.call import current_device
 from grpox.rollout.rewards.messages import Blueprint
+from grpox.rollout.rewards.named import NamedReward
 from grpox.rollout.rewards.process import RewardProcess
+from grpox.rollout.rewards.scoring import column_problems
 
 if TYPE_CHECKING:
+    from grpox.data.prompts import PromptSet
     from grpox.runfile.load import ResolvedRun
 
 Isolation = Literal["process", "thread"]
@@ -97,3 +100,25 @@ def reward_functions(run: ResolvedRun, key: str = OF_TRAINING) -> Iterator[list[
         for function in functions:
             if isinstance(function, RewardProcess):
                 function.close()
+
+
+def fitting_rewards(
+    refs: Sequence[RewardRef], functions: Sequence[Any], prompts: PromptSet, key: str = OF_TRAINING
+) -> list[NamedReward]:
+    """The functions that `refs` name, as a run calls them.
+
+    Args:
+        functions: in the same order.
+        prompts: the data that they are to score.
+        key: under which the run file lists them.
+
+    Raises:
+        ConfigError: a function needs a column that the data lacks.
+    """
+    rewards = [
+        NamedReward(label, function, ref.weight, ref.on_error, ref.timeout)
+        for label, function, ref in zip(labels_of(refs), functions, refs, strict=True)
+    ]
+    if problems := column_problems(rewards, prompts.column_names, key, prompts.data):
+        raise ConfigError(problems)
+    return rewards

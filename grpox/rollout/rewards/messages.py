@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from grpox.errors import Problem
+from grpox.rollout.rewards.call import CallLog, CheckedScores
+
+WHERE = signal.SIGUSR2
+"""Asks the process for the stack of its main thread."""
 
 
 @dataclass(frozen=True)
@@ -56,14 +61,9 @@ class Request:
 class Reply:
     """What became of a call."""
 
-    values: list[float | None] | None = None
-    """[N]; None where the whole call failed."""
-    refused: dict[int, str] = field(default_factory=dict)
-    """Index of a completion -> why its value is no score."""
-    metrics: dict[str, list[float]] = field(default_factory=dict)
-    """From `log_metric`."""
-    columns: dict[str, list[Any]] = field(default_factory=dict)
-    """From `log_extra`."""
+    scores: CheckedScores | None = None
+    """None where the whole call failed."""
+    log: CallLog = field(default_factory=CallLog)
     failure: str = ""
     """What went wrong with the whole call."""
     trace: str = ""

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from grpox.rollout.rewards.call import CallLog, RewardCall, missing_columns, own_copies
-from grpox.rollout.rewards.process import RewardProcess
-from grpox.rollout.rewards.process_call import ProcessCall
+from grpox.rollout.rewards.process import ProcessCall, RewardProcess
 
 
 @dataclass

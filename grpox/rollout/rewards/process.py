@@ -1,4 +1,4 @@
-"""The process of a reward function, as the trainer sees it: started, asked, watched and killed."""
+"""The process of a reward function, as the trainer sees it: started, called, watched and killed."""
 
 from __future__ import annotations
 
@@ -7,22 +7,23 @@ import os
 import pickle
 import signal
 import tempfile
+import threading
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import psutil
 
 from grpox.errors import ConfigError, Problem, describe, text_of
 from grpox.errors.formatting import amount
-from grpox.rollout.rewards.call import dumped_at
-from grpox.rollout.rewards.messages import Blueprint, Ready, Reply, Request
+from grpox.rollout.rewards.call import CallLog, CheckedScores, dumped_at
+from grpox.rollout.rewards.messages import WHERE, Blueprint, Ready, Reply, Request
 from grpox.rollout.rewards.output import RewardOutput
 from grpox.runtime.child import MOST_BYTES, Child, ChildCut, ChildEnded, ChildFailed, ChildLate, Restarted
 from grpox.runtime.signals import raise_if_signal
 
 START_SECONDS = 600.0
 """The function's module may load a model as it is imported."""
-WHERE = signal.SIGUSR2
 
 
 class ProcessFailed(Exception):
@@ -65,19 +66,18 @@ class RewardProcess:
         """The columns that the function cannot do without."""
         return self.ready.needs
 
-    def ask(self, request: Request) -> Reply:
-        """Have the function called.
+    def ask(self, arguments: Mapping[str, Any], count: int) -> Reply:
+        """Have the function called for `count` completions.
 
         Raises:
             ProcessFailed: the process ended, took longer than the timeout or more than the memory; it is gone.
         """
-        # What nobody takes is not sent.
         takes = self.ready.takes
-        arguments = {n: v for n, v in request.arguments.items() if takes is None or n in takes}
+        taken = {n: v for n, v in arguments.items() if takes is None or n in takes}  # the rest is not sent
         running = self._started()
         try:
             running.wait_ready()
-            return running.ask(Request(arguments, request.count, request.seed))
+            return running.ask(Request(taken, count, _seed_of(arguments)))
         except ProcessFailed:
             self.stop()
             running.kill()  # where another thread has stopped it in the middle of the call
@@ -112,54 +112,52 @@ class _Running:
         try:
             streams = (self._output.stdout, self._output.stderr)
             self._child = Child(command, timeout, output=streams, pass_fds=(self._stacks.fileno(),))
+            self.pid = self._child.pid
         finally:
             self._output.start()
         with contextlib.suppress(ChildFailed):  # it has ended: told by `wait_ready`
             self._child.send(pickle.dumps(blueprint))
 
-    @property
-    def pid(self) -> int:
-        return self._child.pid
-
     def wait_ready(self) -> Ready:
         """What it says once it has built the function."""
         with self._child.in_use:
             if self._ready is None:
-                self._ready = self._receive(START_SECONDS, "its process took longer than {:g} s to start")
+                late = f"its process took longer than {START_SECONDS:g} s to start"
+                self._ready = self._receive(time.monotonic() + START_SECONDS, late)
             return self._ready
 
     def ask(self, request: Request) -> Reply:
         """Its answer to a request."""
         with self._child.in_use:
-            return self._answer(request)
+            os.ftruncate(self._stacks.fileno(), 0)
+            os.lseek(self._stacks.fileno(), 0, os.SEEK_SET)
+            deadline = time.monotonic() + self.timeout
+            try:
+                self._child.send(pickle.dumps(request))
+            except ChildFailed as error:
+                raise ProcessFailed(self._end("cannot be sent its arguments")) from error
+            except (pickle.PicklingError, TypeError, AttributeError, RecursionError) as error:
+                why = f"which cannot be pickled ({text_of(error)}): say isolation: thread"
+                raise ProcessFailed(f"cannot be sent its arguments, {why}") from error
+            reply: Reply = self._receive(deadline, f"took longer than its timeout of {self.timeout:g} s")
+            return reply
 
-    def _answer(self, request: Request) -> Reply:
-        os.ftruncate(self._stacks.fileno(), 0)
-        os.lseek(self._stacks.fileno(), 0, os.SEEK_SET)
-        begun = time.monotonic()
+    def _receive(self, deadline: float, too_long: str) -> Any:
         try:
-            self._child.send(pickle.dumps(request))
-        except ChildFailed as error:
-            raise ProcessFailed(self._end("cannot be sent its arguments")) from error
-        except (pickle.PicklingError, TypeError, AttributeError, RecursionError) as error:
-            why = f"which cannot be pickled ({text_of(error)}): say isolation: thread"
-            raise ProcessFailed(f"cannot be sent its arguments, {why}") from error
-        left = begun + self.timeout - time.monotonic()
-        reply: Reply = self._receive(left, f"took longer than its timeout of {self.timeout:g} s")
-        return reply
-
-    def _receive(self, seconds: float, too_long: str) -> Any:
-        try:
-            answer = self._child.receive(time.monotonic() + seconds, self._check_memory)
+            answer = self._child.receive(deadline, self._check_memory)
         except ChildLate as error:
-            raise ProcessFailed(too_long.format(seconds) + self._placed(ask=True)) from error
+            raise ProcessFailed(too_long + self._placed(ask=True)) from error
         except ChildCut as error:
             what = f"sent back more than {amount(MOST_BYTES)}, or stopped in its midst"
             raise ProcessFailed(what) from error
         except ChildEnded as error:
             raise ProcessFailed(self._end("closed its connection to the trainer")) from error
         self._output.end_call()
-        return _read(answer)
+        try:
+            return pickle.loads(answer)
+        except BaseException as error:  # a user's objects are made here, which may raise anything
+            raise_if_signal(error)
+            raise ProcessFailed(f"sent back what the trainer cannot read: {describe(error)}") from error
 
     def _check_memory(self) -> None:
         limit = int(self.memory * 2**30)
@@ -174,8 +172,7 @@ class _Running:
             whole = psutil.Process(self.pid)
             for process in (whole, *whole.children(recursive=True)):
                 with contextlib.suppress(psutil.Error):
-                    full = what == "pss"
-                    info = process.memory_full_info() if full else process.memory_info()
+                    info = process.memory_full_info() if what == "pss" else process.memory_info()
                     held += getattr(info, what)
         return held
 
@@ -209,9 +206,79 @@ class _Running:
         self._output.end_call()
 
 
-def _read(message: bytes) -> Any:
-    try:
-        return pickle.loads(message)
-    except BaseException as error:  # a user's objects are made here, which may raise anything
-        raise_if_signal(error)
-        raise ProcessFailed(f"sent back what the trainer cannot read: {describe(error)}") from error
+class RemoteError(Exception):
+    """An exception of a function in its process.
+
+    Args:
+        trace: the traceback there. As a note, line for line, it is shown whole where one long text is cut.
+    """
+
+    def __init__(self, trace: str) -> None:
+        super().__init__("raised in the process of the reward")
+        self.add_note(trace)
+
+
+class ProcessCall:
+    """A call for `count` completions, in a thread that waits for the process and enforces its limits.
+
+    It is used as `grpox.rollout.rewards.call.RewardCall` is.
+
+    Once it has ended, either `scores` is set, or `failure` says what went wrong, and `error` tells of the
+    exception where the function raised.
+    """
+
+    def __init__(self, process: RewardProcess, arguments: Mapping[str, Any], count: int) -> None:
+        self.log = CallLog()
+        self.scores: CheckedScores | None = None
+        self.failure = ""
+        self.error: BaseException | None = None
+        self.seconds = 0.0
+        self._process = process
+        self._arguments, self._count = arguments, count
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self.run, name="grpox-reward-process", daemon=True)
+
+    def start(self) -> None:
+        """Start the call in its thread."""
+        self._thread.start()
+
+    def wait(self, timeout: float) -> bool:
+        """Whether the call has ended: it always does, since a process that takes longer is killed."""
+        self._ended.wait()
+        return True
+
+    def abandon(self) -> None:
+        """Kill the process, if it is at work."""
+        if self.running:
+            self._process.stop()
+
+    @property
+    def running(self) -> bool:
+        """Whether the function may still be at work."""
+        return not self._ended.is_set()
+
+    def needs_main_thread(self) -> bool:
+        """Never: the function has the main thread of its process."""
+        return False
+
+    def run(self) -> None:
+        """Ask and wait for the answer."""
+        begun = time.perf_counter()
+        try:
+            reply = self._process.ask(self._arguments, self._count)
+            self.scores, self.log, self.failure = reply.scores, reply.log, reply.failure
+            self.error = RemoteError(reply.trace) if reply.trace else None
+        except ProcessFailed as error:
+            self.failure = str(error)
+        except BaseException as error:  # noqa: BLE001 - the waiting thread tells it
+            self.failure, self.error = f"could not be called: {text_of(error)}", error
+        finally:
+            self.seconds = time.perf_counter() - begun
+            self._ended.set()
+
+
+def _seed_of(arguments: Mapping[str, Any]) -> int:
+    """A seed for a call: the same for the same completions at the same step, whatever was called before."""
+    step = getattr(arguments.get("trainer_state"), "global_step", 0)
+    # Python's hash of whole numbers is the same in every process, unlike that of text.
+    return hash((step, *map(tuple, arguments.get("completion_ids", ())))) & 0xFFFFFFFF

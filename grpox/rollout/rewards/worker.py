@@ -13,7 +13,6 @@ import os
 import pickle
 import pkgutil
 import random
-import signal
 import sys
 from multiprocessing.connection import Connection
 from typing import Any
@@ -24,12 +23,9 @@ from grpox.plugins.discovery import PluginSet
 from grpox.plugins.load_object import load_object
 from grpox.plugins.registry import Registry
 from grpox.rollout.rewards.call import RewardCall, argument_names, defined_at, missing_columns
-from grpox.rollout.rewards.messages import Blueprint, Ready, Reply, Request
+from grpox.rollout.rewards.messages import WHERE, Blueprint, Ready, Reply, Request
 from grpox.runtime.child import connect_to_parent
 from grpox.runtime.logs import show_logs_of_child
-
-WHERE = signal.SIGUSR2
-"""Asks for the stack of the main thread."""
 
 
 def main() -> None:
@@ -50,11 +46,11 @@ def _serve(trainer: Connection) -> None:
         function, ready = _built(trainer.recv())
         trainer.send(ready)
         while function is not None:
-            reply = _reply(function, trainer.recv())
+            message = _answer(function, trainer.recv())
             if os.getpid() != own:  # the function forked, and this is the child
                 os._exit(0)
             _flush()
-            _send(trainer, reply)
+            trainer.send_bytes(message)
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return  # the trainer has ended, or has killed this process
 
@@ -63,7 +59,11 @@ def _built(blueprint: Blueprint) -> tuple[Any, Ready]:
     """The function, or None and why not."""
     sys.path[:] = blueprint.import_path
     try:
-        function = _build(blueprint)
+        load = load_object if blueprint.from_file else pkgutil.resolve_name
+        target = load(blueprint.target)
+        config = pickle.loads(blueprint.config)
+        bound = BoundComponent("reward", blueprint.label, blueprint.key, lambda: target, config)
+        function = Registry(PluginSet()).build(bound)
         _use_device(blueprint.device)
     except ConfigError as error:
         return None, Ready(tuple(error.problems))
@@ -74,34 +74,21 @@ def _built(blueprint: Blueprint) -> tuple[Any, Ready]:
     return function, Ready((), needs, argument_names(function), defined_at(function))
 
 
-def _build(blueprint: Blueprint) -> Any:
-    load = load_object if blueprint.from_file else pkgutil.resolve_name
-    target = load(blueprint.target)
-    config = pickle.loads(blueprint.config)
-    bound = BoundComponent("reward", blueprint.label, blueprint.key, lambda: target, config)
-    return Registry(PluginSet()).build(bound)
-
-
-def _reply(function: Any, request: Request) -> Reply:
+def _answer(function: Any, request: Request) -> bytes:
+    """Call the function; return what became of it, pickled."""
     _seed(request.seed)
     call = RewardCall(function, request.arguments, request.count)
     try:
         call.run()
     except KeyboardInterrupt as error:  # the function's own: this process is in no terminal's foreground
         call.fail_by(error)
-    trace = traceback_of(call.error) if call.error else ""
     if call.failure or call.scores is None:
-        return Reply(failure=call.failure, trace=trace)
-    return Reply(call.scores.values, call.scores.refused, call.log.metrics, call.log.columns)
-
-
-def _send(trainer: Connection, reply: Reply) -> None:
+        return pickle.dumps(Reply(failure=call.failure, trace=traceback_of(call.error) if call.error else ""))
     try:
-        message = pickle.dumps(reply)
+        return pickle.dumps(Reply(call.scores, call.log))
     except BaseException as error:  # noqa: BLE001 - whatever a user's object raises
         what = f"logged by log_extra what cannot be pickled ({describe(error)}), as its own process needs"
-        message = pickle.dumps(Reply(failure=what))
-    trainer.send_bytes(message)
+        return pickle.dumps(Reply(failure=what))
 
 
 def _seed(seed: int) -> None:

@@ -14,10 +14,14 @@ from grpox_generators import vllm_sampling
 from grpox_generators.generation_kwargs import unknown_kwargs
 
 
-class HfConfig(BaseModel):
-    """transformers' own generate."""
+class Parameters(BaseModel):
+    """Parameters that refuse unknown names, and numbers that are not finite."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
+
+
+class HfConfig(Parameters):
+    """transformers' own generate."""
 
     batch_size: int = Field(1024, ge=1)
     """Completions sampled together on one rank; fewer need less memory."""
@@ -68,10 +72,16 @@ class HfConfig(BaseModel):
         ]
 
 
-class VllmColocateConfig(BaseModel):
-    """vLLM in the training process."""
+class VllmParameters(Parameters):
+    """The parameters of a generator that samples with vLLM."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
+    def check_sampling(self, sampling: SamplingConfig) -> list[Problem]:
+        """Find what of `sampling` vLLM cannot honour."""
+        return vllm_sampling.refused(sampling)
+
+
+class VllmColocateConfig(VllmParameters):
+    """vLLM in the training process."""
 
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
     """What the engine computes in; default: model.dtype. Another one makes a mismatch for the correction."""
@@ -119,10 +129,6 @@ class VllmColocateConfig(BaseModel):
         what = "there is no adapter to bring: model.lora is null"
         return [Problem(what, "generator.lora_sync", given="adapter", allowed="merged")]
 
-    def check_sampling(self, sampling: SamplingConfig) -> list[Problem]:
-        """Find what of `sampling` vLLM cannot honour."""
-        return vllm_sampling.refused(sampling)
-
 
 ENGINE_OWNED = {
     "model": "model.path",
@@ -152,10 +158,8 @@ LONGEST_WAIT = 1500.0
 """Seconds: a rank that waits for another gives up after 30 minutes."""
 
 
-class VllmServerConfig(BaseModel):
+class VllmServerConfig(VllmParameters):
     """vLLM in servers of its own, which `grpox serve` starts."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
 
     urls: list[str] = Field(["http://127.0.0.1:8000"], min_length=1)
     """The servers. A prompt goes to the one with the least to do."""
@@ -183,18 +187,11 @@ class VllmServerConfig(BaseModel):
                 well_formed = False
             if not well_formed or parts.query or parts.fragment or parts.username:
                 raise ValueError(f"'{url}' is not of the form http://HOST:PORT")
-        return [url.rstrip("/") for url in urls]
-
-    @model_validator(mode="after")
-    def _different(self) -> Self:
-        if len(set(self.urls)) < len(self.urls):
+        urls = [url.rstrip("/") for url in urls]
+        if len(set(urls)) < len(urls):
             raise ValueError("urls names one server twice")
-        return self
+        return urls
 
     def memory(self, gpu: bool) -> GeneratorMemory:
         """Tell that it holds nothing on a rank: the servers do."""
         return GeneratorMemory("none")
-
-    def check_sampling(self, sampling: SamplingConfig) -> list[Problem]:
-        """Find what of `sampling` vLLM cannot honour."""
-        return vllm_sampling.refused(sampling)

@@ -43,33 +43,28 @@ def complete(
         RunFailed: a request failed, for example for want of memory.
     """
     by_samples = sorted(prompts, key=lambda prompt: prompt.num_samples)
-    for num_samples, group in groupby(by_samples, key=lambda prompt: prompt.num_samples):
-        yield from _complete_equal(model, list(group), num_samples, config, batch_size, seed)
-
-
-def _complete_equal(
-    model: Any, prompts: list[Prompt], num_samples: int, config: GenerationConfig, batch_size: int, seed: int
-) -> Iterator[Completion]:
-    config.num_return_sequences = num_samples
-    wanted = len(prompts) * num_samples
-    longest = max(len(prompt.token_ids) for prompt in prompts) + config.max_new_tokens
-    manager = model.init_continuous_batching(
-        generation_config=config,
-        continuous_batching_config=_settings(model, min(batch_size, wanted), longest, seed),
-    )
-    try:
-        # Before the start: else the first batch, and with it each draw, would depend on a thread's timing.
-        names = manager.add_requests([list(prompt.token_ids) for prompt in prompts], config.max_new_tokens)
-        prompt_of = dict(zip(names, prompts, strict=True))
-        manager.start()
-        samples = dict.fromkeys(names, 0)
-        for result in _results(manager, wanted):
-            name = result.request_id.partition("__child")[0]
-            yield prompt_of[name], samples[name], result.generated_tokens, result.logprobs
-            samples[name] += 1
-    finally:
-        manager.stop(block=True, hard_stop=True)
-        manager.destroy()
+    for num_samples, equal in groupby(by_samples, key=lambda prompt: prompt.num_samples):
+        group = list(equal)
+        config.num_return_sequences = num_samples
+        wanted = len(group) * num_samples
+        longest = max(len(prompt.token_ids) for prompt in group) + config.max_new_tokens
+        manager = model.init_continuous_batching(
+            generation_config=config,
+            continuous_batching_config=_settings(model, min(batch_size, wanted), longest, seed),
+        )
+        try:
+            # Before the start: else the first batch, and with it each draw, would depend on a thread's timing.
+            names = manager.add_requests([list(prompt.token_ids) for prompt in group], config.max_new_tokens)
+            prompt_of = dict(zip(names, group, strict=True))
+            manager.start()
+            samples = dict.fromkeys(names, 0)
+            for result in _results(manager, wanted):
+                name = result.request_id.partition("__child")[0]
+                yield prompt_of[name], samples[name], result.generated_tokens, result.logprobs
+                samples[name] += 1
+        finally:
+            manager.stop(block=True, hard_stop=True)
+            manager.destroy()
 
 
 def _results(manager: Any, wanted: int) -> Iterator[Any]:

@@ -16,46 +16,17 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 
 from grpox.contracts import GeneratorContext
-from grpox.errors import ConfigError, Problem
 
-Request = TypeVar("Request")
+Item = TypeVar("Item")
 SEGMENTS = Path("/dev/shm")
 
 
-def any_rank(fact: bool, context: GeneratorContext) -> bool:
-    """Whether `fact` holds on any rank; a collective."""
-    if context.world_size == 1:
-        return fact
-    facts: list[Any] = [None] * context.world_size
-    dist.all_gather_object(facts, fact)
-    return any(facts)
-
-
-def wait_for_all_ranks(context: GeneratorContext) -> None:
-    """A collective."""
+def from_all_ranks(item: Item, context: GeneratorContext) -> list[Item]:
+    """Return each rank's `item`, in rank order; a collective."""
+    items = [item] * context.world_size
     if context.world_size > 1:
-        dist.barrier()
-
-
-def same_on_all_ranks(text: str, context: GeneratorContext) -> str:
-    """That of rank 0; a collective."""
-    if context.world_size == 1:
-        return text
-    texts = [text]
-    dist.broadcast_object_list(texts, src=0)
-    return texts[0]
-
-
-def check_size(size: int, world_size: int) -> None:
-    """Refuse a group that the ranks cannot be dealt into.
-
-    Raises:
-        ConfigError: `size` does not divide `world_size`.
-    """
-    if world_size % size:
-        what = "the ranks cannot be dealt into groups of this size"
-        allowed = f"a divisor of the number of ranks, {world_size}"
-        raise ConfigError(Problem(what, "generator.tensor_parallel_size", given=str(size), allowed=allowed))
+        dist.all_gather_object(items, item)
+    return items
 
 
 def engine_arguments(size: int, world_size: int) -> dict[str, Any]:
@@ -68,14 +39,14 @@ def engine_arguments(size: int, world_size: int) -> dict[str, Any]:
     return {"tensor_parallel_size": size, "distributed_executor_backend": "external_launcher"}
 
 
-def ask_together(mine: Sequence[Request]) -> tuple[list[Request], slice]:
+def ask_together(mine: Sequence[Item]) -> tuple[list[Item], slice]:
     """Gather the requests of this rank's group in rank order, and which are `mine`; a collective."""
     from vllm.distributed.parallel_state import get_tp_group
 
     group = get_tp_group()
     if group.world_size == 1:
         return list(mine), slice(None)
-    parts: list[list[Request]] = [[] for _ in range(group.world_size)]
+    parts: list[list[Item]] = [[] for _ in range(group.world_size)]
     dist.all_gather_object(parts, list(mine), group=group.cpu_group)
     before = sum(len(part) for part in parts[: group.rank_in_group])
     return [request for part in parts for request in part], slice(before, before + len(mine))
@@ -94,7 +65,7 @@ def own_segments(context: GeneratorContext) -> Iterator[None]:
         return
     from vllm.distributed.device_communicators.cpu_communicator import _CPUSHMDistributed
 
-    run = f"grpox-{same_on_all_ranks(secrets.token_hex(4), context)}"
+    run = f"grpox-{from_all_ranks(secrets.token_hex(4), context)[0]}"
     of_vllm = _CPUSHMDistributed.make_group_name
 
     def of_this_run(communicator: Any) -> str:

@@ -7,14 +7,14 @@ import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any
 
 import aiohttp
 
 from grpox.errors import ConfigError, Problem
 from grpox.toolkit import TEXT, shorten, text_of
 from grpox_generators.configs import VllmServerConfig
-from grpox_vllm_serving.about import PATH as ABOUT
+from grpox_vllm_serving.protocol import ABOUT_PATH
 
 GENERATE = "/inference/v1/generate"
 SHORT = 16
@@ -67,19 +67,16 @@ class ServerClient:
         )
 
     async def about(self) -> dict[str, Any]:
-        """What the server says of itself, see `grpox_vllm_serving.about`."""
+        """What the server says of itself, see `grpox_vllm_serving.protocol`."""
         try:
-            async with asyncio.timeout(LONGEST_LOOK), self._answer("GET", ABOUT) as response:
-                told: dict[str, Any] = await response.json()
+            async with asyncio.timeout(LONGEST_LOOK):
+                return await self._json("GET", ABOUT_PATH)
         except TimeoutError as error:
             raise ServerLost(f"{self.url} says nothing for {LONGEST_LOOK:g} s") from error
-        return told
 
     async def post(self, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """The answer of one of vLLM's routes."""
-        async with self._answer("POST", path, body) as response:
-            told: dict[str, Any] = await response.json()
-        return told
+        return await self._json("POST", path, body)
 
     async def complete(self, token_ids: list[int], params: Mapping[str, Any]) -> AsyncIterator[Completion]:
         """The completions of one prompt, each when it has ended.
@@ -93,7 +90,7 @@ class ServerClient:
         body = {"token_ids": token_ids, "sampling_params": params, "stream": stream}
         open_ones: dict[int, Completion] = {}
         async with self._answer("POST", GENERATE, body) as response:
-            async for event in self._events(response) if stream else _whole(response):
+            async for event in self._events(response, stream):
                 for choice in event["choices"]:
                     completion = open_ones.setdefault(choice["index"], Completion(choice["index"]))
                     if _add(completion, choice):
@@ -104,19 +101,23 @@ class ServerClient:
     async def close(self) -> None:
         await self._session.close()
 
-    async def _events(self, response: aiohttp.ClientResponse) -> AsyncIterator[dict[str, Any]]:
+    async def _json(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        async with self._answer(method, path, body) as response:
+            told: dict[str, Any] = await response.json()
+        return told
+
+    async def _events(self, response: aiohttp.ClientResponse, stream: bool) -> AsyncIterator[dict[str, Any]]:
+        if not stream:
+            yield await response.json()
+            return
         async for line in response.content:
             if line.startswith(b"data: {"):
                 event = json.loads(line[len(b"data: ") :])
-                if "error" in event:
-                    self._raise(event["error"])
+                if error := event.get("error"):  # in the middle of a stream the status can change no more
+                    if error.get("code") in REFUSED:
+                        raise _refused(str(error["message"]))
+                    raise ServerLost(f"{self.url} failed: {shorten(str(error), TEXT)}")
                 yield event
-
-    def _raise(self, error: Mapping[str, Any]) -> NoReturn:
-        """Raise what vLLM tells in the middle of a stream, where it can change the status no more."""
-        if error.get("code") in REFUSED:
-            raise _refused(str(error["message"]))
-        raise ServerLost(f"{self.url} failed: {shorten(str(error), TEXT)}")
 
     @asynccontextmanager
     async def _answer(
@@ -138,16 +139,12 @@ class ServerClient:
             allowed = "the token that it was started with"
             what = f"the server {self.url} refuses the token"
             raise ConfigError(Problem(what, "generator.token_file", allowed=allowed))
-        if response.status == 404 and path == ABOUT:
+        if response.status == 404 and path == ABOUT_PATH:
             what = f"{self.url} is no server that `grpox serve` started"
             raise ConfigError(Problem(what, "generator.urls"))
         if response.status in REFUSED and path == GENERATE:
             raise _refused(_message(text))
         raise ServerLost(f"{self.url} answers {response.status} to {path}: {text}")
-
-
-async def _whole(response: aiohttp.ClientResponse) -> AsyncIterator[dict[str, Any]]:
-    yield await response.json()
 
 
 def _add(completion: Completion, choice: Mapping[str, Any]) -> bool:

@@ -15,9 +15,8 @@ from grpox.errors import ConfigError, Problem, RunFailed
 from grpox.runtime.logs import get_logger
 from grpox_generators.configs import VllmServerConfig
 from grpox_generators.server_client import ServerClient, ServerLost
-from grpox_vllm_serving.about import INSTANCE_FILE, PROTOCOL, differences
 from grpox_vllm_serving.launch import FILE_BACKEND
-from grpox_vllm_serving.token import read_token
+from grpox_vllm_serving.protocol import INSTANCE_FILE, PROTOCOL, differences, read_token
 
 Result = TypeVar("Result")
 
@@ -57,7 +56,7 @@ class Fleet:
     """HTTP clients of all configured servers; `abouts` holds those in use, by address."""
 
     def __init__(self, config: VllmServerConfig, model: Mapping[str, Any], sends_weights: bool = True) -> None:
-        """`model` is the signature of the run's, see `grpox_vllm_serving.about`."""
+        """`model` is the signature of the run's, see `grpox_vllm_serving.protocol`."""
         token = read_token(config.token_file, "generator.token_file")
         self.config = config
         self.loop = LoopThread()
@@ -98,8 +97,9 @@ class Fleet:
     def look(self) -> dict[str, dict[str, Any]]:
         """Ask every server what it is, once: those that answer and were not given up are then in use."""
         before, used = set(self.lost), set(self.abouts)
-        answering, lost = self.loop.run(self._look())
-        self.abouts = {url: about for url, about in answering.items() if url not in self._given_up}
+        answers = self.loop.run(_all({url: client.about() for url, client in self.clients.items()}))
+        lost = {url: str(answer) for url, answer in answers.items() if isinstance(answer, ServerLost)}
+        self.abouts = {url: answers[url] for url in answers if url not in {*lost, *self._given_up}}
         self.lost = self._given_up | lost
         for url, about in self.abouts.items():
             _check(url, about, self._model)
@@ -116,33 +116,20 @@ class Fleet:
         """Use servers that were given up again, if they answer: they are about to be sent weights."""
         self._given_up.clear()
 
-    def folders(self) -> list[Path]:
-        """Where each server in use looks for weights."""
-        return [Path(about["weights_folder"]) for about in list(self.abouts.values())]
-
     def sent(self, version: str) -> None:
         """Remember that the servers in use have the weights `version` from this run."""
         self._ours.update({about["instance"]: version for about in self.abouts.values()})
 
     def post(self, path: str, body: Mapping[str, Any] | None = None) -> None:
         """Ask all servers in use for the same; those that fail are in use no longer."""
-        self.loop.run(self.post_all(path, body))
-
-    async def post_all(self, path: str, body: Mapping[str, Any] | None = None) -> None:
-        """As `post`, within the loop."""
-        await self.post_each(path, dict.fromkeys(self.abouts, body))
+        self.loop.run(self.post_each(path, dict.fromkeys(self.abouts, body)))
 
     async def post_each(self, path: str, bodies: Mapping[str, Mapping[str, Any] | None]) -> None:
-        """As `post`, with a body for each address."""
-        urls = list(bodies)
-        answers = await asyncio.gather(
-            *(self.clients[url].post(path, bodies[url]) for url in urls), return_exceptions=True
-        )
-        for url, answer in zip(urls, answers, strict=True):
+        """As `post`, within the loop, with a body for each address."""
+        answers = await _all({url: self.clients[url].post(path, body) for url, body in bodies.items()})
+        for url, answer in answers.items():
             if isinstance(answer, ServerLost):
                 self.give_up(url, str(answer))
-            elif isinstance(answer, BaseException):
-                raise answer
             elif answer.get("success") is False:
                 self.give_up(url, f"{url} does not do {path}: {answer}")
 
@@ -161,21 +148,6 @@ class Fleet:
     async def _open(self, token: str) -> None:
         self.clients = {url: ServerClient(url, token, self.config) for url in self.config.urls}
 
-    async def _look(self) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
-        answers = await asyncio.gather(
-            *(client.about() for client in self.clients.values()), return_exceptions=True
-        )
-        abouts: dict[str, dict[str, Any]] = {}
-        lost: dict[str, str] = {}
-        for url, answer in zip(self.clients, answers, strict=True):
-            if isinstance(answer, ServerLost):
-                lost[url] = str(answer)
-            elif isinstance(answer, BaseException):
-                raise answer
-            else:
-                abouts[url] = answer
-        return abouts, lost
-
     def _check_owner(self, url: str, about: Mapping[str, Any]) -> None:
         ours, held = self._ours.get(about["instance"]), about["weight_version"]
         if ours is not None and held != ours and held.partition("/")[0] != ours.partition("/")[0]:
@@ -190,6 +162,15 @@ class Fleet:
         port = urlsplit(self.config.urls[0]).port or 80
         start = f"start one with `grpox serve MODEL --port {port}`, or name the address of one that runs"
         return Problem(what, "generator.urls", given=", ".join(self.config.urls), allowed=start)
+
+
+async def _all(requests: Mapping[str, Coroutine[Any, Any, dict[str, Any]]]) -> dict[str, Any]:
+    """Return the answer of each server, or its ServerLost; raises any other error."""
+    answers = await asyncio.gather(*requests.values(), return_exceptions=True)
+    for answer in answers:
+        if isinstance(answer, BaseException) and not isinstance(answer, ServerLost):
+            raise answer
+    return dict(zip(requests, answers, strict=True))
 
 
 def _check(url: str, about: Mapping[str, Any], signature: Mapping[str, Any]) -> None:

@@ -52,7 +52,13 @@ class ServerPool:
     def __init__(self, members: Sequence[Member], version: str, retries: int) -> None:
         self._members = list(members)
         self._version = version
-        self._retries = retries
+        retrying = AsyncRetrying(
+            retry=retry_if_exception(lambda e: isinstance(e, ServerLost) and not isinstance(e, ServerUnfit)),
+            stop=stop_after_attempt(retries + 1),
+            wait=wait_exponential(multiplier=FIRST_BACK_OFF, max=LONGEST_BACK_OFF),
+            reraise=True,
+        )
+        self._complete = retrying.wraps(self._attempt)
         self.lost: dict[str, str] = {}
         """Why each server that is no longer asked was given up, by address."""
 
@@ -72,7 +78,8 @@ class ServerPool:
                 while waiting and (member := self._least_busy()) is not None:
                     request = waiting.popleft()
                     member.outstanding += request.prompt.num_samples
-                    running[asyncio.create_task(self._complete(member, request, deliver))] = member, request
+                    work = asyncio.create_task(self._complete(member, request, deliver))
+                    running[work] = member, request
                 if not running:
                     return
                 ended, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
@@ -102,17 +109,6 @@ class ServerPool:
             return True
         return False
 
-    async def _complete(
-        self, member: Member, request: Request, deliver: Callable[[Request, Completion], None]
-    ) -> None:
-        retrying = AsyncRetrying(
-            retry=retry_if_exception(_may_pass),
-            stop=stop_after_attempt(self._retries + 1),
-            wait=wait_exponential(multiplier=FIRST_BACK_OFF, max=LONGEST_BACK_OFF),
-            reraise=True,
-        )
-        await retrying(self._attempt, member, request, deliver)
-
     async def _attempt(
         self, member: Member, request: Request, deliver: Callable[[Request, Completion], None]
     ) -> None:
@@ -130,10 +126,6 @@ class ServerPool:
             if completion.index not in request.delivered:
                 request.delivered.add(completion.index)
                 deliver(request, completion)
-
-
-def _may_pass(error: BaseException) -> bool:
-    return isinstance(error, ServerLost) and not isinstance(error, ServerUnfit)
 
 
 class Asked:

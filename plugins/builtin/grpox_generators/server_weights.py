@@ -7,7 +7,7 @@ import os
 import secrets
 import shutil
 import socket
-from collections.abc import Coroutine, Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from itertools import chain
 from pathlib import Path
@@ -71,9 +71,10 @@ class FileSender:
         first: Path | None = None
         for url, about in list(self._fleet.abouts.items()):
             folder = Path(about["weights_folder"])
-            self._written.append(folder / name)
+            file = folder / name
+            self._written.append(file)
             try:
-                _save(bucket, folder / name, first)
+                _save(bucket, file, first)
             except (OSError, SafetensorError) as error:
                 if folder.is_dir():
                     raise RunFailed(
@@ -83,13 +84,14 @@ class FileSender:
                     ) from error
                 self._fleet.give_up(url, f"{url} has ended: its folder for weights is gone")
             else:
-                first = first or folder / name
+                first = first or file
 
     async def _load(self, name: str) -> None:
-        await self._fleet.post_all("/update_weights", {"update_info": {"file": name}})
-        for folder in self._fleet.folders():
+        body = {"update_info": {"file": name}}
+        await self._fleet.post_each("/update_weights", dict.fromkeys(self._fleet.abouts, body))
+        for about in list(self._fleet.abouts.values()):
             # A server that loaded it still has it mapped until its layers are complete.
-            (folder / name).unlink(missing_ok=True)
+            Path(about["weights_folder"], name).unlink(missing_ok=True)
 
 
 class NcclSender:
@@ -151,21 +153,24 @@ class _WeightRoutes:
         for url, about in self._fleet.abouts.items():
             bodies[url] = {"init_info": init_info | {"rank_offset": offset}}
             offset += about["world_size"]
-        self._all(self._fleet.post_each("/init_weight_transfer_engine", bodies))
+        self._post_each("/init_weight_transfer_engine", bodies)
 
     def start_weight_update(self) -> None:
-        self._all(self._fleet.post_all("/start_weight_update"))
+        self._post("/start_weight_update")
 
     def update_weights(self, update_info: Any) -> None:
-        self._all(self._fleet.post_all("/update_weights", {"update_info": update_info}))
+        self._post("/update_weights", {"update_info": update_info})
 
     def finish_weight_update(self, weight_version: str | None = None) -> None:
-        self._all(self._fleet.post_all("/finish_weight_update", {"weight_version": weight_version}))
+        self._post("/finish_weight_update", {"weight_version": weight_version})
 
-    def _all(self, work: Coroutine[Any, Any, None]) -> None:
+    def _post(self, path: str, body: Mapping[str, Any] | None = None) -> None:
+        self._post_each(path, dict.fromkeys(self._fleet.abouts, body))
+
+    def _post_each(self, path: str, bodies: Mapping[str, Mapping[str, Any] | None]) -> None:
         """The group cannot go on without one of its members."""
         members = list(self._fleet.abouts)
-        self._fleet.loop.run(work)
+        self._fleet.loop.run(self._fleet.post_each(path, bodies))
         if list(self._fleet.abouts) != members:
             raise RunFailed(f"a vLLM server was lost while it took weights by nccl: {self._fleet.lost}")
 

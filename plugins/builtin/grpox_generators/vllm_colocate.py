@@ -10,33 +10,36 @@ import copy
 import os
 import tempfile
 from collections.abc import Iterable, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, get_args
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from grpox.config import SamplingConfig
 from grpox.contracts import GeneratorContext, Prompt, Rollout, WeightStream
 from grpox.errors import ConfigError, Problem, RunFailed
 from grpox.toolkit import (
+    ADAPTER,
     adapted_layers,
     base_buffers,
     describe,
     random_numbers_kept,
     some,
+    stream_adapters,
     stream_base,
     stream_weights,
     text_of,
     variables_kept,
     world_size,
+    write_adapter,
 )
 from grpox_generators.configs import VllmColocateConfig
 from grpox_generators.limits import check_length, end_ids, made_rollout
-from grpox_generators.ranks import any_rank, ask_together, check_size, engine_arguments, own_segments
+from grpox_generators.ranks import ask_together, engine_arguments, from_all_ranks, own_segments
 from grpox_generators.stored_names import as_stored
-from grpox_generators.vllm_adapter import AdapterFiles
 from grpox_generators.vllm_sampling import request_params, seed_of
-from grpox_vllm_serving.launch import CPU_BLOCK_SIZE
+from grpox_vllm_serving.launch import CPU_BLOCK_SIZE, SHARED_MEMORY
 from grpox_vllm_serving.reloaded import as_loaded, head_is_embedding, pack_again, untouched
 
 ENVIRONMENT = {
@@ -52,6 +55,8 @@ ENVIRONMENT = {
 CHANGED = ("LOCAL_WORLD_SIZE", "LD_PRELOAD")
 """What vLLM's CPU build sets when it starts: its engine's ranks, as those of the machine; and libraries
 for its workers, which the processes of rewards would load too."""
+NAME, NUMBER = "policy", 1
+"""What the engine calls the only adapter that it has."""
 
 
 class VllmColocateGenerator:
@@ -59,7 +64,11 @@ class VllmColocateGenerator:
 
     def __init__(self, config: VllmColocateConfig) -> None:
         # Here and not in `start`, which comes after the model is loaded.
-        check_size(config.tensor_parallel_size, world_size())
+        size, ranks = config.tensor_parallel_size, world_size()
+        if ranks % size:
+            what = "the ranks cannot be dealt into groups of this size"
+            allowed = f"a divisor of the number of ranks, {ranks}"
+            raise ConfigError(Problem(what, "generator.tensor_parallel_size", given=str(size), allowed=allowed))
         self.config = config
         self.version = 0
         self._asleep: set[str] = set()
@@ -124,7 +133,10 @@ class VllmColocateGenerator:
         outputs = self._outputs(asked, sampling)[mine]
         for prompt, output in zip(prompts, outputs, strict=True):
             for completion in sorted(output.outputs, key=lambda completion: completion.index):
-                yield self._rollout(prompt, completion)
+                token_ids = completion.token_ids
+                chosen = [p[token].logprob for token, p in zip(token_ids, completion.logprobs, strict=True)]
+                is_stopped = completion.finish_reason == "stop"
+                yield made_rollout(prompt, completion.index, token_ids, chosen, is_stopped, self.version)
 
     def sleep(self) -> None:
         """On CUDA give the memory of weights and cache back to the update."""
@@ -156,7 +168,7 @@ class VllmColocateGenerator:
         buffers = [buffer for _, buffer in base_buffers(self.context.policy)]
         held = self._base_buffers
         same = held is not None and all(map(torch.equal, held, buffers))
-        return any_rank(not same, self.context)
+        return any(from_all_ranks(not same, self.context))
 
     def _reload(self, weights: WeightStream) -> None:
         with random_numbers_kept():
@@ -177,12 +189,16 @@ class VllmColocateGenerator:
         """vLLM's answer to each prompt with its seed."""
         from vllm import SamplingParams
         from vllm.exceptions import VLLMValidationError
+        from vllm.sampling_params import StructuredOutputsParams
 
         ends = end_ids(sampling, self.context.stop_token_ids, self._vocabulary)
         requests = [{"prompt_token_ids": list(prompt.token_ids)} for prompt, _ in asked]
         try:
+            # It is a mapping in a run file and an object in vLLM.
+            structured = sampling.generation_kwargs.get("structured_outputs")
+            typed = {"structured_outputs": StructuredOutputsParams(**structured)} if structured else {}
             params = [
-                SamplingParams(**_typed(request_params(sampling, ends, prompt.num_samples, seed)))
+                SamplingParams(**request_params(sampling, ends, prompt.num_samples, seed) | typed)
                 for prompt, seed in asked
             ]
             with random_numbers_kept():
@@ -226,12 +242,6 @@ class VllmColocateGenerator:
             what = f"vLLM does not start: {describe(error)}"
             raise ConfigError(Problem(what, "generator.engine", given=str(self.config.engine))) from error
 
-    def _rollout(self, prompt: Prompt, completion: Any) -> Rollout:
-        token_ids = completion.token_ids
-        chosen = [p[token].logprob for token, p in zip(token_ids, completion.logprobs, strict=True)]
-        is_stopped = completion.finish_reason == "stop"
-        return made_rollout(prompt, completion.index, token_ids, chosen, is_stopped, self.version)
-
 
 def _see_what_is_loaded(model: Any) -> None:
     """Have the next load of weights, of which vLLM says only how it ended, fail where it left some out."""
@@ -249,10 +259,66 @@ def _see_what_is_loaded(model: Any) -> None:
     model.load_weights = load
 
 
-def _typed(params: dict[str, Any]) -> dict[str, Any]:
-    """`structured_outputs` is a mapping in a run file and an object in vLLM."""
-    if "structured_outputs" in params:
-        from vllm.sampling_params import StructuredOutputsParams
+class AdapterFiles:
+    """The adapter of `policy` in a folder of this process, for its engine to read.
 
-        params["structured_outputs"] = StructuredOutputsParams(**params["structured_outputs"])
-    return params
+    vLLM loads an adapter from files as peft writes them, into room that it sets apart when the engine starts.
+    https://docs.vllm.ai/en/latest/features/lora/
+    """
+
+    def __init__(self, policy: nn.Module) -> None:
+        """
+        Raises:
+            ConfigError: vLLM has no room for an adapter of this rank, or of the head.
+        """
+        self._policy = policy
+        self._layers = adapted_layers(policy)
+        # Removed with this object too, where a run ends before its generator is closed.
+        self._files = tempfile.TemporaryDirectory(
+            prefix="grpox-adapter-", dir=SHARED_MEMORY if SHARED_MEMORY.is_dir() else None
+        )
+        head = next((name for name in self._layers if "." not in name), None)
+        if head is not None:
+            raise _not_by_itself(f"vLLM takes no adapter of the head ({head}) by itself")
+        rank = next(iter(self._layers.values())).r[ADAPTER]
+        self.arguments: dict[str, Any] = {
+            "enable_lora": True,
+            "max_loras": 1,
+            "max_lora_rank": _room(rank),
+            # Layers that have none would compute with zeros.
+            "lora_target_modules": list(dict.fromkeys(name.rpartition(".")[2] for name in self._layers)),
+        }
+        """Of vLLM's engine."""
+
+    @property
+    def request(self) -> Any:
+        """What a request for completions names the adapter by."""
+        from vllm.lora.request import LoRARequest
+
+        return LoRARequest(NAME, NUMBER, self._files.name)
+
+    def send(self, engine: Any) -> None:
+        """Have the engine take the adapter as it is now; a collective."""
+        from vllm.lora.request import LoRARequest
+
+        state = {name: tensor.cpu() for name, tensor in stream_adapters(self._policy)}
+        write_adapter(self._policy, state, "", Path(self._files.name))
+        engine.llm_engine.add_lora(LoRARequest(NAME, NUMBER, self._files.name, load_inplace=True))
+
+    def close(self) -> None:
+        """Remove the files."""
+        self._files.cleanup()
+
+
+def _room(rank: int) -> int:
+    """The smallest rank that vLLM sets room apart for and that holds an adapter of `rank`."""
+    from vllm.config.lora import MaxLoRARanks
+
+    rooms = get_args(MaxLoRARanks)
+    if rank > max(rooms):
+        raise _not_by_itself(f"vLLM takes adapters of rank {max(rooms)} at most, and this is of {rank}")
+    return int(min(room for room in rooms if room >= rank))
+
+
+def _not_by_itself(what: str) -> ConfigError:
+    return ConfigError(Problem(what, "generator.lora_sync", given="adapter", allowed="merged"))

@@ -94,11 +94,8 @@ def request_params(sampling: SamplingConfig, end_ids: Sequence[int], n: int, see
     }
 
 
-def request_seed(seed: int, group_id: int) -> int:
-    """A seed of its own for each request, whatever else the batch holds."""
-    return int(np.random.SeedSequence([seed, group_id]).generate_state(1)[0])
-
-
 def seed_of(prompt: Prompt, seed: int) -> int:
-    """The prompt's own seed, or one that follows from that of the call."""
-    return request_seed(seed, prompt.group_id) if prompt.seed is None else prompt.seed
+    """The prompt's own seed, or one that follows from the call's and its group alone."""
+    if prompt.seed is not None:
+        return prompt.seed
+    return int(np.random.SeedSequence([seed, prompt.group_id]).generate_state(1)[0])

@@ -6,9 +6,9 @@ The main process sends the weights; every process asks the servers for its own s
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from grpox.config import SamplingConfig
 from grpox.contracts import GeneratorContext, Prompt, Rollout, WeightStream
@@ -17,13 +17,13 @@ from grpox.runtime.logs import get_logger
 from grpox.toolkit import stream_weights
 from grpox_generators.configs import VllmServerConfig
 from grpox_generators.limits import check_length, end_ids, made_rollout
-from grpox_generators.ranks import any_rank, same_on_all_ranks, wait_for_all_ranks
+from grpox_generators.ranks import from_all_ranks
 from grpox_generators.server_fleet import Fleet
 from grpox_generators.server_pool import Asked, Member, Request, ServerPool
 from grpox_generators.server_weights import FileSender, NcclSender
 from grpox_generators.stored_names import as_stored
 from grpox_generators.vllm_sampling import request_params, seed_of
-from grpox_vllm_serving.about import signature
+from grpox_vllm_serving.protocol import signature
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -70,7 +70,7 @@ class VllmServerGenerator:
         self.context = context
         policy = context.policy.config
         self._vocabulary = policy.get_text_config().vocab_size
-        self._run = same_on_all_ranks(secrets.token_hex(4), context)
+        self._run = from_all_ranks(secrets.token_hex(4), context)[0]
         with self._told_by_this_rank():
             self._fleet = Fleet(self.config, signature(policy), sends_weights=context.rank == 0)
         if context.rank == 0:
@@ -84,19 +84,34 @@ class VllmServerGenerator:
         What was begun with the earlier ones is waited for.
         """
         if self._begun:
-            self._finish_begun()
+            for asked in self._begun:
+                asked.wait()
+            self._begun.clear()
+            from_all_ranks(None, self.context)  # new weights are for nothing that other ranks ask for, either
         self.version = version
         self._fleet.readmit()
         if self.context.rank == 0:
             self._send(weights)
         for _ in weights:  # a collective, to be gone through on every rank
             pass
-        wait_for_all_ranks(self.context)
+        from_all_ranks(None, self.context)  # all wait for all
 
     def generate(self, prompts: Sequence[Prompt], sampling: SamplingConfig, seed: int) -> Iterator[Rollout]:
         """Sample every prompt's group; a temperature of 0 decodes greedily. A collective."""
         with self._told_by_this_rank():
-            yield from self._generate(prompts, sampling, seed)
+            requests = self._requests(prompts, sampling, seed)
+            rounds = 0
+            while True:
+                in_before = sum(len(request.delivered) for request in requests)
+                # In order of completion, until all are in or no server is left.
+                if wanted := [request for request in requests if request.missing]:
+                    yield from self._read(self._ask(wanted))
+                rounds = 0 if sum(len(request.delivered) for request in requests) > in_before else rounds + 1
+                if not any(from_all_ranks(any(request.missing for request in requests), self.context)):
+                    return
+                if not any(from_all_ranks(rounds < ROUNDS_WITHOUT_PROGRESS, self.context)):
+                    raise RunFailed(f"the vLLM servers fail again and again: {self._fleet.last_loss}")
+                self.sync(stream_weights(self.context.policy), self.version)
 
     def begin(self, prompts: Sequence[Prompt], sampling: SamplingConfig, seed: int) -> Iterator[Rollout]:
         """As `generate`, but in the background and without collectives.
@@ -111,26 +126,6 @@ class VllmServerGenerator:
     def _read_begun(self, asked: Asked) -> Iterator[Rollout]:
         with self._told_by_this_rank():
             yield from self._read(asked)
-
-    def _finish_begun(self) -> None:
-        """Also what other ranks ask for: new weights are for none of it. A collective."""
-        for asked in self._begun:
-            asked.wait()
-        self._begun.clear()
-        wait_for_all_ranks(self.context)
-
-    def _generate(self, prompts: Sequence[Prompt], sampling: SamplingConfig, seed: int) -> Iterator[Rollout]:
-        requests = self._requests(prompts, sampling, seed)
-        rounds = 0
-        while True:
-            in_before = sum(len(request.delivered) for request in requests)
-            yield from self._stream(requests)
-            rounds = 0 if sum(len(request.delivered) for request in requests) > in_before else rounds + 1
-            if not any_rank(any(request.missing for request in requests), self.context):
-                return
-            if not any_rank(rounds < ROUNDS_WITHOUT_PROGRESS, self.context):
-                raise RunFailed(f"the vLLM servers fail again and again: {self._fleet.last_loss}")
-            self.sync(stream_weights(self.context.policy), self.version)
 
     def sleep(self) -> None:
         """The servers have devices of their own."""
@@ -170,13 +165,8 @@ class VllmServerGenerator:
         """Another dtype is no mistake, but one cause of a mismatch."""
         for url, about in self._fleet.look().items():
             if about["dtype"] != ours:
-                logger.warning(
-                    "vllm-server: %s samples in %s for a policy in %s (grpox serve --dtype %s)",
-                    url,
-                    about["dtype"],
-                    ours,
-                    ours,
-                )
+                what = f"{url} samples in {about['dtype']} for a policy in {ours} (grpox serve --dtype {ours})"
+                logger.warning("vllm-server: %s", what)
 
     @contextmanager
     def _told_by_this_rank(self) -> Iterator[None]:
@@ -207,23 +197,16 @@ class VllmServerGenerator:
         limit = min((about["max_model_len"] for about in self._fleet.look().values()), default=None)
         check_length(prompts, sampling, limit, "a vLLM server (grpox serve --max-model-len)")
         return [
-            Request(
-                prompt,
-                request_params(sampling, ends, prompt.num_samples, seed_of(prompt, seed)),
-            )
+            Request(prompt, request_params(sampling, ends, prompt.num_samples, seed_of(prompt, seed)))
             for prompt in prompts
         ]
 
-    def _stream(self, requests: Sequence[Request]) -> Iterator[Rollout]:
-        """Rollouts in order of completion, until all are in or no server is left."""
-        wanted = [request for request in requests if request.missing]
-        if wanted:
-            yield from self._read(self._ask(wanted))
-
     def _ask(self, requests: Sequence[Request]) -> Asked:
         """Ask the servers that have the weights of now."""
+        ranks = self.context.world_size
         members = [
-            Member(self._fleet.clients[url], self._room(about))
+            # Room for twice what the server samples at a time, shared with the other ranks.
+            Member(self._fleet.clients[url], max(1, 2 * int(about["max_num_seqs"]) // ranks))
             for url, about in self._fleet.look().items()
             if about["weight_version"] == self._tag
         ]
@@ -235,7 +218,3 @@ class VllmServerGenerator:
             is_stopped = completion.finish_reason == "stop"
             tokens, logprobs = completion.token_ids, completion.logprobs
             yield made_rollout(request.prompt, completion.index, tokens, logprobs, is_stopped, asked.version)
-
-    def _room(self, about: Mapping[str, Any]) -> int:
-        """Twice what the server samples at a time, shared with the other ranks."""
-        return max(1, 2 * int(about["max_num_seqs"]) // self.context.world_size)

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import ast
+import contextlib
+import itertools
+import json
 import os
 import re
+import secrets
+import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from grpox.contracts import Text, completion_text
 from grpox.errors import ConfigError, Problem
+from grpox.runtime.child import Child, ChildFailed, ChildLate
 from grpox.runtime.logs import WarnOnce, get_logger
-from grpox_rewards.code_process import Judgement, Limits, run_program, run_tests
 from grpox_rewards.configs import CodeConfig
 
 BLOCK = re.compile(r"^```[^\n`]*\n(.*?)^```", re.DOTALL | re.MULTILINE)
@@ -21,6 +29,28 @@ MEANINGS = {
     "network": "the network, other processes and signals",
     "files": "the files that your user may read and write",
 }
+JUDGE = Path(__file__).with_name("code_judge.py")
+GRACE_SECONDS = 5.0
+"""For the start of the interpreter, beyond the code's own time; ten times what it takes."""
+ENVIRONMENT = {"PYTHONHASHSEED": "0", "PYTHONUTF8": "1", "PYTHONSAFEPATH": "1"}
+"""All of it: no secret of the trainer's; sets in the same order in every run; and no module that the code has
+left in its folder, for a Python that a test starts there."""
+FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What became of the code; where its process was killed, nothing passed and it was late."""
+
+    passed: list[bool]
+    """Of each test."""
+    output: str | None = None
+    """Of a program; None where it failed."""
+    late: bool = False
+    lacking: tuple[str, ...] = ()
+    """What the kernel did not let be taken from it: ``network``, ``files``."""
+    crash: str = ""
+    """Why the judging process ended without a verdict: nothing passed."""
 
 
 class Code:
@@ -36,13 +66,19 @@ class Code:
     def __init__(self, config: CodeConfig) -> None:
         self.config = config
         self.reads_columns = (config.column,)
-        self._limits = Limits(config.timeout_seconds, config.memory_mib << 20)
-        self._processes = config.processes or _own_cores()
+        ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        self._processes = config.processes or max(1, len(os.sched_getaffinity(0)) // ranks)
         self._warn = WarnOnce(get_logger(__name__))
-        probe = run_tests("", [], self._limits)
+        probe = run_tests("", [], self.config)
         if probe.crash:
             raise RuntimeError(f"the process that judges code failed: {probe.crash}")
-        self._tell(probe.lacking)
+        if not probe.lacking:
+            return
+        open_to = " and ".join(MEANINGS[name] for name in probe.lacking)
+        what = f"this kernel or container does not let reward 'code' take from the code {open_to}"
+        if config.confinement == "require":
+            raise ConfigError(Problem(what, allowed="confinement: warn, or a machine that does"))
+        self._warn("confinement", f"{what}: run it in a container or virtual machine of its own")
 
     def __call__(
         self,
@@ -66,45 +102,33 @@ class Code:
         codes = [code_in(completion_text(completion)) for completion in completions]
         with ThreadPoolExecutor(self._processes) as pool:
             judged = list(pool.map(self._judge, codes, tests))
-        crashes = [made.crash for _, made in judged if made.crash]
+        crashes = [made.crash for made in judged if made.crash]
         if log_metric is not None:
-            log_metric("code/timeouts", sum(made.late for _, made in judged) / len(judged))
+            log_metric("code/timeouts", sum(made.late for made in judged) / len(judged))
             log_metric("code/crashes", len(crashes) / len(judged))
         if crashes:
             told = "a process that judged code ended without a verdict, and the completion scored 0"
             self._warn("crash", f"{told} (code/crashes has their share): {crashes[0]}")
-        return [score for score, _ in judged]
+        return [self._score(made, len(wanted)) for made, wanted in zip(judged, tests, strict=True)]
 
-    def _judge(self, code: str, tests: Sequence[Any]) -> tuple[float | None, Judgement]:
-        """Return the score, and what became of the code."""
-        if not tests:
-            return None, Judgement([])
-        if isinstance(tests[0], str):
-            made = run_tests(code, list(tests), self._limits)
-        else:
-            made = self._run_pairs(code, tests)
-        share = sum(made.passed) / len(tests)
-        return (share if self.config.partial else float(share == 1.0)), made
+    def _score(self, made: Judgement, count: int) -> float | None:
+        if not count:
+            return None
+        share = sum(made.passed) / count
+        return share if self.config.partial else float(share == 1.0)
 
-    def _run_pairs(self, code: str, pairs: Sequence[Mapping[str, str]]) -> Judgement:
+    def _judge(self, code: str, tests: Sequence[Any]) -> Judgement:
+        if tests and isinstance(tests[0], str):
+            return run_tests(code, list(tests), self.config)
         passed: list[bool] = []
         late, crash = False, ""
-        for pair in pairs:
-            made = run_program(code, pair["input"], self._limits)
+        for pair in tests:
+            made = run_program(code, pair["input"], self.config)
             passed.append(made.output is not None and _lines(made.output) == _lines(pair["output"]))
             late, crash = late or made.late, crash or made.crash
             if not self.config.partial and not passed[-1]:
                 break
         return Judgement(passed, late=late, crash=crash)
-
-    def _tell(self, lacking: Sequence[str]) -> None:
-        if not lacking:
-            return
-        open_to = " and ".join(MEANINGS[name] for name in lacking)
-        what = f"this kernel or container does not let reward 'code' take from the code {open_to}"
-        if self.config.confinement == "require":
-            raise ConfigError(Problem(what, allowed="confinement: warn, or a machine that does"))
-        self._warn("confinement", f"{what}: run it in a container or virtual machine of its own")
 
 
 def code_in(text: str) -> str:
@@ -119,10 +143,13 @@ def _checked(row: Any) -> Sequence[Any]:
     if isinstance(tests, Sequence):
         if all(isinstance(test, str) for test in tests):
             return [test for test in tests if test.strip()]
-        if all(isinstance(t, Mapping) and _is_text(t.get("input"), t.get("output")) for t in tests):
+        if all(isinstance(t, Mapping) and all(isinstance(t.get(k), str) for k in PAIR) for t in tests):
             return tests
     wanted = "a string, a list of strings, or a list of mappings with input and output, each a string"
     raise TypeError(f"tests are {wanted}, not {row!r}"[:300])
+
+
+PAIR = ("input", "output")
 
 
 @lru_cache(maxsize=4096)
@@ -148,15 +175,87 @@ def _only_defines(statement: ast.stmt) -> bool:
     return False
 
 
-def _is_text(*values: Any) -> bool:
-    return all(isinstance(value, str) for value in values)
-
-
 def _lines(text: str) -> list[str]:
     """Lines without white space at their ends, or empty ones at the end."""
     return [line.rstrip() for line in text.rstrip().splitlines()]
 
 
-def _own_cores() -> int:
-    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    return max(1, len(os.sched_getaffinity(0)) // ranks)
+def run_tests(code: str, tests: list[str], config: CodeConfig) -> Judgement:
+    """Return which of `tests` pass on what `code` defines, within the time and memory of `config`."""
+    made = _judged({"code": code, "input": None}, config, tests)
+    return Judgement(**{"passed": [False] * len(tests), **made})
+
+
+def run_program(code: str, text: str, config: CodeConfig) -> Judgement:
+    """Return what the program `code` writes when it is given `text`."""
+    return Judgement(**{"passed": [], **_judged({"code": code, "input": text}, config)})
+
+
+def _judged(about: dict[str, Any], config: CodeConfig, *more: Any) -> dict[str, Any]:
+    """Return what a fresh process that is told these says, or why it says nothing, as fields of `Judgement`.
+
+    It is killed with all it started when it takes too long.
+    """
+    folder = tempfile.mkdtemp(prefix="grpox-code-")
+    try:
+        about |= {"folder": folder, "seconds": config.timeout_seconds, "memory": config.memory_mib << 20}
+        most = config.timeout_seconds + GRACE_SECONDS
+        deadline = time.monotonic() + most
+        # Without site-packages, the user's and the environment's own settings: the same everywhere.
+        command = ["-s", "-S", "-P", str(JUDGE), str(JUDGE.parents[1])]
+        child = Child(command, most, environment=ENVIRONMENT, folder=folder)
+        try:
+            for message in (about, *more):
+                child.send(json.dumps(message).encode())
+            made: dict[str, Any] = json.loads(child.receive(deadline))
+            return made | {"lacking": tuple(made["lacking"])}
+        except ChildLate:
+            return {"late": True}
+        except ChildFailed:
+            status = child.end()
+            return {"crash": child.printed.rpartition("\n")[2] or f"it ended with code {status}"}
+        finally:
+            child.kill()
+    finally:
+        remove_folder(folder)
+
+
+def remove_folder(folder: str) -> None:
+    """Remove a folder with all that code has left in it, as far as the disk lets.
+
+    Folders may be unreadable, and nested too deep for a path or for recursion: what a folder holds is moved to
+    the top, under a new name, before the folder goes. Nothing outside is touched: no link is followed.
+    """
+    with contextlib.suppress(OSError):
+        top = os.open(folder, FOLDER)
+        try:
+            prefix, numbers = secrets.token_hex(), itertools.count()
+            while names := os.listdir(top):
+                for name in names:
+                    if not _is_opened_up(name, top):
+                        os.unlink(name, dir_fd=top)
+                        continue
+                    inside = os.open(name, FOLDER, dir_fd=top)
+                    try:
+                        for inner in os.listdir(inside):
+                            _is_opened_up(inner, inside)  # only a folder that may be written can be moved
+                            os.rename(inner, f"{prefix}{next(numbers)}", src_dir_fd=inside, dst_dir_fd=top)
+                    finally:
+                        os.close(inside)
+                    os.rmdir(name, dir_fd=top)
+        finally:
+            os.close(top)
+        os.rmdir(folder)
+
+
+def _is_opened_up(name: str, parent: int) -> bool:
+    """Return whether it is a folder; if so, let it be read and written."""
+    try:
+        handle = os.open(name, FOLDER | os.O_PATH, dir_fd=parent)
+    except NotADirectoryError:
+        return False
+    try:
+        os.chmod(f"/proc/self/fd/{handle}", 0o700)
+    finally:
+        os.close(handle)
+    return True

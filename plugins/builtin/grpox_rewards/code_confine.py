@@ -16,12 +16,75 @@ import sys
 import sysconfig
 from collections.abc import Iterable
 
-from grpox_rewards.code_syscalls import AUDIT_ARCH, CLONE, NEWEST, checked, denied
-
 LIBC = ctypes.CDLL(None, use_errno=True)
 
 FILE_BYTES = 16 << 20
 OPEN_FILES = 64
+READABLE = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/usr/share/zoneinfo", "/dev/urandom")
+"""What code may read beside Python's own library."""
+
+AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+"""What the kernel calls the architecture of a system call (linux/audit.h)."""
+
+
+NEWEST = 462
+"""The last call that the lists were made with, of Linux 6.10: what later kernels add is refused unseen."""
+
+NUMBERS = {
+    "x86_64": """
+        # other processes, and threads
+        clone 56 fork 57 vfork 58 execve 59 execveat 322 clone3 435
+        kill 62 tkill 200 tgkill 234 rt_sigqueueinfo 129 rt_tgsigqueueinfo 297
+        pidfd_send_signal 424 pidfd_open 434 pidfd_getfd 438 ptrace 101
+        process_vm_readv 310 process_vm_writev 311 process_madvise 440 process_mrelease 448 prlimit64 302
+        setpriority 141 ioprio_set 251 migrate_pages 256 move_pages 279 kcmp 312
+        sched_setparam 142 sched_setscheduler 144 sched_setaffinity 203 sched_setattr 314
+        # the judge's session and group, and the signal that comes when the judge dies
+        setsid 112 setpgid 109 prctl 157
+        # the network; io_uring opens sockets without the call
+        socket 41 connect 42 bind 49 listen 50 accept 43 accept4 288 io_uring_setup 425
+        # memory of the host's, and memory that no limit counts
+        shmget 29 shmat 30 shmctl 31 semget 64 semop 65 semctl 66 semtimedop 220
+        msgget 68 msgsnd 69 msgrcv 70 msgctl 71 mq_open 240 mq_unlink 241
+        memfd_create 319 memfd_secret 447
+        # what Landlock does not cover, truncate before Linux 6.2
+        chmod 90 fchmod 91 fchmodat 268 fchmodat2 452 truncate 76
+        chown 92 fchown 93 lchown 94 fchownat 260
+        utime 132 utimes 235 futimesat 261 utimensat 280
+        setxattr 188 lsetxattr 189 fsetxattr 190 removexattr 197 lremovexattr 198 fremovexattr 199
+        inotify_init 253 inotify_init1 294 fanotify_init 300
+        # parts of the kernel that no solution needs
+        unshare 272 setns 308 mount 165 umount2 166 open_tree 428 move_mount 429 fsopen 430 fspick 433
+        mount_setattr 442 bpf 321 perf_event_open 298 userfaultfd 323 add_key 248 request_key 249 keyctl 250
+        syslog 103 personality 135 modify_ldt 154 quotactl 179
+    """,
+    "aarch64": """
+        clone 220 execve 221 execveat 281 clone3 435
+        kill 129 tkill 130 tgkill 131 rt_sigqueueinfo 138 rt_tgsigqueueinfo 240
+        pidfd_send_signal 424 pidfd_open 434 pidfd_getfd 438 ptrace 117
+        process_vm_readv 270 process_vm_writev 271 process_madvise 440 process_mrelease 448 prlimit64 261
+        setpriority 140 ioprio_set 30 migrate_pages 238 move_pages 239 kcmp 272
+        sched_setparam 118 sched_setscheduler 119 sched_setaffinity 122 sched_setattr 274
+        setsid 157 setpgid 154 prctl 167
+        socket 198 connect 203 bind 200 listen 201 accept 202 accept4 242 io_uring_setup 425
+        shmget 194 shmat 196 shmctl 195 semget 190 semop 193 semctl 191 semtimedop 192
+        msgget 186 msgsnd 189 msgrcv 188 msgctl 187 mq_open 180 mq_unlink 181
+        memfd_create 279 memfd_secret 447
+        fchmod 52 fchmodat 53 fchmodat2 452 truncate 45 fchownat 54 fchown 55 utimensat 88
+        setxattr 5 lsetxattr 6 fsetxattr 7 removexattr 14 lremovexattr 15 fremovexattr 16
+        inotify_init1 26 fanotify_init 262
+        unshare 97 setns 268 mount 40 umount2 39 open_tree 428 move_mount 429 fsopen 430 fspick 433
+        mount_setattr 442 bpf 280 perf_event_open 241 userfaultfd 282 add_key 217 request_key 218 keyctl 219
+        syslog 116 personality 92 quotactl 60
+    """,
+}
+
+CLONE = {"x86_64": 56, "aarch64": 220}
+SOCKETPAIR = {"x86_64": 53, "aarch64": 199}
+IOCTL = {"x86_64": 16, "aarch64": 29}
+FCNTL = {"x86_64": 72, "aarch64": 25}
+
+WHOLE = 0xFFFFFFFF
 
 
 def fork_apart() -> int:
@@ -55,10 +118,20 @@ def confine(folder: str, seconds: int, memory: int) -> tuple[str, ...]:
     Returns:
         what could not be taken away: of ``network`` (with processes and signals) and ``files``.
     """
-    _limit(seconds, memory)
+    limits = {
+        resource.RLIMIT_CPU: seconds,
+        resource.RLIMIT_FSIZE: FILE_BYTES,
+        resource.RLIMIT_NOFILE: OPEN_FILES,
+        resource.RLIMIT_NPROC: 0,
+        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_AS: memory,
+    }
+    for kind, limit in limits.items():
+        resource.setrlimit(kind, (limit, limit))
     LIBC.prctl(38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS, which Landlock and seccomp ask for
     lacking = () if _confine_files(folder) else ("files",)
-    _drop_capabilities()
+    # Root's capabilities, and those that the new user namespace gives: else it would look into other processes.
+    LIBC.capset(ctypes.c_char_p(struct.pack("=Ii", 0x20080522, 0)), ctypes.c_char_p(bytes(24)))
     die_with_parent()  # after what would undo it, and before that is refused
     return lacking if _deny_calls() else (*lacking, "network")
 
@@ -78,25 +151,6 @@ def limit_memory(memory: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
 
 
-def _limit(seconds: int, memory: int) -> None:
-    limits = {
-        resource.RLIMIT_CPU: seconds,
-        resource.RLIMIT_FSIZE: FILE_BYTES,
-        resource.RLIMIT_NOFILE: OPEN_FILES,
-        resource.RLIMIT_NPROC: 0,
-        resource.RLIMIT_CORE: 0,
-    }
-    for kind, limit in limits.items():
-        resource.setrlimit(kind, (limit, limit))
-    limit_memory(memory)
-
-
-def _drop_capabilities() -> None:
-    """Those of root, and those that the new user namespace gives: else they would look into other processes."""
-    header = struct.pack("=Ii", 0x20080522, 0)
-    LIBC.capset(ctypes.c_char_p(header), ctypes.c_char_p(bytes(24)))
-
-
 def _confine_files(folder: str) -> bool:
     """Let it read Python's own files and write in `folder` only, by Landlock; whether the kernel can."""
     version = LIBC.syscall(444, None, ctypes.c_size_t(0), 1)
@@ -111,28 +165,14 @@ def _confine_files(folder: str) -> bool:
     ruleset = LIBC.syscall(444, attributes, ctypes.c_size_t(24), 0)
     if ruleset < 0:
         return False
-    for path in _readable():
+    paths = sysconfig.get_paths()
+    for path in {paths["stdlib"], paths["platstdlib"], f"{sys.base_prefix}/lib", *READABLE}:
         _allow(ruleset, path, reads)
     _allow(ruleset, "/dev/null", 1 << 1 | 1 << 2)
     _allow(ruleset, folder, rights & ~1)  # bit 0: to execute
     done: bool = LIBC.syscall(446, ruleset, 0) == 0
     os.close(ruleset)
     return done
-
-
-def _readable() -> Iterable[str]:
-    paths = sysconfig.get_paths()
-    yield from {paths["stdlib"], paths["platstdlib"]}
-    yield from (
-        "/lib",
-        "/lib64",
-        "/usr/lib",
-        "/usr/lib64",
-        "/usr/local/lib",
-        "/usr/share/zoneinfo",
-        "/dev/urandom",
-    )
-    yield f"{sys.base_prefix}/lib"
 
 
 def _allow(ruleset: int, path: str, rights: int) -> None:
@@ -148,7 +188,7 @@ def _allow(ruleset: int, path: str, rights: int) -> None:
 
 
 def _deny_calls() -> bool:
-    """Refuse the calls of `denied`, and in part those of `checked`, by seccomp; whether the kernel can."""
+    """Refuse the calls of `NUMBERS`, and in part those of `_checked`, by seccomp; whether the kernel can."""
     machine = os.uname().machine
     if machine not in AUDIT_ARCH or sys.maxsize < 2**32:
         return False
@@ -173,10 +213,11 @@ def _filter(machine: str) -> Iterable[bytes]:
     yield struct.pack("=HBBI", load, 0, 0, 0)  # the call's number
     yield struct.pack("=HBBI", at_least, 0, 1, NEWEST + 1)  # x32, too: the same calls under other numbers
     yield unknown
-    for number in denied(machine):
+    lines = (line for line in NUMBERS[machine].splitlines() if "#" not in line)
+    for number in sorted(int(word) for line in lines for word in line.split() if word.isdigit()):
         yield struct.pack("=HBBI", equal, 0, 1, number)
         yield refuse
-    for number, arguments in checked(machine).items():
+    for number, arguments in _checked(machine).items():
         block = []
         for place, values, bits in arguments:
             block.append(struct.pack("=HBBI", load, 0, 0, 16 + 8 * place))
@@ -188,3 +229,18 @@ def _filter(machine: str) -> Iterable[bytes]:
         yield from block
         yield allow
     yield allow
+
+
+def _checked(architecture: str) -> dict[int, list[tuple[int, tuple[int, ...], int]]]:
+    """Return, of each call that is allowed in part, which arguments may have which values, and their mask.
+
+    The kernel reads the lower half of an argument, as the filter does.
+    """
+    return {
+        # A pair of streams, which asyncio needs: a pair for datagrams sends to other sockets, too.
+        SOCKETPAIR[architecture]: [(0, (1,), WHOLE), (1, (1,), 0xF)],  # AF_UNIX, SOCK_STREAM
+        # TCGETS, TIOCGWINSZ, FIONBIO, FIONREAD, FIONCLEX, FIOCLEX: nothing that writes or sends signals.
+        IOCTL[architecture]: [(1, (0x5401, 0x5413, 0x5421, 0x541B, 0x5450, 0x5451), WHOLE)],
+        # F_DUPFD, F_GETFD, F_SETFD, F_GETFL, locks, F_DUPFD_CLOEXEC: no F_SETFL with its O_ASYNC, no F_SETOWN.
+        FCNTL[architecture]: [(1, (0, 1, 2, 3, 5, 6, 7, 1030), WHOLE)],
+    }

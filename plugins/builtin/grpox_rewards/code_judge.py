@@ -7,6 +7,7 @@ child may not look into, and are read after the child has been made.
 from __future__ import annotations
 
 import atexit
+import fcntl
 import json
 import os
 import signal
@@ -34,7 +35,7 @@ class OutOfTime(BaseException):
 
 
 def main() -> None:
-    """Two messages in, the code and then the tests; two out, about the confinement and the verdict.
+    """Two messages in, the code and then its tests, which a program has none of; one out, the verdict.
 
     They come and go over the socket that standard input is.
     """
@@ -42,40 +43,50 @@ def main() -> None:
     die_with_parent()
     trainer = Channel(0, os.dup(0), most=LONGEST)
     code = json.loads(trainer.receive())
+    is_program = code["input"] is not None
     questions, ask = os.pipe()
     answers, answer = os.pipe()
-    stdin, feed = os.pipe()
     output, stdout = os.pipe()
+    stdin = _sealed_file(code["input"] or "")
     child = fork_apart()
     if child == 0:
-        _run(code, (questions, answer), (stdin, stdout))
+        _run(code, is_program, (questions, answer), (stdin, stdout))
     for file in (questions, answer, stdin, stdout):
         os.close(file)
     limit_memory(code["memory"])
     channel = Channel(answers, ask)
     try:
-        lacking = channel.receive()
+        verdict: dict[str, Any] = {"lacking": json.loads(channel.receive())}
     except Closed:
         raise SystemExit("the code could not be confined") from None
-    trainer.send(json.dumps({"lacking": json.loads(lacking)}).encode())
-    tests = json.loads(trainer.receive())
+    tests = [] if is_program else json.loads(trainer.receive())
     _silence()
-    verdict: dict[str, Any] = {}
     signal.signal(signal.SIGALRM, _out_of_time)
     end = time.monotonic() + code["seconds"]
     signal.setitimer(signal.ITIMER_REAL, code["seconds"])
     try:
-        if code["program"]:
-            verdict["output"] = _output(child, tests["input"], feed, output)
+        if is_program:
+            verdict["output"] = _output(child, output)
         else:
-            passed = verdict["passed"] = [False] * len(tests["tests"])
-            _test(Asked(channel), tests["tests"], passed, end)
+            passed = verdict["passed"] = [False] * len(tests)
+            _test(Asked(channel), tests, passed, end)
         signal.setitimer(signal.ITIMER_REAL, 0)
     except OutOfTime:
         verdict["late"] = True
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)  # and with it all that it started: there is a verdict when nothing of it runs
     trainer.send(json.dumps(verdict).encode())
+
+
+def _sealed_file(text: str) -> int:
+    """Return a file in memory, open at the begin of `text`, that nobody can change or lengthen."""
+    file = os.memfd_create("input", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    with open(file, "wb", closefd=False) as writing:
+        writing.write(text.encode("utf-8", "surrogatepass"))
+    os.lseek(file, 0, os.SEEK_SET)
+    seals = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
+    fcntl.fcntl(file, fcntl.F_ADD_SEALS, seals)
+    return file
 
 
 def _silence() -> None:
@@ -92,16 +103,16 @@ def _out_of_time(*_: Any) -> NoReturn:
 # -- The child -------------------------------------------------------------------------------------------
 
 
-def _run(code: dict[str, Any], asked: tuple[int, int], standard: tuple[int, int]) -> NoReturn:
+def _run(code: dict[str, Any], is_program: bool, asked: tuple[int, int], standard: tuple[int, int]) -> NoReturn:
     """Confine this process, run the code, and answer the tests; never returns.
 
     Args:
         asked: the pipes of the tests' questions and of the answers.
-        standard: those of a program's input and output.
+        standard: a program's input and output.
     """
     try:
         nowhere = os.open(os.devnull, os.O_RDWR)
-        stdin, stdout = standard if code["program"] else (nowhere, nowhere)
+        stdin, stdout = standard if is_program else (nowhere, nowhere)
         for place, file in enumerate((stdin, stdout, nowhere, *asked)):
             os.dup2(file, place)  # `main` has opened others before each of these: none is overwritten too early
         os.closerange(5, 1024)
@@ -112,12 +123,12 @@ def _run(code: dict[str, Any], asked: tuple[int, int], standard: tuple[int, int]
         lacking = confine(code["folder"], int(code["seconds"]) + 1, code["memory"])
         channel.send(json.dumps(lacking).encode())
         site.setquit()  # exit() and quit(), which Python has not without its site-packages
-        namespace = _module("__main__" if code["program"] else "completion")
+        namespace = _module("__main__" if is_program else "completion")
         status = 0
         try:
             # Without this module's own `from __future__ import annotations`, here and in `_passes`.
             exec(compile(code["code"], "completion.py", "exec", dont_inherit=True), namespace)
-            if not code["program"]:
+            if not is_program:
                 serve(channel, namespace)
         except SystemExit as error:
             status = 0 if error.code in (None, 0) else 1
@@ -177,32 +188,13 @@ def _passes(test: str, names: dict[str, Any]) -> bool:
     return True
 
 
-def _output(child: int, text: str, feed: int, output: int) -> str | None:
-    """Return what the program wrote, given `text`; None if it failed or wrote too much."""
-    os.set_blocking(feed, False)
-    os.set_blocking(output, False)
-    waiting, written = text.encode("utf-8", "surrogatepass"), bytearray()
-    while True:
-        if waiting:
-            try:
-                waiting = waiting[os.write(feed, waiting) :]
-            except BlockingIOError:
-                pass
-            except OSError:
-                waiting = b""
-        if not waiting and feed >= 0:
-            os.close(feed)
-            feed = -1
-        try:
-            part = os.read(output, 1 << 16)
-        except BlockingIOError:
-            time.sleep(0.001)
-            continue
+def _output(child: int, output: int) -> str | None:
+    """Return what the program wrote; None if it failed or wrote too much."""
+    written = bytearray()
+    while part := os.read(output, 1 << 16):
         written += part
         if len(written) > MOST_OUTPUT:
             return None
-        if not part:
-            break
     ended = os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
     is_good = ended is not None and (ended.si_code, ended.si_status) == (os.CLD_EXITED, 0)
     return written.decode("utf-8", "replace") if is_good else None

@@ -17,6 +17,7 @@ from _thread import allocate_lock
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from operator import getitem, setitem
 from typing import Any
 
 from grpox_rewards.code_values import decode, encode
@@ -25,8 +26,6 @@ MOST_BYTES = 16 << 20
 """Of one message."""
 HIDDEN = {*dir(builtins), *sys.stdlib_module_names}
 """Names that mean in a test what they mean in Python, whatever the completion defines."""
-FORWARDED = ("__len__", "__getitem__", "__setitem__", "__str__")
-"""Not what compares or says yes or no: the completion would be told what a test is after."""
 CHANGEABLE = (list, dict, set, deque, bytearray)
 """Arguments of a test's that a function may change."""
 SCALARS = (str, bytes, int, float, bool, type(None))
@@ -81,7 +80,7 @@ class Channel:
 
 
 def serve(channel: Channel, namespace: dict[str, Any]) -> None:
-    """Send the names of `namespace`, then do what is asked with them, until nobody asks."""
+    """Send the names of `namespace`, then call what is asked for, until nobody asks."""
     kept: list[Any] = []
 
     def keep(value: Any) -> list[Any]:
@@ -94,14 +93,9 @@ def serve(channel: Channel, namespace: dict[str, Any]) -> None:
     take: dict[str, Callable[..., Any]] = {"object": kept.__getitem__, "name": find}
     channel.send(encode({name: value for name, value in namespace.items() if _is_shown(name)}, keep))
     while True:
-        what, target, name, positional, named = decode(channel.receive(), take)
+        function, positional, named = decode(channel.receive(), take)
         try:
-            if what == "get":
-                value = getattr(target, name)
-            elif what == "list":
-                value = list(target)
-            else:
-                value = (getattr(target, name) if name else target)(*positional, **named)
+            value = function(*positional, **named)
             arguments = (*positional, *named.values())
             after = [x if isinstance(x, CHANGEABLE) else None for x in arguments]
             answer = encode((True, value, after), keep)
@@ -120,7 +114,10 @@ def _is_shown(name: str) -> bool:
 
 
 class Remote:
-    """An object of the completion's: it can be called, its attributes and items read, and gone through."""
+    """An object of the completion's: it can be called, its attributes and items read, and gone through.
+
+    It does not compare or say yes or no: the completion would be told what a test is after.
+    """
 
     __slots__ = ("_asked", "_handle")
 
@@ -131,30 +128,32 @@ class Remote:
     def __getattr__(self, name: str) -> Any:
         if name[:2] == "__":
             raise AttributeError(name)
-        return self._asked.ask("get", self, name)
+        return self._asked.ask(getattr, self, name)
 
     def __call__(self, *positional: Any, **named: Any) -> Any:
-        return self._asked.ask("call", self, "", positional, named)
+        return self._asked.ask(self, *positional, **named)
 
     def __iter__(self) -> Any:
-        return iter(self._asked.ask("list", self))
+        values = self._asked.ask(list, self)
+        if type(values) is not list:
+            self._asked.is_open = False
+            raise Closed
+        return iter(values)
+
+    def __len__(self) -> Any:
+        return self._asked.ask(len, self)
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._asked.ask(getitem, self, key)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self._asked.ask(setitem, self, key, value)
+
+    def __str__(self) -> Any:
+        return self._asked.ask(str, self)
 
     def __bool__(self) -> bool:
         raise TypeError("an object of the completion's is neither true nor false")
-
-
-def _forwarded(name: str) -> Any:
-    def method(self: Remote, *positional: Any) -> Any:
-        try:
-            return self._asked.ask("call", self, name, positional)
-        except AttributeError as error:  # what Python raises of an object without the method
-            raise TypeError(str(error)) from error
-
-    return method
-
-
-for _name in FORWARDED:
-    setattr(Remote, _name, _forwarded(_name))
 
 
 class Asked:
@@ -173,23 +172,27 @@ class Asked:
             raise Closed
         return {name: value for name, value in names.items() if type(name) is str and _is_shown(name)}
 
-    def ask(self, what: str, target: Remote, name: str = "", positional: Any = (), named: Any = None) -> Any:
-        """Return its answer; raises what it raised, as the nearest exception of Python's own."""
-        question = encode((what, target, name, positional, named or {}), _refer)
+    def ask(self, function: Any, /, *positional: Any, **named: Any) -> Any:
+        """Return what a function there returns; raises what it raises, as the nearest exception of Python's.
+
+        Args:
+            function: the completion's, or one of Python's.
+        """
+        question = encode((function, positional, named), _refer)
         with self._asking:
             if not self.is_open:
                 raise Closed
             self.is_open = False  # until the whole answer is here, which no other call may take for its own
             self._channel.send(question)
             match self._receive():
-                case (True, value, list(after)) if what != "list" or type(value) is list:
+                case (True, value, list(after)):
                     self.is_open = True
                 case (False, str(kind), str(text), list(arguments)):
                     self.is_open = True
                     raise _exception(kind, text, arguments)
                 case _:
                     raise Closed
-        for before, now in zip((*positional, *(named or {}).values()), after, strict=False):
+        for before, now in zip((*positional, *named.values()), after, strict=False):
             _take_over(before, now)
         return value
 

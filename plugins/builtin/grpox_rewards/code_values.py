@@ -27,70 +27,50 @@ def _items_of(pairs: Any) -> Iterable[Any]:
     return chain.from_iterable(dict.items(pairs))
 
 
+def _make_dict(*items: Any) -> dict[Any, Any]:
+    return dict(zip(items[::2], items[1::2], strict=True))
+
+
 def _days_of(duration: timedelta) -> list[int]:
     return [duration.days, duration.seconds, duration.microseconds]
 
 
 # Methods of the kind itself, because a subclass may have others.
-PARTS: dict[type, Callable[[Any], Iterable[Any]]] = {
-    int: lambda value: [int.__format__(value, "x")],
-    str: lambda value: [str.encode(value, "utf-8", "surrogatepass").hex()],
-    bytes: lambda value: [bytes.hex(value)],
-    bytearray: lambda value: [bytearray.hex(value)],
-    complex: lambda value: [value.real, value.imag],
-    range: lambda value: [value.start, value.stop, value.step],
-    list: list.__iter__,
-    tuple: tuple.__iter__,
-    set: set.__iter__,
-    frozenset: frozenset.__iter__,
-    dict: _items_of,
-    OrderedDict: _items_of,
-    Counter: _items_of,
-    deque: lambda value: [value.maxlen, *value],
-    date: lambda value: [value.isoformat()],
-    datetime: lambda value: [value.isoformat()],
-    time: lambda value: [value.isoformat()],
-    timedelta: _days_of,
-    timezone: lambda value: _days_of(value.utcoffset(None)),
-    Decimal: lambda value: [str(value)],
-    Fraction: lambda value: [value.numerator, value.denominator],
+CONTAINERS: dict[type, tuple[Callable[[Any], Iterable[Any]], Callable[..., Any]]] = {
+    list: (list.__iter__, lambda *items: [*items]),
+    tuple: (tuple.__iter__, lambda *items: items),
+    set: (set.__iter__, lambda *items: {*items}),
+    frozenset: (frozenset.__iter__, lambda *items: frozenset(items)),
+    dict: (_items_of, _make_dict),
+    OrderedDict: (_items_of, lambda *items: OrderedDict(_make_dict(*items))),
+    Counter: (_items_of, lambda *items: Counter(_make_dict(*items))),
+    deque: (lambda value: [value.maxlen, *value], lambda maxlen, *items: deque(items, maxlen)),
 }
-"""The parts of a value of each kind that is copied."""
+"""Kinds that are copied and have any parts -> how a value is taken to its parts, and made of them."""
+ATOMS: dict[type, tuple[Callable[[Any], Iterable[Any]], Callable[..., Any]]] = {
+    int: (lambda value: [int.__format__(value, "x")], lambda text: int(text, 16)),
+    str: (
+        lambda value: [str.encode(value, "utf-8", "surrogatepass").hex()],
+        lambda text: bytes.fromhex(text).decode("utf-8", "surrogatepass"),
+    ),
+    bytes: (lambda value: [bytes.hex(value)], bytes.fromhex),
+    bytearray: (lambda value: [bytearray.hex(value)], bytearray.fromhex),
+    complex: (lambda value: [value.real, value.imag], complex),
+    range: (lambda value: [value.start, value.stop, value.step], range),
+    date: (lambda value: [value.isoformat()], date.fromisoformat),
+    datetime: (lambda value: [value.isoformat()], datetime.fromisoformat),
+    time: (lambda value: [value.isoformat()], time.fromisoformat),
+    timedelta: (_days_of, timedelta),
+    timezone: (lambda value: _days_of(value.utcoffset(None)), lambda *parts: timezone(timedelta(*parts))),
+    Decimal: (lambda value: [str(value)], Decimal),
+    Fraction: (lambda value: [value.numerator, value.denominator], Fraction),
+}
+"""Kinds that are copied and have numbers and strings alone."""
+PARTS = {kind: parts for kind, (parts, _) in (CONTAINERS | ATOMS).items()}
+ANY_PARTS = {kind.__name__: make for kind, (_, make) in CONTAINERS.items()}
+PLAIN_PARTS = {kind.__name__: make for kind, (_, make) in ATOMS.items()}
 BASES = (int, float, str, list, tuple, dict, set, frozenset, complex, bytes, bytearray)
 """An object of a subclass is copied as one of these."""
-
-
-def _make_dict(items: list[Any]) -> dict[Any, Any]:
-    return dict(zip(items[::2], items[1::2], strict=True))
-
-
-CONTAINERS: dict[str, Callable[[list[Any]], Any]] = {
-    "list": lambda items: items,
-    "tuple": tuple,
-    "set": set,
-    "frozenset": frozenset,
-    "dict": _make_dict,
-    "OrderedDict": lambda items: OrderedDict(_make_dict(items)),
-    "Counter": lambda items: Counter(_make_dict(items)),
-    "deque": lambda items: deque(items[1:], items[0]),
-}
-"""Kinds of any parts."""
-ATOMS: dict[str, Callable[..., Any]] = {
-    "int": lambda text: int(text, 16),
-    "str": lambda text: bytes.fromhex(text).decode("utf-8", "surrogatepass"),
-    "bytes": bytes.fromhex,
-    "bytearray": bytearray.fromhex,
-    "complex": complex,
-    "range": range,
-    "date": date.fromisoformat,
-    "datetime": datetime.fromisoformat,
-    "time": time.fromisoformat,
-    "timedelta": timedelta,
-    "timezone": lambda *parts: timezone(timedelta(*parts)),
-    "Decimal": Decimal,
-    "Fraction": Fraction,
-}
-"""Kinds of numbers and strings alone."""
 
 
 def encode(value: Any, hand_over: Callable[[Any], list[Any]]) -> bytes:
@@ -161,10 +141,10 @@ def decode(data: bytes, take: Mapping[str, Callable[..., Any]]) -> Any:
     values: list[Any] = []
     for name, *parts in json.loads(data.decode("ascii")):
         items = [values[part[0]] if type(part) is list else part for part in parts]
-        if name in CONTAINERS:
-            made = CONTAINERS[name](items)
+        if name in ANY_PARTS:
+            made = ANY_PARTS[name](*items)
         elif {type(item) for item in items} <= {int, float, str}:
-            made = (ATOMS.get(name) or take[name])(*items)
+            made = (PLAIN_PARTS.get(name) or take[name])(*items)
         else:
             raise ValueError(f"a {name} of other values")
         values.append(made)

@@ -9,7 +9,6 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from decimal import Decimal
-from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -22,40 +21,8 @@ START_SECONDS = 120.0
 WORKER = Path(__file__).with_name("math_worker.py")
 
 
-class Verdict(Enum):
-    """The judgement of one completion; the first three are what the process replies."""
-
-    RIGHT = "right"
-    WRONG = "wrong"
-    UNREADABLE = "unreadable"
-    """The answer itself, not the completion, holds no expression."""
-    TIMEOUT = "timeout"
-    CRASH = "crash"
-
-
-class MathProcess:
-    """Starts the judging process when it is first needed and again after each one that was killed."""
-
-    def __init__(self) -> None:
-        self._child = Restarted(_start)
-
-    def judge(self, answer: str, completion: str, timeout_seconds: float) -> Verdict:
-        """Return whether `completion` ends in an expression equal to `answer`.
-
-        Raises:
-            RuntimeError: the process cannot be started.
-        """
-        if self._child.current is not None and self._child.current.has_ended():
-            self._child.stop()
-        child = self._child.get()
-        # A call that took too long goes on in its thread while the next one asks: replies would be mixed up.
-        with child.in_use:
-            try:
-                child.send(json.dumps({"answer": answer, "completion": completion}).encode())
-                return Verdict(child.receive(time.monotonic() + timeout_seconds).decode())
-            except ChildFailed as error:
-                self._child.stop()
-                return Verdict.TIMEOUT if isinstance(error, ChildLate) else Verdict.CRASH
+SCORES = {"right": 1.0, "wrong": 0.0, "unreadable": None, "timeout": 0.0, "crash": 0.0}
+"""By the judgement: the first three are what the process replies, unreadable where the answer holds none."""
 
 
 def _start() -> Child:
@@ -70,15 +37,6 @@ def _start() -> Child:
     return child
 
 
-SCORES = {
-    Verdict.RIGHT: 1.0,
-    Verdict.WRONG: 0.0,
-    Verdict.TIMEOUT: 0.0,
-    Verdict.CRASH: 0.0,
-    Verdict.UNREADABLE: None,
-}
-
-
 class Math:
     """``1[expression(text) = expression(answer)]``, source: https://github.com/huggingface/Math-Verify.
 
@@ -89,7 +47,7 @@ class Math:
     def __init__(self, config: MathConfig) -> None:
         self.config = config
         self.reads_columns = (config.column,)
-        self._process = MathProcess()
+        self._child = Restarted(_start)
 
     def __call__(
         self,
@@ -106,17 +64,29 @@ class Math:
         """
         answers = [answer_text(answer) for answer in columns[self.config.column]]
         verdicts = [
-            Verdict.UNREADABLE
-            if answer is None
-            else self._process.judge(answer, completion_text(completion), self.config.timeout_seconds)
+            "unreadable" if answer is None else self._judge(answer, completion_text(completion))
             for completion, answer in zip(completions, answers, strict=True)
         ]
         if log_metric is not None:
             # Shares, because the metrics of several calls are averaged.
-            log_metric("math/timeouts", verdicts.count(Verdict.TIMEOUT) / len(verdicts))
-            log_metric("math/crashes", verdicts.count(Verdict.CRASH) / len(verdicts))
-            log_metric("math/unreadable_answers", verdicts.count(Verdict.UNREADABLE) / len(verdicts))
+            log_metric("math/timeouts", verdicts.count("timeout") / len(verdicts))
+            log_metric("math/crashes", verdicts.count("crash") / len(verdicts))
+            log_metric("math/unreadable_answers", verdicts.count("unreadable") / len(verdicts))
         return [SCORES[verdict] for verdict in verdicts]
+
+    def _judge(self, answer: str, completion: str) -> str:
+        """Return whether `completion` ends in an expression equal to `answer`, as a key of `SCORES`."""
+        if self._child.current is not None and self._child.current.has_ended():
+            self._child.stop()
+        child = self._child.get()
+        # A call that took too long goes on in its thread while the next one asks: replies would be mixed up.
+        with child.in_use:
+            try:
+                child.send(json.dumps({"answer": answer, "completion": completion}).encode())
+                return child.receive(time.monotonic() + self.config.timeout_seconds).decode()
+            except ChildFailed as error:
+                self._child.stop()
+                return "timeout" if isinstance(error, ChildLate) else "crash"
 
 
 def answer_text(answer: Any) -> str | None:

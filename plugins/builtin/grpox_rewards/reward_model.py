@@ -40,7 +40,9 @@ class RewardModel:
         self.config = config
         self._tokenizer: PreTrainedTokenizerBase = _loaded(config, "tokenizer", AutoTokenizer.from_pretrained)
         self._tokenizer.truncation_side = "left"  # the end of the completion is what the score is read from
-        self._device = _current_device()
+        cuda = torch.cuda.is_available()
+        # The run's on this rank, which joining the world has chosen.
+        self._device = torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu")
         self._model = (_model(config) if model is None else model).to(self._device).eval()
         # The model's padding token and the tokenizer's truncation are set for each call, for all threads.
         self._one_at_a_time = threading.Lock()
@@ -118,12 +120,6 @@ class RewardModel:
             text_config.pad_token_id = declared
         scores: list[float] = output.logits[:, 0].float().tolist()
         return scores
-
-
-def _current_device() -> torch.device:
-    """That of the run on this rank, which joining the world has chosen."""
-    cuda = torch.cuda.is_available()
-    return torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu")
 
 
 def _model(config: RewardModelConfig) -> PreTrainedModel:

@@ -91,7 +91,7 @@ def serve(
       grpox serve ./model --port 8001 --max-model-len 1024
       grpox serve ./model -tp 4 --dtype bfloat16 -- --max-num-seqs 512
     """
-    from grpox_vllm_serving.token import read_or_make_token
+    from grpox_vllm_serving.protocol import read_or_make_token
 
     _refuse_unknown("--dtype", dtype, DTYPES)
     _refuse_unknown("--weights", weights, TRANSFERS)

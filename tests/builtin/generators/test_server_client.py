@@ -15,7 +15,7 @@ from grpox_generators.configs import VllmServerConfig
 from grpox_generators.server_client import ServerClient, ServerLost
 from grpox_generators.server_fleet import Fleet
 from grpox_generators.server_weights import FileSender
-from grpox_vllm_serving.about import PROTOCOL
+from grpox_vllm_serving.protocol import PROTOCOL
 
 TOKEN = "0123456789abcdef"
 MODEL = {"model_type": "llama", "hidden_size": 8}

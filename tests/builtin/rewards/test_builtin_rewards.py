@@ -15,10 +15,8 @@ from support.services import wait_until
 
 from grpox_rewards import math as math_reward
 from grpox_rewards.configs import ExactConfig, LengthConfig, MathConfig, RegexConfig
-from grpox_rewards.exact import Exact
-from grpox_rewards.length import Length
 from grpox_rewards.math import Math
-from grpox_rewards.regex import Regex
+from grpox_rewards.text import Exact, Length, Regex
 
 
 def test_exact_ignores_outer_space_only_and_abstains_without_an_answer():
@@ -146,11 +144,12 @@ def test_a_process_that_dies_scores_nothing_right_and_the_next_completion_has_an
 
 def test_a_process_at_work_does_not_outlive_a_parent_that_is_killed():
     script = (
-        "from grpox_rewards.math import MathProcess\n"
-        "process = MathProcess()\n"
-        "process.judge('1', '1', 600)\n"
-        "print(process._child.current.pid, flush=True)\n"
-        rf"process.judge('4', '\\boxed{{9^{{9^{{9^{{9^{{9}}}}}}}} + 1}}', {patient(0.5)})"
+        "from grpox_rewards.configs import MathConfig\n"
+        "from grpox_rewards.math import Math\n"
+        f"reward = Math(MathConfig(timeout_seconds={patient(0.5)}))\n"
+        "reward._child.get()\n"
+        "print(reward._child.current.pid, flush=True)\n"
+        r"reward(completions=['\\boxed{9^{9^{9^{9^{9}}}} + 1}'], answer=['4'])"
     )
     parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
     worker = psutil.Process(int(parent.stdout.readline()))

@@ -21,11 +21,10 @@ from support.patience import patient
 from support.services import is_running
 
 from grpox.errors import ConfigError
-from grpox_rewards.code import Code, code_in
-from grpox_rewards.code_process import Judgement, Limits, run_program, run_tests
+from grpox_rewards.code import Code, Judgement, code_in, run_program, run_tests
 from grpox_rewards.configs import CodeConfig
 
-LIMITS = Limits(20.0, 512 << 20)
+LIMITS = CodeConfig(timeout_seconds=20.0, memory_mib=512)
 RIGHT = "def add(a, b):\n    return a + b\n"
 TESTS = ["assert add(2, 3) == 5", "assert add(-1, 1) == 0"]
 PAIRS = [{"input": "2 3\n", "output": "5\n"}, {"input": "-1 1", "output": "0"}]
@@ -138,6 +137,29 @@ def test_tests_use_what_the_code_defines_as_if_it_were_theirs() -> None:
         "import math\nassert math.isclose(root(2), 1.41421356, rel_tol=1e-6)",
         "def check(candidate):\n    assert candidate(9) == 3.0\ncheck(root)",
         "assert LIMIT == 3",
+    ]
+    assert run_tests(code, tests, LIMITS).passed == [True] * len(tests)
+
+
+def test_an_object_of_the_code_has_a_length_items_and_a_text() -> None:
+    code = (
+        "class Table:\n"
+        "    def __init__(self): self.held = {}\n"
+        "    def __len__(self): return len(self.held)\n"
+        "    def __getitem__(self, key): return self.held[key]\n"
+        "    def __setitem__(self, key, value): self.held[key] = value\n"
+        "    def __str__(self): return f'a table of {len(self)}'\n"
+        "class Plain: pass\n"
+    )
+    table = "table = Table()\ntable['a'] = [1]\n"
+    tests = [
+        f"{table}assert len(table) == 1 and table['a'] == [1] and str(table) == 'a table of 1'",
+        f"{table}try:\n    table['b']\n    assert False\nexcept KeyError as why: assert why.args == ('b',)",
+        *(
+            f"try:\n    {use}\nexcept TypeError: pass\nelse: assert False"
+            for use in ("len(Plain())", "Plain()[0]")
+        ),
+        "try:\n    iter(Plain())\nexcept TypeError: pass\nelse: assert False",
     ]
     assert run_tests(code, tests, LIMITS).passed == [True] * len(tests)
 
@@ -343,7 +365,7 @@ def test_code_that_does_not_return_fails_a_test_that_expects_any_exception() -> 
     test = "good = False\ntry: add(1, 2)\nexcept: good = True\nassert good"
     for body in ("os._exit(0)", "raise SystemExit", "os.closerange(0, 64)"):
         assert run_tests(f"import os\ndef add(a, b): {body}", [test], LIMITS).passed == [False]
-    made = run_tests("def add(a, b):\n    while True: pass", [test], Limits(0.3, LIMITS.memory))
+    made = run_tests("def add(a, b):\n    while True: pass", [test], CodeConfig(timeout_seconds=0.3))
     assert (made.passed, made.late) == ([False], True)
 
 
@@ -468,7 +490,7 @@ def test_what_does_not_end_is_killed_with_all_it_started(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    made = run_tests(HOSTILE[name], TESTS, Limits(1.0, 256 << 20))
+    made = run_tests(HOSTILE[name], TESTS, CodeConfig(timeout_seconds=1.0, memory_mib=256))
     assert made.passed == [False, False]
     assert made.late or name == "closes its channel"  # whose tests end at once
     wait_until(lambda: not processes_in(tmp_path))
@@ -487,7 +509,7 @@ def processes_in(folder: Path) -> list[int]:
 def test_memory_is_limited_in_the_code_and_in_what_it_sends() -> None:
     for code in ("held = [0] * 10**9", "def add(a, b): return [0] * 10**7"):
         assert scores(code, memory_mib=128) == [0.0]
-        made = run_tests(code, TESTS, Limits(20.0, 128 << 20))
+        made = run_tests(code, TESTS, CodeConfig(timeout_seconds=20.0, memory_mib=128))
         assert (made.passed, made.late) == ([False, False], False)  # it was not the time that ended it
 
 
@@ -499,7 +521,7 @@ def test_a_gigabyte_of_output_is_cut(lacking: tuple[str, ...]) -> None:
 
 def test_an_early_pass_is_kept_when_a_later_test_runs_out_of_time(lacking: tuple[str, ...]) -> None:
     code = "def add(a, b):\n    while a < 0: pass\n    return a + b"
-    made = run_tests(code, TESTS, Limits(patient(0.25), 256 << 20))
+    made = run_tests(code, TESTS, CodeConfig(timeout_seconds=patient(0.25), memory_mib=256))
     assert made == Judgement([True, False], None, True, lacking)
 
 
@@ -570,9 +592,8 @@ def test_a_judge_that_dies_takes_the_code_with_it_and_the_completion_scores_0(
 def test_a_trainer_that_is_killed_leaves_no_process(tmp_path: Path, lacking: tuple[str, ...]) -> None:
     if lacking:
         pytest.skip(f"this kernel cannot take away {', '.join(lacking)}")
-    trainer = (
-        f"from grpox_rewards.code_process import *\nrun_tests({STAYS!r}, ['1'], Limits(1000.0, 512 << 20))"
-    )
+    config = "CodeConfig(timeout_seconds=1000.0)"
+    trainer = f"from grpox_rewards.code import *\nrun_tests({STAYS!r}, ['1'], {config})"
     with subprocess.Popen(
         [sys.executable, "-c", trainer], env={**os.environ, "TMPDIR": str(tmp_path)}
     ) as process:

@@ -7,9 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from grpox_rewards.configs import FormatConfig, LengthConfig, SoftOverlongConfig
-from grpox_rewards.format import Format
-from grpox_rewards.length import Length
-from grpox_rewards.soft_overlong import SoftOverlong
+from grpox_rewards.text import Format, Length, SoftOverlong
 
 
 def test_absolute_length_is_the_reward_of_the_tutorials():

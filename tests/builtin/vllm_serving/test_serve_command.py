@@ -40,7 +40,7 @@ def test_it_listens_here_alone_unless_told_otherwise(tmp_path, monkeypatch):
 def test_the_guard_is_outermost_and_pickle_is_off(tmp_path):
     line = command(settings())
     middleware = [line[place + 1] for place, argument in enumerate(line) if argument == "--middleware"]
-    assert middleware[-1] == "grpox_vllm_serving.guard.TokenGuard"
+    assert middleware[-1] == "grpox_vllm_serving.protocol.TokenGuard"
     assert environment(settings(), tmp_path, tmp_path, "s")["VLLM_ALLOW_INSECURE_SERIALIZATION"] == "0"
 
 

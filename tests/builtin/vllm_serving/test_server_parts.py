@@ -7,7 +7,7 @@ from transformers import LlamaConfig
 
 from grpox_generators.configs import VllmServerConfig
 from grpox_generators.server_weights import buckets
-from grpox_vllm_serving.about import differences, signature
+from grpox_vllm_serving.protocol import differences, signature
 
 
 @pytest.mark.parametrize(

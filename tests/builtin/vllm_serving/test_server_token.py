@@ -6,15 +6,14 @@ import stat
 import pytest
 
 from grpox.errors import ConfigError
-from grpox_vllm_serving.guard import TokenGuard
-from grpox_vllm_serving.token import VARIABLE, default_file, read_or_make_token, read_token
+from grpox_vllm_serving.protocol import TOKEN_VARIABLE, TokenGuard, default_file, read_or_make_token, read_token
 
 TOKEN = "0123456789abcdef"
 
 
 @pytest.fixture(autouse=True)
 def home(tmp_path, monkeypatch):
-    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
 
 
@@ -27,7 +26,7 @@ def private(path, text):
 def test_a_file_named_comes_before_the_environment_and_that_before_the_default(tmp_path, monkeypatch):
     made = read_or_make_token(None)
     assert read_token(None, "key") == made
-    monkeypatch.setenv(VARIABLE, TOKEN)
+    monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
     assert read_token(None, "key") == read_or_make_token(None) == TOKEN
     assert read_token(private(tmp_path / "own", "another-token-0123\n"), "key") == "another-token-0123"
 
@@ -42,7 +41,7 @@ def test_a_token_is_made_once_for_this_user_alone():
 @pytest.mark.parametrize("home", ["/dev/null", "/dev/null/below", "/proc/here"])
 def test_a_token_that_cannot_be_kept_is_told_with_what_else_there_is(home, monkeypatch):
     monkeypatch.setenv("XDG_CONFIG_HOME", home)
-    with pytest.raises(ConfigError, match=VARIABLE) as caught:
+    with pytest.raises(ConfigError, match=TOKEN_VARIABLE) as caught:
         read_or_make_token(None)
     [problem] = caught.value.problems
     assert (problem.key, problem.given) == ("--token-file", f"{home}/grpox/server-token")
@@ -77,7 +76,7 @@ def test_a_missing_file_and_one_that_others_read_are_told(tmp_path):
 
 def ask(monkeypatch, path="/x", method="GET", kind="http", headers=()):
     """What a guarded application answers: "passed", a status, or the code that closed a websocket."""
-    monkeypatch.setenv(VARIABLE, TOKEN)
+    monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
     sent = []
 
     async def app(scope, receive, send):

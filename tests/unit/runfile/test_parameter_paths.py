@@ -9,8 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from grpox.errors import ConfigError
-from grpox.rollout.rewards.fitting import fitting_rewards
-from grpox.rollout.rewards.isolation import reward_functions
+from grpox.rollout.rewards.isolation import fitting_rewards, reward_functions
 from grpox.runfile.load import ResolvedRun, load_run
 
 PLUGIN = """

@@ -91,7 +91,7 @@ def test_nothing_changed_asks_for_nothing_more(repository: Path) -> None:
 def test_all_commits_since_the_pass_count_and_so_does_what_is_not_committed(repository: Path) -> None:
     change(repository, "plugins/builtin/grpox_mlflow/tracker.py")
     change(repository, "docs/losses.md")
-    change(repository, "plugins/builtin/grpox_vllm_serving/guard.py", commit=False)
+    change(repository, "plugins/builtin/grpox_vllm_serving/protocol.py", commit=False)
     assert tiers.folders_for_change() == ["cold", "services/hosts", "services/mlflow", "services/vllm"]
 
 

@@ -1,0 +1,127 @@
+"""Rewards that look at a completion's text or length alone: exact, regex, format, length and soft_overlong."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from grpox.contracts import Text, completion_text
+from grpox_rewards.configs import ExactConfig, FormatConfig, LengthConfig, RegexConfig, SoftOverlongConfig
+
+
+class Exact:
+    """``1[text = answer]``; an answer that is no string is compared as Python writes it (72, 0.5, True)."""
+
+    def __init__(self, config: ExactConfig) -> None:
+        self.config = config
+        self.reads_columns = (config.column,)
+
+    def __call__(self, *, completions: Sequence[Text], **columns: Any) -> list[float | None]:
+        """One score per completion; None where the answer is None."""
+        answers = columns[self.config.column]
+        return [
+            None if answer is None else float(self._plain(completion_text(text)) == self._plain(str(answer)))
+            for text, answer in zip(completions, answers, strict=True)
+        ]
+
+    def _plain(self, text: str) -> str:
+        text = text.strip() if self.config.strip else text
+        return text.casefold() if self.config.ignore_case else text
+
+
+class Regex:
+    """`match` where the pattern is found (and its group equals the column, if given), else `no_match`."""
+
+    def __init__(self, config: RegexConfig) -> None:
+        self.config = config
+        self.reads_columns = () if config.column is None else (config.column,)
+        compiled = re.compile(config.pattern, config.flags)
+        self._find = compiled.fullmatch if config.full else compiled.search
+
+    def __call__(self, *, completions: Sequence[Text], **columns: Any) -> list[float | None]:
+        """One score per completion; None where the compared column is None."""
+        found = [self._find(completion_text(completion)) for completion in completions]
+        if self.config.column is None:
+            return [self._score(match is not None) for match in found]
+        return [
+            None if answer is None else self._score(match is not None and self._equals(match, answer))
+            for match, answer in zip(found, columns[self.config.column], strict=True)
+        ]
+
+    def _equals(self, match: re.Match[str], answer: Any) -> bool:
+        captured: str | None = match[self.config.group]  # None: the group took no part in the match
+        return captured is not None and captured.strip() == str(answer).strip()
+
+    def _score(self, matches: bool) -> float:
+        return self.config.match if matches else self.config.no_match
+
+
+class Format:
+    """``<think>...</think> <answer>...</answer>`` and nothing else but white space; blocks may be empty.
+
+    Source: the format reward of DeepSeek-R1, arXiv 2501.12948, section 2.2.2.
+    """
+
+    def __init__(self, config: FormatConfig) -> None:
+        marks = [mark for tag in config.tags for mark in (f"<{tag}>", f"</{tag}>")]
+        if config.opened:
+            marks = marks[1:]
+        blocks = "".join(
+            f".*?{re.escape(mark)}" if mark.startswith("</") else rf"\s*{re.escape(mark)}" for mark in marks
+        )
+        self._marks = marks
+        self._forbidden = f"<{config.tags[0]}>" if config.opened else None
+        self._shape = re.compile(blocks + (".*" if config.text_after else r"\s*"), re.DOTALL)
+
+    def __call__(self, *, completions: Sequence[Text], **columns: Any) -> list[float]:
+        """One score per completion."""
+        return [float(self._fits(completion_text(completion))) for completion in completions]
+
+    def _fits(self, text: str) -> bool:
+        # Each mark once, so that a block cannot hold another: then a match is the only one there can be.
+        once = all(text.count(mark) == 1 for mark in self._marks)
+        reopened = self._forbidden is not None and self._forbidden in text
+        return once and not reopened and self._shape.fullmatch(text) is not None
+
+
+class Length:
+    """0 at the target. Relative: -1 at 0 and from twice the target on. Absolute: ``-|length - target|``."""
+
+    def __init__(self, config: LengthConfig) -> None:
+        self.config = config
+
+    def __call__(
+        self, *, completions: Sequence[Text], completion_ids: Sequence[Sequence[int]], **columns: Any
+    ) -> list[float]:
+        """One score per completion: in [-1, 0] if relative, else at most 0."""
+        if self.config.unit == "tokens":
+            lengths = [len(ids) for ids in completion_ids]
+        else:
+            lengths = [len(completion_text(completion)) for completion in completions]
+        return [self._score(abs(length - self.config.target)) for length in lengths]
+
+    def _score(self, distance: int) -> float:
+        if self.config.scale == "absolute":
+            return -float(distance)
+        return max(-1.0, -distance / self.config.target)
+
+
+class SoftOverlong:
+    """0 up to ``max_length - buffer`` tokens, falling linearly to -1 at `max_length`, and -1 beyond.
+
+    Source: DAPO, arXiv 2503.14476, equation 13.
+    """
+
+    def __init__(self, config: SoftOverlongConfig) -> None:
+        self.config = config
+
+    def __call__(self, *, completion_ids: Sequence[Sequence[int]], **columns: Any) -> list[float]:
+        """One score in [-1, 0] per completion."""
+        return [self._score(len(ids)) for ids in completion_ids]
+
+    def _score(self, length: int) -> float:
+        limit, buffer = self.config.max_length, self.config.buffer
+        if length <= limit - buffer:
+            return 0.0
+        return -1.0 if length > limit else (limit - buffer - length) / buffer

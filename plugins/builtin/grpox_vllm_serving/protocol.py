@@ -1,0 +1,194 @@
+"""What a vLLM server and its runs agree on: the secret token, and what the server tells of itself.
+
+vLLM's own ``--api-key`` leaves open the routes that replace weights and call methods of the workers: two
+pieces of ASGI middleware go around it, `TokenGuard`, outermost, over every path but /health, and `About`.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import os
+import secrets
+import stat
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from grpox.errors import ConfigError, Problem
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Any]]
+Send = Callable[[Any], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+TOKEN_VARIABLE = "GRPOX_SERVER_TOKEN"
+SHORTEST = 16
+"""Characters that a token has at least: it guards routes that replace a model's weights."""
+LONGEST = 16 << 10
+"""Characters that a token has at most: the servers refuse longer headers."""
+OPEN_PATH = "/health"
+MOST_HEADERS = 17 << 10
+"""Bytes of a request's headers: 16 KiB, as of a proxy's long token, and what every client adds.
+
+The server's own limit is 4 MiB or none, by the parser that is installed.
+"""
+
+ABOUT_PATH = "/grpox/about"
+PROTOCOL = 1
+"""Raised when what a run and a server say to one another changes: they may be of different grpox versions."""
+INSTANCE = "GRPOX_SERVER_INSTANCE"
+"""A name that no other start of a server has; also in the file `INSTANCE_FILE` of its weights folder."""
+INSTANCE_FILE = "instance"
+WEIGHTS_FOLDER = "GRPOX_SERVER_WEIGHTS_FOLDER"
+
+SHAPE = (
+    "model_type",
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "tie_word_embeddings",
+)
+"""Keys of a transformers configuration. The weights themselves are sent, so that a checkpoint may differ."""
+
+
+def default_file() -> Path:
+    """Where a server leaves its token for runs of the same user on the same machine."""
+    home = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
+    return Path(home).expanduser() / "grpox" / "server-token"
+
+
+def read_token(file: str | None, key: str) -> str:
+    """The token: that of `file` where one is named, else of the environment, else of the default file.
+
+    Args:
+        key: what names `file`, for messages: a key of the run file or an option.
+
+    Raises:
+        ConfigError: there is none, others may read the file, or it is too short or cannot be sent.
+    """
+    if file is None and TOKEN_VARIABLE in os.environ:
+        return _checked(os.environ[TOKEN_VARIABLE], TOKEN_VARIABLE)
+    path = Path(file).expanduser() if file is not None else default_file()
+    try:
+        mode, text = path.stat().st_mode, path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        what = f"no token for the vLLM server: {' '.join(str(error).split())}"
+        allowed = f"a file that holds the servers' token, or the token in {TOKEN_VARIABLE}"
+        raise ConfigError(Problem(what, key, given=str(path), allowed=allowed)) from error
+    if stat.S_IMODE(mode) & 0o077:
+        what = "the token can be read by other users"
+        raise ConfigError(Problem(what, key, given=str(path), allowed=f"chmod 600 {path}"))
+    return _checked(text, str(path))
+
+
+def read_or_make_token(file: str | None) -> str:
+    """As `read_token`, but the default file is written with a new token if there is none."""
+    path = default_file()
+    if file is None and TOKEN_VARIABLE not in os.environ:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as new:
+                new.write(secrets.token_urlsafe(32) + "\n")
+        except FileExistsError:  # of an earlier server
+            pass
+        except OSError as error:
+            what = f"a token for the vLLM server cannot be kept: {error.strerror or error}"
+            allowed = f"--token-file, or the token in {TOKEN_VARIABLE}"
+            raise ConfigError(Problem(what, "--token-file", given=str(path), allowed=allowed)) from error
+    return read_token(file, "--token-file")
+
+
+def _checked(text: str, where: str) -> str:
+    token = text.strip()
+    fits = SHORTEST <= len(token) <= LONGEST
+    if not fits or not token.isascii() or not token.isprintable() or " " in token:
+        what = f"no usable token for the vLLM server: it has {len(token)} characters"
+        allowed = f"at least {SHORTEST} printable ASCII characters without a blank, at most {LONGEST:,}"
+        raise ConfigError(Problem(what, where, allowed=allowed))
+    return token
+
+
+class TokenGuard:
+    """Asks for ``Authorization: Bearer TOKEN``; the token is in the environment of the server's process."""
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+        self._expected = f"Bearer {os.environ[TOKEN_VARIABLE]}".encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = scope["headers"] if scope["type"] == "http" else ()
+        if sum(len(name) + len(value) for name, value in headers) > MOST_HEADERS:
+            await _answer(send, 431, {"error": f"the headers are longer than {MOST_HEADERS} bytes"})
+        elif scope["type"] == "lifespan" or self._may_pass(scope):
+            await self._app(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008, "reason": "wrong or missing token"})
+        else:
+            wrong = {"error": "wrong or missing token"}
+            await _answer(send, 401, wrong, (b"www-authenticate", b"Bearer"))
+
+    def _may_pass(self, scope: Scope) -> bool:
+        if scope["type"] == "http" and scope["path"] == OPEN_PATH and scope["method"] in ("GET", "HEAD"):
+            return True
+        given = [value for name, value in scope["headers"] if name == b"authorization"]
+        return len(given) == 1 and hmac.compare_digest(given[0], self._expected)
+
+
+async def _answer(send: Send, status: int, content: Any, *more: tuple[bytes, bytes]) -> None:
+    body = json.dumps(content).encode()
+    length = str(len(body)).encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", length), *more]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+class About:
+    """Tells runs what this server is, which they compare with themselves; passes on all but its own path."""
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] != ABOUT_PATH:
+            return await self._app(scope, receive, send)
+        return await _answer(send, 200, await describe(scope["app"].state.engine_client))
+
+
+async def describe(engine_client: Any) -> dict[str, Any]:
+    """What a run has to know of this server."""
+    config = engine_client.vllm_config
+    return {
+        "protocol": PROTOCOL,
+        "grpox": metadata.version("grpox"),
+        "instance": os.environ[INSTANCE],
+        "model": config.model_config.model,
+        "signature": signature(config.model_config.hf_config),
+        "dtype": str(config.model_config.dtype).removeprefix("torch."),
+        "max_model_len": config.model_config.max_model_len,
+        "max_num_seqs": config.scheduler_config.max_num_seqs,
+        "world_size": config.parallel_config.world_size_across_dp,
+        "transfer": config.weight_transfer_config.backend,
+        "weights_folder": os.environ[WEIGHTS_FOLDER],
+        "weight_version": await engine_client.get_weight_version(),
+    }
+
+
+def signature(config: Any) -> dict[str, Any]:
+    """The values of `SHAPE` that a transformers configuration has."""
+    values = config.get_text_config().to_dict()
+    return {name: values[name] for name in SHAPE if values.get(name) is not None}
+
+
+def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
+    """One line for each value that both have and that differs."""
+    return [
+        f"{name} is {theirs[name]} there and {ours[name]} here"
+        for name in SHAPE
+        if name in ours and name in theirs and ours[name] != theirs[name]
+    ]
