@@ -23,7 +23,7 @@ Examples:
   grpox runs open 3f2a91c0
 """
 
-runs = typer.Typer(no_args_is_help=True, help=HELP)
+runs_app = typer.Typer(no_args_is_help=True, help=HELP)
 
 RUN_HELP = "Its id or the beginning of one, its name, or its folder."
 Run = Annotated[str, typer.Argument(metavar="RUN", help=RUN_HELP)]
@@ -39,7 +39,7 @@ Uri = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 
-@runs.command("list")
+@runs_app.command("list")
 def list_runs(
     experiment: Annotated[
         str | None, typer.Option(metavar="NAME", help="Only this experiment.", show_default="all")
@@ -82,7 +82,7 @@ def list_runs(
     _print(view, json, console)
 
 
-@runs.command("show")
+@runs_app.command("show")
 def show_run(
     run: Run,
     every_param: Annotated[
@@ -111,9 +111,9 @@ def show_run(
     _print(view, json, console)
 
 
-@runs.command("compare")
+@runs_app.command("compare")
 def compare_runs(
-    names: Annotated[list[str], typer.Argument(metavar="RUN RUN ...", help=RUN_HELP)],
+    runs: Annotated[list[str], typer.Argument(metavar="RUN RUN ...", help=RUN_HELP)],
     metric: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME", help="This metric; may be repeated.", show_default="as in runs show"),
@@ -134,14 +134,14 @@ def compare_runs(
     from grpox_mlflow import views
     from grpox_mlflow.reading import find_runs
 
-    if len(names) < 2:
+    if len(runs) < 2:
         raise typer.BadParameter("name at least two runs", param_hint="RUN")
-    with find_runs(names, uri) as (store, several):
+    with find_runs(runs, uri) as (store, several):
         view = views.compare_runs(store, several, metric or ())
     _print(view, json, Console())
 
 
-@runs.command("open")
+@runs_app.command("open")
 def open_run(
     run: Run,
     uri: Uri = None,

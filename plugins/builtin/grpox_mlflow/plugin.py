@@ -25,7 +25,7 @@ def grpox_commands() -> Iterable[CommandSpec]:
     return (
         CommandSpec(
             name="runs",
-            target="grpox_mlflow.commands:runs",
+            target="grpox_mlflow.commands:runs_app",
             help="Runs that MLflow holds: list, show, compare and open them. Nothing is written.",
         ),
         CommandSpec(
