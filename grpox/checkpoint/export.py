@@ -19,7 +19,7 @@ from grpox.checkpoint.save_model import write_card
 from grpox.checkpoint.saver import ENGINE
 from grpox.checkpoint.shards import only_weights
 from grpox.config import ModelConfig, RunConfig
-from grpox.errors import ConfigError, Problem
+from grpox.errors import ConfigError
 from grpox.policy.adapter_folder import FOLDER as ADAPTER_FOLDER
 from grpox.policy.adapter_folder import write_adapter
 from grpox.policy.lora.add import add_adapters
@@ -49,13 +49,13 @@ def export_checkpoint(source: Path, out: Path, trusts_code: bool = False) -> Pat
     logging.disable_progress_bar()
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
         what = "is not empty" if out.is_dir() else "is a file"
-        raise ConfigError(Problem(what, "OUT_DIR", given=str(out), allowed="a new or empty folder"))
+        raise ConfigError(what, "OUT_DIR", given=str(out), allowed="a new or empty folder")
     checkpoint, progress = _checkpoint(source)
     config = _model_config(checkpoint, progress)
     if (code := runs_code(config.init)) and not trusts_code:
         what = f"the checkpoint asks for {', '.join(code)}: that may run code which comes with its model"
         allowed = f"--trust-remote-code, where you trust {config.path}"
-        raise ConfigError(Problem(what, "CHECKPOINT", given=str(checkpoint), allowed=allowed))
+        raise ConfigError(what, "CHECKPOINT", given=str(checkpoint), allowed=allowed)
     model, tokenizer = _adapted_model(checkpoint, config, config), load_tokenizer(config)
     unfinished = out.with_name(f"{out.name}.unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
@@ -115,14 +115,14 @@ def _checkpoint(source: Path) -> tuple[Path, Progress]:
     allowed = "a run's folder, or one of its checkpoints"
     if runs := sorted(str(found.parent) for found in source.parent.glob(f"*/{FOLDER}") if found.is_dir()):
         allowed += f", such as {', '.join(runs[:5])}"
-    raise ConfigError(Problem(what, "CHECKPOINT", given=str(source), allowed=allowed))
+    raise ConfigError(what, "CHECKPOINT", given=str(source), allowed=allowed)
 
 
 def _good(checkpoint: Path) -> Progress:
     try:
         return read_whole(checkpoint, Progress.read)
     except ValueError as error:
-        raise ConfigError(Problem(f"is damaged: {error}", "CHECKPOINT", given=str(checkpoint))) from error
+        raise ConfigError(f"is damaged: {error}", "CHECKPOINT", given=str(checkpoint)) from error
 
 
 def _model_config(checkpoint: Path, progress: Progress) -> ModelConfig:
@@ -130,13 +130,13 @@ def _model_config(checkpoint: Path, progress: Progress) -> ModelConfig:
     try:
         config = ModelConfig.model_validate(held)
     except ValidationError as error:
-        raise ConfigError(Problem(f"{checkpoint} names no model", given=str(held))) from error
+        raise ConfigError(f"{checkpoint} names no model", given=str(held)) from error
     if problems := model_problems(config):
         raise ConfigError(problems)
     path = Path(config.path)
     if path.is_absolute() and not path.is_dir():
         what = "the run's model is gone, which holds the architecture and the tokenizer"
-        raise ConfigError(Problem(what, "model.path", given=config.path))
+        raise ConfigError(what, "model.path", given=config.path)
     return config
 
 
@@ -170,4 +170,4 @@ def _fill(model: PreTrainedModel, checkpoint: Path) -> None:
 
 def _other_model(model: PreTrainedModel, checkpoint: Path, name: str) -> ConfigError:
     what = f"is not the model that {checkpoint} is of: they differ in {name}"
-    return ConfigError(Problem(what, "model.path", given=model.name_or_path))
+    return ConfigError(what, "model.path", given=model.name_or_path)

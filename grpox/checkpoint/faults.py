@@ -201,7 +201,7 @@ def open_dump(folder: Path) -> Dump:
     try:
         return Dump(folder, read_whole(folder, Fault.read))
     except ValueError as error:
-        raise ConfigError(Problem(f"the dump is damaged: {error}", "DUMP", given=str(folder))) from error
+        raise ConfigError(f"the dump is damaged: {error}", "DUMP", given=str(folder)) from error
 
 
 def _no_dump(folder: Path) -> Problem:
@@ -272,7 +272,7 @@ def replay(dump: Dump, overrides: Sequence[str] = ()) -> Replay:
     samples = [sample for of_rank in ranks for micro_batch in of_rank for sample in micro_batch]
     if config.train.beta > 0 and any(sample.reference_logprobs is None for sample in samples):
         what = "the run had no reference, so that the dump holds none of its log-probabilities"
-        raise ConfigError(Problem(what, "train.beta", COMMAND_LINE, given=str(config.train.beta), allowed="0"))
+        raise ConfigError(what, "train.beta", COMMAND_LINE, given=str(config.train.beta), allowed="0")
     disable_progress_bar()
     model = load_model(config.model).to(device)
     disable_dropout(model)

@@ -92,7 +92,7 @@ def no_checkpoint(output_dir: Path) -> ConfigError:
     """Why a run cannot be gone on with of which there is no good checkpoint."""
     what = "holds no checkpoint to go on from" + (" that is whole" if checkpoints_in(output_dir) else "")
     again = f"grpox train {output_dir / 'config.yaml'} --resume auto"
-    return ConfigError(Problem(what, "--resume", given=str(output_dir), allowed=f"{again}, which begins anew"))
+    return ConfigError(what, "--resume", given=str(output_dir), allowed=f"{again}, which begins anew")
 
 
 def check_changes(

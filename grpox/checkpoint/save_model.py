@@ -19,7 +19,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase
 from grpox import __version__
 from grpox.checkpoint.folders import checkpoints_in
 from grpox.config import HubConfig, RunConfig
-from grpox.errors import ConfigError, Problem, RunFailed, text_of
+from grpox.errors import ConfigError, RunFailed, text_of
 from grpox.errors.redaction import redact, redacted
 from grpox.policy.engine import Engine
 from grpox.policy.saved_whole import save_whole
@@ -197,7 +197,7 @@ def check_hub(config: HubConfig) -> None:
     token = get_token()
     if token is None:
         what = "there is no token for the hub: set HF_TOKEN, or run `hf auth login`"
-        raise ConfigError(Problem(what, "hub.repo", given=config.repo))
+        raise ConfigError(what, "hub.repo", given=config.repo)
     try:
         # HfApi.whoami has no timeout.
         url, headers = f"{constants.ENDPOINT}/api/whoami-v2", {"authorization": f"Bearer {token}"}
@@ -205,17 +205,16 @@ def check_hub(config: HubConfig) -> None:
         hf_raise_for_status(answer)
         user: dict[str, Any] = answer.json()
     except Exception as error:
-        what = f"the hub cannot be used: {_reason(error)}"
-        raise ConfigError(Problem(what, "hub.repo", given=config.repo)) from error
+        raise ConfigError(f"the hub cannot be used: {_reason(error)}", "hub.repo", given=config.repo) from error
     role = user.get("auth", {}).get("accessToken", {}).get("role")
     owners = [user.get("name"), *(org.get("name") for org in user.get("orgs", []))]
     if role == "read":
         what = f"the token of '{user.get('name')}' may only read: the push needs one that may write"
-        raise ConfigError(Problem(what, "hub.repo", given=config.repo))
+        raise ConfigError(what, "hub.repo", given=config.repo)
     # What a fine-grained token may reach is not told here; the push itself will say.
     if role == "write" and config.repo.partition("/")[0] not in owners:
         what, allowed = f"the token is of '{user.get('name')}', who has no such namespace", filter(None, owners)
-        raise ConfigError(Problem(what, "hub.repo", given=config.repo, allowed=", ".join(allowed)))
+        raise ConfigError(what, "hub.repo", given=config.repo, allowed=", ".join(allowed))
 
 
 def push_model(folder: Path, config: RunConfig, hub: HubConfig, summary: dict[str, Any]) -> str:

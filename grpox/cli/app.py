@@ -87,7 +87,7 @@ def load_offered(command: OfferedCommand) -> Any:
     name, lacks = command.spec.name, command.lacks
 
     def refuse(*_: object) -> None:
-        raise ConfigError(Problem(f"grpox {name} {lacks}"))
+        raise ConfigError(f"grpox {name} {lacks}")
 
     try:
         loaded = load(command.spec)
@@ -99,7 +99,7 @@ def load_offered(command: OfferedCommand) -> Any:
     except BaseException as error:
         raise_if_signal(error)
         what = f"the command '{name}' of {command.origin} cannot be loaded"
-        raise ConfigError(Problem(f"{what}: {describe(error)}")) from error
+        raise ConfigError(f"{what}: {describe(error)}") from error
 
 
 def conflict(command: OfferedCommand, offered: Sequence[OfferedCommand]) -> Problem | None:

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from grpox.errors import ConfigError, Problem
+from grpox.errors import ConfigError
 
 
 def export(
@@ -74,7 +74,7 @@ def report(
 
     with _file_errors_as_config_errors(run_dir):
         if output is not None and output.is_dir():
-            raise ConfigError(Problem("is a folder: give a file", key="--output", given=str(output)))
+            raise ConfigError("is a folder: give a file", key="--output", given=str(output))
         typer.echo(write_report(run_dir, output))
 
 
@@ -85,4 +85,4 @@ def _file_errors_as_config_errors(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         what = f"cannot be read or written: {error.strerror or error}"
-        raise ConfigError(Problem(what, given=str(error.filename or path))) from error
+        raise ConfigError(what, given=str(error.filename or path)) from error

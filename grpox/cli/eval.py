@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from grpox.cli.arguments import LogFile, LogLevel, follow_log_options, tell_warnings
-from grpox.errors import ConfigError, Problem, RunFailed
+from grpox.errors import ConfigError, RunFailed
 from grpox.errors.formatting import counted, duration
 from grpox.errors.redaction import redacted
 from grpox.runtime import launch
@@ -128,7 +128,7 @@ def _check_file(option: str, path: Path | None) -> None:
     elif not os.access(there, os.W_OK):
         what = what or f"cannot be written: no permission to write {there}"
     if what:
-        raise ConfigError(Problem(what, option, given=str(path)))
+        raise ConfigError(what, option, given=str(path))
 
 
 def _table(metrics: dict[str, float]) -> Table:

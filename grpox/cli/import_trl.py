@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from grpox.cli.arguments import NARROW
-from grpox.errors import ConfigError, Problem, plain
+from grpox.errors import ConfigError, plain
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -61,7 +61,7 @@ def import_trl(
 
     if out is not None and out.exists() and not force:
         allowed = "another file, or --force to overwrite it"
-        raise ConfigError(Problem("exists already", key="--out", given=str(out), allowed=allowed))
+        raise ConfigError("exists already", key="--out", given=str(out), allowed=allowed)
     draft = convert(_read(setup), out.parent if out is not None else Path())
     text = run_file_text(draft)
     console = Console(stderr=True)
@@ -77,7 +77,7 @@ def import_trl(
     try:
         write_whole(out, text)
     except OSError as error:
-        raise ConfigError(Problem(unwritten(error, out), key="--out", given=str(out))) from error
+        raise ConfigError(unwritten(error, out), key="--out", given=str(out)) from error
 
 
 def _read(path: Path) -> Setup:
@@ -88,10 +88,10 @@ def _read(path: Path) -> Setup:
 
     if path.suffix not in (".py", ".yaml", ".yml"):
         what = "is neither a Python script nor a YAML file"
-        raise ConfigError(Problem(what, given=str(path), allowed="a name that ends in .py, .yaml or .yml"))
+        raise ConfigError(what, given=str(path), allowed="a name that ends in .py, .yaml or .yml")
     text = read_text(path, str(path), LONGEST + 1)
     if len(text) > LONGEST:
-        raise ConfigError(Problem(f"is too long: at most {LONGEST} characters are read", where=str(path)))
+        raise ConfigError(f"is too long: at most {LONGEST} characters are read", where=str(path))
     return read_script(text, path, str(path)) if path.suffix == ".py" else read_trl_yaml(text, str(path))
 
 

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from grpox.errors import ConfigError, Problem
+from grpox.errors import ConfigError
 from grpox.plugins.discovery import Offer
 from grpox.testing.runner import SUITES, Outcome, outcomes
 
@@ -30,7 +30,7 @@ def check(console: Console, offer: Offer, params: Mapping[str, Any]) -> bool:
     """
     if offer.kind not in SUITES:
         what = f"there is no conformance suite for a {offer.kind}"
-        raise ConfigError(Problem(what, given=offer.spec.name, allowed=", ".join(SUITES)))
+        raise ConfigError(what, given=offer.spec.name, allowed=", ".join(SUITES))
     suite = type("Suite", (SUITES[offer.kind],), {"component": {"name": offer.qualified_name, **params}})()
     assert suite.bound  # parameters that do not fit are an error of the command, not a failed check
     console.print(f"[bold]{offer.spec.name}[/]  {offer.kind}, {offer.origin}")

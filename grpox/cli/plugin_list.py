@@ -21,7 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from grpox.cli.app import conflict
-from grpox.errors import ConfigError, Problem, nearest
+from grpox.errors import ConfigError, nearest
 from grpox.plugins.discovery import DISABLE_VARIABLE, Offer, OfferedCommand, PluginRecord, PluginSet
 from grpox.plugins.hookspecs import KINDS
 from grpox.plugins.requirements import canonical_name, none_met
@@ -66,7 +66,7 @@ def rows(plugins: PluginSet, kind: str | None = None) -> list[Row]:
     kinds = [*KINDS, COMMAND_KIND, PLUGIN_KIND]
     if kind is not None and kind not in kinds:
         near = nearest(kind, kinds)
-        raise ConfigError(Problem("no such kind", "--kind", given=kind, allowed=", ".join(kinds), nearest=near))
+        raise ConfigError("no such kind", "--kind", given=kind, allowed=", ".join(kinds), nearest=near)
     components = sorted(
         (_component_row(offer, plugins) for offer in plugins.offers),
         key=lambda row: (kinds.index(row.kind), row.name, row.distribution),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from grpox.errors import ConfigError, Problem
+from grpox.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -25,8 +25,7 @@ def tell_lock(run: str, overrides: Sequence[str], world_size: int | None, output
     try:
         output.write_text(text, encoding="utf-8")
     except OSError as error:
-        what = f"cannot be written: {error.strerror}"
-        raise ConfigError(Problem(what, "--output", given=str(output))) from error
+        raise ConfigError(f"cannot be written: {error.strerror}", "--output", given=str(output)) from error
     typer.echo(output)
 
 
@@ -40,7 +39,7 @@ def _lock(run: str, overrides: Sequence[str], world_size: int | None) -> Lock:
     if (path / LOCK_FILE).is_file() or (path.suffix == ".json" and path.is_file()):
         if overrides:
             what = "changes go with a run file or recipe; a run that was made cannot be changed"
-            raise ConfigError(Problem(what, given=" ".join(overrides)))
+            raise ConfigError(what, given=" ".join(overrides))
         return read_lock(path)
     resolved = load_run(run, overrides, world_size)
     tell_warnings(resolved.registry.plugins)

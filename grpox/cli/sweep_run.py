@@ -24,7 +24,7 @@ from grpox.cli.doctor import gpu_count
 from grpox.cli.sweep_grid import Child, Grid, plan_children, read_grid
 from grpox.cli.sweep_results import as_table, conclusions, last_step, last_values, tail_lines
 from grpox.contracts import SweepContext, SweepResults, SweptRun
-from grpox.errors import ConfigError, Problem, RunFailed, nearest
+from grpox.errors import ConfigError, RunFailed, nearest
 from grpox.errors.formatting import counted, duration
 from grpox.errors.redaction import redact
 from grpox.observing.observers import Observers
@@ -262,9 +262,7 @@ def prepare(
     """
     if launch.world_size() > 1:
         what = "is one process, which starts those of its runs"
-        raise ConfigError(
-            Problem(what, "grpox sweep", allowed="no launcher; --nproc-per-node P for P ranks a run")
-        )
+        raise ConfigError(what, "grpox sweep", allowed="no launcher; --nproc-per-node P for P ranks a run")
     grid = read_grid(arguments, seeds)
     folder, children = plan_children(run, grid, folder, ranks)
     config = children[0].config

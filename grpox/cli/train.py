@@ -79,13 +79,11 @@ def run_to_resume(run: str | None, overrides: Sequence[str], resume: str) -> tup
     if resume == AUTO:
         if run is None:
             what = "needs the run file whose folder is to be looked at"
-            raise ConfigError(
-                Problem(what, "--resume", given=AUTO, allowed="a run's folder, or RUN --resume auto")
-            )
+            raise ConfigError(what, "--resume", given=AUTO, allowed="a run's folder, or RUN --resume auto")
         return run, changes
     folder = Path(resume)
     if reason := unreachable(folder / _CONFIG):
-        raise ConfigError(Problem(f"cannot be opened: {reason}", "--resume", given=resume))
+        raise ConfigError(f"cannot be opened: {reason}", "--resume", given=resume)
     if not (folder / _CONFIG).is_file():
         raise ConfigError(_no_run(folder))
     return run or str(folder / _CONFIG), [*changes, f"output_dir={folder}"]

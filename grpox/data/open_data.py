@@ -50,7 +50,7 @@ def open_data(
             return _open_file(Path(path), split, streaming)
         return datasets.load_dataset(path, subset, split=split, streaming=streaming)
     except UnreadableData as error:
-        raise ConfigError(Problem(str(error), key=key, given=path)) from error
+        raise ConfigError(str(error), key=key, given=path) from error
     except Exception as error:
         raise ConfigError(_problem(error, key, _given(path, subset, split))) from error
 

@@ -69,7 +69,7 @@ class PromptSet:
         self._vocabulary = vocabulary
         self._ids, self._ends = array("i"), array("q", [0])
         if not isinstance(rows, RowStream) and len(rows) == 0:
-            raise ConfigError(Problem(f"{data} holds no row", key="data"))
+            raise ConfigError(f"{data} holds no row", key="data")
         _check_columns(prompt_column, list(rows.column_names), data)
         self.conversational = not isinstance(rows[0][prompt_column], str)
         if problem := self._no_prompt(0, self.prompt(0)):
@@ -78,7 +78,7 @@ class PromptSet:
         if self.conversational and not template:
             what = "the prompts are messages, but the model's tokenizer has no chat template"
             allowed = "plain strings, or a model with a chat template"
-            raise ConfigError(Problem(what, key="data.prompt_column", allowed=allowed))
+            raise ConfigError(what, key="data.prompt_column", allowed=allowed)
         if not isinstance(rows, RowStream):
             self._read(rows)
 
@@ -193,7 +193,7 @@ class PromptSet:
             text.encode()
         except UnicodeEncodeError as error:
             what = f"{self._place(index)} has half of a surrogate pair, which is no character"
-            raise ConfigError(Problem(what, key="data.prompt_column", given=ascii(prompt)[:200])) from error
+            raise ConfigError(what, key="data.prompt_column", given=ascii(prompt)[:200]) from error
         return text
 
     def _as_text(self, index: int, prompt: Text) -> str:
@@ -205,7 +205,7 @@ class PromptSet:
             )
         except Exception as error:
             what = f"the chat template fails on {self._place(index)}: {describe(error)}"
-            raise ConfigError(Problem(what, key="data.prompt_column", given=repr(prompt)[:200])) from error
+            raise ConfigError(what, key="data.prompt_column", given=repr(prompt)[:200]) from error
         return str(rendered)
 
     def _bad_length(self, index: int, length: int) -> Problem | None:
@@ -252,13 +252,11 @@ def _check_columns(column: str, columns: list[str], data: str) -> None:
         raise ConfigError(problems)
     if column not in columns:
         raise ConfigError(
-            Problem(
-                f"no such column in {data}",
-                key="data.prompt_column",
-                given=column,
-                allowed=", ".join(columns),
-                nearest=nearest(column, columns),
-            )
+            f"no such column in {data}",
+            key="data.prompt_column",
+            given=column,
+            allowed=", ".join(columns),
+            nearest=nearest(column, columns),
         )
 
 
@@ -303,7 +301,7 @@ class PromptLimit:
         if completion >= positions:
             what = f"leaves no room for a prompt: the model has {positions} positions"
             key = "sampling.max_completion_length"
-            raise ConfigError(Problem(what, key, given=str(completion), allowed=f"less than {positions}"))
+            raise ConfigError(what, key, given=str(completion), allowed=f"less than {positions}")
         left = positions - completion
         if given is not None and given <= left:
             return cls(given, "data.max_prompt_length", cut)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from grpox.data.open_data import reason
-from grpox.errors import ConfigError, Problem, RunFailed
+from grpox.errors import ConfigError, RunFailed
 from grpox.runtime.signals import raise_if_signal
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ class RowStream:
                 count += 1
                 yield row
             if count == 0:
-                raise ConfigError(Problem("the data holds no row", key="data"))
+                raise ConfigError("the data holds no row", key="data")
             if epoch == 0:
                 self.rows_per_epoch = count
             epoch += 1

@@ -230,7 +230,7 @@ class StreamSampler:
 def _too_few(num_prompts: int, prompts_per_generation: int) -> ConfigError:
     what = f"one generation batch needs {prompts_per_generation} prompts, the data has {num_prompts}"
     allowed = "more prompts, more num_generations, or a smaller generation batch"
-    return ConfigError(Problem(what, key="data", allowed=allowed))
+    return ConfigError(what, key="data", allowed=allowed)
 
 
 class Schedule:
@@ -305,14 +305,14 @@ def _steps_per_generation(train: TrainConfig, world_size: int) -> int:
     if steps is not None:
         what = "give either generation_batch_size or steps_per_generation, not both"
         given = f"generation_batch_size {size} and steps_per_generation {steps}"
-        raise ConfigError(Problem(what, key="train.generation_batch_size", given=given))
+        raise ConfigError(what, key="train.generation_batch_size", given=given)
     per_device = train.per_device_train_batch_size
     unit = per_device * world_size
     if size % unit:
         product = f"{per_device} * {world_size} = {unit}"
         what = f"not divisible by per_device_train_batch_size * world size = {product}"
         near = _around(size, [size // unit * unit, (size // unit + 1) * unit])
-        raise ConfigError(Problem(what, "train.generation_batch_size", given=str(size), nearest=near))
+        raise ConfigError(what, "train.generation_batch_size", given=str(size), nearest=near)
     return size // unit
 
 

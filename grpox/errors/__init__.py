@@ -129,11 +129,26 @@ class Problem:
 
 
 class ConfigError(GrpoxError):
-    """The run file, an override or a component is wrong; every problem found is listed."""
+    """The run file, an override or a component is wrong; every problem found is listed.
+
+    Args:
+        problems: the problems; or the one line of a single problem, whose other parts follow as those of
+            `Problem`.
+    """
 
     exit_code = 2
 
-    def __init__(self, problems: Problem | Sequence[Problem]) -> None:
+    def __init__(
+        self,
+        problems: Problem | Sequence[Problem] | str,
+        key: str = "",
+        where: str = "",
+        given: str = "",
+        allowed: str = "",
+        nearest: str = "",
+    ) -> None:
+        if isinstance(problems, str):
+            problems = Problem(problems, key, where, given, allowed, nearest)
         self.problems = [problems] if isinstance(problems, Problem) else list(problems)
         super().__init__("\n".join(str(problem) for problem in self.problems))
 

@@ -49,11 +49,10 @@ def bind_object(kind: str, target: Any, params: Mapping[str, Any], key: str, lab
             model.
     """
     if problem := contract_problem(kind, target):
-        raise ConfigError(Problem(f"{kind} '{label}' {problem}", key, given=repr(target)))
+        raise ConfigError(f"{kind} '{label}' {problem}", key, given=repr(target))
     model = getattr(target, "Config", None) if inspect.isclass(target) else None
     if model is not None and not is_model(model):
-        what = f"{kind} '{label}': its Config is not a pydantic model"
-        raise ConfigError(Problem(what, key, given=repr(model)))
+        raise ConfigError(f"{kind} '{label}': its Config is not a pydantic model", key, given=repr(model))
     return BoundComponent(
         kind,
         label,
@@ -104,7 +103,7 @@ def _capabilities(target: Any, attribute: str, key: str) -> tuple[str, ...]:
     names = getattr(target, attribute, ())
     if not isinstance(names, tuple | list) or not all(isinstance(name, str) for name in names):
         what = f"{attribute} of {target.__name__} must be a tuple of strings, such as ('entropy',)"
-        raise ConfigError(Problem(what, key, given=repr(names)))
+        raise ConfigError(what, key, given=repr(names))
     return tuple(names)
 
 
@@ -140,4 +139,4 @@ def check_params(
         raise ConfigError(problems_of(error, model, key, also)) from error
     except BaseException as error:
         raise_if_signal(error)
-        raise ConfigError(Problem(f"{owner} failed on its parameters: {describe(error)}", key)) from error
+        raise ConfigError(f"{owner} failed on its parameters: {describe(error)}", key) from error

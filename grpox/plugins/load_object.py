@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from grpox.errors import ConfigError, Problem, describe, nearest
+from grpox.errors import ConfigError, describe, nearest
 from grpox.runtime.signals import raise_if_signal
 
 
@@ -28,17 +28,17 @@ def load_object(reference: str, base: Path | None = None) -> Any:
     """
     file, colon, name = reference.rpartition(":")
     if not colon or not file or not name:
-        raise ConfigError(Problem("names no object in a file", given=reference, allowed="path.py:name"))
+        raise ConfigError("names no object in a file", given=reference, allowed="path.py:name")
     path = ((base or Path.cwd()) / Path(file).expanduser()).resolve()
     if path.suffix != ".py":
-        raise ConfigError(Problem(f"{path} is not a .py file", given=reference, allowed="path.py:name"))
+        raise ConfigError(f"{path} is not a .py file", given=reference, allowed="path.py:name")
     if not path.is_file():
         near = nearest(path.name, [other.name for other in path.parent.glob("*.py")])
-        raise ConfigError(Problem(f"there is no file {path}", given=reference, nearest=near))
+        raise ConfigError(f"there is no file {path}", given=reference, nearest=near)
     module = _module(path)
     if not hasattr(module, name):
         names = [known for known in vars(module) if not known.startswith("_")]
-        raise ConfigError(Problem(f"{path} has no '{name}'", given=reference, nearest=nearest(name, names)))
+        raise ConfigError(f"{path} has no '{name}'", given=reference, nearest=nearest(name, names))
     return getattr(module, name)
 
 
@@ -62,9 +62,7 @@ def _module(path: Path) -> ModuleType:
         lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)]
         if not lines and isinstance(error, SyntaxError) and error.filename == str(path):
             lines = [error.lineno]
-        where = f"{path}:{lines[-1]}" if lines else str(path)
-        # SystemExit too: a script that was written to be run, and exits at its end.
-        raise ConfigError(Problem(describe(error), where=where)) from error
+        raise ConfigError(describe(error), where=f"{path}:{lines[-1]}" if lines else str(path)) from error
     finally:
         with contextlib.suppress(ValueError):  # the file took its folder off the path itself
             sys.path.remove(str(path.parent))

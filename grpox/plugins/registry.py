@@ -46,9 +46,9 @@ class Registry:
             told = " and ".join(sorted(offer.origin for offer in offers))
             # One distribution may offer a name through two entry points: then no spelling tells them apart.
             allowed = " or ".join(spellings) if len(spellings) > 1 else ""
-            raise ConfigError(Problem(f"{told} offer a {kind} '{bare}'", given=name, allowed=allowed))
+            raise ConfigError(f"{told} offer a {kind} '{bare}'", given=name, allowed=allowed)
         if offers[0].status != "ok":
-            raise ConfigError(Problem(f"{offers[0]} cannot be used: {offers[0].reason}", given=name))
+            raise ConfigError(f"{offers[0]} cannot be used: {offers[0].reason}", given=name)
         return offers[0]
 
     def config_model(self, offer: Offer) -> type[BaseModel] | None:
@@ -64,9 +64,9 @@ class Registry:
         except BaseException as error:
             raise_if_signal(error)
             what = f"{offer}: config {offer.spec.config} cannot be imported: {describe(error)}"
-            raise ConfigError(Problem(what)) from error
+            raise ConfigError(what) from error
         if not is_model(model):
-            raise ConfigError(Problem(f"{offer}: {offer.spec.config} is not a pydantic model"))
+            raise ConfigError(f"{offer}: {offer.spec.config} is not a pydantic model")
         return model  # type: ignore[no-any-return]
 
     def parse(self, kind: str, ref: ComponentRef, key: str) -> BoundComponent:
@@ -92,8 +92,7 @@ class Registry:
         own = tuple(field for field in type(ref).model_fields if field not in ("name", "path"))
         hidden = sorted({"name", "path", *own} & set(model.model_fields if model else ()))
         if hidden:
-            what = f"{offer}: its config may not use the run file's own keys {', '.join(hidden)}"
-            raise ConfigError(Problem(what))
+            raise ConfigError(f"{offer}: its config may not use the run file's own keys {', '.join(hidden)}")
         return BoundComponent(
             kind,
             name,
@@ -121,11 +120,11 @@ class Registry:
             raise
         except BaseException as error:
             raise_if_signal(error)
-            raise ConfigError(Problem(f"{bound} cannot be built: {describe(error)}", bound.key)) from error
+            raise ConfigError(f"{bound} cannot be built: {describe(error)}", bound.key) from error
         if bound.kind == "reward" and callable(target) and bound.config is None:
             return target
         wanted = "a class, or a function without parameters" if bound.kind == "reward" else "a class"
-        raise ConfigError(Problem(f"{bound} is not {wanted}", bound.key, given=repr(target)))
+        raise ConfigError(f"{bound} is not {wanted}", bound.key, given=repr(target))
 
     def negotiate(self, bounds: Sequence[BoundComponent], core_provides: Iterable[str]) -> list[Problem]:
         """One problem for each capability that a selected component needs and nothing in the run provides."""
@@ -174,7 +173,7 @@ def _construct(bound: BoundComponent, target: Any) -> Any:
     if not problem and bound.kind == "loss":
         problem = reduction_problem(component)
     if problem:
-        raise ConfigError(Problem(f"{bound} {problem}", bound.key, given=repr(target)))
+        raise ConfigError(f"{bound} {problem}", bound.key, given=repr(target))
     return component
 
 

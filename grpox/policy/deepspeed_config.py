@@ -113,14 +113,13 @@ def _check_nvme(config: RunConfig, folder: str) -> None:
     ):
         # partition_parameters.Init._set_dtype swaps in bfloat16 there, whatever the model's dtype is.
         what = "on this machine DeepSpeed keeps parameters on nvme in bfloat16 only"
-        allowed = "cpu, or model.dtype bfloat16"
-        raise ConfigError(Problem(what, "deepspeed.offload_param", given="nvme", allowed=allowed))
+        raise ConfigError(what, "deepspeed.offload_param", given="nvme", allowed="cpu, or model.dtype bfloat16")
     builder = get_accelerator().create_op_builder("AsyncIOBuilder")
     if not builder.is_compatible(verbose=False):
         what = "DeepSpeed cannot offload to nvme here: its op async_io needs libaio with headers (libaio-dev)"
-        raise ConfigError(Problem(what, "deepspeed.nvme_path", given=folder, allowed="offload to cpu"))
+        raise ConfigError(what, "deepspeed.nvme_path", given=folder, allowed="offload to cpu")
     try:
         Path(folder).expanduser().mkdir(parents=True, exist_ok=True)
     except OSError as error:
         what = f"the folder cannot be made: {error.strerror}"
-        raise ConfigError(Problem(what, "deepspeed.nvme_path", given=folder)) from error
+        raise ConfigError(what, "deepspeed.nvme_path", given=folder) from error

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from grpox.config import RunConfig
-from grpox.errors import ConfigError, Problem, RunFailed, describe, text_of
+from grpox.errors import ConfigError, RunFailed, describe, text_of
 from grpox.policy.deepspeed_config import deepspeed_config, reference_config
 from grpox.policy.deepspeed_import import deepspeed
 from grpox.policy.lora.layers import adapted_layers
@@ -192,7 +192,7 @@ def _enable_checkpointing(model: PreTrainedModel, config: RunConfig) -> None:
         kwargs = {"use_reentrant": False} | config.train.gradient_checkpointing_kwargs
         model.gradient_checkpointing_enable(kwargs)
     except ValueError as error:
-        raise ConfigError(Problem(text_of(error), "train.gradient_checkpointing", given="true")) from error
+        raise ConfigError(text_of(error), "train.gradient_checkpointing", given="true") from error
 
 
 def _initialize(run: RunConfig, /, **arguments: Any) -> Any:
@@ -203,7 +203,7 @@ def _initialize(run: RunConfig, /, **arguments: Any) -> Any:
         if not run.deepspeed.settings:
             raise
         what = f"DeepSpeed does not start with these settings: {describe(error)}"
-        raise ConfigError(Problem(what, "deepspeed.settings")) from error
+        raise ConfigError(what, "deepspeed.settings") from error
 
 
 def _skip_op_compilation(world: World) -> None:

@@ -69,7 +69,7 @@ def load_model(config: ModelConfig, trains: bool = False) -> PreTrainedModel:
     if trains and getattr(model, "_hf_peft_config_loaded", False):  # by transformers, of whatever lies there
         what = "there is an adapter beside the model, and training starts from none"
         allowed = "a folder of the model alone, or with the adapter merged into it"
-        raise ConfigError(Problem(what, "model.path", given=config.path, allowed=allowed))
+        raise ConfigError(what, "model.path", given=config.path, allowed=allowed)
     _check_weights(info, config.path, trains)
     _check_stop_tokens(model, config.path)
     return model
@@ -90,12 +90,12 @@ def load_config(config: ModelConfig) -> PreTrainedConfig:
     if kernels := [name for name in hub_kernels(loaded) if name not in own]:
         what = f"its config.json asks for code from a hub, the kernel {kernels[0]}"
         allowed = "a config.json without it, or the same kernel in the run file"
-        raise ConfigError(Problem(what, "model.init.attn_implementation", given=config.path, allowed=allowed))
+        raise ConfigError(what, "model.init.attn_implementation", given=config.path, allowed=allowed)
     for name in SIZES:
         size = getattr(loaded.get_text_config(), name, None)
         if isinstance(size, int) and size < 1:
             what = f"its config.json has {name} {size}"
-            raise ConfigError(Problem(what, "model.path", given=config.path, allowed="1 or more"))
+            raise ConfigError(what, "model.path", given=config.path, allowed="1 or more")
     return loaded
 
 
@@ -123,7 +123,7 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
         tokenizer.pad_token = tokenizer.eos_token
     if tokenizer.pad_token_id is None:
         what = "its tokenizer has neither a padding nor an EOS token"
-        raise ConfigError(Problem(what, key="model.path", given=config.path))
+        raise ConfigError(what, key="model.path", given=config.path)
     return tokenizer
 
 
@@ -190,7 +190,7 @@ def _check_stop_tokens(model: PreTrainedModel, path: str) -> None:
         if not isinstance(token, int) or (vocabulary is not None and not 0 <= token < vocabulary):
             what = f"{GENERATION_CONFIG_NAME} has an eos_token_id that is no token of the model"
             allowed = "integers from 0" + (f" to {vocabulary - 1}" if vocabulary is not None else "")
-            raise ConfigError(Problem(what, "model.path", given=f"{path}, token {token!r}", allowed=allowed))
+            raise ConfigError(what, "model.path", given=f"{path}, token {token!r}", allowed=allowed)
 
 
 def _check_weights(info: dict[str, Any], path: str, trains: bool) -> None:
@@ -232,13 +232,13 @@ def _unloadable(what: str, config: ModelConfig, error: Exception) -> ConfigError
     message = f"its {what} cannot be loaded: {type(error).__name__}: {reason}"
     if "trust_remote_code" in reason:
         what = f"its {what} comes with code of its own, which is not run unless the run file says so"
-        return ConfigError(Problem(what, "model.init.trust_remote_code", given=config.path))
+        return ConfigError(what, "model.init.trust_remote_code", given=config.path)
     attention = config.init.get("attn_implementation")
     if attention is not None and "ttention" in message:
-        return ConfigError(Problem(message, key="model.init.attn_implementation", given=str(attention)))
+        return ConfigError(message, key="model.init.attn_implementation", given=str(attention))
     if isinstance(error, TypeError) and config.init:
-        return ConfigError(Problem(message, key="model.init", given=", ".join(config.init)))
-    return ConfigError(Problem(message, key="model.path", given=config.path))
+        return ConfigError(message, key="model.init", given=", ".join(config.init))
+    return ConfigError(message, key="model.path", given=config.path)
 
 
 HUB_SECONDS = 10.0
@@ -270,13 +270,13 @@ def _ask_hub(repo: str, revision: str | None, token: str | None, cache_dir: str 
         HfApi().model_info(repo, revision=revision, timeout=HUB_SECONDS, token=token)
     except (RepositoryNotFoundError, RevisionNotFoundError) as error:
         what = f"is not a folder here, and the hub refuses it: {_first_line(error)}"
-        raise ConfigError(Problem(what, key, given=repo)) from error
+        raise ConfigError(what, key, given=repo) from error
     except Exception as error:
         if folder := _cached(repo, revision, cache_dir):
             return folder
         reason = f"{type(error).__name__}: {_first_line(error)}"
         what = f"is not a folder here, and the hub cannot be asked for it: {reason}"
-        raise ConfigError(Problem(what, key, given=repo)) from error
+        raise ConfigError(what, key, given=repo) from error
     return repo
 
 

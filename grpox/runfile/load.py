@@ -128,7 +128,7 @@ def read_run(run: str | Path, overrides: Sequence[str]) -> tuple[dict[str, Any],
     document = read_yaml(read_text(path, source, LONGEST + 1), source)
     if not isinstance(document.data, dict):
         what = "a run file is a mapping of keys such as model, data and rewards"
-        raise ConfigError(Problem("the run file is empty" if document.data is None else what, where=source))
+        raise ConfigError("the run file is empty" if document.data is None else what, where=source)
     overridden = apply_overrides(document.data, overrides)
     return document.data, Origin(source, path.parent.absolute(), document.lines, overridden)
 

@@ -37,7 +37,7 @@ def recipe_path(run: str | Path) -> Path:
     try:
         found = path.is_file()
     except OSError as error:
-        raise ConfigError(Problem(f"cannot be read: {error.strerror}", given=str(run))) from error
+        raise ConfigError(f"cannot be read: {error.strerror}", given=str(run)) from error
     if found:
         return path
     if str(run) in names:
@@ -46,7 +46,7 @@ def recipe_path(run: str | Path) -> Path:
     files = [str(file) for file in path.parent.glob("*.y*ml") if file.suffix in (".yaml", ".yml")]
     near = nearest(str(run), [*names, *files])
     allowed = f"a YAML file, or a recipe: {', '.join(names)}" if names else "a YAML file"
-    raise ConfigError(Problem(what, given=str(run), allowed=allowed, nearest=near))
+    raise ConfigError(what, given=str(run), allowed=allowed, nearest=near)
 
 
 def copy_recipe(name: str, destination: Path, force: bool = False) -> list[Path]:
@@ -63,8 +63,7 @@ def copy_recipe(name: str, destination: Path, force: bool = False) -> list[Path]
     """
     names = recipe_names()
     if name not in names:
-        near = nearest(name, names)
-        raise ConfigError(Problem("no such recipe", given=name, allowed=", ".join(names), nearest=near))
+        raise ConfigError("no such recipe", given=name, allowed=", ".join(names), nearest=nearest(name, names))
     file = _folder() / f"{name}.yaml"
     data = read_yaml(file.read_text(encoding="utf-8"), name).data
     # The bundled folders in which paths of the run file begin.
@@ -85,8 +84,7 @@ def copy_recipe(name: str, destination: Path, force: bool = False) -> list[Path]
     except OSError as error:
         there = isinstance(error, FileExistsError | NotADirectoryError)
         what = "is not a folder" if there else f"cannot be written: {error.strerror or error}"
-        place = str(error.filename2 or error.filename or destination)
-        raise ConfigError(Problem(what, given=place)) from error
+        raise ConfigError(what, given=str(error.filename2 or error.filename or destination)) from error
     return list(copies.values())
 
 

@@ -95,7 +95,7 @@ def read_yaml(text: str, source: str) -> Document:
             a tag that makes an object. Those which leave the document readable are told all together.
     """
     if len(text) > LONGEST:
-        raise ConfigError(Problem(f"is too long: at most {LONGEST} characters are read", where=source))
+        raise ConfigError(f"is too long: at most {LONGEST} characters are read", where=source)
     reader = _Reader(source)
     try:
         node = _Loader(text).get_single_node()
@@ -107,14 +107,14 @@ def read_yaml(text: str, source: str) -> Document:
         before = text[: error.position]
         where = f"{source}:{before.count(chr(10)) + 1}:{error.position - before.rfind(chr(10))}"
         what = f"not valid YAML: the character U+{error.character:04X} cannot stand in a text file"
-        raise ConfigError(Problem(what, where=where)) from error
+        raise ConfigError(what, where=where) from error
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f"{source}:{mark.line + 1}:{mark.column + 1}" if mark else source
         what = " ".join(part for part in (error.context, error.problem) if part)
-        raise ConfigError(Problem(f"not valid YAML: {what}", where=where)) from error
+        raise ConfigError(f"not valid YAML: {what}", where=where) from error
     except RecursionError as error:
-        raise ConfigError(Problem("lists or mappings are nested too deeply", where=source)) from error
+        raise ConfigError("lists or mappings are nested too deeply", where=source) from error
 
 
 def read_text(path: Path, source: str, longest: int) -> str:
@@ -127,9 +127,9 @@ def read_text(path: Path, source: str, longest: int) -> str:
         with path.open(encoding="utf-8-sig") as file:
             return file.read(longest)
     except UnicodeDecodeError as error:
-        raise ConfigError(Problem(f"not UTF-8 text: {error}", where=source)) from error
+        raise ConfigError(f"not UTF-8 text: {error}", where=source) from error
     except OSError as error:
-        raise ConfigError(Problem(f"cannot be read: {error.strerror}", where=source)) from error
+        raise ConfigError(f"cannot be read: {error.strerror}", where=source) from error
 
 
 def read_table(package: str, name: str) -> Any:
@@ -151,7 +151,7 @@ class _Reader:
         self.values += 1
         if self.values > MOST_VALUES:
             what = f"its aliases (*name) stand for too much: at most {MOST_VALUES} values are read"
-            raise ConfigError(Problem(what, where=self.source))
+            raise ConfigError(what, where=self.source)
         if node in above:
             self._refuse(node, key, "an alias to something that contains it")
             return None

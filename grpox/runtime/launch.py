@@ -147,7 +147,7 @@ def _refuse_contradiction(environment: Mapping[str, str], place: Place) -> None:
         return
     what = f"the environment variable contradicts {theirs.launcher}"
     cure = f"{allowed}; unset RANK, WORLD_SIZE and LOCAL_RANK to run by {theirs.launcher} alone"
-    raise ConfigError(Problem(what, key=name, given=str(given), allowed=cure))
+    raise ConfigError(what, key=name, given=str(given), allowed=cure)
 
 
 def open_mpi_place(environment: Mapping[str, str]) -> Place | None:
@@ -169,7 +169,7 @@ def open_mpi_place(environment: Mapping[str, str]) -> Place | None:
     if address is None:
         what = "mpirun does not tell ranks on several machines where they meet"
         allowed = "the address of rank 0's machine: mpirun -x MASTER_ADDR=HOST"
-        raise ConfigError(Problem(what, key="MASTER_ADDR", allowed=allowed))
+        raise ConfigError(what, key="MASTER_ADDR", allowed=allowed)
     return replace(place, address=address, port=_port(environment, port))
 
 
@@ -194,7 +194,7 @@ def slurm_place(environment: Mapping[str, str]) -> Place | None:
         what = "Slurm's variables do not tell where the ranks meet"
         allowed = "SLURM_JOB_ID and SLURM_JOB_NODELIST, as srun sets them; or MASTER_ADDR and MASTER_PORT"
         missing = "SLURM_JOB_NODELIST" if address is None else "SLURM_JOB_ID"
-        raise ConfigError(Problem(what, key=missing, allowed=allowed))
+        raise ConfigError(what, key=missing, allowed=allowed)
     return replace(place, address=address, port=_port(environment, port or 0))
 
 
@@ -278,7 +278,7 @@ def number(
     bounds = f"from {least}" if most is None else f"from {least} to {most}"
     what = "the environment variable of a launcher is not a number that it can be"
     allowed = f"a whole number {bounds}; unset it to run without a launcher"
-    raise ConfigError(Problem(what, key=name, given=given, allowed=allowed))
+    raise ConfigError(what, key=name, given=given, allowed=allowed)
 
 
 def _port(environment: Mapping[str, str], default: int) -> int:

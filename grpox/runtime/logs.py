@@ -62,7 +62,7 @@ def show_logs(level: str = "info", file: Path | None = None) -> None:
         ConfigError: there is no such level, or the file cannot be written.
     """
     if level.lower() not in LEVELS:
-        raise ConfigError(Problem("no such level", "--log-level", given=level, allowed=", ".join(LEVELS)))
+        raise ConfigError("no such level", "--log-level", given=level, allowed=", ".join(LEVELS))
     handlers: list[logging.Handler] = [_Screen(shows_all=level.lower() == "debug")]
     if file is not None:
         handlers.append(_open_file(file))

@@ -49,10 +49,10 @@ def hold(folder: Path, key: str = "") -> Iterator[None]:
         allowed = "a folder that no process writes into: wait until that one has ended, or end it"
         if Path(error.lock_file).name == MARKER:
             allowed += f"; if it is gone, with its machine too, remove {error.lock_file}"
-        raise ConfigError(Problem(what, key, given=str(folder), allowed=allowed)) from error
+        raise ConfigError(what, key, given=str(folder), allowed=allowed) from error
     except OSError as error:
         what = f"cannot be written: {error.strerror or error}"
-        raise ConfigError(Problem(what, key, given=str(error.filename or folder))) from error
+        raise ConfigError(what, key, given=str(error.filename or folder)) from error
     try:
         yield
     finally:

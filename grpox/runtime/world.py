@@ -27,7 +27,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, TCPStore
 
-from grpox.errors import ConfigError, GrpoxError, Problem, RunFailed, describe, text_of
+from grpox.errors import ConfigError, GrpoxError, RunFailed, describe, text_of
 from grpox.runtime import launch
 from grpox.runtime.launch import Place
 from grpox.runtime.phases import WAITING, PhaseTimes
@@ -115,7 +115,7 @@ def _address_towards(host: str) -> str:
             own: str = probe.getsockname()[0]
     except OSError as error:
         what = f"the machine of rank 0 cannot be reached from this one: {error.strerror or error}"
-        raise ConfigError(Problem(what, key="MASTER_ADDR", given=host)) from error
+        raise ConfigError(what, key="MASTER_ADDR", given=host) from error
     if not _is_loopback(own):
         return own
     up = {name for name, stats in psutil.net_if_stats().items() if stats.isup}
@@ -129,7 +129,7 @@ def _address_towards(host: str) -> str:
         return str(others[0])
     what = "the name of rank 0's machine stands there for loopback, by which other machines do not reach it"
     allowed = f"one of its addresses ({', '.join(others)}), or GLOO_SOCKET_IFNAME with the interface to use"
-    raise ConfigError(Problem(what, key="MASTER_ADDR", given=host, allowed=allowed))
+    raise ConfigError(what, key="MASTER_ADDR", given=host, allowed=allowed)
 
 
 def _is_loopback(address: str) -> bool:
@@ -160,7 +160,7 @@ def _listening(host: str, port: int) -> int | None:
             return None
         what = "rank 0 cannot listen where the ranks are to meet: another process does"
         allowed = "a port that is free on that machine"
-        raise ConfigError(Problem(what, key="MASTER_PORT", given=f"{host}:{port}", allowed=allowed)) from error
+        raise ConfigError(what, key="MASTER_PORT", given=f"{host}:{port}", allowed=allowed) from error
 
 
 @dataclass(frozen=True)
@@ -242,7 +242,7 @@ def _device(place: Place) -> torch.device:
         return torch.device("cuda", 0)
     what = f"{place.launcher} started more processes on this machine than it has GPUs"
     given, allowed = str(place.local_rank), f"a number below {count}: one process for each GPU"
-    raise ConfigError(Problem(what, key="LOCAL_RANK", given=given, allowed=allowed))
+    raise ConfigError(what, key="LOCAL_RANK", given=given, allowed=allowed)
 
 
 @dataclass(frozen=True)

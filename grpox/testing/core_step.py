@@ -87,7 +87,7 @@ def _all_inputs(micro_batches: Any, needed: Sequence[str], part: float) -> list[
     """Check the micro-batches of all ranks, and choose the `part` of their tokens with the highest entropy."""
     if isinstance(micro_batches, Mapping | str) or not isinstance(micro_batches, Sequence) or not micro_batches:
         what = "a step is a list of at least one micro-batch"
-        raise ConfigError(Problem(what, "micro_batches", given=type(micro_batches).__name__))
+        raise ConfigError(what, "micro_batches", given=type(micro_batches).__name__)
     inputs = [_inputs(place, micro_batch, needed) for place, micro_batch in enumerate(micro_batches)]
     if part == 1:
         return inputs
@@ -118,8 +118,7 @@ def _check_settings(kl: str, numbers: Mapping[str, float], quantile: float, size
 def _inputs(place: int, given: Any, needed: Sequence[str]) -> MicroBatchInputs:
     key = f"micro_batches[{place}]"
     if not isinstance(given, Mapping):
-        what = "a micro-batch is a mapping of names to tensors"
-        raise ConfigError(Problem(what, key, given=type(given).__name__))
+        raise ConfigError("a micro-batch is a mapping of names to tensors", key, given=type(given).__name__)
     known = (*REQUIRED, *OPTIONAL)
     problems = [
         Problem("no such tensor", f"{key}.{name}", allowed=", ".join(known), nearest=nearest(name, known))
@@ -132,7 +131,7 @@ def _inputs(place: int, given: Any, needed: Sequence[str]) -> MicroBatchInputs:
     tensors = {name: _tensor(f"{key}.{name}", value) for name, value in given.items() if value is not None}
     shape = tuple(tensors["logprobs"].shape)
     if len(shape) != 2:
-        raise ConfigError(Problem("must have the shape [B, T]", f"{key}.logprobs", given=str(shape)))
+        raise ConfigError("must have the shape [B, T]", f"{key}.logprobs", given=str(shape))
     for name, tensor in tensors.items():
         shapes = [shape, shape[:1]] if name == "advantages" else [shape]
         if tuple(tensor.shape) not in shapes:
@@ -157,8 +156,7 @@ def _tensor(key: str, value: Any) -> Tensor:
     try:
         tensor = torch.as_tensor(value)
     except (TypeError, ValueError, RuntimeError) as error:
-        what = f"is no tensor: {text_of(error)}"
-        raise ConfigError(Problem(what, key, given=type(value).__name__)) from error
+        raise ConfigError(f"is no tensor: {text_of(error)}", key, given=type(value).__name__) from error
     if key.endswith(".token_mask") and not bool(((tensor == 0) | (tensor == 1)).all()):
-        raise ConfigError(Problem("holds something else than 0 and 1", key))
+        raise ConfigError("holds something else than 0 and 1", key)
     return tensor

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from grpox.config.run import REWARD_OF_MODEL
 from grpox.data.open_data import DATA_FILES
-from grpox.errors import ConfigError, Problem, describe
+from grpox.errors import ConfigError, describe
 from grpox.policy.lora.layers import adapted_layers, merge_adapters
 from grpox.policy.saved_whole import undescribed
 from grpox.policy.weight_stream import stream_as_trained
@@ -107,7 +107,7 @@ def _keys(reward: Any) -> dict[str, Any]:
 def _no_function(value: Any, key: str) -> ConfigError:
     allowed = "a reward function, a sequence-classification model, a component's name, or a run file's mapping"
     given = " ".join(repr(value).split())[:200]
-    return ConfigError(Problem("is no reward function", key, where=ARGUMENT, given=given, allowed=allowed))
+    return ConfigError("is no reward function", key, where=ARGUMENT, given=given, allowed=allowed)
 
 
 def as_dataset(value: Any, key: str) -> datasets.Dataset | datasets.IterableDataset:
@@ -136,8 +136,7 @@ def as_dataset(value: Any, key: str) -> datasets.Dataset | datasets.IterableData
         return datasets.Dataset.from_dict({name: [row.get(name) for row in value] for name in columns})
     except Exception as error:
         what = f"its rows do not make a table: {describe(error)}"
-        allowed = "values of one type in each column"
-        raise ConfigError(Problem(what, key=key, where=ARGUMENT, allowed=allowed)) from error
+        raise ConfigError(what, key=key, where=ARGUMENT, allowed="values of one type in each column") from error
 
 
 def _refused(
@@ -146,7 +145,7 @@ def _refused(
     value: Any,
     allowed: str = "a datasets.Dataset or IterableDataset, a list of dicts, a file's path, or a hub id",
 ) -> ConfigError:
-    return ConfigError(Problem(what, key=key, where=ARGUMENT, given=type(value).__name__, allowed=allowed))
+    return ConfigError(what, key=key, where=ARGUMENT, given=type(value).__name__, allowed=allowed)
 
 
 def check_model(model: Any) -> None:

@@ -23,7 +23,7 @@ from grpox.data.open_data import open_data
 from grpox.data.prompts import PromptLimit, PromptSet
 from grpox.data.row_stream import RowStream
 from grpox.data.schedule import BatchPlan, PromptSampler, Schedule, StreamSampler
-from grpox.errors import ConfigError, Problem
+from grpox.errors import ConfigError
 from grpox.policy.lora.add import add_adapters
 from grpox.policy.memory_plan.of_run import check_load, free_memory
 from grpox.policy.models import (
@@ -161,7 +161,7 @@ def _dataset(run: ResolvedRun) -> datasets.Dataset | datasets.IterableDataset:
     if not isinstance(rows, datasets.Dataset | datasets.IterableDataset):
         what = f"{run.components['data.source']} loads no dataset"
         allowed = "a datasets.Dataset or IterableDataset"
-        raise ConfigError(Problem(what, "data.source", given=type(rows).__name__, allowed=allowed))
+        raise ConfigError(what, "data.source", given=type(rows).__name__, allowed=allowed)
     return rows
 
 

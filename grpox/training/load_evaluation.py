@@ -64,13 +64,13 @@ def named_model(given: str) -> NamedModel:
             keys = {key: section[key] for key in FROM_CHECKPOINT}
             return NamedModel(given, keys, folder, tuple(runs_code(keys["init"])))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ConfigError(Problem(f"is a damaged checkpoint: {error}", ARGUMENT, given=given)) from error
+            raise ConfigError(f"is a damaged checkpoint: {error}", ARGUMENT, given=given) from error
     if (folder / "model" / "config.json").is_file():
         return NamedModel(given, {"path": str(folder / "model")})
     if found := checkpoints_in(folder):
         what = "is the folder of a run that has no model yet"
         names = ", ".join(str(path) for path in found[:3])
-        raise ConfigError(Problem(what, ARGUMENT, given=given, allowed=f"one of its checkpoints: {names}"))
+        raise ConfigError(what, ARGUMENT, given=given, allowed=f"one of its checkpoints: {names}")
     return NamedModel(given, {"path": given})
 
 
@@ -102,12 +102,12 @@ def load_evaluation(
     if model.code and not _trusts_code(run, overrides):
         what = f"the checkpoint asks for {', '.join(model.code)}: that may run code which comes with its model"
         allowed = f"{TRUST}=true, where you trust {model.keys['path']}"
-        raise ConfigError(Problem(what, TRUST, given=model.given, allowed=allowed))
+        raise ConfigError(what, TRUST, given=model.given, allowed=allowed)
     data, origin = read_run(run, [*model.overrides, *overrides])
     if data.get("evaluation") is None:
         what = "the run file has no evaluation, which names the prompts"
         allowed = "evaluation: {path: held-out.jsonl}"
-        raise ConfigError(Problem(what, "evaluation", origin.where("evaluation"), allowed=allowed))
+        raise ConfigError(what, "evaluation", origin.where("evaluation"), allowed=allowed)
     return resolve(_reduced(data), origin, str(run), Given(), world_size, trains=False)
 
 

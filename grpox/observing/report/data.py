@@ -110,8 +110,7 @@ def _check_folder(folder: Path) -> None:
         name = nearest(folder.name, _runs_in(folder.parent))
         near = folder.parent if folder.exists() else folder.parent / name if name else None
     inside = ", ".join(str(folder / name) for name in _runs_in(folder)[:MOST_NAMED])
-    guess = str(near) if near else ""
-    raise ConfigError(Problem(what, key="RUN_DIR", given=str(folder), allowed=inside, nearest=guess))
+    raise ConfigError(what, key="RUN_DIR", given=str(folder), allowed=inside, nearest=str(near) if near else "")
 
 
 def _runs_in(folder: Path) -> list[str]:
@@ -135,7 +134,7 @@ def _read_metrics(path: Path) -> tuple[list[Recorded], list[Recorded]]:
                 problem = Problem(f"not a line of metrics: {describe(error)}", where=f"{path}:{number}")
                 raise ConfigError(problem) from error
     if not any(found.values()):
-        raise ConfigError(Problem("holds no finished step and no evaluation", where=str(path)))
+        raise ConfigError("holds no finished step and no evaluation", where=str(path))
     steps, evaluations = ([of[step] for step in sorted(of)] for of in found.values())
     return steps, evaluations
 
@@ -144,12 +143,12 @@ def _read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8") if path.is_file() else ""
     except UnicodeDecodeError as error:
-        raise ConfigError(Problem(f"is not UTF-8 text: {error}", where=str(path))) from error
+        raise ConfigError(f"is not UTF-8 text: {error}", where=str(path)) from error
 
 
 def _mapping(value: Any, path: Path) -> Mapping[str, Any]:
     if not isinstance(value, dict | None):
-        raise ConfigError(Problem("holds no mapping", where=str(path)))
+        raise ConfigError("holds no mapping", where=str(path))
     return value or {}
 
 
@@ -158,7 +157,7 @@ def _read_json(path: Path) -> Mapping[str, Any]:
     try:
         return _mapping(json.loads(text) if text else {}, path)
     except ValueError as error:
-        raise ConfigError(Problem(f"is no JSON: {error}", where=str(path))) from error
+        raise ConfigError(f"is no JSON: {error}", where=str(path)) from error
 
 
 @dataclass(frozen=True)
@@ -220,7 +219,7 @@ def _read_batch(step: int, part: int, path: Path) -> SampledBatch:
         table = parquet.read_table(path, use_threads=False, pre_buffer=False)
         rows: list[dict[str, Any]] = table.to_pylist()
     except (OSError, pyarrow.ArrowException) as error:
-        raise ConfigError(Problem(f"cannot be read as parquet: {text_of(error)}", where=str(path))) from error
+        raise ConfigError(f"cannot be read as parquet: {text_of(error)}", where=str(path)) from error
     ranked = sorted(rows, key=lambda row: (math.isnan(row["reward"]), -row["reward"]))
     rewards = [row["reward"] for row in rows if not math.isnan(row["reward"])]
     return SampledBatch(

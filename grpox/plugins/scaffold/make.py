@@ -135,7 +135,7 @@ def make(given: str, kind: str, parent: Path, plugins: PluginSet, force: bool = 
     except OSError as error:
         there = isinstance(error, FileExistsError | NotADirectoryError)
         what = "is not a folder" if there else f"cannot be written: {error.strerror or error}"
-        raise ConfigError(Problem(what, given=str(error.filename or folder))) from error
+        raise ConfigError(what, given=str(error.filename or folder)) from error
     return Made(names, folder, list(files))
 
 

@@ -32,10 +32,9 @@ def add_adapters(model: PreTrainedModel, config: LoraConfig, seed: int) -> None:
         from peft import LoraConfig as PeftConfig
         from peft import inject_adapter_in_model
     except ImportError as error:
-        raise ConfigError(Problem(f"adapters need peft: {INSTALL}: {text_of(error)}", "model.lora")) from error
+        raise ConfigError(f"adapters need peft: {INSTALL}: {text_of(error)}", "model.lora") from error
     if adapted_layers(model):
-        what = "the model has adapters already: merge them first (merge_and_unload)"
-        raise ConfigError(Problem(what, "model.lora"))
+        raise ConfigError("the model has adapters already: merge them first (merge_and_unload)", "model.lora")
     targets = targets_of(model, config)
     transposed = all(isinstance(model.get_submodule(name), Conv1D) for name in targets)
     settings = PeftConfig(
@@ -53,11 +52,9 @@ def add_adapters(model: PreTrainedModel, config: LoraConfig, seed: int) -> None:
             inject_adapter_in_model(settings, model, adapter_name=ADAPTER)
     except ValueError as error:
         what = f"peft cannot adapt these layers: {' '.join(text_of(error).split())}"
-        raise ConfigError(Problem(what, TARGETS, given=str(config.target_modules))) from error
+        raise ConfigError(what, TARGETS, given=str(config.target_modules)) from error
     if len(adapted_layers(model)) != len(targets):
-        raise ConfigError(
-            Problem("peft has not adapted all of these layers", TARGETS, given=", ".join(targets))
-        )
+        raise ConfigError("peft has not adapted all of these layers", TARGETS, given=", ".join(targets))
 
 
 def targets_of(model: PreTrainedModel, config: LoraConfig) -> list[str]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from grpox.config import ModelConfig
-from grpox.errors import ConfigError, Problem, describe
+from grpox.errors import ConfigError, describe
 
 DENSE = ("llama", "mistral", "qwen2", "qwen3")
 """Values of model_type whose weights are counted here; of others transformers builds the model without data."""
@@ -156,12 +156,12 @@ def built_shape(config: ModelConfig) -> ModelShape:
             model = AutoModelForCausalLM.from_config(loaded, trust_remote_code=trusted)
     except Exception as error:
         what = f"no model can be built of its configuration: {describe(error)}"
-        raise ConfigError(Problem(what, "model.path", given=config.path)) from error
+        raise ConfigError(what, "model.path", given=config.path) from error
     text, head = loaded.get_text_config(), model.get_output_embeddings()
     for name in SIZES:
         if not isinstance(getattr(text, name, None), int):
             what = f"its config.json tells no {name}, without which its activations cannot be told"
-            raise ConfigError(Problem(what, "model.path", given=str(Path(config.path))))
+            raise ConfigError(what, "model.path", given=str(Path(config.path)))
     return replace(
         _widths(lambda name: getattr(text, name, None)),
         weights=tuple(weight.numel() for weight in model.parameters()),

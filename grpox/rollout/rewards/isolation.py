@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
 from grpox.config import RewardRef, labels_of
-from grpox.errors import ConfigError, Problem, text_of
+from grpox.errors import ConfigError, text_of
 from grpox.plugins.component import BoundComponent
 from grpox.plugins.requirements import canonical_name
 from grpox.rollout.rewards.call import current_device
@@ -46,7 +46,7 @@ def isolation_of(bound: BoundComponent, ref: RewardRef, given: bool) -> Isolatio
             why = "says of itself that it needs the trainer's process (its attribute isolation is 'thread')"
         if why:
             what = f"reward '{bound.label}' {why}"
-            raise ConfigError(Problem(what, f"{bound.key}.isolation", given="process", allowed="thread"))
+            raise ConfigError(what, f"{bound.key}.isolation", given="process", allowed="thread")
     default: Isolation = "thread" if given or own or declared == "thread" else "process"
     return ref.isolation or default
 
@@ -63,7 +63,7 @@ def started(bound: BoundComponent, ref: RewardRef) -> RewardProcess:
         config = pickle.dumps(bound.config)
     except Exception as error:
         what = f"{bound}: its parameters cannot be pickled, as a process of its own needs: {text_of(error)}"
-        raise ConfigError(Problem(what, bound.key, allowed="isolation: thread")) from error
+        raise ConfigError(what, bound.key, allowed="isolation: thread") from error
     blueprint = Blueprint(
         label=bound.label,
         key=bound.key,

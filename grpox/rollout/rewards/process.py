@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 
-from grpox.errors import ConfigError, Problem, describe, text_of
+from grpox.errors import ConfigError, describe, text_of
 from grpox.errors.formatting import amount
 from grpox.rollout.rewards.call import CallLog, CheckedScores, dumped_at
 from grpox.rollout.rewards.messages import WHERE, Blueprint, Ready, Reply, Request
@@ -56,7 +56,7 @@ class RewardProcess:
                 self._ready = self._started().wait_ready()
             except ProcessFailed as error:
                 what = f"reward '{self.blueprint.label}' {error}, as the function was built"
-                raise ConfigError(Problem(what, self.blueprint.key)) from error
+                raise ConfigError(what, self.blueprint.key) from error
         if self._ready.problems:
             raise ConfigError(list(self._ready.problems))
         return self._ready

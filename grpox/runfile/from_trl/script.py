@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from grpox.errors import ConfigError, Problem
+from grpox.errors import ConfigError
 from grpox.runfile.from_trl.fields import LORA, POSITIONS
 from grpox.runfile.from_trl.literals import Function, Names, NotLiteral, is_main_guard
 from grpox.runfile.from_trl.setup import (
@@ -48,9 +48,9 @@ def read_script(text: str, path: Path, source: str) -> Setup:
         script = _Script(tree, path, source)
     except SyntaxError as error:
         where = f"{source}:{error.lineno}" if error.lineno else source
-        raise ConfigError(Problem(f"not valid Python: {error.msg}", where=where)) from error
+        raise ConfigError(f"not valid Python: {error.msg}", where=where) from error
     except (ValueError, RecursionError, MemoryError) as error:
-        raise ConfigError(Problem(f"not valid Python: {error or 'nested too deeply'}", where=source)) from error
+        raise ConfigError(f"not valid Python: {error or 'nested too deeply'}", where=source) from error
     return script.read()
 
 
@@ -78,7 +78,7 @@ class _Script(Names):
         if config is None and trainer is None:
             what = "trains nothing with TRL's GRPO: no call of GRPOConfig or GRPOTrainer"
             allowed = "a script with one, or a YAML file for `trl grpo`"
-            raise ConfigError(Problem(what, where=self.source, allowed=allowed))
+            raise ConfigError(what, where=self.source, allowed=allowed)
         setup = Setup(self.source)
         if config is not None:
             setup.fields = self.config_fields(config) | dict(self.set_afterwards(config))
@@ -105,7 +105,7 @@ class _Script(Names):
         if len(calls) > 1:
             lines = ", ".join(str(call.lineno) for call in calls)
             what = f"calls {name} {len(calls)} times, on lines {lines}: leave one of them"
-            raise ConfigError(Problem(what, where=self.source))
+            raise ConfigError(what, where=self.source)
         return calls[0] if calls else None
 
     def config_fields(self, call: ast.Call) -> dict[str, Given]:

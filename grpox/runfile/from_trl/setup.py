@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from grpox.errors import ConfigError, Problem, nearest
+from grpox.errors import ConfigError, nearest
 from grpox.runfile.from_trl.fields import FIELDS, TRL_REWARDS
 from grpox.runfile.yaml_lines import read_yaml
 
@@ -128,14 +128,13 @@ def read_trl_yaml(text: str, source: str) -> Setup:
     document = read_yaml(text, source)
     data = document.data
     if not isinstance(data, dict):
-        raise ConfigError(Problem("is no mapping of fields such as model_name_or_path", where=source))
+        raise ConfigError("is no mapping of fields such as model_name_or_path", where=source)
     if data.keys() >= {"model", "data", "rewards"}:
-        what = "is a run file of grpox already"
-        raise ConfigError(Problem(what, where=source, allowed="`grpox validate` it"))
+        raise ConfigError("is a run file of grpox already", where=source, allowed="`grpox validate` it")
     if not data.keys() & FIELDS.keys():
         near = next(filter(None, (nearest(name, FIELDS) for name in data)), "")
         what, allowed = "has no field of GRPOConfig or `trl grpo`", "those of docs/from-trl.md"
-        raise ConfigError(Problem(what, "", source, ", ".join(data), allowed, near))
+        raise ConfigError(what, "", source, ", ".join(data), allowed, near)
     fields = {name: Given(_value(name, value), document.lines.get(name)) for name, value in data.items()}
     model = fields.get("model_name_or_path")
     return Setup(source, fields, model=model, rewards=_rewards(fields), data=_data(fields))

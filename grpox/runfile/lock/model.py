@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from grpox.errors import ConfigError, Problem, nearest
+from grpox.errors import ConfigError, nearest
 from grpox.plugins.hookspecs import hookimpl
 from grpox.runtime.files import write_whole
 
@@ -131,10 +131,9 @@ def read_lock(path: Path) -> Lock:
         around = path if path.is_dir() else path.parent
         runs = sorted(str(found.parent) for found in around.glob(f"*/{LOCK_FILE}"))
         allowed = f"a run's folder with a {LOCK_FILE}" + (f", such as {', '.join(runs[:5])}" if runs else "")
-        near = nearest(str(path), runs)
-        raise ConfigError(Problem(what, given=str(path), allowed=allowed, nearest=near)) from error
+        raise ConfigError(what, given=str(path), allowed=allowed, nearest=nearest(str(path), runs)) from error
     except OSError as error:
-        raise ConfigError(Problem(f"cannot be read: {error.strerror}", given=str(file))) from error
+        raise ConfigError(f"cannot be read: {error.strerror}", given=str(file)) from error
     except (ValidationError, UnicodeDecodeError) as error:
         allowed = f"{LOCK_FILE}, as a run or `grpox plugins lock` writes it"
-        raise ConfigError(Problem("is no plugin lock", given=str(file), allowed=allowed)) from error
+        raise ConfigError("is no plugin lock", given=str(file), allowed=allowed) from error

@@ -19,7 +19,7 @@ from transformers.masking_utils import sdpa_mask
 
 from grpox.config import SamplingConfig
 from grpox.contracts import GeneratorContext, Prompt, Rollout, WeightStream
-from grpox.errors import ConfigError, Problem, RunFailed
+from grpox.errors import ConfigError, RunFailed
 from grpox.toolkit import persistent_buffers, text_of
 from grpox_generators.configs import HfConfig
 from grpox_generators.continuous import complete
@@ -60,7 +60,7 @@ class HfGenerator:
                 f"it moves keys and values between an accelerator and CPU, and this run is on {context.device}"
             )
             raise ConfigError(
-                Problem(what, "generator.cache_implementation", given=implementation, allowed="dynamic, static")
+                what, "generator.cache_implementation", given=implementation, allowed="dynamic, static"
             )
         self.context = context
         self.in_step = not self.config.gather_weights and context.world_size > 1
@@ -160,7 +160,7 @@ class HfGenerator:
         except ImportError as error:
             what = f"a library that it needs is missing: {text_of(error)}"
             given = self.config.cache_implementation
-            raise ConfigError(Problem(what, "generator.cache_implementation", given=given)) from error
+            raise ConfigError(what, "generator.cache_implementation", given=given) from error
         except ValueError as error:
             if not sampling.generation_kwargs:
                 raise

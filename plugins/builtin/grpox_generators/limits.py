@@ -19,7 +19,7 @@ def end_ids(sampling: SamplingConfig, stop_token_ids: Sequence[int], vocabulary:
     if outside:
         what = "no token of the model's vocabulary"
         given, allowed = ", ".join(map(str, outside)), f"0 to {vocabulary - 1}"
-        raise ConfigError(Problem(what, "sampling.stop_token_ids", given=given, allowed=allowed))
+        raise ConfigError(what, "sampling.stop_token_ids", given=given, allowed=allowed)
     return tuple(dict.fromkeys((*stop_token_ids, *sampling.stop_token_ids)))
 
 

@@ -25,7 +25,7 @@ from transformers import (
 
 from grpox.config import SamplingConfig
 from grpox.contracts import Prompt
-from grpox.errors import ConfigError, Problem
+from grpox.errors import ConfigError
 from grpox.toolkit import text_of
 from grpox_generators.generation_kwargs import LOGITS, OF_ROWS, RUNTIME, WARPERS
 
@@ -57,7 +57,7 @@ def distribution_config(sampling: SamplingConfig, end_ids: Sequence[int]) -> Gen
 def refused_kwargs(sampling: SamplingConfig, error: Exception) -> ConfigError:
     """transformers' complaint about `sampling.generation_kwargs`."""
     what = f"transformers refuses it: {text_of(error)}"
-    return ConfigError(Problem(what, "sampling.generation_kwargs", given=str(sampling.generation_kwargs)))
+    return ConfigError(what, "sampling.generation_kwargs", given=str(sampling.generation_kwargs))
 
 
 class Distribution(LogitsProcessor):  # type: ignore[misc]

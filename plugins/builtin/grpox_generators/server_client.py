@@ -11,7 +11,7 @@ from typing import Any
 
 import aiohttp
 
-from grpox.errors import ConfigError, Problem
+from grpox.errors import ConfigError
 from grpox.toolkit import TEXT, shorten, text_of
 from grpox_generators.configs import VllmServerConfig
 from grpox_vllm_serving.protocol import ABOUT_PATH
@@ -138,10 +138,9 @@ class ServerClient:
         if response.status == 401:
             allowed = "the token that it was started with"
             what = f"the server {self.url} refuses the token"
-            raise ConfigError(Problem(what, "generator.token_file", allowed=allowed))
+            raise ConfigError(what, "generator.token_file", allowed=allowed)
         if response.status == 404 and path == ABOUT_PATH:
-            what = f"{self.url} is no server that `grpox serve` started"
-            raise ConfigError(Problem(what, "generator.urls"))
+            raise ConfigError(f"{self.url} is no server that `grpox serve` started", "generator.urls")
         if response.status in REFUSED and path == GENERATE:
             raise _refused(_message(text))
         raise ServerLost(f"{self.url} answers {response.status} to {path}: {text}")
@@ -160,7 +159,7 @@ def _add(completion: Completion, choice: Mapping[str, Any]) -> bool:
 
 
 def _refused(message: str) -> ConfigError:
-    return ConfigError(Problem(f"vLLM does not take these settings: {message}", "sampling"))
+    return ConfigError(f"vLLM does not take these settings: {message}", "sampling")
 
 
 def _lost(url: str, error: BaseException) -> ServerLost:

@@ -178,10 +178,10 @@ def _check(url: str, about: Mapping[str, Any], signature: Mapping[str, Any]) -> 
     if about["protocol"] != PROTOCOL:
         what = f"the server {url} is of grpox {about['grpox']}, which speaks another protocol"
         given, allowed = str(about["protocol"]), str(PROTOCOL)
-        raise ConfigError(Problem(what, "generator.urls", given=given, allowed=allowed))
+        raise ConfigError(what, "generator.urls", given=given, allowed=allowed)
     if lines := differences(signature, about["signature"]):
         what = f"the server {url} has another model than this run, {about['model']}: {', '.join(lines)}"
-        raise ConfigError(Problem(what, "generator.urls", allowed="grpox serve with the run's model.path"))
+        raise ConfigError(what, "generator.urls", allowed="grpox serve with the run's model.path")
 
 
 def _check_folder(url: str, about: Mapping[str, Any]) -> None:
@@ -194,4 +194,4 @@ def _check_folder(url: str, about: Mapping[str, Any]) -> None:
         pass
     what = f"weights for {url} go through its folder {folder}, which is not to be seen here"
     allowed = "grpox serve --weights-dir with a folder that both sides see, or --weights nccl with CUDA"
-    raise ConfigError(Problem(what, "generator.urls", allowed=allowed))
+    raise ConfigError(what, "generator.urls", allowed=allowed)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from grpox.config import SamplingConfig
 from grpox.contracts import GeneratorContext, Prompt, Rollout, WeightStream
-from grpox.errors import ConfigError, Problem, RunFailed
+from grpox.errors import ConfigError, RunFailed
 from grpox.toolkit import (
     ADAPTER,
     adapted_layers,
@@ -68,7 +68,7 @@ class VllmColocateGenerator:
         if ranks % size:
             what = "the ranks cannot be dealt into groups of this size"
             allowed = f"a divisor of the number of ranks, {ranks}"
-            raise ConfigError(Problem(what, "generator.tensor_parallel_size", given=str(size), allowed=allowed))
+            raise ConfigError(what, "generator.tensor_parallel_size", given=str(size), allowed=allowed)
         self.config = config
         self.version = 0
         self._asleep: set[str] = set()
@@ -208,7 +208,7 @@ class VllmColocateGenerator:
                 )
         except VLLMValidationError as error:
             what = f"vLLM does not take these settings: {' '.join(text_of(error).split())}"
-            raise ConfigError(Problem(what, "sampling", given=str(sampling.generation_kwargs))) from error
+            raise ConfigError(what, "sampling", given=str(sampling.generation_kwargs)) from error
         return outputs
 
     def _start_engine(self, folder: str) -> Any:
@@ -240,7 +240,7 @@ class VllmColocateGenerator:
             return LLM(**own | dict(self.config.engine))
         except (TypeError, ValueError) as error:
             what = f"vLLM does not start: {describe(error)}"
-            raise ConfigError(Problem(what, "generator.engine", given=str(self.config.engine))) from error
+            raise ConfigError(what, "generator.engine", given=str(self.config.engine)) from error
 
 
 def _see_what_is_loaded(model: Any) -> None:
@@ -321,4 +321,4 @@ def _room(rank: int) -> int:
 
 
 def _not_by_itself(what: str) -> ConfigError:
-    return ConfigError(Problem(what, "generator.lora_sync", given="adapter", allowed="merged"))
+    return ConfigError(what, "generator.lora_sync", given="adapter", allowed="merged")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from grpox.config import SamplingConfig
 from grpox.contracts import GeneratorContext, Prompt, Rollout, WeightStream
-from grpox.errors import ConfigError, Problem, RunFailed
+from grpox.errors import ConfigError, RunFailed
 from grpox.runtime.logs import get_logger
 from grpox.toolkit import stream_weights
 from grpox_generators.configs import VllmServerConfig
@@ -183,9 +183,7 @@ class VllmServerGenerator:
             transfers = {about["transfer"] for about in fleet.abouts.values()}
             if len(transfers) > 1:
                 what = "some servers take weights by nccl and some through files"
-                raise ConfigError(
-                    Problem(what, "generator.urls", allowed="grpox serve --weights alike for all")
-                )
+                raise ConfigError(what, "generator.urls", allowed="grpox serve --weights alike for all")
             if transfers == {"nccl"}:
                 self._sender = NcclSender(fleet, self.context.policy)
             else:

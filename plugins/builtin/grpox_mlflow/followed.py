@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from grpox.errors import ConfigError, Problem, redact
+from grpox.errors import ConfigError, redact
 from grpox.toolkit import MASK, checkpoints_in, describe_early_stop, flush_to_disk, whole_file
 from grpox_mlflow.naming import CHANGED, PARENT_TAG, TAG_LENGTH, Names, changes, shortened
 
@@ -103,7 +103,7 @@ def address_of(followed: FollowedRun) -> str:
     if redact(configured) == known:
         return configured
     what = f"the run's store is {known}, and its password is not kept"
-    raise ConfigError(Problem(what, key="MLFLOW_TRACKING_URI", allowed="that address with its password"))
+    raise ConfigError(what, key="MLFLOW_TRACKING_URI", allowed="that address with its password")
 
 
 def ending(folder: Path) -> tuple[str, int]:

@@ -71,9 +71,7 @@ class Store:
             known = sorted(names.values())
             near = nearest(experiment, known)
             what = f"no such experiment in {redact(self.uri)}"
-            raise ConfigError(
-                Problem(what, "--experiment", given=experiment, allowed=", ".join(known), nearest=near)
-            )
+            raise ConfigError(what, "--experiment", given=experiment, allowed=", ".join(known), nearest=near)
         if not chosen:
             return []
         wanted = f"tags.`{KEY_TAG}` != ''" + (f" AND {condition}" if condition else "")
@@ -170,7 +168,7 @@ def _find_run(store: Store, name: str) -> TrackedRun:
     runs = list(matches.values())[:_MOST_NAMED]
     each = ", ".join(f"{run.short_id} ({run.name}, {run.status}, {moment(run.started)})" for run in runs)
     more = f" and {len(matches) - _MOST_NAMED} more" if len(matches) > _MOST_NAMED else ""
-    raise ConfigError(Problem(f"means {len(matches)} runs", "RUN", given=name, allowed=f"one of {each}{more}"))
+    raise ConfigError(f"means {len(matches)} runs", "RUN", given=name, allowed=f"one of {each}{more}")
 
 
 def _in_folder(store: Store, name: str) -> TrackedRun | None:
@@ -186,7 +184,7 @@ def _in_folder(store: Store, name: str) -> TrackedRun | None:
     if runs:
         return runs[0]
     what = f"{redact(store.uri)} does not have the run in this folder"
-    raise ConfigError(Problem(what, "RUN", given=name, allowed=f"after: grpox sync {name}"))
+    raise ConfigError(what, "RUN", given=name, allowed=f"after: grpox sync {name}")
 
 
 def _quote(text: str) -> str | None:
@@ -234,7 +232,7 @@ def _tables_in(uri: str) -> set[str]:
             "--uri sqlite:///PATH, --uri http://HOST:5000 or MLFLOW_TRACKING_URI; by default mlflow.db in the "
             "working directory, which a tracked run makes there"
         )
-        raise ConfigError(Problem(missing, key="MLflow's tracking store", given=redact(uri), allowed=allowed))
+        raise ConfigError(missing, key="MLflow's tracking store", given=redact(uri), allowed=allowed)
     return tables
 
 
@@ -243,7 +241,7 @@ def _client(uri: str, tables: set[str]) -> MlflowClient:
         import mlflow
     except ModuleNotFoundError as error:
         what = f"MLflow is not installed here: {text_of(error)}"
-        raise ConfigError(Problem(what, allowed="pip install mlflow, in this environment")) from error
+        raise ConfigError(what, allowed="pip install mlflow, in this environment") from error
     if tables:
         # For what it imports: then the metadata has every table.
         import mlflow.store.tracking.sqlalchemy_store

@@ -217,7 +217,7 @@ def compare_runs(store: Store, runs: Sequence[TrackedRun], metrics: Sequence[str
     for position, run in enumerate(runs):
         if run.run_id in {before.run_id for before in runs[:position]}:
             label = f"{run.name} {run.short_id}"
-            raise ConfigError(Problem("is given twice", "RUN", given=label, allowed="runs that differ"))
+            raise ConfigError("is given twice", "RUN", given=label, allowed="runs that differ")
     known = sorted({name for run in runs for name in run.last})
     problems = [
         Problem("no run has this metric", "--metric", given=metric, nearest=nearest(metric, known))

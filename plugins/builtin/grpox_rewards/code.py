@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from grpox.contracts import Text, completion_text
-from grpox.errors import ConfigError, Problem
+from grpox.errors import ConfigError
 from grpox.runtime.child import Child, ChildFailed, ChildLate
 from grpox.runtime.logs import WarnOnce, get_logger
 from grpox_rewards.configs import CodeConfig
@@ -77,7 +77,7 @@ class Code:
         open_to = " and ".join(MEANINGS[name] for name in probe.lacking)
         what = f"this kernel or container does not let reward 'code' take from the code {open_to}"
         if config.confinement == "require":
-            raise ConfigError(Problem(what, allowed="confinement: warn, or a machine that does"))
+            raise ConfigError(what, allowed="confinement: warn, or a machine that does")
         self._warn("confinement", f"{what}: run it in a container or virtual machine of its own")
 
     def __call__(

@@ -16,7 +16,7 @@ from transformers import (
 )
 
 from grpox.contracts import Text
-from grpox.errors import ConfigError, Problem
+from grpox.errors import ConfigError
 from grpox.toolkit import hub_kernels, text_of
 from grpox_rewards.configs import RewardModelConfig
 
@@ -126,17 +126,17 @@ def _model(config: RewardModelConfig) -> PreTrainedModel:
     settings = _loaded(config, "config", AutoConfig.from_pretrained)
     if settings.num_labels != 1:
         what = f"a reward model has one output, this one has {settings.num_labels}"
-        raise ConfigError(Problem(what, given=config.model, allowed="a model with num_labels 1 in its config"))
+        raise ConfigError(what, given=config.model, allowed="a model with num_labels 1 in its config")
     if kernels := hub_kernels(settings):
         what = f"its config.json asks for code from a hub, the kernel {kernels[0]}"
-        raise ConfigError(Problem(what, given=config.model, allowed="a model that needs no code of others"))
+        raise ConfigError(what, given=config.model, allowed="a model that needs no code of others")
     load = AutoModelForSequenceClassification.from_pretrained
     dtype = getattr(torch, config.dtype)
     model, report = _loaded(config, "model", load, dtype=dtype, output_loading_info=True)
     if report["missing_keys"]:
         missing = ", ".join(sorted(report["missing_keys"]))
         what = f"not a trained sequence-classification model: its weights lack {missing}"
-        raise ConfigError(Problem(what, given=config.model))
+        raise ConfigError(what, given=config.model)
     loaded: PreTrainedModel = model
     return loaded
 
@@ -147,7 +147,7 @@ def _loaded(config: RewardModelConfig, what: str, load: Callable[..., Any], **ar
     except Exception as error:
         reason = (text_of(error).strip().splitlines() or ["no reason given"])[0]
         told = f"its {what} cannot be loaded: {type(error).__name__}: {reason}"
-        raise ConfigError(Problem(told, given=config.model)) from error
+        raise ConfigError(told, given=config.model) from error
 
 
 def _positions(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int | None:

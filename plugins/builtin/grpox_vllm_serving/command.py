@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from grpox.errors import ConfigError, Problem, nearest
+from grpox.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
     from grpox_vllm_serving.launch import ServerSettings
@@ -98,7 +98,7 @@ def serve(
     path, of_run = _model(model)
     _refuse_taken(host, port)
     if weights_dir is not None and not Path(weights_dir).is_dir():
-        raise ConfigError(Problem("no such folder", "--weights-dir", given=weights_dir))
+        raise ConfigError("no such folder", "--weights-dir", given=weights_dir)
     _hang_up_as_terminate()
     token = read_or_make_token(token_file)
 
@@ -108,7 +108,7 @@ def serve(
 
     cuda = torch.cuda.is_available()
     if weights == "nccl" and not cuda:
-        raise ConfigError(Problem("nccl needs CUDA, which is not here", "--weights", allowed="file"))
+        raise ConfigError("nccl needs CUDA, which is not here", "--weights", allowed="file")
     settings = ServerSettings(
         model=path,
         token=token,
@@ -174,9 +174,7 @@ def _hang_up_as_terminate() -> None:
 def _refuse_unknown(option: str, given: str | None, allowed: tuple[str, ...]) -> None:
     if given is not None and given not in allowed:
         near = nearest(given, allowed)
-        raise ConfigError(
-            Problem("no such value", option, given=given, allowed=", ".join(allowed), nearest=near)
-        )
+        raise ConfigError("no such value", option, given=given, allowed=", ".join(allowed), nearest=near)
 
 
 def _refuse_taken(host: str, port: int) -> None:
@@ -190,4 +188,4 @@ def _refuse_taken(host: str, port: int) -> None:
             probe.bind((host, port))
         except OSError as error:
             what = f"cannot listen there: {error.strerror or error}"
-            raise ConfigError(Problem(what, "--host, --port", given=f"{host}:{port}")) from error
+            raise ConfigError(what, "--host, --port", given=f"{host}:{port}") from error

@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from http.client import HTTPException
 from pathlib import Path
 
-from grpox.errors import ConfigError, Problem, RunFailed
+from grpox.errors import ConfigError, RunFailed
 from grpox_vllm_serving.protocol import INSTANCE, INSTANCE_FILE, TOKEN_VARIABLE, WEIGHTS_FOLDER
 
 FILE_BACKEND = "grpox_file"
@@ -159,7 +159,7 @@ def refuse_owned(extra: Sequence[str]) -> None:
         name = argument.partition("=")[0].replace("_", "-")
         if name in OWNED:
             what, instead = "grpox sets this argument of vLLM's server itself", OWNED[name]
-            raise ConfigError(Problem(what, given=argument, allowed=instead))
+            raise ConfigError(what, given=argument, allowed=instead)
 
 
 def command(settings: ServerSettings) -> list[str]:

@@ -16,7 +16,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from grpox.errors import ConfigError, Problem
+from grpox.errors import ConfigError
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Any]]
@@ -80,10 +80,10 @@ def read_token(file: str | None, key: str) -> str:
     except (OSError, UnicodeDecodeError) as error:
         what = f"no token for the vLLM server: {' '.join(str(error).split())}"
         allowed = f"a file that holds the servers' token, or the token in {TOKEN_VARIABLE}"
-        raise ConfigError(Problem(what, key, given=str(path), allowed=allowed)) from error
+        raise ConfigError(what, key, given=str(path), allowed=allowed) from error
     if stat.S_IMODE(mode) & 0o077:
         what = "the token can be read by other users"
-        raise ConfigError(Problem(what, key, given=str(path), allowed=f"chmod 600 {path}"))
+        raise ConfigError(what, key, given=str(path), allowed=f"chmod 600 {path}")
     return _checked(text, str(path))
 
 
@@ -100,7 +100,7 @@ def read_or_make_token(file: str | None) -> str:
         except OSError as error:
             what = f"a token for the vLLM server cannot be kept: {error.strerror or error}"
             allowed = f"--token-file, or the token in {TOKEN_VARIABLE}"
-            raise ConfigError(Problem(what, "--token-file", given=str(path), allowed=allowed)) from error
+            raise ConfigError(what, "--token-file", given=str(path), allowed=allowed) from error
     return read_token(file, "--token-file")
 
 
@@ -110,7 +110,7 @@ def _checked(text: str, where: str) -> str:
     if not fits or not token.isascii() or not token.isprintable() or " " in token:
         what = f"no usable token for the vLLM server: it has {len(token)} characters"
         allowed = f"at least {SHORTEST} printable ASCII characters without a blank, at most {LONGEST:,}"
-        raise ConfigError(Problem(what, where, allowed=allowed))
+        raise ConfigError(what, where, allowed=allowed)
     return token
 
 

@@ -21,7 +21,13 @@ from grpox.runtime.phases import PhaseTimes
 from grpox.runtime.world import World
 from grpox.training.step_report import StepReport
 from grpox.update.mismatch import mismatch_metrics, mismatch_of, mismatch_warnings
-from grpox.update.objective import Corrected, CorrectionTraits, MicroBatchInputs, MicroBatchLoss, apply_correction
+from grpox.update.objective import (
+    Corrected,
+    CorrectionTraits,
+    MicroBatchInputs,
+    MicroBatchLoss,
+    apply_correction,
+)
 from grpox.update.token_metrics import TokenMetrics
 from grpox_corrections.configs import (
     GeometricMaskConfig,

@@ -15,7 +15,14 @@ from grpox.contracts import Correction, LossInputs, LossOutput, Reduction
 from grpox.errors import RunFailed
 from grpox.runtime.world import World
 from grpox.update.mismatch import mismatch_of
-from grpox.update.objective import Corrected, CorrectionTraits, MicroBatchInputs, MicroBatchLoss, StepLoss, apply_correction
+from grpox.update.objective import (
+    Corrected,
+    CorrectionTraits,
+    MicroBatchInputs,
+    MicroBatchLoss,
+    StepLoss,
+    apply_correction,
+)
 from grpox.update.packing import LossTraits, StepTotals
 from grpox.update.token_metrics import TokenMetrics
 from grpox_corrections.configs import (

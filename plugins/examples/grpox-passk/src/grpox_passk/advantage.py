@@ -6,7 +6,7 @@ The numbers are those of `grpox_passk.closed_form`; here completions are told ri
 from __future__ import annotations
 
 import torch
-from grpox.errors import ConfigError, Problem
+from grpox.errors import ConfigError
 from torch import Tensor
 
 from grpox_passk.closed_form import passk_advantages
@@ -53,11 +53,9 @@ class PasskAdvantage:
             return max(1, size // 4)
         if self.config.k > 1 and size <= self.config.k:
             raise ConfigError(
-                Problem(
-                    f"a group of {size} completions has no two sets of k = {self.config.k} to compare",
-                    "advantage.k",
-                    given=f"k {self.config.k}, train.num_generations {size}",
-                    allowed=f"k below {size}, or more completions a prompt",
-                )
+                f"a group of {size} completions has no two sets of k = {self.config.k} to compare",
+                "advantage.k",
+                given=f"k {self.config.k}, train.num_generations {size}",
+                allowed=f"k below {size}, or more completions a prompt",
             )
         return self.config.k

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from grpox.errors import ConfigError, GrpoxError, Problem
+from grpox.errors import ConfigError, GrpoxError
 from grpox.errors.validation import problems_of
 from pydantic import ValidationError
 
@@ -54,9 +54,9 @@ def source_of(path: Path) -> SourceConfig:
         name = str(source.pop("name"))
     except (yaml.YAMLError, KeyError, TypeError, ValueError) as error:
         allowed = "a mapping with name: reasoning-gym"
-        raise ConfigError(Problem("cannot be found", "data.source", str(path), allowed=allowed)) from error
+        raise ConfigError("cannot be found", "data.source", str(path), allowed=allowed) from error
     if name.rpartition(":")[2] != "reasoning-gym":
-        raise ConfigError(Problem("is another source", "data.source.name", str(path), given=name))
+        raise ConfigError("is another source", "data.source.name", str(path), given=name)
     try:
         return SourceConfig.model_validate(source)
     except ValidationError as error:
@@ -70,9 +70,9 @@ def heldout(config: SourceConfig, size: int, seed: int) -> list[Row]:
         ConfigError: no row is asked for, the seed is training's, or the tasks have too few different prompts.
     """
     if size < 1:
-        raise ConfigError(Problem("is less than one row", "--size", given=str(size)))
+        raise ConfigError("is less than one row", "--size", given=str(size))
     if seed == config.seed:
-        raise ConfigError(Problem("is the seed of training", "--seed", given=str(seed)))
+        raise ConfigError("is the seed of training", "--seed", given=str(seed))
     seen = {json.dumps(row["prompt"]) for row in rows(config)}
     found: list[Row] = []
     for number in range(ROUNDS):
@@ -86,7 +86,7 @@ def heldout(config: SourceConfig, size: int, seed: int) -> list[Row]:
         if len(found) >= size:
             return found
     what = f"only {len(found)} prompts were found that training does not have"
-    raise ConfigError(Problem(what, "--size", given=str(size), allowed="fewer, or a smaller data.source.size"))
+    raise ConfigError(what, "--size", given=str(size), allowed="fewer, or a smaller data.source.size")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from itertools import pairwise
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from grpox.errors import ConfigError, Problem
+from grpox.errors import ConfigError
 
 from grpox_reasoning_gym.entries import written
 
@@ -76,9 +76,7 @@ def built(task: str, settings: Mapping[str, Any], key: str, seed: int = 0, size:
         return create_dataset(task, seed=seed, size=size, **settings)
     except (AssertionError, TypeError, ValueError) as error:
         what = f"{task} refuses its settings: {error or type(error).__name__}"
-        raise ConfigError(
-            Problem(what, f"{key}.settings", given=json.dumps(dict(settings), default=str))
-        ) from error
+        raise ConfigError(what, f"{key}.settings", given=json.dumps(dict(settings), default=str)) from error
 
 
 def _row(config: SourceConfig, task: Task, entry: Mapping[str, Any]) -> Row:
@@ -103,9 +101,7 @@ def _question(config: SourceConfig, task: Task, entry: Mapping[str, Any]) -> str
     except (LookupError, AttributeError, TypeError, ValueError) as error:
         what = f"an entry of {task.task} does not fit it: {type(error).__name__}: {error}"
         names = ", ".join(sorted(fields))
-        raise ConfigError(
-            Problem(what, "data.source.template", given=config.template, allowed=names)
-        ) from error
+        raise ConfigError(what, "data.source.template", given=config.template, allowed=names) from error
     for old, new in config.replace.items():
         text = text.replace(old, new)
     return text
