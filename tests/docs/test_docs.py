@@ -28,7 +28,9 @@ ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "plugins" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 PAGES += sorted((ROOT / "plugins" / "examples").glob("*/README.md"))
 RUN_FILE = (ROOT / "docs" / "run-file.md").read_text(encoding="utf-8")
-ALGORITHMS = (ROOT / "docs" / "algorithms.md").read_text(encoding="utf-8")
+ALGORITHMS = "\n".join(
+    (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in ("algorithms", "corrections")
+)
 REQUIRED = object()
 
 PLUGINS = discover()
