@@ -177,6 +177,14 @@ def test_examples_are_valid_yaml_and_python(page: Path) -> None:
             compile(text, page.name, "exec")
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: f"{page.parent.name}/{page.name}")
+def test_a_formula_within_a_line_has_no_escape_that_github_would_eat(page: Path) -> None:
+    """GitHub reads Markdown's escapes, such as a backslash before a comma, before it reads the formula."""
+    text = re.sub(r"^ *```.*?^ *```|`[^`]+`", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+    formulas = re.findall(r"(?<![\\\w])\$(\S(?:[^$\n]*\S)?)\$(?!\w)", text)
+    assert [tex for tex in formulas if re.search(r"\\[^A-Za-z ]", tex)] == []
+
+
 def slope(loss: PolicyLoss, ratio: float, advantage: float) -> float:
     """The factor by which a token pushes its log-probability, in units of its advantage."""
     logprobs = torch.tensor([[ratio]]).log().requires_grad_()
