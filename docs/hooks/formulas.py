@@ -16,9 +16,7 @@ try:
 except ImportError:  # it comes with the extra `docs`
     convert = None
 
-FORMULA = re.compile(
-    r'<(?P<tag>span|div) class="arithmatex">\\[(\[](?P<tex>.*?)\\[)\]]</(?P=tag)>', re.DOTALL
-)
+FORMULA = re.compile(r'<(?P<tag>span|div) class="arithmatex">\\[(\[](?P<tex>.*?)\\[)\]]</(?P=tag)>', re.DOTALL)
 log = logging.getLogger("mkdocs.hooks.formulas")
 
 

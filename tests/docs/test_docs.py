@@ -29,7 +29,7 @@ PAGES = [ROOT / "README.md", ROOT / "plugins" / "README.md", *sorted((ROOT / "do
 PAGES += sorted((ROOT / "plugins" / "examples").glob("*/README.md"))
 RUN_FILE = (ROOT / "docs" / "run-file.md").read_text(encoding="utf-8")
 ALGORITHMS = "\n".join(
-    (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in ("algorithms", "corrections")
+    (ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("algorithms.md", "corrections.md")
 )
 REQUIRED = object()
 
