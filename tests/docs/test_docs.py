@@ -26,7 +26,9 @@ ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "plugins" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 PAGES += sorted((ROOT / "plugins" / "examples").glob("*/README.md"))
 RUN_FILE = (ROOT / "docs" / "run-file.md").read_text(encoding="utf-8")
-ALGORITHMS = (ROOT / "docs" / "algorithms.md").read_text(encoding="utf-8")
+ALGORITHMS = "\n".join(
+    (ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("algorithms.md", "corrections.md")
+)
 REQUIRED = object()
 
 PLUGINS = discover()
@@ -171,6 +173,14 @@ def test_examples_are_valid_yaml_and_python(page: Path) -> None:
             assert isinstance(read_yaml(text, page.name).data, dict)
         elif language == "python":
             compile(text, page.name, "exec")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: f"{page.parent.name}/{page.name}")
+def test_a_formula_within_a_line_has_nothing_that_github_reads_as_markdown(page: Path) -> None:
+    """That is escapes, such as a backslash before a comma, and underscores that could begin emphasis."""
+    text = re.sub(r"^ *```.*?^ *```|`[^`]+`", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+    formulas = re.findall(r"(?<![\\\w])\$(\S(?:[^$\n]*\S)?)\$(?!\w)", text)
+    assert [tex for tex in formulas if re.search(r"\\[^A-Za-z ]|[^A-Za-z0-9]_", tex)] == []
 
 
 def slope(loss: PolicyLoss, ratio: float, advantage: float) -> float:

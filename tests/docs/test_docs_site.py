@@ -255,6 +255,20 @@ def test_a_bar_in_the_code_of_a_table_has_no_backslash(pages: dict[str, Html]) -
     assert [cell for cell in cells if "\\|" in cell] == []
 
 
+def test_every_formula_is_rendered(site: Path, pages: dict[str, Html]) -> None:
+    pytest.importorskip("latex2mathml", reason="latex2mathml comes with `make docs`")
+    html = (site / "algorithms" / "index.html").read_text(encoding="utf-8")
+    formulas = re.findall(r"<math.*?</math>", html, re.DOTALL)
+    assert len(formulas) > 50
+    unread = [tex for tex in formulas if re.search(r"[\\&$]", unescape(re.sub(r"<[^>]+>", "", tex)))]
+    assert unread == []
+
+
+def test_no_formula_waits_for_a_script(site: Path) -> None:
+    texts = {path: path.read_text(encoding="utf-8") for path in site.rglob("*.html")}
+    assert [path for path, text in texts.items() if 'class="arithmatex"' in text] == []
+
+
 def test_a_dead_link_fails_the_build(tmp_path: Path) -> None:
     for name in ("grpox", "plugins", "benchmarks", "examples", "requirements"):
         (tmp_path / name).symlink_to(ROOT / name)
