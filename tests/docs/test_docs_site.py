@@ -261,7 +261,7 @@ def test_a_bar_in_the_code_of_a_table_has_no_backslash(pages: dict[str, Html]) -
 
 
 def test_a_dead_link_fails_the_build(tmp_path: Path) -> None:
-    for name in ("grpox", "plugins", "benchmarks", "examples", "requirements"):
+    for name in ("grpox", "plugins", "benchmarks", "examples", "requirements", "tests"):
         (tmp_path / name).symlink_to(ROOT / name)
     shutil.copytree(ROOT / "docs", tmp_path / "docs")
     shutil.copy(ROOT / "mkdocs.yml", tmp_path)
