@@ -18,7 +18,7 @@ ANCHORS = {
     "evaluation.sampling": "evaluation-sampling",
     "model.lora": "adapters",
 }
-"""Sections within sections: the heading of the page that each stands under. Other sections have their own name."""
+"""Section within a section -> the anchor of its heading on the page. Others have their own name as anchor."""
 
 
 def key_tables() -> dict[str, Callable[[], str]]:
