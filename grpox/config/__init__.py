@@ -4,7 +4,7 @@ What a component takes is its own plugin's config and stays in its `ComponentRef
 it. `sampling` derives the settings of held-out prompts from those of training.
 """
 
-from grpox.config.component import ComponentRef, RewardRef, Section, labels_of
+from grpox.config.component import ComponentRef, Parameters, RewardRef, Section, labels_of
 from grpox.config.inputs import DataConfig, LoraConfig, ModelConfig
 from grpox.config.outputs import CheckpointConfig, HubConfig, LoggingConfig, PluginsConfig, WatchdogConfig
 from grpox.config.run import RunConfig
@@ -28,6 +28,7 @@ __all__ = [
     "LoggingConfig",
     "LoraConfig",
     "ModelConfig",
+    "Parameters",
     "PluginsConfig",
     "RewardRef",
     "RunConfig",

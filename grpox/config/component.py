@@ -20,6 +20,12 @@ class Section(BaseModel):
     )
 
 
+class Parameters(BaseModel):
+    """The parameters of a component: frozen, unknown keys are refused, fields carry their documentation."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
+
+
 class ComponentRef(BaseModel):
     """A component by name (``dapo``, ``dist:dapo``) or by path (``my_loss.py:MyLoss``), with its parameters.
 

@@ -88,7 +88,7 @@ def is_contract(name: str, found: object) -> bool:
 
 
 ALIASES = ("InputPath", "Message", "ModelPath", "Scores", "Text", "WeightStream", "completion_text")
-PUBLIC_CONFIG = ("RunConfig", "SamplingConfig")
+PUBLIC_CONFIG = ("Parameters", "RunConfig", "SamplingConfig")
 PUBLIC_RUNTIME = {
     grpox.runtime.child: (
         "Child", "ChildCut", "ChildEnded", "ChildFailed", "ChildLate", "Restarted", "connect_to_parent",

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-STRICT = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
+from grpox.config import Parameters
 
 
-class ScaledConfig(BaseModel):
+class ScaledConfig(Parameters):
     """The parameters of batch, which group has too."""
-
-    model_config = STRICT
 
     eps: float = Field(1e-4, ge=0)
     """Added to every standard deviation, at least 0; 1e-4 as in TRL."""
@@ -29,7 +27,5 @@ class GroupConfig(ScaledConfig):
     by the standard deviation over the batch (GDPO, arXiv 2601.05242)."""
 
 
-class CentredConfig(BaseModel):
+class CentredConfig(Parameters):
     """none has no parameters."""
-
-    model_config = STRICT

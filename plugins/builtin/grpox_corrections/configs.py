@@ -2,40 +2,32 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 
-STRICT = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
+from grpox.config import Parameters
 
 
-class NoCorrectionConfig(BaseModel):
+class NoCorrectionConfig(Parameters):
     """none has no parameters."""
 
-    model_config = STRICT
 
-
-class TokenTruncateConfig(BaseModel):
+class TokenTruncateConfig(Parameters):
     """The parameters of token-truncate."""
-
-    model_config = STRICT
 
     cap: float = Field(2.0, ge=1)
     """Largest weight of a token, at least 1; 2.0 as in verl and ms-swift. TRL 1.16 has 3.0."""
 
 
-class SequenceTruncateConfig(BaseModel):
+class SequenceTruncateConfig(Parameters):
     """The parameters of sequence-truncate."""
-
-    model_config = STRICT
 
     cap: float = Field(2.0, ge=1)
     """Largest weight of a completion, at least 1; 2.0 as in verl and ms-swift, which have one threshold for
     tokens and completions. TRL 1.16 has 3.0 for both."""
 
 
-class _Band(BaseModel):
+class _Band(Parameters):
     """Bounds around 1, the ratio where trainer and generator agree."""
-
-    model_config = STRICT
 
     low: float = Field(ge=0, le=1)
     high: float = Field(ge=1)

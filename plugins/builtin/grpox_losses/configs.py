@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 
-STRICT = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
+from grpox.config import Parameters
 
 
-class ClippedConfig(BaseModel):
+class ClippedConfig(Parameters):
     """The clipped surrogate's parameters: grpo, dr_grpo, dapo and bnpo."""
-
-    model_config = STRICT
 
     clip_low: float = Field(0.2, gt=0, le=1)
     """The ratio is clipped below at 1 - clip_low. 0.2 is PPO's (arXiv 1707.06347); GSPO uses 3e-4 at
@@ -37,20 +35,16 @@ class ClippedConfig(BaseModel):
         return delta
 
 
-class CispoConfig(BaseModel):
+class CispoConfig(Parameters):
     """The parameters of cispo."""
-
-    model_config = STRICT
 
     cap: float = Field(5.0, ge=1)
     """Largest ratio used as a weight; there is no lower bound. 5.0 is within the range that ScaleRL found
     equally good (arXiv 2510.13786) and what TRL recommends."""
 
 
-class SapoConfig(BaseModel):
+class SapoConfig(Parameters):
     """The parameters of sapo."""
-
-    model_config = STRICT
 
     tau_pos: float = Field(1.0, gt=0)
     """Sharpness of the gate where the advantage is positive; 1.0 in the SAPO paper (arXiv 2511.20347)."""
