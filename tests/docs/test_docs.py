@@ -17,7 +17,7 @@ from grpox.config import ComponentRef, EarlyStopConfig, LoraConfig, RewardRef, R
 from grpox.contracts import LossInputs, PolicyLoss
 from grpox.plugins.discovery import Offer, discover
 from grpox.plugins.registry import Registry
-from grpox.runfile.lr_schedules import LR_SCHEDULER_TYPES
+from grpox.runfile.lr_schedules import SCHEDULES
 from grpox.runfile.yaml_lines import read_yaml
 from grpox_losses.configs import CispoConfig, ClippedConfig, SapoConfig
 from grpox_losses.losses import Cispo, Dapo, Sapo
@@ -119,7 +119,7 @@ def test_a_rewards_own_keys_have_a_table() -> None:
 
 
 def test_the_schedules_are_named() -> None:
-    assert [name for name in LR_SCHEDULER_TYPES if f"`{name}`" not in RUN_FILE] == []
+    assert [name for name in SCHEDULES if f"`{name}`" not in RUN_FILE] == []
 
 
 def test_every_package_is_on_the_map_in_the_order_of_imports() -> None:
