@@ -151,7 +151,8 @@ def _about(run: ResolvedRun, found: Evaluated, seconds: float) -> str:
 
 def _figures(model: str, run: ResolvedRun, found: Evaluated, seconds: float) -> dict[str, Any]:
     """What ``--out`` holds."""
-    from grpox.config.run import labels_of, rewards_of
+    from grpox.config import labels_of
+    from grpox.config.run import rewards_of
     from grpox.config.sampling import sampling_of
     from grpox.observing.record import git_commit, versions
 

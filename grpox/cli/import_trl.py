@@ -110,8 +110,8 @@ def _table(draft: Draft, narrow: bool) -> Table:
         # Folded, as cut names could not be copied.
         table.add_column(heading, overflow="fold")
     for row in draft.rows:
-        line = Text(str(row.line or ""))
-        name, given = Text(plain(row.name, 80)), Text(plain(row.given, 80), "dim")
+        line = Text(str(row.given.line or ""))
+        name, given = Text(plain(row.name, 80)), Text(plain(row.given.shown, 80), "dim")
         verdict = Text(row.verdict.value, _STYLES[row.verdict.value])
         message = Text(plain(row.message, 400))
         if narrow:

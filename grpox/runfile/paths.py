@@ -196,8 +196,8 @@ def resolve_parameters(
             if given is None or not params or name not in params:  # a default is the component's own affair
                 continue
             place = f"{key}.{name}"
-            is_model, base = what is Input.MODEL, base_of(place)
-            path = input_path(given, base) if is_model else str((base / Path(given).expanduser()).resolve())
+            is_model = what is Input.MODEL
+            path = (input_path if is_model else _absolute)(given, base_of(place))
             params[name] = path
             bound = replace(bound, config=bound.config.model_copy(update={field: path}))
             if is_model:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import filecmp
 import shutil
-from collections.abc import Iterator
 from importlib import resources
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
 
 from grpox.errors import ConfigError, Problem, nearest
-from grpox.runfile.yaml_lines import read_yaml
+from grpox.runfile.yaml_lines import leaves, read_yaml
 
 
 def recipe_names() -> list[str]:
@@ -66,7 +64,8 @@ def copy_recipe(name: str, destination: Path, force: bool = False) -> list[Path]
     file = _folder() / f"{name}.yaml"
     data = read_yaml(file.read_text(encoding="utf-8"), name).data
     # The bundled folders with which paths of the run file begin.
-    folders = dict.fromkeys(_folder() / text.partition("/")[0] for text in _texts(data) if "/" in text)
+    texts = (value for _, value in leaves(data) if isinstance(value, str) and "/" in value)
+    folders = dict.fromkeys(_folder() / text.partition("/")[0] for text in texts)
     copies = {path: destination / path.name for path in (file, *folders) if path.exists()}
     try:
         allowed = "another destination, or --force to overwrite it"
@@ -93,14 +92,6 @@ def _is_same(source: Path, copy: Path) -> bool:
     there = [str(path) for path in files if (copy / path).exists()]
     agree = filecmp.cmpfiles(source, copy, there, shallow=False)[0] == there
     return source.is_dir() and copy.is_dir() and agree
-
-
-def _texts(data: Any) -> Iterator[str]:
-    if isinstance(data, str):
-        yield data
-    elif isinstance(data, dict | list):
-        for value in data.values() if isinstance(data, dict) else data:
-            yield from _texts(value)
 
 
 def _folder() -> Path:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
@@ -135,6 +136,15 @@ def read_text(path: Path, source: str, longest: int) -> str:
 def read_table(package: str, name: str) -> Any:
     """Read a data file of a package of grpox."""
     return read_yaml(resources.files(package).joinpath(name).read_text(encoding="utf-8"), name).data
+
+
+def leaves(data: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield (dotted key, value) of all scalars and empty mappings and lists in `data`."""
+    if isinstance(data, Mapping | list) and data:
+        for name, value in data.items() if isinstance(data, Mapping) else enumerate(data):
+            yield from leaves(value, join(key, name))
+    else:
+        yield key, data
 
 
 class _Reader:

@@ -20,7 +20,7 @@ from grpox.runfile.from_trl.fields import (
     parameters_of,
 )
 from grpox.runfile.from_trl.sections import write_algorithm, write_inputs
-from grpox.runfile.from_trl.setup import DataGiven, Given, RewardGiven, Setup
+from grpox.runfile.from_trl.setup import Given, Setup
 
 _INPUTS = {"model_name_or_path", "reward_funcs", "reward_model_name_or_path", "dataset_name", "datasets"}
 """Fields of `trl grpo` that are reported like arguments of GRPOTrainer."""
@@ -224,28 +224,28 @@ def _arguments(draft: Draft) -> Iterator[Row]:
         verdict, message = Verdict.DIFFERS if why else Verdict.SAME, why or "model.path"
         if not setup.model.literal:
             verdict, message = Verdict.UNREAD, "fill in model.path"
-        yield _row("model", setup.model, verdict, message)
+        yield Row("model", setup.model, verdict, message)
     if isinstance(setup.rewards, Given):
-        yield _row("reward_funcs", setup.rewards, Verdict.UNREAD, "fill in rewards")
+        yield Row("reward_funcs", setup.rewards, Verdict.UNREAD, "fill in rewards")
     for reward in setup.rewards if isinstance(setup.rewards, list) else []:
         verdict = Verdict.DIFFERS if reward.note else Verdict.SAME
         named = ", ".join(f"{key}: {value}" for key, value in (reward.entry or {}).items())
         if reward.entry is None:
             verdict = Verdict.UNSUPPORTED
-        yield _row("reward_funcs", reward, verdict, reward.note or f"rewards: {named}")
+        yield Row("reward_funcs", reward, verdict, reward.note or f"rewards: {named}")
     if setup.data is not None:
         verdict, message = Verdict.SAME, reasons.get("data.path", "data.path")
         if setup.data.problem:
             verdict, message = Verdict.UNREAD, f"fill in data.path: {setup.data.problem}"
-        yield _row("train_dataset", setup.data, verdict, message)
+        yield Row("train_dataset", setup.data, verdict, message)
     if setup.evaluation is not None:
         message = "fill in evaluation: a file of held-out prompts"
-        yield _row("eval_dataset", setup.evaluation, Verdict.DIFFERS, message)
+        yield Row("eval_dataset", setup.evaluation, Verdict.DIFFERS, message)
     for name, given in setup.arguments.items():
         if name in _UNREAD_ARGUMENTS:
-            yield _row(name, given, Verdict.UNREAD, _UNREAD_ARGUMENTS[name])
+            yield Row(name, given, Verdict.UNREAD, _UNREAD_ARGUMENTS[name])
         elif field := TRAINER_ARGUMENTS.get(name):
-            yield _row(name, given, field.verdict, field.note)
+            yield Row(name, given, field.verdict, field.note)
         else:
             yield _unknown(name, given, TRAINER_ARGUMENTS)
 
@@ -257,21 +257,17 @@ def _fields(draft: Draft) -> Iterator[Row]:
         if not given.literal and (key := key_of(name)):
             where = "" if given.line is None else f"line {given.line}: "
             draft.ask(key, "?", f"{where}{name.removeprefix(LORA)}={given.shown}")
-            yield _row(name, given, Verdict.UNREAD, f"fill in {key}")
+            yield Row(name, given, Verdict.UNREAD, f"fill in {key}")
         elif not given.literal:
-            yield _row(name, given, Verdict.UNREAD, "to be seen to by hand")
+            yield Row(name, given, Verdict.UNREAD, "to be seen to by hand")
         elif name not in FIELDS:
             yield _unknown(name, given, FIELDS)
         else:
-            yield _row(name, given, *(draft.explained.get(name) or FIELDS[name].judge(given.value)))
+            yield Row(name, given, *(draft.explained.get(name) or FIELDS[name].judge(given.value)))
 
 
 def _unknown(name: str, given: Given, names: Collection[str]) -> Row:
     if name.startswith(LORA):
-        return _row(name, given, Verdict.UNSUPPORTED, "plain LoRA has no such setting")
+        return Row(name, given, Verdict.UNSUPPORTED, "plain LoRA has no such setting")
     near = nearest(name, names)
-    return _row(name, given, Verdict.UNKNOWN, f"did you mean {near}?" if near else "not of TRL 1.16")
-
-
-def _row(name: str, given: Given | RewardGiven | DataGiven, verdict: Verdict, message: str) -> Row:
-    return Row(name, given.shown, given.line, verdict, message)
+    return Row(name, given, Verdict.UNKNOWN, f"did you mean {near}?" if near else "not of TRL 1.16")

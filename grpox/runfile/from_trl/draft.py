@@ -16,7 +16,7 @@ import yaml
 from grpox.config import RunConfig, Section
 from grpox.errors import Problem, nearest, plain
 from grpox.runfile.from_trl.fields import FIELDS, Verdict, parameters_of
-from grpox.runfile.from_trl.setup import Setup
+from grpox.runfile.from_trl.setup import DataGiven, Given, RewardGiven, Setup
 from grpox.runfile.yaml_lines import Dumper
 
 TRL_DEFAULT = "TRL's default"
@@ -28,8 +28,7 @@ class Row:
     """Outcome of one setting of TRL's."""
 
     name: str
-    given: str
-    line: int | None
+    given: Given | RewardGiven | DataGiven
     verdict: Verdict
     message: str
 
@@ -180,7 +179,7 @@ def run_file_text(draft: Draft) -> str:
     lost = [row for row in draft.rows if row.is_lost]
     lines += ["# Not carried over:"] if lost else []
     for row in lost:
-        lines += _comment(f"{row.name} {plain(row.given, 60)}: {row.message}", "#   ")
+        lines += _comment(f"{row.name} {plain(row.given.shown, 60)}: {row.message}", "#   ")
     for key in RunConfig.model_fields:
         lines += _block(draft, key)
     return "\n".join(lines) + "\n"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections import defaultdict
-from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 from grpox.runfile.from_trl.setup import Given, unread
@@ -110,7 +110,9 @@ class Names:
                 if isinstance(argument, ast.arg):
                     scopes[0][argument.arg].append(None)
         values = {}
-        for statement in plain_statements(scope):
+        # Each of these runs once, also those below a guard of `__main__`.
+        guards = (each for each in scope.body if isinstance(each, ast.If) and is_main_guard(each))
+        for statement in (*scope.body, *chain.from_iterable(guard.body for guard in guards)):
             match statement:
                 case (
                     ast.Assign(targets=[ast.Name() as target], value=value)
@@ -159,14 +161,6 @@ def _imports(tree: ast.Module) -> dict[str, tuple[str, str]]:
         elif isinstance(node, ast.Import):
             imports |= {alias.asname or alias.name: (alias.name, "") for alias in node.names}
     return imports
-
-
-def plain_statements(scope: ast.Module | Function) -> Iterator[ast.stmt]:
-    """Yield the statements of `scope` that run once, one after the other, also below a guard of `__main__`."""
-    for statement in scope.body:
-        yield statement
-        if isinstance(statement, ast.If) and is_main_guard(statement):
-            yield from statement.body
 
 
 def is_main_guard(statement: ast.stmt) -> bool:

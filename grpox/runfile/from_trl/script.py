@@ -17,7 +17,6 @@ from grpox.runfile.from_trl.setup import (
     RewardGiven,
     Setup,
     code,
-    of_model,
     of_module,
     of_overlong,
     unread,
@@ -62,9 +61,7 @@ class _Script(Names):
         self.tree = tree
         self.path = path
         self.source = source
-        self.functions = {
-            node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        }
+        self.functions = {node.name for node in tree.body if isinstance(node, Function)}
 
     def read(self) -> Setup:
         """Read the call of GRPOConfig and the call of GRPOTrainer, one of which may be missing."""
@@ -97,9 +94,8 @@ class _Script(Names):
         return ""
 
     def calls_of(self, name: str) -> list[ast.Call]:
-        return [
-            node for node in ast.walk(self.tree) if isinstance(node, ast.Call) and self.called(node) == name
-        ]
+        calls = (node for node in ast.walk(self.tree) if isinstance(node, ast.Call))
+        return [call for call in calls if self.called(call) == name]
 
     def one(self, calls: list[ast.Call], name: str) -> ast.Call | None:
         if len(calls) > 1:
@@ -185,7 +181,7 @@ class _Script(Names):
         entry, note = None, "make it a function in a file rewards.py, and name that"
         match self.behind(node):
             case ast.Constant(value=str() as model):
-                return of_model(model, shown, line)
+                entry, note = {"name": "reward_model", "model": model}, ""
             case ast.Name(id=name) if name in self.functions and (trains := self.trains_on_import()):
                 note = f"move it to rewards.py: {self.path.name}, executed for it, would train (line {trains})"
             case ast.Name(id=name) if name in self.functions:
@@ -258,14 +254,14 @@ class _Script(Names):
             what = f"`{short}` has arguments that are no literals: name the file or hub dataset"
             return DataGiven(problem=what)
         path = given.get("path")
-        data = DataGiven(*names, given.get("streaming") is True)
+        data = DataGiven(path, given.get("name"), given.get("split"), given.get("streaming") is True)
         others = sorted(name for name in given.keys() - _READ if given[name] is not None)
         if path in LOADERS:
             data.path = _one_file(given.get("data_files"))
             data.problem = "" if data.path else "a run file names one file: join those of `data_files`"
         elif others := [*others, *(["data_files"] if given.get("data_files") is not None else [])]:
-            names = ", ".join(others)
-            data.problem = f"load_dataset is given {names}, which a run file does not have: name a file"
+            listed = ", ".join(others)
+            data.problem = f"load_dataset is given {listed}, which a run file does not have: name a file"
         return data
 
 

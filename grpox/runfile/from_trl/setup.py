@@ -53,11 +53,6 @@ class RewardGiven:
     """Difference from TRL; without an entry, the remedy."""
 
 
-def of_model(path: str, shown: str, line: int | None) -> RewardGiven:
-    """Refer to a model among `reward_funcs`."""
-    return RewardGiven({"name": "reward_model", "model": path}, shown, line)
-
-
 def of_overlong(max_completion_len: Any, soft_punish_cache: Any) -> dict[str, Any]:
     """Return the entry that corresponds to TRL's get_soft_overlong_punishment."""
     return {"name": "soft_overlong", "max_length": max_completion_len, "buffer": soft_punish_cache}
@@ -149,7 +144,8 @@ def _rewards(fields: dict[str, Given]) -> list[RewardGiven] | None:
     """List the rewards in TRL's order: the reward model before the functions."""
     rewards = []
     if (model := fields.get("reward_model_name_or_path")) and model.value:
-        rewards.append(of_model(str(model.value), model.shown, model.line))
+        entry = {"name": "reward_model", "model": str(model.value)}
+        rewards.append(RewardGiven(entry, model.shown, model.line))
     if (given := fields.get("reward_funcs")) and given.value:
         for name in map(str, given.value if isinstance(given.value, list) else [given.value]):
             # A name of TRL's own, or the dotted path of a function.

@@ -15,6 +15,7 @@ from grpox.errors import ConfigError, Problem
 from grpox.errors.redaction import redacted
 from grpox.plugins.requirements import canonical_name
 from grpox.runfile.lock.model import Lock, LockedComponent, LockedDistribution
+from grpox.runfile.yaml_lines import leaves
 from grpox.runtime.logs import get_logger
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ def by_gravity(unsorted: Iterable[Difference]) -> list[Difference]:
 
 def config_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Difference]:
     """List the keys in which two resolved configs differ, without ``output_dir`` as in the lock's hash."""
-    left, right = dict(_leaves(old)), dict(_leaves(new))
+    left, right = dict(leaves(old)), dict(leaves(new))
     return [
         difference
         for key in dict.fromkeys([*left, *right])
@@ -96,18 +97,6 @@ def changes(saved: Mapping[str, Any], config: RunConfig) -> list[Difference]:
         for each in config_differences(redacted(saved), redacted(config.model_dump(mode="json")))
         if each.what.partition(".")[0].partition("[")[0] not in FREE and not each.what.startswith(FREE_KEYS)
     ]
-
-
-def _leaves(config: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield (dotted key, value) of all scalars and empty mappings and lists."""
-    if isinstance(config, Mapping) and config:
-        for name, value in config.items():
-            yield from _leaves(value, f"{key}.{name}" if key else str(name))
-    elif isinstance(config, list) and config:
-        for place, value in enumerate(config):
-            yield from _leaves(value, f"{key}[{place}]")
-    else:
-        yield key, config
 
 
 def _changed(severity: Severity, what: str, old: object, new: object) -> Iterator[Difference]:
