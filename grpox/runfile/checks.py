@@ -31,7 +31,6 @@ LOGIT_KWARGS = frozenset(
     )
 )
 """Keys of `sampling.generation_kwargs` that change the generator's distribution at any value."""
-OFF_POLICY = "train.off_policy_mask_threshold"
 STALENESS = "train.max_staleness"
 DYNAMIC_SAMPLING = "train.dynamic_sampling_rounds"
 
@@ -107,13 +106,12 @@ def biased_correction(context: CheckContext) -> Iterator[Problem]:
     if correction is None or not context.changed_sampling or Capability.LOGPROBS not in correction.needs:
         return
     neutral = ", ".join(f"{name} {value:g}" for name, value in NEUTRAL.items())
-    yield Problem(
+    what = (
         f"{correction} would be biased: the generator's log-probabilities are those of the distribution it "
-        "samples from, which these settings make another than the trainer's",
-        key="correction",
-        given=context.changed_sampling,
-        allowed=f"correction none, or sampling with {neutral} and no generation_kwargs that change logits",
+        "samples from, which these settings make another than the trainer's"
     )
+    allowed = f"correction none, or sampling with {neutral} and no generation_kwargs that change logits"
+    yield Problem(what, "correction", given=context.changed_sampling, allowed=allowed)
 
 
 def refused_sampling(context: CheckContext) -> Iterator[Problem]:
@@ -139,7 +137,7 @@ def off_policy_problems(context: CheckContext) -> Iterator[Problem]:
     """Find reasons why the distance between policy and generator cannot be measured."""
     threshold = context.config.train.off_policy_mask_threshold
     if threshold is not None:
-        yield from _without_logprobs(context, OFF_POLICY, f"{threshold:g}", "null")
+        yield from _without_logprobs(context, "train.off_policy_mask_threshold", f"{threshold:g}", "null")
 
 
 def _without_logprobs(context: CheckContext, key: str, given: str, allowed: str) -> Iterator[Problem]:

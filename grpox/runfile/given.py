@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 Changes = Mapping[str, Any]
 GIVEN = "(given in Python)"
 """Path of an input that is an object."""
-REPLACED = {"data": ("path", "source", "subset", "split")}
-"""Section -> keys that a path or object replaces."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +69,8 @@ class Given:
             section = {} if merged.get(name) is None else merged[name]
             if not isinstance(section, Mapping):
                 continue  # the schema refuses it
-            others = {key: value for key, value in section.items() if key not in REPLACED.get(name, ())}
+            replaced = ("path", "source", "subset", "split") if name == "data" else ()
+            others = {key: value for key, value in section.items() if key not in replaced}
             merged[name] = {"path": section.get("path") or GIVEN} | others | dict(changes)
         self._check_model(merged.get("model"))
         return merged

@@ -77,14 +77,9 @@ def checkpointing_problems(train: TrainConfig) -> list[Problem]:
     given = train.gradient_checkpointing_kwargs
     if given and not train.gradient_checkpointing:
         return [Problem("is used by nothing: train.gradient_checkpointing is false", key, given=str(given))]
+    what, allowed = "torch.utils.checkpoint takes no such argument", ", ".join(CHECKPOINT_ARGUMENTS)
     return [
-        Problem(
-            "torch.utils.checkpoint takes no such argument",
-            f"{key}.{name}",
-            given=str(value),
-            allowed=", ".join(CHECKPOINT_ARGUMENTS),
-            nearest=nearest(name, CHECKPOINT_ARGUMENTS),
-        )
+        Problem(what, f"{key}.{name}", "", str(value), allowed, nearest(name, CHECKPOINT_ARGUMENTS))
         for name, value in given.items()
         if name not in CHECKPOINT_ARGUMENTS
     ]

@@ -254,13 +254,9 @@ def output_problems(config: RunConfig) -> list[Problem]:
     inputs = {"model.path": config.model.path, "data.path": config.data.path}
     if config.evaluation is not None:
         inputs["evaluation.path"] = config.evaluation.path
+    allowed = "another output_dir, or a copy of this input elsewhere"
     return [
-        Problem(
-            f"lies in {name}/ of output_dir, which the run replaces by its own",
-            key=key,
-            given=path,
-            allowed="another output_dir, or a copy of this input elsewhere",
-        )
+        Problem(f"lies in {name}/ of output_dir, which the run replaces by its own", key, "", path, allowed)
         for key, path in inputs.items()
         for name in SET_ASIDE
         if path is not None and Path(path).is_absolute() and Path(path).is_relative_to(folder / name)

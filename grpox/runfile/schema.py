@@ -20,8 +20,6 @@ from grpox.runfile.slots import SLOTS
 
 Schema = dict[str, Any]
 
-_DIALECT = "https://json-schema.org/draft/2020-12/schema"
-
 
 def run_schema(registry: Registry) -> Schema:
     """Build the schema of `RunConfig` in which each slot lists the installed components.
@@ -31,7 +29,10 @@ def run_schema(registry: Registry) -> Schema:
     with a remark, as the run may be for another machine. ``$comment`` names the plugins that are left out:
     those disabled, broken or of another plugin API.
     """
-    schema: Schema = {"$schema": _DIALECT, **RunConfig.model_json_schema()}
+    schema: Schema = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **RunConfig.model_json_schema(),
+    }
     schema["title"] = "grpox run file"
     if left_out := "; ".join(_left_out(registry.plugins)):
         schema["$comment"] = f"Not covered: {left_out}"

@@ -72,11 +72,6 @@ for _type, _pattern, _first in (
     _Loader.add_implicit_resolver(_TAG + _type, _FORMS[_type], _first)
 
 
-def is_number(text: str) -> bool:
-    """Tell if a plain scalar of this text is read as a number."""
-    return any(_FORMS[kind].match(text) for kind in ("int", "float"))
-
-
 @dataclass
 class Document:
     """A YAML document: its data, and the line (from 1) of each dotted key such as ``rewards[0].weight``."""
@@ -245,7 +240,8 @@ class Dumper(yaml.SafeDumper):
 
 
 def _text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
-    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style='"' if is_number(value) else None)
+    is_number = any(_FORMS[kind].match(value) for kind in ("int", "float"))
+    return dumper.represent_scalar(f"{_TAG}str", value, style='"' if is_number else None)
 
 
 Dumper.add_representer(str, _text)

@@ -30,7 +30,6 @@ _UNREAD_ARGUMENTS = {
 }
 """Argument of GRPOTrainer that is no readable call -> remark with what to do."""
 _CONTINUOUS = ("use_transformers_continuous_batching", "use_transformers_paged")
-_REGEX = ("vllm_structured_outputs_regex", "vllm_guided_decoding_regex")
 _LONGEST_WAIT = 1500.0
 """Seconds that `generator.start_timeout` may have."""
 
@@ -127,7 +126,7 @@ def _generation(draft: Draft) -> None:
     else:
         _server(draft)
     draft.unneeded((*parameters_of("hf"), *_CONTINUOUS), "use_vllm is true")
-    for name in _REGEX:
+    for name in ("vllm_structured_outputs_regex", "vllm_guided_decoding_regex"):
         if draft.has(name):
             draft.put("sampling.generation_kwargs.structured_outputs", {"regex": draft.get(name)})
 

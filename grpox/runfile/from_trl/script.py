@@ -23,8 +23,6 @@ from grpox.runfile.from_trl.setup import (
 )
 
 CONFIG, TRAINER, LORA_CONFIG = "GRPOConfig", "GRPOTrainer", "LoraConfig"
-LOADERS = ("json", "csv", "parquet")
-"""Names under which `load_dataset` reads files of `data_files`."""
 _READ = {"path", "name", "split", "data_files", "streaming"}
 """Arguments of load_dataset that a run file has too."""
 _HARMLESS = {"shuffle", "token", "cache_dir", "num_proc"}
@@ -256,7 +254,7 @@ class _Script(Names):
         path = given.get("path")
         data = DataGiven(path, given.get("name"), given.get("split"), given.get("streaming") is True)
         others = sorted(name for name in given.keys() - _READ if given[name] is not None)
-        if path in LOADERS:
+        if path in ("json", "csv", "parquet"):  # loaders of the files in `data_files`
             data.path = _one_file(given.get("data_files"))
             data.problem = "" if data.path else "a run file names one file: join those of `data_files`"
         elif others := [*others, *(["data_files"] if given.get("data_files") is not None else [])]:

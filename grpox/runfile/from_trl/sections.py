@@ -23,7 +23,6 @@ RECOMMENDED_CAP = 5.0
 UNBOUNDED = 1e9
 """Bound that stands for none."""
 _SCALES = ("group", "batch", "none")
-_MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
 _CORRECTION = tuple(
     f"vllm_importance_sampling_{name}" for name in ("correction", "mode", "clip_max", "clip_min", "cap")
 )
@@ -317,7 +316,8 @@ def _correction(draft: Draft) -> None:
 
 
 def _bounded_correction(draft: Draft) -> None:
-    name = draft.chosen(_MODE, _MODES).replace("_", "-")
+    modes = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
+    name = draft.chosen(_MODE, modes).replace("_", "-")
     low, high = draft.get(_LOW), draft.get(_CAP if draft.has(_CAP) else _HIGH)
     high = UNBOUNDED if high is None else high
     parameters: dict[str, Any] = {"cap": high}
