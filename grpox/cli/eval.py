@@ -151,7 +151,8 @@ def _about(run: ResolvedRun, found: Evaluated, seconds: float) -> str:
 
 def _figures(model: str, run: ResolvedRun, found: Evaluated, seconds: float) -> dict[str, Any]:
     """What ``--out`` holds."""
-    from grpox.config.run import labels_of_evaluation
+    from grpox.config import labels_of
+    from grpox.config.run import rewards_of
     from grpox.config.sampling import sampling_of
     from grpox.observing.record import git_commit, versions
 
@@ -166,7 +167,7 @@ def _figures(model: str, run: ResolvedRun, found: Evaluated, seconds: float) -> 
         },
         "prompts": found.prompts,
         "completions": len(found.completions),
-        "rewards": labels_of_evaluation(config),
+        "rewards": labels_of(rewards_of(config)),
         "evaluation": dumped["evaluation"],
         "sampling": redacted(sampling_of(config.evaluation, config.sampling).model_dump(mode="json")),
         "generator": dumped["generator"],

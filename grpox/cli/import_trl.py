@@ -1,4 +1,4 @@
-"""`grpox import-trl`: a run file that does what a script or YAML file for TRL's GRPO does."""
+"""`grpox import-trl`: converts a script or YAML file for TRL's GRPO to a run file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from grpox.runfile.from_trl.setup import Setup
 
 LONGEST = 2**20
-"""Characters of a script; parsing takes seconds for this many."""
+"""Characters of a script: parsing this many takes seconds."""
 _STYLES = {
     "same": "green",
     "differs": "yellow",
@@ -81,7 +81,7 @@ def import_trl(
 
 
 def _read(path: Path) -> Setup:
-    """The set-up in a file, by its ending."""
+    """Read the set-up in a file, by its ending."""
     from grpox.runfile.from_trl.script import read_script
     from grpox.runfile.from_trl.setup import read_trl_yaml
     from grpox.runfile.yaml_lines import read_text
@@ -96,10 +96,10 @@ def _read(path: Path) -> Setup:
 
 
 def _table(draft: Draft, narrow: bool) -> Table:
-    """One row for everything that the set-up gives.
+    """Build the table of outcomes, a row for each setting.
 
     Args:
-        narrow: write values below names and explanations below verdicts, for a terminal too narrow for both.
+        narrow: for a narrow terminal, write values below names and explanations below verdicts.
     """
     from rich import box
     from rich.table import Table
@@ -107,11 +107,11 @@ def _table(draft: Draft, narrow: bool) -> Table:
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for heading in ("line", "TRL", "run file") if narrow else ("line", "TRL", "given", "", "run file"):
-        # Folded: a name that is cut cannot be copied.
+        # Folded, as cut names could not be copied.
         table.add_column(heading, overflow="fold")
     for row in draft.rows:
-        line = Text(str(row.line or ""))
-        name, given = Text(plain(row.name, 80)), Text(plain(row.given, 80), "dim")
+        line = Text(str(row.given.line or ""))
+        name, given = Text(plain(row.name, 80)), Text(plain(row.given.shown, 80), "dim")
         verdict = Text(row.verdict.value, _STYLES[row.verdict.value])
         message = Text(plain(row.message, 400))
         if narrow:

@@ -1,4 +1,4 @@
-"""``grpox plugins lock`` and ``diff``: the lock of a run that is not run, and what separates two."""
+"""``grpox plugins lock`` and ``diff``: the lock of a run, without running it, and differences of two runs."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _lock(run: str, overrides: Sequence[str], world_size: int | None) -> Lock:
 
 
 def tell_differences(old: Path, new: Path, console: Console) -> bool:
-    """Draw a table of what separates two runs, or say that nothing does; returns whether something does."""
+    """Print a table of the differences of two runs; returns False if there are none."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -55,28 +55,28 @@ def tell_differences(old: Path, new: Path, console: Console) -> bool:
     from grpox.runfile.lock.differences import RESOLVED_CONFIG, by_gravity, compare, config_differences
     from grpox.runfile.lock.model import read_lock
 
-    found = compare(read_lock(old), read_lock(new))
+    differences = compare(read_lock(old), read_lock(new))
     configs = [_config(folder) for folder in (old, new)]
     if all(configs) and (keys := config_differences(*configs)):
-        # The keys say more than that the hash is another.
-        found = by_gravity([*(one for one in found if one.what != RESOLVED_CONFIG), *keys])
-    if not found:
+        # The keys say more than the hash.
+        differences = by_gravity([*(each for each in differences if each.what != RESOLVED_CONFIG), *keys])
+    if not differences:
         console.print(f"no difference between {old} and {new}", markup=False, highlight=False, soft_wrap=True)
         return False
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for heading in ("", "what", str(old), str(new)):
-        # Folded: a value that is cut cannot be compared.
+        # Folded, as cut values could not be compared.
         table.add_column(Text(heading), overflow="fold")
     styles = {"drift": "red", "environment": "yellow"}
-    for one in found:
-        severity = Text(one.severity.value, styles.get(one.severity.value, ""))
-        table.add_row(severity, Text(one.what), Text(one.old), Text(one.new))
+    for each in differences:
+        severity = Text(each.severity.value, styles.get(each.severity.value, ""))
+        table.add_row(severity, Text(each.what), Text(each.old), Text(each.new))
     console.print(table)
     return True
 
 
 def _config(folder: Path) -> dict[str, Any]:
-    """The resolved config in a run's folder, empty where there is none."""
+    """Read the resolved config in a run's folder; empty if there is none."""
     from grpox.runfile.yaml_lines import read_yaml
 
     file = folder / "config.yaml"

@@ -1,7 +1,7 @@
 """The schema of a run file: a pydantic model for each section. Nothing here imports torch.
 
-What a component takes is its own plugin's config and stays in its `ComponentRef` until a registry checks
-it. `sampling` derives the settings of held-out prompts from those of training.
+A component's parameters stay in its `ComponentRef` until a registry checks them against the plugin's config.
+`sampling` derives the settings of held-out prompts from those of training.
 """
 
 from grpox.config.component import ComponentRef, Parameters, RewardRef, Section, labels_of

@@ -1,7 +1,6 @@
-"""The base of every section of a run file, and components and rewards as it names them.
+"""The base of every section of a run file, and references to components and rewards.
 
-What belongs to a component stays in its `ComponentRef` and is checked against that component's own config once
-the registry has found it (`grpox.runfile.load`).
+A component's parameters stay in its `ComponentRef` until `grpox.runfile.load` checks them against its config.
 """
 
 from __future__ import annotations

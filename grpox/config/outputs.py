@@ -1,4 +1,4 @@
-"""The sections `checkpoint`, `hub`, `logging`, `watchdog` and `plugins`: what goes on around the training."""
+"""The sections around the training: `checkpoint`, `hub`, `logging`, `watchdog` and `plugins`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class CheckpointConfig(Section):
 
     @property
     def saves_last(self) -> bool:
-        """Return True where one of the last step is saved."""
+        """Tell if a checkpoint of the last step is saved."""
         return self.every > 0 if self.last is None else self.last
 
 

@@ -1,4 +1,4 @@
-"""A run file as a whole: what the core itself understands."""
+"""A run file as a whole, as far as the core itself understands it."""
 
 from __future__ import annotations
 
@@ -65,11 +65,6 @@ class RunConfig(Section):
 
 
 def rewards_of(config: RunConfig) -> list[RewardRef]:
-    """The reward functions of the evaluation."""
+    """Return the reward functions of the evaluation."""
     own = config.evaluation.rewards if config.evaluation is not None else None
     return config.rewards if own is None else own
-
-
-def labels_of_evaluation(config: RunConfig) -> list[str]:
-    """What metrics call each of them."""
-    return labels_of(rewards_of(config))

@@ -1,4 +1,4 @@
-"""The sections `sampling` and `evaluation`, and what an evaluation has of its own settings and of the run's."""
+"""The sections `sampling` and `evaluation`, and the sampling settings of an evaluation."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from grpox.config.component import RewardRef, Section
 
 PREFIX = "evaluation/"
-"""Before the name of an evaluation's metric wherever it stands beside those of steps."""
+"""Prefix of an evaluation's metrics among those of steps."""
 
 
 class SamplingConfig(Section):
@@ -109,16 +109,16 @@ class EvaluationConfig(Section):
 
 
 def sampling_of(evaluation: EvaluationConfig, sampling: SamplingConfig) -> SamplingConfig:
-    """The run's `sampling` as evaluations have it. Nothing is checked: a temperature of 0 is greedy here."""
+    """Merge the evaluation's own keys into `sampling`, unchecked: a temperature of 0 is greedy here."""
     own = {name: value for name, value in evaluation.sampling if value is not None}
     return sampling.model_copy(update={"temperature": evaluation.temperature, **own})
 
 
 def bare_name(metric: str) -> str:
-    """An evaluation's metric as the evaluation itself calls it."""
+    """Remove the prefix from the name of an evaluation's metric."""
     return metric.removeprefix(PREFIX)
 
 
 def evaluation_in(metrics: Mapping[str, float]) -> dict[str, float]:
-    """The evaluation's metrics among those of a step, as the evaluation itself calls them."""
+    """Select the evaluation's metrics among those of a step, without their prefix."""
     return {bare_name(name): value for name, value in metrics.items() if name.startswith(PREFIX)}

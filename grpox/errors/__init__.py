@@ -1,9 +1,9 @@
 """Errors as a user reads them: the cause, the key and the cure, in plain words and without secrets.
 
-Here are the exceptions, told in a few lines and with the exit code of their sort, and `Problem`, one mistake
-with its key, its value and what would be right. `validation` turns pydantic's errors into problems, in words
-made of a field's type. `redaction` masks secrets, by the names of their keys and by their form, in configs and
-in any text. `formatting` writes numbers and lists. Imports neither pydantic nor torch.
+The exceptions carry a short message and an exit code. A `Problem` is one mistake: its key, the given value and
+what is allowed. `validation` turns pydantic's errors into problems. `redaction` masks secrets in configs and in
+text, by the names of their keys and by their form. `formatting` writes numbers and lists. The package imports
+neither pydantic nor torch.
 """
 
 from __future__ import annotations
@@ -34,10 +34,9 @@ ALLOWED = 1000
 
 
 def plain(text: str, longest: int = 300) -> str:
-    """`text` without secrets, cut in its middle to at most `longest` characters; what shows nothing is escaped.
+    """Return `text` without secrets, cut in its middle to at most `longest` characters, on one line.
 
-    What a user gives may hold colours for the terminal, ends of lines or a change of the writing direction:
-    a message that repeats it must still read as what it is.
+    Characters that print nothing are escaped: colours, ends of lines, a change of the writing direction.
     """
     shown = "".join(
         character if character.isprintable() else character.encode("unicode_escape").decode("ascii")
@@ -47,7 +46,7 @@ def plain(text: str, longest: int = 300) -> str:
 
 
 def text_of(error: BaseException) -> str:
-    """Return an exception's own text, cut to `TEXT` characters; where it has none to give, why."""
+    """Return an exception's own text, cut to `TEXT` characters; where asking for it fails, the reason."""
     try:
         return shorten(str(error), TEXT)
     except BaseException as failed:  # noqa: BLE001 - a foreign class may raise anything here
@@ -71,10 +70,10 @@ def traceback_of(error: BaseException) -> str:
 
 
 def chain(error: BaseException, with_contexts: bool = False) -> Iterator[BaseException]:
-    """Yield `error`, what it was raised from, and so on; each once, for `raise error from error` makes a ring.
+    """Yield `error` and its causes, each once: `raise error from error` makes a ring.
 
     Args:
-        with_contexts: where one was raised from nothing, go on with what was being handled at that time.
+        with_contexts: after an error without a cause, go on with the error that was being handled.
     """
     seen: set[int] = set()
     following: BaseException | None = error
@@ -85,10 +84,10 @@ def chain(error: BaseException, with_contexts: bool = False) -> Iterator[BaseExc
 
 
 def shorten(text: str, longest: int) -> str:
-    """Return `text`, cut in its middle to at most `longest` characters; no part of a secret is left there."""
+    """Return `text`, cut in its middle to at most `longest` characters, with no part of a secret at the cut."""
     if len(text) <= longest:
         return text
-    # What cannot be shown is not searched for secrets: that takes a second for a million characters.
+    # Only the part that may be shown is searched: a million characters would take a second.
     return _cut(redact(_cut(text, 2 * longest)), longest)
 
 
@@ -107,7 +106,7 @@ class Problem:
     """One thing wrong with what the user gave."""
 
     what: str
-    """One line: what is wrong."""
+    """The mistake, in one line."""
     key: str = ""
     """Dotted key, for example ``loss.clip_high``."""
     where: str = ""
@@ -115,7 +114,7 @@ class Problem:
     given: str = ""
     allowed: str = ""
     nearest: str = ""
-    """The nearest valid name, when the given one looks like a slip."""
+    """Nearest valid name, if the given one looks like a typo."""
 
     def __str__(self) -> str:
         parts = (plain(self.where), plain(self.key), plain(self.what, WHAT))
@@ -158,13 +157,13 @@ class RunFailed(GrpoxError):
 
 
 def nearest(name: str, candidates: Iterable[str]) -> str:
-    """The candidate that looks most like `name`, or an empty string when none is near."""
+    """Return the candidate that looks most like `name`, or an empty string if none is near."""
     matches = difflib.get_close_matches(name, list(candidates), n=1, cutoff=0.6)
     return matches[0] if matches else ""
 
 
 def join(key: str, part: str | int) -> str:
-    """The dotted key of `part` within `key`: ``train`` and ``beta``, or ``rewards`` and ``0``."""
+    """Return the dotted key of `part` within `key`: ``train.beta``, ``rewards[0]``."""
     if isinstance(part, int):
         return f"{key}[{part}]"
     return f"{key}.{part}" if key else part

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-TOLD = 3
-"""Names that a message tells of many."""
+MOST_NAMES = 3
+"""Names that a message lists at most."""
 
 
 def some(names: Iterable[str]) -> str:
-    """The first `TOLD` of `names` in their order, and dots for more."""
+    """List the first `MOST_NAMES` of the sorted `names`, with dots for more."""
     ordered = sorted(names)
-    return ", ".join(ordered[:TOLD]) + (", ..." if len(ordered) > TOLD else "")
+    return ", ".join(ordered[:MOST_NAMES]) + (", ..." if len(ordered) > MOST_NAMES else "")
 
 
 def counted(number: int, noun: str) -> str:
-    """`number` and `noun`, with an s where there is not exactly one."""
+    """Join `number` and `noun`, in the plural unless the number is 1."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def duration(seconds: float) -> str:
-    """Whole seconds, from a minute on minutes and seconds, from an hour on hours and minutes."""
+    """Write seconds; from a minute on, minutes and seconds; from an hour on, hours and minutes."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     if hours:
@@ -29,7 +29,7 @@ def duration(seconds: float) -> str:
 
 
 def amount(num_bytes: float) -> str:
-    """Bytes as people read them: ``512 B``, ``3.1 MiB``."""
+    """Write a number of bytes: ``512 B``, ``3.1 MiB``."""
     unit, *larger = ("B", "KiB", "MiB", "GiB", "TiB")
     while larger and num_bytes >= 1024:
         num_bytes, unit, *larger = num_bytes / 1024, *larger

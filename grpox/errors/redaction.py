@@ -1,7 +1,7 @@
-"""Keeps secrets out of all that is shown, kept or sent elsewhere: by the name of a key, and by their form.
+"""Masks secrets in all that is shown, saved or sent elsewhere, by the names of their keys and by their form.
 
-`redacted` is for configs and whatever else has keys, `redact` for text: messages, addresses, tracebacks. Both
-leave ``***`` in a secret's place, and of its form what says which sort it was: ``hf_***``, ``me:***@host``.
+`redacted` is for configs and other data with keys, `redact` for text: messages, addresses, tracebacks. Both put
+``***`` in a secret's place and leave what shows its sort: ``hf_***``, ``me:***@host``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from urllib.parse import quote, quote_plus
 
 MASK = "***"
 SHORTEST_KNOWN = 8
-"""Characters of a secret that is masked wherever it stands: a shorter one may be a word like any other."""
+"""Characters from which a secret is masked wherever it stands: a shorter one may be an ordinary word."""
 
 # Names of keys, in lower case, with _ between their words.
 _ENDING = r"(?:_?\d+|_(?:value|text|string|plain|raw|base64|b64|hash|base|default|old|new|prod|dev))?$"
@@ -45,7 +45,7 @@ _OF_MODELS = re.compile(
     rf"_token{_ENDING}"
 )
 _IN_QUERIES = {"key", "sig", "signature", "pass", "x_amz_signature", "x_amz_credential"}
-"""Names of secrets in the query of an address; elsewhere they may be anything."""
+"""Names of secrets in the query of an address, though not elsewhere."""
 _HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 _PLACE = re.compile(r"\[\d+\]|\.\d+(?=\.|$)")
 
@@ -104,9 +104,9 @@ _LEFT = re.compile(
 )
 """Text that masking by form leaves."""
 _PLACEHOLDER = re.compile(r"[(\[{<\\^]|\$\{|\$[A-Z_]+$")
-"""Beginnings of values that are none: ``{key}``, ``<your token>``, ``$TOKEN``, a part of a pattern."""
+"""Beginnings of placeholders: ``{key}``, ``<your token>``, ``$TOKEN``, a part of a pattern."""
 _DRAWN = re.compile(r"(?=\D*\d)(?=[^a-z]*[a-z])(?=[^A-Z]*[A-Z])[\w+/=-]{20,}", re.ASCII)
-"""As a key is that a machine has drawn, and no digest or name."""
+"""Form of a randomly drawn key, and not of a digest or name."""
 _NOTHING = {"null", "none", "true", "false"}
 
 _known: set[str] = set()
@@ -114,9 +114,9 @@ _known: set[str] = set()
 
 
 def redact(text: str) -> str:
-    """`text` without secrets: ``http://me:secret@host``, ``?token=secret``, ``api_key='secret'``, ``hf_...``.
+    """Mask secrets in `text`: ``http://me:secret@host``, ``?token=secret``, ``api_key='secret'``, ``hf_...``.
 
-    Those that `remember_secrets` was given are masked wherever they stand.
+    Secrets given to `remember_secrets` are masked wherever they stand.
     """
     for secret in sorted(_known, key=len, reverse=True):
         if secret in text:
@@ -125,7 +125,7 @@ def redact(text: str) -> str:
 
 
 def redacted(value: Any, key: str = "") -> Any:
-    """`value`, of mappings, lists and scalars, without secrets: by the keys of mappings, and by form.
+    """Mask secrets in `value`, of mappings, lists and scalars, by the keys of mappings and by form.
 
     A number under a secret's key is masked too; true, false, null and an empty text never are.
     """
@@ -133,23 +133,23 @@ def redacted(value: Any, key: str = "") -> Any:
 
 
 def remember_secrets(config: Any) -> None:
-    """Have `redact` mask what `config` and the environment hold under keys of secrets, wherever it stands."""
+    """Have `redact` mask the secrets of `config` and the environment wherever they stand."""
     environment = {name: text for name, text in os.environ.items() if name not in ("PWD", "OLDPWD")}
     for each in (config, environment):
         _mapped(each, _remember)
 
 
 def masked_keys(config: Any) -> list[str]:
-    """Dotted keys, such as ``rewards.0.api_key``, whose value is what `redacted` leaves of a secret."""
-    found: list[str] = []
+    """List the dotted keys, such as ``rewards.0.api_key``, whose value is a secret masked by `redacted`."""
+    keys: list[str] = []
 
     def look(value: Any, key: str, is_secret: bool) -> None:
         is_drawn = value == MASK and _ANY_KEY.search(_words(key))
         if isinstance(value, str) and MASK in value and (is_secret or is_drawn or _is_left(value)):
-            found.append(key)
+            keys.append(key)
 
     _mapped(config, look)
-    return found
+    return keys
 
 
 @lru_cache(maxsize=4096)
@@ -159,7 +159,7 @@ def names_a_secret(key: str) -> bool:
 
 
 def _is_named_surely(key: str) -> bool:
-    """Return True where nothing else is called so, as a model's ``boundary_token`` is called a token."""
+    """Return True if only a secret has this name: a model's ``boundary_token`` is a token too."""
     return bool(_NAMES.search(_words(key))) or _words(key) == "token"
 
 
@@ -170,7 +170,7 @@ def _words(key: str) -> str:
 
 
 def _mapped(value: Any, visit: Callable[[Any, str, bool], Any], key: str = "", is_secret: bool = False) -> Any:
-    """`value` with `visit` of each scalar: what it is, its dotted key, and whether that is a secret's."""
+    """Map each scalar of `value` by `visit`: its value, its dotted key, and True under a secret's key."""
     is_secret = is_secret or names_a_secret(key)
     if isinstance(value, Mapping):
         # As in [{name: API_KEY, value: ...}].
@@ -209,24 +209,17 @@ def _masked(value: Any, key: str, is_secret: bool) -> Any:
 
 
 def _remember(value: Any, key: str, is_secret: bool) -> None:
-    if (
-        isinstance(value, str)
-        and len(value) >= SHORTEST_KNOWN
-        and _masked(value, key, is_secret) == MASK != value
-    ):
-        text = value.strip()
+    text = value.strip() if isinstance(value, str) else ""
+    if len(text) >= SHORTEST_KNOWN and _masked(value, key, is_secret) == MASK != value:
         # As it is, and as messages, JSON and addresses write it.
-        shown = {text, repr(text)[1:-1], json.dumps(text)[1:-1], quote(text, ""), quote_plus(text)}
-        _known.update(each for each in shown if len(each) >= SHORTEST_KNOWN)
+        _known.update((text, repr(text)[1:-1], json.dumps(text)[1:-1], quote(text, ""), quote_plus(text)))
 
 
 def _is_left(text: str) -> bool:
-    """Return True where masking by form has been."""
-    if _LEFT.search(text) or any(
-        _names_in_query(each[2]) and each[3] == MASK for each in _QUERY.finditer(text)
-    ):
-        return True
-    return any(text[begin:end] == MASK for begin, end in _values_of_secrets(text))
+    """Return True if masking by form left its traces in `text`."""
+    in_query = (each[3] for each in _QUERY.finditer(text) if _names_in_query(each[2]))
+    after_name = (text[begin:end] for begin, end in _values_of_secrets(text))
+    return bool(_LEFT.search(text)) or MASK in in_query or MASK in after_name
 
 
 def _without_forms(text: str) -> str:
@@ -245,8 +238,8 @@ def _without_forms(text: str) -> str:
     return "".join([*parts, text[done:]])
 
 
-def _without_password(found: re.Match[str]) -> str:
-    user, password = found[1], found[2]
+def _without_password(match: re.Match[str]) -> str:
+    user, password = match.groups()
     # Some take a token as the user, with no password or this one.
     return f"{MASK}:{password}@" if user and password in ("", "x-oauth-basic") else f"{user}:{MASK}@"
 
@@ -255,9 +248,9 @@ def _names_in_query(name: str) -> bool:
     return names_a_secret(name) or _words(name) in _IN_QUERIES
 
 
-def _without_credentials(found: re.Match[str]) -> str:
-    """``Bearer ...`` and ``Basic ...`` of a header, but the same words in a sentence."""
-    scheme, space, given = found.groups()
+def _without_credentials(match: re.Match[str]) -> str:
+    """Mask ``Bearer ...`` and ``Basic ...`` of a header, but not the same words in a sentence."""
+    scheme, space, given = match.groups()
     if scheme.lower() == "basic":
         try:
             is_secret = b":" in base64.b64decode(given, validate=True)
@@ -265,33 +258,31 @@ def _without_credentials(found: re.Match[str]) -> str:
             is_secret = len(given) >= SHORTEST_KNOWN and _looks_drawn(given)
     else:
         is_secret = not _PROSE.match(given) and (scheme == "Bearer" or _looks_drawn(given))
-    return f"{scheme}{space}{MASK}" if is_secret else found[0]
+    return f"{scheme}{space}{MASK}" if is_secret else match[0]
 
 
 def _values_of_secrets(text: str) -> Iterator[tuple[int, int]]:
     """Find the values behind names of secrets: ``api_key=...``, ``'token': '...'``, ``--pwd ...``."""
     done = 0
-    for found in _KEY.finditer(text):
-        value = (
-            _VALUE.match(text, found.end()) if found.start() >= done and names_a_secret(found["key"]) else None
-        )
+    for name in _KEY.finditer(text):
+        is_secret = name.start() >= done and names_a_secret(name["key"])
+        value = _VALUE.match(text, name.end()) if is_secret else None
         if value is None or value.lastindex is None:
             continue
         begin, end = value.span(value.lastindex)
-        is_quoted = bool(found["quote"]) or value.lastindex < UNQUOTED
+        is_quoted = bool(name["quote"]) or value.lastindex < UNQUOTED
         given = text[begin:end] if is_quoted else text[begin:end].rstrip(".:")
         is_masked = given.startswith(MASK)
-        if given.lower() in _NOTHING or not (is_masked or re.search(r"\w", given)):
+        is_empty = given.lower() in _NOTHING or not (is_masked or re.search(r"\w", given))
+        if is_empty or (not is_quoted and _PLACEHOLDER.match(given)):
             continue
-        if not is_quoted and _PLACEHOLDER.match(given):
-            continue
-        is_header = _words(found["key"]).startswith(("x_", "authori", "proxy_authori"))
-        is_given = is_quoted or is_header or found["flag"] or found["between"] in "=:"
+        is_header = _words(name["key"]).startswith(("x_", "authori", "proxy_authori"))
+        is_given = is_quoted or is_header or name["flag"] or name["between"] in "=:"
         if is_given or is_masked or _looks_drawn(given):
             done = begin + len(MASK if is_masked else given)
             yield begin, done
 
 
 def _looks_drawn(text: str) -> bool:
-    """Return True where `text` is no word: letters and digits, as of what a machine has drawn."""
+    """Return True if `text` has letters and digits, as a randomly drawn key has and a word has not."""
     return len(text) >= 6 and bool(re.search(r"\d", text)) and bool(re.search(r"[A-Za-z]", text))

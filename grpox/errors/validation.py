@@ -1,4 +1,4 @@
-"""pydantic's errors and fields in the words of a run file: dotted key, given, allowed, and nearest name."""
+"""Pydantic's errors and fields in the words of a run file: dotted key, given, allowed, and nearest name."""
 
 from __future__ import annotations
 
@@ -39,17 +39,17 @@ _WORDS: Mapping[Any, str] = {
     Any: "anything",
 }
 MOST = 200
-"""Problems that are worded: nobody reads more, and the nearest name of each takes its time."""
+"""Problems that are reported at most: finding the nearest name of each takes time."""
 
 
 def problems_of(
     error: ValidationError, model: type[BaseModel], key: str = "", also: Iterable[str] = ()
 ) -> list[Problem]:
-    """What `error` says about data for `model` that stands under `key` in the run file, one problem a key.
+    """Turn a validation error of the data under `key` of a run file into problems, one for each key.
 
     Args:
         error: raised by validating against `model`.
-        model: gives the allowed names and the types and bounds of fields, those of nested models included.
+        model: gives the allowed names and the types and bounds of fields, also of nested models.
         key: dotted key of the data; empty at the top of the file.
         also: names allowed beside the model's fields, as `weight` is beside a reward's parameters.
     """
@@ -66,10 +66,10 @@ def problems_of(
 
 
 def truths_for_numbers(data: object, model: type[BaseModel], key: str = "") -> list[Problem]:
-    """Where `data` for `model` has true or false for a number: pydantic would take them for 1 and 0.
+    """Find true and false where `model` wants a number: pydantic would take them for 1 and 0.
 
     Args:
-        data: as in a run file; what is no mapping is left to pydantic.
+        data: as in a run file; pydantic refuses what is no mapping.
         key: dotted key of the data; empty at the top of the file.
     """
     if not isinstance(data, Mapping):
@@ -98,10 +98,11 @@ def _truths(value: object, annotation: Any, field: FieldInfo, key: str) -> Itera
 def _locate(
     model: type[BaseModel], location: Sequence[str | int], kind: str
 ) -> tuple[list[str | int], type[BaseModel], FieldInfo | None]:
-    """Follow pydantic's location through nested models, leaving out the tags it inserts for unions.
+    """Follow pydantic's location through nested models.
 
     Returns:
-        the path without them; the model in which its last part is, or should be, a field; and that field.
+        the path without the tags that pydantic inserts for unions; the model in which its last part is, or
+        should be, a field; and that field.
     """
     path: list[str | int] = []
     current: Any = model
@@ -133,7 +134,7 @@ def _members(annotation: Any) -> list[Any]:
 
 
 def _holds(container: Any, part: str | int) -> bool:
-    """Whether `part` is an index or key of `container`; a union's tag, such as ``list[int]``, is neither."""
+    """Tell if `part` is an index or key of `container`; a union's tag, such as ``list[int]``, is neither."""
     if isinstance(part, int):
         return get_origin(container) in (list, tuple, set, frozenset, Sequence)
     return get_origin(container) in (dict, Mapping) and not part.endswith("]")
@@ -142,10 +143,10 @@ def _holds(container: Any, part: str | int) -> bool:
 def _problem(
     detail: ErrorDetails, key: str, given: str, names: Sequence[str], field: FieldInfo | None
 ) -> Problem:
-    """Word one error of pydantic's.
+    """Turn one error of pydantic's into a problem.
 
     Args:
-        names: allowed beside the key.
+        names: keys allowed in the same mapping.
         field: of the key, where there is one.
     """
     kind, value = detail["type"], detail["input"]
@@ -167,17 +168,17 @@ def _problem(
 
 
 def fields_by_key(model: type[BaseModel]) -> dict[str, FieldInfo]:
-    """The fields of `model` under the keys by which a user writes them."""
+    """Map the keys that a user writes to the fields of `model`."""
     return {field.alias or name: field for name, field in model.model_fields.items()}
 
 
 def allowed_values(field: FieldInfo) -> str:
-    """What a field accepts: ``number > 0 or null``, ``token or sequence``."""
+    """Describe the values that a field accepts: ``number > 0 or null``, ``token or sequence``."""
     return _in_words(field.annotation, field.metadata)
 
 
 def written(value: object) -> str:
-    """A value as a run file has it, cut where it is long."""
+    """Write a value as a run file has it, cut to 100 characters."""
     if value is None:
         return "null"
     if isinstance(value, bool):

@@ -14,9 +14,9 @@ from grpox.plugins.requirements import canonical_name, unmet
 from grpox.runfile.given import Given
 
 NEUTRAL = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "min_completion_length": 0}
-"""Keys of `sampling` that change the generator's distribution alone -> the value at which they do not.
+"""Keys of `sampling` that change the generator's distribution alone -> the value that changes nothing.
 
-The trainer's is softmax(logits / temperature) over all tokens.
+The trainer's distribution is softmax(logits / temperature) over all tokens.
 """
 LOGIT_KWARGS = frozenset(
     (
@@ -30,15 +30,13 @@ LOGIT_KWARGS = frozenset(
         *("structured_outputs", "thinking_token_budget"),
     )
 )
-"""The keys of `sampling.generation_kwargs` that do, whatever their value."""
-OFF_POLICY = "train.off_policy_mask_threshold"
+"""Keys of `sampling.generation_kwargs` that change the generator's distribution at any value."""
 STALENESS = "train.max_staleness"
 DYNAMIC_SAMPLING = "train.dynamic_sampling_rounds"
-OTHER_DISTRIBUTION = "the generator's log-probabilities are those of another distribution than the trainer's"
 
 
 def changed_distribution(sampling: SamplingConfig) -> list[str]:
-    """The settings in use that make the sampled distribution another than the trained: ``["top_p 0.9"]``."""
+    """List the settings in use that change the sampled distribution alone: ``["top_p 0.9"]``."""
     values = {name: getattr(sampling, name) for name in NEUTRAL}
     kwargs = [f"generation_kwargs.{name}" for name in sampling.generation_kwargs if name in LOGIT_KWARGS]
     return [f"{name} {value}" for name, value in values.items() if value != NEUTRAL[name]] + kwargs
@@ -46,7 +44,7 @@ def changed_distribution(sampling: SamplingConfig) -> list[str]:
 
 @dataclass
 class CheckContext:
-    """A run file that fits its schema, and what was found out of it so far; the argument of every check."""
+    """A run file that fits its schema, with its bound components; the argument of every check."""
 
     config: RunConfig
     """With absolute input paths."""
@@ -55,11 +53,11 @@ class CheckContext:
     plugins: PluginSet
     """Installed plugins."""
     given: Given
-    """Objects in place of what the config names."""
+    """Python objects in place of inputs of the config."""
     trains: bool = True
-    """True where training data is read and the output folder written."""
+    """True if training data is read and the output folder written."""
     num_prompts: int | None = None
-    """Number of prompts in the training data, where a check has learnt it cheaply."""
+    """Number of prompts in the training data, if a check has counted them."""
 
     @property
     def generator(self) -> BoundComponent | None:
@@ -71,7 +69,7 @@ class CheckContext:
 
     @property
     def changed_sampling(self) -> str:
-        """Settings that sample from another distribution than the trainer's: ``sampling with top_p 0.9``."""
+        """Name the settings that change the sampled distribution alone: ``sampling with top_p 0.9``."""
         changed = changed_distribution(self.config.sampling)
         return f"sampling with {', '.join(changed)}" if changed else ""
 
@@ -80,12 +78,12 @@ Check = Callable[[CheckContext], Iterable[Problem]]
 
 
 def of_section(name: str, check: Callable[..., Iterable[Problem]]) -> Check:
-    """Make a check of one that needs nothing but a section of the run file."""
+    """Make a check from one that needs only a section of the run file."""
     return lambda context: check(getattr(context.config, name))
 
 
 def missing_plugins(context: CheckContext) -> Iterator[Problem]:
-    """Requirements of ``plugins.required``, such as ``grpox-foo>=1.2``, that no loaded plugin meets."""
+    """Find entries of ``plugins.required``, such as ``grpox-foo>=1.2``, that no loaded plugin meets."""
     from packaging.requirements import Requirement
 
     for position, requirement in enumerate(context.config.plugins.required):
@@ -108,24 +106,24 @@ def biased_correction(context: CheckContext) -> Iterator[Problem]:
     if correction is None or not context.changed_sampling or Capability.LOGPROBS not in correction.needs:
         return
     neutral = ", ".join(f"{name} {value:g}" for name, value in NEUTRAL.items())
-    yield Problem(
+    what = (
         f"{correction} would be biased: the generator's log-probabilities are those of the distribution it "
-        "samples from, which these settings make another than the trainer's",
-        key="correction",
-        given=context.changed_sampling,
-        allowed=f"correction none, or sampling with {neutral} and no generation_kwargs that change logits",
+        "samples from, which these settings make another than the trainer's"
     )
+    allowed = f"correction none, or sampling with {neutral} and no generation_kwargs that change logits"
+    yield Problem(what, "correction", given=context.changed_sampling, allowed=allowed)
 
 
 def refused_sampling(context: CheckContext) -> Iterator[Problem]:
     """Ask the generator's config what it cannot honour; see `grpox.contracts.Generator`."""
+    config = context.generator and context.generator.config
     for name, argument in (("check_sampling", context.config.sampling), ("check_run", context.config)):
-        check = getattr(context.generator and context.generator.config, name, None)
-        yield from () if check is None else check(argument)
+        if check := getattr(config, name, None):
+            yield from check(argument)
 
 
 def old_logprobs_problems(context: CheckContext) -> Iterator[Problem]:
-    """Why the ratio cannot be that to the generator's probabilities."""
+    """Find reasons why the ratio cannot be taken to the generator's probabilities."""
     if context.config.train.old_logprobs == "policy":
         return
     correction = context.correction
@@ -136,10 +134,10 @@ def old_logprobs_problems(context: CheckContext) -> Iterator[Problem]:
 
 
 def off_policy_problems(context: CheckContext) -> Iterator[Problem]:
-    """Why it cannot be told how far the policy is from the generator."""
+    """Find reasons why the distance between policy and generator cannot be measured."""
     threshold = context.config.train.off_policy_mask_threshold
     if threshold is not None:
-        yield from _without_logprobs(context, OFF_POLICY, f"{threshold:g}", "null")
+        yield from _without_logprobs(context, "train.off_policy_mask_threshold", f"{threshold:g}", "null")
 
 
 def _without_logprobs(context: CheckContext, key: str, given: str, allowed: str) -> Iterator[Problem]:
@@ -147,11 +145,12 @@ def _without_logprobs(context: CheckContext, key: str, given: str, allowed: str)
         what = f"{context.generator} does not say that it reports log-probabilities"
         yield Problem(what, key, given=given, allowed=allowed)
     if context.changed_sampling:
-        yield Problem(OTHER_DISTRIBUTION, key, given=context.changed_sampling, allowed=allowed)
+        what = "the generator's log-probabilities are those of another distribution than the trainer's"
+        yield Problem(what, key, given=context.changed_sampling, allowed=allowed)
 
 
 def staleness_problems(context: CheckContext) -> Iterator[Problem]:
-    """Why samples cannot be one generation batch old."""
+    """Find reasons why samples cannot be one generation batch old."""
     train, generator, correction = context.config.train, context.generator, context.correction
     if train.max_staleness == 0:
         return
@@ -173,7 +172,7 @@ def staleness_problems(context: CheckContext) -> Iterator[Problem]:
 
 
 def dynamic_sampling_problems(context: CheckContext) -> Iterator[Problem]:
-    """Keys that do not go with generation batches that take as many prompts as they turn out to need."""
+    """Find keys that do not fit dynamic sampling, where a generation batch takes any number of prompts."""
     train = context.config.train
     rounds = train.dynamic_sampling_rounds
     if rounds is None:
@@ -189,7 +188,7 @@ def dynamic_sampling_problems(context: CheckContext) -> Iterator[Problem]:
 
 
 def stream_problems(config: RunConfig) -> Iterator[Problem]:
-    """Keys that do not go with streamed data."""
+    """Find keys that do not fit streamed data."""
     steps, split = config.train.max_steps, config.data.split
     if steps <= 0:
         what = "streamed data has no known length: say how many steps to take"
@@ -200,6 +199,6 @@ def stream_problems(config: RunConfig) -> Iterator[Problem]:
 
 
 def streamed_data_problems(context: CheckContext) -> Iterator[Problem]:
-    """The same, where the data is streamed: as `data.streaming` says, or an IterableDataset in Python."""
+    """Check those keys if the data is streamed: by `data.streaming`, or an IterableDataset in Python."""
     if context.config.data.streaming or context.given.streamed:
         yield from stream_problems(context.config)

@@ -1,4 +1,4 @@
-"""A look at a data file that costs little: its columns, the number of records, and lines that are none."""
+"""Cheap look at a data file: its columns, the number of records, and lines that are no records."""
 
 from __future__ import annotations
 
@@ -13,36 +13,36 @@ from grpox.errors import text_of
 
 @dataclass(frozen=True)
 class DataFile:
-    """What a look at a data file told."""
+    """Columns and records of a data file, and what is missing or unusable in them."""
 
     columns: tuple[str, ...]
-    """Columns of the records looked at."""
+    """Columns of the records that were read."""
     records: int | None
-    """None when the file is too large to count cheaply."""
+    """Number of records, None if the file is too large to count cheaply."""
     without_prompt: str = ""
-    """Place of the first record of a .jsonl or .json file that has none."""
+    """Place of the first record without a prompt, of a .jsonl or .json file."""
     media: str = ""
-    """Name the place of a prompt's image or the like: ``line 3 has a part of type image_url``."""
+    """Place of a prompt's image or the like: ``line 3 has a part of type image_url``."""
 
 
 def look_at(path: Path, prompt_column: str = "") -> DataFile:
-    """The columns and the number of records of a .jsonl, .json, .csv or .parquet file.
+    """Read the columns and count the records of a .jsonl, .json, .csv or .parquet file.
 
     Args:
-        prompt_column: where prompts are looked for that are more than text.
+        prompt_column: column that is searched for images and the like.
 
     Raises:
-        UnreadableData: it holds no record, what is none, or a column with several types: the line is named.
-            Of a file of more than 32 MiB only as much is looked at, and of a .csv its columns alone.
+        UnreadableData: the file has no record, an invalid one, or a column with several types; the line is
+            named. Of a file of more than 32 MiB only as much is read, and of a .csv its columns alone.
     """
     if path.suffix == ".parquet":
         return _parquet(path, prompt_column)
     with errors_told():
         counted = path.stat().st_size <= LOOKED_AT
-        found = _csv(path, counted) if path.suffix == ".csv" else _json(path, counted, prompt_column)
-    if found.records == 0:
+        file = _csv(path, counted) if path.suffix == ".csv" else _json(path, counted, prompt_column)
+    if file.records == 0:
         raise UnreadableData("holds no record")
-    return found
+    return file
 
 
 def _json(path: Path, counted: bool, prompt_column: str) -> DataFile:
@@ -70,8 +70,8 @@ def _csv(path: Path, counted: bool) -> DataFile:
             records = 0
             for row in rows if counted else ():
                 if row and len(row) != len(columns):
-                    what = f"line {rows.line_num} has {len(row)} values for {len(columns)} columns"
-                    raise UnreadableData(what)
+                    message = f"line {rows.line_num} has {len(row)} values for {len(columns)} columns"
+                    raise UnreadableData(message)
                 records += bool(row)  # an empty line is no record
             return DataFile(columns, records if counted else None)
         except csv.Error as error:
@@ -84,10 +84,9 @@ def _parquet(path: Path, prompt_column: str) -> DataFile:
 
     try:
         parquet = pyarrow.parquet.ParquetFile(path)
-    except pyarrow.ArrowInvalid as error:
-        raise UnreadableData(f"is not a parquet file: {' '.join(text_of(error).split())}") from error
     except (pyarrow.ArrowException, OSError) as error:
-        raise UnreadableData(f"cannot be read: {' '.join(text_of(error).split())}") from error
+        what = "is not a parquet file" if isinstance(error, pyarrow.ArrowInvalid) else "cannot be read"
+        raise UnreadableData(f"{what}: {' '.join(text_of(error).split())}") from error
     with parquet:
         if not parquet.metadata.num_rows:
             raise UnreadableData("holds no record")
@@ -95,6 +94,6 @@ def _parquet(path: Path, prompt_column: str) -> DataFile:
         nested = prompt_column in columns.names and pyarrow.types.is_nested(columns.field(prompt_column).type)
         if nested and path.stat().st_size <= LOOKED_AT:
             prompts = parquet.read([prompt_column]).column(prompt_column).to_pylist()
-            found = (_media(prompt, f"row {number} (from 0)") for number, prompt in enumerate(prompts))
-            media = next(filter(None, found), "")
+            places = (_media(prompt, f"row {number} (from 0)") for number, prompt in enumerate(prompts))
+            media = next(filter(None, places), "")
         return DataFile(tuple(columns.names), parquet.metadata.num_rows, media=media)

@@ -1,4 +1,4 @@
-"""Whether `deepspeed.settings` and the offload keys of a run file fit together, without importing DeepSpeed."""
+"""Checks of `deepspeed.settings` and the offload keys of a run file, without importing DeepSpeed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from grpox.runfile.yaml_lines import read_table
 
 
 class DeepSpeedKeys(NamedTuple):
-    """The tables of deepspeed_keys.yaml, which says what each of them holds."""
+    """Tables of deepspeed_keys.yaml, which explains them."""
 
     owned: dict[str, str]
     unsupported: dict[str, str]
@@ -22,16 +22,15 @@ class DeepSpeedKeys(NamedTuple):
 
 @cache
 def deepspeed_keys() -> DeepSpeedKeys:
-    """Read the tables; needed only where a run file has settings."""
+    """Read the tables, which only a run file with settings needs."""
     return DeepSpeedKeys(**read_table("grpox.runfile", "deepspeed_keys.yaml"))
 
 
-_SECTIONS = ("zero_optimization", "bf16", "fp16", "data_types")
 _KEY = "deepspeed.settings"
 
 
 def deepspeed_problems(config: DeepSpeedConfig) -> Iterator[Problem]:
-    """What is wrong with offload and settings, as far as it shows without DeepSpeed."""
+    """Find mistakes in offload and settings that show without DeepSpeed."""
     users = [key for key in ("offload_optimizer", "offload_param") if getattr(config, key) == "nvme"]
     if users and not config.nvme_path:
         what = f"a folder is required: {users[0]} is nvme"
@@ -44,7 +43,7 @@ def deepspeed_problems(config: DeepSpeedConfig) -> Iterator[Problem]:
 
 
 def without_auto(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """`settings` without values ``auto``, by which files for transformers say "as the trainer has it"."""
+    """Remove values ``auto`` of `settings`, which in files for transformers mean the trainer's own."""
     return {
         name: without_auto(value) if isinstance(value, Mapping) else value
         for name, value in settings.items()
@@ -55,13 +54,13 @@ def without_auto(settings: Mapping[str, Any]) -> dict[str, Any]:
 def _settings_problems(settings: Mapping[str, Any], config: DeepSpeedConfig) -> Iterator[Problem]:
     known = deepspeed_keys()
     yield from _unknown_keys(settings, _KEY, known.passed, {*known.owned, *known.unsupported})
-    for name in _SECTIONS:
+    for name in ("zero_optimization", "bf16", "fp16", "data_types"):
         if name in settings and not isinstance(settings[name], Mapping):
             yield Problem("a mapping is expected", f"{_KEY}.{name}", given=repr(settings[name]))
     zero = settings.get("zero_optimization")
     if isinstance(zero, Mapping):
         yield from _unknown_keys(zero, f"{_KEY}.zero_optimization", known.zero_optimization)
-    # A file that says what the run says anyway need not be edited.
+    # A file that repeats the run's own values need not be edited.
     same = {
         "fp16.enabled": False,
         "zero_optimization.stage": config.stage,
@@ -87,7 +86,7 @@ def _unknown_keys(
 
 
 def _values(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """(dotted key, value) of every key at every depth."""
+    """Yield (dotted key, value) of every key at every depth."""
     for name, value in settings.items():
         yield prefix + name, value
         if isinstance(value, Mapping):

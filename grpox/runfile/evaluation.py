@@ -1,4 +1,4 @@
-"""Checks of the section `evaluation` and of keys that name a metric, and which metrics a run will log."""
+"""Checks of the section `evaluation` and of keys that name a metric, and the metrics that a run will log."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from grpox.config import EvaluationConfig, RewardRef, RunConfig, labels_of
-from grpox.config.run import labels_of_evaluation, rewards_of
+from grpox.config.run import rewards_of
 from grpox.config.sampling import PREFIX, bare_name, sampling_of
 from grpox.errors import Problem, nearest
 from grpox.plugins.component import BoundComponent
@@ -26,20 +26,19 @@ OF_STEPS = (
     "off_policy_masked",
     *LENGTHS,
 )
-"""Metrics of an optimizer step whose whole name is known."""
+"""Full names of metrics of an optimizer step."""
 FAMILIES = (
     *("ratio/", "clip_ratio/", "mismatch/", "sampling/", "dynamic_sampling/", "top_entropy/"),
     *("time/", "tokens_per_second/", "memory/", "observers/"),
 )
-"""Beginnings of names of which a step may have any."""
+"""Prefixes of further metrics of a step."""
 
 
 class MetricNames:
-    """The metrics of steps or of evaluations, and whether there may be others.
+    """The metrics of steps or of evaluations, as far as they are known beforehand.
 
-    Reward functions log what they like (`log_metric`), and so does a loss. A name that begins with that of the
-    component is taken for one of these. Where a component is not grpox's own, so is any name that does not look
-    like a slip of one that is known.
+    Reward functions and losses log metrics of their own (`log_metric`): any name that begins with the name of
+    the component may be one. With a third party's component, so may any name that is not nearly a known one.
     """
 
     def __init__(
@@ -47,25 +46,24 @@ class MetricNames:
     ) -> None:
         """
         Args:
-            owners: what the components are called that log metrics of their own.
+            owners: names of the components that log metrics of their own.
             components: the components themselves.
         """
         self.known = list(known)
         self._beginnings = tuple(f"{owner}/" for owner in owners if owner not in ("rewards", "completions"))
-        of_others = (
+        self._open_ended = any(
             bound.offer is None or canonical_name(bound.offer.distribution) != "grpox" for bound in components
         )
-        self._open_ended = any(of_others)
 
     def has(self, name: str) -> bool:
-        """Whether there may be a metric of this name."""
+        """Tell if there may be a metric of this name."""
         if name in self.known or name.startswith(self._beginnings):
             return True
         return self._open_ended and not nearest(name, self.known) and not name.startswith("rewards/")
 
 
 def of_evaluations(config: RunConfig, components: Mapping[str, BoundComponent]) -> MetricNames:
-    """Of the run's evaluations, as these call them: without ``evaluation/``."""
+    """Name the metrics of the run's evaluations, without the prefix ``evaluation/``."""
     rewards = rewards_of(config)
     ks = config.evaluation.pass_at_k if config.evaluation is not None else []
     known = ["accuracy", *(f"pass_at_{k}" for k in ks), "reward", "reward_std", *_of_rewards(rewards), *LENGTHS]
@@ -75,7 +73,7 @@ def of_evaluations(config: RunConfig, components: Mapping[str, BoundComponent]) 
 
 
 def of_steps(config: RunConfig, components: Mapping[str, BoundComponent]) -> MetricNames:
-    """Of the run's optimizer steps."""
+    """Name the metrics of the run's optimizer steps."""
     known = [*OF_STEPS, *_of_rewards(config.rewards)]
     parts = [
         bound
@@ -97,12 +95,12 @@ def _owners(rewards: Sequence[RewardRef]) -> list[str]:
 
 
 def evaluation_problems(context: CheckContext) -> Iterator[Problem]:
-    """Find settings of the evaluation that cannot be, and named metrics that will not be there."""
+    """Find invalid settings of the evaluation, and named metrics that will not be logged."""
     yield from _best(context)
     evaluation = context.config.evaluation
     if evaluation is None:
         return
-    labels, name = labels_of_evaluation(context.config), evaluation.accuracy
+    labels, name = labels_of(rewards_of(context.config)), evaluation.accuracy
     if name is not None and name not in labels:
         what = f"no such reward of {'this run' if evaluation.rewards is None else 'the evaluation'}"
         near = nearest(name, labels)
@@ -133,7 +131,7 @@ def _sampling(context: CheckContext, evaluation: EvaluationConfig) -> Iterator[P
     check = getattr(context.generator and context.generator.config, "check_sampling", None)
     for problem in () if check is None else check(sampling):
         name = problem.key.removeprefix("sampling.").partition(".")[0].partition("[")[0]
-        if getattr(evaluation.sampling, name, None) is not None:  # else it is told of the run's own
+        if getattr(evaluation.sampling, name, None) is not None:  # else `refused_sampling` reports it
             yield replace(problem, key=f"evaluation.{problem.key}")
 
 
@@ -165,7 +163,7 @@ def _best(context: CheckContext) -> Iterator[Problem]:
         allowed = "a metric of steps, such as reward, or a section evaluation"
         yield Problem("nothing is evaluated in this run", key, given=name, allowed=allowed)
         return
-    # ``accuracy`` or TRL's ``eval_accuracy`` are not misspelt: they are the evaluation's.
+    # ``accuracy`` and TRL's ``eval_accuracy`` mean the evaluation's, and are no typos.
     ours = PREFIX + bare_name(name.removeprefix("eval_").removeprefix("eval/"))
     near = ours if ours in known else nearest(name, known)
     is_of_step = not name.startswith(PREFIX) and not near.startswith(PREFIX) and steps.has(name)

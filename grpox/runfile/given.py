@@ -1,4 +1,4 @@
-"""Objects that `grpox.train` is given in place of what a run file names: how they change the run's config."""
+"""Python objects passed to `grpox.train` in place of inputs, and how they change the run's config."""
 
 from __future__ import annotations
 
@@ -15,14 +15,12 @@ if TYPE_CHECKING:
 
 Changes = Mapping[str, Any]
 GIVEN = "(given in Python)"
-"""The path of an input that is an object."""
-REPLACED = {"data": ("path", "source", "subset", "split")}
-"""Section -> keys that a path or object in its place takes away."""
+"""Path of an input that is an object."""
 
 
 @dataclass(frozen=True)
 class Given:
-    """The objects, checked; each that is None is named by the config."""
+    """The checked objects; for None, the config's input is used."""
 
     model: PreTrainedModel | None = None
     tokenizer: PreTrainedTokenizerBase | None = None
@@ -31,54 +29,54 @@ class Given:
     functions: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     """Key such as ``rewards[0]`` -> reward function."""
     reward_models: Mapping[str, PreTrainedModel] = field(default_factory=dict)
-    """Key -> the model that the component `reward_model` there scores with."""
+    """Key -> the model of the component `reward_model` under it."""
     changes: Mapping[str, Changes | Sequence[Changes]] = field(default_factory=dict)
-    """Section -> its new keys, or for the rewards the whole list."""
+    """Section -> its new keys; for the rewards, the whole list."""
 
     @property
     def inputs(self) -> set[str]:
-        """Keys of the inputs that are objects and so lie on no disk."""
+        """Keys of the inputs that are objects, not files."""
         objects = {"model.path": self.model, "data.path": self.dataset, "evaluation.path": self.eval_dataset}
         return {key for key, value in objects.items() if value is not None}
 
     @property
     def keys(self) -> set[str]:
-        """Keys of the run file that arguments take the place of."""
+        """Keys of the run file that arguments replace."""
         return {name if name == "rewards" else f"{name}.path" for name in self.changes}
 
     @property
     def num_prompts(self) -> int | None:
-        """Rows of the dataset, where it is one with a length."""
+        """Number of rows of a dataset that has a length."""
         rows: Any = self.dataset
         return len(rows) if hasattr(rows, "__len__") else None
 
     @property
     def streamed(self) -> bool:
-        """Whether the dataset is a stream."""
+        """True if the dataset is a stream."""
         return self.dataset is not None and self.num_prompts is None
 
     def merged(self, data: Mapping[str, Any] | RunConfig) -> Mapping[str, Any] | RunConfig:
-        """`data` with the objects' sections in it; `data` itself is not changed."""
+        """Return a copy of `data` with the objects' sections in it."""
         if not self.changes:
             return data
         merged = data.model_dump() if isinstance(data, RunConfig) else dict(data)
         if isinstance(data, RunConfig) and "dtype" not in data.model.model_fields_set:
-            del merged["model"]["dtype"]  # nobody chose it: a model given has its own
+            del merged["model"]["dtype"]  # the user did not choose it: a model given has its own
         for name, changes in self.changes.items():
             if not isinstance(changes, Mapping):
                 merged[name] = list(changes)
                 continue
             section = {} if merged.get(name) is None else merged[name]
             if not isinstance(section, Mapping):
-                continue  # the schema says what is wrong with it
-            kept = {key: value for key, value in section.items() if key not in REPLACED.get(name, ())}
-            # What the object itself cannot tell is left to the config.
-            merged[name] = {"path": section.get("path") or GIVEN} | kept | dict(changes)
+                continue  # the schema refuses it
+            replaced = ("path", "source", "subset", "split") if name == "data" else ()
+            others = {key: value for key, value in section.items() if key not in replaced}
+            merged[name] = {"path": section.get("path") or GIVEN} | others | dict(changes)
         self._check_model(merged.get("model"))
         return merged
 
     def _check_model(self, section: Any) -> None:
-        """Refuse keys of the section `model` that say something else than the model does."""
+        """Refuse keys of the section `model` that contradict the model."""
         if self.model is None or not isinstance(section, dict):
             return
         problems = []

@@ -1,7 +1,7 @@
-"""From a run file and overrides to a run that is wholly checked before anything heavy is imported.
+"""Loads a run file with overrides and checks the whole run before anything heavy is imported.
 
-First the schema (`grpox.config`), and every problem with it at once; then the components, capabilities, files
-and batch arithmetic, and every problem with those at once. Each names its line or the command line.
+Two passes report all their problems at once: first the schema (`grpox.config`), then components, capabilities,
+files and batch arithmetic. Each problem names its line or the command line.
 """
 
 from __future__ import annotations
@@ -24,20 +24,8 @@ from grpox.errors.validation import problems_of, truths_for_numbers
 from grpox.plugins.component import BoundComponent, bind_object
 from grpox.plugins.discovery import discover
 from grpox.plugins.registry import Registry
-from grpox.runfile.checks import (
-    Check,
-    CheckContext,
-    biased_correction,
-    changed_distribution,
-    dynamic_sampling_problems,
-    missing_plugins,
-    of_section,
-    off_policy_problems,
-    old_logprobs_problems,
-    refused_sampling,
-    staleness_problems,
-    streamed_data_problems,
-)
+from grpox.runfile import checks
+from grpox.runfile.checks import Check, CheckContext, of_section
 from grpox.runfile.deepspeed_settings import deepspeed_problems
 from grpox.runfile.evaluation import evaluation_problems
 from grpox.runfile.given import Given
@@ -52,50 +40,50 @@ from grpox.runfile.yaml_lines import LONGEST, read_text, read_yaml
 from grpox.runtime import launch
 
 CHECKS: tuple[Check, ...] = (
-    biased_correction,
-    refused_sampling,
-    missing_plugins,
+    checks.biased_correction,
+    checks.refused_sampling,
+    checks.missing_plugins,
     of_section("train", schedule_problems),
     of_section("train", checkpointing_problems),
     of_section("deepspeed", deepspeed_problems),
     of_section("model", model_problems),
     of_section("hub", hub_problems),
     evaluation_problems,
-    old_logprobs_problems,
-    staleness_problems,
-    off_policy_problems,
-    dynamic_sampling_problems,
+    checks.old_logprobs_problems,
+    checks.staleness_problems,
+    checks.off_policy_problems,
+    checks.dynamic_sampling_problems,
     input_problems,
-    streamed_data_problems,
+    checks.streamed_data_problems,
     lora_problems,
 )
-"""All that is asked of a run file that fits its schema, in this order."""
+"""Checks of a run file that fits its schema, in this order."""
 
 
 @dataclass(frozen=True)
 class ResolvedRun:
-    """A run whose every part is known to exist and to fit."""
+    """A run whose parts all exist and fit together."""
 
     config: RunConfig
     """With absolute input paths."""
     components: Mapping[str, BoundComponent]
-    """By dotted key: ``loss``, ``rewards[0]``, ``tracking.mlflow``, ``train.optimizer`` where it is set."""
+    """Dotted key -> component: ``loss``, ``rewards[0]``, ``tracking.mlflow``, ``train.optimizer`` if set."""
     registry: Registry
     source: str
     """The run file or recipe, as the user named it."""
     plan: BatchPlan
     num_prompts: int | None
-    """Of the training data, where that is cheaply known."""
+    """Number of prompts of the training data, if it is cheaply known."""
     given: Given
-    """Objects in place of what the config names."""
+    """Python objects in place of inputs of the config."""
 
     def build(self, key: str) -> Any:
-        """The component under `key`; see `grpox.plugins.registry.Registry.build`."""
+        """Build the component under `key`; see `grpox.plugins.registry.Registry.build`."""
         return self.registry.build(self.components[key])
 
     @property
     def distributions(self) -> list[str]:
-        """The distributions whose components the run uses."""
+        """Distributions whose components the run uses."""
         return sorted({bound.offer.distribution for bound in self.components.values() if bound.offer})
 
 
@@ -111,7 +99,7 @@ def load_run(
         run: path of a YAML file, or the name of a recipe.
         overrides: ``a.b=c``, applied in order.
         world_size: ranks to check the batch arithmetic for; default: those of this launch.
-        given: objects in place of what the file names.
+        given: Python objects in place of inputs of the file.
 
     Raises:
         ConfigError: with every problem found.
@@ -121,10 +109,10 @@ def load_run(
 
 
 def read_run(run: str | Path, overrides: Sequence[str]) -> tuple[dict[str, Any], Origin]:
-    """What a run file or recipe says with `overrides` on top, not checked yet; raises as `load_run`."""
+    """Read a run file or recipe and apply `overrides`, unchecked; raises as `load_run`."""
     path = recipe_path(run)
     source = str(run) if path == Path(run) else path.name
-    # What is longer, however long that is, is refused.
+    # One character more than is allowed, so that a longer file is refused.
     document = read_yaml(read_text(path, source, LONGEST + 1), source)
     if not isinstance(document.data, dict):
         what = "a run file is a mapping of keys such as model, data and rewards"
@@ -146,8 +134,8 @@ def resolve_config(
     Args:
         data: is not changed.
         base: folder against which relative input paths resolve.
-        source: what problems and the run's record name.
-        given: objects in place of what `data` names, which may then leave it out.
+        source: name of the run in problems and in its record.
+        given: Python objects in place of inputs, which `data` may then leave out.
 
     Raises:
         ConfigError: with every problem found.
@@ -167,7 +155,7 @@ def resolve(
     """Check a run that was read.
 
     Args:
-        trains: whether it trains: one that does not reads no training data, and leaves no folder.
+        trains: False for a run that reads no training data and writes no folder.
 
     Raises:
         ConfigError: with every problem found.
@@ -215,9 +203,9 @@ def _refuse(problems: Sequence[Problem], origin: Origin) -> None:
 
 
 def _default_correction(config: RunConfig, registry: Registry) -> None:
-    """Correct for a generator whose numbers or weights are not the trainer's, where the run file does not say.
+    """Set the default correction for a generator whose numbers or weights are not the trainer's.
 
-    Not under settings that would bias the correction: those then leave it out, as they would have to.
+    There is none if the run file names one, or under settings that would bias it.
     """
     if "correction" in config.model_fields_set or config.generator.name is None:
         return
@@ -226,14 +214,14 @@ def _default_correction(config: RunConfig, registry: Registry) -> None:
     try:
         offer = registry.find("generator", config.generator.name)
     except ConfigError:
-        return  # told when the generator is bound
+        return  # `_bind` reports it
     differs = Capability.OTHER_NUMERICS in offer.spec.provides or config.train.max_staleness > 0
-    if differs and not changed_distribution(config.sampling):
+    if differs and not checks.changed_distribution(config.sampling):
         config.correction = ComponentRef(name=CORRECTION_OF_OTHERS)
 
 
 def _empty_sections(data: Mapping[str, Any]) -> dict[str, Any]:
-    """A section of which only the heading is written, which YAML reads as null, is an empty section."""
+    """Replace null, which YAML reads where only a section's heading is written, by an empty section."""
     filled = dict(data)
     for name, field in RunConfig.model_fields.items():
         section = isinstance(field.annotation, type) and issubclass(field.annotation, Section)
@@ -246,7 +234,7 @@ def _empty_sections(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _schema_problems(error: ValidationError) -> Iterator[Problem]:
-    """What is wrong with the schema; for a key that stands in the wrong section, the right one is named."""
+    """Turn schema errors into problems; for a key in the wrong section, name the right one."""
     details = error.errors(include_url=False)
     unknown = {".".join(map(str, detail["loc"])) for detail in details if detail["type"] == "extra_forbidden"}
     sections = {
@@ -287,5 +275,5 @@ def _bind(
 
 
 def _with_model(bound: BoundComponent, model: Any) -> BoundComponent:
-    """The reward `bound`, scoring with `model` in place of the one that its parameters name."""
+    """Let the reward `bound` score with `model` in place of the one that its parameters name."""
     return replace(bound, config=None, load=lambda: bound.load()(bound.config, model=model))

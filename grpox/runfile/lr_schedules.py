@@ -1,4 +1,4 @@
-"""The learning-rate schedules that `train.lr_scheduler_type` names, and the arguments each of them takes."""
+"""The learning-rate schedules of `train.lr_scheduler_type` and their arguments."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from grpox.errors.validation import problems_of
 
 
 class Arguments(BaseModel):
-    """What a schedule takes besides the numbers of steps: nothing, unless a subclass says so."""
+    """Arguments of a schedule besides the numbers of steps: none, unless a subclass adds them."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
@@ -71,7 +71,7 @@ class WarmupStableDecay(Arguments):
     """Waves of a cosine decay."""
 
 
-# Written out because importing transformers imports torch; a test compares names, defaults and types.
+# A copy, as importing transformers imports torch; a test compares names, defaults and types.
 SCHEDULES: dict[str, type[Arguments]] = {
     "linear": Arguments,
     "cosine": Cosine,
@@ -84,23 +84,22 @@ SCHEDULES: dict[str, type[Arguments]] = {
     "cosine_warmup_with_min_lr": CosineWarmupWithMinLr,
     "warmup_stable_decay": WarmupStableDecay,
 }
-LR_SCHEDULER_TYPES = tuple(SCHEDULES)
 UNSUPPORTED_SCHEDULER_TYPES = {
     "reduce_lr_on_plateau": "follows an evaluation metric",
     "greedy": "follows an evaluation metric",
 }
-"""The other values of transformers.SchedulerType, and why: train.scheduler takes a plugin for them."""
+"""Other values of transformers.SchedulerType -> why a plugin in train.scheduler is needed."""
 
 _KEY = "train.lr_scheduler_kwargs"
 
 
 def schedule_arguments(train: TrainConfig) -> dict[str, Any]:
-    """The arguments that `train` gives its schedule, in the types the schedule wants; they are known to fit."""
+    """Return the checked arguments of the schedule, converted to its types."""
     return SCHEDULES[train.lr_scheduler_type](**train.lr_scheduler_kwargs).model_dump(exclude_unset=True)
 
 
 def schedule_problems(train: TrainConfig) -> Iterator[Problem]:
-    """What is wrong with the schedule's name, arguments and warm-up."""
+    """Find mistakes in the schedule's name, arguments and warm-up."""
     warmup = {"warmup_steps": train.warmup_steps, "warmup_ratio": train.warmup_ratio}
     given = [name for name, value in warmup.items() if value]
     name, peak = train.lr_scheduler_type, train.learning_rate
@@ -134,7 +133,7 @@ def schedule_problems(train: TrainConfig) -> Iterator[Problem]:
 
 
 def step_problems(train: TrainConfig, warmup_steps: int, total_steps: int) -> list[Problem]:
-    """Whether the schedule's parts fit into the run's steps, where transformers would go wrong if not."""
+    """Find parts of the schedule that do not fit into the run's steps, which transformers would accept."""
     if train.lr_scheduler_type == "polynomial" and warmup_steps == total_steps:
         what = f"leaves none of the run's {total_steps} steps to the schedule 'polynomial'"
         return [Problem(what, "train.warmup_steps", given=str(warmup_steps))]

@@ -1,4 +1,4 @@
-"""Finds the secrets that a run's folder does not keep: in the environment, or in the run file."""
+"""Restores secrets, which a run's folder does not store, from the environment or the run file."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from grpox.runfile.recipe_files import recipe_names, recipe_path
 from grpox.runfile.yaml_lines import read_yaml
 
 VERSIONS = "versions.json"
-"""In a run's folder; names the run file."""
+"""File in a run's folder that names the run file."""
 
 
 def give_back_secrets(data: dict[str, Any], folder: Path) -> list[Problem]:
-    """Put the secrets that are masked in `data` into it.
+    """Put the secrets that are masked in `data` back into it.
 
     Args:
-        folder: of the run whose record `data` is; where it is none, the environment alone is looked at.
+        folder: the run's folder that `data` was read from; of another folder, the environment alone is used.
 
     Returns:
-        a problem for each that is to be found nowhere.
+        a problem for each secret that neither has.
     """
     masked = frozenset(masked_keys(data))
     if masked:
@@ -35,7 +35,7 @@ def give_back_secrets(data: dict[str, Any], folder: Path) -> list[Problem]:
 
 
 def masked_problems(data: Mapping[str, Any]) -> list[Problem]:
-    """A problem for each value of `data` that is only the mask of a secret."""
+    """Return a problem for each value of `data` that is a masked secret."""
     what = "a secret is masked here, and no run's folder keeps it: give it again"
     return [
         Problem(what, key, allowed=f"{key}=... on the command line, or in the environment {_variable(key)}")
@@ -44,30 +44,31 @@ def masked_problems(data: Mapping[str, Any]) -> list[Problem]:
 
 
 def _variable(key: str) -> str:
-    """``GRPOX_REWARDS_0_API_KEY``."""
+    """Name the environment variable of a key: ``GRPOX_REWARDS_0_API_KEY``."""
     return "GRPOX_" + re.sub(r"\W+", "_", key).upper()
 
 
 def _run_file(folder: Path) -> Any:
-    """Read the run file of which `folder` holds the record; None where it is not to be found."""
+    """Read the run file that `folder` was written for; None if it is missing."""
     try:
-        told = json.loads((folder / VERSIONS).read_text(encoding="utf-8"))
+        record = json.loads((folder / VERSIONS).read_text(encoding="utf-8"))
         # By its whole path: in another folder a file of that name may be another run's.
-        if "file" not in told and told["source"] not in recipe_names():
+        if "file" not in record and record["source"] not in recipe_names():
             return None
-        path = Path(told["file"]) if "file" in told else recipe_path(told["source"])
+        path = Path(record["file"]) if "file" in record else recipe_path(record["source"])
         return read_yaml(path.read_text(encoding="utf-8"), str(path)).data
     except (OSError, ValueError, TypeError, KeyError, ConfigError):
         return None
 
 
 def _give_back(value: Any, shown: Any, source: Any, masked: frozenset[str], key: str) -> Any:
-    """Return `value` with what is masked in it as the environment has it, or the run file.
+    """Return `value` with the secrets of the environment, or of the run file, in place of masks.
 
     Args:
-        shown: what stands in the same place of the run file, masked; `source`: the same as it is.
-        masked: the keys that need a value; names of headers, say, may have dots of their own.
-        key: of `value`.
+        shown: the run file's value at the same place, masked.
+        source: the run file's value, not masked.
+        masked: keys that need a value; parts of them, such as names of headers, may have dots.
+        key: dotted key of `value`.
     """
     if isinstance(value, dict | list):
         for name in value if isinstance(value, dict) else range(len(value)):

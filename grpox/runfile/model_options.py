@@ -15,7 +15,7 @@ from grpox.runfile.checks import CheckContext
 
 INSTALL = "pip install 'grpox[lora]'"
 LONGEST_HEADER = 2**26
-"""Bytes of a header of safetensors; one that says more is left to transformers."""
+"""Bytes of a header of safetensors; a longer one is left to transformers."""
 
 REFUSED_INIT = {
     "dtype": "use model.dtype",
@@ -31,7 +31,7 @@ REFUSED_INIT = {
     "state_dict": "weights come from model.path",
     "key_mapping": "what is saved could be loaded with it alone",
 }
-"""Arguments of `from_pretrained` that cannot be given, and why."""
+"""Refused argument of `from_pretrained` -> why."""
 
 HARMLESS: dict[str, tuple[bool | None, ...]] = {
     "trust_remote_code": (False, None),
@@ -40,19 +40,19 @@ HARMLESS: dict[str, tuple[bool | None, ...]] = {
     "allow_all_kernels": (False, None),
     "kernel_config": (None,),
 }
-"""Arguments of `from_pretrained` by which code of others runs, and with which values none does."""
+"""Argument of `from_pretrained` that can run foreign code -> its values that run none."""
 
 CHECKPOINT_ARGUMENTS = ("use_reentrant", "preserve_rng_state", "determinism_check", "debug", "early_stop")
-"""Those of torch.utils.checkpoint.checkpoint that a run file can write; a test compares them."""
+"""Arguments of torch.utils.checkpoint.checkpoint that a run file can write; a test compares them."""
 
 PARTS = re.compile(
     r".*(vision|visual|image|audio|video|speech).*_config|vq_config|visual|(img|image|audio)_processor"
 )
-"""Keys of a configuration that describe such a part, where a mapping is their value."""
+"""Keys of a configuration that describe a part for images, audio or video, if their value is a mapping."""
 
 
 def model_problems(config: ModelConfig) -> list[Problem]:
-    """Arguments that the engine sets, or that would leave weights untrained."""
+    """Find arguments that the engine sets, or that would leave weights untrained."""
     return [
         Problem(f"cannot be given here: {REFUSED_INIT[name]}", f"model.init.{name}", given=str(value))
         for name, value in config.init.items()
@@ -61,7 +61,7 @@ def model_problems(config: ModelConfig) -> list[Problem]:
 
 
 def runs_code(init: Mapping[str, Any]) -> list[str]:
-    """Name the arguments by which code that comes with a model, or is fetched from a hub, would run."""
+    """Name the arguments by which code of the model's folder or of a hub would run."""
     return [
         name
         for name, value in init.items()
@@ -72,26 +72,21 @@ def runs_code(init: Mapping[str, Any]) -> list[str]:
 
 
 def checkpointing_problems(train: TrainConfig) -> list[Problem]:
-    """Unknown arguments of gradient checkpointing, and arguments without it."""
+    """Find unknown arguments of gradient checkpointing, and arguments while it is off."""
     key = "train.gradient_checkpointing_kwargs"
     given = train.gradient_checkpointing_kwargs
     if given and not train.gradient_checkpointing:
         return [Problem("is used by nothing: train.gradient_checkpointing is false", key, given=str(given))]
+    what, allowed = "torch.utils.checkpoint takes no such argument", ", ".join(CHECKPOINT_ARGUMENTS)
     return [
-        Problem(
-            "torch.utils.checkpoint takes no such argument",
-            f"{key}.{name}",
-            given=str(value),
-            allowed=", ".join(CHECKPOINT_ARGUMENTS),
-            nearest=nearest(name, CHECKPOINT_ARGUMENTS),
-        )
+        Problem(what, f"{key}.{name}", "", str(value), allowed, nearest(name, CHECKPOINT_ARGUMENTS))
         for name, value in given.items()
         if name not in CHECKPOINT_ARGUMENTS
     ]
 
 
 def media_parts(config: Mapping[str, Any], within: str = "") -> Iterator[str]:
-    """Dotted keys of a model's configuration that describe a part for something else than text."""
+    """Yield the dotted keys of a model's configuration that describe a part for more than text."""
     for key, value in config.items():
         if not isinstance(value, Mapping) or not value:
             continue
@@ -102,19 +97,19 @@ def media_parts(config: Mapping[str, Any], within: str = "") -> Iterator[str]:
 
 
 def media_problem(config: Mapping[str, Any], key: str, given: str) -> Problem | None:
-    """Return a problem where a model has such a part; None where all of it is for text."""
-    found = list(media_parts(config))
-    if not found:
+    """Return a problem if a model has such a part; None if all of it is for text."""
+    parts = ", ".join(media_parts(config))
+    if not parts:
         return None
     what = (
-        f"is a model of more than text (its config has {', '.join(found)}): it would be trained on text alone, "
+        f"is a model of more than text (its config has {parts}): it would be trained on text alone, "
         "and what is saved may lack the other parts"
     )
     return Problem(what, key, given=given, allowed="a model of text, such as its language model saved alone")
 
 
 def media_problem_of(folder: Path, key: str) -> Problem | None:
-    """The same of a model's folder; what is no readable configuration is left for loading to refuse."""
+    """Check the model of a folder in the same way; loading refuses an unreadable configuration."""
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -123,7 +118,7 @@ def media_problem_of(folder: Path, key: str) -> Problem | None:
 
 
 def lora_problems(context: CheckContext) -> Iterator[Problem]:
-    """Why adapters cannot be trained."""
+    """Find reasons why adapters cannot be trained."""
     config, lora = context.config, context.config.model.lora
     if lora is None:
         return
@@ -141,7 +136,7 @@ def lora_problems(context: CheckContext) -> Iterator[Problem]:
 
 
 def weight_names(folder: Path) -> list[str]:
-    """Names of the weights in a model's folder, out of the headers of its files; empty where there are none."""
+    """Read the names of the weights from the headers of a model's files; empty if there are none."""
     try:
         index = folder / "model.safetensors.index.json"
         if index.is_file():
@@ -151,14 +146,13 @@ def weight_names(folder: Path) -> list[str]:
             header = json.loads(weights.read(size)) if size <= LONGEST_HEADER else {}
         return [name for name in header if name != "__metadata__"]
     except (OSError, ValueError, KeyError, TypeError):
-        return []  # whoever loads the model says what is wrong with it
+        return []  # loading the model reports it
 
 
 def _misspelt(lora: LoraConfig, weights: Sequence[str]) -> Iterator[Problem]:
-    """Names that are nearly one of the checkpoint's, and none.
+    """Find names that are nearly, but not exactly, one of the checkpoint's.
 
-    What is like no name there is left to the model itself: some architectures call their layers otherwise than
-    their checkpoints do.
+    Other unknown names are left to the model: some architectures name layers otherwise than their checkpoints.
     """
     parts = [name.split(".") for name in weights if name.endswith(".weight")]
     known = list(dict.fromkeys(part[-2] for part in parts if len(part) > 1))
@@ -169,5 +163,5 @@ def _misspelt(lora: LoraConfig, weights: Sequence[str]) -> Iterator[Problem]:
             last = name.rpartition(".")[2]
             near = nearest(last, known)
             if last not in inside and near:
-                allowed, what = ", ".join(known), "names no layer of this model"
+                what, allowed = "names no layer of this model", ", ".join(known)
                 yield Problem(what, f"model.lora.{key}", given=name, allowed=allowed, nearest=near)

@@ -13,24 +13,23 @@ from grpox.runfile.slots import default_name, is_slot
 from grpox.runfile.yaml_lines import DEEPEST, read_yaml
 
 COMMAND_LINE = "command line"
-"""The `where` of a problem with an override."""
+"""`where` of a problem with an override."""
 ARGUMENT = "train()"
-"""The `where` of a problem with an argument of `grpox.train`."""
+"""`where` of a problem with an argument of `grpox.train`."""
 
 
 def apply_overrides(data: dict[str, Any], overrides: Sequence[str]) -> list[str]:
     """Set each ``dotted.key=value`` in `data`, in order; a later one wins.
 
-    The value is YAML. ``rewards.0.weight=2`` and ``rewards[0].weight=2`` reach into lists, the index one past
-    the end appends. A component given by its bare name takes parameters: ``loss.clip_high=0.28`` turns
-    ``loss: dapo`` into its full form.
+    The value is YAML. ``rewards.0.weight=2`` and ``rewards[0].weight=2`` reach into lists, and the index one
+    past the end appends. ``loss.clip_high=0.28`` turns ``loss: dapo`` into a mapping of name and parameters.
 
     Returns:
-        The dotted keys that were set.
+        the dotted keys that were set.
 
     Raises:
-        ConfigError: overrides without ``=``, with a value that is not YAML, or into something that has no
-            keys; all of them.
+        ConfigError: with every override that lacks ``=``, has a value that is not YAML, or sets a key below
+            something that has no keys.
     """
     keys, problems = [], []
     for override in overrides:
@@ -48,16 +47,16 @@ def _apply(data: dict[str, Any], override: str) -> str:
     path = _path(name)
     if not equals or not path:
         what = "an override has the form key=value" if path else "an override needs a key before '='"
-        raise ConfigError(_problem(what, given=override, allowed="for example train.max_steps=10"))
+        raise ConfigError(what, where=COMMAND_LINE, given=override, allowed="for example train.max_steps=10")
     if len(path) > DEEPEST:
-        raise ConfigError(_problem("lists or mappings are nested too deeply", given=override))
+        raise ConfigError("lists or mappings are nested too deeply", where=COMMAND_LINE, given=override)
     key = ""
     for part in path:
         key = join(key, part)
     try:
         value = read_yaml(text, COMMAND_LINE).data
     except ConfigError as error:
-        raise ConfigError(_problem(error.problems[0].what, key=key, given=text)) from error
+        raise ConfigError(error.problems[0].what, key, COMMAND_LINE, text) from error
     _set(data, path, value)
     return key
 
@@ -80,13 +79,13 @@ def _set(data: dict[str, Any], path: Sequence[str | int], value: Any) -> None:
         elif inner is None:
             container[place] = {}
         elif not isinstance(inner, dict | list):
-            raise ConfigError(_problem("holds a value and has no keys below it", key=key, given=str(inner)))
+            raise ConfigError("holds a value and has no keys below it", key, COMMAND_LINE, str(inner))
         container = container[place]
     container[_place(container, path[-1], join(key, path[-1]))] = value
 
 
 def _place(container: Any, part: str | int, key: str) -> str | int:
-    """The key or index of `part`; what is not there yet is made, as null."""
+    """Return the key or index of `part`, adding null where there is no value yet."""
     if isinstance(container, dict):
         container.setdefault(str(part), None)
         return str(part)
@@ -95,19 +94,15 @@ def _place(container: Any, part: str | int, key: str) -> str | int:
     if isinstance(part, int) and part < len(container):
         return part
     allowed = f"an index from 0 to {len(container)}, the last of which appends"
-    raise ConfigError(_problem("no such entry of the list", key=key, given=str(part), allowed=allowed))
-
-
-def _problem(what: str, key: str = "", given: str = "", allowed: str = "") -> Problem:
-    return Problem(what, key=key, where=COMMAND_LINE, given=given, allowed=allowed)
+    raise ConfigError("no such entry of the list", key, COMMAND_LINE, str(part), allowed)
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Knows the line or override behind each dotted key such as ``rewards[0].weight``."""
+    """The line or override behind each dotted key, such as ``rewards[0].weight``."""
 
     source: str
-    """What problems call the run file."""
+    """Name of the run file in problems."""
     folder: Path
     lines: Mapping[str, int] = field(default_factory=dict)
     overridden: Sequence[str] = ()
@@ -115,26 +110,26 @@ class Origin:
     """Keys whose value is an argument of `grpox.train`."""
 
     def where(self, key: str) -> str:
-        """``run.yaml:12``, ``command line`` or ``train()``, by the longest known prefix of `key`."""
+        """Return ``run.yaml:12``, ``command line`` or ``train()``, by the longest known prefix of `key`."""
         if any(prefix in self.arguments for prefix in _prefixes(key)):
             return ARGUMENT
-        # Whatever the file has below an overridden key was replaced.
+        # An override replaces all that the file has below its key.
         if any(prefix in self.overridden for prefix in _prefixes(key)):
             return COMMAND_LINE
         for prefix in _prefixes(key):
             if prefix in self.lines:
                 return f"{self.source}:{self.lines[prefix]}"
-            # The file lacks it: it is there because an override set something below it.
+            # An override set a key below this one, which the file lacks.
             if any(prefix in _prefixes(overridden) for overridden in self.overridden):
                 return COMMAND_LINE
         return self.source
 
     def base(self, key: str) -> Path:
-        """The folder against which a relative path given under `key` resolves."""
+        """Return the folder against which a relative path under `key` resolves."""
         return Path.cwd() if self.where(key) == COMMAND_LINE else self.folder
 
     def place(self, problems: Iterable[Problem]) -> list[Problem]:
-        """The same problems in the order of their lines, `where` filled in; indices as in ``rewards[0]``."""
+        """Sort problems by their lines, with `where` filled in and indices written as in ``rewards[0]``."""
         placed = []
         for problem in problems:
             key = re.sub(r"\.(\d+)(?=\.|$)", r"[\1]", problem.key)
@@ -142,12 +137,12 @@ class Origin:
         return sorted(placed, key=lambda problem: (problem.where == COMMAND_LINE, self._line(problem.key)))
 
     def _line(self, key: str) -> int:
-        """0 when no prefix of `key` stands in the file."""
+        """Return the line of the longest prefix of `key` in the file, 0 if there is none."""
         return next((self.lines[prefix] for prefix in _prefixes(key) if prefix in self.lines), 0)
 
 
 def _prefixes(key: str) -> list[str]:
-    """The key itself, then each of the sections that hold it, innermost first."""
+    """List the key itself, then the sections around it, innermost first."""
     prefixes = []
     while key:
         prefixes.append(key)

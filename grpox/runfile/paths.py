@@ -1,6 +1,6 @@
-"""The inputs of a run on disk and where it writes: what relative paths mean, and whether files are there.
+"""Input paths and output folder of a run: resolves relative paths and checks that files exist.
 
-Components may have inputs too: which of their parameters are paths is told by the types in their configs, see
+Components may have inputs too: the types in their configs mark the parameters that are paths, see
 `grpox.contracts`.
 """
 
@@ -29,9 +29,9 @@ from grpox.runfile.model_options import media_problem_of
 from grpox.runfile.slots import selected
 
 SET_ASIDE = ("model", "completions")
-"""Folders in output_dir whose earlier content a run moves to ``earlier/``."""
+"""Folders in output_dir whose old content a run moves to ``earlier/``."""
 _NOT_GIVEN = ("was an object given in Python, which no file can name", "a path, or the same object again")
-"""Problem with `GIVEN` in a run file, and what is allowed."""
+"""Message for `GIVEN` in a run file, and what is allowed."""
 
 
 def resolve_paths(config: RunConfig, base_of: Callable[[str], Path]) -> None:
@@ -46,7 +46,7 @@ def resolve_paths(config: RunConfig, base_of: Callable[[str], Path]) -> None:
     if config.evaluation is not None and config.evaluation.path != GIVEN:
         config.evaluation.path = _absolute(config.evaluation.path, base_of("evaluation.path"))
     for key, kind, reference in selected(config):
-        # ``path.py:name``; what is not of that form is left for loading to refuse.
+        # ``path.py:name``; loading refuses any other form.
         file, colon, name = (reference.path or "").rpartition(":")
         if colon:
             path = f"{_absolute(file, base_of(f'{key}.path'))}:{name}"
@@ -57,7 +57,7 @@ def resolve_paths(config: RunConfig, base_of: Callable[[str], Path]) -> None:
 
 
 def input_path(path: str, base: Path, suffixes: Collection[str] = ()) -> str:
-    """An absolute path, or the hub id that `path` is; what ends in one of `suffixes` is a path."""
+    """Return the absolute path, or `path` itself if it is a hub id, which ends in none of `suffixes`."""
     is_like_id = re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", path) and Path(path).suffix not in suffixes
     there = base / path
     # Nothing is there, nor even its parent.
@@ -69,12 +69,12 @@ def input_path(path: str, base: Path, suffixes: Collection[str] = ()) -> str:
 def _absolute(path: str, base: Path) -> str:
     try:
         return str((base / Path(path).expanduser()).resolve())
-    except (RuntimeError, OSError, ValueError):  # a loop of links, an unknown ~user: told when it is looked at
+    except (RuntimeError, OSError, ValueError):  # a loop of links, an unknown ~user: reported by the checks
         return str(base / path)
 
 
 def input_problems(context: CheckContext) -> Iterator[Problem]:
-    """Find faults of the model folder, data files and output folder of a run; counts its prompts."""
+    """Find mistakes in the model folder, data files and output folder of a run; counts its prompts."""
     config, given, data = context.config, context.given.inputs, context.config.data
     if context.trains:
         yield from output_problems(config)
@@ -94,7 +94,7 @@ def input_problems(context: CheckContext) -> Iterator[Problem]:
 
 
 def _split_of_file(data: DataConfig, records: int | None) -> tuple[list[Problem], int | None]:
-    """What is wrong with `subset` and `split` of a file, and how many of its `records` the split takes."""
+    """Find mistakes in `subset` and `split` of a file, and count the `records` of the split."""
     problems = []
     if data.subset is not None:
         what = "a file has no subsets; those of a hub dataset have names"
@@ -106,16 +106,16 @@ def _split_of_file(data: DataConfig, records: int | None) -> tuple[list[Problem]
 
     try:
         parts = ReadInstruction.from_spec(data.split).to_absolute({"train": records or 0})
-        taken = sum(max(0, part.to - part.from_) for part in parts)
+        num_records = sum(max(0, part.to - part.from_) for part in parts)
     except (ValueError, AssertionError) as error:
         allowed = "train, or a part of it such as train[:100] or train[10%:]"
         what = f"is no split of a file: {text_of(error)}"
         return [*problems, Problem(what, key="data.split", given=data.split, allowed=allowed)], None
-    return problems, None if records is None else taken
+    return problems, None if records is None else num_records
 
 
 def model_problems(key: str, given: str) -> Iterator[Problem]:
-    """What is wrong with the model folder under `key`, its path absolute; a hub id is not looked up."""
+    """Find mistakes in the model folder under `key`, an absolute path; a hub id is not looked up."""
     folder = Path(given)
     if given == GIVEN:
         yield Problem(_NOT_GIVEN[0], key, given=GIVEN, allowed=_NOT_GIVEN[1])
@@ -132,7 +132,7 @@ def model_problems(key: str, given: str) -> Iterator[Problem]:
 
 
 def _data_problems(key: str, given: str, prompt_column: str) -> tuple[list[Problem], int | None]:
-    """Find what is wrong with a file of prompts, and count its records."""
+    """Find mistakes in a file of prompts, and count its records."""
     path = Path(given)
     what = nearby = allowed = ""
     if given == GIVEN:
@@ -155,20 +155,18 @@ def _data_problems(key: str, given: str, prompt_column: str) -> tuple[list[Probl
     column, names = "data.prompt_column", file.columns
     if prompt_column not in names:
         what, near = f"no such column in {path.name}", nearest(prompt_column, names)
-        problem = Problem(what, column, given=prompt_column, allowed=", ".join(names), nearest=near)
-        return [problem], file.records
+        return [Problem(what, column, "", prompt_column, ", ".join(names), near)], file.records
     problems = unusable_columns(names, prompt_column, path.name, key)
     if file.without_prompt:
-        problems.append(
-            Problem(f"{file.without_prompt} of {path.name} holds no prompt", column, given=prompt_column)
-        )
+        what = f"{file.without_prompt} of {path.name} holds no prompt"
+        problems.append(Problem(what, column, given=prompt_column))
     if file.media:
         problems.append(Problem(f"{file.media}, and nothing but text is read", key, given=given, allowed=CURE))
     return problems, file.records
 
 
 def sibling(path: Path, fits: Callable[[Path], bool]) -> str:
-    """The nearest name of what `fits` beside a path that does not."""
+    """Return the path in the same folder with the nearest name, of those that `fits` accepts; or nothing."""
     if not path.parent.is_dir():
         return ""
     name = nearest(path.name, sorted(other.name for other in path.parent.iterdir() if fits(other)))
@@ -181,11 +179,11 @@ def resolve_parameters(
     """Make the input paths among components' parameters absolute, in `config` and in `components`, in place.
 
     Args:
-        components: by key; those that could not be bound are missing.
+        components: bound components by key.
         base_of: dotted key -> the folder against which a relative path given there resolves.
 
     Returns:
-        a problem for each path under which the input is not.
+        a problem for each missing input.
     """
     problems: list[Problem] = []
     for key, kind, reference in selected(config):
@@ -198,8 +196,8 @@ def resolve_parameters(
             if given is None or not params or name not in params:  # a default is the component's own affair
                 continue
             place = f"{key}.{name}"
-            is_model, base = what is Input.MODEL, base_of(place)
-            path = input_path(given, base) if is_model else str((base / Path(given).expanduser()).resolve())
+            is_model = what is Input.MODEL
+            path = (input_path if is_model else _absolute)(given, base_of(place))
             params[name] = path
             bound = replace(bound, config=bound.config.model_copy(update={field: path}))
             if is_model:
@@ -212,7 +210,7 @@ def resolve_parameters(
 
 
 def _input_fields(model: type[BaseModel]) -> Iterator[tuple[str, str, Input]]:
-    """(key in the run file, name of the field, what it is the path of), of each field that is such a path."""
+    """Yield key in the run file, name of the field and kind of input of each field that is an input path."""
     for name, field in model.model_fields.items():
         for mark in (*field.metadata, *_marks(field.annotation)):
             if isinstance(mark, Input):
@@ -221,7 +219,7 @@ def _input_fields(model: type[BaseModel]) -> Iterator[tuple[str, str, Input]]:
 
 
 def _marks(annotation: Any) -> Iterator[Any]:
-    """Return what `Annotated` says of a type or of a member of a union."""
+    """Yield the metadata of `Annotated` types within an annotation."""
     if get_origin(annotation) is Annotated:
         yield from annotation.__metadata__
     for member in get_args(annotation):
@@ -229,7 +227,7 @@ def _marks(annotation: Any) -> Iterator[Any]:
 
 
 def unreachable(path: Path) -> str:
-    """Why nobody can say whether `path` exists: too long a name, a loop of links; empty if one can."""
+    """Return why `path` cannot be looked up: too long a name, a loop of links; empty if it can."""
     try:
         path.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -240,7 +238,7 @@ def unreachable(path: Path) -> str:
 
 
 def output_problems(config: RunConfig) -> list[Problem]:
-    """What is wrong with `output_dir`; the input paths of `config` are resolved."""
+    """Find mistakes in `output_dir` of a config with absolute input paths."""
     if not config.output_dir.strip():
         return [Problem("is empty", key="output_dir", given=repr(config.output_dir), allowed="a folder")]
     folder, what = Path(config.output_dir).absolute(), ""
@@ -256,13 +254,9 @@ def output_problems(config: RunConfig) -> list[Problem]:
     inputs = {"model.path": config.model.path, "data.path": config.data.path}
     if config.evaluation is not None:
         inputs["evaluation.path"] = config.evaluation.path
+    allowed = "another output_dir, or a copy of this input elsewhere"
     return [
-        Problem(
-            f"lies in {name}/ of output_dir, which the run replaces by its own",
-            key=key,
-            given=path,
-            allowed="another output_dir, or a copy of this input elsewhere",
-        )
+        Problem(f"lies in {name}/ of output_dir, which the run replaces by its own", key, "", path, allowed)
         for key, path in inputs.items()
         for name in SET_ASIDE
         if path is not None and Path(path).is_absolute() and Path(path).is_relative_to(folder / name)
@@ -270,7 +264,7 @@ def output_problems(config: RunConfig) -> list[Problem]:
 
 
 def hub_problems(config: HubConfig | None) -> Iterator[Problem]:
-    """A repository name or branch that the hub would refuse after the training."""
+    """Find a repository name or branch that the hub would refuse after the training."""
     if config is None:
         return
     from huggingface_hub.errors import HFValidationError

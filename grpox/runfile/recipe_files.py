@@ -1,26 +1,24 @@
-"""The bundled recipes, which `grpox train` knows by name: run files beside the folders of their inputs."""
+"""Bundled recipes, which `grpox train` runs by name: run files beside the folders of their inputs."""
 
 from __future__ import annotations
 
 import filecmp
 import shutil
-from collections.abc import Iterator
 from importlib import resources
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
 
 from grpox.errors import ConfigError, Problem, nearest
-from grpox.runfile.yaml_lines import read_yaml
+from grpox.runfile.yaml_lines import leaves, read_yaml
 
 
 def recipe_names() -> list[str]:
-    """Names of the bundled recipes."""
+    """List the names of the bundled recipes."""
     return sorted(path.stem for path in _folder().glob("*.yaml"))
 
 
 def recipe_summary(name: str) -> str:
-    """The comment that opens the recipe's run file, up to the end of its first sentence."""
+    """Return the first sentence of the comment that opens the recipe's run file."""
     lines = recipe_path(name).read_text(encoding="utf-8").splitlines()
     comment = takewhile(lambda line: line.startswith("# "), lines)
     sentence, stop, _ = " ".join(line[2:].strip() for line in comment).partition(". ")
@@ -28,18 +26,17 @@ def recipe_summary(name: str) -> str:
 
 
 def recipe_path(run: str | Path) -> Path:
-    """The file that `run` means: a path of a run file, or the name of a recipe.
+    """Return the file of `run`, the path of a run file or the name of a recipe.
 
     Raises:
-        ConfigError: it is neither, or cannot be looked at.
+        ConfigError: `run` is neither, or cannot be read.
     """
     path, names = Path(run), recipe_names()
     try:
-        found = path.is_file()
+        if path.is_file():
+            return path
     except OSError as error:
         raise ConfigError(f"cannot be read: {error.strerror}", given=str(run)) from error
-    if found:
-        return path
     if str(run) in names:
         return _folder() / f"{run}.yaml"
     what = "is a folder, not a run file" if path.is_dir() else "no such run file or recipe"
@@ -52,22 +49,23 @@ def recipe_path(run: str | Path) -> Path:
 def copy_recipe(name: str, destination: Path, force: bool = False) -> list[Path]:
     """Copy a recipe's run file, and the folders of inputs that it names, into the folder `destination`.
 
-    Recipes share such folders: one that an earlier copy left there, unchanged, is nothing to lose.
+    Recipes share such folders, so that an unchanged one of an earlier copy is overwritten without `force`.
 
     Returns:
-        The copies.
+        the copies.
 
     Raises:
-        ConfigError: there is no such recipe, a copy would overwrite something and `force` is false, or
-            nothing can be written there.
+        ConfigError: there is no such recipe, a copy would overwrite something and `force` is false, or the
+            destination cannot be written.
     """
     names = recipe_names()
     if name not in names:
         raise ConfigError("no such recipe", given=name, allowed=", ".join(names), nearest=nearest(name, names))
     file = _folder() / f"{name}.yaml"
     data = read_yaml(file.read_text(encoding="utf-8"), name).data
-    # The bundled folders in which paths of the run file begin.
-    folders = dict.fromkeys(_folder() / text.partition("/")[0] for text in _texts(data) if "/" in text)
+    # The bundled folders with which paths of the run file begin.
+    texts = (value for _, value in leaves(data) if isinstance(value, str) and "/" in value)
+    folders = dict.fromkeys(_folder() / text.partition("/")[0] for text in texts)
     copies = {path: destination / path.name for path in (file, *folders) if path.exists()}
     try:
         allowed = "another destination, or --force to overwrite it"
@@ -89,19 +87,11 @@ def copy_recipe(name: str, destination: Path, force: bool = False) -> list[Path]
 
 
 def _is_same(source: Path, copy: Path) -> bool:
-    """Return True for two folders where each file of `source` that is also in `copy` is the same there."""
+    """Return True for two folders whose common files are equal."""
     files = [path.relative_to(source) for path in source.rglob("*") if path.is_file()]
     there = [str(path) for path in files if (copy / path).exists()]
     agree = filecmp.cmpfiles(source, copy, there, shallow=False)[0] == there
     return source.is_dir() and copy.is_dir() and agree
-
-
-def _texts(data: Any) -> Iterator[str]:
-    if isinstance(data, str):
-        yield data
-    elif isinstance(data, dict | list):
-        for value in data.values() if isinstance(data, dict) else data:
-            yield from _texts(value)
 
 
 def _folder() -> Path:

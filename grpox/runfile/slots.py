@@ -1,4 +1,4 @@
-"""Slots, where a run file names components: their keys and kinds, what is selected, and its defaults."""
+"""Slots, where a run file names components: their keys and kinds, the selected components and defaults."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ names observers."""
 
 
 def is_slot(key: str) -> bool:
-    """Whether a run file names a component under the dotted `key`, so that a bare name may stand there."""
+    """Tell if a run file names a component under the dotted `key`."""
     return key in SLOTS or re.fullmatch(r"(evaluation\.)?rewards\[\d+\]", key) is not None
 
 
 def default_name(key: str) -> str | None:
-    """The component in this slot of a run file that does not mention it."""
+    """Return the default component of a slot, None if it has none."""
     field = RunConfig.model_fields.get(key)
     return field.default.name if field and isinstance(field.default, ComponentRef) else None
 
 
 def selected(config: RunConfig) -> Iterator[tuple[str, str, ComponentRef]]:
-    """(key, kind, reference) of every component that `config` selects."""
+    """Yield (key, kind, reference) of every component that `config` selects."""
     for key, kind in SLOTS.items():
         section, _, name = key.rpartition(".")
         reference = getattr(getattr(config, section) if section else config, name)
@@ -55,16 +55,15 @@ def selected(config: RunConfig) -> Iterator[tuple[str, str, ComponentRef]]:
 
 
 def tracking_problems(config: RunConfig) -> list[Problem]:
-    """Observers whose parameters make no reference to a component: the heading is the name already."""
+    """Find observers with a `name`, which is their heading already, or with a `path` that is no text."""
     problems = []
     for heading, params in config.tracking.items():
         if "name" in params:
             what = "an observer's name is its heading, with path the heading may be any"
             problems.append(Problem(what, key=f"tracking.{heading}.name", given=str(params["name"])))
-        if not isinstance(params.get("path", ""), str):
-            given = str(params["path"])
-            what = "should be a valid string"
-            problems.append(Problem(what, f"tracking.{heading}.path", given=given, allowed="path.py:name"))
+        if not isinstance(path := params.get("path", ""), str):
+            what, key = "should be a valid string", f"tracking.{heading}.path"
+            problems.append(Problem(what, key, given=str(path), allowed="path.py:name"))
     return problems
 
 
@@ -74,19 +73,19 @@ def parameter_defaults(
     """Collect the defaults that go with the parameters of a run.
 
     Args:
-        params: dotted key -> value, as text; they say which components the run has.
-        registry: default: of what is installed. Of a component that it lacks, nothing is known.
+        params: dotted key -> value, as text; they name the components of the run.
+        registry: default: of all installed plugins. A component that it lacks has no defaults.
 
     Returns:
-        Prefix of dotted keys, such as ``""``, ``"train."`` or ``"rewards.0."`` -> the defaults below it. Keys
-        that must be given are left out; a later prefix wins.
+        prefix of dotted keys, such as ``""``, ``"train."`` or ``"rewards.0."`` -> the defaults below it,
+        without keys that must be given; a later prefix wins.
     """
     registry = registry or Registry(discover())
-    found: dict[str, Mapping[str, Any]] = {"": _dumped(RunConfig)}
+    by_prefix: dict[str, Mapping[str, Any]] = {"": _dumped(RunConfig)}
     for name, field in RunConfig.model_fields.items():
         for member in (field.annotation, *get_args(field.annotation)):
             if isinstance(member, type) and issubclass(member, Section):
-                found[f"{name}."] = _dumped(member)
+                by_prefix[f"{name}."] = _dumped(member)
     slots = dict(SLOTS)
     for kind, pattern in (("reward", r"rewards\.\d+"), ("observer", r"tracking\.[^.]+")):
         slots |= {match[0]: kind for key in params if (match := re.match(pattern, key))}
@@ -99,15 +98,14 @@ def parameter_defaults(
             model = None
         defaults |= {} if model is None else _dumped(model)
         if params.get(f"{key}.path", "None") != "None":
-            # Named by its path: that it has no name is no change.
-            defaults["name"] = None
-        found[f"{key}."] = defaults
-    return found
+            defaults["name"] = None  # as a component named by its path has it
+        by_prefix[f"{key}."] = defaults
+    return by_prefix
 
 
 def _dumped(model: type[BaseModel]) -> dict[str, Any]:
-    """The defaults of a model; keys that must be given are left out."""
+    """Return the defaults of a model, without keys that must be given."""
     try:
         return model.model_construct().model_dump(mode="json")
-    except Exception:  # noqa: BLE001 - a plugin's own code; without it the run can be read all the same
+    except Exception:  # noqa: BLE001 - a plugin's own code; the run can be read without it
         return {}

@@ -1,4 +1,4 @@
-"""Reads YAML into plain data together with the line on which each key stands, and writes it.
+"""Reads YAML into plain data with the line of each key, and writes it.
 
 Scalars follow the YAML 1.2 core schema rather than PyYAML's YAML 1.1: ``1e-6`` is a number, ``no`` and
 ``2026-01-31`` are text.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
@@ -18,16 +19,16 @@ import yaml
 from grpox.errors import ConfigError, Problem, join, plain
 
 LONGEST = 2**16
-"""Characters of a document; a run file has a few thousand, and parsing takes a second for this many."""
+"""Characters of a document: a run file has a few thousand, and parsing this many takes a second."""
 MOST_VALUES = 20_000
-"""Values of a document whose aliases are written out: a few lines can stand for billions."""
+"""Values of a document with its aliases written out: a few lines can stand for billions."""
 DEEPEST = 100
 """Lists and mappings within one another; a run file needs five or six."""
 MOST_DIGITS = 4000
-"""Digits of an integer; Python itself reads a few more."""
+"""Digits of an integer; Python reads a few more."""
 _TAG = "tag:yaml.org,2002:"
 _UNUSABLE = re.compile("[\0\ud800-\udfff]")
-"""What escapes such as ``"\\0"`` may write, and neither a path nor a file can hold."""
+"""Characters that escapes such as ``"\\0"`` can write, and that no path or file can hold."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -43,7 +44,7 @@ class _Loader(yaml.SafeLoader):
         super().fetch_flow_collection_start(TokenClass)
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        # However high the recursion limit is, this tells in time.
+        # Below any recursion limit.
         if self.depth > DEEPEST:
             raise RecursionError
         self.depth += 1
@@ -54,7 +55,7 @@ class _Loader(yaml.SafeLoader):
 
 
 _FORMS: dict[str, re.Pattern[str]] = {}
-"""Of each type that is told by its form: what its texts look like."""
+"""Type of plain scalars -> form of its texts."""
 
 for _type, _pattern, _first in (
     ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
@@ -71,11 +72,6 @@ for _type, _pattern, _first in (
     _Loader.add_implicit_resolver(_TAG + _type, _FORMS[_type], _first)
 
 
-def is_number(text: str) -> bool:
-    """Whether a plain scalar of this text is read as a number."""
-    return any(_FORMS[kind].match(text) for kind in ("int", "float"))
-
-
 @dataclass
 class Document:
     """A YAML document: its data, and the line (from 1) of each dotted key such as ``rewards[0].weight``."""
@@ -88,11 +84,11 @@ def read_yaml(text: str, source: str) -> Document:
     """Parse one YAML document.
 
     Args:
-        source: what problems name, for example ``run.yaml``.
+        source: name of the document in problems, for example ``run.yaml``.
 
     Raises:
-        ConfigError: not YAML, longer than `LONGEST`, a key given twice, a key that is not text, no number, or
-            a tag that makes an object. Those which leave the document readable are told all together.
+        ConfigError: the document is not YAML or longer than `LONGEST`; or, all at once, keys given twice, keys
+            that are not text, invalid numbers and tags of objects.
     """
     if len(text) > LONGEST:
         raise ConfigError(f"is too long: at most {LONGEST} characters are read", where=source)
@@ -118,10 +114,10 @@ def read_yaml(text: str, source: str) -> Document:
 
 
 def read_text(path: Path, source: str, longest: int) -> str:
-    """Read up to `longest` characters of a text file that a user names.
+    """Read up to `longest` characters of a user's text file.
 
     Raises:
-        ConfigError: it is not there, or no text.
+        ConfigError: it cannot be read, or is no text.
     """
     try:
         with path.open(encoding="utf-8-sig") as file:
@@ -137,6 +133,15 @@ def read_table(package: str, name: str) -> Any:
     return read_yaml(resources.files(package).joinpath(name).read_text(encoding="utf-8"), name).data
 
 
+def leaves(data: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield (dotted key, value) of all scalars and empty mappings and lists in `data`."""
+    if isinstance(data, Mapping | list) and data:
+        for name, value in data.items() if isinstance(data, Mapping) else enumerate(data):
+            yield from leaves(value, join(key, name))
+    else:
+        yield key, data
+
+
 class _Reader:
     """Turns nodes into data, keeping the lines of keys and collecting problems."""
 
@@ -147,7 +152,7 @@ class _Reader:
         self.values = 0
 
     def value(self, node: yaml.Node, key: str, above: tuple[yaml.Node, ...]) -> Any:
-        """The data of `node`, which stands under `key` within the nodes `above`."""
+        """Return the data of `node`, which stands under `key` within the nodes `above`."""
         self.values += 1
         if self.values > MOST_VALUES:
             what = f"its aliases (*name) stand for too much: at most {MOST_VALUES} values are read"
@@ -172,7 +177,7 @@ class _Reader:
             if key_node.tag == f"{_TAG}merge":
                 result = result | self._merged(value_node, key, above) | result
                 continue
-            # An integer or `null` as a key is a name that happens to look like one: none is in the schema.
+            # A key that looks like an integer or null is a name, which the schema refuses.
             if not isinstance(key_node, yaml.ScalarNode):
                 self._refuse(key_node, key, "a key must be text")
                 continue
@@ -186,7 +191,7 @@ class _Reader:
         return result
 
     def _merged(self, node: yaml.Node, key: str, above: tuple[yaml.Node, ...]) -> dict[str, Any]:
-        """The pairs that ``<<: *anchor`` brings in; of a list of anchors, the first one wins."""
+        """Return the pairs that ``<<: *anchor`` merges; in a list of anchors, the first one wins."""
         pairs: dict[str, Any] = {}
         for source in node.value if isinstance(node, yaml.SequenceNode) else [node]:
             value = self.value(source, key, above)
@@ -215,9 +220,8 @@ class _Reader:
                 number = float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
                 if math.isfinite(number) or text.lower().endswith(".inf"):
                     return number
-                is_nan = math.isnan(number)
-                what = f"{text} is not a number" if is_nan else f"{plain(text, 50)} is too large a number"
-                self._refuse(node, key, what)
+                too_large = f"{plain(text, 50)} is too large a number"
+                self._refuse(node, key, f"{text} is not a number" if math.isnan(number) else too_large)
             case "str" if unusable := _UNUSABLE.search(text):
                 self._refuse(node, key, f"the character U+{ord(unusable.group()):04X} cannot be used")
             case "str":
@@ -232,11 +236,12 @@ class _Reader:
 
 
 class Dumper(yaml.SafeDumper):
-    """PyYAML's, with quotes around texts that YAML 1.2 would take for numbers, and YAML 1.1 not: ``1e-6``."""
+    """PyYAML's, with quotes around texts that are numbers in YAML 1.2 but not in YAML 1.1: ``1e-6``."""
 
 
 def _text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
-    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style='"' if is_number(value) else None)
+    is_number = any(_FORMS[kind].match(value) for kind in ("int", "float"))
+    return dumper.represent_scalar(f"{_TAG}str", value, style='"' if is_number else None)
 
 
 Dumper.add_representer(str, _text)

@@ -17,7 +17,7 @@ from grpox.config import ComponentRef, RunConfig, Section
 from grpox.contracts import LossInputs, PolicyLoss
 from grpox.plugins.discovery import Offer, discover
 from grpox.plugins.registry import Registry
-from grpox.runfile.lr_schedules import LR_SCHEDULER_TYPES
+from grpox.runfile.lr_schedules import SCHEDULES
 from grpox.runfile.yaml_lines import read_yaml
 from grpox_losses.configs import CispoConfig, ClippedConfig, SapoConfig
 from grpox_losses.losses import Cispo, Dapo, Sapo
@@ -109,7 +109,7 @@ def test_every_loss_advantage_and_correction_is_explained() -> None:
 
 
 def test_the_schedules_are_named() -> None:
-    assert [name for name in LR_SCHEDULER_TYPES if f"`{name}`" not in RUN_FILE] == []
+    assert [name for name in SCHEDULES if f"`{name}`" not in RUN_FILE] == []
 
 
 def test_every_package_is_on_the_map_in_the_order_of_imports() -> None:

@@ -1,1 +1,1 @@
-"""A set-up for TRL's GRPOTrainer, read without running it, and the run file that does the same."""
+"""Converts a set-up for TRL's GRPOTrainer, read without running it, to a run file."""

@@ -1,4 +1,4 @@
-"""A set-up for GRPOTrainer -> the draft of a run file, and what became of everything it gives."""
+"""Converts a set-up for GRPOTrainer to the draft of a run file, with the outcome of each setting."""
 
 from __future__ import annotations
 
@@ -20,26 +20,25 @@ from grpox.runfile.from_trl.fields import (
     parameters_of,
 )
 from grpox.runfile.from_trl.sections import write_algorithm, write_inputs
-from grpox.runfile.from_trl.setup import DataGiven, Given, RewardGiven, Setup
+from grpox.runfile.from_trl.setup import Given, Setup
 
 _INPUTS = {"model_name_or_path", "reward_funcs", "reward_model_name_or_path", "dataset_name", "datasets"}
-"""Fields of `trl grpo` that are reported as arguments of GRPOTrainer are."""
-_MADE_ELSEWHERE = {
+"""Fields of `trl grpo` that are reported like arguments of GRPOTrainer."""
+_UNREAD_ARGUMENTS = {
     "args": "not made by GRPOConfig(...) here: import the YAML file that it comes from",
     "peft_config": "not made by LoraConfig(...): fill in model.lora",
 }
-"""Argument of GRPOTrainer -> what to do where the script does not make it by a call that was read."""
+"""Argument of GRPOTrainer that is no readable call -> remark with what to do."""
 _CONTINUOUS = ("use_transformers_continuous_batching", "use_transformers_paged")
-_REGEX = ("vllm_structured_outputs_regex", "vllm_guided_decoding_regex")
 _LONGEST_WAIT = 1500.0
 """Seconds that `generator.start_timeout` may have."""
 
 
 def convert(setup: Setup, folder: Path) -> Draft:
-    """The run file that does what `setup` does.
+    """Convert `setup` to a run file.
 
     Args:
-        folder: in which it will stand.
+        folder: the run file's.
 
     Raises:
         ConfigError: a field has a value that TRL would refuse too.
@@ -58,7 +57,7 @@ def convert(setup: Setup, folder: Path) -> Draft:
 
 
 def our_default(key: str) -> Any:
-    """The default of a key of the core, None where it has none."""
+    """Return the default of a key of the core, None if it has none."""
     section, name, *_ = *key.split("."), ""
     field = RunConfig.model_fields[section]
     kind = field.annotation
@@ -68,7 +67,7 @@ def our_default(key: str) -> Any:
 
 
 def _copy(draft: Draft) -> None:
-    """Write the fields whose value is that of a key: those given, and TRL's defaults that are not ours."""
+    """Write the fields that equal a key: those given, and TRL's defaults that are not ours."""
     for name, field in FIELDS.items():
         if not field.copied or draft.unread(name) or (field.needs and not draft.get(field.needs)):
             continue
@@ -78,14 +77,14 @@ def _copy(draft: Draft) -> None:
 
 
 def _training(draft: Draft) -> None:
-    """Mend what was copied of optimizer, schedule and length, where TRL writes it in another way."""
+    """Convert keys of optimizer, schedule and length that TRL writes in another way."""
     train, given = draft.values.setdefault("train", {}), draft.setup.fields
     steps, warmup, optim, top_k = map(draft.get, ("max_steps", "warmup_steps", "optim", "top_k"))
     if isinstance(steps, int) and steps > 0:
         train.pop("num_train_epochs", None)
         draft.unneeded("num_train_epochs", "max_steps is given")
     if draft.has("warmup_steps") and isinstance(warmup, int | float):
-        # transformers 5 takes a number below 1 for a part of all steps.
+        # In transformers 5, a number below 1 is a part of all steps.
         draft.put("train.warmup_ratio" if 0 < warmup < 1 else "train.warmup_steps", whole(warmup))
         if warmup >= 1 and train.pop("warmup_ratio", None) is not None:
             draft.unneeded("warmup_ratio", "warmup_steps is given")
@@ -103,7 +102,7 @@ def _training(draft: Draft) -> None:
 
 
 def _generation(draft: Draft) -> None:
-    """Write `generator`, and into `sampling` what its library is given besides."""
+    """Write `generator`, and the arguments of its library into `sampling`."""
     for name, value in draft.mapping("generation_kwargs", "a mapping of names and values").items():
         if ours := GENERATION_KWARGS.get(name):
             listed = ours.startswith("stop") and not isinstance(value, list)
@@ -127,13 +126,13 @@ def _generation(draft: Draft) -> None:
     else:
         _server(draft)
     draft.unneeded((*parameters_of("hf"), *_CONTINUOUS), "use_vllm is true")
-    for name in _REGEX:
+    for name in ("vllm_structured_outputs_regex", "vllm_guided_decoding_regex"):
         if draft.has(name):
             draft.put("sampling.generation_kwargs.structured_outputs", {"regex": draft.get(name)})
 
 
 def _server(draft: Draft) -> None:
-    # 0.0.0.0 is where a server listens; grpox asks the one of this machine.
+    # A server listens on 0.0.0.0; grpox connects to the one of this machine.
     host = str(draft.get("vllm_server_host")).replace("0.0.0.0", "127.0.0.1")
     url = draft.get("vllm_server_base_url") or f"http://{host}:{draft.get('vllm_server_port')}"
     parameters: dict[str, Any] = {"urls": [url]}
@@ -147,7 +146,7 @@ def _server(draft: Draft) -> None:
 
 
 def _outputs(draft: Draft) -> None:
-    """Write checkpoints, logs, trackers and the hub: what a run leaves, and where."""
+    """Write the keys of checkpoints, logs, trackers and the hub."""
     _checkpoints(draft)
     if draft.get("load_best_model_at_end"):
         _best(draft)
@@ -182,7 +181,7 @@ def _checkpoints(draft: Draft) -> None:
 
 
 def _best(draft: Draft) -> None:
-    """TRL's metric is one of its evaluation, which is left to be filled in: so is this."""
+    """Leave the best metric to the user, as the evaluation that it belongs to."""
     if draft.has("greater_is_better"):
         draft.put("checkpoint.best_is", "highest" if draft.get("greater_is_better") else "lowest")
     metric = str(draft.get("metric_for_best_model") or "loss").removeprefix("eval_")
@@ -217,35 +216,35 @@ def _tracking(draft: Draft) -> None:
 
 
 def _arguments(draft: Draft) -> Iterator[Row]:
-    """What GRPOTrainer is given, model and rewards first."""
-    setup, asked = draft.setup, {blank.key: blank.why for blank in reversed(draft.blanks)}
+    """Report the arguments of GRPOTrainer, model and rewards first."""
+    setup, reasons = draft.setup, {blank.key: blank.why for blank in reversed(draft.blanks)}
     if setup.model is not None:
-        why = asked.get("model.path", "")
+        why = reasons.get("model.path", "")
         verdict, message = Verdict.DIFFERS if why else Verdict.SAME, why or "model.path"
         if not setup.model.literal:
             verdict, message = Verdict.UNREAD, "fill in model.path"
-        yield _row("model", setup.model, verdict, message)
+        yield Row("model", setup.model, verdict, message)
     if isinstance(setup.rewards, Given):
-        yield _row("reward_funcs", setup.rewards, Verdict.UNREAD, "fill in rewards")
+        yield Row("reward_funcs", setup.rewards, Verdict.UNREAD, "fill in rewards")
     for reward in setup.rewards if isinstance(setup.rewards, list) else []:
         verdict = Verdict.DIFFERS if reward.note else Verdict.SAME
         named = ", ".join(f"{key}: {value}" for key, value in (reward.entry or {}).items())
         if reward.entry is None:
             verdict = Verdict.UNSUPPORTED
-        yield _row("reward_funcs", reward, verdict, reward.note or f"rewards: {named}")
+        yield Row("reward_funcs", reward, verdict, reward.note or f"rewards: {named}")
     if setup.data is not None:
-        verdict, message = Verdict.SAME, asked.get("data.path", "data.path")
+        verdict, message = Verdict.SAME, reasons.get("data.path", "data.path")
         if setup.data.problem:
             verdict, message = Verdict.UNREAD, f"fill in data.path: {setup.data.problem}"
-        yield _row("train_dataset", setup.data, verdict, message)
+        yield Row("train_dataset", setup.data, verdict, message)
     if setup.evaluation is not None:
-        held_out = "fill in evaluation: a file of held-out prompts"
-        yield _row("eval_dataset", setup.evaluation, Verdict.DIFFERS, held_out)
+        message = "fill in evaluation: a file of held-out prompts"
+        yield Row("eval_dataset", setup.evaluation, Verdict.DIFFERS, message)
     for name, given in setup.arguments.items():
-        if name in _MADE_ELSEWHERE:
-            yield _row(name, given, Verdict.UNREAD, _MADE_ELSEWHERE[name])
+        if name in _UNREAD_ARGUMENTS:
+            yield Row(name, given, Verdict.UNREAD, _UNREAD_ARGUMENTS[name])
         elif field := TRAINER_ARGUMENTS.get(name):
-            yield _row(name, given, field.verdict, field.note)
+            yield Row(name, given, field.verdict, field.note)
         else:
             yield _unknown(name, given, TRAINER_ARGUMENTS)
 
@@ -257,21 +256,17 @@ def _fields(draft: Draft) -> Iterator[Row]:
         if not given.literal and (key := key_of(name)):
             where = "" if given.line is None else f"line {given.line}: "
             draft.ask(key, "?", f"{where}{name.removeprefix(LORA)}={given.shown}")
-            yield _row(name, given, Verdict.UNREAD, f"fill in {key}")
+            yield Row(name, given, Verdict.UNREAD, f"fill in {key}")
         elif not given.literal:
-            yield _row(name, given, Verdict.UNREAD, "to be seen to by hand")
+            yield Row(name, given, Verdict.UNREAD, "to be seen to by hand")
         elif name not in FIELDS:
             yield _unknown(name, given, FIELDS)
         else:
-            yield _row(name, given, *(draft.explained.get(name) or FIELDS[name].judge(given.value)))
+            yield Row(name, given, *(draft.explained.get(name) or FIELDS[name].judge(given.value)))
 
 
 def _unknown(name: str, given: Given, names: Collection[str]) -> Row:
     if name.startswith(LORA):
-        return _row(name, given, Verdict.UNSUPPORTED, "plain LoRA has no such setting")
+        return Row(name, given, Verdict.UNSUPPORTED, "plain LoRA has no such setting")
     near = nearest(name, names)
-    return _row(name, given, Verdict.UNKNOWN, f"did you mean {near}?" if near else "not of TRL 1.16")
-
-
-def _row(name: str, given: Given | RewardGiven | DataGiven, verdict: Verdict, message: str) -> Row:
-    return Row(name, given.shown, given.line, verdict, message)
+    return Row(name, given, Verdict.UNKNOWN, f"did you mean {near}?" if near else "not of TRL 1.16")

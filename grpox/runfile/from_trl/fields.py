@@ -1,4 +1,4 @@
-"""Names that TRL has for settings: the fields of fields.yaml, and what becomes of each in a run file."""
+"""TRL's settings, from fields.yaml, and their outcome in a run file."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from grpox.runfile.yaml_lines import read_table
 
 
 class Verdict(Enum):
-    """Outcome, in a run file, of something that TRL was given."""
+    """Outcome of a setting of TRL's in a run file."""
 
     SAME = "same"
     DIFFERS = "differs"
@@ -22,22 +22,22 @@ class Verdict(Enum):
 
 @dataclass(frozen=True)
 class TrlField:
-    """A field of TRL's and the key of a run file that answers to it, as fields.yaml explains them."""
+    """A field of TRL's and the corresponding key of a run file, as fields.yaml explains them."""
 
     verdict: Verdict
     key: str = ""
-    """Dotted key of the run file, empty where there is none."""
+    """Dotted key of the run file, empty if there is none."""
     note: str = ""
-    """Text: what differs, why it is not needed, or what to do in its place."""
+    """Remark: the difference, why it is not needed, or what to do instead."""
     default: Any = None
-    """TRL's own, as a run file would write it."""
+    """TRL's default, as a run file would write it."""
     copied: bool = False
     inert: tuple[Any, ...] = ()
     of: str = ""
     needs: str = ""
 
     def judge(self, value: Any) -> tuple[Verdict, str]:
-        """Say what becomes of the field, given `value`."""
+        """Return the outcome of the field with `value`."""
         off = (*self.inert, self.default) if self.verdict is Verdict.UNSUPPORTED else self.inert
         if any(value is other or (value == other and type(value) is type(other)) for other in off):
             return Verdict.NOT_NEEDED, "does nothing at this value"
@@ -63,13 +63,13 @@ _TABLES = read_table("grpox.runfile.from_trl", "fields.yaml")
 GRPO_FIELDS = _fields(_TABLES["grpo"])
 TRAINER_FIELDS = _fields(_TABLES["training"])
 LORA = "peft_config."
-"""Stands before arguments of LoraConfig, which are fields like those of GRPOConfig then."""
+"""Prefix of the arguments of LoraConfig among the fields of GRPOConfig."""
 FIELDS = GRPO_FIELDS | TRAINER_FIELDS | _fields(_TABLES["script"]) | _fields(_TABLES["lora"], LORA)
-"""Each field of GRPOConfig, of the YAML file of `trl grpo` and of LoraConfig, with what answers to it."""
+"""Field of GRPOConfig, of the YAML file of `trl grpo` or of LoraConfig -> its counterpart."""
 TRAINER_ARGUMENTS = _fields(_TABLES["trainer"])
-"""Argument of GRPOTrainer -> what answers to it."""
+"""Argument of GRPOTrainer -> its counterpart."""
 POSITIONS = tuple(name for name in TRAINER_ARGUMENTS if name != "tokenizer")
-"""Arguments of GRPOTrainer that may be given without their names, in order."""
+"""Positional arguments of GRPOTrainer, in order."""
 GENERATION_KWARGS: dict[str, str] = _TABLES["generation_kwargs"]
 TRL_REWARDS: dict[str, dict[str, Any]] = _TABLES["rewards"]
 
@@ -80,5 +80,5 @@ def parameters_of(*components: str) -> tuple[str, ...]:
 
 
 def key_of(name: str) -> str:
-    """Our key for a name of TRL's, empty where there is none."""
+    """Return our key for a name of TRL's, empty if there is none."""
     return FIELDS[name].key if name in FIELDS else ""

@@ -1,10 +1,10 @@
-"""Values of Python expressions that are literals, or names that stand for one, without running anything."""
+"""Values of literals, and of names for them, in Python code that is not run."""
 
 from __future__ import annotations
 
 import ast
 from collections import defaultdict
-from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 from grpox.runfile.from_trl.setup import Given, unread
@@ -20,27 +20,27 @@ Bindings = defaultdict[str, list[ast.expr | None]]
 
 
 class NotLiteral(Exception):
-    """The expression has a value only when the script runs."""
+    """An expression that has a value only when the script runs."""
 
 
 class Names:
-    """What the names of a module are bound to, where that is once and for all."""
+    """Values of the names of a module that are assigned once."""
 
     def __init__(self, tree: ast.Module) -> None:
         self.imports = _imports(tree)
         """Name in the script -> (module, name there), the latter empty for a module itself."""
         self._module: Bindings = defaultdict(list)
         self._scopes: dict[ast.AST, list[Bindings]] = {}
-        """Each node -> what is bound in the functions around it and in the module, innermost first."""
+        """Node -> bindings of the functions around it and of the module, innermost first."""
         self._changed: set[str] = set()
         """Names whose value is changed in place: ``name[...] = ``, ``name.update(...)``."""
         self._walk(tree, [self._module])
 
     def value(self, node: ast.expr) -> Any:
-        """The value of a literal, or of names that stand for literals.
+        """Return the value of a literal, or of a name for one.
 
         Raises:
-            NotLiteral: it is something else.
+            NotLiteral: `node` is something else.
         """
         try:
             return self._value(node)
@@ -48,19 +48,19 @@ class Names:
             raise NotLiteral from error
 
     def given(self, node: ast.expr) -> Given:
-        """The same, or what stands there."""
+        """Return the same, or the expression that is no literal."""
         try:
             return Given(self.value(node), node.lineno)
         except NotLiteral:
             return unread(node)
 
     def arguments(self, call: ast.Call, positions: tuple[str, ...]) -> dict[str, ast.expr]:
-        """The arguments of a call by name; of ``**something``, the last one is under ``**``."""
+        """Return the arguments of a call by name, with the last ``**something`` under ``**``."""
         named = {keyword.arg or "**": keyword.value for keyword in call.keywords}
         return dict(zip(positions, call.args, strict=False)) | named
 
     def behind(self, node: ast.expr) -> ast.expr:
-        """The expression that `node` stands for: itself, or what its name was assigned once."""
+        """Return `node` itself, or the expression that was assigned to its name once."""
         seen: set[str] = set()
         while isinstance(node, ast.Name) and node.id not in seen:
             seen.add(node.id)
@@ -68,7 +68,7 @@ class Names:
         return node
 
     def is_changed(self, node: ast.expr) -> bool:
-        """Whether this is a name whose value is changed in place, such as a list that is appended to."""
+        """Tell if `node` is a name whose value is changed in place, such as a list that is appended to."""
         return isinstance(node, ast.Name) and node.id in self._changed
 
     def _value(self, node: ast.expr) -> Any:
@@ -97,20 +97,22 @@ class Names:
         raise NotLiteral
 
     def _assigned(self, name: ast.Name) -> ast.expr | None:
-        """What a name was assigned, once, in a function around it or in the module."""
+        """Return the expression assigned to a name once, in a function around it or in the module."""
         for bound in self._scopes.get(name, [self._module]):
             if name.id in bound:
                 return bound[name.id][0] if len(bound[name.id]) == 1 else None
         return None
 
     def _walk(self, scope: ast.Module | Function, scopes: list[Bindings]) -> None:
-        """Note what is bound around each node of `scope`, and what it binds itself."""
+        """Record the bindings around each node of `scope`, and those that it adds."""
         if not isinstance(scope, ast.Module):
             for argument in ast.walk(scope.args):
                 if isinstance(argument, ast.arg):
                     scopes[0][argument.arg].append(None)
         values = {}
-        for statement in plain_statements(scope):
+        # Each of these runs once, also those below a guard of `__main__`.
+        guards = (each for each in scope.body if isinstance(each, ast.If) and is_main_guard(each))
+        for statement in (*scope.body, *chain.from_iterable(guard.body for guard in guards)):
             match statement:
                 case (
                     ast.Assign(targets=[ast.Name() as target], value=value)
@@ -151,24 +153,16 @@ class Names:
 
 
 def _imports(tree: ast.Module) -> dict[str, tuple[str, str]]:
-    found: dict[str, tuple[str, str]] = {}
+    imports: dict[str, tuple[str, str]] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom):
             module = "." * node.level + (node.module or "")
-            found |= {alias.asname or alias.name: (module, alias.name) for alias in node.names}
+            imports |= {alias.asname or alias.name: (module, alias.name) for alias in node.names}
         elif isinstance(node, ast.Import):
-            found |= {alias.asname or alias.name: (alias.name, "") for alias in node.names}
-    return found
-
-
-def plain_statements(scope: ast.Module | Function) -> Iterator[ast.stmt]:
-    """The statements of `scope` that run once, one after the other; those below a guard of `__main__` too."""
-    for statement in scope.body:
-        yield statement
-        if isinstance(statement, ast.If) and is_main_guard(statement):
-            yield from statement.body
+            imports |= {alias.asname or alias.name: (alias.name, "") for alias in node.names}
+    return imports
 
 
 def is_main_guard(statement: ast.stmt) -> bool:
-    """Whether this is ``if __name__ == "__main__":``."""
+    """Tell if `statement` is ``if __name__ == "__main__":``."""
     return isinstance(statement, ast.If) and ast.dump(statement.test) == _MAIN

@@ -17,31 +17,28 @@ from grpox.runfile.from_trl.setup import (
     RewardGiven,
     Setup,
     code,
-    of_model,
     of_module,
     of_overlong,
     unread,
 )
 
 CONFIG, TRAINER, LORA_CONFIG = "GRPOConfig", "GRPOTrainer", "LoraConfig"
-LOADERS = ("json", "csv", "parquet")
-"""Names under which `load_dataset` reads files of `data_files`."""
 _READ = {"path", "name", "split", "data_files", "streaming"}
-"""Arguments of load_dataset that a run file can express."""
+"""Arguments of load_dataset that a run file has too."""
 _HARMLESS = {"shuffle", "token", "cache_dir", "num_proc"}
 _STARTS = {TRAINER, "load_dataset", "from_pretrained", "train"}
-"""Calls that a module must not make when it is imported for a reward function."""
+"""Calls that must not run when a script is imported for a reward function."""
 
 
 def read_script(text: str, path: Path, source: str) -> Setup:
-    """What the script gives to GRPOConfig and GRPOTrainer.
+    """Read the arguments of GRPOConfig and GRPOTrainer in a script.
 
     Args:
-        path: of the script; its reward functions are named by it.
-        source: what problems name.
+        path: the script's, for references to its reward functions.
+        source: name of the script in problems.
 
     Raises:
-        ConfigError: it is no Python, trains nothing by GRPO, or more than one thing.
+        ConfigError: the script is no Python, or does not call GRPOTrainer or GRPOConfig exactly once.
     """
     try:
         tree = ast.parse(text)
@@ -62,12 +59,10 @@ class _Script(Names):
         self.tree = tree
         self.path = path
         self.source = source
-        self.functions = {
-            node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        }
+        self.functions = {node.name for node in tree.body if isinstance(node, Function)}
 
     def read(self) -> Setup:
-        """Read the one call of GRPOConfig and the one of GRPOTrainer, where there are."""
+        """Read the call of GRPOConfig and the call of GRPOTrainer, one of which may be missing."""
         trainer = self.one(self.calls_of(TRAINER), TRAINER)
         given = {} if trainer is None else self.trainer_arguments(trainer)
         configs = self.calls_of(CONFIG)
@@ -88,7 +83,7 @@ class _Script(Names):
         return setup
 
     def called(self, node: ast.AST) -> str:
-        """The name of what is called, as it is imported; empty for what is no call of a name."""
+        """Return the imported name of the function that `node` calls; empty if it calls none by name."""
         match node:
             case ast.Call(func=ast.Name(id=name)):
                 return self.imports.get(name, ("", name))[1]
@@ -97,9 +92,8 @@ class _Script(Names):
         return ""
 
     def calls_of(self, name: str) -> list[ast.Call]:
-        return [
-            node for node in ast.walk(self.tree) if isinstance(node, ast.Call) and self.called(node) == name
-        ]
+        calls = (node for node in ast.walk(self.tree) if isinstance(node, ast.Call))
+        return [call for call in calls if self.called(call) == name]
 
     def one(self, calls: list[ast.Call], name: str) -> ast.Call | None:
         if len(calls) > 1:
@@ -109,7 +103,7 @@ class _Script(Names):
         return calls[0] if calls else None
 
     def config_fields(self, call: ast.Call) -> dict[str, Given]:
-        """The arguments of GRPOConfig; its first one without a name is output_dir."""
+        """Read the arguments of GRPOConfig, whose positional one is output_dir."""
         fields: dict[str, Given] = {}
         for position, argument in enumerate(call.args):
             if position == 0 and not isinstance(argument, ast.Starred):
@@ -128,7 +122,7 @@ class _Script(Names):
         return fields
 
     def set_afterwards(self, config: ast.Call) -> Iterator[tuple[str, Given]]:
-        """``args.beta = ...`` after ``args = GRPOConfig(...)``: a run decides which of the two counts."""
+        """Find ``args.beta = ...`` after ``args = GRPOConfig(...)``: only a run shows which one counts."""
         for node in ast.walk(self.tree):
             match node:
                 case ast.Attribute(value=ast.Name() as name, attr=attr, ctx=ast.Store()):
@@ -147,7 +141,7 @@ class _Script(Names):
         return arguments
 
     def read_argument(self, setup: Setup, name: str, node: ast.expr) -> None:
-        """Note what GRPOTrainer is given as `name`."""
+        """Read the argument `name` of GRPOTrainer."""
         match name, self.behind(node):
             case "model", behind:
                 setup.model = self.given(node)
@@ -170,7 +164,7 @@ class _Script(Names):
                 setup.arguments[name] = unread(node)
 
     def rewards(self, node: ast.expr) -> list[RewardGiven] | Given:
-        """Each function of a list, or of what is no list; a `Given` where it cannot be seen which they are."""
+        """Read a list of reward functions, or a single one; `Given` if the script does not show them."""
         behind = self.behind(node)
         if isinstance(behind, ast.List | ast.Tuple):
             if self.is_changed(node) or any(isinstance(part, ast.Starred) for part in behind.elts):
@@ -185,7 +179,7 @@ class _Script(Names):
         entry, note = None, "make it a function in a file rewards.py, and name that"
         match self.behind(node):
             case ast.Constant(value=str() as model):
-                return of_model(model, shown, line)
+                entry, note = {"name": "reward_model", "model": model}, ""
             case ast.Name(id=name) if name in self.functions and (trains := self.trains_on_import()):
                 note = f"move it to rewards.py: {self.path.name}, executed for it, would train (line {trains})"
             case ast.Name(id=name) if name in self.functions:
@@ -206,7 +200,7 @@ class _Script(Names):
         return RewardGiven(entry, shown, line, note)
 
     def trains_on_import(self) -> int | None:
-        """The line at which importing the script would load data or train, if there is one."""
+        """Return the line at which importing the script would load data or train, None if there is none."""
         for statement in self.tree.body:
             if is_main_guard(statement) or isinstance(statement, Function | ast.ClassDef):
                 continue
@@ -219,7 +213,7 @@ class _Script(Names):
         return None
 
     def dataset(self, node: ast.expr) -> DataGiven:
-        """The dataset that `node` is, as far as literals show."""
+        """Read the dataset of an expression, as far as it is literal."""
         split: str | None = None
         changes: list[str] = []
         behind = self.behind(node)
@@ -239,21 +233,20 @@ class _Script(Names):
         data.split = split or data.split
         if changes and not data.problem:
             by = " and ".join(reversed(changes))
-            what = f"the script changes it by {by}: save its rows to a .jsonl or .parquet file, and name that"
-            data.problem = what
+            cure = "save its rows to a .jsonl or .parquet file, and name that"
+            data.problem = f"the script changes it by {by}: {cure}"
         return data
 
     def loaded(self, node: ast.expr) -> DataGiven:
-        """What ``load_dataset(...)`` names."""
+        """Read the dataset of ``load_dataset(...)``."""
         short = code(node) if len(code(node)) <= 60 else f"{code(node)[:57]}..."
         if not isinstance(node, ast.Call) or self.called(node) != "load_dataset":
             return DataGiven(problem=f"`{short}` is no literal load_dataset: name the file or hub dataset")
         arguments = self.arguments(node, ("path", "name", "data_dir", "data_files", "split"))
         try:
             given = {name: self.value(value) for name, value in arguments.items() if name not in _HARMLESS}
-            if "**" in given or any(
-                not isinstance(given.get(n), str | None) for n in ("path", "name", "split")
-            ):
+            names = [given.get(name) for name in ("path", "name", "split")]
+            if "**" in given or not all(isinstance(name, str | None) for name in names):
                 raise NotLiteral
         except NotLiteral:
             what = f"`{short}` has arguments that are no literals: name the file or hub dataset"
@@ -261,17 +254,17 @@ class _Script(Names):
         path = given.get("path")
         data = DataGiven(path, given.get("name"), given.get("split"), given.get("streaming") is True)
         others = sorted(name for name in given.keys() - _READ if given[name] is not None)
-        if path in LOADERS:
+        if path in ("json", "csv", "parquet"):  # loaders of the files in `data_files`
             data.path = _one_file(given.get("data_files"))
             data.problem = "" if data.path else "a run file names one file: join those of `data_files`"
         elif others := [*others, *(["data_files"] if given.get("data_files") is not None else [])]:
-            what = f"load_dataset is given {', '.join(others)}, which a run file does not have: name a file"
-            data.problem = what
+            listed = ", ".join(others)
+            data.problem = f"load_dataset is given {listed}, which a run file does not have: name a file"
         return data
 
 
 def _one_file(files: Any) -> str | None:
-    """The file of `data_files`, if it is one."""
+    """Return the file of `data_files` if there is only one."""
     if isinstance(files, dict) and len(files) == 1:
         [files] = files.values()
     if isinstance(files, list) and len(files) == 1:

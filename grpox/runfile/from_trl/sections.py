@@ -1,4 +1,4 @@
-"""Sections of a run file as TRL's fields choose them together: inputs, loss, advantage, KL and correction."""
+"""Sections of a run file that depend on several of TRL's fields: inputs, loss, advantage, KL, correction."""
 
 from __future__ import annotations
 
@@ -19,11 +19,10 @@ _DTYPES = ("dtype", "torch_dtype")
 CLIPPED = ("grpo", "dr_grpo", "dapo", "bnpo")
 LOSSES = (*CLIPPED, "cispo", "sapo", "luspo", "vespo")
 RECOMMENDED_CAP = 5.0
-"""What TRL recommends for cispo; its default, epsilon, is below 1."""
+"""TRL's recommendation for cispo; its default, epsilon, is below 1."""
 UNBOUNDED = 1e9
-"""In place of no bound."""
+"""Bound that stands for none."""
 _SCALES = ("group", "batch", "none")
-_MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
 _CORRECTION = tuple(
     f"vllm_importance_sampling_{name}" for name in ("correction", "mode", "clip_max", "clip_min", "cap")
 )
@@ -31,7 +30,7 @@ _ON, _MODE, _HIGH, _LOW, _CAP = _CORRECTION
 
 
 def write_inputs(draft: Draft) -> None:
-    """Write what goes into the run."""
+    """Write model, data, rewards, evaluation and adapters."""
     _model(draft)
     _dtype(draft)
     _data(draft)
@@ -62,7 +61,7 @@ def _model(draft: Draft) -> None:
 
 
 def _input(draft: Draft, key: str, given: str, suffixes: tuple[str, ...] = ()) -> None:
-    """Write a path or hub id; what ends in one of `suffixes` is a path."""
+    """Write a path or hub id; an ending of `suffixes` marks a path."""
     if draft.is_path(given) or given.endswith(suffixes):
         draft.put(key, draft.path(given))
     elif "/" in given:
@@ -72,7 +71,7 @@ def _input(draft: Draft, key: str, given: str, suffixes: tuple[str, ...] = ()) -
 
 
 def _init(draft: Draft) -> dict[str, Any]:
-    """Arguments of from_pretrained, but for those that grpox sets itself."""
+    """Collect the arguments of from_pretrained without those that grpox sets itself."""
     given: dict[str, Any] = {}
     for name, option in draft.setup.model_options.items():
         if option.literal:
@@ -93,7 +92,7 @@ def _init(draft: Draft) -> dict[str, Any]:
 
 
 def _dtype(draft: Draft) -> None:
-    """bfloat16 where TRL trains in it, which is its default; the weights' own type counts where it does not."""
+    """Write bfloat16 if TRL trains in it, by default or by the type of the weights; else float32."""
     kwargs, options = draft.get("model_init_kwargs"), draft.setup.model_options
     loaded = [draft.get(name) for name in _DTYPES if draft.has(name)]
     loaded += [options[name].value for name in _DTYPES if name in options]
@@ -142,7 +141,7 @@ def _rewards(draft: Draft) -> None:
 
 
 def _entry(draft: Draft, known: dict[str, Any]) -> dict[str, Any]:
-    """The entry of one reward, its paths as the run file needs them."""
+    """Return the entry of one reward with its paths relative to the run file."""
     entry = dict(known)
     if "path" in entry:
         file, _, name = entry["path"].rpartition(":")
@@ -153,7 +152,7 @@ def _entry(draft: Draft, known: dict[str, Any]) -> dict[str, Any]:
 
 
 def _evaluation(draft: Draft) -> None:
-    """Held-out prompts are a file, which neither a script nor a hub dataset is."""
+    """Leave the evaluation to the user: its prompts must be a file, not a hub dataset."""
     old, given = "evaluation_strategy", draft.setup.evaluation
     strategy = draft.get(old if draft.has(old) else "eval_strategy")
     if strategy in ("no", False) and given is None:
@@ -194,18 +193,18 @@ def _adapters(draft: Draft, component: str) -> None:
 
 
 def _layers(value: Any) -> Any:
-    """A list of names; None where it is none that a run file takes."""
+    """Return a list of names or ``all-linear``; None for what a run file does not take."""
     if isinstance(value, list):
         return value[0] if value == [ALL] else value
     if value == ALL or not isinstance(value, str):
         return value if value == ALL else None
-    # TRL makes a list of one name that name; what is no plain name is a regular expression.
+    # TRL unwraps a list of one name; other than a plain name, it is a regular expression.
     is_name = all(part.isidentifier() or part.isdigit() for part in value.split("."))
     return [value] if is_name else None
 
 
 def write_algorithm(draft: Draft) -> None:
-    """Write what the gradient is made of. What `sampling` says must have been written."""
+    """Write loss, advantage, KL and correction; `sampling` must have been written."""
     _loss(draft)
     _advantage(draft)
     _kl_and_entropy(draft)
@@ -232,7 +231,7 @@ def _loss(draft: Draft) -> None:
 
 
 def _cap(draft: Draft) -> float:
-    """The largest weight of cispo: epsilon_high, or in TRL epsilon where that is not given."""
+    """Return the largest weight of cispo: epsilon_high, or in TRL epsilon if that is not given."""
     name = "epsilon_high" if draft.has("epsilon_high") else "epsilon"
     value = draft.get(name)
     if isinstance(value, int | float) and value >= 1:
@@ -244,7 +243,7 @@ def _cap(draft: Draft) -> float:
 
 
 def _explain_loss(draft: Draft, loss: str) -> None:
-    """Say which loss the fields belong to, and where it is not TRL's in all."""
+    """Report the fields that belong to other losses, and differences from TRL's loss."""
     used = set(parameters_of(loss if loss in ("sapo", "vespo") else "clipped"))
     if loss == "cispo":
         used.remove("delta")
@@ -277,7 +276,7 @@ def _advantage(draft: Draft) -> None:
 
 
 def _kl_and_entropy(draft: Draft) -> None:
-    """Write the KL; TRL's tokens of high entropy, and the mean of its bonus, are those of each micro-batch."""
+    """Write the KL; in TRL, high-entropy tokens and the mean of the bonus are those of each micro-batch."""
     name = "use_bias_correction_kl"
     kl = "unbiased" if draft.get(name) else "k3"
     if not draft.get("beta") and not draft.unread("beta"):
@@ -297,7 +296,7 @@ def _kl_and_entropy(draft: Draft) -> None:
 def _correction(draft: Draft) -> None:
     on, uses_vllm = draft.get(_ON), draft.get("use_vllm")
     if draft.get("loss_type") == "vespo":
-        # VESPO takes the correction's weights itself, and so needs one; TRL bounds tokens' before it.
+        # VESPO uses the correction's weights, and so needs one; TRL bounds the tokens' weights before.
         if uses_vllm and on and draft.get(_MODE) == "token_truncate":
             _bounded_correction(draft)
         else:
@@ -317,7 +316,8 @@ def _correction(draft: Draft) -> None:
 
 
 def _bounded_correction(draft: Draft) -> None:
-    name = draft.chosen(_MODE, _MODES).replace("_", "-")
+    modes = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
+    name = draft.chosen(_MODE, modes).replace("_", "-")
     low, high = draft.get(_LOW), draft.get(_CAP if draft.has(_CAP) else _HIGH)
     high = UNBOUNDED if high is None else high
     parameters: dict[str, Any] = {"cap": high}
@@ -331,8 +331,8 @@ def _bounded_correction(draft: Draft) -> None:
 
 
 def _changed(draft: Draft) -> list[str]:
-    """The settings of `sampling` that make the sampled distribution another than the trained one."""
+    """List the settings of `sampling` that change the sampled distribution alone."""
     try:
         return changed_distribution(SamplingConfig.model_validate(draft.values.get("sampling", {})))
     except ValidationError:
-        return []  # `grpox validate` says so
+        return []  # `grpox validate` reports it

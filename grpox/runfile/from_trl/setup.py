@@ -1,4 +1,4 @@
-"""Values that were read of a set-up for GRPOTrainer, and the reader of YAML files of `trl grpo --config`."""
+"""Settings of a set-up for GRPOTrainer, and the reader of YAML files of `trl grpo --config`."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from grpox.runfile.yaml_lines import read_yaml
 
 OVERLONG = "get_soft_overlong_punishment"
 _TRUTHS = {"yes": True, "on": True, "no": False, "off": False}
-"""What `trl`, which reads YAML 1.1, takes for a truth value; YAML 1.2 takes it for text."""
+"""Truth values of YAML 1.1, which `trl` reads; in YAML 1.2 they are text."""
 
 
 @dataclass(frozen=True)
 class Given:
-    """A value that the set-up gives, or what stands in its place where it is no literal."""
+    """A value of the set-up, or its expression if it is no literal."""
 
     value: Any
     line: int | None = None
@@ -27,44 +27,39 @@ class Given:
 
     @property
     def shown(self) -> str:
-        """The value as Python writes it, or the expression that was not read."""
+        """Write the value as Python does, or the expression."""
         return repr(self.value) if self.literal else str(self.value)
 
 
 def unread(node: ast.expr, before: str = "") -> Given:
-    """What is no literal: its expression, on one line."""
+    """Take the expression of what is no literal, on one line."""
     return Given(before + code(node), node.lineno, literal=False)
 
 
 def code(node: ast.AST) -> str:
-    """The source of an expression, on one line."""
+    """Write an expression on one line."""
     return " ".join(ast.unparse(node).split())
 
 
 @dataclass(frozen=True)
 class RewardGiven:
-    """One of `reward_funcs`: what a run file can name, or what it cannot."""
+    """One of `reward_funcs`."""
 
     entry: dict[str, Any] | None
-    """An entry of `rewards`, its `path` absolute; None where it is not known."""
+    """Entry of `rewards`, with an absolute `path`; None if a run file cannot name the function."""
     shown: str
     line: int | None = None
     note: str = ""
-    """What differs from TRL, or what to do where there is no entry."""
-
-
-def of_model(path: str, shown: str, line: int | None) -> RewardGiven:
-    """A model's name among `reward_funcs`."""
-    return RewardGiven({"name": "reward_model", "model": path}, shown, line)
+    """Difference from TRL; without an entry, the remedy."""
 
 
 def of_overlong(max_completion_len: Any, soft_punish_cache: Any) -> dict[str, Any]:
-    """The entry that does what TRL's get_soft_overlong_punishment does."""
+    """Return the entry that corresponds to TRL's get_soft_overlong_punishment."""
     return {"name": "soft_overlong", "max_length": max_completion_len, "buffer": soft_punish_cache}
 
 
 def of_module(module: str, name: str, shown: str, line: int | None, folder: Path) -> RewardGiven:
-    """A function by its module: one of TRL's, one of a file in or below `folder`, or one to be imported."""
+    """Refer to a function of a module: TRL's, one of a file in or below `folder`, or an installed one."""
     if module in ("trl", "trl.rewards") and name in TRL_REWARDS:
         return RewardGiven(shown=name, line=line, **TRL_REWARDS[name])
     if module in ("trl", "trl.rewards"):
@@ -87,7 +82,7 @@ class DataGiven:
     streaming: bool = False
     line: int | None = None
     problem: str = ""
-    """Why a run file cannot name it as it is, and what to do."""
+    """Reason why a run file cannot name it as it is, and the remedy."""
 
     @property
     def shown(self) -> str:
@@ -96,34 +91,34 @@ class DataGiven:
 
 @dataclass
 class Setup:
-    """A script or YAML file, read."""
+    """The settings of a script or YAML file."""
 
     source: str
-    """As the user named it."""
+    """Name of the file, as the user wrote it."""
     fields: dict[str, Given] = field(default_factory=dict)
-    """Of GRPOConfig and `trl grpo`, in the order of the file."""
+    """Fields of GRPOConfig and `trl grpo`, in the order of the file."""
     arguments: dict[str, Given] = field(default_factory=dict)
-    """Of GRPOTrainer, but for those below."""
+    """Arguments of GRPOTrainer, except those below."""
     model: Given | None = None
-    """A folder or hub id."""
+    """Folder or hub id."""
     model_options: dict[str, Given] = field(default_factory=dict)
-    """Arguments of `from_pretrained`, where the script itself loads the model."""
+    """Arguments of `from_pretrained`, if the script itself loads the model."""
     rewards: list[RewardGiven] | Given | None = None
-    """A `Given` where it is no list that can be read."""
+    """Reward functions; `Given` for what is no readable list."""
     data: DataGiven | None = None
     evaluation: Given | None = None
-    """What `eval_dataset` is."""
+    """Value of `eval_dataset`."""
     has_lora_config: bool = False
-    """Tell whether `peft_config` is a LoraConfig whose arguments are among `fields`, as `peft_config.r`."""
+    """True if `peft_config` is a LoraConfig whose arguments are among `fields`, as `peft_config.r`."""
     home: Path = field(default_factory=Path)
-    """The folder against which TRL resolves relative paths: the working directory."""
+    """Folder against which TRL resolves relative paths: the working directory."""
 
 
 def read_trl_yaml(text: str, source: str) -> Setup:
-    """What the file gives.
+    """Read the settings of a YAML file of `trl grpo`.
 
     Raises:
-        ConfigError: it is no YAML, or has nothing to do with GRPO.
+        ConfigError: the file is no YAML, or has no field of GRPOConfig.
     """
     document = read_yaml(text, source)
     data = document.data
@@ -146,10 +141,11 @@ def _value(name: str, value: Any) -> Any:
 
 
 def _rewards(fields: dict[str, Given]) -> list[RewardGiven] | None:
-    """In TRL's order: the reward model before the functions."""
-    found = []
+    """List the rewards in TRL's order: the reward model before the functions."""
+    rewards = []
     if (model := fields.get("reward_model_name_or_path")) and model.value:
-        found.append(of_model(str(model.value), model.shown, model.line))
+        entry = {"name": "reward_model", "model": str(model.value)}
+        rewards.append(RewardGiven(entry, model.shown, model.line))
     if (given := fields.get("reward_funcs")) and given.value:
         for name in map(str, given.value if isinstance(given.value, list) else [given.value]):
             # A name of TRL's own, or the dotted path of a function.
@@ -158,22 +154,21 @@ def _rewards(fields: dict[str, Given]) -> list[RewardGiven] | None:
             if name == OVERLONG:
                 note = "with the lengths that `trl grpo` uses"
                 reward = RewardGiven(of_overlong(1280, 256), name, given.line, note)
-            found.append(reward)
-    return found or None
+            rewards.append(reward)
+    return rewards or None
 
 
 def _data(fields: dict[str, Given]) -> DataGiven | None:
     of = {name: given.value for name, given in fields.items()}
     if mixture := of.get("datasets"):
-        # A list of datasets, of which a run file can have one.
+        # A list of datasets; a run file can have only one.
         line, only = fields["datasets"].line, mixture[0] if isinstance(mixture, list) else None
         known = isinstance(only, dict) and only.keys() <= {"path", "name", "split"} and "path" in only
         if only is None or not known or len(mixture) > 1:
             what = "a run file names one dataset, whole: write the rows of the mixture to a file, and name that"
             return DataGiven(line=line, problem=what)
-        return DataGiven(
-            str(only["path"]), only.get("name"), only.get("split"), of.get("streaming") is True, line
-        )
+        path, subset, split = only["path"], only.get("name"), only.get("split")
+        return DataGiven(str(path), subset, split, of.get("streaming") is True, line)
     if not (path := of.get("dataset_name")):
         return None
     subset, split = of.get("dataset_config"), of.get("dataset_train_split")

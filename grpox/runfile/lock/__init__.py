@@ -1,1 +1,1 @@
-"""The plugin lock: which code a run was made with, written beside it and compared across ranks and runs."""
+"""The plugin lock: a record of the code of a run, saved in its folder and compared across ranks and runs."""

@@ -21,27 +21,27 @@ LOCK_FILE = "plugins.lock.json"
 
 
 class Locked(BaseModel):
-    """A part of a lock. Keys that a later grpox wrote are passed over, so that its locks can still be read."""
+    """A part of a lock; unknown keys are ignored, so that locks of a later grpox can be read."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", use_attribute_docstrings=True)
 
 
 class LockedDistribution(Locked):
-    """A distribution that a component of the run, or a plugin that observes every run, comes from."""
+    """The distribution of a component of the run, or of a plugin that observes every run."""
 
     version: str
     api: int
-    """The plugin API version that it was written for; of several the oldest."""
+    """The plugin API version that it was written for; the oldest if there are several."""
     editable: bool
-    """Whether its code is run from where it is written."""
+    """True for an editable install, which runs the code of its own folder."""
     origin: str | None = None
-    """Where it was installed from, as PEP 610 records it; None for a package index."""
+    """Source of the install, as PEP 610 records it; None for a package index."""
     commit: str | None = None
-    """The commit it was installed from; of an editable one, the commit checked out in its folder."""
+    """The commit it was installed from; of an editable install, the commit checked out in its folder."""
     dirty: bool | None = None
-    """Whether tracked files of an editable one differ from that commit."""
+    """True if tracked files of an editable install differ from that commit."""
     files: int
-    """How many files `sha256` is over."""
+    """Number of files in `sha256`."""
     sha256: str
     """Hash over names and contents of its sources, see `grpox.runfile.lock.of_run`."""
 
@@ -52,10 +52,10 @@ class LockedComponent(Locked):
     kind: str
     name: str
     given: Literal["plugin", "path", "python", "unasked"]
-    """By name, by path, as an object in Python, or not at all: a plugin that observes every run."""
+    """By name, by path, as an object in Python; unasked for a plugin that observes every run."""
     distribution: str | None = None
     target: str = ""
-    """``pkg.module:Class``, ``/path/to/file.py:Class``, or where an object given in Python was defined."""
+    """``pkg.module:Class``, ``/path/to/file.py:Class``, or the name of a Python object's class or function."""
     needs: tuple[str, ...] = ()
     provides: tuple[str, ...] = ()
     sha256: str | None = None
@@ -63,7 +63,7 @@ class LockedComponent(Locked):
 
 
 class Lock(Locked):
-    """All of it; ``distributions`` by name, ``components`` by their key in the run file."""
+    """A whole lock: ``distributions`` by name, ``components`` by their key in the run file."""
 
     format: int = 1
     """Version of this form."""
@@ -77,27 +77,24 @@ class Lock(Locked):
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the whole lock: equal for equal locks, whatever their order."""
+        """SHA-256 of the whole lock, independent of its order."""
         return _sha256(self.model_dump(mode="json", exclude_none=True))
 
     def selected(self) -> Lock:
-        """The lock without the plugins that only observe unasked."""
-        components = {key: held for key, held in self.components.items() if held.given != "unasked"}
-        names = {held.distribution for held in components.values()}
-        kept = {name: held for name, held in self.distributions.items() if name in names}
-        return self.model_copy(update={"components": components, "distributions": kept})
+        """Return the lock without the plugins that only observe unasked."""
+        components = {key: each for key, each in self.components.items() if each.given != "unasked"}
+        names = {component.distribution for component in components.values()}
+        distributions = {name: each for name, each in self.distributions.items() if name in names}
+        return self.model_copy(update={"components": components, "distributions": distributions})
 
     def text(self) -> str:
-        """The lock as the JSON of its file, which begins with its digest."""
-        held = {"digest": self.digest} | self.model_dump(mode="json", exclude_none=True)
-        return json.dumps(held, indent=2, ensure_ascii=False) + "\n"
+        """Write the lock as the JSON of its file, which begins with its digest."""
+        data = {"digest": self.digest} | self.model_dump(mode="json", exclude_none=True)
+        return json.dumps(data, indent=2, ensure_ascii=False) + "\n"
 
 
 def config_hash(config: Mapping[str, Any]) -> str:
-    """SHA-256 of a resolved config as canonical JSON: keys sorted, no spaces.
-
-    ``output_dir`` is left out: where a run writes does not change what it is.
-    """
+    """Hash a resolved config but for ``output_dir``: SHA-256 of canonical JSON, keys sorted, no spaces."""
     return _sha256({key: value for key, value in config.items() if key != "output_dir"})
 
 
@@ -107,7 +104,7 @@ def _sha256(data: Mapping[str, Any]) -> str:
 
 
 class LockFile:
-    """The observer that writes a run's lock into its folder, once the local record has made room there."""
+    """Observer that writes a run's lock into its folder, after the local record has prepared the folder."""
 
     def __init__(self, lock: Lock) -> None:
         self._lock = lock
@@ -118,7 +115,7 @@ class LockFile:
 
 
 def read_lock(path: Path) -> Lock:
-    """The lock of a run's folder, or of a lock file itself.
+    """Read the lock of a run's folder, or a lock file itself.
 
     Raises:
         ConfigError: there is none, or it cannot be read.
@@ -129,7 +126,7 @@ def read_lock(path: Path) -> Lock:
     except FileNotFoundError as error:
         what = "holds no plugin lock" if path.is_dir() else "no such run folder or lock file"
         around = path if path.is_dir() else path.parent
-        runs = sorted(str(found.parent) for found in around.glob(f"*/{LOCK_FILE}"))
+        runs = sorted(str(each.parent) for each in around.glob(f"*/{LOCK_FILE}"))
         allowed = f"a run's folder with a {LOCK_FILE}" + (f", such as {', '.join(runs[:5])}" if runs else "")
         raise ConfigError(what, given=str(path), allowed=allowed, nearest=nearest(str(path), runs)) from error
     except OSError as error:

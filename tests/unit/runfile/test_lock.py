@@ -399,8 +399,8 @@ def test_the_ranks_of_a_machine_with_another_version_are_named_with_both_version
     data = mine.model_dump(mode="json")
     data["distributions"]["grpox-tiny"]["version"] = "2.0"
     theirs = Lock.model_validate(data)
-    told = [rank(mine, "a"), rank(theirs, "b"), rank(mine, "a"), rank(theirs, "c")]
-    problems, warnings = across_ranks(told, [(mine, {}), (theirs, {})])
+    ranks = [rank(mine, "a"), rank(theirs, "b"), rank(mine, "a"), rank(theirs, "c")]
+    problems, warnings = across_ranks(ranks, [(mine, {}), (theirs, {})])
     (problem,) = problems
     for fact in ("ranks 1, 3 (b, c): ", "grpox-tiny version", "rank 0 (a)"):
         assert fact in problem.what

@@ -40,7 +40,7 @@ from transformers import (
 )
 
 VOCABULARY = ("<pad>", "<eos>", "<unk>", *"0123456789+-*=")
-HELD_OUT = 500
+NUM_HELDOUT = 500
 RIGHT_CARRIES = 0.12  # how often the teacher carries: enough for RL to find, too rare to be the mode
 STEPS, WARMUP_STEPS, BATCH_SIZE, LEARNING_RATE = 600, 50, 128, 2e-3
 MAX_NEW_TOKENS = 4  # three digits and the EOS
@@ -73,14 +73,14 @@ class Problem(NamedTuple):
 
 
 def split_problems(seed: int) -> tuple[list[Problem], list[Problem]]:
-    """All 10,000 ordered pairs in random order, as (train, held-out)."""
+    """Shuffle all 10,000 ordered pairs and split them into (train, held-out)."""
     problems = [Problem(a, b) for a in range(100) for b in range(100)]
     random.Random(seed).shuffle(problems)
-    return problems[HELD_OUT:], problems[:HELD_OUT]
+    return problems[NUM_HELDOUT:], problems[:NUM_HELDOUT]
 
 
 def build_tokenizer() -> PreTrainedTokenizerBase:
-    """One token per character, padded on the left so that generation starts where the prompt ends."""
+    """Build a tokenizer of one token per character, padded on the left as generation needs it."""
     core = Tokenizer(models.WordLevel({token: i for i, token in enumerate(VOCABULARY)}, unk_token="<unk>"))
     core.pre_tokenizer = pre_tokenizers.Split(Regex("."), behavior="isolated")
     core.decoder = decoders.Fuse()  # without a decoder, tokens would be joined by spaces
@@ -95,10 +95,10 @@ def build_tokenizer() -> PreTrainedTokenizerBase:
 
 
 def build_model(tokenizer: PreTrainedTokenizerBase) -> LlamaForCausalLM:
-    """A two-layer Llama of half a million parameters, with random weights.
+    """Build a two-layer Llama of half a million parameters, with random weights.
 
-    Llama and not Qwen2, because AutoTokenizer gives every Qwen2 folder Qwen2's own pre-tokenizer, which drops
-    unknown characters without a word, whatever the folder's tokenizer.json says.
+    Qwen2 would not do: AutoTokenizer gives every Qwen2 folder Qwen2's own pre-tokenizer, which silently drops
+    unknown characters, whatever the folder's tokenizer.json says.
     """
     ids = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
     config = LlamaConfig(
@@ -122,7 +122,7 @@ def build_model(tokenizer: PreTrainedTokenizerBase) -> LlamaForCausalLM:
 def teacher_batch(
     problems: Sequence[Problem], tokenizer: PreTrainedTokenizerBase, rng: random.Random
 ) -> dict[str, torch.Tensor]:
-    """A batch as the teacher would write it; the loss is on the answer and its EOS alone.
+    """Draw a batch of the teacher's answers; the loss is on the answer and its EOS alone.
 
     Labels are drawn anew each time, so that the model learns the teacher's odds, not single mistakes.
     """
@@ -141,7 +141,7 @@ def teacher_batch(
 def warm_start(
     model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase, problems: Sequence[Problem], seed: int
 ) -> None:
-    """Supervised training on the forgetful teacher, in place."""
+    """Train the model on the forgetful teacher, in place."""
     rng = random.Random(seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.01)
     schedule = get_linear_schedule_with_warmup(optimizer, WARMUP_STEPS, STEPS)
@@ -159,7 +159,7 @@ def warm_start(
 def solved(
     model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase, problems: Sequence[Problem]
 ) -> list[bool]:
-    """For every problem, whether greedy decoding gives exactly the answer."""
+    """Return, for every problem, True if greedy decoding gives exactly the answer."""
     model.eval()
     prompts = tokenizer([p.prompt for p in problems], return_tensors="pt", padding=True)
     output = model.generate(
@@ -195,16 +195,16 @@ def main() -> None:
     torch.manual_seed(args.seed)
 
     args.out.mkdir(parents=True, exist_ok=True)
-    train, held_out = split_problems(args.seed)
+    train, heldout = split_problems(args.seed)
     write_jsonl(args.out / "train.jsonl", train)
-    write_jsonl(args.out / "heldout.jsonl", held_out)
+    write_jsonl(args.out / "heldout.jsonl", heldout)
     tokenizer = build_tokenizer()
     tokenizer.save_pretrained(args.out / "model")  # before its first use: padding would be saved with it
 
     model = build_model(tokenizer)
     warm_start(model, tokenizer, train, args.seed)
     model.save_pretrained(args.out / "model")
-    report(held_out, solved(model, tokenizer, held_out))
+    report(heldout, solved(model, tokenizer, heldout))
 
 
 if __name__ == "__main__":

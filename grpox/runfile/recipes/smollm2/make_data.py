@@ -12,12 +12,12 @@ from pathlib import Path
 
 import reasoning_gym
 
-HELD_OUT = 40
+NUM_HELDOUT = 40
 DRAWN = 5000  # far more than there are problems (100 sums and 100 differences), so that none is missed
 
 
 def row(question: str, answer: str) -> dict[str, object]:
-    """A conversational prompt, and the answer that the reward compares with."""
+    """Return a conversational prompt with the answer for the reward."""
     prompt = [
         {"role": "system", "content": "Answer with only the number."},
         {"role": "user", "content": question},
@@ -31,7 +31,7 @@ def main() -> None:
     answers = {item["question"]: item["answer"] for item in drawn}
     rows = [row(question, answers[question]) for question in sorted(answers)]
     random.Random(0).shuffle(rows)
-    for name, part in (("heldout", rows[:HELD_OUT]), ("train", rows[HELD_OUT:])):
+    for name, part in (("heldout", rows[:NUM_HELDOUT]), ("train", rows[NUM_HELDOUT:])):
         path = Path(__file__).parent / f"{name}.jsonl"
         path.write_text("".join(f"{json.dumps(line)}\n" for line in part), encoding="utf-8")
         print(f"{path}: {len(part)} problems")
