@@ -1,4 +1,4 @@
-"""What ``grpox plugins show NAME`` says: parameters, formula, source and capabilities of a component."""
+"""Details for ``grpox plugins show NAME``: parameters, formula, source and capabilities of a component."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from grpox.plugins.registry import Registry
 
 
 def select(plugins: PluginSet, name: str) -> list[Offer]:
-    """The offers, of whatever kind, that ``NAME``, ``kind/NAME``, ``dist:NAME`` or ``kind/dist:NAME`` means.
+    """Find the offers, of any kind, that ``NAME``, ``kind/NAME``, ``dist:NAME`` or ``kind/dist:NAME`` means.
 
     Raises:
         ConfigError: there is none.
     """
     kind, _, rest = name.rpartition("/")
     distribution, _, bare = rest.rpartition(":")
-    if found := plugins.offers_called(bare, kind, distribution):
-        return found
+    if offers := plugins.offers_called(bare, kind, distribution):
+        return offers
     known = {
         f"{prefix}{spelling}"
         for offer in plugins.offers
@@ -36,10 +36,10 @@ def select(plugins: PluginSet, name: str) -> list[Offer]:
 
 
 def details(plugins: PluginSet, offer: Offer, narrow: bool = False) -> Group:
-    """All that is known of one component, for a terminal. Imports its config, but not its target.
+    """Draw all details of one component for a terminal. Imports its config, but not its target.
 
     Args:
-        narrow: write what is known of a parameter below one another, for a terminal too narrow for columns.
+        narrow: stack the details of a parameter, for a terminal too narrow for columns.
     """
     heading = Text.assemble((offer.spec.name, "bold"), f"  {offer.kind}, {offer.origin}")
     parts = (_facts(offer), _parameters(plugins, offer, narrow))
@@ -80,10 +80,10 @@ def _parameters(plugins: PluginSet, offer: Offer, narrow: bool) -> RenderableTyp
     for heading in ("parameter", "") if narrow else ("parameter", "type", "default", ""):
         table.add_column(heading, overflow="fold")
     for key, field in fields_by_key(model).items():
-        told = " ".join((field.description or "").split())
+        description = " ".join((field.description or "").split())
         kind, default = allowed_values(field), _default(field)
-        stacked = f"{kind}; {default if field.is_required() else f'default {default}'}\n{told}".strip()
-        table.add_row(*map(Text, (key, stacked) if narrow else (key, kind, default, told)))
+        stacked = f"{kind}; {default if field.is_required() else f'default {default}'}\n{description}".strip()
+        table.add_row(*map(Text, (key, stacked) if narrow else (key, kind, default, description)))
     return table
 
 
