@@ -274,10 +274,9 @@ def launchers() -> Iterator[Finding]:
     """Check the commands that start several ranks: of this environment, of another one, or none."""
     folder = sysconfig.get_path("scripts")
     for name in LAUNCHERS:
-        own, other = shutil.which(name, path=folder), shutil.which(name)
-        if own:
+        if own := shutil.which(name, path=folder):
             yield Finding("launchers", name, "ok", own)
-        elif other:
+        elif other := shutil.which(name):
             text = f"{other} is of another environment than this grpox: it starts that one's python"
             yield Finding("launchers", name, "warning", text)
         else:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from pydantic.fields import FieldInfo
 from rich import box
 from rich.console import Group, RenderableType
@@ -42,11 +44,10 @@ def details(plugins: PluginSet, offer: Offer, narrow: bool = False) -> Group:
         narrow: stack the details of a parameter, for a terminal too narrow for columns.
     """
     heading = Text.assemble((offer.spec.name, "bold"), f"  {offer.kind}, {offer.origin}")
-    parts = (_facts(offer), _parameters(plugins, offer, narrow))
-    return Group(heading, *(Padding(part, (0, 0, 1, 2)) for part in parts))
+    return Group(heading, _facts(offer), Padding(_parameters(plugins, offer, narrow), (0, 0, 1, 2)))
 
 
-def _facts(offer: Offer) -> Table:
+def _facts(offer: Offer) -> RenderableType:
     spec = offer.spec
     facts = {
         "summary": spec.summary,
@@ -60,13 +61,17 @@ def _facts(offer: Offer) -> Table:
         "config": spec.config,
         "plugin API": str(spec.api),
     }
+    return labelled({label: text for label, text in facts.items() if text})
+
+
+def labelled(texts: Mapping[str, str]) -> RenderableType:
+    """Draw indented texts, each beside its label."""
     table = Table.grid(padding=(0, 2))
     table.add_column()
     table.add_column(overflow="fold")
-    for label, text in facts.items():
-        if text:
-            table.add_row(label, Text(text))
-    return table
+    for label, text in texts.items():
+        table.add_row(label, Text(text))
+    return Padding(table, (0, 0, 1, 2))
 
 
 def _parameters(plugins: PluginSet, offer: Offer, narrow: bool) -> RenderableType:

@@ -16,11 +16,11 @@ from types import CodeType
 from packaging.requirements import InvalidRequirement, Requirement
 from rich import box
 from rich.console import Group, RenderableType
-from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from grpox.cli.app import conflict
+from grpox.cli.plugin_details import labelled
 from grpox.errors import ConfigError, nearest
 from grpox.plugins.discovery import DISABLE_VARIABLE, Offer, OfferedCommand, PluginRecord, PluginSet
 from grpox.plugins.hookspecs import KINDS
@@ -160,12 +160,7 @@ def as_paragraphs(listed: Sequence[Row], whys: Sequence[Why]) -> Group:
 def _paragraph(row: Row, why: Why) -> RenderableType:
     origin = f"  {row.kind}, {row.distribution} {row.version}  "
     heading = Text.assemble((row.name, "bold"), origin, (row.status, STYLES.get(row.status, "red")))
-    table = Table.grid(padding=(0, 2))
-    table.add_column()
-    table.add_column(overflow="fold")
-    table.add_row("why", Text(why.why))
-    table.add_row("do", Text(why.remedy))
-    return Group(heading, Padding(table, (0, 0, 1, 2)))
+    return Group(heading, labelled({"why": why.why, "do": why.remedy}))
 
 
 def _of_conflict(plugins: PluginSet, offer: Offer) -> Why:

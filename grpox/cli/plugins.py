@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from grpox.cli.arguments import NARROW, discovered
+from grpox.cli.arguments import NARROW, Ranks, discovered
 
 if TYPE_CHECKING:
     from grpox.plugins.scaffold.make import NewPlugin
@@ -36,6 +36,7 @@ NOTES = {
 WIDTH = 80
 """Columns of the list of other files; lines to copy are not broken."""
 
+Component = Annotated[str, typer.Argument(metavar="NAME", help="NAME, KIND/NAME, DIST:NAME or KIND/DIST:NAME.")]
 app = typer.Typer(no_args_is_help=True, help=HELP)
 
 
@@ -124,9 +125,7 @@ def list_components(
 
 
 @app.command("show")
-def show_component(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="NAME, KIND/NAME, DIST:NAME or KIND/DIST:NAME.")],
-) -> None:
+def show_component(name: Component) -> None:
     """Show a component's parameters, formula, source and capabilities.
 
     \b
@@ -144,7 +143,7 @@ def show_component(
 
 @app.command("check")
 def check_component(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="NAME, KIND/NAME, DIST:NAME or KIND/DIST:NAME.")],
+    name: Component,
     params: Annotated[
         list[str] | None, typer.Argument(metavar="[key=value ...]", help="Parameters, as in a run file.")
     ] = None,
@@ -182,10 +181,7 @@ def print_lock(
     output: Annotated[
         Path | None, typer.Option("--output", metavar="FILE", help="Write it there instead of printing it.")
     ] = None,
-    world_size: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="P", help="Ranks to check for.", show_default="this launch's"),
-    ] = None,
+    world_size: Ranks = None,
 ) -> None:
     """Print the plugin lock that a run has, or would have: versions, commits and source hashes. Runs nothing.
 

@@ -22,7 +22,7 @@ STYLES = {"RUNNING": "cyan", "FINISHED": "green", "FAILED": "red", "KILLED": "ye
 
 
 def last_values(folder: Path) -> dict[str, float]:
-    """Read the last values in metrics.jsonl by name, those of evaluations below ``evaluation/``; and ``step``."""
+    """Read the last values in metrics.jsonl, those of evaluations below ``evaluation/``; and ``step``."""
     values: dict[str, float] = {}
     for line in tail_lines(folder / "metrics.jsonl", sys.maxsize):
         values |= _values(line)

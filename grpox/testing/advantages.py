@@ -70,7 +70,7 @@ class AdvantageConformance(Conformance):
             require(is_one_each, f"it returned {shape}, not one number for each of N rows", given)
             is_plain = scaled.is_floating_point() and not scaled.requires_grad
             require(is_plain, f"it returned {scaled.dtype}, requires_grad={scaled.requires_grad}", given)
-            _check_finite(scaled, given)
+            self._finite(given)
 
     def test_pure(self) -> None:
         """Returns the same twice, and leaves its inputs as they are."""
@@ -144,18 +144,14 @@ class AdvantageConformance(Conformance):
 
     def _finite(self, given: Batch, advice: str = "") -> Tensor:
         scaled = _scale(self.build(), given)
-        _check_finite(scaled, given, advice)
+        example = f"{given}\nadvantages {_numbers(scaled.tolist())}"
+        require(bool(scaled.isfinite().all()), "its advantages are not all finite", example, advice)
         return scaled
 
     def _check_same(self, given: Batch, other: Batch, what: str, advice: str, order: Any = ...) -> None:
         """Compare the advantages of two batches, the second of which has the rows `order` of the first."""
         same = close(_scale(self.build(), other), _scale(self.build(), given)[order])
         require(same, what, other, advice)
-
-
-def _check_finite(scaled: Tensor, given: Batch, advice: str = "") -> None:
-    example = f"{given}\nadvantages {_numbers(scaled.tolist())}"
-    require(bool(scaled.isfinite().all()), "its advantages are not all finite", example, advice)
 
 
 def _numbers(values: list[float]) -> str:

@@ -82,12 +82,10 @@ class LossConformance(Conformance):
                 advice = f"the core uses {name} again: copy it before an in-place operation (x.mul_, x[...] =)"
                 same = torch.equal(tensor, getattr(given, name).detach())
                 require(same, f"it changes inputs.{name} in place", shown(copied), advice)
-            what, same = (
-                "called twice on the same inputs, it returned two losses",
-                per_token_loss(loss, given).loss,
-            )
+            same = torch.equal(first, per_token_loss(loss, given).loss)
+            what = "called twice on the same inputs, it returned two losses"
             advice = "draw nothing at random and keep nothing from one call to the next"
-            require(torch.equal(first, same), what, shown(inputs), advice)
+            require(same, what, shown(inputs), advice)
             advice = "the trainer's draws would depend on the loss: use a torch.Generator of its own"
             same = random_numbers() == before
             require(same, "it draws from the global random numbers", shown(inputs), advice)
