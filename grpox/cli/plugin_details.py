@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from pydantic.fields import FieldInfo
 from rich import box
 from rich.console import Group, RenderableType
@@ -11,6 +9,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from grpox.cli.plugin_list import labelled
 from grpox.errors import ConfigError, Problem, nearest
 from grpox.errors.validation import allowed_values, fields_by_key, written
 from grpox.plugins.discovery import Offer, PluginSet
@@ -62,16 +61,6 @@ def _facts(offer: Offer) -> RenderableType:
         "plugin API": str(spec.api),
     }
     return labelled({label: text for label, text in facts.items() if text})
-
-
-def labelled(texts: Mapping[str, str]) -> RenderableType:
-    """Draw indented texts, each beside its label."""
-    table = Table.grid(padding=(0, 2))
-    table.add_column()
-    table.add_column(overflow="fold")
-    for label, text in texts.items():
-        table.add_row(label, Text(text))
-    return Padding(table, (0, 0, 1, 2))
 
 
 def _parameters(plugins: PluginSet, offer: Offer, narrow: bool) -> RenderableType:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import zip_longest
 from types import CodeType
@@ -16,11 +16,11 @@ from types import CodeType
 from packaging.requirements import InvalidRequirement, Requirement
 from rich import box
 from rich.console import Group, RenderableType
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from grpox.cli.app import conflict
-from grpox.cli.plugin_details import labelled
 from grpox.errors import ConfigError, nearest
 from grpox.plugins.discovery import DISABLE_VARIABLE, Offer, OfferedCommand, PluginRecord, PluginSet
 from grpox.plugins.hookspecs import KINDS
@@ -161,6 +161,16 @@ def _paragraph(row: Row, why: Why) -> RenderableType:
     origin = f"  {row.kind}, {row.distribution} {row.version}  "
     heading = Text.assemble((row.name, "bold"), origin, (row.status, STYLES.get(row.status, "red")))
     return Group(heading, labelled({"why": why.why, "do": why.remedy}))
+
+
+def labelled(texts: Mapping[str, str]) -> RenderableType:
+    """Draw indented texts, each beside its label."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column()
+    table.add_column(overflow="fold")
+    for label, text in texts.items():
+        table.add_row(label, Text(text))
+    return Padding(table, (0, 0, 1, 2))
 
 
 def _of_conflict(plugins: PluginSet, offer: Offer) -> Why:

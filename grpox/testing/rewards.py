@@ -53,7 +53,7 @@ class RewardConformance(Conformance):
         function = self.build()
         arguments = self._arguments(function, self.completions)
         copies = copy.deepcopy(arguments)
-        _called(function, arguments, len(self.completions))
+        _called(function, arguments)
         for name, value in copies.items():
             advice = "the same lists go to the next reward function: copy before you change them"
             require(arguments[name] == value, f"it changes {name}", _shown(self.completions), advice)
@@ -90,7 +90,7 @@ class RewardConformance(Conformance):
         """Reports if it takes conversations, lists of messages."""
         function = self.build()
         messages = [[{"role": "assistant", "content": completion}] for completion in self.completions]
-        call = _run(function, self._arguments(function, messages), len(messages))
+        call = _run(function, self._arguments(function, messages))
         refused = f"does not take conversations: {call.failure}"
         self.notes.append(refused if call.scores is None else "takes conversations")
 
@@ -98,7 +98,7 @@ class RewardConformance(Conformance):
         """Reports how long it takes."""
         function = self.build()
         self._scores(function, self.completions)
-        call = _run(function, self._arguments(function, self.completions), len(self.completions))
+        call = _run(function, self._arguments(function, self.completions))
         self.notes.append(f"{1000 * call.seconds / len(self.completions):.2g} ms a completion")
 
     def _arguments(self, function: Callable[..., Any], completions: Sequence[Any]) -> dict[str, Any]:
@@ -116,10 +116,11 @@ class RewardConformance(Conformance):
         }
 
     def _scores(self, function: Callable[..., Any], completions: Sequence[str]) -> list[float | None]:
-        return _called(function, self._arguments(function, completions), len(completions))
+        return _called(function, self._arguments(function, completions))
 
 
-def _run(function: Callable[..., Any], arguments: Mapping[str, Any], count: int) -> RewardCall:
+def _run(function: Callable[..., Any], arguments: Mapping[str, Any]) -> RewardCall:
+    count = len(arguments["completions"])
     call = RewardCall(function, arguments, count)
     call.start()
     call.wait(TIMEOUT)
@@ -129,8 +130,8 @@ def _run(function: Callable[..., Any], arguments: Mapping[str, Any], count: int)
     return call
 
 
-def _called(function: Callable[..., Any], arguments: Mapping[str, Any], count: int) -> list[float | None]:
-    call, completions = _run(function, arguments, count), arguments["completions"]
+def _called(function: Callable[..., Any], arguments: Mapping[str, Any]) -> list[float | None]:
+    call, completions = _run(function, arguments), arguments["completions"]
     if call.scores is None:
         advice = "one number for each completion, or None to abstain"
         raise Violation(f"it {call.failure}", _shown(completions), advice)
