@@ -1,6 +1,6 @@
-"""The command line: a module for each command, and those that print what it found.
+"""The command line: a module for each command, and those that print its results.
 
-`app` lists the commands and imports the one that is called, `errors` prints what a failing one tells,
+`app` lists the commands and imports the one that is called, `errors` prints the errors of a failing one,
 sets the exit code and ends the process. Importing this package imports next to nothing, so that
 Ctrl-C is quiet from the start.
 """
@@ -15,7 +15,7 @@ __all__ = ["main", "script"]
 
 
 def script() -> None:
-    """The console script: `main` in a process that ends with it."""
+    """Run `main` as the console script, and end the process."""
     try:
         main()
     except SystemExit as end:

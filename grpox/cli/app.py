@@ -51,23 +51,22 @@ _TARGETS = {
     "plugins": "plugins:app",
     "recipes": "recipes:app",
 }
-"""Module and function, where these are not called as the command is."""
+"""Module and function, if their names differ from the command's."""
 CORE = tuple(
     CommandSpec(name, "grpox.cli." + _TARGETS.get(name, "{0}:{0}".format(name.replace("-", "_"))), text)
     for name, text in _HELP.items()
 )
-"""In the order of ``grpox --help``."""
-
+"""grpox's own commands in the order of ``grpox --help``."""
 PANEL = "Commands of plugins"
 
 
 def summary(spec: CommandSpec, panel: str | None = None) -> TyperCommand:
-    """Stand for a command in a list: its name and help, which take no import."""
+    """Build an entry for lists of commands, with name and help, without an import."""
     return TyperCommand(spec.name, help=spec.help, rich_help_panel=panel)
 
 
 def load(spec: CommandSpec) -> Any:
-    """Import a command and build it: typer's, and with the name that its spec gives."""
+    """Import a command and build typer's object for it, under the name in its spec."""
     target = pkgutil.resolve_name(spec.target)
     if isinstance(target, typer.Typer):
         group = get_group(target)
@@ -79,7 +78,7 @@ def load(spec: CommandSpec) -> Any:
 
 
 def load_offered(command: OfferedCommand) -> Any:
-    """Import a plugin's command. Where a requirement of it is not met, it shows its help and refuses to run.
+    """Import a plugin's command. If a requirement is not met, it shows its help and refuses to run.
 
     Raises:
         ConfigError: it cannot be imported, which is the plugin's fault.
@@ -103,15 +102,14 @@ def load_offered(command: OfferedCommand) -> Any:
 
 
 def conflict(command: OfferedCommand, offered: Sequence[OfferedCommand]) -> Problem | None:
-    """Say why a plugin's command cannot be called, and what to do: grpox or another plugin has its name too.
+    """Describe the problem if grpox or another plugin has the name of a plugin's command too.
 
     Args:
         offered: the commands of all plugins.
     """
     name, owner = command.spec.name, command.origin
     same = [each for each in offered if each.spec.name == name]
-    owners = [each.origin for each in same]
-    others = {each.distribution for each in same}
+    owners, others = [each.origin for each in same], {each.distribution for each in same}
     if name in _HELP:
         what = f"grpox {__version__} has a command '{name}' itself, and that of {owner} is refused"
     elif len(owners) == 1:
@@ -126,10 +124,10 @@ def conflict(command: OfferedCommand, offered: Sequence[OfferedCommand]) -> Prob
 
 
 class Commands(TyperGroup):
-    """grpox's commands, and where one is meant that is not among them, those of plugins.
+    """grpox's commands, and those of plugins once one is called that grpox does not have.
 
-    A command that is only listed stands there by its name and help; the one that is called is imported. Typer
-    would swallow some exceptions, making 130 of a SIGTERM and a silent 1 of a broken pipe: they pass by it.
+    Only the command that is called is imported; the others are listed by name and help. Typer would swallow
+    some exceptions, turning SIGTERM into 130 and a broken pipe into a silent 1: they bypass it.
     """
 
     def __init__(self, **attributes: Any) -> None:
@@ -139,7 +137,7 @@ class Commands(TyperGroup):
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Names of all commands, for ``grpox --help``."""
-        self._tell_what_is_missing()
+        self._warn_of_missing()
         return super().list_commands(ctx)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
@@ -166,7 +164,7 @@ class Commands(TyperGroup):
 
     @cached_property
     def _plugins(self) -> PluginSet:
-        """All that plugins bring, whose commands are then listed."""
+        """The installed plugins; their commands are listed from then on."""
         plugins = discovered()
         for each in plugins.commands:
             self.commands.setdefault(each.spec.name, summary(each.spec, PANEL))
@@ -183,16 +181,16 @@ class Commands(TyperGroup):
                     raise ConfigError(problem)
                 self.commands[name] = load_offered(each)
         if name not in self.commands:
-            self._tell_what_is_missing()
+            self._warn_of_missing()
 
-    def _tell_what_is_missing(self) -> None:
-        """Tell which commands are refused, and which plugins are broken and might have brought one."""
+    def _warn_of_missing(self) -> None:
+        """Warn of refused commands, and of broken plugins that may have one."""
         plugins = self._plugins
         for record in plugins.records:
             if record.status == "broken":
                 warn(f"{record} is broken, and its commands are not here: {record.reason}")
         problems = filter(None, (conflict(each, plugins.commands) for each in plugins.commands))
-        # Two that hold one name are told in the same words.
+        # Two commands of one name have the same text.
         for text in dict.fromkeys(f"{problem.what}: {problem.allowed}" for problem in problems):
             warn(text)
 
@@ -201,7 +199,7 @@ app = typer.Typer(cls=Commands, add_completion=False, pretty_exceptions_enable=F
 
 
 def all_commands() -> Commands:
-    """The command line with every command imported."""
+    """Build the command line with every command imported."""
     group = typer.main.get_command(app)
     assert isinstance(group, Commands)
     group.load_all()

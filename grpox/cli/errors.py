@@ -1,4 +1,4 @@
-"""How a command and its process end: what it prints on standard error, and its exit code."""
+"""The end of a command and its process: errors on standard error, and the exit code."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ Traceback = Annotated[
     bool, typer.Option(TRACEBACK, help="Show where an error was raised; every command takes it.")
 ]
 SECONDS_FOR_RANK_0 = 5.0
-MOST_TOLD = 50
-"""Problems that are told at a time."""
+MOST_PROBLEMS = 50
+"""Problems that are printed at a time."""
 
 
 class PastTyper(Exception):
@@ -53,12 +53,12 @@ class PastTyper(Exception):
 def run_command(command: Callable[[list[str]], object], arguments: list[str]) -> int:
     """Run `command` and return its exit code.
 
-    0, 1 (the run failed), 2 (a mistake of the user's), 130 or 143 (interrupted, terminated), or 141 (whoever
-    read the output has gone, as git tells it).
+    Codes: 0, 1 (the run failed), 2 (a mistake of the user's), 130 or 143 (interrupted, terminated), or 141 (the
+    reader of the output has gone, as in git).
 
     Args:
-        command: takes the arguments without ``--traceback``, which every command so accepts anywhere; it
-            returns or raises SystemExit.
+        command: takes the arguments without ``--traceback``, which is accepted anywhere; it returns or raises
+            SystemExit.
     """
     with_traceback = TRACEBACK in arguments
     keep_files_from_others()
@@ -68,7 +68,7 @@ def run_command(command: Callable[[list[str]], object], arguments: list[str]) ->
         command([argument for argument in arguments if argument != TRACEBACK])
     except PastTyper as carrier:
         return _code_of(carrier.error, with_traceback)
-    except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 - the last resort, which tells all
+    except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 - the last resort, which reports all
         return _code_of(error, with_traceback)
     finally:
         hide_logs()
@@ -76,7 +76,7 @@ def run_command(command: Callable[[list[str]], object], arguments: list[str]) ->
 
 
 def flush_output() -> None:
-    """Write what is still buffered. Where nobody reads it, Python would complain of that when it exits."""
+    """Write the buffered output. If its reader has gone, avoid the complaint of Python when it exits."""
     if sys.stdout is None:  # started without one: `grpox ... >&-`
         return
     try:
@@ -86,7 +86,7 @@ def flush_output() -> None:
 
 
 def leave(code: int) -> None:
-    """End this process; where no process group was made, by an ordinary SystemExit.
+    """End this process; without a process group, by an ordinary SystemExit.
 
     DeepSpeed keeps process groups alive past their destruction, and with them the native threads of gloo. One
     that releases a Python object while the interpreter is being finalized can abort the process ("terminate
@@ -102,7 +102,7 @@ def leave(code: int) -> None:
 
 
 def _code_of(error: BaseException, with_traceback: bool) -> int:
-    """The exit code that `error` means; what the user should know of it is told."""
+    """Print an error if the user needs to know it, and return its exit code."""
     if isinstance(error, KeyboardInterrupt):
         return exit_code(error)
     if left_by_rich(error) or (isinstance(error, BrokenPipeError) and _nobody_reads()):
@@ -111,11 +111,11 @@ def _code_of(error: BaseException, with_traceback: bool) -> int:
         return error.code if isinstance(error.code, int) else int(error.code is not None)
     if with_traceback:
         typer.echo(redact(traceback_of(error)), err=True, nl=False)
-    return _tell(error, with_traceback)
+    return _print_error(error, with_traceback)
 
 
 def _nobody_reads() -> bool:
-    """Whether standard output is a pipe that is closed at its other end: other pipes break too."""
+    """Tell whether standard output is a pipe that is closed at its other end: other pipes break too."""
     if sys.stdout is None:
         return False
     poll = select.poll()
@@ -123,25 +123,25 @@ def _nobody_reads() -> bool:
     return any(events & select.POLLERR for _, events in poll.poll(0))
 
 
-def _tell(error: BaseException, with_traceback: bool) -> int:
+def _print_error(error: BaseException, with_traceback: bool) -> int:
     rank = launch.rank_told()
     if isinstance(error, ConfigError):
-        # Every rank finds the same problems, and rank 0 tells them; one that still lives then found its own,
-        # such as a plugin that this machine lacks. A launcher ends all ranks as soon as one has ended.
+        # All ranks meet the same problems, and rank 0 prints them. A rank that is alive after that has problems
+        # of its own, such as a missing plugin. A launcher ends all ranks as soon as one has ended.
         if rank != 0:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             time.sleep(SECONDS_FOR_RANK_0)
-        texts = [str(problem) for problem in error.problems[:MOST_TOLD]]
-        if error.problems[MOST_TOLD:]:
-            texts.append(f"and at least {len(error.problems) - MOST_TOLD} more")
+        texts = [str(problem) for problem in error.problems[:MOST_PROBLEMS]]
+        if error.problems[MOST_PROBLEMS:]:
+            texts.append(f"and at least {len(error.problems) - MOST_PROBLEMS} more")
     elif isinstance(error, GrpoxError):
         texts = [str(error)]
     else:
         hint = "" if with_traceback else f"\n    use {TRACEBACK} to see where"
         texts = [plain(describe(error), TEXT) + hint]
     for text in texts:
-        told = redact(shorten(text, TRACE))
+        message = redact(shorten(text, TRACE))
         typer.secho("error:", fg=typer.colors.RED, bold=True, err=True, nl=False)
-        typer.echo(f" {f'[rank {rank}] ' if rank else ''}{told}", err=True)
-        logger.error("%s", told, extra=DISPLAYED)
+        typer.echo(f" {f'[rank {rank}] ' if rank else ''}{message}", err=True)
+        logger.error("%s", message, extra=DISPLAYED)
     return error.exit_code if isinstance(error, GrpoxError) else 1

@@ -7,6 +7,7 @@ import math
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -73,8 +74,6 @@ def evaluate(
           evaluation.num_generations=8 'evaluation.pass_at_k=[1, 4, 8]'
       torchrun --nproc-per-node 2 -m grpox eval my-model run.yaml
     """
-    from rich.console import Console
-
     from grpox.training.load_evaluation import load_evaluation, named_model
 
     follow_log_options(log_level, log_file)
@@ -83,52 +82,52 @@ def evaluate(
     named = named_model(model)
     run = load_evaluation(named, config, overrides or ())
     tell_warnings(run.registry.plugins)
-    found, seconds = _evaluated(run, named.checkpoint, Console(stderr=True))
-    if not found.main:
+    result, seconds = _evaluate(run, named.checkpoint, Console(stderr=True))
+    if not result.main:
         return
     console = Console()
-    console.print(_table(found.metrics))
-    console.print(_about(run, found, seconds), markup=False, highlight=False, soft_wrap=True)
+    console.print(_table(result.metrics))
+    console.print(_about(run, result, seconds), markup=False, highlight=False, soft_wrap=True)
     if completions is not None:
         from grpox.observing.record_files import write_completions
 
-        _write("completions", completions, lambda: write_completions(completions, 0, found.completions))
+        _write("completions", completions, lambda: write_completions(completions, 0, result.completions))
     if out is not None:
-        figures = _figures(model, run, found, seconds)
+        figures = _figures(model, run, result, seconds)
         text = json.dumps(figures, indent=2, ensure_ascii=False, allow_nan=False)
         _write("figures", out, lambda: write_whole(out, f"{text}\n"))
 
 
-def _evaluated(run: ResolvedRun, checkpoint: Path | None, console: Console) -> tuple[Evaluated, float]:
-    """The evaluation and its seconds, with a bar where somebody watches."""
+def _evaluate(run: ResolvedRun, checkpoint: Path | None, console: Console) -> tuple[Evaluated, float]:
+    """Evaluate, with a progress bar on a terminal; returns the result and its seconds."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     shows = console.is_terminal and launch.rank() == 0
     with Progress(*columns, console=console, transient=True, disable=not shows) as bar:
         task = bar.add_task("loading", total=None)
-        # Only now, because it imports torch: a mistake in the command line is told at once.
+        # Only now, because it imports torch: a mistake in the command line is reported at once.
         from grpox.training.evaluation import evaluate_model
 
         start = time.perf_counter()
-        found = evaluate_model(
-            run,
-            checkpoint,
-            lambda done, total: bar.update(task, description="prompts", completed=done, total=total),
-        )
-        return found, time.perf_counter() - start
+        progress = partial(bar.update, task, description="prompts")
+        result = evaluate_model(run, checkpoint, lambda done, total: progress(completed=done, total=total))
+        return result, time.perf_counter() - start
 
 
 def _check_file(option: str, path: Path | None) -> None:
     """Refuse a file that could not be written, before anything is loaded."""
     if path is None:
         return
-    there = next(place for place in (path.absolute(), *path.absolute().parents) if place.exists())
-    what = "is a folder, not a file" if path.is_dir() else ""
-    if there != path.absolute() and not there.is_dir():
+    whole = path.absolute()
+    there = next(place for place in (whole, *whole.parents) if place.exists())
+    if path.is_dir():
+        what = "is a folder, not a file"
+    elif there != whole and not there.is_dir():
         what = f"cannot be made: {there} is a file"
     elif not os.access(there, os.W_OK):
-        what = what or f"cannot be written: no permission to write {there}"
-    if what:
-        raise ConfigError(what, option, given=str(path))
+        what = f"cannot be written: no permission to write {there}"
+    else:
+        return
+    raise ConfigError(what, option, given=str(path))
 
 
 def _table(metrics: dict[str, float]) -> Table:
@@ -140,17 +139,16 @@ def _table(metrics: dict[str, float]) -> Table:
     return table
 
 
-def _about(run: ResolvedRun, found: Evaluated, seconds: float) -> str:
-    samples = len(found.completions) // found.prompts
+def _about(run: ResolvedRun, result: Evaluated, seconds: float) -> str:
+    samples = len(result.completions) // result.prompts
     each = f", {samples} completions of each" if samples > 1 else ""
-    ranks = counted(found.ranks, "rank")
     assert run.config.evaluation is not None
-    where = run.config.evaluation.path
-    return f"{counted(found.prompts, 'prompt')} of {where}{each}, on {ranks} in {duration(seconds)}"
+    prompts = f"{counted(result.prompts, 'prompt')} of {run.config.evaluation.path}"
+    return f"{prompts}{each}, on {counted(result.ranks, 'rank')} in {duration(seconds)}"
 
 
-def _figures(model: str, run: ResolvedRun, found: Evaluated, seconds: float) -> dict[str, Any]:
-    """What ``--out`` holds."""
+def _figures(model: str, run: ResolvedRun, result: Evaluated, seconds: float) -> dict[str, Any]:
+    """Collect the content of the file of ``--out``."""
     from grpox.config import labels_of
     from grpox.config.run import rewards_of
     from grpox.config.sampling import sampling_of
@@ -163,17 +161,17 @@ def _figures(model: str, run: ResolvedRun, found: Evaluated, seconds: float) -> 
         "model": model,
         "config": run.source,
         "metrics": {
-            name: value if math.isfinite(value) else str(value) for name, value in found.metrics.items()
+            name: value if math.isfinite(value) else str(value) for name, value in result.metrics.items()
         },
-        "prompts": found.prompts,
-        "completions": len(found.completions),
+        "prompts": result.prompts,
+        "completions": len(result.completions),
         "rewards": labels_of(rewards_of(config)),
         "evaluation": dumped["evaluation"],
         "sampling": redacted(sampling_of(config.evaluation, config.sampling).model_dump(mode="json")),
         "generator": dumped["generator"],
         "model_config": dumped["model"],
         "seed": config.train.seed,
-        "ranks": found.ranks,
+        "ranks": result.ranks,
         "seconds": seconds,
         "versions": versions(run.distributions),
         "git_commit": git_commit(),

@@ -1,4 +1,4 @@
-"""`grpox plan`: how batches flow, micro-batch by micro-batch, or how much memory a rank takes."""
+"""`grpox plan`: draws the flow of batches, micro-batch by micro-batch, or the memory of a rank."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from grpox.policy.memory_plan.formula import LOAD, PHASES, Part, Setting, parts_
 ROOM = 1000
 """Columns beyond any terminal's."""
 MOST_MICRO_BATCHES = 500
-"""After so many the step that is drawn is the last one."""
+"""Number after which no further step is drawn."""
 MOST_ROWS = 12
-"""Rows of a rank's micro-batch that are written one by one; more are written ``0*16 1*16``."""
+"""Rows of a rank's micro-batch that are written one by one; more are written as runs, ``0*16 1*16``."""
 MOST_RUNS = 4
-"""Prompts that are written in that form; of more, the first ones and the last."""
+"""Runs that are written; of more, the first ones and the last."""
 
 
 class _Form(NamedTuple):
-    """How the table is written: its headings, and how much stands in its cells."""
+    """The form of the table: its headings, and the texts of its cells."""
 
     generation: str
     iteration: str
@@ -44,7 +44,6 @@ class _Form(NamedTuple):
 
 _FULL = _Form("generation", "iteration", "micro-batch", "optimizer", "{}: generate", "step {}", 4)
 _NARROW = _Form("gen.", "iter.", "micro-\nbatch", "step", "{}", "{}", 2)
-
 
 PHASE_WORDS = {
     "load": "loading and sharding the model",
@@ -110,26 +109,25 @@ def plan(
 def plan_report(
     train: TrainConfig, plan: BatchPlan, num_prompts: int | None, generations: int, console: Console
 ) -> RenderableType:
-    """The table of the first `generations` generation batches, and the numbers of the whole run.
+    """Draw the table of the first `generations` generation batches, and the numbers of the whole run.
 
     Args:
-        num_prompts: of the training data; None when unknown.
-        console: where it is to be shown; where the table does not fit, a narrower one is drawn.
+        num_prompts: prompts of the training data; None when unknown.
+        console: the terminal; if the table does not fit, a narrower one is drawn.
     """
     drawn = generations * plan.prompts_per_generation if num_prompts is None else num_prompts
-    # Numbered in the order in which they are drawn, which is what the table is about; hence no shuffle.
+    # The table numbers prompts in the order in which they are drawn; hence no shuffle.
     sampler = PromptSampler(drawn, plan.prompts_per_generation, shuffle=False, seed=train.seed)
     schedule = Schedule(plan, sampler, train.max_steps, train.num_train_epochs)
-    caption = Text(
-        "[0 0 0]: the prompts, numbered as they are drawn, whose completions a rank trains on", "dim"
-    )
+    about = "[0 0 0]: the prompts, numbered as they are drawn, whose completions a rank trains on"
+    caption = Text(about, "dim")
     if train.dynamic_sampling_rounds:
         caption.append(
             "; as if dynamic sampling replaced no group: each that it does takes the next prompt, and later "
             "batches begin as many further on"
         )
     table = _table(schedule, generations, _FULL)
-    # Measured as if there were room: the console's own options cut the answer at its width.
+    # Measured without a limit: the console's own options cut the answer at its width.
     if Measurement.get(console, console.options.update(max_width=ROOM), table).minimum > console.width:
         table = _table(schedule, generations, _NARROW)
     return Group(table, caption, Text(), _summary(schedule, train, num_prompts))
@@ -174,7 +172,7 @@ def _table(schedule: Schedule, generations: int, form: _Form) -> Table:
 
 
 def _cell(plan: BatchPlan, micro_batch: MicroBatchPlan, rank: int | None) -> str:
-    """The prompts that a rank trains on; dots for the ranks left out."""
+    """Write the prompts that a rank trains on; dots for the ranks left out."""
     if rank is None:
         return "..."
     first = micro_batch.generation * plan.prompts_per_generation
@@ -188,7 +186,7 @@ def _cell(plan: BatchPlan, micro_batch: MicroBatchPlan, rank: int | None) -> str
 
 
 def _ranks(world_size: int, most: int) -> list[int | None]:
-    """The ranks to draw; None stands for those left out."""
+    """List the ranks to draw; None stands for those left out."""
     if world_size <= most:
         return list(range(world_size))
     return [*range(max(1, most - 2)), None, world_size - 1]
@@ -203,25 +201,15 @@ def _summary(schedule: Schedule, train: TrainConfig, num_prompts: int | None) ->
     table.add_column(overflow="fold")
     table.add_column(justify="right", style="bold", overflow="fold")
     table.add_column(style="dim", overflow="fold")
-    table.add_row(
-        "completions per generation batch",
-        str(size),
-        f"per device x ranks x steps_per_generation = {per_device} x {ranks} x {plan.steps_per_generation}",
-    )
-    table.add_row(
-        "unique prompts per generation batch", str(prompts), f"{size} / num_generations {plan.num_generations}"
-    )
-    table.add_row(
-        "samples per optimizer step",
-        str(plan.train_batch_size),
-        f"per device x ranks x accumulation = {per_device} x {ranks} x {accumulation}",
-    )
-    table.add_row(
-        "optimizer steps per generation batch",
-        str(plan.optimizer_steps_per_generation),
-        f"steps_per_generation {plan.steps_per_generation} x num_iterations {plan.num_iterations}"
-        f" / accumulation {accumulation}",
-    )
+    steps = plan.steps_per_generation
+    how = f"per device x ranks x steps_per_generation = {per_device} x {ranks} x {steps}"
+    table.add_row("completions per generation batch", str(size), how)
+    how = f"{size} / num_generations {plan.num_generations}"
+    table.add_row("unique prompts per generation batch", str(prompts), how)
+    how = f"per device x ranks x accumulation = {per_device} x {ranks} x {accumulation}"
+    table.add_row("samples per optimizer step", str(plan.train_batch_size), how)
+    how = f"steps_per_generation {steps} x num_iterations {plan.num_iterations} / accumulation {accumulation}"
+    table.add_row("optimizer steps per generation batch", str(plan.optimizer_steps_per_generation), how)
     table.add_row("prompts in the data", "unknown" if num_prompts is None else str(num_prompts))
     if num_prompts is not None:
         left = num_prompts % prompts
@@ -238,11 +226,11 @@ def _summary(schedule: Schedule, train: TrainConfig, num_prompts: int | None) ->
 
 
 def memory_report(setting: Setting, prompt_assumed: bool) -> RenderableType:
-    """Two tables and what they leave out.
+    """Draw two tables, and notes on what they leave out.
 
     Args:
-        setting: of ranks with a GPU; how much they take without one is told in the end.
-        prompt_assumed: whether nobody said how long prompts are.
+        setting: of ranks with a GPU; the last lines have their memory without one.
+        prompt_assumed: the length of prompts is not known, but assumed.
     """
     parts = parts_of(setting)
     tables = (_parts_table(setting, parts), Text(), _phases_table(parts), Text())
@@ -274,8 +262,8 @@ def _phases_table(parts: Sequence[Part]) -> Table:
     table.add_column("host", justify="right", no_wrap=True)
     for phase in PHASES:
         cells = [
-            Text(amount(size_in(parts, phase, on_host)), "bold" if peaks[on_host] == phase else "")
-            for on_host in (False, True)
+            Text(amount(size_in(parts, phase, on_host)), "bold" if peak == phase else "")
+            for on_host, peak in peaks.items()
         ]
         table.add_row(f"{phase}: {PHASE_WORDS[phase]}", *cells)
     return table
@@ -294,11 +282,11 @@ def _notes(setting: Setting, prompt_assumed: bool) -> Iterator[Text]:
     )
     tokens = f"{setting.prompt} tokens" + (", assumed: say it by --prompt-tokens" if prompt_assumed else "")
     yield Text(f"Prompts: {tokens}; completions: {setting.completion}, sequences not sharing their prompts.")
-    held = setting.generator
-    if held is None:
+    generator = setting.generator
+    if generator is None:
         yield Text("What the generator takes is not counted: it does not say.")
-    elif held.holds == "engine" and setting.gpu and held.cache is None:
-        yield Text(f"{held.engine}'s keys and values: what {held.share_key} leaves of the GPU.")
+    elif generator.holds == "engine" and setting.gpu and generator.cache is None:
+        yield Text(f"{generator.engine}'s keys and values: what {generator.share_key} leaves of the GPU.")
     if "nvme" in (setting.offload_optimizer, setting.offload_param):
         yield Text("Offload to nvme: DeepSpeed's buffers in the host's memory are not counted.")
     yield Text("Not counted:")

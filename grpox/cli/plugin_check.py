@@ -1,4 +1,4 @@
-"""What ``grpox plugins check`` does: runs the conformance suite of a component and draws what came out."""
+"""Checks of ``grpox plugins check``: runs the conformance suite of a component and draws the outcomes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MARKS = {"passed": "[green]passed[/]", "failed": "[red]FAILED[/]", "skipped": "[
 
 
 def check(console: Console, offer: Offer, params: Mapping[str, Any]) -> bool:
-    """Run the checks of an offer with these parameters, tell each as it ends, and whether all passed.
+    """Run the checks of an offer with these parameters, and print each as it ends; True if none failed.
 
     Raises:
         ConfigError: there is no suite for this kind, or the parameters do not fit.
@@ -36,11 +36,11 @@ def check(console: Console, offer: Offer, params: Mapping[str, Any]) -> bool:
     console.print(f"[bold]{offer.spec.name}[/]  {offer.kind}, {offer.origin}")
     done = []
     for outcome in chain(heavy_imports(offer), outcomes(suite)):
-        console.print(drawn(outcome))
+        console.print(draw(outcome))
         done.append(outcome)
     counts = {status: sum(outcome.status == status for outcome in done) for status in MARKS}
-    told = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
-    console.print(f"{told} in {sum(outcome.seconds for outcome in done):.1f} s", highlight=False)
+    totals = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
+    console.print(f"{totals} in {sum(outcome.seconds for outcome in done):.1f} s", highlight=False)
     return not counts["failed"]
 
 
@@ -59,8 +59,8 @@ def heavy_imports(offer: Offer) -> Iterator[Outcome]:
         yield Outcome("heavy_imports", title, "failed", seconds, what, advice=cure)
 
 
-def drawn(outcome: Outcome) -> Table:
-    """One outcome: its mark and title, and below it what is to be told."""
+def draw(outcome: Outcome) -> Table:
+    """Draw one outcome: its mark and title, and below it the texts."""
     table = Table.grid(padding=(0, 1))
     table.add_column(width=8, justify="right")
     table.add_column(overflow="fold")

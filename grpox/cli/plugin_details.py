@@ -1,4 +1,4 @@
-"""What ``grpox plugins show NAME`` says: parameters, formula, source and capabilities of a component."""
+"""Details for ``grpox plugins show NAME``: parameters, formula, source and capabilities of a component."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from grpox.cli.plugin_list import labelled
 from grpox.errors import ConfigError, Problem, nearest
 from grpox.errors.validation import allowed_values, fields_by_key, written
 from grpox.plugins.discovery import Offer, PluginSet
@@ -16,15 +17,15 @@ from grpox.plugins.registry import Registry
 
 
 def select(plugins: PluginSet, name: str) -> list[Offer]:
-    """The offers, of whatever kind, that ``NAME``, ``kind/NAME``, ``dist:NAME`` or ``kind/dist:NAME`` means.
+    """Find the offers, of any kind, that ``NAME``, ``kind/NAME``, ``dist:NAME`` or ``kind/dist:NAME`` means.
 
     Raises:
         ConfigError: there is none.
     """
     kind, _, rest = name.rpartition("/")
     distribution, _, bare = rest.rpartition(":")
-    if found := plugins.offers_called(bare, kind, distribution):
-        return found
+    if offers := plugins.offers_called(bare, kind, distribution):
+        return offers
     known = {
         f"{prefix}{spelling}"
         for offer in plugins.offers
@@ -36,17 +37,16 @@ def select(plugins: PluginSet, name: str) -> list[Offer]:
 
 
 def details(plugins: PluginSet, offer: Offer, narrow: bool = False) -> Group:
-    """All that is known of one component, for a terminal. Imports its config, but not its target.
+    """Draw all details of one component for a terminal. Imports its config, but not its target.
 
     Args:
-        narrow: write what is known of a parameter below one another, for a terminal too narrow for columns.
+        narrow: stack the details of a parameter, for a terminal too narrow for columns.
     """
     heading = Text.assemble((offer.spec.name, "bold"), f"  {offer.kind}, {offer.origin}")
-    parts = (_facts(offer), _parameters(plugins, offer, narrow))
-    return Group(heading, *(Padding(part, (0, 0, 1, 2)) for part in parts))
+    return Group(heading, _facts(offer), Padding(_parameters(plugins, offer, narrow), (0, 0, 1, 2)))
 
 
-def _facts(offer: Offer) -> Table:
+def _facts(offer: Offer) -> RenderableType:
     spec = offer.spec
     facts = {
         "summary": spec.summary,
@@ -60,13 +60,7 @@ def _facts(offer: Offer) -> Table:
         "config": spec.config,
         "plugin API": str(spec.api),
     }
-    table = Table.grid(padding=(0, 2))
-    table.add_column()
-    table.add_column(overflow="fold")
-    for label, text in facts.items():
-        if text:
-            table.add_row(label, Text(text))
-    return table
+    return labelled({label: text for label, text in facts.items() if text})
 
 
 def _parameters(plugins: PluginSet, offer: Offer, narrow: bool) -> RenderableType:
@@ -80,10 +74,10 @@ def _parameters(plugins: PluginSet, offer: Offer, narrow: bool) -> RenderableTyp
     for heading in ("parameter", "") if narrow else ("parameter", "type", "default", ""):
         table.add_column(heading, overflow="fold")
     for key, field in fields_by_key(model).items():
-        told = " ".join((field.description or "").split())
+        description = " ".join((field.description or "").split())
         kind, default = allowed_values(field), _default(field)
-        stacked = f"{kind}; {default if field.is_required() else f'default {default}'}\n{told}".strip()
-        table.add_row(*map(Text, (key, stacked) if narrow else (key, kind, default, told)))
+        stacked = f"{kind}; {default if field.is_required() else f'default {default}'}\n{description}".strip()
+        table.add_row(*map(Text, (key, stacked) if narrow else (key, kind, default, description)))
     return table
 
 

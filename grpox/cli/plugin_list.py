@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import zip_longest
 from types import CodeType
@@ -24,18 +24,18 @@ from grpox.cli.app import conflict
 from grpox.errors import ConfigError, nearest
 from grpox.plugins.discovery import DISABLE_VARIABLE, Offer, OfferedCommand, PluginRecord, PluginSet
 from grpox.plugins.hookspecs import KINDS
-from grpox.plugins.requirements import canonical_name, none_met
+from grpox.plugins.requirements import canonical_name, unmet
 
 COMMAND_KIND = "command"
 """Kind of the rows that are commands of the command line."""
 PLUGIN_KIND = "plugin"
-"""Kind of the rows that are no component: plugins that did not load, and those that observe every run."""
+"""Kind of the rows of plugins: those that did not load, and those that observe every run."""
 STYLES = {"ok": "green", "disabled": "dim", "unavailable": "yellow", "conflict": "red"}
 
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the list; `status` is the offer's or record's, or ``conflict`` for a name held twice."""
+    """One line of the list; `status` is the offer's or record's, or ``conflict`` for a name offered twice."""
 
     kind: str
     name: str
@@ -43,18 +43,18 @@ class Row:
     version: str
     status: str
     reason: str
-    """Why it is not ok."""
+    """Reason why it is not ok."""
     summary: str
     source: Offer | OfferedCommand | PluginRecord = field(repr=False)
-    """What the row tells of."""
+    """Component, command or plugin of the row."""
 
     def as_dict(self) -> dict[str, str]:
-        """The texts of the row by name."""
+        """Return the texts of the row by name."""
         return {name: value for name, value in vars(self).items() if name != "source"}
 
 
 def rows(plugins: PluginSet, kind: str | None = None) -> list[Row]:
-    """Every component, ordered by kind and name, then commands, and plugins that are told of by themselves.
+    """List every component, ordered by kind and name, then commands, and plugins with a row of their own.
 
     Args:
         plugins: as discovered.
@@ -88,9 +88,9 @@ def _component_row(offer: Offer, plugins: PluginSet) -> Row:
 
 
 def _command_row(command: OfferedCommand, plugins: PluginSet) -> Row:
-    taken, lacks, spec = conflict(command, plugins.commands), command.lacks, command.spec
-    status = "conflict" if taken else "unavailable" if lacks else "ok"
-    reason = taken.what if taken else lacks
+    clash, lacks, spec = conflict(command, plugins.commands), command.lacks, command.spec
+    status = "conflict" if clash else "unavailable" if lacks else "ok"
+    reason = clash.what if clash else lacks
     return Row(
         COMMAND_KIND, spec.name, command.distribution, command.version, status, reason, spec.help, command
     )
@@ -102,16 +102,16 @@ def _plugin_row(it: PluginRecord) -> Row:
 
 
 def as_json(listed: Iterable[Row], whys: Sequence[Why] = ()) -> str:
-    """A JSON list of objects with the fields of `Row`, and of `Why` where these are given."""
+    """Write a JSON list of objects with the fields of `Row`, and of `Why` if these are given."""
     objects = zip_longest(listed, whys)
     return json.dumps([row.as_dict() | (asdict(why) if why else {}) for row, why in objects], indent=2)
 
 
 def as_table(listed: Iterable[Row], narrow: bool = False) -> Table:
-    """The list for a terminal; a row that is not ok gives its reason in place of its summary.
+    """Draw the list for a terminal; a row that is not ok gives its reason in place of its summary.
 
     Args:
-        narrow: write all but the kind below one another, for a terminal too narrow for five columns.
+        narrow: stack all cells but the kind, for a terminal too narrow for five columns.
     """
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for heading in ("kind", "name") if narrow else ("kind", "name", "distribution", "status", ""):
@@ -119,9 +119,9 @@ def as_table(listed: Iterable[Row], narrow: bool = False) -> Table:
         table.add_column(heading, overflow="fold")
     for row in listed:
         name, origin = Text(row.name), Text(f"{row.distribution} {row.version}")
-        status, told = Text(row.status, STYLES.get(row.status, "red")), Text(row.reason or row.summary)
-        stacked = Text("\n").join([Text("  ").join([name, origin, status]), *([told] if told else [])])
-        table.add_row(row.kind, *([stacked] if narrow else [name, origin, status, told]))
+        status, text = Text(row.status, STYLES.get(row.status, "red")), Text(row.reason or row.summary)
+        stacked = Text("\n").join([Text("  ").join([name, origin, status]), *([text] if text else [])])
+        table.add_row(row.kind, *([stacked] if narrow else [name, origin, status, text]))
     return table
 
 
@@ -132,40 +132,45 @@ _AUTHORS_PAGE = "What changed, and how to move, is in docs/plugin-api.md."
 
 @dataclass(frozen=True)
 class Why:
-    """The reason of a row's status in whole sentences; both texts are empty where there is nothing to say."""
+    """The reason of a row's status in whole sentences, and the remedy; both are empty for a row that is ok."""
 
     why: str = ""
     remedy: str = ""
 
 
 def explain(plugins: PluginSet, row: Row) -> Why:
-    """Why a row is as it is."""
+    """Explain the status of a row."""
     source = row.source
     if isinstance(source, PluginRecord):
         return _of_record(source)
     if isinstance(source, OfferedCommand):
         return _of_command(plugins, source)
-    told = [part for part in (_of_conflict(plugins, source), _of_offer(source)) if part.why]
-    return Why("\n".join(part.why for part in told), "\n".join(part.remedy for part in told))
+    reasons = [part for part in (_of_conflict(plugins, source), _of_offer(source)) if part.why]
+    return Why("\n".join(part.why for part in reasons), "\n".join(part.remedy for part in reasons))
 
 
 def as_paragraphs(listed: Sequence[Row], whys: Sequence[Why]) -> Group:
-    """A paragraph for each row that has something to explain, and how many have not."""
-    told = [(row, why) for row, why in zip(listed, whys, strict=True) if why.why]
-    others = len(listed) - len(told)
-    last = Text(f"{others} {'other ' if told else ''}{'row is' if others == 1 else 'rows are'} ok", "dim")
-    return Group(*(_paragraph(row, why) for row, why in told), last)
+    """Draw a paragraph for each row with an explanation, and count the other rows."""
+    explained = [(row, why) for row, why in zip(listed, whys, strict=True) if why.why]
+    others = len(listed) - len(explained)
+    last = Text(f"{others} {'other ' if explained else ''}{'row is' if others == 1 else 'rows are'} ok", "dim")
+    return Group(*(_paragraph(row, why) for row, why in explained), last)
 
 
 def _paragraph(row: Row, why: Why) -> RenderableType:
     origin = f"  {row.kind}, {row.distribution} {row.version}  "
     heading = Text.assemble((row.name, "bold"), origin, (row.status, STYLES.get(row.status, "red")))
+    return Group(heading, labelled({"why": why.why, "do": why.remedy}))
+
+
+def labelled(texts: Mapping[str, str]) -> RenderableType:
+    """Draw indented texts, each beside its label."""
     table = Table.grid(padding=(0, 2))
     table.add_column()
     table.add_column(overflow="fold")
-    table.add_row("why", Text(why.why))
-    table.add_row("do", Text(why.remedy))
-    return Group(heading, Padding(table, (0, 0, 1, 2)))
+    for label, text in texts.items():
+        table.add_row(label, Text(text))
+    return Padding(table, (0, 0, 1, 2))
 
 
 def _of_conflict(plugins: PluginSet, offer: Offer) -> Why:
@@ -198,27 +203,25 @@ def _of_offer(offer: Offer) -> Why:
 
 
 def _of_command(plugins: PluginSet, command: OfferedCommand) -> Why:
-    if taken := conflict(command, plugins.commands):
-        return Why(f"{taken.what}.", taken.allowed)
+    if clash := conflict(command, plugins.commands):
+        return Why(f"{clash.what}.", clash.allowed)
     return _of_requirements(command, command.lacks) if command.lacks else Why()
 
 
 def _of_requirements(offer: Offer | OfferedCommand, reason: str) -> Why:
     spec = offer.spec
     remedies = [spec.install] if spec.install else []
-    unread = []
-    for asked in spec.requires:
-        if none_met(asked, spec.install):
-            first = asked.partition("|")[0].strip()
-            try:
-                Requirement(first)
-                remedies += [] if spec.install else [f"pip install '{first}'"]
-            except InvalidRequirement:
-                unread.append(asked)
-    if unread:
-        remedies.append(
-            f"Its author has to mend requires={unread}: packaging.python.org says how they are written."
-        )
+    invalid = []
+    for requirement in filter(unmet, spec.requires):
+        first = requirement.partition("|")[0].strip()
+        try:
+            Requirement(first)
+            remedies += [] if spec.install else [f"pip install '{first}'"]
+        except InvalidRequirement:
+            invalid.append(requirement)
+    if invalid:
+        mend = f"Its author has to mend requires={invalid}"
+        remedies.append(f"{mend}: packaging.python.org says how they are written.")
     sentence = f"It {reason}" if reason.startswith("needs ") else reason
     return Why(f"{sentence}.", "\n".join(dict.fromkeys(remedies)))
 
@@ -257,7 +260,7 @@ def _mending(record: PluginRecord) -> str:
 
 
 def _place(record: PluginRecord) -> str:
-    """``at file:line in function``: of the plugin's own code the innermost, else where it was raised."""
+    """Write ``at file:line in function``: the innermost of the plugin's own code, else where it was raised."""
     error = record.error
     if error is None:
         return ""

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from grpox.cli.arguments import NARROW, discovered
+from grpox.cli.arguments import NARROW, Ranks, discovered
 
 if TYPE_CHECKING:
-    from grpox.plugins.scaffold.make import Made
+    from grpox.plugins.scaffold.make import NewPlugin
 
 HELP = """What is installed: components, their parameters, plugins that did not load; and checks of them.
 
@@ -34,8 +34,9 @@ NOTES = {
     "tests/test_{test}.py": "its numbers, worked by hand",
 }
 WIDTH = 80
-"""Columns of the list of other files; what is to be copied is not broken."""
+"""Columns of the list of other files; lines to copy are not broken."""
 
+Component = Annotated[str, typer.Argument(metavar="NAME", help="NAME, KIND/NAME, DIST:NAME or KIND/DIST:NAME.")]
 app = typer.Typer(no_args_is_help=True, help=HELP)
 
 
@@ -62,24 +63,24 @@ def new_plugin(
     """
     from grpox.plugins.scaffold.make import make
 
-    typer.echo("\n".join(_told(make(name, kind, folder, discovered(), force))))
+    typer.echo("\n".join(_describe(make(name, kind, folder, discovered(), force))))
 
 
-def _told(made: Made) -> list[str]:
-    """Lines: what was made, and the commands that come next."""
-    names, place = made.names, shlex.quote(str(made.folder))
+def _describe(new: NewPlugin) -> list[str]:
+    """Write the lines about a new plugin: its files, and the commands that come next."""
+    names, place = new.names, shlex.quote(str(new.folder))
     test = names.component.replace("-", "_")
     notes = {path.format(module=names.module, kind=names.kind, test=test): note for path, note in NOTES.items()}
     width = max(map(len, notes))
-    others = "and " + ", ".join(path for path in made.files if path not in notes)
+    others = "and " + ", ".join(path for path in new.files if path not in notes)
     return [
-        f"{made.folder}: {names.kind} '{names.component}', as a distribution of its own",
+        f"{new.folder}: {names.kind} '{names.component}', as a distribution of its own",
         "",
         *(f"  {path:<{width}}  {note}" for path, note in notes.items()),
         textwrap.fill(others, WIDTH, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False),
         "",
         "Next:",
-        f"  pip install -e {shlex.quote(f'{made.folder}[dev]')}",
+        f"  pip install -e {shlex.quote(f'{new.folder}[dev]')}",
         f"  grpox plugins check {names.component}",
         f"  pytest {place}",
         f"  {names.train_command}",
@@ -119,14 +120,12 @@ def list_components(
     else:
         console.print(as_table(listed, narrow=console.width < NARROW))
         if failed := sum(row.status != "ok" for row in listed):
-            told = f"grpox plugins list --why explains the {failed} not ok"
-            console.print(told, style="dim", highlight=False)
+            hint = f"grpox plugins list --why explains the {failed} not ok"
+            console.print(hint, style="dim", highlight=False)
 
 
 @app.command("show")
-def show_component(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="NAME, KIND/NAME, DIST:NAME or KIND/DIST:NAME.")],
-) -> None:
+def show_component(name: Component) -> None:
     """Show a component's parameters, formula, source and capabilities.
 
     \b
@@ -144,7 +143,7 @@ def show_component(
 
 @app.command("check")
 def check_component(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="NAME, KIND/NAME, DIST:NAME or KIND/DIST:NAME.")],
+    name: Component,
     params: Annotated[
         list[str] | None, typer.Argument(metavar="[key=value ...]", help="Parameters, as in a run file.")
     ] = None,
@@ -163,7 +162,7 @@ def check_component(
     given: dict[str, Any] = {}
     apply_overrides(given, params or [])
     offers, console = select(discovered(), name), Console()
-    # Only now, because it imports torch: a mistake in the command line is told at once.
+    # Only now, because it imports torch: a mistake in the command line is reported at once.
     from grpox.cli.plugin_check import check
 
     results = [check(console, offer, given) for offer in offers]
@@ -182,10 +181,7 @@ def print_lock(
     output: Annotated[
         Path | None, typer.Option("--output", metavar="FILE", help="Write it there instead of printing it.")
     ] = None,
-    world_size: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="P", help="Ranks to check for.", show_default="this launch's"),
-    ] = None,
+    world_size: Ranks = None,
 ) -> None:
     """Print the plugin lock that a run has, or would have: versions, commits and source hashes. Runs nothing.
 

@@ -1,4 +1,4 @@
-"""`grpox replay`: shows again what was not finite in a step."""
+"""`grpox replay`: computes again a step with a loss or gradient that was not finite."""
 
 from __future__ import annotations
 
@@ -14,15 +14,13 @@ from rich.text import Text
 from grpox.cli.arguments import LogFile, LogLevel, follow_log_options
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from grpox.checkpoint.faults import Replay, Replayed
     from grpox.update.nonfinite import Found
 
 AROUND = 6
-"""Tokens of a completion shown on either side of one."""
-TOLD = 8
-"""Places, and parameters, that are listed."""
+"""Tokens of a completion shown on either side of a token."""
+MOST_LISTED = 8
+"""Places, and parameters, that are listed at most."""
 
 
 def replay(
@@ -64,56 +62,56 @@ def replay(
         console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     say(f"in the run: {opened.fault.what} in step {opened.fault.step}")
-    for each in opened.fault.found[:TOLD]:
+    for each in opened.fault.found[:MOST_LISTED]:
         say(f"    {each}")
-    made = compute(opened, overrides or ())
-    console.print(_micro_batches(made))
-    if made.found:
-        console.print(_places(made))
-    if parameters := next((each.parameters for each in made.micro_batches if each.parameters), ()):
-        more = f" and {len(parameters) - TOLD} more" if len(parameters) > TOLD else ""
-        say(f"gradients that are not finite: {', '.join(parameters[:TOLD])}{more}")
-    result = f"loss {made.loss:.6g}, gradient norm {made.grad_norm:.6g}"
-    if made.finite:
-        say(f"{'mended' if overrides else 'does not show again'}: {result}")
+    result = compute(opened, overrides or ())
+    console.print(_micro_batches(result))
+    if result.found:
+        console.print(_places(result))
+    if parameters := next((each.parameters for each in result.micro_batches if each.parameters), ()):
+        more = f" and {len(parameters) - MOST_LISTED} more" if len(parameters) > MOST_LISTED else ""
+        say(f"gradients that are not finite: {', '.join(parameters[:MOST_LISTED])}{more}")
+    numbers = f"loss {result.loss:.6g}, gradient norm {result.grad_norm:.6g}"
+    if result.finite:
+        say(f"{'mended' if overrides else 'does not show again'}: {numbers}")
         raise typer.Exit(1)
-    say(f"shows again: {result}")
+    say(f"shows again: {numbers}")
 
 
-def _micro_batches(made: Replay) -> Table:
+def _micro_batches(result: Replay) -> Table:
     table = Table(title="micro-batches", title_justify="left")
     for name in ("rank", "micro-batch", "rows", "tokens", "loss", "gradient norm", "finite"):
         table.add_column(name, justify="right")
-    for each in made.micro_batches:
+    for each in result.micro_batches:
         mask = each.batch.token_mask
         counts = map(str, (each.rank, each.place, mask.shape[0], int(mask.sum())))
         table.add_row(*counts, f"{each.loss:.6g}", f"{each.grad_norm:.6g}", "yes" if each.finite else "NO")
     return table
 
 
-def _places(made: Replay) -> Table:
-    """Every number of the first tokens that have one that is not finite, and the text around them."""
+def _places(result: Replay) -> Table:
+    """List the first tokens with a number that is not finite: all their numbers, and the text around them."""
     table = Table(title="first tokens that are not finite, by term", title_justify="left", show_header=False)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
-    for found in made.found[:TOLD]:
-        where = (found.rank, found.micro_batch)
-        micro_batch = next(each for each in made.micro_batches if (each.rank, each.place) == where)
-        table.add_row(f"{found.term} {found.value}", found.where, style="bold")
-        terms = {name: float(values[found.row, found.token]) for name, values in micro_batch.terms.items()}
+    for fault in result.found[:MOST_LISTED]:
+        where = (fault.rank, fault.micro_batch)
+        micro_batch = next(each for each in result.micro_batches if (each.rank, each.place) == where)
+        table.add_row(f"{fault.term} {fault.value}", fault.where, style="bold")
+        terms = {name: float(values[fault.row, fault.token]) for name, values in micro_batch.terms.items()}
         difference = terms["log-probability"] - terms["old log-probability"]
         terms["ratio"] = math.exp(difference) if difference < 700 else math.inf
         for name, value in terms.items():
             table.add_row(f"  {name}", f"{value:.6g}")
-        table.add_row("  text", Text(_text(made, micro_batch, found)), end_section=True)
+        table.add_row("  text", Text(_text(result, micro_batch, fault)), end_section=True)
     return table
 
 
-def _text(made: Replay, micro_batch: Replayed, found: Found) -> str:
-    """The completion around a token, which stands between marks."""
-    ids = micro_batch.batch.samples[found.row].completion
-    begin, end = max(found.token - AROUND, 0), found.token + 1 + AROUND
-    parts = (ids[begin : found.token], ids[found.token : found.token + 1], ids[found.token + 1 : end])
-    before, token, after = (made.tokenizer.decode(part) for part in parts)
+def _text(result: Replay, micro_batch: Replayed, fault: Found) -> str:
+    """Decode the completion around a token, which stands between marks."""
+    ids = micro_batch.batch.samples[fault.row].completion
+    begin, end = max(fault.token - AROUND, 0), fault.token + 1 + AROUND
+    parts = (ids[begin : fault.token], ids[fault.token : fault.token + 1], ids[fault.token + 1 : end])
+    before, token, after = (result.tokenizer.decode(part) for part in parts)
     cut = ("... " if begin else ""), (" ..." if end < len(ids) else "")
     return f"{cut[0]}{before} >>>{token}<<< {after}{cut[1]}"

@@ -1,4 +1,4 @@
-"""`grpox sweep`: a grid of runs, one after the other, and a table of what they came to."""
+"""`grpox sweep`: a grid of runs, one after the other, and a table of their results."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ LONGEST_NAME = 100
 
 @dataclass(frozen=True)
 class Axis:
-    """A key of the run file and the values that it takes, each as YAML that a user could have typed."""
+    """A key of the run file and its values in the sweep, each as YAML that a user could have typed."""
 
     key: str
     values: tuple[str, ...]
@@ -46,18 +46,18 @@ class Grid:
         return tuple(each for each in self.parts if isinstance(each, Axis))
 
     def overrides(self, setting: Mapping[str, str]) -> list[str]:
-        """Overrides of the run of a setting, ``key=value`` each."""
+        """List the overrides of the run of a setting, ``key=value`` each."""
         return [each if isinstance(each, str) else f"{each.key}={setting[each.key]}" for each in self.parts]
 
     @property
     def names(self) -> dict[str, str]:
-        """Key -> what tables and folders call it: its last part, or all of it where that would not tell."""
+        """Key -> its name in tables and folders: its last part, or all of it if two keys have that part."""
         short = {axis.key: _short(axis.key) for axis in self.axes}
-        names = list(short.values())
-        return {key: name if names.count(name) == 1 else key for key, name in short.items()}
+        counts = Counter(short.values())
+        return {key: name if counts[name] == 1 else key for key, name in short.items()}
 
     def settings(self) -> Iterator[Mapping[str, str]]:
-        """Key -> value, for every run; the last axis changes fastest."""
+        """Yield key -> value for every run; the last axis changes fastest."""
         for values in itertools.product(*(axis.values for axis in self.axes)):
             yield {axis.key: value for axis, value in zip(self.axes, values, strict=True)}
 
@@ -76,7 +76,7 @@ class Child:
 
     @property
     def log(self) -> Path:
-        """File of what it printed; beside its folder, which it may move things out of."""
+        """File of its output; beside its folder, as the run may move files out of that."""
         return self.folder.with_name(f"{self.name}.log")
 
     def summary(self) -> dict[str, Any] | None:
@@ -89,10 +89,10 @@ class Child:
 
 
 def read_grid(arguments: Sequence[str], seeds: str | None) -> Grid:
-    """Overrides of which some have several values, and the seeds, which are the last axis.
+    """Read overrides of which some have several values, and the seeds, which are the last axis.
 
     Raises:
-        ConfigError: no key has several values, one has the same value twice, or comes twice; all that is wrong.
+        ConfigError: no key has several values, one has the same value twice, or comes twice; all problems.
     """
     parts: list[Axis | str] = []
     for argument in arguments:
@@ -109,7 +109,7 @@ def read_grid(arguments: Sequence[str], seeds: str | None) -> Grid:
 
 
 def split_values(text: str) -> list[str]:
-    """The values between the commas of `text`; a comma within quotes or brackets belongs to its value.
+    """Split `text` at its commas; a comma within quotes or brackets belongs to its value.
 
     ``1e-6,1e-5`` has two, ``[a,b]`` and ``"a,b"`` one, ``{name: dapo, clip_high: 0.3},grpo`` two.
     """
@@ -136,7 +136,7 @@ def _begins_quote(before: str) -> bool:
 
 
 def _short(key: str) -> str:
-    """``learning_rate`` of ``train.learning_rate``; ``rewards.0.weight`` as it is: which reward matters."""
+    """Shorten ``train.learning_rate`` to its last part; keep ``rewards.0.weight``, as the reward matters."""
     return key if re.search(r"\.\d", key) else key.rpartition(".")[2]
 
 
@@ -179,7 +179,7 @@ def _axis_problems(axis: Axis) -> Iterator[Problem]:
 
 
 def _read(key: str, text: str) -> object:
-    """The value; of text that is no YAML the text itself, which is told when the run is checked."""
+    """Parse a value; text that is no YAML stays as it is, and the check of the run reports it."""
     try:
         return read_yaml(text, key).data
     except ConfigError:
@@ -190,14 +190,14 @@ def plan_children(run: str, grid: Grid, folder: Path | None, world_size: int) ->
     """Name the runs of a sweep, and check every one of them as `grpox validate` would.
 
     Args:
-        folder: default: the run's output_dir with ``-sweep`` behind it.
+        folder: default: the run's output_dir with the suffix ``-sweep``.
         world_size: ranks of each run.
 
     Returns:
         The sweep's folder and its runs.
 
     Raises:
-        ConfigError: whatever is wrong with any of them, each problem once.
+        ConfigError: with the problems of all of them, each once.
     """
     problems: dict[str, Problem] = {}
     children: list[Child] = []
@@ -219,7 +219,7 @@ def plan_children(run: str, grid: Grid, folder: Path | None, world_size: int) ->
 
 
 def _names(grid: Grid) -> list[tuple[Mapping[str, str], str]]:
-    """Each setting with a name for its folder, which a value added to the grid later leaves as it is."""
+    """Name the folder of each setting; a value that is added to the grid later does not change the names."""
     short = grid.names
     named = [(setting, _name({short[key]: setting[key] for key in setting})) for setting in grid.settings()]
     counts = Counter(name for _, name in named)
@@ -230,7 +230,7 @@ def _names(grid: Grid) -> list[tuple[Mapping[str, str], str]]:
 
 
 def _name(values: Mapping[str, str]) -> str:
-    """``loss=dapo_seed=1``: what file systems and shells take as it is."""
+    """Join keys and values to a name that file systems and shells accept: ``loss=dapo_seed=1``."""
     plain = {key: re.sub(r"[^A-Za-z0-9._+-]+", "-", value).strip("-.") for key, value in values.items()}
     name = "_".join(f"{key}={value or 'empty'}" for key, value in plain.items())
     if len(name) <= LONGEST_NAME:

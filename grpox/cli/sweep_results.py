@@ -22,7 +22,7 @@ STYLES = {"RUNNING": "cyan", "FINISHED": "green", "FAILED": "red", "KILLED": "ye
 
 
 def last_values(folder: Path) -> dict[str, float]:
-    """Metric -> its last value in metrics.jsonl, those of evaluations below ``evaluation/``; and ``step``."""
+    """Read the last values in metrics.jsonl, those of evaluations below ``evaluation/``; and ``step``."""
     values: dict[str, float] = {}
     for line in tail_lines(folder / "metrics.jsonl", sys.maxsize):
         values |= _values(line)
@@ -30,13 +30,13 @@ def last_values(folder: Path) -> dict[str, float]:
 
 
 def last_step(folder: Path) -> int:
-    """Optimizer steps that a run has taken, by the end of its metrics.jsonl: cheap to ask again and again."""
+    """Count the optimizer steps of a run by the end of its metrics.jsonl, which is cheap to repeat."""
     lines = reversed(tail_lines(folder / "metrics.jsonl", TAIL))
     return int(next((values["step"] for values in map(_values, lines) if values), 0))
 
 
 def tail_lines(path: Path, size: int) -> list[str]:
-    """Read the lines in the last `size` bytes of a file; none of one that cannot be read."""
+    """Read the lines in the last `size` bytes of a file; none if it cannot be read."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - size))
@@ -46,7 +46,7 @@ def tail_lines(path: Path, size: int) -> list[str]:
 
 
 def _values(line: str) -> dict[str, float]:
-    """Values of a line of metrics.jsonl; none of one whose process was killed while it wrote."""
+    """Parse a line of metrics.jsonl; no values if its process was killed while it wrote."""
     try:
         record: dict[str, Any] = json.loads(line)
         kind, prefix = ("evaluation", "evaluation/") if "evaluation" in record else ("metrics", "")
@@ -57,7 +57,7 @@ def _values(line: str) -> dict[str, float]:
 
 
 def as_table(results: SweepResults, names: Mapping[str, str]) -> Table:
-    """Make a table for the terminal; the best run is marked.
+    """Draw a table for the terminal; the best run is marked.
 
     Args:
         names: key of an axis -> heading.
@@ -71,8 +71,9 @@ def as_table(results: SweepResults, names: Mapping[str, str]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for heading in ("", *names.values()):
         table.add_column(heading, overflow="fold")
-    for heading in ("status", results.metric, "steps", "time"):
-        table.add_column(heading, justify="left" if heading == "status" else "right", no_wrap=True)
+    table.add_column("status", no_wrap=True)
+    for heading in (results.metric, "steps", "time"):
+        table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("folder", overflow="fold")
     best = results.best
     for result in results.runs:
@@ -90,7 +91,7 @@ def as_table(results: SweepResults, names: Mapping[str, str]) -> Table:
 
 
 def over_seeds(results: SweepResults) -> Iterator[str]:
-    """Mean and standard deviation of the metric over the seeds, of each setting that has several of it."""
+    """Yield mean and standard deviation of the metric over the seeds, for each setting with several of them."""
     groups: dict[tuple[str, ...], list[float]] = {}
     for result in results.finished:
         if SEED in result.setting and result.value is not None:
@@ -104,7 +105,7 @@ def over_seeds(results: SweepResults) -> Iterator[str]:
 
 
 def conclusions(results: SweepResults) -> Iterator[str]:
-    """Lines below the table: which run is the best, and which failed, with the last line they printed."""
+    """Yield the lines below the table: the best run, and the failed ones with the last line of their log."""
     yield from over_seeds(results)
     if best := results.best:
         yield f"best: {best.name}, {results.metric} {best.value:.4g}"

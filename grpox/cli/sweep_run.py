@@ -1,4 +1,4 @@
-"""A sweep from its command to its table: runs as processes, so many at a time, and none left behind."""
+"""A sweep from its command to its table: runs as processes, some at a time, and none left behind."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -35,21 +36,21 @@ from grpox.runtime.files import write_whole
 POLL = 0.2
 """Seconds between two looks at the processes."""
 END_SECONDS = 60.0
-"""Seconds that runs may take for their step and checkpoint when they are to end, before they are killed."""
+"""Seconds for the last step and checkpoint of runs that are to end, before they are killed."""
 _PDEATHSIG = 1
-"""prctl's number for the signal that a process gets when its parent dies."""
+"""Number of prctl for the signal that a process gets when its parent dies."""
 
 Status = Literal["FINISHED", "FAILED", "RUNNING", "WAITING", "KILLED"]
 
 
 @dataclass(frozen=True)
 class _Training:
-    """A run whose process is there."""
+    """A run with its process."""
 
     child: Child
     process: subprocess.Popen[bytes]
     slot: int
-    """From 0 to the number that run at a time: those at the same time have different ones."""
+    """Number from 0, different for runs at the same time."""
     task: TaskID
     since: float
     """Seconds by time.monotonic."""
@@ -57,7 +58,7 @@ class _Training:
 
 @dataclass
 class Sweep:
-    """A grid whose runs are all known to be right."""
+    """A grid whose runs are all checked."""
 
     run: str
     grid: Grid
@@ -68,12 +69,12 @@ class Sweep:
     lowest: bool
     console: Console = field(default_factory=Console)
     _status: dict[str, tuple[Status, str]] = field(default_factory=dict)
-    """Name -> status and error, of those that have begun."""
+    """Name -> status and error, of runs that have begun."""
     _observers: Observers | None = None
     """Observers of the first run, while runs are trained."""
 
     def show(self) -> None:
-        """Print the table as things stand."""
+        """Print the table of the current results."""
         self.console.print(as_table(self.results(), self.grid.names))
         self._say(f"{counted(len(self.children), 'run')} in {self.folder}")
 
@@ -82,22 +83,19 @@ class Sweep:
         return SweepResults(self.run, self.metric, self.lowest, tuple(map(self._result, self.children)))
 
     def run_all(self, parallel: int) -> None:
-        """Train those that are not complete, and print the table.
+        """Train the runs that are not complete, and print the table.
 
         Raises:
-            RunFailed: some of them failed, or none has a value of the metric; or the sweep goes on elsewhere.
+            RunFailed: some of them failed, or none has a value of the metric; or the sweep runs elsewhere.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(self.folder / "sweep.lock", blocking=False)
         try:
-            lock.acquire()
+            lock = FileLock(self.folder / "sweep.lock", blocking=False).acquire()
         except Timeout as error:
             what = f"another process runs the sweep in {self.folder}: wait until it has ended"
             raise RunFailed(what) from error
-        try:
+        with lock:
             self._run_all(parallel)
-        finally:
-            lock.release()
         self._judge()
 
     def _run_all(self, parallel: int) -> None:
@@ -118,7 +116,8 @@ class Sweep:
         environment = observers.sweep_started(sweep)
         is_interrupted = True
         try:
-            self._train(todo, parallel, environment, sweep, observers)
+            ended = partial(observers.sweep_run_ended, sweep)
+            self._train(todo, parallel, environment, ended)
             is_interrupted = False
         finally:
             status = self._conclude(is_interrupted)
@@ -129,13 +128,12 @@ class Sweep:
         todo: Sequence[Child],
         parallel: int,
         environment: Mapping[str, str],
-        sweep: SweepContext,
-        observers: Observers,
+        on_end: Callable[[SweepResults], object],
     ) -> None:
         """Run each of `todo` to its end, `parallel` of them at a time.
 
-        One that fails keeps no other from running. Where this is interrupted, those that run are told to end
-        by SIGTERM, upon which they save a checkpoint, and are waited for.
+        A run that fails stops no other. If this is interrupted, the running ones are ended by SIGTERM, upon
+        which they save a checkpoint, and are waited for.
         """
         waiting, running = list(todo), list[_Training]()
         devices = _devices(parallel, self.ranks)
@@ -156,7 +154,7 @@ class Sweep:
                         running.remove(each)
                         bars.remove_task(each.task)
                         self._end(each)
-                        observers.sweep_run_ended(sweep, self._write())
+                        on_end(self._write())
             finally:
                 _terminate([each.process for each in running])
 
@@ -175,7 +173,7 @@ class Sweep:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                # Ctrl-C in the terminal comes to this process alone, which tells them once.
+                # Ctrl-C in the terminal reaches this process alone, which ends them once.
                 start_new_session=True,
                 preexec_fn=_end_with_parent,
             )
@@ -193,7 +191,7 @@ class Sweep:
         self._say(f"{child.name}: {result.status}{value} ({duration(seconds)})")
 
     def _result(self, child: Child) -> SweptRun:
-        """Read from a run's folder how it stands."""
+        """Read the state of a run from its folder."""
         status, error = self._status.get(child.name, ("WAITING", ""))
         summary = child.summary()
         recorded = last_values(child.folder) if summary is not None or status != "WAITING" else {}
@@ -211,7 +209,7 @@ class Sweep:
         )
 
     def _write(self) -> SweepResults:
-        """Write ``sweep.json`` as things stand, whole or not at all."""
+        """Write the current results to ``sweep.json``, whole or not at all."""
         results = self.results()
         content = asdict(results) | {"best": results.best.name if results.best else None}
         write_whole(self.folder / "sweep.json", json.dumps(content, indent=2, ensure_ascii=False) + "\n")
@@ -258,7 +256,7 @@ def prepare(
     """Read the grid and check every run of it.
 
     Raises:
-        ConfigError: with every problem found; or this is one of several ranks.
+        ConfigError: with every problem; or this is one of several ranks.
     """
     if launch.world_size() > 1:
         what = "is one process, which starts those of its runs"
@@ -273,7 +271,7 @@ def prepare(
 
 
 def train_command(run: str, child: Child, ranks: int) -> list[str]:
-    """`grpox train`, going on where an earlier one of the same folder came."""
+    """Build the command `grpox train`, which resumes an earlier run of the same folder."""
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks > 1 else []
     return [sys.executable, *launcher, "-m", "grpox", "train", run, *child.overrides, "--resume", "auto"]
 
@@ -299,7 +297,7 @@ def _terminate(processes: Sequence[subprocess.Popen[bytes]]) -> None:
 
 
 def _devices(parallel: int, ranks: int) -> list[dict[str, str]]:
-    """GPUs that each slot is to see, where there are enough of them for all; else nothing."""
+    """Assign GPUs to each slot if there are enough for all; else none."""
     if parallel == 1:
         return [{}]
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")

@@ -56,14 +56,14 @@ def train(
             "name a run file or recipe, or a run's folder by --resume", context, param_hint="RUN"
         )
     resolved = load_named_run(run, overrides)
-    # Only now, because it imports torch: a mistake in the run file is told at once.
+    # Only now, because it imports torch: a mistake in the run file is reported at once.
     from grpox.training.run import train_run
 
     train_run(resolved, resume is not None, allow_changes, needs_checkpoint)
 
 
 def run_to_resume(run: str | None, overrides: Sequence[str], resume: str) -> tuple[str, list[str]]:
-    """The run file and overrides to load.
+    """Choose the run file and overrides to load.
 
     Args:
         run: a run file or recipe; None, or what is an override, stands for the config in the run's folder.
@@ -78,8 +78,11 @@ def run_to_resume(run: str | None, overrides: Sequence[str], resume: str) -> tup
         run = None
     if resume == AUTO:
         if run is None:
-            what = "needs the run file whose folder is to be looked at"
-            raise ConfigError(what, "--resume", given=AUTO, allowed="a run's folder, or RUN --resume auto")
+            what, allowed = (
+                "needs the run file whose folder is to be looked at",
+                "a run's folder, or RUN --resume auto",
+            )
+            raise ConfigError(what, "--resume", given=AUTO, allowed=allowed)
         return run, changes
     folder = Path(resume)
     if reason := unreachable(folder / _CONFIG):
@@ -91,6 +94,6 @@ def run_to_resume(run: str | None, overrides: Sequence[str], resume: str) -> tup
 
 def _no_run(folder: Path) -> Problem:
     what = "holds no run" if folder.is_dir() else "no such folder"
-    runs = sorted(str(found.parent) for found in folder.parent.glob(f"*/{_CONFIG}"))
+    runs = sorted(str(config.parent) for config in folder.parent.glob(f"*/{_CONFIG}"))
     allowed = "a folder that a run has written" + (f", such as {', '.join(runs[:5])}" if runs else "")
     return Problem(what, "--resume", given=str(folder), allowed=allowed, nearest=nearest(str(folder), runs))

@@ -1,4 +1,4 @@
-"""`grpox validate`, which lists what a run is made of, and `grpox schema`: what run files may say."""
+"""`grpox validate`, which checks a run file and lists its components, and `grpox schema`, that of run files."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def validate(run: Run, overrides: Overrides = None, world_size: Ranks = None) ->
 
 
 def validate_report(run: ResolvedRun, narrow: bool = False) -> RenderableType:
-    """The components with their parameters and distributions, and the batch arithmetic in one line.
+    """Draw the components with their parameters and distributions, and the batch arithmetic in one line.
 
     Args:
         narrow: write parameters below their component, for a terminal too narrow for them beside it.
@@ -63,7 +63,7 @@ def _parameters(bound: BoundComponent) -> str:
 
 
 def _value(value: object) -> str:
-    """As a run file may have it: ``null`` and ``true`` rather than Python's words for them."""
+    """Write a value as in a run file: ``null`` and ``true`` rather than Python's words."""
     return value if isinstance(value, str) and value else json.dumps(value, ensure_ascii=False, default=str)
 
 

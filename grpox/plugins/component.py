@@ -1,4 +1,4 @@
-"""Components: what a run file's mention of one becomes, its parameters checked."""
+"""Components bound to their checked parameters, as a run file mentions them."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class BoundComponent:
 
     kind: str
     label: str
-    """What messages and metrics call it."""
+    """Name in messages and metrics."""
     key: str
-    """Where the run file names it, for example ``loss`` or ``rewards[0]``."""
+    """Dotted key in the run file, for example ``loss`` or ``rewards[0]``."""
     load: Callable[[], Any]
     """Imports the class, or for a reward the function."""
     config: BaseModel | None = None
     offer: Offer | None = None
-    """Where it comes from; None for an object that was given by path or in Python."""
+    """Offer of the plugin; None for an object given by path or in Python."""
     needs: tuple[str, ...] = ()
     provides: tuple[str, ...] = ()
 
@@ -48,17 +48,18 @@ def bind_object(kind: str, target: Any, params: Mapping[str, Any], key: str, lab
         ConfigError: it is no component of this kind, the parameters do not fit, or `Config` is not a pydantic
             model.
     """
+    owner = f"{kind} '{label}'"
     if problem := contract_problem(kind, target):
-        raise ConfigError(f"{kind} '{label}' {problem}", key, given=repr(target))
+        raise ConfigError(f"{owner} {problem}", key, given=repr(target))
     model = getattr(target, "Config", None) if inspect.isclass(target) else None
     if model is not None and not is_model(model):
-        raise ConfigError(f"{kind} '{label}': its Config is not a pydantic model", key, given=repr(model))
+        raise ConfigError(f"{owner}: its Config is not a pydantic model", key, given=repr(model))
     return BoundComponent(
         kind,
         label,
         key,
         load=lambda: target,
-        config=check_params(model, params, key, f"{kind} '{label}'"),
+        config=check_params(model, params, key, owner),
         needs=_capabilities(target, "needs", key),
         provides=_capabilities(target, "provides", key),
     )
@@ -73,11 +74,11 @@ METHODS = {
     "optimizer": ("build",),
     "scheduler": ("build",),
 }
-"""What a component of each kind must be able to do; an observer may leave out any hook."""
+"""Methods that a component of each kind must have; an observer may leave out any hook."""
 
 
 def contract_problem(kind: str, target: Any) -> str:
-    """What keeps a class (or a reward's function) from being a component of this kind; empty if nothing."""
+    """Return why a class (or a reward's function) is no component of this kind; empty if it is one."""
     if kind == "reward":
         return "" if callable(target) else "cannot be called"
     if not inspect.isclass(target):
@@ -85,13 +86,13 @@ def contract_problem(kind: str, target: Any) -> str:
     missing = [name for name in METHODS.get(kind, ()) if not callable(getattr(target, name, None))]
     if missing:
         return f"has no method {' and no method '.join(missing)} (see grpox.contracts)"
-    # A property is known only of the object that is built.
+    # The value of a property is known only once the object is built.
     is_known = kind == "loss" and not isinstance(getattr(target, "reduction", None), property)
     return reduction_problem(target) if is_known else ""
 
 
 def reduction_problem(loss: Any) -> str:
-    """What is wrong with the reduction that a loss declares; empty if nothing is."""
+    """Describe the problem with the reduction that a loss declares; empty if there is none."""
     reduction = getattr(loss, "reduction", None)
     if isinstance(reduction, Reduction):
         return ""
@@ -108,7 +109,7 @@ def _capabilities(target: Any, attribute: str, key: str) -> tuple[str, ...]:
 
 
 def is_model(candidate: object) -> bool:
-    """Whether `candidate` is a pydantic model class."""
+    """Tell whether `candidate` is a pydantic model class."""
     return inspect.isclass(candidate) and issubclass(candidate, BaseModel)
 
 

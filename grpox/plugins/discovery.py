@@ -19,7 +19,7 @@ import pluggy
 from grpox.errors import describe, nearest
 from grpox.plugins.hookspecs import API_VERSION, ENTRY_POINT_GROUP, OLDEST_API, CommandSpec, ComponentSpec
 from grpox.plugins.loader import load, new_manager
-from grpox.plugins.requirements import canonical_name, none_met
+from grpox.plugins.requirements import canonical_name, unmet
 
 __all__ = ["DISABLE_VARIABLE", "Offer", "OfferedCommand", "PluginRecord", "PluginSet", "discover"]
 
@@ -46,7 +46,7 @@ class _Brought:
 
 @dataclass(frozen=True)
 class PluginRecord(_Brought):
-    """One entry point: where it comes from, and whether it loads."""
+    """One entry point: its origin, and whether it loads."""
 
     entry_point: str
     module: str
@@ -55,7 +55,7 @@ class PluginRecord(_Brought):
     version: str
     status: PluginStatus = "ok"
     reason: str = ""
-    """Why it is not ok, in one line: for a broken plugin the exception's type and message."""
+    """Reason why it is not ok, in one line: for a broken plugin the exception's type and message."""
     error: BaseException | None = None
     """The error of a broken plugin."""
     observes: tuple[str, ...] = ()
@@ -75,9 +75,9 @@ class Offer(_Brought):
     version: str
     status: OfferStatus = "ok"
     reason: str = ""
-    """Why it cannot be used."""
+    """Reason why it cannot be used."""
     module: str = ""
-    """Of the plugin that offers it, as in its record."""
+    """Module of the plugin that offers it, as in its record."""
 
     def __str__(self) -> str:
         return f"{self.kind} '{self.spec.name}' of {self.origin}"
@@ -98,30 +98,30 @@ class OfferedCommand(_Brought):
 
     @property
     def lacks(self) -> str:
-        """Why it cannot be used here: which of its requirements is not met."""
+        """Requirements that are not met here; empty if all are."""
         return _lacking(self.spec)
 
 
 @dataclass
 class PluginSet:
-    """All that discovery found."""
+    """The installed plugins and all that they offer."""
 
     records: list[PluginRecord] = field(default_factory=list)
     offers: list[Offer] = field(default_factory=list)
     manager: pluggy.PluginManager = field(default_factory=new_manager)
-    """Holds the plugins with lifecycle hooks."""
+    """Calls the plugins that have lifecycle hooks."""
     warnings: list[str] = field(default_factory=list)
-    """What to tell a user who asked for something that discovery could not do, a line each."""
+    """Messages about user requests that discovery could not fulfil, a line each."""
     commands: list[OfferedCommand] = field(default_factory=list)
 
     def add(self, entry_point: metadata.EntryPoint, record: PluginRecord) -> None:
-        """Import a plugin, ask for its components, register its lifecycle hooks, and take it into the set."""
-        found = load(entry_point)
-        error = found.error
+        """Import a plugin, register its lifecycle hooks, and add its components and commands to the set."""
+        loaded = load(entry_point)
+        error = loaded.error
         # Two distributions may ship one module: both offer its components, its observers are called once.
-        if error is None and found.observes and not self.manager.is_registered(found.plugin):
+        if error is None and loaded.observes and not self.manager.is_registered(loaded.plugin):
             try:
-                self.manager.register(found.plugin, f"{record.distribution}:{record.entry_point}")
+                self.manager.register(loaded.plugin, f"{record.distribution}:{record.entry_point}")
             except Exception as refused:  # noqa: BLE001 - one distribution may use a name twice, for two modules
                 error = refused
         if error is not None:
@@ -129,10 +129,10 @@ class PluginSet:
             return
         origin = (record.distribution, record.version)
         self.offers += [
-            Offer(kind, spec, *origin, *_usable(kind, spec), record.module) for kind, spec in found.components
+            Offer(kind, spec, *origin, *_usable(kind, spec), record.module) for kind, spec in loaded.components
         ]
-        self.commands += [OfferedCommand(spec, *origin) for spec in found.commands]
-        self.records.append(replace(record, observes=found.observes))
+        self.commands += [OfferedCommand(spec, *origin) for spec in loaded.commands]
+        self.records.append(replace(record, observes=loaded.observes))
 
     def offers_called(self, name: str, kind: str = "", distribution: str = "") -> list[Offer]:
         """The offers of this name, of one kind and of one distribution where these are given."""
@@ -145,7 +145,7 @@ class PluginSet:
         ]
 
     def suspicions(self, distribution: str = "") -> dict[str, PluginRecord]:
-        """The plugins that did not load and may offer what is not found, by what to tell of each."""
+        """Message -> plugin, for each plugin that did not load and may offer the missing component."""
         return {
             f"{record} may offer it, but it is {record.status}: {record.reason}": record
             for record in self.records
@@ -156,8 +156,8 @@ class PluginSet:
 
 def _usable(kind: str, spec: ComponentSpec) -> tuple[OfferStatus, str]:
     """Return whether a component can be used here, and why not."""
-    if not OLDEST_API[kind] <= spec.api <= API_VERSION:
-        oldest = OLDEST_API[kind]
+    oldest = OLDEST_API[kind]
+    if not oldest <= spec.api <= API_VERSION:
         has = f"has {API_VERSION}" + (f" and takes {oldest} and later" if oldest < API_VERSION else "")
         remedy = "upgrade grpox" if spec.api > API_VERSION else "upgrade the plugin"
         return "incompatible", f"written for plugin API {spec.api}, this grpox {has}: {remedy}"
@@ -166,7 +166,7 @@ def _usable(kind: str, spec: ComponentSpec) -> tuple[OfferStatus, str]:
 
 
 def _lacking(spec: ComponentSpec | CommandSpec) -> str:
-    return "; ".join(reason for asked in spec.requires if (reason := none_met(asked, spec.install)))
+    return "; ".join(reason for requirement in spec.requires if (reason := unmet(requirement, spec.install)))
 
 
 def discover(disable: Iterable[str] = ()) -> PluginSet:
@@ -198,14 +198,13 @@ def discover(disable: Iterable[str] = ()) -> PluginSet:
     for name, by in given.items():
         if canonical_name(name) not in known:
             near = nearest(canonical_name(name), known)
-            hint = f"; did you mean {near}?" if near else ""
             what = f"{by} names {name!r}, and no installed distribution of that name has a plugin"
-            plugins.warnings.append(what + hint)
+            plugins.warnings.append(what + (f"; did you mean {near}?" if near else ""))
     return plugins
 
 
 def _entry_points() -> Iterator[tuple[metadata.EntryPoint, PluginRecord]]:
-    """Every entry point of the group, with a record that says where it comes from.
+    """Yield every entry point of the group, with a record of its origin.
 
     `importlib.metadata` passes over a distribution whose folder name it has met earlier on `sys.path`. It
     does not see that ``~rpox-0.1.dist-info``, left by an interrupted pip, is grpox again: hence `seen`.
@@ -222,7 +221,7 @@ def _entry_points() -> Iterator[tuple[metadata.EntryPoint, PluginRecord]]:
 
 @lru_cache(maxsize=1024)
 def _name_and_version(distribution: metadata.Distribution) -> tuple[str, str]:
-    """Read once what METADATA says: the properties of `importlib.metadata` parse the whole file each time."""
+    """Read METADATA once: the properties of `importlib.metadata` parse the whole file each time."""
     headers = distribution.metadata
     name, version = (str(headers[key] or "") if key in headers else "" for key in ("Name", "Version"))
     return name or UNNAMED[0], version or UNNAMED[1]

@@ -16,7 +16,7 @@ from grpox.runtime.signals import raise_if_signal
 
 
 def load_object(reference: str, base: Path | None = None) -> Any:
-    """The object `name` of the file `path` in ``path.py:name``; a file is executed once per process.
+    """Load the object `name` of the file `path` in ``path.py:name``; a file is executed once per process.
 
     While the file executes, its folder is on the import path, so that it can import its neighbours.
 

@@ -26,8 +26,8 @@ class InvalidPlugin(Exception):
     """A plugin breaks a rule of the plugin API; its author must mend it.
 
     Args:
-        what: which rule, and what the plugin does.
-        function: the function of the plugin that does it, where it is one.
+        what: the rule, and how the plugin breaks it.
+        function: the plugin's function that breaks it, if it is one.
     """
 
     def __init__(self, what: str, function: object = None) -> None:
@@ -37,11 +37,11 @@ class InvalidPlugin(Exception):
 
 @dataclass(frozen=True)
 class Loaded:
-    """All that grpox wants to know of a plugin; nothing of one that is broken but its error."""
+    """All that grpox needs to know of a plugin; of a broken one, only its error."""
 
     plugin: Any = None
     components: tuple[tuple[str, ComponentSpec], ...] = ()
-    """(kind, what is offered)"""
+    """(kind, component)"""
     commands: tuple[CommandSpec, ...] = ()
     observes: tuple[str, ...] = ()
     """Lifecycle hooks that the module implements itself, for every run."""
@@ -50,7 +50,7 @@ class Loaded:
 
 
 def load(entry_point: metadata.EntryPoint) -> Loaded:
-    """Import a plugin, check its hooks, ask for components and commands; it is taken whole or not at all.
+    """Import a plugin, check its hooks, and collect its components and commands: all of them or none.
 
     No plugin can make this raise; only a signal does.
     """
@@ -68,7 +68,7 @@ def load(entry_point: metadata.EntryPoint) -> Loaded:
 
 
 def new_manager() -> pluggy.PluginManager:
-    """A manager that knows grpox's hooks and holds no plugin."""
+    """Create a manager that knows grpox's hooks and has no plugin."""
     manager = pluggy.PluginManager("grpox")
     manager.add_hookspecs(hookspecs)
     return manager
@@ -86,8 +86,8 @@ def _check_offer(spec: object, hook: str) -> Any:
         raise InvalidPlugin(f"{hook} offers a {type(spec).__name__}, not a {wanted.__name__}")
     names = r"[a-z][a-z0-9-]*" if is_command else r"[^\s:/]+"
     if not re.fullmatch(names, spec.name):
-        of_command = "a command has lower-case letters, digits and hyphens"
-        rule = of_command if is_command else "a name has neither space, ':' nor '/'"
+        rule = "a command has lower-case letters, digits and hyphens"
+        rule = rule if is_command else "a name has neither space, ':' nor '/'"
         raise InvalidPlugin(f"{hook} offers {spec.name!r}: {rule}")
     for label in ("target", "config"):
         reference = getattr(spec, label, "")
@@ -102,7 +102,7 @@ def _check_offer(spec: object, hook: str) -> Any:
 
 
 def _checked(plugin: Any) -> pluggy.PluginManager:
-    """A manager that holds this plugin alone, all of whose hooks exist and are marked as implementations."""
+    """Register the plugin alone with a manager, once all its hooks exist and are marked as implementations."""
     manager = new_manager()
     known = [name for name in vars(manager.hook) if name.startswith("grpox_")]
     for name in dir(plugin):
@@ -133,7 +133,7 @@ def _did_you_mean(name: str, known: list[str]) -> str:
 
 def _offered(alone: pluggy.PluginManager, hook: str) -> Iterator[Any]:
     """Ask a discovery hook of one plugin by itself: pluggy's multicall would mix the answers of all."""
-    taken = set()
+    names = set()
     for implementation in getattr(alone.hook, hook).get_hookimpls():
         try:
             specs = list(implementation.function())
@@ -142,7 +142,7 @@ def _offered(alone: pluggy.PluginManager, hook: str) -> Iterator[Any]:
             raise
         for answer in specs:
             spec = _check_offer(answer, hook)
-            if spec.name in taken:
+            if spec.name in names:
                 raise InvalidPlugin(f"{hook} offers '{spec.name}' twice", implementation.function)
-            taken.add(spec.name)
+            names.add(spec.name)
             yield spec

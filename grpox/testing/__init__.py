@@ -1,6 +1,6 @@
-"""For those who write components: suites that check them, and the real core over given tensors.
+"""Tests for authors of components: suites that check them, and the real core over given tensors.
 
-Each kind of component has a suite in a module of its own; `conformance` has what the suites share, `runner`
+Each kind of component has a suite in a module of its own; `conformance` has their common base, `runner`
 runs one without pytest. `core_step` takes an optimizer step over tensors that a test gives. `pytest_plugin` has
 fixtures; every pytest in the environment loads it, and so the names of this package are imported when they are
 first used.

@@ -1,4 +1,4 @@
-"""What every advantage scaler must hold to.
+"""Contract of every advantage scaler, as a suite of checks.
 
 from grpox.testing import AdvantageConformance
 
@@ -20,13 +20,13 @@ from grpox.runtime.foreign_code import call
 from grpox.testing.conformance import Conformance, Violation, require
 
 close = partial(torch.allclose, rtol=1e-4, atol=1e-5)
-"""Whether two float32 tensors differ by the order of sums alone."""
+"""True if two float32 tensors differ by the order of sums alone."""
 NAN = float("nan")
 
 
 @dataclass(frozen=True)
 class Batch:
-    """A generation batch as a scaler is given it."""
+    """A generation batch, the input of a scaler."""
 
     rewards: Tensor  # f32[N, K], NaN where a function abstained
     weights: Tensor  # f32[K]
@@ -39,9 +39,9 @@ class Batch:
 
 
 def batch(rewards: list[list[float]], group_ids: list[int], weights: list[float] | None = None) -> Batch:
-    """The batch of these numbers; weights are 1 where none are given."""
-    weighed = torch.tensor(weights or [1.0] * len(rewards[0]))
-    return Batch(torch.tensor(rewards), weighed, torch.tensor(group_ids))
+    """Build a batch of these numbers; all weights are 1 by default."""
+    tensors = map(torch.tensor, (rewards, weights or [1.0] * len(rewards[0]), group_ids))
+    return Batch(*tensors)
 
 
 ORDINARY = (
@@ -64,24 +64,26 @@ class AdvantageConformance(Conformance):
     def test_runs(self) -> None:
         """Returns one finite number for each completion, without a gradient."""
         for given in ORDINARY:
-            made = _scale(self.build(), given)
-            shape = tuple(made.shape) if isinstance(made, Tensor) else type(made).__name__
+            scaled = _scale(self.build(), given)
+            shape = tuple(scaled.shape) if isinstance(scaled, Tensor) else type(scaled).__name__
             is_one_each = shape == (len(given.rewards),)
             require(is_one_each, f"it returned {shape}, not one number for each of N rows", given)
-            is_plain = made.is_floating_point() and not made.requires_grad
-            require(is_plain, f"it returned {made.dtype}, requires_grad={made.requires_grad}", given)
-            _check_finite(made, given)
+            is_plain = scaled.is_floating_point() and not scaled.requires_grad
+            require(is_plain, f"it returned {scaled.dtype}, requires_grad={scaled.requires_grad}", given)
+            self._finite(given)
 
     def test_pure(self) -> None:
         """Returns the same twice, and leaves its inputs as they are."""
         scaler = self.build()
         for given in ORDINARY:
-            kept = Batch(given.rewards.clone(), given.weights.clone(), given.group_ids.clone())
-            first = _scale(scaler, kept)
-            unchanged = torch.equal(kept.rewards, given.rewards) and torch.equal(kept.weights, given.weights)
+            copied = Batch(given.rewards.clone(), given.weights.clone(), given.group_ids.clone())
+            first = _scale(scaler, copied)
+            unchanged = torch.equal(copied.rewards, given.rewards) and torch.equal(
+                copied.weights, given.weights
+            )
             advice = "the core logs them afterwards: copy before an in-place operation"
             require(unchanged, "it changes the rewards or the weights in place", given, advice)
-            same = torch.equal(first, _scale(scaler, kept))
+            same = torch.equal(first, _scale(scaler, copied))
             require(same, "called twice on the same rewards, it returned two results", given)
 
     def test_order_of_rows(self) -> None:
@@ -107,15 +109,15 @@ class AdvantageConformance(Conformance):
         self._finite(batch([[1.0], [1.0]], [0, 0]))
         self._finite(batch([[0.0], [1.0], [3.0]], [0, 0, 1]))
         flat = _scale(self.build(), batch([[0.7], [0.7]], [0, 0]))
-        told = "is not trained on" if not bool((flat != 0).any()) else f"gets advantage {flat[0].item():.3g}"
-        self.notes.append(f"a group of equal rewards {told}")
+        note = "is not trained on" if not bool((flat != 0).any()) else f"gets advantage {flat[0].item():.3g}"
+        self.notes.append(f"a group of equal rewards {note}")
 
     def test_abstentions(self) -> None:
         """A completion that no function scored gets 0, and the others finite numbers."""
         given = batch([[NAN], [0.0], [1.0]], [0, 0, 0])
         advice = "rewards are NaN where a function abstained: use torch.nansum, or mask by rewards.isnan()"
-        made = self._finite(given, advice)[0].item()
-        require(made == 0, f"a completion without a score gets advantage {made:g}, not 0", given, advice)
+        scaled = self._finite(given, advice)[0].item()
+        require(scaled == 0, f"a completion without a score gets advantage {scaled:g}, not 0", given, advice)
         self._finite(batch([[NAN, 1.0], [0.0, 0.0], [1.0, NAN]], [0, 0, 0]), advice)
         self._finite(batch([[NAN], [NAN]], [0, 0]), advice)
 
@@ -123,11 +125,8 @@ class AdvantageConformance(Conformance):
         """A reward function of weight 0 changes nothing: it is there to be logged."""
         for given in ORDINARY:
             useless = torch.arange(len(given.rewards), dtype=torch.float32).unsqueeze(1)
-            rewards, weights = (
-                torch.cat([given.rewards, useless], 1),
-                torch.cat([given.weights, torch.zeros(1)]),
-            )
-            wider = replace(given, rewards=rewards, weights=weights)
+            rewards = torch.cat([given.rewards, useless], 1)
+            wider = replace(given, rewards=rewards, weights=torch.cat([given.weights, torch.zeros(1)]))
             advice = "weigh by `weights` before anything is summed or scaled over functions"
             self._check_same(given, wider, "a function of weight 0 counts", advice)
 
@@ -137,26 +136,22 @@ class AdvantageConformance(Conformance):
             self._finite(given, "a division by a spread that may be 0: add an epsilon")
 
     def test_what_it_depends_on(self) -> None:
-        """What an advantage depends on besides its own group is reported."""
+        """Reports if an advantage depends on more than its own group."""
         given = batch([[0.0], [1.0], [2.0], [2.5]], [0, 0, 1, 1])
         other = batch([[0.0], [1.0], [-3.0], [9.0]], [0, 0, 1, 1])
         alone = close(_scale(self.build(), given)[:2], _scale(self.build(), other)[:2])
         self.notes.append(f"depends on its own group{'' if alone else ' and on the others of the batch'}")
 
     def _finite(self, given: Batch, advice: str = "") -> Tensor:
-        made = _scale(self.build(), given)
-        _check_finite(made, given, advice)
-        return made
+        scaled = _scale(self.build(), given)
+        example = f"{given}\nadvantages {_numbers(scaled.tolist())}"
+        require(bool(scaled.isfinite().all()), "its advantages are not all finite", example, advice)
+        return scaled
 
     def _check_same(self, given: Batch, other: Batch, what: str, advice: str, order: Any = ...) -> None:
         """Compare the advantages of two batches, the second of which has the rows `order` of the first."""
         same = close(_scale(self.build(), other), _scale(self.build(), given)[order])
         require(same, what, other, advice)
-
-
-def _check_finite(made: Tensor, given: Batch, advice: str = "") -> None:
-    example = f"{given}\nadvantages {_numbers(made.tolist())}"
-    require(bool(made.isfinite().all()), "its advantages are not all finite", example, advice)
 
 
 def _numbers(values: list[float]) -> str:
@@ -165,7 +160,7 @@ def _numbers(values: list[float]) -> str:
 
 def _scale(scaler: Any, given: Batch) -> Tensor:
     try:
-        made: Tensor = call("advantage", scaler.scale, given.rewards, given.weights, given.group_ids)
+        scaled: Tensor = call("advantage", scaler.scale, given.rewards, given.weights, given.group_ids)
     except RunFailed as error:
         raise Violation(str(error), str(given)) from error
-    return made
+    return scaled

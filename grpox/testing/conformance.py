@@ -1,4 +1,4 @@
-"""What all conformance suites share: a component, checks of it, and what they say of one that fails.
+"""Base of all conformance suites: a component, checks of it, and the violations that they report.
 
 A suite is a class whose ``test_*`` methods are the checks. Pytest runs those of a subclass whose name begins
 with Test; `grpox.testing.runner` runs them for ``grpox plugins check``.
@@ -27,9 +27,9 @@ class Violation(AssertionError):
     """A component breaks its contract.
 
     Args:
-        what: what it did, in one sentence.
-        example: the smallest input on which it does, a line each.
-        advice: what it means and what to do.
+        what: the violation in one sentence.
+        example: the smallest input that shows it, as lines.
+        advice: its meaning and the remedy.
     """
 
     def __init__(self, what: str, example: str = "", advice: str = "") -> None:
@@ -60,12 +60,12 @@ class Conformance:
 
     @cached_property
     def notes(self) -> list[str]:
-        """What a check found worth telling of a component that passes."""
+        """Remarks of a check on a component that passes."""
         return []  # not in __init__: pytest collects no class that has one
 
     @property
     def bound(self) -> BoundComponent:
-        """The component with its parameters and what it declares.
+        """The component with its parameters and capabilities.
 
         Raises:
             ConfigError: no such component, or the parameters do not fit.
@@ -73,17 +73,16 @@ class Conformance:
         return bind(self.kind, self.component)
 
     def build(self) -> Any:
-        """The component, built anew."""
+        """Build a new instance of the component."""
         return registry().build(self.bound)
 
     @classmethod
     def teardown_class(cls) -> None:
-        """Free what the checks have started; pytest calls it too."""
+        """Free the resources of the checks; pytest calls it too."""
 
     def checks(self) -> Iterator[Check]:
-        """The suite's checks, in the order of their definition; the first is whether it runs at all."""
-        names = {name: None for base in reversed(type(self).__mro__) for name in vars(base)}
-        for name in names:
+        """Yield the checks in the order of their definition; the first is that the component runs at all."""
+        for name in dict.fromkeys(name for base in reversed(type(self).__mro__) for name in vars(base)):
             if name.startswith("test_"):
                 method = getattr(self, name)
                 yield Check(name, (method.__doc__ or name).strip().partition("\n")[0].rstrip("."), method)
@@ -91,12 +90,12 @@ class Conformance:
 
 @cache
 def registry() -> Registry:
-    """All that is installed."""
+    """Create a registry of all installed plugins, once."""
     return Registry(discover())
 
 
 def bind(kind: str, mention: Mention) -> BoundComponent:
-    """A component bound to its checked parameters.
+    """Bind a component to its checked parameters.
 
     Raises:
         ConfigError: no such component, or the parameters do not fit.

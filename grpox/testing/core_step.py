@@ -34,7 +34,7 @@ def step_gradient(
     max_completion_length: int,
     world_size: int = 1,
 ) -> tuple[Tensor, list[Tensor]]:
-    """One optimizer step's loss, and its gradient with respect to each micro-batch's log-probabilities.
+    """Compute an optimizer step's loss, and its gradient by each micro-batch's log-probabilities.
 
     Everything is computed in float64, whatever the dtype of the tensors.
 

@@ -1,4 +1,4 @@
-"""What every importance-sampling correction must hold to.
+"""Contract of every importance-sampling correction, as a suite of checks.
 
 from grpox.testing import CorrectionConformance
 
@@ -26,7 +26,7 @@ LARGEST = 20.0
 
 @dataclass(frozen=True)
 class Given:
-    """What a correction is given, as the core hands it over: zeros where masked."""
+    """The input of a correction, as the core passes it: zeros where masked."""
 
     old: Tensor  # f64[B, T]
     sampler: Tensor  # f64[B, T]
@@ -37,7 +37,9 @@ class Given:
 
 
 @dataclass(frozen=True)
-class Made:
+class Corrected:
+    """The result of a correction."""
+
     weights: Tensor  # f64[B, T]
     keep: Tensor  # bool[B, T]
 
@@ -50,30 +52,30 @@ class CorrectionConformance(Conformance):
     def test_runs(self) -> None:
         """Returns weights [B, T] and keep [B, T], finite, from 0, and without a gradient."""
         for given in _examples():
-            made = self._correct(given)
+            corrected = _correct(self.build(), given)
             advice = "R is a constant of the step: compute it under torch.no_grad()"
-            require(not made.weights.requires_grad, "its weights carry a gradient", given, advice)
-            _check_sound(made, given)
+            require(not corrected.weights.requires_grad, "its weights carry a gradient", given, advice)
+            _check_sound(corrected, given)
 
     def test_pure(self) -> None:
         """Returns the same twice, and leaves its inputs as they are."""
         correction = self.build()
         for given in _examples():
-            kept = mapped(given, torch.clone)
-            first = _made(correction, kept)
-            unchanged = torch.equal(kept.old, given.old) and torch.equal(kept.sampler, given.sampler)
+            copied = mapped(given, torch.clone)
+            first = _correct(correction, copied)
+            unchanged = torch.equal(copied.old, given.old) and torch.equal(copied.sampler, given.sampler)
             require(unchanged, "it changes its inputs in place", given, "copy before an in-place operation")
-            second = _made(correction, kept)
+            second = _correct(correction, copied)
             same = torch.equal(first.weights, second.weights) and torch.equal(first.keep, second.keep)
             require(same, "called twice on the same inputs, it returned two results", given)
 
     def test_identity(self) -> None:
-        """Where sampler and trainer agree, every token is kept with weight 1."""
+        """Every token is kept with weight 1 where sampler and trainer agree."""
         for given in _examples():
             given = replace(given, sampler=given.old.clone())
-            made = self._correct(given)
-            weights = made.weights[given.mask]
-            agrees = bool(made.keep[given.mask].all()) and close(weights, torch.ones_like(weights))
+            corrected = _correct(self.build(), given)
+            weights = corrected.weights[given.mask]
+            agrees = bool(corrected.keep[given.mask].all()) and close(weights, torch.ones_like(weights))
             advice = "R is pi_old / mu or a bounded form of it: 1 where they are equal"
             require(agrees, "where sampler and trainer agree it does not weigh by 1", given, advice)
 
@@ -82,23 +84,23 @@ class CorrectionConformance(Conformance):
         correction = self.build()
         for given in _examples():
             for missing in (None, torch.full_like(given.sampler, float("nan"))):
-                made = apply_correction(correction, given.old, missing, given.mask)
+                corrected = apply_correction(correction, given.old, missing, given.mask)
                 what = "without log-probabilities of the sampler it does not weigh by 1"
-                require(bool((made.factor[given.mask] == 1).all()), what, given)
+                require(bool((corrected.factor[given.mask] == 1).all()), what, given)
 
     def test_padding(self) -> None:
         """Masked positions at the end change nothing."""
         for given in _examples():
-            wider, part = self._correct(padded(given, 2)), (..., slice(given.mask.shape[1]))
+            wider, part = _correct(self.build(), padded(given, 2)), (..., slice(given.mask.shape[1]))
             advice = "a mean or sum over positions counts masked ones: weigh by mask and divide by its sum"
-            _check_same(self._correct(given), wider, part, given, "padding counts", advice)
+            _check_same(_correct(self.build(), given), wider, part, given, "padding counts", advice)
 
     def test_rows_are_independent(self) -> None:
         """A completion's weights depend on no other completion: micro-batches would matter."""
         for given in _examples():
-            whole = self._correct(given)
+            whole = _correct(self.build(), given)
             for row in range(len(given.old)):
-                alone = self._correct(rows(given, [row]))
+                alone = _correct(self.build(), rows(given, [row]))
                 advice = "it is computed for one micro-batch at a time: normalise nothing over the batch"
                 what = f"completion {row} is weighed otherwise by itself"
                 _check_same(alone, whole, [row], given, what, advice)
@@ -109,28 +111,25 @@ class CorrectionConformance(Conformance):
             old = torch.full((1, tokens), -30.0, dtype=torch.float64)
             for difference in (LARGEST, -LARGEST):
                 given = Given(old, old - difference, torch.ones(1, tokens, dtype=torch.bool))
-                _check_sound(self._correct(given), given)
+                _check_sound(_correct(self.build(), given), given)
 
     def test_all_masked(self) -> None:
         """Takes a batch without one token to learn from."""
         for given in _examples():
             empty = mapped(given, torch.zeros_like)
-            finite = bool(self._correct(empty).weights.isfinite().all())
+            finite = bool(_correct(self.build(), empty).weights.isfinite().all())
             require(finite, "on a batch that is wholly masked its weights are not finite", empty)
 
-    def _correct(self, given: Given) -> Made:
-        return _made(self.build(), given)
 
-
-def _check_sound(made: Made, given: Given) -> None:
-    kept = made.weights[made.keep & given.mask]
+def _check_sound(corrected: Corrected, given: Given) -> None:
+    weights = corrected.weights[corrected.keep & given.mask]
     advice = "bound the log-ratio before exp(), or drop the token by `keep`"
-    sound = bool((kept.isfinite() & (kept >= 0)).all())
+    sound = bool((weights.isfinite() & (weights >= 0)).all())
     require(sound, "a kept token has a weight that is not finite and at least 0", given, advice)
 
 
-def _check_same(one: Made, other: Made, part: Any, given: Given, what: str, advice: str) -> None:
-    """Compare with `part` of another result, an index."""
+def _check_same(one: Corrected, other: Corrected, part: Any, given: Given, what: str, advice: str) -> None:
+    """Compare a result with `part` of another, an index."""
     same = close(one.weights, other.weights[part]) and torch.equal(one.keep, other.keep[part])
     require(same, what, given, advice)
 
@@ -141,10 +140,10 @@ def _examples() -> Iterator[Given]:
         yield Given(inputs.logprobs, inputs.old_logprobs, inputs.token_mask)
 
 
-def _made(correction: Any, given: Given) -> Made:
+def _correct(correction: Any, given: Given) -> Corrected:
     try:
-        made = apply_correction(correction, given.old, given.sampler, given.mask)
+        corrected = apply_correction(correction, given.old, given.sampler, given.mask)
         weights = correction.correct(given.old, given.sampler, given.mask)[0]
     except RunFailed as error:
         raise Violation(str(error), str(given)) from error
-    return Made(weights, made.keep)
+    return Corrected(weights, corrected.keep)

@@ -36,11 +36,11 @@ class Stage:
         self.generator.sync(stream_weights(self.policy), version)
 
     def sample(self, sampling: SamplingConfig, seed: int = SEED, samples: int = 4) -> list[Rollout]:
-        """Rollouts of all prompts, in row order."""
+        """Sample rollouts of all prompts, in row order."""
         return _in_row_order(self.generator.generate(self._requests(samples), sampling, seed))
 
     def begin(self, sampling: SamplingConfig) -> Callable[[], list[Rollout]]:
-        """The same in the background, by a generator that provides "ahead"; returns what reads the rollouts."""
+        """Sample in the background, by a generator that provides "ahead"; returns a reader of the rollouts."""
         generator: Any = self.generator
         begun: Iterable[Rollout] = generator.begin(self._requests(4), sampling, SEED)
         return lambda: _in_row_order(begun)
@@ -50,14 +50,14 @@ class Stage:
 
     @torch.no_grad()
     def logits(self, rollout: Rollout) -> Tensor:
-        """The policy's logits for each completion token: f32[T, V]."""
+        """Compute the policy's logits for each completion token: f32[T, V]."""
         ids = torch.tensor([[*rollout.prompt_ids, *rollout.completion_ids]])
         logits: Tensor = self.policy(input_ids=ids).logits[0].float()
         return logits[len(rollout.prompt_ids) - 1 : -1]
 
     @torch.no_grad()
     def change_policy(self) -> None:
-        """Other weights: an update as large as the weights' own spread would be a quarter of."""
+        """Change the weights by noise, a quarter of their own standard deviation."""
         random = torch.Generator().manual_seed(0)
         for parameter in self.policy.parameters():
             noise = torch.randn(parameter.shape, generator=random, dtype=torch.float32)

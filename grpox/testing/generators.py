@@ -1,4 +1,4 @@
-"""What every generator must hold to, on a real model on CPU.
+"""Contract of every generator, as a suite of checks on a real model on CPU.
 
 from grpox.testing import GeneratorConformance
 
@@ -36,9 +36,9 @@ class GeneratorConformance(Conformance):
         """Returns every sample of every prompt once, with the prompt's own tokens and the version's number."""
         stage = self._on_stage()
         rollouts = stage.sample(SAMPLING)
-        made = [(rollout.group_id, rollout.sample) for rollout in rollouts]
+        returned = [(rollout.group_id, rollout.sample) for rollout in rollouts]
         wanted = [(group, sample) for group in range(len(stage.prompts)) for sample in range(4)]
-        require(made == wanted, f"of (group, sample) {wanted} it returned {made}")
+        require(returned == wanted, f"of (group, sample) {wanted} it returned {returned}")
         for rollout in rollouts:
             same = tuple(rollout.prompt_ids) == stage.prompts[rollout.group_id]
             advice = "nothing is tokenised twice: return the prompt's ids as they came"
@@ -102,13 +102,12 @@ class GeneratorConformance(Conformance):
             self._check_log_probabilities(stage)
 
     def test_ahead(self) -> None:
-        """What it began before a sync is sampled with the weights of then, as it would have been drawn then."""
+        """Rollouts begun before a sync are sampled with the weights before it."""
         if Capability.AHEAD not in self.bound.provides:
             raise SkipTest("it does not sample ahead")
         stage = self._on_stage()
         stage.sync(8)
-        wanted = stage.sample(SAMPLING)
-        read = stage.begin(SAMPLING)
+        wanted, read = stage.sample(SAMPLING), stage.begin(SAMPLING)
         stage.change_policy()
         stage.sync(9)
         rollouts = read()
@@ -138,12 +137,12 @@ class GeneratorConformance(Conformance):
     def _check_log_probabilities(self, stage: Stage) -> None:
         largest, allowed = 0.0, LARGEST_ERROR[Capability.OTHER_NUMERICS in self.bound.provides]
         for rollout in stage.sample(SAMPLING):
-            told = torch.tensor(rollout.sampler_logprobs or ())
-            is_whole = len(told) == len(rollout.completion_ids)
+            reported = torch.tensor(rollout.sampler_logprobs or ())
+            is_whole = len(reported) == len(rollout.completion_ids)
             require(is_whole, "it provides logprobs and a rollout has none, or not one a token", rollout)
             expected = torch.log_softmax(stage.logits(rollout) / SAMPLING.temperature, dim=1)
             chosen = expected.gather(1, torch.tensor(rollout.completion_ids).unsqueeze(1)).squeeze(1)
-            error = float((told - chosen).abs().max())
+            error = float((reported - chosen).abs().max())
             shown = "  ".join(f"{value:.4f}" for value in chosen.tolist())
             advice = "they are of softmax(logits / temperature), of the weights of the last sync"
             what = f"its log-probabilities are off by {error:.2g} nats; allowed is {allowed:g}"

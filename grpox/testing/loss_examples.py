@@ -1,4 +1,4 @@
-"""Inputs for losses, from the smallest up and neutral where masked, and what a loss makes of them.
+"""Inputs for losses, from the smallest up and neutral where masked, and measurements of a loss on them.
 
 Losses and gradients are measured by themselves, and through the core that trains.
 """
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 Tensors = TypeVar("Tensors", bound="DataclassInstance")
 SHAPES = ((1, 1), (1, 2), (2, 1), (2, 3), (4, 6))
-"""(sequences, tokens): what fails is shown on the first shape that shows it."""
+"""(sequences, tokens): a violation is shown on the first shape that has it."""
 SPREAD = 0.3
 """Standard deviation of the log-ratios: some are clipped by the usual bounds, most are not."""
 close = partial(torch.allclose, rtol=1e-9, atol=1e-12)
@@ -39,11 +39,11 @@ def example(
     folds_correction: bool = False,
     dtype: torch.dtype = torch.float64,
 ) -> LossInputs:
-    """Sequences of several lengths, a masked token inside where there is room, advantages of both signs.
+    """Build sequences of several lengths with advantages of both signs; a long one has a masked token inside.
 
     Args:
-        needs: of `entropy`, what the loss declares; what it does not is None, as in a run.
-        folds_correction: whether it is given weights.
+        needs: capabilities that the loss declares; without `entropy` that tensor is None, as in a run.
+        folds_correction: give it correction weights.
     """
     generator, shape = torch.Generator().manual_seed(seed), (sequences, tokens)
     uniform = partial(torch.rand, generator=generator, dtype=torch.float64)
@@ -82,23 +82,23 @@ def to_dtype(inputs: LossInputs, dtype: torch.dtype) -> LossInputs:
 
 
 def filled(inputs: LossInputs, value: float) -> LossInputs:
-    """Put `value` where masked: 0 as `grpox.update.objective` does, or what may come out of a model."""
+    """Put `value` where masked: 0 as `grpox.update.objective` does, or any number that a model may return."""
     changed = mapped(inputs, lambda tensor: torch.where(inputs.token_mask, tensor, value))
     return replace(changed, token_mask=inputs.token_mask)
 
 
 def rows(inputs: Tensors, places: Any) -> Tensors:
-    """Some sequences, in this order."""
+    """Select sequences, in this order."""
     return mapped(inputs, lambda tensor: tensor[places])
 
 
 def padded(inputs: Tensors, tokens: int) -> Tensors:
-    """Further positions at the end, all masked."""
+    """Append positions, all masked."""
     return mapped(inputs, lambda tensor: torch.nn.functional.pad(tensor, (0, tokens)))
 
 
 def shown(inputs: DataclassInstance, **further: Tensor) -> str:
-    """The inputs as text, a line for each sequence of each tensor."""
+    """Write the inputs as text, a line for each sequence of each tensor."""
     named = tensors_of(inputs) | further
     width = max(map(len, named))
     return "\n".join(
@@ -118,29 +118,28 @@ class Measured:
 
 
 def measured_on(loss: PolicyLoss, inputs: LossInputs) -> Measured:
-    """The loss by itself, summed over the tokens that are not masked.
+    """Compute the loss by itself; its gradient is that of the sum over tokens that are not masked.
 
     Raises:
-        RunFailed: it raised, or returned what is no loss.
+        RunFailed: it raised, or its result is no loss.
     """
     given = leaf(inputs)
     output = per_token_loss(loss, given)
     values = torch.where(inputs.token_mask, output.loss, 0.0)
     [gradient] = torch.autograd.grad(values.sum(), [given.logprobs])
-    diagnostics = {
-        name: torch.where(inputs.token_mask, made.detach(), 0.0) for name, made in output.diagnostics.items()
-    }
+    named = output.diagnostics.items()
+    diagnostics = {name: torch.where(inputs.token_mask, each.detach(), 0.0) for name, each in named}
     return Measured(values.detach(), gradient, diagnostics)
 
 
 def step_gradient_on(loss: PolicyLoss, inputs: LossInputs, weights: Tensor | None = None) -> Tensor:
-    """The gradient f64[B, T] through the core, which neutralises masked positions before and after the loss.
+    """Compute the gradient f64[B, T] through the core, which neutralises masked positions around the loss.
 
     Args:
-        weights: f64[B, T] of the tokens; 1 where none are given.
+        weights: f64[B, T] of the tokens; default: 1.
 
     Raises:
-        RunFailed: it raised, or returned what is no loss.
+        RunFailed: it raised, or its result is no loss.
     """
     given = leaf(inputs)
     core = MicroBatchInputs(
@@ -162,14 +161,14 @@ def step_gradient_on(loss: PolicyLoss, inputs: LossInputs, weights: Tensor | Non
 
 
 def step_gradient_of(loss: PolicyLoss, parts: Sequence[LossInputs]) -> Tensor:
-    """The gradient of one optimizer step over `parts`, its micro-batches, f64[B, T] of all rows."""
+    """Compute the gradient of one optimizer step over `parts`, its micro-batches: f64[B, T] of all rows."""
     totals = StepTotals(*count_masks([part.token_mask for part in parts]), max_completion_length=8)
     weights = [token_weights(loss.reduction, part.token_mask, totals, torch.float64) for part in parts]
     return torch.cat([step_gradient_on(loss, part, own) for part, own in zip(parts, weights, strict=True)])
 
 
 def slope(loss: PolicyLoss, inputs: LossInputs, step: float = 1e-6) -> Tensor:
-    """Central differences of the summed loss by each token's log-probability: f64[B, T]."""
+    """Compute central differences of the summed loss by each token's log-probability: f64[B, T]."""
     slopes = torch.zeros_like(inputs.logprobs)
     for row, column in inputs.token_mask.nonzero().tolist():
         moved = torch.zeros_like(inputs.logprobs)
@@ -183,13 +182,13 @@ def slope(loss: PolicyLoss, inputs: LossInputs, step: float = 1e-6) -> Tensor:
 
 
 def leaf(inputs: LossInputs) -> LossInputs:
-    """The inputs with log-probabilities that take a gradient, and that nobody else holds."""
+    """Replace the log-probabilities by a copy that takes a gradient."""
     return replace(inputs, logprobs=inputs.logprobs.detach().clone().requires_grad_())
 
 
 def leaves(tensor: Tensor) -> list[Tensor]:
-    """The tensors that a backward pass from `tensor` leaves a gradient on."""
-    found: list[Tensor] = []
+    """List the tensors on which a backward pass from `tensor` leaves a gradient."""
+    variables: list[Tensor] = []
     seen, ahead = set(), [tensor.grad_fn]
     while ahead:
         node = ahead.pop()
@@ -197,12 +196,12 @@ def leaves(tensor: Tensor) -> list[Tensor]:
             continue
         seen.add(node)
         if hasattr(node, "variable"):
-            found.append(node.variable)
+            variables.append(node.variable)
         ahead += [after for after, _ in node.next_functions]
-    return found
+    return variables
 
 
 def random_numbers() -> tuple[bytes, Any, bytes]:
-    """The state of the global generators of torch, Python and numpy."""
+    """Read the state of the global generators of torch, Python and numpy."""
     own: Any = np.random.get_state(legacy=False)
     return torch.get_rng_state().numpy().tobytes(), random.getstate(), own["state"]["key"].tobytes()

@@ -1,4 +1,4 @@
-"""What every policy loss must hold to, checked on CPU in float64 through the core that trains.
+"""Contract of every policy loss, checked on CPU in float64 through the core that trains.
 
 from grpox.testing import LossConformance
 
@@ -45,7 +45,7 @@ LARGEST_LOG_RATIO = 20.0
 BFLOAT16_ERROR = 0.05
 """Of the largest loss: some six roundings to eight bits of mantissa."""
 OPTIONAL = {"entropy": "needs=('entropy',)", "correction_weights": "folds_correction = True"}
-"""What is None unless the loss declares it, and the declaration."""
+"""Inputs that are None unless the loss declares them, and the declaration."""
 
 
 class LossConformance(Conformance):
@@ -53,7 +53,7 @@ class LossConformance(Conformance):
 
     kind = "loss"
 
-    # -- Whether it is a loss ----------------------------------------------------------------------------
+    # -- Its form ----------------------------------------------------------------------------------------
 
     def test_runs_on_what_it_declares(self) -> None:
         """Runs on what it declares to need, and returns one number for each token."""
@@ -68,26 +68,24 @@ class LossConformance(Conformance):
         advice = "a constant tensor of another dtype does that: use torch.full_like or numbers"
         for dtype in (torch.float32, torch.float64):
             for loss, inputs in self._examples(dtype):
-                made = per_token_loss(loss, leaf(inputs)).loss.dtype
-                what = f"for log-probabilities of {dtype} its loss is of {made}"
-                require(made == dtype, what, shown(inputs), advice)
+                returned = per_token_loss(loss, leaf(inputs)).loss.dtype
+                what = f"for log-probabilities of {dtype} its loss is of {returned}"
+                require(returned == dtype, what, shown(inputs), advice)
 
     def test_pure(self) -> None:
         """Returns the same bits twice, and changes neither its inputs nor the global random numbers."""
         for loss, inputs in self._examples():
             given = leaf(inputs)
-            kept, before = mapped(given, lambda tensor: tensor.detach().clone()), random_numbers()
+            copied, before = mapped(given, lambda tensor: tensor.detach().clone()), random_numbers()
             first = per_token_loss(loss, given).loss
-            for name, tensor in tensors_of(kept).items():
+            for name, tensor in tensors_of(copied).items():
                 advice = f"the core uses {name} again: copy it before an in-place operation (x.mul_, x[...] =)"
                 same = torch.equal(tensor, getattr(given, name).detach())
-                require(same, f"it changes inputs.{name} in place", shown(kept), advice)
-            require(
-                torch.equal(first, per_token_loss(loss, given).loss),
-                "called twice on the same inputs, it returned two losses",
-                shown(inputs),
-                "draw nothing at random and keep nothing from one call to the next",
-            )
+                require(same, f"it changes inputs.{name} in place", shown(copied), advice)
+            same = torch.equal(first, per_token_loss(loss, given).loss)
+            what = "called twice on the same inputs, it returned two losses"
+            advice = "draw nothing at random and keep nothing from one call to the next"
+            require(same, what, shown(inputs), advice)
             advice = "the trainer's draws would depend on the loss: use a torch.Generator of its own"
             same = random_numbers() == before
             require(same, "it draws from the global random numbers", shown(inputs), advice)
@@ -98,20 +96,20 @@ class LossConformance(Conformance):
         """Its gradient reaches the log-probabilities, and nothing that it keeps itself."""
         for loss, inputs in self._examples():
             given = leaf(inputs)
-            for found in leaves(per_token_loss(loss, given).loss):
-                what = f"its gradient reaches a tensor of its own, {tuple(found.shape)}"
+            for variable in leaves(per_token_loss(loss, given).loss):
+                what = f"its gradient reaches a tensor of its own, {tuple(variable.shape)}"
                 advice = "only the policy is trained: keep numbers, or tensors without requires_grad"
-                require(found is given.logprobs, what, shown(inputs), advice)
+                require(variable is given.logprobs, what, shown(inputs), advice)
 
     def test_gradient_is_that_of_its_value(self) -> None:
         """Its gradient is that of its value, or for a surrogate the one it declares."""
         for loss, inputs in self._examples():
             gradient = measured_on(loss, inputs).gradient
             if getattr(loss, "gradient", "value") == "surrogate":
-                expected, told = _declared_gradient(loss, inputs), "expected_gradient says"
+                expected, source = _declared_gradient(loss, inputs), "expected_gradient says"
                 advice = "one of the two is wrong: expected_gradient is d loss / d log pi of each token"
             else:
-                expected, told = slope(loss, inputs), "the slope of its value is"
+                expected, source = slope(loss, inputs), "the slope of its value is"
                 advice = (
                     "a detach() hides a part of the value from autograd. Where that is the point, as in cispo, "
                     "declare gradient = 'surrogate' and write expected_gradient"
@@ -120,7 +118,7 @@ class LossConformance(Conformance):
             got, wanted = gradient[place].item(), expected[place].item()
             require(
                 torch.allclose(gradient, expected, rtol=1e-5, atol=1e-7),
-                f"at token {place} autograd gives {got:.6g} and {told} {wanted:.6g}",
+                f"at token {place} autograd gives {got:.6g} and {source} {wanted:.6g}",
                 shown(inputs, gradient=gradient, expected=expected),
                 advice,
             )
@@ -135,11 +133,11 @@ class LossConformance(Conformance):
         for advantage in (1.0, -1.0):
             at = replace(inputs, advantages=torch.full_like(inputs.advantages, advantage))
             gradients.append(_finite(loss, at).gradient.item() / advantage)
-        told = " and ".join(f"{value:.4g} A" for value in dict.fromkeys(gradients))
-        self.notes.append(f"d loss / d log pi at pi = pi_old is {told}; the policy gradient's is -1 A")
+        values = " and ".join(f"{value:.4g} A" for value in dict.fromkeys(gradients))
+        self.notes.append(f"d loss / d log pi at pi = pi_old is {values}; the policy gradient's is -1 A")
 
     def test_zero_advantage(self) -> None:
-        """Where the advantage is 0 it adds no gradient, if it declares so."""
+        """Adds no gradient where the advantage is 0, if it declares so."""
         declared = getattr(self.build(), "zero_at_zero_advantage", False)
         for loss, inputs in self._examples():
             at = replace(inputs, advantages=torch.zeros_like(inputs.advantages))
@@ -154,7 +152,7 @@ class LossConformance(Conformance):
     # -- The mask ----------------------------------------------------------------------------------------
 
     def test_masked_positions(self) -> None:
-        """What stands at masked positions, NaN included, changes nothing."""
+        """Values at masked positions, NaN included, change nothing."""
         for loss, inputs in self._examples():
             inputs = padded(inputs, 1)  # so that the smallest has a masked position as well
             clean = step_gradient_on(loss, inputs)
@@ -262,8 +260,7 @@ class LossConformance(Conformance):
             error = (rounded - exact).abs().max() / exact.abs().max().clamp(min=1e-6)
             what = f"in bfloat16 its loss is off by {error:.2g} of the largest; allowed is {BFLOAT16_ERROR:g}"
             advice = "small differences of large numbers lose their digits: compute those in float32"
-            near = bool(error <= BFLOAT16_ERROR)
-            require(near, what, shown(inputs, exact=exact, bfloat16=rounded), advice)
+            require(bool(error <= BFLOAT16_ERROR), what, shown(inputs, exact=exact, bfloat16=rounded), advice)
 
     def test_diagnostics(self) -> None:
         """Its diagnostics are finite, and their mean over tokens is the same for every split of the batch."""
@@ -285,7 +282,7 @@ class LossConformance(Conformance):
     # -- Helpers -----------------------------------------------------------------------------------------
 
     def _examples(self, dtype: torch.dtype = torch.float64) -> Iterator[tuple[Any, LossInputs]]:
-        """The loss and its inputs of every shape, always the same."""
+        """Yield one loss with its inputs of every shape, which are always the same."""
         loss = self.build()
         for seed, (sequences, tokens) in enumerate(SHAPES):
             yield self._example(sequences, tokens, dtype, seed, loss)
@@ -303,7 +300,7 @@ class LossConformance(Conformance):
         return loss, example(sequences, tokens, seed, self.bound.needs, folds, dtype)
 
     def _undeclared(self, inputs: LossInputs) -> str:
-        """What to declare, where the loss runs once it is given what it does not declare."""
+        """Name the missing declaration, if the loss runs once it is given an undeclared input."""
         loss = self.build()
         for name, declaration in OPTIONAL.items():
             if getattr(inputs, name) is None:
@@ -326,7 +323,7 @@ def _finite(loss: Any, inputs: LossInputs) -> Measured:
 
 
 def _same(one: Measured, other: Measured, part: Any, inputs: LossInputs, what: str, advice: str) -> None:
-    """Compare loss and gradient with `part` of another's, an index."""
+    """Compare loss and gradient with `part` of those of another, an index."""
     same = close(one.loss, other.loss[part]) and close(one.gradient, other.gradient[part])
     require(same, what, shown(inputs), advice)
 
@@ -334,7 +331,8 @@ def _same(one: Measured, other: Measured, part: Any, inputs: LossInputs, what: s
 def _declared_gradient(loss: Any, inputs: LossInputs) -> Tensor:
     declared = getattr(loss, "expected_gradient", None)
     if not callable(declared):
-        advice = "def expected_gradient(self, inputs): d loss / d log pi of each token, [B, T]"
         what = "it declares gradient = 'surrogate' and has no method expected_gradient"
-        raise Violation(what, advice=advice)
+        raise Violation(
+            what, advice="def expected_gradient(self, inputs): d loss / d log pi of each token, [B, T]"
+        )
     return torch.where(inputs.token_mask, declared(inputs), 0.0)

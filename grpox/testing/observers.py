@@ -1,4 +1,4 @@
-"""What every observer must hold to, told of runs as the trainer tells them.
+"""Contract of every observer, as a suite that calls it as the trainer does.
 
 from grpox.testing import ObserverConformance
 
@@ -32,14 +32,14 @@ class ObserverConformance(Conformance):
     kind = "observer"
 
     def test_runs(self) -> None:
-        """Is told of a run from start to end, and raises nowhere."""
+        """Follows a run from start to end, and raises nowhere."""
         with self._started() as (run, observers):
             _middle(observers, run, dict(METRICS))
             observers.checkpoint_saved(run, 2, run.output_dir)
             _finish(observers, run, {"steps": 2, "reward": 0.5})
 
     def test_failed_runs(self) -> None:
-        """Is told of a run that fails, in the middle or before its first step."""
+        """Follows a run that fails, in the middle or before its first step."""
         for error in (RuntimeError("out of memory"), KeyboardInterrupt()):
             for middle in (True, False):
                 with self._started() as (run, observers):
@@ -61,7 +61,7 @@ class ObserverConformance(Conformance):
 
     @contextmanager
     def _started(self) -> Iterator[tuple[RunContext, Observers]]:
-        """A run that has begun, and who is told of it; in the end nobody may have raised."""
+        """Start a run with its observers; in the end none of them may have raised."""
         with _folder() as folder:
             config = load_run("quickstart", [f"output_dir={folder}"]).config
             run = RunContext(config, folder, 2, 1, {"grpox": "0"}, None, "quickstart")
@@ -77,7 +77,7 @@ class ObserverConformance(Conformance):
 
 
 def _middle(observers: Observers, run: RunContext, metrics: dict[str, float]) -> None:
-    """Two steps and an evaluation."""
+    """Report two steps and an evaluation."""
     observers.evaluated(run, 0, {"eval/accuracy": 0.3})
     for step in (1, 2):
         observers.rollouts_scored(run, step, _rollouts())
@@ -86,13 +86,13 @@ def _middle(observers: Observers, run: RunContext, metrics: dict[str, float]) ->
 
 
 def _finish(observers: Observers, run: RunContext, summary: dict[str, object]) -> None:
-    """The summary is on disk before anybody is told."""
+    """Report the end of the run; its summary is on disk before."""
     (run.output_dir / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
     observers.run_finished(run, summary)
 
 
 def _rollouts() -> list[ScoredRollout]:
-    """One that was scored, and one on which every reward function abstained."""
+    """Build a scored rollout, and one on which every reward function abstained."""
     scored = Rollout(0, 0, (5, 6), (7, 2), "stop", 0, (-0.1, -0.2))
     unscored = Rollout(0, 1, (5, 6), (8,), "length", 0)
     return [
@@ -103,7 +103,7 @@ def _rollouts() -> list[ScoredRollout]:
 
 @contextmanager
 def _folder() -> Iterator[Path]:
-    """A run folder of its own, and the current one: what is written beside it is removed as well."""
+    """Create a run's folder within a temporary working directory, which is removed with it."""
     before = Path.cwd()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
         os.chdir(name)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def grpox_component() -> Callable[..., Any]:
-    """``grpox_component("loss", "mine", clip=0.2)``: a component, built as a run builds it."""
+    """Build a component as a run does: ``grpox_component("loss", "mine", clip=0.2)``."""
     from grpox.testing.conformance import bind, registry
 
     def build(kind: str, name: str, **params: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What every reward function must hold to, called as a run calls it: by keyword, in a thread.
+"""Contract of every reward function, called as a run calls it: by keyword, in a thread.
 
 from grpox.testing import RewardConformance
 
@@ -37,8 +37,8 @@ class RewardConformance(Conformance):
     def test_runs(self) -> None:
         """Returns one finite number, or None to abstain, for each completion."""
         scores = self._scores(self.build(), self.completions)
-        told = ", ".join("None" if score is None else f"{score:g}" for score in sorted(set(scores), key=repr))
-        self.notes.append(f"scores of {len(scores)} completions: {told}")
+        listed = ", ".join("None" if score is None else f"{score:g}" for score in sorted(set(scores), key=repr))
+        self.notes.append(f"scores of {len(scores)} completions: {listed}")
         if all(score is None for score in scores):
             self.notes.append("it abstained from all: name what it scores by in the suite's `columns`")
 
@@ -49,17 +49,17 @@ class RewardConformance(Conformance):
             self._scores(function, [completion])
 
     def test_pure(self) -> None:
-        """Leaves what it is given as it is."""
+        """Leaves its arguments as they are."""
         function = self.build()
         arguments = self._arguments(function, self.completions)
-        kept = copy.deepcopy(arguments)
-        _called(function, arguments, len(self.completions))
-        for name, value in kept.items():
+        copies = copy.deepcopy(arguments)
+        _called(function, arguments)
+        for name, value in copies.items():
             advice = "the same lists go to the next reward function: copy before you change them"
             require(arguments[name] == value, f"it changes {name}", _shown(self.completions), advice)
 
     def test_the_same_twice(self) -> None:
-        """Whether a completion gets the same score twice, and by itself, is reported."""
+        """Reports if a completion gets another score a second time, or by itself."""
         function = self.build()
         first, second = (self._scores(function, self.completions) for _ in range(2))
         alone = [self._scores(function, [completion])[0] for completion in self.completions]
@@ -83,22 +83,22 @@ class RewardConformance(Conformance):
             call.wait(TIMEOUT)
             same = call.scores is not None and call.scores.values == expected
             advice = "keep what belongs to a call in local variables, not on the object or the module"
-            told = f" ({call.failure})" if call.failure else ""
-            require(same, f"two calls at once give other scores{told}", _shown(self.completions), advice)
+            failure = f" ({call.failure})" if call.failure else ""
+            require(same, f"two calls at once give other scores{failure}", _shown(self.completions), advice)
 
     def test_conversations(self) -> None:
-        """Whether it takes conversations, lists of messages, is reported."""
+        """Reports if it takes conversations, lists of messages."""
         function = self.build()
         messages = [[{"role": "assistant", "content": completion}] for completion in self.completions]
-        call = _run(function, self._arguments(function, messages), len(messages))
-        taken = call.scores is not None
-        self.notes.append("takes conversations" if taken else f"does not take conversations: {call.failure}")
+        call = _run(function, self._arguments(function, messages))
+        refused = f"does not take conversations: {call.failure}"
+        self.notes.append(refused if call.scores is None else "takes conversations")
 
     def test_time(self) -> None:
-        """How long it takes is reported."""
+        """Reports how long it takes."""
         function = self.build()
         self._scores(function, self.completions)
-        call = _run(function, self._arguments(function, self.completions), len(self.completions))
+        call = _run(function, self._arguments(function, self.completions))
         self.notes.append(f"{1000 * call.seconds / len(self.completions):.2g} ms a completion")
 
     def _arguments(self, function: Callable[..., Any], completions: Sequence[Any]) -> dict[str, Any]:
@@ -116,10 +116,11 @@ class RewardConformance(Conformance):
         }
 
     def _scores(self, function: Callable[..., Any], completions: Sequence[str]) -> list[float | None]:
-        return _called(function, self._arguments(function, completions), len(completions))
+        return _called(function, self._arguments(function, completions))
 
 
-def _run(function: Callable[..., Any], arguments: Mapping[str, Any], count: int) -> RewardCall:
+def _run(function: Callable[..., Any], arguments: Mapping[str, Any]) -> RewardCall:
+    count = len(arguments["completions"])
     call = RewardCall(function, arguments, count)
     call.start()
     call.wait(TIMEOUT)
@@ -129,8 +130,8 @@ def _run(function: Callable[..., Any], arguments: Mapping[str, Any], count: int)
     return call
 
 
-def _called(function: Callable[..., Any], arguments: Mapping[str, Any], count: int) -> list[float | None]:
-    call, completions = _run(function, arguments, count), arguments["completions"]
+def _called(function: Callable[..., Any], arguments: Mapping[str, Any]) -> list[float | None]:
+    call, completions = _run(function, arguments), arguments["completions"]
     if call.scores is None:
         advice = "one number for each completion, or None to abstain"
         raise Violation(f"it {call.failure}", _shown(completions), advice)

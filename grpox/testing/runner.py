@@ -1,4 +1,4 @@
-"""Runs the checks of a suite one after the other, and says of each what came out."""
+"""Runs the checks of a suite one after the other, and yields the outcome of each."""
 
 from __future__ import annotations
 
@@ -36,20 +36,20 @@ SUITES: dict[str, type[Conformance]] = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one check."""
+    """The outcome of one check."""
 
     check: str
     title: str
     status: Literal["passed", "failed", "skipped"]
     seconds: float
     what: str = ""
-    """Why it failed or was skipped, or what is worth telling of one that passed."""
+    """Reason why it failed or was skipped, or remarks on one that passed."""
     example: str = ""
     advice: str = ""
 
 
 def outcomes(suite: Conformance) -> Iterator[Outcome]:
-    """One outcome for each check; where the first fails, the component does not run, and it is the only one."""
+    """Yield each check's outcome; if the first fails, the component does not run, and it is the only one."""
     try:
         for place, check in enumerate(suite.checks()):
             outcome = _outcome(suite, check)
@@ -64,8 +64,8 @@ def _outcome(suite: Conformance, check: Check) -> Outcome:
     suite.notes.clear()
     begin = time.perf_counter()
 
-    def outcome(status: Literal["passed", "failed", "skipped"], *told: str) -> Outcome:
-        return Outcome(check.name, check.title, status, time.perf_counter() - begin, *told)
+    def outcome(status: Literal["passed", "failed", "skipped"], *texts: str) -> Outcome:
+        return Outcome(check.name, check.title, status, time.perf_counter() - begin, *texts)
 
     try:
         check.run()
@@ -75,7 +75,7 @@ def _outcome(suite: Conformance, check: Check) -> Outcome:
         return outcome("skipped", str(reason))
     except GrpoxError as error:
         return outcome("failed", str(error))
-    except BaseException as error:  # noqa: BLE001 - whatever a component raises is what is to be told
+    except BaseException as error:  # noqa: BLE001 - whatever a component raises is reported
         raise_if_signal(error)
         frame = traceback.extract_tb(error.__traceback__)[-1]
         return outcome("failed", f"{describe(error)} ({Path(frame.filename).name}:{frame.lineno})")

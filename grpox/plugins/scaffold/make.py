@@ -32,10 +32,8 @@ RUN_FILE = {
     "observer": "tracking: {{{}: {{}}}}",
 }
 """Kind -> the line of a run file, where that is not ``KIND: NAME``."""
-
-
-TEMPLATED = ("loss", "reward", "advantage", "correction", "generator", "observer")
-"""The kinds of components that there are templates for."""
+TEMPLATED = tuple(TRAIN)
+"""Kinds of components with templates."""
 PREFIX = "grpox-"
 _VALID = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")  # PEP 508
 
@@ -46,18 +44,18 @@ class Names:
 
     kind: str
     distribution: str
-    """``grpox-mine``: what pip installs, and the folder."""
+    """Name for pip, and of the folder: ``grpox-mine``."""
     component: str
-    """``mine``: what a run file says."""
+    """Name in a run file: ``mine``."""
 
     @property
     def module(self) -> str:
-        """``grpox_mine``: what Python imports."""
+        """Name for Python's import: ``grpox_mine``."""
         return self.distribution.replace("-", "_")
 
     @property
     def class_name(self) -> str:
-        """``MineLoss``; ``Loss3Point`` for ``3-point``, as a class may not begin with a digit."""
+        """Name of the class: ``MineLoss``; ``Loss3Point`` for ``3-point``, as it may not begin with a digit."""
         words = "".join(part.capitalize() for part in self.component.split("-"))
         kind = self.kind.capitalize()
         if words[0].isdigit():
@@ -71,7 +69,7 @@ class Names:
 
 
 def names_of(given: str, kind: str) -> Names:
-    """The names that follow from the one given: ``mine``, ``grpox-mine`` and ``Grpox_Mine`` mean the same.
+    """Derive all names from one: ``mine``, ``grpox-mine`` and ``Grpox_Mine`` mean the same.
 
     Raises:
         ConfigError: it is no name of a distribution, it is grpox's own, or there is no template of this kind.
@@ -82,16 +80,14 @@ def names_of(given: str, kind: str) -> Names:
         what = "there is no template for this kind" if kind in KINDS else "no such kind"
         problems.append(Problem(what, "--kind", given=kind, allowed=allowed, nearest=near))
     if not _VALID.fullmatch(given):
-        # That of the folder where it is a path; perhaps empty.
+        # Of a path, the name of its folder; perhaps empty.
         near = re.sub(r"[^A-Za-z0-9._-]+", "-", PurePath(given).name).strip("-._")
         allowed = "letters, digits and, between them, - _ and ."
-        problems.append(
-            Problem("is no name of a distribution", "NAME", given=given, allowed=allowed, nearest=near)
-        )
+        what = "is no name of a distribution"
+        problems.append(Problem(what, "NAME", given=given, allowed=allowed, nearest=near))
     elif canonical_name(given) == "grpox":
-        problems.append(
-            Problem("is the name of grpox itself", "NAME", given=given, allowed="another, such as grpox-mine")
-        )
+        what, allowed = "is the name of grpox itself", "another, such as grpox-mine"
+        problems.append(Problem(what, "NAME", given=given, allowed=allowed))
     if problems:
         raise ConfigError(problems)
     component = canonical_name(given).removeprefix(PREFIX)
@@ -99,7 +95,7 @@ def names_of(given: str, kind: str) -> Names:
 
 
 @dataclass(frozen=True)
-class Made:
+class NewPlugin:
     """A distribution that was written."""
 
     names: Names
@@ -108,12 +104,12 @@ class Made:
     """Paths within `folder`."""
 
 
-def make(given: str, kind: str, parent: Path, plugins: PluginSet, force: bool = False) -> Made:
+def make(given: str, kind: str, parent: Path, plugins: PluginSet, force: bool = False) -> NewPlugin:
     """Write the distribution of a new plugin into a folder of its name within `parent`.
 
     Args:
         given: its name, with or without ``grpox-``.
-        plugins: what is installed, whose names are taken.
+        plugins: the installed plugins, whose names are reserved.
         force: write over the files of a folder that is not empty; others in it stay.
 
     Raises:
@@ -136,14 +132,14 @@ def make(given: str, kind: str, parent: Path, plugins: PluginSet, force: bool = 
         there = isinstance(error, FileExistsError | NotADirectoryError)
         what = "is not a folder" if there else f"cannot be written: {error.strerror or error}"
         raise ConfigError(what, given=str(error.filename or folder)) from error
-    return Made(names, folder, list(files))
+    return NewPlugin(names, folder, list(files))
 
 
 def _clashes(names: Names, plugins: PluginSet, force: bool) -> list[Problem]:
-    """One problem for each name that is taken.
+    """List a problem for each name that is in use.
 
     Args:
-        force: an installed distribution of the same name is the one to be made anew.
+        force: an installed distribution of the same name is the one to be written again.
     """
     another = "another name"
     problems = [
@@ -171,7 +167,7 @@ def _clashes(names: Names, plugins: PluginSet, force: bool) -> list[Problem]:
 
 
 def _rendered(names: Names) -> dict[str, str]:
-    """Path within the distribution -> text, in the order of paths."""
+    """Fill in the templates: path within the distribution -> text, in the order of paths."""
     kind, component = names.kind, names.component
     values = {
         "kind": kind,

@@ -1,1 +1,1 @@
-"""How much memory a run takes, by arithmetic on its run file and the model's config.json."""
+"""Memory that a run takes, by arithmetic on its run file and the model's config.json."""

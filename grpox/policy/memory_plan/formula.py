@@ -43,18 +43,18 @@ PROMPT = 512
 
 @dataclass(frozen=True)
 class Setting:
-    """All that the formula is given."""
+    """The inputs of the formula."""
 
     shape: ModelShape
     ranks: int
     gpu: bool
-    """Whether ranks have a GPU; else all is in the host's memory, and what is never touched takes none."""
+    """True if ranks have a GPU; else all is in the host's memory, and untouched memory takes none."""
     weight_bytes: int = 4
-    """Of an element of the weights that compute."""
+    """Bytes of an element of the weights that compute."""
     trained: tuple[int, ...] = ()
     """Elements of each weight of LoRA's adapters, which alone are trained; empty: the model's are."""
     sequences: int = 8
-    """Of a micro-batch on a rank."""
+    """Sequences of a micro-batch on a rank."""
     prompt: int = PROMPT
     completion: int = 256
     """Tokens of each sequence's prompt and completion, at most."""
@@ -67,7 +67,7 @@ class Setting:
     offload_optimizer: str = "none"
     offload_param: str = "none"
     background: bool = False
-    """Whether checkpoints are written while training goes on."""
+    """True if checkpoints are written while training goes on."""
     generator: GeneratorMemory | None = None
     """Memory that the generator holds; None where it does not say."""
     sampled: int = 64
@@ -77,7 +77,7 @@ class Setting:
 
     @property
     def positions(self) -> int:
-        """That go through the model together, at most: no prompt is shared."""
+        """Positions that go through the model together, at most: no prompt is shared."""
         return self.budget or self.sequences * (self.prompt + self.completion)
 
     @property
@@ -94,9 +94,9 @@ class Part(NamedTuple):
     why: str
     """The arithmetic, for people."""
     phases: Sequence[str] = ALWAYS
-    """When it is there."""
+    """Phases in which it takes memory."""
     on_host: bool = False
-    """Whether in the host's memory; else in the device's."""
+    """True if it is in the host's memory; else it is in the device's."""
 
 
 class Peak(NamedTuple):
@@ -107,23 +107,23 @@ class Peak(NamedTuple):
 
 
 def parts_of(setting: Setting) -> list[Part]:
-    """All parts that take anything; without a GPU all are in the host's memory."""
-    made = [*_sharded(setting), *_moving(setting), *_computed(setting), *_generator(setting), *_host(setting)]
-    return [part._replace(on_host=part.on_host or not setting.gpu) for part in made if part.size > 0]
+    """List all parts that take memory; without a GPU all are in the host's."""
+    parts = [*_sharded(setting), *_moving(setting), *_computed(setting), *_generator(setting), *_host(setting)]
+    return [part._replace(on_host=part.on_host or not setting.gpu) for part in parts if part.size > 0]
 
 
 def size_in(parts: Sequence[Part], phase: str, on_host: bool) -> int:
-    """Bytes of a rank in a phase."""
+    """Sum the bytes of a rank in a phase."""
     return sum(part.size for part in parts if phase in part.phases and part.on_host == on_host)
 
 
 def peak_of(parts: Sequence[Part], on_host: bool) -> Peak:
-    """The most that a rank takes there."""
+    """Find the phase in which a rank takes most."""
     return max((Peak(phase, size_in(parts, phase, on_host)) for phase in PHASES), key=lambda peak: peak.size)
 
 
 def _sharded(s: Setting) -> Iterator[Part]:
-    """What ZeRO-3 divides by the ranks, each weight rounded up."""
+    """Yield the parts that ZeRO-3 divides by the ranks, each weight rounded up."""
     weights, trained = _shard(s.shape.weights, s.ranks), _shard(s.trained_weights, s.ranks)
     away = s.offload_param == "cpu"
     if s.offload_param != "nvme":
@@ -133,15 +133,14 @@ def _sharded(s: Setting) -> Iterator[Part]:
             # It is sharded before the policy is.
             phases = (LOAD, *ALWAYS) if s.gpu and not away else ALWAYS
             yield Part("reference weights", s.weight_bytes * weights, "b Psi / P", phases, away)
-    away = s.offload_optimizer != "none"
+    away, master = s.offload_optimizer != "none", FLOAT32 * trained
     if s.offload_optimizer != "nvme":
-        yield Part("master weights", FLOAT32 * trained, "4 Psi / P", on_host=away)
+        yield Part("master weights", master, "4 Psi / P", on_host=away)
         why = "8 Psi / P, AdamW's moments in float32"
         yield Part("optimizer states", MOMENTS * trained, why, on_host=away)
-    yield Part("gradients", FLOAT32 * trained, "4 Psi / P", on_host=away)
+    yield Part("gradients", master, "4 Psi / P", on_host=away)
     if s.offload_optimizer == "cpu":
-        why = "4 Psi / P, where offloaded"
-        yield Part("gradients for the optimizer", FLOAT32 * trained, why, on_host=True)
+        yield Part("gradients for the optimizer", master, "4 Psi / P, where offloaded", on_host=True)
     if not away:
         size = FLOAT32 * min(trained, s.zero["sub_group_size"])
         yield Part("gradients in one piece", size, "4 Psi / P, at most sub_group_size", (STEP,))
@@ -150,7 +149,7 @@ def _sharded(s: Setting) -> Iterator[Part]:
 
 
 def _moving(s: Setting) -> Iterator[Part]:
-    """What is whole on a rank for a while."""
+    """Yield the parts that are whole on a rank for a while."""
     b, weights, whole = s.weight_bytes, s.shape.weights, s.shape.parameters
     reduced = s.zero["reduce_bucket_size"]
     bucket = FLOAT32 * min(sum(s.trained_weights), reduced)
@@ -179,14 +178,14 @@ def _moving(s: Setting) -> Iterator[Part]:
 
 
 def _computed(s: Setting) -> Iterator[Part]:
-    """What forward and backward hold of a micro-batch."""
+    """Yield the memory of a micro-batch in forward and backward."""
     shape, b, n = s.shape, s.weight_bytes, s.positions
     layer = n * _layer(s)
     if s.checkpointing:
-        kept, why = shape.layers * n * b * shape.hidden + layer, "N (b L H + one layer)"
+        saved, why = shape.layers * n * b * shape.hidden + layer, "N (b L H + one layer)"
     else:
-        kept, why = shape.layers * layer, "N L (6 H + 2 Q + 2 K + 4 F) b"
-    yield Part("activations", kept, why, (UPDATE,))
+        saved, why = shape.layers * layer, "N L (6 H + 2 Q + 2 K + 4 F) b"
+    yield Part("activations", saved, why, (UPDATE,))
     # Gradients of one layer, beside what it saved.
     passing = n * b * (4 * shape.hidden + 3 * max(shape.intermediate, shape.queries))
     yield Part("gradients of activations", passing, "N b (4 H + 3 F)", (UPDATE,))
@@ -201,7 +200,7 @@ def _computed(s: Setting) -> Iterator[Part]:
 
 
 def _layer(s: Setting) -> int:
-    """Bytes that a layer saves of one position for its backward pass."""
+    """Count the bytes that a layer saves of one position for its backward pass."""
     shape = s.shape
     # Each of two norms: its input, the normalised input, its output; in float32 whatever b is but the last.
     norms = 2 * shape.hidden * (3 * FLOAT32 if s.weight_bytes == FLOAT32 else 2 * s.weight_bytes + 6)
@@ -232,7 +231,7 @@ def _holds(s: Setting) -> str:
 
 
 def _host(s: Setting) -> Iterator[Part]:
-    """What is in the host's memory whatever the device."""
+    """Yield the parts in the host's memory, whatever the device."""
     weights, trained = s.weight_bytes * s.shape.parameters, _shard(s.trained_weights, s.ranks)
     yield Part("model, as it is loaded", weights, "b Psi: every rank loads it whole", (LOAD,), True)
     # DeepSpeed puts a rank's parts into one piece by way of the host.
@@ -249,5 +248,5 @@ def _host(s: Setting) -> Iterator[Part]:
 
 
 def _shard(weights: Sequence[int], ranks: int) -> int:
-    """Elements of a rank's part."""
+    """Count the elements of a rank's part."""
     return sum(ceil(size / ranks) for size in weights)

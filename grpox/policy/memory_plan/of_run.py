@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 
 def run_setting(run: ResolvedRun, gpu: bool, prompt_tokens: int | None = None) -> Setting:
-    """What decides how much memory a rank of the run takes.
+    """Collect the settings that decide how much memory a rank of the run takes.
 
     Args:
-        gpu: whether ranks have a GPU.
+        gpu: ranks have a GPU.
         prompt_tokens: of the longest prompt; default: the run's limit, else 512.
 
     Raises:
-        ConfigError: the model's configuration cannot be loaded, or tells too little.
+        ConfigError: the model's configuration cannot be loaded, or lacks a size.
     """
     config, train, lora, ranks = run.config, run.config.train, run.config.model.lora, run.plan.world_size
     shape, memory = model_shape(config.model), _generator_memory(run, gpu)
@@ -61,7 +61,7 @@ def run_setting(run: ResolvedRun, gpu: bool, prompt_tokens: int | None = None) -
 
 
 def _zero_sizes(config: DeepSpeedConfig) -> Mapping[str, int]:
-    """DeepSpeed's sizes as the run file sets them, or its defaults."""
+    """Read DeepSpeed's sizes from the run file, or take its defaults."""
     settings = config.settings.get("zero_optimization", {})
     given = {name: settings[name] for name in DEFAULTS if settings.get(name, "auto") != "auto"}
     own = DEFAULTS | {name: int(float(value)) for name, value in given.items()}
@@ -73,30 +73,30 @@ def _zero_sizes(config: DeepSpeedConfig) -> Mapping[str, int]:
 
 
 def _generator_memory(run: ResolvedRun, gpu: bool) -> GeneratorMemory | None:
-    """Memory that the run's generator holds; None where it does not say."""
-    ask: Any = getattr(run.components["generator"].config, "memory", None)
-    return None if ask is None else ask(gpu)
+    """Ask the run's generator for its memory; None if it does not say."""
+    memory_of: Any = getattr(run.components["generator"].config, "memory", None)
+    return None if memory_of is None else memory_of(gpu)
 
 
 def generator_settings(run: ResolvedRun) -> str:
     """Name the settings that make the run's generator need less memory; empty where it tells none."""
-    held = _generator_memory(run, gpu=True)
-    if held is None or not held.engine:
+    memory = _generator_memory(run, gpu=True)
+    if memory is None or not memory.engine:
         return ""
-    keys = ", ".join(filter(None, (held.share_key, held.cache_key)))
-    return f"the share of a {held.engine} engine ({keys})"
+    keys = ", ".join(filter(None, (memory.share_key, memory.cache_key)))
+    return f"the share of a {memory.engine} engine ({keys})"
 
 
 def free_memory(world: World) -> int | None:
-    """Bytes that the fullest of the ranks' GPUs has left for this run; None without GPUs. A collective."""
+    """Return the bytes left for this run on the fullest of the ranks' GPUs; None without GPUs. A collective."""
     if world.device.type != "cuda":
         return None
     import torch
 
     free, _ = torch.cuda.mem_get_info(world.device)
-    # What an earlier run of this process has let go of, and torch has kept.
-    kept = torch.cuda.memory_reserved(world.device) - torch.cuda.memory_allocated(world.device)
-    return min(world.gather([free + kept]))
+    # Memory that an earlier run of this process has freed, and torch still reserves.
+    cached = torch.cuda.memory_reserved(world.device) - torch.cuda.memory_allocated(world.device)
+    return min(world.gather([free + cached]))
 
 
 def check_load(run: ResolvedRun, free: int | None) -> None:
@@ -124,7 +124,7 @@ def check_load(run: ResolvedRun, free: int | None) -> None:
 
 
 def _needed(run: ResolvedRun) -> int | None:
-    """Bytes of a GPU while the model loads; None where they are not known."""
+    """Count the bytes of a GPU while the model loads; None if they are not known."""
     given = run.given.model
     if given is not None:
         if given.device.type == "cuda":
@@ -133,5 +133,5 @@ def _needed(run: ResolvedRun) -> int | None:
     try:
         setting = run_setting(run, gpu=True)
     except ConfigError:
-        return None  # of what nobody can count; whether it loads at all, loading tells
+        return None  # not countable; loading will show whether it loads at all
     return size_in(parts_of(setting), LOAD, on_host=False)

@@ -1,4 +1,4 @@
-"""What of a model decides how much memory it takes: the sizes of its weights, and the widths of its layers.
+"""Sizes of a model that decide how much memory it takes: those of its weights, and the widths of its layers.
 
 Both come from its config.json alone, or from the model that transformers builds without data.
 """
@@ -15,10 +15,10 @@ from grpox.config import ModelConfig
 from grpox.errors import ConfigError, describe
 
 DENSE = ("llama", "mistral", "qwen2", "qwen3")
-"""Values of model_type whose weights are counted here; of others transformers builds the model without data."""
+"""Values of model_type whose weights are counted here; transformers builds other models without data."""
 
 SIZES = ("hidden_size", "num_attention_heads", "num_hidden_layers", "vocab_size")
-"""What every configuration has to tell."""
+"""Fields that every configuration must have."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class ModelShape:
     weights: tuple[int, ...]
     """Elements of each weight; tied ones once."""
     linears: tuple[Linear, ...]
-    """Without the head."""
+    """Linear layers without the head."""
     hidden: int
     """H"""
     intermediate: int
@@ -47,7 +47,7 @@ class ModelShape:
     queries: int
     """Q, the width of all query heads together"""
     keys: int
-    """K, that of the key heads, which groups of query heads share"""
+    """K, the width of the key heads, which groups of query heads share"""
     vocabulary: int
     """V"""
 
@@ -61,7 +61,7 @@ class ModelShape:
         return self.vocabulary * self.hidden
 
     def adapters(self, rank: int, targets: str | list[str], without: list[str]) -> tuple[int, ...]:
-        """Elements of the weights that LoRA adds: A [r, inputs] and B [outputs, r] of each layer named.
+        """Count the elements of LoRA's weights, A [r, inputs] and B [outputs, r] of each layer named.
 
         Args:
             targets: ends of names, or ``all-linear``.
@@ -77,20 +77,20 @@ class ModelShape:
 
 
 def model_shape(config: ModelConfig) -> ModelShape:
-    """The model's shape, without importing torch where its kind is one that is known.
+    """Read the model's shape, without importing torch if its kind is known.
 
     Raises:
         ConfigError: as `built_shape`.
     """
     try:
-        told = json.loads((Path(config.path) / "config.json").read_text(encoding="utf-8"))
+        loaded = json.loads((Path(config.path) / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        told = None
-    return (shape_of(told) if isinstance(told, dict) else None) or built_shape(config)
+        loaded = None
+    return (shape_of(loaded) if isinstance(loaded, dict) else None) or built_shape(config)
 
 
 def shape_of(config: Mapping[str, Any]) -> ModelShape | None:
-    """The shape that a config.json tells; None where its kind of model is not known, or a size is missing."""
+    """Read the shape from a config.json; None if its kind of model is not known, or a size is missing."""
     if config.get("model_type") not in DENSE or config.get("quantization_config"):
         return None
     if not all(isinstance(config.get(name), int) for name in (*SIZES, "intermediate_size")):
@@ -107,7 +107,7 @@ def shape_of(config: Mapping[str, Any]) -> ModelShape | None:
 
 
 def _widths(size_of: Callable[[str], Any]) -> ModelShape:
-    """A shape without weights, of the sizes that a configuration has by their names."""
+    """Build a shape without weights from a configuration's sizes by name."""
     hidden, heads = size_of("hidden_size"), size_of("num_attention_heads")
     head_dim = size_of("head_dim") or hidden // heads
     return ModelShape(
@@ -124,21 +124,19 @@ def _widths(size_of: Callable[[str], Any]) -> ModelShape:
 
 
 def _small(config: Mapping[str, Any], linears: tuple[Linear, ...], head_dim: int) -> list[int]:
-    """Biases and norms of a layer, besides its two norms of the hidden state."""
+    """List the sizes of a layer's biases and norms, besides its two norms of the hidden state."""
     kind = config["model_type"]
-    biased: set[str] = set()
-    if kind == "qwen2":
-        biased |= {"q_proj", "k_proj", "v_proj"}
-    elif kind != "mistral" and config.get("attention_bias"):
-        biased |= {"q_proj", "k_proj", "v_proj", "o_proj"}
+    biased = ["q_proj", "k_proj", "v_proj"] if kind == "qwen2" else []
+    if kind in ("llama", "qwen3") and config.get("attention_bias"):
+        biased = ["q_proj", "k_proj", "v_proj", "o_proj"]
     if kind == "llama" and config.get("mlp_bias"):
-        biased |= {"gate_proj", "up_proj", "down_proj"}
+        biased += ["gate_proj", "up_proj", "down_proj"]
     norms = [head_dim, head_dim] if kind == "qwen3" else []
     return [one.outputs for one in linears if one.name in biased] + norms
 
 
 def built_shape(config: ModelConfig) -> ModelShape:
-    """The shape of a model of any kind: transformers builds it on the meta device, where no weights are read.
+    """Read the shape of a model of any kind: transformers builds it on the meta device without its weights.
 
     Raises:
         ConfigError: transformers cannot load the configuration, or builds no model of it; or the widths that

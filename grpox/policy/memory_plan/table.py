@@ -16,8 +16,6 @@ from grpox.policy.memory_plan.shape import ModelShape, shape_of
 GIB = 2**30
 RANKS = (1, 8, 16, 32, 64)
 RANKS_PER_HOST = 8
-
-
 _SIZES = (
     *("model_type", "hidden_size", "intermediate_size", "num_hidden_layers"),
     *("num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size", "tie_word_embeddings"),
@@ -34,11 +32,11 @@ MODELS = {
         "Qwen2.5-72B": ("qwen2", 8192, 29568, 80, 64, 8, 128, 152064, False),
     }.items()
 }
-"""As their config.json has them."""
+"""Fields of their config.json."""
 
 
 def setting(shape: ModelShape, ranks: int) -> Setting:
-    """The run of the tables: bfloat16, one sequence of 512 + 1024 tokens at a time, sampled elsewhere."""
+    """Describe the run of the tables: bfloat16, one sequence of 512 + 1024 tokens, sampled elsewhere."""
     return Setting(
         shape=shape,
         ranks=ranks,
@@ -53,7 +51,7 @@ def setting(shape: ModelShape, ranks: int) -> Setting:
 
 
 def tables() -> str:
-    """Both, in Markdown."""
+    """Write both tables in Markdown."""
     return "\n".join([*_by_ranks(), "", *_by_setting()])
 
 
@@ -72,7 +70,7 @@ def _by_setting() -> Iterator[str]:
     shape = _shape(MODELS["Llama-3.1-8B"])
     base = setting(shape, 8)
     bucket = DEFAULTS | {"reduce_bucket_size": 50_000_000}
-    ways = {
+    settings = {
         "as above": base,
         "without `train.gradient_checkpointing`": replace(base, checkpointing=False),
         "without `train.chunked_logprobs`": replace(base, chunked=False),
@@ -87,8 +85,8 @@ def _by_setting() -> Iterator[str]:
     }
     yield "| Llama-3.1-8B on 8 GPUs | GPU | while | host of the 8, while training |"
     yield "|---|---|---|---|"
-    for name, way in ways.items():
-        parts = parts_of(way)
+    for name, changed in settings.items():
+        parts = parts_of(changed)
         peak = peak_of(parts, on_host=False)
         host = max(size_in(parts, phase, on_host=True) for phase in ALWAYS)
         yield f"| {name} | {_gib(peak.size)} | {peak.phase} | {_gib(host * RANKS_PER_HOST)} |"

@@ -10,7 +10,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from grpox.plugins.discovery import discover
-from grpox.plugins.requirements import canonical_name, none_met, unmet
+from grpox.plugins.requirements import canonical_name, unmet
 
 ROOT = Path(__file__).parents[3]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -24,12 +24,12 @@ EITHER = "engine>=0.32,<0.33 | engine-cpu>=0.32,<0.33"
 @pytest.mark.parametrize("present", ["engine", "engine-cpu"])
 def test_either_of_two_alternatives_is_enough(make_distribution, present):
     make_distribution(present, "", version="0.32.1")
-    assert none_met(EITHER) == ""
+    assert unmet(EITHER) == ""
 
 
 def test_none_of_two_alternatives_is_installed(make_distribution):
     for install, cure in (("", "(pip install 'engine>=0.32,<0.33')"), ("make engine", "(make engine)")):
-        told = none_met(EITHER, install=install)
+        told = unmet(EITHER, install=install)
         for alternative in EITHER.split(" | "):
             assert f"{alternative}: not installed" in told
         assert told.endswith(f" {cure}")
@@ -37,16 +37,16 @@ def test_none_of_two_alternatives_is_installed(make_distribution):
 
 def test_an_alternative_in_another_version_is_told(make_distribution):
     make_distribution("engine-cpu", "", version="0.33.0")
-    assert "engine-cpu>=0.32,<0.33: 0.33.0 is installed" in none_met(EITHER)
+    assert "engine-cpu>=0.32,<0.33: 0.33.0 is installed" in unmet(EITHER)
 
 
 def test_an_alternative_whose_marker_does_not_hold_asks_for_nothing():
-    assert none_met("nothing-such; python_version < '3' | nothing-else") == ""
+    assert unmet("nothing-such; python_version < '3' | nothing-else") == ""
 
 
 def test_what_is_no_requirement_has_no_remedy():
     assert "pip install" not in unmet("what is this")
-    assert "not a pip requirement" in none_met("what is this")
+    assert "not a pip requirement" in unmet("what is this")
 
 
 def test_a_component_with_alternatives_is_usable_with_either(make_distribution):

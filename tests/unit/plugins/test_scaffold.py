@@ -25,7 +25,7 @@ from grpox.cli.plugins import new_plugin
 from grpox.errors import ConfigError, Problem
 from grpox.plugins.discovery import PluginSet, discover
 from grpox.plugins.hookspecs import API_VERSION
-from grpox.plugins.scaffold.make import TEMPLATED, Made, make, names_of
+from grpox.plugins.scaffold.make import TEMPLATED, NewPlugin, make, names_of
 
 ROOT = Path(__file__).parents[3]
 LONG = "length-normalised-surrogate"
@@ -46,17 +46,17 @@ def installed_plugins() -> PluginSet:
     return discover()
 
 
-def made(folder: Path, name: str = "mine", kind: str = "loss", force: bool = False) -> Made:
+def made(folder: Path, name: str = "mine", kind: str = "loss", force: bool = False) -> NewPlugin:
     return make(name, kind, folder, installed_plugins(), force)
 
 
 @pytest.fixture(scope="module")
-def rendered(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Made]:
+def rendered(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., NewPlugin]:
     """``rendered(kind, name="mine")``: a distribution that nobody changes, made once for all tests."""
     folder = tmp_path_factory.mktemp("rendered")
 
     @functools.cache
-    def render(kind: str, name: str) -> Made:
+    def render(kind: str, name: str) -> NewPlugin:
         (folder / kind).mkdir(exist_ok=True)
         return made(folder / kind, name, kind)
 
@@ -205,7 +205,7 @@ def test_a_name_longer_than_file_names_can_be_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", TEMPLATED)
-def test_the_files_of_a_distribution_are_there(kind: str, rendered: Callable[..., Made]) -> None:
+def test_the_files_of_a_distribution_are_there(kind: str, rendered: Callable[..., NewPlugin]) -> None:
     result = rendered(kind, "my-own")
     written = [str(path.relative_to(result.folder)) for path in result.folder.rglob("*") if path.is_file()]
     assert sorted(written) == result.files
@@ -225,13 +225,13 @@ def test_the_files_of_a_distribution_are_there(kind: str, rendered: Callable[...
     }
 
 
-def test_the_conformance_test_is_a_class_of_two_lines(rendered: Callable[..., Made]) -> None:
+def test_the_conformance_test_is_a_class_of_two_lines(rendered: Callable[..., NewPlugin]) -> None:
     text = (rendered("reward", "my-own").folder / "tests" / "test_conformance.py").read_text()
     assert text.endswith('class TestMyOwnReward(RewardConformance):\n    component = "my-own"\n')
 
 
 @pytest.mark.parametrize("kind", TEMPLATED)
-def test_no_placeholder_is_left(kind: str, rendered: Callable[..., Made]) -> None:
+def test_no_placeholder_is_left(kind: str, rendered: Callable[..., NewPlugin]) -> None:
     result = rendered(kind)
     text = "".join((result.folder / name).read_text() for name in result.files)
     assert re.findall(r"\$\w+|\$\{\w+", text) == []
@@ -239,7 +239,7 @@ def test_no_placeholder_is_left(kind: str, rendered: Callable[..., Made]) -> Non
     assert not re.search("MODULE|COMPONENT|tmpl", "".join(result.files))
 
 
-def test_the_project_file_says_what_an_index_asks_for(rendered: Callable[..., Made]) -> None:
+def test_the_project_file_says_what_an_index_asks_for(rendered: Callable[..., NewPlugin]) -> None:
     project = tomllib.loads((rendered("loss").folder / "pyproject.toml").read_text())
     own = tomllib.loads((ROOT / "pyproject.toml").read_text())
     fields = project["project"]
@@ -252,7 +252,7 @@ def test_the_project_file_says_what_an_index_asks_for(rendered: Callable[..., Ma
     assert project["build-system"] == own["build-system"]
 
 
-def test_licence_and_style_are_those_of_grpox(rendered: Callable[..., Made]) -> None:
+def test_licence_and_style_are_those_of_grpox(rendered: Callable[..., NewPlugin]) -> None:
     folder = rendered("loss").folder
     assert (folder / "LICENSE").read_text() == (ROOT / "LICENSE").read_text()
     ours, theirs = (tomllib.loads((at / "pyproject.toml").read_text())["tool"]["ruff"] for at in (ROOT, folder))
@@ -260,14 +260,14 @@ def test_licence_and_style_are_those_of_grpox(rendered: Callable[..., Made]) -> 
 
 
 @pytest.mark.parametrize("kind", TEMPLATED)
-def test_the_version_of_the_plugin_api_is_written_out(kind: str, rendered: Callable[..., Made]) -> None:
+def test_the_version_of_the_plugin_api_is_written_out(kind: str, rendered: Callable[..., NewPlugin]) -> None:
     folder = rendered(kind).folder
     assert f"api={API_VERSION}," in (folder / "src" / "grpox_mine" / "plugin.py").read_text()
 
 
 @pytest.mark.parametrize("command", [["check"], ["format", "--check"]], ids=" ".join)
 def test_every_kind_with_a_short_name_and_a_long_one_is_clean_and_formatted(
-    command: list[str], rendered: Callable[..., Made]
+    command: list[str], rendered: Callable[..., NewPlugin]
 ) -> None:
     """Ruff takes the settings of each distribution from its own project file."""
     folders = [rendered(kind, name).folder for kind in TEMPLATED for name in ("mine", "zz", LONG)]
@@ -377,7 +377,7 @@ def test_a_run_with_all_of_them_trains(installed: Path) -> None:
     assert [rows[place, "loss"] for place in (1, 2)] == [step["loss"] for step in metrics]
 
 
-def test_it_is_typed_as_strictly_as_grpox(rendered: Callable[..., Made]) -> None:
+def test_it_is_typed_as_strictly_as_grpox(rendered: Callable[..., NewPlugin]) -> None:
     sources = [str(rendered(kind, f"my-{kind}").folder / "src" / f"grpox_my_{kind}") for kind in TEMPLATED]
     told = succeed([sys.executable, "-m", "mypy", *sources], ROOT)
     assert "no issues found in 24 source files" in told
