@@ -44,11 +44,11 @@ def datasets_of(run: RunContext) -> list[dict[str, str]]:
         where = {"component": source.label, "parameters": redacted(source.params)}
         datasets = [_described("component", source.label, where, fingerprint, TRAIN)]
     if evaluation is not None:
-        held_out = _dataset(evaluation.path, run.fingerprints.get("evaluation.path"), EVALUATION, {})
-        if all(held_out[key] == datasets[0][key] for key in ("name", "digest")):
+        eval_dataset = _dataset(evaluation.path, run.fingerprints.get("evaluation.path"), EVALUATION, {})
+        if all(eval_dataset[key] == datasets[0][key] for key in ("name", "digest")):
             # MLflow knows a dataset by both and would leave out the second context.
-            held_out["name"] += f" ({EVALUATION})"
-        datasets.append(held_out)
+            eval_dataset["name"] += f" ({EVALUATION})"
+        datasets.append(eval_dataset)
     return datasets
 
 

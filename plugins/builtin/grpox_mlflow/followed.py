@@ -76,11 +76,11 @@ class FollowedRun:
         """Go on in the MLflow run of `before` where that is in the same store; what changed becomes tags."""
         if before is None or before.tracking_uri != self.tracking_uri:
             return self
-        kept = {key: value for key, value in before.tags.items() if key.startswith((CHANGED, PARENT_TAG))}
+        tags = {key: value for key, value in before.tags.items() if key.startswith((CHANGED, PARENT_TAG))}
         return replace(
             before,
             log_completions=self.log_completions,
-            tags={**kept, **self.tags, **changes(before.params, self.params, when)},
+            tags={**tags, **self.tags, **changes(before.params, self.params, when)},
             datasets=self.datasets,
             registration=self.registration,
         )

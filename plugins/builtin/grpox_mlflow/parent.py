@@ -50,8 +50,8 @@ class ParentRun:
         self._folder = sweep.folder.absolute()
         self._are_named = RUN_NAME not in sweep.axes
         self._uri = resolved_uri(config.tracking_uri)
-        self._held = ExitStack()
-        self._held.enter_context(hold(self._folder))
+        self._lock = ExitStack()
+        self._lock.enter_context(hold(self._folder))
         for name in ("summary.json", "failure.json"):
             (self._folder / name).unlink(missing_ok=True)
         params = {key: ", ".join(values) for key, values in sweep.axes.items()}
@@ -104,7 +104,7 @@ class ParentRun:
         self._shipment.ending = (status, time.time_ns() // 1_000_000)
         self._is_away = False
         self._ship(lambda: self._end([run.run_id for run in runs if run.run_id is not None]))
-        self._held.close()
+        self._lock.close()
         if self.run_id is not None and not self._is_away:
             logger.info("MLflow run %s (%s): %s", self.run_id, status, self._shipment.place)
 
@@ -137,7 +137,7 @@ class ParentRun:
         except Exception as error:
             reason = f"MLflow at {redact(self._uri)} cannot be written to: {format_error(error)}"
             if begins and not is_passing(error):
-                self._held.close()
+                self._lock.close()
                 raise RunFailed(reason) from error
             if not self._is_away:
                 logger.warning("%s\n    nothing is lost: grpox sync %s", reason, self._folder)

@@ -63,7 +63,7 @@ class MlflowTracker:
     def __init__(self, config: MlflowConfig) -> None:
         self._config = config
         self._writer: Writer | None = None
-        self._held = ExitStack()
+        self._environment = ExitStack()
         self._parent: ParentRun | None = None
 
     @hookimpl
@@ -82,7 +82,7 @@ class MlflowTracker:
         with quick_requests():
             self._open()
         # The thread tries again by itself.
-        self._held.enter_context(quick_requests(REQUEST_SECONDS))
+        self._environment.enter_context(quick_requests(REQUEST_SECONDS))
         self._writer = Writer(self._shipment.ship)
         self._writer.wake()
 
@@ -113,7 +113,7 @@ class MlflowTracker:
     @hookimpl
     def grpox_run_failed(self, error: BaseException) -> None:
         if self._writer is None:
-            self._held.close()
+            self._environment.close()
             return
         self._traced.write({})
         killed = not isinstance(error, Exception)  # Ctrl-C, SIGTERM, SystemExit
@@ -202,7 +202,7 @@ class MlflowTracker:
         if (self._folder / LOCK_FILE).exists():
             lock = read_lock(self._folder)
             tags["grpox.lock"] = lock.digest[:12]
-            tags |= {names[f"plugin.{name}"]: held.version for name, held in lock.distributions.items()}
+            tags |= {names[f"plugin.{name}"]: distribution.version for name, distribution in lock.distributions.items()}
         if parent := os.environ.get(PARENT):
             tags[PARENT_TAG] = parent
         if run.git_commit is not None:
@@ -215,7 +215,7 @@ class MlflowTracker:
             self._shipment.open()
         except Exception as error:
             if not is_passing(error):
-                self._held.close()
+                self._environment.close()
                 raise RunFailed(
                     f"MLflow cannot use the tracking store {redact(self._uri)}: {format_error(error)}\n"
                     "    start it (mlflow server --host 127.0.0.1 --port 5000), give another one in\n"
@@ -248,7 +248,7 @@ class MlflowTracker:
         self._shipment.ending = (status, time.time_ns() // 1_000_000)
         seconds = CLOSE_SECONDS + self._shipment.upload_bytes() / UPLOAD_BYTES_PER_SECOND
         in_time = writer.close(seconds, lambda: self._log_progress(seconds))
-        self._held.close()
+        self._environment.close()
         if not in_time:
             error = writer.take_error()
             raise RunFailed(

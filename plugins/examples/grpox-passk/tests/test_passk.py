@@ -23,10 +23,10 @@ def scaled(
 def test_groups_are_counted_by_themselves_in_any_order() -> None:
     # Group 7: one right of four. Group 3: one right of three. 1 of 3 pairs fails, and 1 of 2 with a wrong one.
     rewards = [[0.0], [1.0], [0.0], [1.0], [0.0], [0.0], [0.0]]
-    made = scaled(rewards, [7, 3, 3, 7, 7, 3, 7], k=2)
+    advantages = scaled(rewards, [7, 3, 3, 7, 7, 3, 7], k=2)
     std = (1 / 3 * 2 / 3) ** 0.5
     right, wrong = (1 / 3) / std, (1 / 3 - 1 / 2) / std
-    assert made == pytest.approx([-1 / 3, right, wrong, 1.0, -1 / 3, wrong, -1 / 3])
+    assert advantages == pytest.approx([-1 / 3, right, wrong, 1.0, -1 / 3, wrong, -1 / 3])
 
 
 def test_a_completion_is_right_from_the_threshold_on() -> None:
@@ -46,8 +46,8 @@ def test_how_far_a_reward_is_from_the_threshold_does_not_matter() -> None:
 def test_a_completion_that_nobody_scored_is_neither_right_nor_in_a_set(
     right: float, wrong: float, params: dict[str, float]
 ) -> None:
-    made = scaled([[right], [NAN], [wrong], [wrong], [wrong]], [0] * 5, k=2, **params)
-    assert made == pytest.approx([1.0, 0.0, -1 / 3, -1 / 3, -1 / 3])
+    advantages = scaled([[right], [NAN], [wrong], [wrong], [wrong]], [0] * 5, k=2, **params)
+    assert advantages == pytest.approx([1.0, 0.0, -1 / 3, -1 / 3, -1 / 3])
 
 
 def test_one_function_that_abstains_adds_nothing() -> None:

@@ -46,14 +46,14 @@ def test_the_run_for_a_cpu_trains_and_is_evaluated(folder: Path) -> None:
         assert metrics["grad_norm"] > 0
 
 
-def test_held_out_rows_are_none_that_are_trained_on(folder: Path) -> None:
+def test_heldout_rows_share_no_prompt_with_training(folder: Path) -> None:
     assert main(["gym.yaml", "heldout.jsonl", "--size", "30"]) == 0
     config = SourceConfig(**_source(folder / "gym.yaml"))
     trained = {json.dumps(row["prompt"]) for row in rows(config)}
-    held_out = lines(folder / "heldout.jsonl")
-    assert len(held_out) == 30
-    assert {row["task"] for row in held_out} == {"chain_sum", "letter_counting", "lcm"}
-    assert not {json.dumps(row["prompt"]) for row in held_out} & trained
+    heldout = lines(folder / "heldout.jsonl")
+    assert len(heldout) == 30
+    assert {row["task"] for row in heldout} == {"chain_sum", "letter_counting", "lcm"}
+    assert not {json.dumps(row["prompt"]) for row in heldout} & trained
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_held_out_rows_are_none_that_are_trained_on(folder: Path) -> None:
         (f"data: {{source: {FEW}}}", [], "prompts were found that training does not have"),
     ],
 )
-def test_a_wrong_request_is_told_in_a_line(
+def test_a_wrong_request_is_one_line_of_error(
     text: str, arguments: list[str], message: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (folder / "wrong.yaml").write_text(text)
@@ -78,7 +78,7 @@ def test_a_wrong_request_is_told_in_a_line(
     assert not (folder / "out.jsonl").exists()
 
 
-def test_a_run_file_that_is_not_there_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_run_file_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["/nowhere.yaml", "out.jsonl"]) == 2
     assert "nowhere.yaml" in capsys.readouterr().err
 

@@ -70,11 +70,11 @@ def test_a_real_run_has_in_tensorboard_what_its_metrics_say(tmp_path: Path) -> N
         for name, value in (line.get("metrics") or line["evaluation"]).items():
             expected[prefix + name.removeprefix(prefix), line["step"]] = value
     read = events(tmp_path / "tensorboard")
-    found = {(tag, step): value for tag in read.Tags()["scalars"] for step, value in scalars(read, tag).items()}
+    written = {(tag, step): value for tag in read.Tags()["scalars"] for step, value in scalars(read, tag).items()}
     assert {step for _, step in expected} == {0, 1, 2, 3}
-    assert found.keys() == expected.keys()
+    assert written.keys() == expected.keys()
     for place, value in expected.items():  # float32 has 24 bits
-        assert found[place] == pytest.approx(float(value), rel=2**-23, abs=1e-38, nan_ok=True), place
+        assert written[place] == pytest.approx(float(value), rel=2**-23, abs=1e-38, nan_ok=True), place
     assert texts(read, "config")[0].startswith("    model:\n      path: ")
     first = parquet.read_table(tmp_path / "completions" / "step_000001.parquet").slice(0, 1).to_pylist()[0]
     shown = f"    {first['prompt']}\n\ncompletion:\n\n    {first['completion']}"
@@ -95,7 +95,7 @@ def test_a_failure_before_the_file_was_opened_is_no_second_one() -> None:
     TensorBoard(DEFAULTS).grpox_run_failed(RuntimeError("no such model"))
 
 
-def test_numbers_that_are_not_finite_are_kept(started: TensorBoard, tmp_path: Path) -> None:
+def test_numbers_that_are_not_finite_are_written(started: TensorBoard, tmp_path: Path) -> None:
     started.grpox_step_finished(1, {"reward": math.nan, "loss": math.inf})
     started.grpox_run_finished()
     read = events(tmp_path / "tensorboard")
@@ -103,7 +103,7 @@ def test_numbers_that_are_not_finite_are_kept(started: TensorBoard, tmp_path: Pa
     assert scalars(read, "loss") == {1: math.inf}
 
 
-def test_completions_come_every_so_many_batches_and_no_more_than_asked(tmp_path: Path) -> None:
+def test_completions_come_at_their_interval_and_up_to_their_number(tmp_path: Path) -> None:
     observer = TensorBoard(TensorBoardConfig(completions=2, completions_every=2))
     observer.grpox_run_started(run_in(tmp_path))
     for step in (1, 2, 3):

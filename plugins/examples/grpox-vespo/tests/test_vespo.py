@@ -164,7 +164,7 @@ class Silent:
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         (["correction=none"], "needs 'token-weights', which nothing in this run provides; correction"),
         (["correction=sequence-truncate"], "needs 'token-weights'"),  # its R is that of the whole sequence
@@ -173,7 +173,7 @@ class Silent:
         (["correction=token-truncate"], ""),
     ],
 )
-def test_a_run_without_weights_of_tokens_is_refused(changes: list[str], told: str, tmp_path: Path) -> None:
+def test_a_run_without_weights_of_tokens_is_refused(changes: list[str], message: str, tmp_path: Path) -> None:
     (tmp_path / "silent.py").write_text(SILENT)
     done = subprocess.run(
         [sys.executable, "-m", "grpox", "validate", "quickstart", "loss=vespo", *changes],
@@ -183,5 +183,5 @@ def test_a_run_without_weights_of_tokens_is_refused(changes: list[str], told: st
         text=True,
         check=False,
     )
-    assert told in done.stderr
-    assert done.returncode == (2 if told else 0), done.stderr
+    assert message in done.stderr
+    assert done.returncode == (2 if message else 0), done.stderr

@@ -33,12 +33,12 @@ def main(arguments: list[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     try:
         config = source_of(given.run)
-        held_out = heldout(config, given.size, given.seed)
-        given.out.write_text("".join(json.dumps(row) + "\n" for row in held_out), encoding="utf-8")
+        heldout_rows = heldout(config, given.size, given.seed)
+        given.out.write_text("".join(json.dumps(row) + "\n" for row in heldout_rows), encoding="utf-8")
     except (GrpoxError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    print(f"{len(held_out)} rows: {given.out}")
+    print(f"{len(heldout_rows)} rows: {given.out}")
     return 0
 
 
@@ -74,18 +74,18 @@ def heldout(config: SourceConfig, size: int, seed: int) -> list[Row]:
     if seed == config.seed:
         raise ConfigError("is the seed of training", "--seed", given=str(seed))
     seen = {json.dumps(row["prompt"]) for row in rows(config)}
-    found: list[Row] = []
+    chosen: list[Row] = []
     for number in range(ROUNDS):
         # Further rounds have seeds that no run is likely to name.
         other = config.model_copy(update={"size": size, "seed": seed + number * 2**32})
         for row in rows(other):
             prompt = json.dumps(row["prompt"])
-            if prompt not in seen and len(found) < size:
+            if prompt not in seen and len(chosen) < size:
                 seen.add(prompt)
-                found.append(row)
-        if len(found) >= size:
-            return found
-    what = f"only {len(found)} prompts were found that training does not have"
+                chosen.append(row)
+        if len(chosen) >= size:
+            return chosen
+    what = f"only {len(chosen)} prompts were found that training does not have"
     raise ConfigError(what, "--size", given=str(size), allowed="fewer, or a smaller data.source.size")
 
 

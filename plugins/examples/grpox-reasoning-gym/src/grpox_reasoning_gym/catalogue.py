@@ -21,7 +21,7 @@ def task_files() -> dict[str, Path]:
     spec = find_spec("reasoning_gym")  # of a top-level package this imports nothing
     folders = (spec.submodule_search_locations if spec else None) or []
     files = (path for folder in folders for path in sorted(Path(folder).rglob("*.py")))
-    return {found[1]: path for path in files if (found := NAME.search(path.read_text(encoding="utf-8")))}
+    return {match[1]: path for path in files if (match := NAME.search(path.read_text(encoding="utf-8")))}
 
 
 @cache

@@ -13,12 +13,12 @@ TUPLE = "$tuple"
 ITEMS = "$items"
 
 
-def written(entry: Any) -> str:
+def encode(entry: Any) -> str:
     """`entry` as one line of JSON."""
     return json.dumps(_encoded(entry), ensure_ascii=False)
 
 
-def read(text: str) -> Any:
+def decode(text: str) -> Any:
     """What `written` was given.
 
     Raises:

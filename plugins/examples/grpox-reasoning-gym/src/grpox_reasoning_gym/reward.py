@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from grpox.contracts import Text, completion_text
 
-from grpox_reasoning_gym.entries import read
+from grpox_reasoning_gym.entries import decode
 from grpox_reasoning_gym.rows import built
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class ReasoningGymReward:
 def _entry(text: str | None) -> Mapping[str, Any] | None:
     """The entry that `text` holds, None where that is something else."""
     try:
-        entry = None if text is None else read(text)
+        entry = None if text is None else decode(text)
     except ValueError:
         return None
     return entry if isinstance(entry, dict) and entry.keys() >= KEYS else None

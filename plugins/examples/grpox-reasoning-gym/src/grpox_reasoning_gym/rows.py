@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from grpox.errors import ConfigError
 
-from grpox_reasoning_gym.entries import written
+from grpox_reasoning_gym.entries import encode
 
 if TYPE_CHECKING:
     import datasets
@@ -43,7 +43,7 @@ def rows(config: SourceConfig) -> list[Row]:
     Raises:
         ConfigError: a task refuses its settings, or the template names what an entry does not have.
     """
-    made: list[Row] = []
+    result: list[Row] = []
     counts = shares(config.size, [task.weight for task in config.tasks])
     for place, (task, count) in enumerate(zip(config.tasks, counts, strict=True)):
         # A seed of its own: reasoning-gym's entry i of seed s is entry 0 of seed s + i, so that neighbouring
@@ -51,9 +51,9 @@ def rows(config: SourceConfig) -> list[Row]:
         seed = Random(f"{config.seed} {place} {task.task}").getrandbits(31)
         if count:  # some tasks refuse a size of 0
             dataset = built(task.task, task.settings, f"data.source.tasks.{place}", seed, count)
-            made += [_row(config, task, dataset[index]) for index in range(count)]
-    Random(config.seed).shuffle(made)
-    return made
+            result += [_row(config, task, dataset[index]) for index in range(count)]
+    Random(config.seed).shuffle(result)
+    return result
 
 
 def shares(size: int, weights: Sequence[float]) -> list[int]:
@@ -90,7 +90,7 @@ def _row(config: SourceConfig, task: Task, entry: Mapping[str, Any]) -> Row:
         "answer": None if answer is None else str(answer),
         "task": task.task,
         "settings": json.dumps(task.settings),
-        "entry": written(dict(entry)),
+        "entry": encode(dict(entry)),
     }
 
 
