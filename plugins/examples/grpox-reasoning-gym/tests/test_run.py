@@ -67,20 +67,17 @@ def test_heldout_rows_share_no_prompt_with_training(folder: Path) -> None:
         ("data: {source: {name: reasoning-gym, tasks: lcm}}", ["--seed", "0"], "is the seed of training"),
         ("data: {source: {name: reasoning-gym, tasks: lcm}}", ["--size", "0"], "--size"),
         (f"data: {{source: {FEW}}}", [], "prompts were found that training does not have"),
+        (None, [], "wrong.yaml"),
     ],
 )
 def test_a_wrong_request_is_one_line_of_error(
-    text: str, arguments: list[str], message: str, folder: Path, capsys: pytest.CaptureFixture[str]
+    text: str | None, arguments: list[str], message: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (folder / "wrong.yaml").write_text(text)
+    if text is not None:
+        (folder / "wrong.yaml").write_text(text)
     assert main(["wrong.yaml", "out.jsonl", *arguments]) == 2
     assert message in capsys.readouterr().err
     assert not (folder / "out.jsonl").exists()
-
-
-def test_a_missing_run_file_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["/nowhere.yaml", "out.jsonl"]) == 2
-    assert "nowhere.yaml" in capsys.readouterr().err
 
 
 def _source(path: Path) -> dict[str, object]:

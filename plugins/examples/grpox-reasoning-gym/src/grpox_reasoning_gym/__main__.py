@@ -1,6 +1,6 @@
 """``python -m grpox_reasoning_gym run.yaml heldout.jsonl``: held-out rows for a run's evaluation.
 
-They are made as the run's own, of another seed, and none of them has a prompt that the run trains on.
+The run's own settings make them with another seed. None has a prompt that the run trains on.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from grpox_reasoning_gym.config import SourceConfig
 from grpox_reasoning_gym.rows import Row, rows
 
 ROUNDS = 20
-"""How often more rows are made while training's prompts leave too few."""
+"""Attempts to draw rows, while too few have a prompt that training lacks."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -43,7 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def source_of(path: Path) -> SourceConfig:
-    """The source of a run file; the rest of the file is not looked at.
+    """Read the source of a run file, and nothing else of it.
 
     Raises:
         ConfigError: its data is not of this source, or the source's parameters are wrong.
@@ -64,10 +64,10 @@ def source_of(path: Path) -> SourceConfig:
 
 
 def heldout(config: SourceConfig, size: int, seed: int) -> list[Row]:
-    """`size` rows of another seed, without those whose prompt is one of training's or an earlier one's.
+    """Draw `size` rows with another seed, each with a prompt that neither training nor an earlier row has.
 
     Raises:
-        ConfigError: no row is asked for, the seed is training's, or the tasks have too few different prompts.
+        ConfigError: `size` is below 1, the seed is training's, or the tasks have too few different prompts.
     """
     if size < 1:
         raise ConfigError("is less than one row", "--size", given=str(size))

@@ -1,4 +1,4 @@
-"""Which tasks reasoning-gym has, and their settings, read from its sources.
+"""Tasks of reasoning-gym and their settings, read from its sources.
 
 Importing reasoning-gym takes seconds (sympy, matplotlib, a thousand fonts). A run file is checked far more
 often than it is trained, so the check reads what it needs: a name in each file, the fields of one dataclass.

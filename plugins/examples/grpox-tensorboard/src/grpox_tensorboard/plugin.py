@@ -1,4 +1,4 @@
-"""What grpox reads to list this plugin: strings only, so that listing imports nothing heavy."""
+"""Describe this plugin to grpox in strings, so that listing it imports nothing heavy."""
 
 from __future__ import annotations
 

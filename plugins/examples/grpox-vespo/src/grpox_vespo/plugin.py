@@ -1,4 +1,4 @@
-"""What grpox reads to list this plugin: strings only, so that listing imports nothing heavy."""
+"""Describe this plugin to grpox in strings, so that listing it imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from grpox import ComponentSpec, hookimpl
 
 TOKEN_WEIGHTS = "token-weights"
-"""What a correction provides whose R is that of single tokens. The loss multiplies R over a sequence's tokens:
-one that stands for the whole sequence would count once for each of them."""
+"""Capability of a correction with one R for each token. The loss multiplies R over a sequence's tokens: an R of
+the whole sequence would count once for each of them."""
 
 
 @hookimpl
