@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from grpox_mlflow.views import View
 
 HELP = """Runs that MLflow holds: list, show, compare and open them. Nothing is written.
@@ -27,15 +25,14 @@ runs_app = typer.Typer(no_args_is_help=True, help=HELP)
 
 RUN_HELP = "Its id or the beginning of one, its name, or its folder."
 Run = Annotated[str, typer.Argument(metavar="RUN", help=RUN_HELP)]
-Uri = Annotated[
-    str | None,
-    typer.Option(
-        "--uri",
-        metavar="URI",
-        help="MLflow's store.",
-        show_default="the folder's, MLFLOW_TRACKING_URI, or sqlite:///mlflow.db",
-    ),
-]
+
+
+def _uri_option(default: str) -> Any:
+    return typer.Option("--uri", metavar="URI", help="MLflow's store.", show_default=default)
+
+
+DEFAULT_STORE = "MLFLOW_TRACKING_URI, or sqlite:///mlflow.db"
+Uri = Annotated[str | None, _uri_option(f"the folder's, {DEFAULT_STORE}")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 
@@ -44,14 +41,7 @@ def list_runs(
     experiment: Annotated[
         str | None, typer.Option(metavar="NAME", help="Only this experiment.", show_default="all")
     ] = None,
-    uri: Annotated[
-        str | None,
-        typer.Option(
-            metavar="URI",
-            help="MLflow's store.",
-            show_default="MLFLOW_TRACKING_URI, or sqlite:///mlflow.db",
-        ),
-    ] = None,
+    uri: Annotated[str | None, _uri_option(DEFAULT_STORE)] = None,
     status: Annotated[
         str | None,
         typer.Option(
@@ -70,16 +60,13 @@ def list_runs(
       grpox runs list --status failed
       grpox runs list --uri http://127.0.0.1:5000 --json
     """
-    from rich.console import Console
-
     from grpox_mlflow import views
     from grpox_mlflow.reading import reading
     from grpox_mlflow.store import resolved_uri
 
-    console = Console()
     with reading(resolved_uri(uri)) as store:
-        view = views.list_runs(store, experiment, status, last, console)
-    _print(view, json, console)
+        view = views.list_runs(store, experiment, status, last)
+    _print(view, json)
 
 
 @runs_app.command("show")
@@ -100,15 +87,12 @@ def show_run(
       grpox runs show my-run --uri http://127.0.0.1:5000
       grpox runs show my-run --json
     """
-    from rich.console import Console
-
     from grpox_mlflow import views
     from grpox_mlflow.reading import find_runs
 
-    console = Console()
     with find_runs([run], uri) as (store, (one,)):
-        view = views.show_run(store, one, every_param, console)
-    _print(view, json, console)
+        view = views.show_run(store, one, every_param)
+    _print(view, json)
 
 
 @runs_app.command("compare")
@@ -129,8 +113,6 @@ def compare_runs(
       grpox runs compare 3f2a91c0 77be01d2 first --metric reward
       grpox runs compare first second --metric entropy --metric kl --json
     """
-    from rich.console import Console
-
     from grpox_mlflow import views
     from grpox_mlflow.reading import find_runs
 
@@ -138,7 +120,7 @@ def compare_runs(
         raise typer.BadParameter("name at least two runs", param_hint="RUN")
     with find_runs(runs, uri) as (store, several):
         view = views.compare_runs(store, several, metric or ())
-    _print(view, json, Console())
+    _print(view, json)
 
 
 @runs_app.command("open")
@@ -199,20 +181,20 @@ def sync(
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("metrics", total=None)
-        done = write_missing(
-            run_dir,
-            tracking_uri,
-            lambda position, size: bar.update(task, completed=position, total=size),
+        shipment = write_missing(
+            run_dir, tracking_uri, lambda position, size: bar.update(task, completed=position, total=size)
         )
-    missing = f"{counted(done.values, 'value')} and {counted(done.files, 'completion file')} written"
-    typer.echo(f"{run_dir} ({done.status}): {missing}\n{done.place}")
+    values, files = counted(shipment.values, "value"), counted(shipment.files, "completion file")
+    typer.echo(f"{run_dir} ({shipment.status}): {values} and {files} written\n{shipment.place}")
 
 
-def _print(view: View, as_json: bool, console: Console) -> None:
+def _print(view: View, as_json: bool) -> None:
     from json import dumps
+
+    from rich.console import Console
 
     content, page = view
     if as_json:
         typer.echo(dumps(content, indent=2))
     else:
-        console.print(page)
+        Console().print(page)

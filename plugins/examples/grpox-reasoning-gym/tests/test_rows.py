@@ -136,7 +136,7 @@ def test_a_row_has_what_rewards_need() -> None:
     assert row["task"] == "basic_arithmetic"
 
 
-def test_a_question_can_be_put_otherwise() -> None:
+def test_a_template_replaces_the_question() -> None:
     otherwise = {"system_prompt": None, "template": "{expression}=", "replace": {" ": ""}}
     row = rows(source(SUMS, conversation=False, **otherwise))[0]
     assert row["prompt"] == decode(row["entry"])["metadata"]["expression"].replace(" ", "") + "="

@@ -10,10 +10,8 @@ from pathlib import Path
 
 import grpox
 import pytest
-import yaml
 
-from grpox_reasoning_gym.__main__ import main
-from grpox_reasoning_gym.config import SourceConfig
+from grpox_reasoning_gym.__main__ import main, source_of
 from grpox_reasoning_gym.rows import rows
 
 FEW = "{name: reasoning-gym, size: 400, tasks: {task: chain_sum, settings: {max_terms: 2, max_digits: 1}}}"
@@ -48,8 +46,7 @@ def test_the_run_for_a_cpu_trains_and_is_evaluated(folder: Path) -> None:
 
 def test_heldout_rows_share_no_prompt_with_training(folder: Path) -> None:
     assert main(["gym.yaml", "heldout.jsonl", "--size", "30"]) == 0
-    config = SourceConfig(**_source(folder / "gym.yaml"))
-    trained = {json.dumps(row["prompt"]) for row in rows(config)}
+    trained = {json.dumps(row["prompt"]) for row in rows(source_of(folder / "gym.yaml"))}
     heldout = lines(folder / "heldout.jsonl")
     assert len(heldout) == 30
     assert {row["task"] for row in heldout} == {"chain_sum", "letter_counting", "lcm"}
@@ -78,9 +75,3 @@ def test_a_wrong_request_is_one_line_of_error(
     assert main(["wrong.yaml", "out.jsonl", *arguments]) == 2
     assert message in capsys.readouterr().err
     assert not (folder / "out.jsonl").exists()
-
-
-def _source(path: Path) -> dict[str, object]:
-    source = dict(yaml.safe_load(path.read_text())["data"]["source"])
-    del source["name"]
-    return source

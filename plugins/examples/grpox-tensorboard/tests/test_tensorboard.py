@@ -56,9 +56,8 @@ def started(tmp_path: Path) -> Iterator[TensorBoard]:
 def test_a_real_run_has_in_tensorboard_what_its_metrics_say(tmp_path: Path) -> None:
     overrides = ["train.max_steps=3", "tracking={tensorboard: {}}", f"output_dir={tmp_path}"]
     grpox.train("quickstart", overrides)
-    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     expected = {}
-    for line in lines:
+    for line in map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines()):
         prefix = "evaluation/" if "evaluation" in line else ""
         for name, value in (line.get("metrics") or line["evaluation"]).items():
             expected[prefix + name.removeprefix(prefix), line["step"]] = value

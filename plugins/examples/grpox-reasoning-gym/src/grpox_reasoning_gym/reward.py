@@ -70,10 +70,10 @@ class ReasoningGymReward:
 
             answer: str | None = extract_answer(completion)
             return answer
-        lines = completion.strip().splitlines()
-        if self.config.answer == "last-line":
-            return lines[-1].strip() if lines else None
-        return completion.strip() or None
+        whole = completion.strip()
+        if whole and self.config.answer == "last-line":
+            return whole.splitlines()[-1].strip()
+        return whole or None
 
 
 def _entry(text: str | None) -> Mapping[str, Any] | None:
