@@ -1,6 +1,6 @@
 """Runs as MLflow stores them, read and never written: a missing store is an error and is not created.
 
-Importing this module imports no MLflow: a mistake in the address should not cost those two seconds.
+Importing this module imports no MLflow: that takes two seconds, which a mistake in the address should not cost.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ class Shipment:
         if self._client is not None:
             return self._client
         client, experiment_id = open_store(self._uri, self.followed.experiment)
-        # Only after the store was probed: see there.
+        # Imported only after `open_store` has probed the store.
         from mlflow.entities import Param
 
         run = self._find(client, experiment_id)
