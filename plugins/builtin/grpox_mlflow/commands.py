@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from grpox_mlflow.views import View
 
 HELP = """Runs that MLflow holds: list, show, compare and open them. Nothing is written.
@@ -60,13 +62,16 @@ def list_runs(
       grpox runs list --status failed
       grpox runs list --uri http://127.0.0.1:5000 --json
     """
+    from rich.console import Console
+
     from grpox_mlflow import views
     from grpox_mlflow.reading import reading
     from grpox_mlflow.store import resolved_uri
 
+    console = Console()
     with reading(resolved_uri(uri)) as store:
-        view = views.list_runs(store, experiment, status, last)
-    _print(view, json)
+        view = views.list_runs(store, experiment, status, last, console)
+    _print(view, json, console)
 
 
 @runs_app.command("show")
@@ -87,12 +92,15 @@ def show_run(
       grpox runs show my-run --uri http://127.0.0.1:5000
       grpox runs show my-run --json
     """
+    from rich.console import Console
+
     from grpox_mlflow import views
     from grpox_mlflow.reading import find_runs
 
+    console = Console()
     with find_runs([run], uri) as (store, (one,)):
-        view = views.show_run(store, one, every_param)
-    _print(view, json)
+        view = views.show_run(store, one, every_param, console)
+    _print(view, json, console)
 
 
 @runs_app.command("compare")
@@ -113,6 +121,8 @@ def compare_runs(
       grpox runs compare 3f2a91c0 77be01d2 first --metric reward
       grpox runs compare first second --metric entropy --metric kl --json
     """
+    from rich.console import Console
+
     from grpox_mlflow import views
     from grpox_mlflow.reading import find_runs
 
@@ -120,7 +130,7 @@ def compare_runs(
         raise typer.BadParameter("name at least two runs", param_hint="RUN")
     with find_runs(runs, uri) as (store, several):
         view = views.compare_runs(store, several, metric or ())
-    _print(view, json)
+    _print(view, json, Console())
 
 
 @runs_app.command("open")
@@ -188,13 +198,11 @@ def sync(
     typer.echo(f"{run_dir} ({shipment.status}): {values} and {files} written\n{shipment.place}")
 
 
-def _print(view: View, as_json: bool) -> None:
+def _print(view: View, as_json: bool, console: Console) -> None:
     from json import dumps
-
-    from rich.console import Console
 
     content, page = view
     if as_json:
         typer.echo(dumps(content, indent=2))
     else:
-        Console().print(page)
+        console.print(page)

@@ -69,7 +69,7 @@ View = tuple[object, RenderableType]
 # -- list ------------------------------------------------------------------------------------------------
 
 
-def list_runs(store: Store, experiment: str | None, status: str | None, last: int) -> View:
+def list_runs(store: Store, experiment: str | None, status: str | None, last: int, console: Console) -> View:
     """Search the newest runs; one request more for each run that evaluates.
 
     Raises:
@@ -92,7 +92,7 @@ def list_runs(store: Store, experiment: str | None, status: str | None, last: in
         rows.append(_cells(run, course))
     if not rows:
         return [], Text(f"no such run in {redact(store.uri)}", no_wrap=True, overflow="ignore")
-    return objects, _list_table(rows, Console().width < NINE_COLUMNS)
+    return objects, _list_table(rows, console.width < NINE_COLUMNS)
 
 
 def _list_table(rows: list[dict[str, str]], narrow: bool) -> Table:
@@ -138,7 +138,7 @@ def _stacked(cells: Mapping[str, str]) -> str:
 # -- show ------------------------------------------------------------------------------------------------
 
 
-def show_run(store: Store, run: TrackedRun, every_param: bool) -> View:
+def show_run(store: Store, run: TrackedRun, every_param: bool, console: Console) -> View:
     """Read the histories of the main metrics and the list of artifacts.
 
     Args:
@@ -159,7 +159,7 @@ def show_run(store: Store, run: TrackedRun, every_param: bool) -> View:
         "": _grid(_facts(run)),
         "parameters" if every_param else "parameters that are not the default": _grid(params),
         "resumed with": _grid(resumed_with) if resumed_with else None,
-        "metrics": _metrics(courses) if courses else Text("none yet"),
+        "metrics": _metrics(courses, console) if courses else Text("none yet"),
         "artifacts": Text(listed),
     }
     lines: list[RenderableType] = [Text.assemble((run.name, "bold"), f"  {run.run_id}  ", _status(run.status))]
@@ -190,8 +190,7 @@ def _facts(run: TrackedRun) -> dict[str, str]:
     return {name: value for name, value in facts.items() if value}
 
 
-def _metrics(courses: Mapping[str, Course]) -> Table:
-    console = Console()
+def _metrics(courses: Mapping[str, Course], console: Console) -> Table:
     narrow = console.width < NARROW
     names = ("first", "last", *(() if narrow else ("lowest",)), "highest", "")
     rows = []
