@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -27,15 +27,14 @@ runs_app = typer.Typer(no_args_is_help=True, help=HELP)
 
 RUN_HELP = "Its id or the beginning of one, its name, or its folder."
 Run = Annotated[str, typer.Argument(metavar="RUN", help=RUN_HELP)]
-Uri = Annotated[
-    str | None,
-    typer.Option(
-        "--uri",
-        metavar="URI",
-        help="MLflow's store.",
-        show_default="the folder's, MLFLOW_TRACKING_URI, or sqlite:///mlflow.db",
-    ),
-]
+
+
+def _uri_option(default: str) -> Any:
+    return typer.Option("--uri", metavar="URI", help="MLflow's store.", show_default=default)
+
+
+DEFAULT_STORE = "MLFLOW_TRACKING_URI, or sqlite:///mlflow.db"
+Uri = Annotated[str | None, _uri_option(f"the folder's, {DEFAULT_STORE}")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 
@@ -44,14 +43,7 @@ def list_runs(
     experiment: Annotated[
         str | None, typer.Option(metavar="NAME", help="Only this experiment.", show_default="all")
     ] = None,
-    uri: Annotated[
-        str | None,
-        typer.Option(
-            metavar="URI",
-            help="MLflow's store.",
-            show_default="MLFLOW_TRACKING_URI, or sqlite:///mlflow.db",
-        ),
-    ] = None,
+    uri: Annotated[str | None, _uri_option(DEFAULT_STORE)] = None,
     status: Annotated[
         str | None,
         typer.Option(
@@ -199,13 +191,11 @@ def sync(
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("metrics", total=None)
-        done = write_missing(
-            run_dir,
-            tracking_uri,
-            lambda position, size: bar.update(task, completed=position, total=size),
+        shipment = write_missing(
+            run_dir, tracking_uri, lambda position, size: bar.update(task, completed=position, total=size)
         )
-    missing = f"{counted(done.values, 'value')} and {counted(done.files, 'completion file')} written"
-    typer.echo(f"{run_dir} ({done.status}): {missing}\n{done.place}")
+    values, files = counted(shipment.values, "value"), counted(shipment.files, "completion file")
+    typer.echo(f"{run_dir} ({shipment.status}): {values} and {files} written\n{shipment.place}")
 
 
 def _print(view: View, as_json: bool, console: Console) -> None:

@@ -1,4 +1,4 @@
-"""What a run file may say under ``tracking: {mlflow: ...}``."""
+"""Keys of a run file under ``tracking.mlflow``."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Datasets and tables as MLflow's pages show them.
 
-A dataset is its name, digest, place and columns: no row of it is loaded. A table is the file that MLflow's
-`log_table` would write, written once: that fetches and uploads the whole table again for every row.
+A dataset is its name, digest, place and columns; no row is loaded. A table is the file of MLflow's `log_table`,
+written once: `log_table` itself fetches and uploads the whole table for every row.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ EVAL_TABLE, SWEEP_TABLE = "eval_table.json", "sweep_table.json"
 
 
 def datasets_of(run: RunContext) -> list[dict[str, str]]:
-    """Describe the data of a run for `dataset_inputs`: training data, and held-out data where there are any.
+    """Describe a run's training data, and its held-out data if there are any, for `dataset_inputs`.
 
-    The digest is that of the file's content, as a checkpoint holds it to see that a run resumes on the same
-    data; of data on a hub, given in Python or from a component it is that of what the run file says of them.
+    The digest is the fingerprint of the file's content, by which a resumed run checks its data. For hub data,
+    Python objects and dataset components it is a hash of the run file's text.
     """
     data, evaluation, source = run.config.data, run.config.evaluation, run.config.data.source
     fingerprint = run.fingerprints.get("data.path")
@@ -44,16 +44,16 @@ def datasets_of(run: RunContext) -> list[dict[str, str]]:
         where = {"component": source.label, "parameters": redacted(source.params)}
         datasets = [_described("component", source.label, where, fingerprint, TRAIN)]
     if evaluation is not None:
-        held_out = _dataset(evaluation.path, run.fingerprints.get("evaluation.path"), EVALUATION, {})
-        if all(held_out[key] == datasets[0][key] for key in ("name", "digest")):
+        eval_dataset = _dataset(evaluation.path, run.fingerprints.get("evaluation.path"), EVALUATION, {})
+        if all(eval_dataset[key] == datasets[0][key] for key in ("name", "digest")):
             # MLflow knows a dataset by both and would leave out the second context.
-            held_out["name"] += f" ({EVALUATION})"
-        datasets.append(held_out)
+            eval_dataset["name"] += f" ({EVALUATION})"
+        datasets.append(eval_dataset)
     return datasets
 
 
 def dataset_inputs(datasets: Sequence[dict[str, str]]) -> list[DatasetInput]:
-    """Make what `MlflowClient.log_inputs` takes; the same ones twice are one."""
+    """Build the argument of `MlflowClient.log_inputs`; logging the same datasets twice adds none."""
     from mlflow.entities import Dataset, DatasetInput, InputTag
     from mlflow.utils.mlflow_tags import MLFLOW_DATASET_CONTEXT
 
@@ -91,21 +91,21 @@ def _described(
 
 
 def _columns(path: Path) -> dict[str, str]:
-    """Schema and number of records of a file, as far as a cheap look tells them."""
+    """Read schema and number of records of a file, as far as that is cheap."""
     try:
         look = look_at(path) if path.is_file() else None
     except (UnreadableData, OSError):
         look = None
     if look is None:
         return {}
-    # What is in a column is not looked at: MLflow's schema has a type for that, too.
+    # MLflow's type for columns of unknown content.
     schema = json.dumps({"mlflow_colspec": [{"type": "any", "name": name} for name in look.columns]})
     profile = {} if look.records is None else {"profile": json.dumps({"num_rows": look.records})}
     return {"schema": schema, **profile}
 
 
 def table_text(rows: Sequence[Mapping[str, object]]) -> str:
-    """Rows as JSON in pandas' form "split", which MLflow reads; a key that a row lacks, and NaN, is null."""
+    """Format rows as JSON in pandas' form "split", which MLflow reads; missing keys and NaN are null."""
     columns = list(dict.fromkeys(key for row in rows for key in row))
     data = [[row.get(column) for column in columns] for row in rows]
     data = [[None if isinstance(v, float) and not math.isfinite(v) else v for v in row] for row in data]
@@ -113,10 +113,10 @@ def table_text(rows: Sequence[Mapping[str, object]]) -> str:
 
 
 def completions_table(folder: Path) -> str | None:
-    """Completions of a run's folder as such a table; None where it saved none.
+    """Format the completions of the report as such a table; None where the run saved none.
 
-    Those that the report shows: at most eight batches from the first to the last, of each at most 16
-    completions from the best to the worst.
+    The report shows at most eight batches from the first to the last, each with at most 16 completions from
+    the best to the worst.
     """
     batches, _ = read_samples(folder)
     rows = [

@@ -1,4 +1,4 @@
-"""The MLflow run that follows a run's folder, all that it takes to create it late, and how far the run came."""
+"""The MLflow run of a run's folder: what creating it late needs, and how far the run came."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class FollowedRun:
     """Store of the run, without a password."""
     experiment: str
     key: str
-    """The MLflow run's tag ``grpox.run``: by it a run is found that was created without our hearing of it."""
+    """The MLflow run's tag ``grpox.run``, by which we find a run whose creation was never confirmed."""
     start_time: int
     """Unix milliseconds."""
     run_name: str | None = None
@@ -47,7 +47,7 @@ class FollowedRun:
     """None until the run is created."""
 
     def write(self, folder: Path) -> None:
-        """Keep it in the run's folder, whole or not at all."""
+        """Write it into the run's folder, whole or not at all."""
         with whole_file(folder / FILE) as unfinished:
             text = json.dumps(asdict(self), indent=2, ensure_ascii=False) + "\n"
             unfinished.write_text(text, encoding="utf-8")
@@ -55,7 +55,7 @@ class FollowedRun:
 
     @classmethod
     def begin(cls, uri: str, experiment: str, params: Iterable[tuple[str, str]], **others: Any) -> FollowedRun:
-        """Make that of a run which begins now.
+        """Make the record of a run that begins now.
 
         Args:
             uri: of the store, with its password.
@@ -73,21 +73,21 @@ class FollowedRun:
         )
 
     def resume(self, before: FollowedRun | None, when: str = "") -> FollowedRun:
-        """Go on in the MLflow run of `before` where that is in the same store; what changed becomes tags."""
+        """Continue the MLflow run of `before` if it is in the same store; changed parameters become tags."""
         if before is None or before.tracking_uri != self.tracking_uri:
             return self
-        kept = {key: value for key, value in before.tags.items() if key.startswith((CHANGED, PARENT_TAG))}
+        tags = {key: value for key, value in before.tags.items() if key.startswith((CHANGED, PARENT_TAG))}
         return replace(
             before,
             log_completions=self.log_completions,
-            tags={**kept, **self.tags, **changes(before.params, self.params, when)},
+            tags={**tags, **self.tags, **changes(before.params, self.params, when)},
             datasets=self.datasets,
             registration=self.registration,
         )
 
     @classmethod
     def read(cls, folder: Path) -> FollowedRun | None:
-        """Read that of a run's folder; None where MLflow does not follow it."""
+        """Read the record in a run's folder; None where MLflow does not follow the run."""
         try:
             return cls(**json.loads((folder / FILE).read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError):
@@ -103,7 +103,7 @@ def address_of(followed: FollowedRun) -> str:
     if redact(configured) == known:
         return configured
     what = f"the run's store is {known}, and its password is not kept"
-    raise ConfigError(what, key="MLFLOW_TRACKING_URI", allowed="that address with its password")
+    raise ConfigError(what, "MLFLOW_TRACKING_URI", allowed="that address with its password")
 
 
 def ending(folder: Path) -> tuple[str, int]:

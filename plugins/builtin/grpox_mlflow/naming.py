@@ -15,15 +15,15 @@ VALUE_LENGTH = 6000
 TAG_LENGTH = 5000
 """Characters of a tag's value that every version of MLflow takes."""
 KEY_TAG, FOLDER_TAG = "grpox.run", "grpox.output_dir"
-"""Tags of every run: its key, by which it is known wherever it is kept, and its folder."""
+"""Tags of every run: its key, which is the same in every store, and its folder."""
 PARENT_TAG = "mlflow.parentRunId"
 """Tag by which MLflow shows a run below another."""
 CHANGED = "changed."
-"""Begins the tag of a parameter that is not what it was when the run began."""
+"""Prefix of the tag of a parameter that has changed since the run began."""
 
 
 class Names:
-    """Maps our names to names MLflow accepts, the same one each time and no two to the same one.
+    """Maps our names to names MLflow accepts: one to one, and the same each time.
 
     Characters other than ``\\w . - : /`` and space become ``_``; MLflow also refuses names that are not
     normal as paths (``a//b``, ``../a``), whose odd parts are dropped.
@@ -60,7 +60,7 @@ def flattened(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str
 
 
 def shortened(value: str) -> str:
-    """`value` if MLflow takes it whole; else its start and a note that the rest is in ``config.yaml``."""
+    """Return `value`, cut to MLflow's limit with a note that all of it is in ``config.yaml``."""
     if len(value) <= VALUE_LENGTH:
         return value
     note = f" ... ({len(value)} characters, whole in config.yaml)"
@@ -68,7 +68,7 @@ def shortened(value: str) -> str:
 
 
 def changes(before: Mapping[str, str], now: Mapping[str, str], when: str = "") -> dict[str, str]:
-    """Parameters that are not what they were, as tags: MLflow's own never change.
+    """Return changed parameters as tags, because MLflow's own parameters never change.
 
     Args:
         when: text behind each, such as `` after step 3``.
@@ -90,9 +90,9 @@ def model_name_problem(name: str) -> str:
 
 
 def invented_name() -> str:
-    """Invent a name as MLflow does, and another each time.
+    """Invent a name as MLflow does, a new one each time.
 
-    MLflow draws from Python's own generator, which runs of the same seed have all brought into the same state.
+    MLflow draws it from Python's global generator, whose state is the same in all runs of one seed.
     """
     from mlflow.utils.name_utils import _generate_random_name
 

@@ -1,7 +1,6 @@
-"""The MLflow run above those of a sweep: the grid as parameters, and at the end the table of results.
+"""The parent MLflow run of a sweep's runs: the grid as parameters, and at the end the table of results.
 
-Its folder is the sweep's, and what it says lies there like that of any run: `grpox sync` ships what a server
-missed.
+The sweep's folder has its data like that of any run, so that `grpox sync` ships what a server missed.
 """
 
 from __future__ import annotations
@@ -26,16 +25,16 @@ from grpox_mlflow.store import format_error, is_passing, quick_requests, resolve
 logger = get_logger(__name__)
 
 PARENT = "GRPOX_MLFLOW_PARENT"
-"""Environment variable with the id of the run whose child a run is to be."""
+"""Environment variable with the id of the parent run."""
 NAMED = "GRPOX_MLFLOW_NAMED"
-"""Environment variable that is set where a run is named after its folder, which says its setting."""
+"""Environment variable that has a run named after its folder, which says its setting."""
 RUN_NAME = "tracking.mlflow.run_name"
 
 
 class ParentRun:
     """Follows a sweep from its start, through each run that ends, to its end.
 
-    A store that cannot be used is a warning, once; the sweep goes on and its folder keeps everything.
+    An outage of the store is one warning; the sweep continues, and its folder has everything.
 
     Args:
         config: as the sweep's runs have it.
@@ -50,8 +49,8 @@ class ParentRun:
         self._folder = sweep.folder.absolute()
         self._are_named = RUN_NAME not in sweep.axes
         self._uri = resolved_uri(config.tracking_uri)
-        self._held = ExitStack()
-        self._held.enter_context(hold(self._folder))
+        self._lock = ExitStack()
+        self._lock.enter_context(hold(self._folder))
         for name in ("summary.json", "failure.json"):
             (self._folder / name).unlink(missing_ok=True)
         params = {key: ", ".join(values) for key, values in sweep.axes.items()}
@@ -71,14 +70,14 @@ class ParentRun:
 
     @property
     def run_id(self) -> str | None:
-        """None while no store has it."""
+        """Id in the store; None until the run is created."""
         return self._shipment.followed.run_id
 
     @property
     def environment(self) -> dict[str, str]:
-        """Variables by which the runs of the sweep hear of it."""
-        named = {NAMED: "1"} if self._are_named else {}
-        return named if self.run_id is None else {**named, PARENT: self.run_id}
+        """Variables that tell the sweep's runs their parent."""
+        parent = {} if self.run_id is None else {PARENT: self.run_id}
+        return parent | ({NAMED: "1"} if self._are_named else {})
 
     def update(self, results: SweepResults) -> None:
         """Record how many runs are complete, and the value of the best."""
@@ -86,7 +85,7 @@ class ParentRun:
         self._ship(self._shipment.ship)
 
     def conclude(self, results: SweepResults, status: str) -> None:
-        """Record that the sweep is over, with its table; each run is made a child where it is none yet.
+        """Record the end of the sweep with its table, and give every run without a parent this one.
 
         Args:
             status: MLflow's.
@@ -104,12 +103,12 @@ class ParentRun:
         self._shipment.ending = (status, time.time_ns() // 1_000_000)
         self._is_away = False
         self._ship(lambda: self._end([run.run_id for run in runs if run.run_id is not None]))
-        self._held.close()
+        self._lock.close()
         if self.run_id is not None and not self._is_away:
             logger.info("MLflow run %s (%s): %s", self.run_id, status, self._shipment.place)
 
     def _record(self, results: SweepResults) -> dict[str, float]:
-        """Add a line to metrics.jsonl, its step being the number of complete runs; returns the best value."""
+        """Append a line to metrics.jsonl, with complete runs as its step; returns the best value."""
         best, finished = results.best, len(results.finished)
         value = {} if best is None or best.value is None else {f"best/{results.metric}": best.value}
         line = {"step": finished, "time": time.time(), "metrics": {"sweep/finished": finished, **value}}
@@ -118,7 +117,7 @@ class ParentRun:
         return value
 
     def _end(self, children: Sequence[str]) -> None:
-        """Ship the rest, and make runs children that began while the store was away and heard of no parent."""
+        """Ship the rest, and set the parent of runs that began while the store was away."""
         self._shipment.ship()
         client = self._shipment.open()
         for child in children:
@@ -126,7 +125,7 @@ class ParentRun:
                 client.set_tag(child, PARENT_TAG, str(self.run_id))
 
     def _ship(self, write: Callable[[], object], begins: bool = False) -> None:
-        """Write to the store; that it cannot be is a warning, and ends a sweep only where it has not begun.
+        """Write to the store; an error is a warning, and ends a sweep only at its start.
 
         Raises:
             RunFailed: the sweep begins, and the store can never be used.
@@ -137,7 +136,7 @@ class ParentRun:
         except Exception as error:
             reason = f"MLflow at {redact(self._uri)} cannot be written to: {format_error(error)}"
             if begins and not is_passing(error):
-                self._held.close()
+                self._lock.close()
                 raise RunFailed(reason) from error
             if not self._is_away:
                 logger.warning("%s\n    nothing is lost: grpox sync %s", reason, self._folder)

@@ -9,28 +9,24 @@ from grpox import CommandSpec, ComponentSpec, hookimpl
 
 @hookimpl
 def grpox_observers() -> Iterable[ComponentSpec]:
-    return (
-        ComponentSpec(
-            name="mlflow",
-            target="grpox_mlflow.tracker:MlflowTracker",
-            config="grpox_mlflow.configs:MlflowConfig",
-            summary="Parameters, metrics and completions in MLflow; local SQLite by default",
-            source="https://mlflow.org",
-        ),
+    yield ComponentSpec(
+        name="mlflow",
+        target="grpox_mlflow.tracker:MlflowTracker",
+        config="grpox_mlflow.configs:MlflowConfig",
+        summary="Parameters, metrics and completions in MLflow; local SQLite by default",
+        source="https://mlflow.org",
     )
 
 
 @hookimpl
 def grpox_commands() -> Iterable[CommandSpec]:
-    return (
-        CommandSpec(
-            name="runs",
-            target="grpox_mlflow.commands:runs_app",
-            help="Runs that MLflow holds: list, show, compare and open them. Nothing is written.",
-        ),
-        CommandSpec(
-            name="sync",
-            target="grpox_mlflow.commands:sync",
-            help="Write to MLflow what it lacks of a run, whose server was away for a while or from the start.",
-        ),
+    yield CommandSpec(
+        name="runs",
+        target="grpox_mlflow.commands:runs_app",
+        help="Runs that MLflow holds: list, show, compare and open them. Nothing is written.",
+    )
+    yield CommandSpec(
+        name="sync",
+        target="grpox_mlflow.commands:sync",
+        help="Write to MLflow what it lacks of a run, whose server was away for a while or from the start.",
     )

@@ -1,6 +1,6 @@
-"""Runs as MLflow holds them, read and never written: a store that is not there is an error, and not made.
+"""Runs as MLflow stores them, read and never written: a missing store is an error and is not created.
 
-Importing this imports no MLflow: that takes two seconds, which a mistake in the address need not cost.
+Importing this module imports no MLflow: that takes two seconds, which a mistake in the address should not cost.
 """
 
 from __future__ import annotations
@@ -66,21 +66,20 @@ class Store:
             ConfigError: there is no such experiment.
         """
         names = self.experiments
-        chosen = [known for known, name in names.items() if experiment in (None, name)]
-        if experiment is not None and not chosen:
-            known = sorted(names.values())
-            near = nearest(experiment, known)
-            what = f"no such experiment in {redact(self.uri)}"
-            raise ConfigError(what, "--experiment", given=experiment, allowed=", ".join(known), nearest=near)
+        chosen = [each for each, name in names.items() if experiment in (None, name)]
         if not chosen:
-            return []
+            if experiment is None:
+                return []
+            known = sorted(names.values())
+            what, near = f"no such experiment in {redact(self.uri)}", nearest(experiment, known)
+            raise ConfigError(what, "--experiment", given=experiment, allowed=", ".join(known), nearest=near)
         wanted = f"tags.`{KEY_TAG}` != ''" + (f" AND {condition}" if condition else "")
         newest_first = ["attributes.start_time DESC"]
         runs = self._client.search_runs(chosen, wanted, max_results=most, order_by=newest_first)
         return [_tracked(run, names.get(run.info.experiment_id, "")) for run in runs]
 
     def course(self, run: TrackedRun, metric: str) -> Course | None:
-        """Every value of a metric, by step, of a step taken again the last. None where it has none."""
+        """Values of a metric by step, the last of a repeated step; None where the run has none."""
         if metric not in run.last:
             return None
         values = self._client.get_metric_history(run.run_id, metric)
@@ -153,8 +152,7 @@ def _tracked(run: Run, experiment: str) -> TrackedRun:
 
 
 def _find_run(store: Store, name: str) -> TrackedRun:
-    in_folder = _in_folder(store, name)
-    if in_folder is not None:
+    if (in_folder := _in_folder(store, name)) is not None:
         return in_folder
     conditions = [f"attributes.run_id LIKE '{name}%'"] if re.fullmatch("[0-9a-f]{1,32}", name) else []
     if (quoted := _quote(name)) is not None:
@@ -180,15 +178,14 @@ def _in_folder(store: Store, name: str) -> TrackedRun | None:
         quoted = _quote(str(folder.absolute())) if folder.name else None
         runs = store.search(f"tags.`{FOLDER_TAG}` = {quoted}", most=1) if quoted else []
         return runs[0] if runs else None
-    runs = store.search(f"tags.`{KEY_TAG}` = '{followed.key}'", most=1)
-    if runs:
+    if runs := store.search(f"tags.`{KEY_TAG}` = '{followed.key}'", most=1):
         return runs[0]
     what = f"{redact(store.uri)} does not have the run in this folder"
     raise ConfigError(what, "RUN", given=name, allowed=f"after: grpox sync {name}")
 
 
 def _quote(text: str) -> str | None:
-    """`text` as MLflow's searches have it, which know no escapes; None where it has quotes of both kinds."""
+    """Quote `text` for MLflow's searches, which know no escapes; None where it has quotes of both kinds."""
     return next((f"{quote}{text}{quote}" for quote in "'\"" if quote not in text), None)
 
 

@@ -1,4 +1,4 @@
-"""A run's files of JSON lines, read a piece at a time, and entities in requests that MLflow takes."""
+"""JSON lines of a run's files, read a piece at a time, and requests of a size that MLflow accepts."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class RecordedLines(Generic[Item]):
     """Reads a file of JSON lines a piece at a time, so that memory does not grow with what waits.
 
     Args:
-        read: items of a line; none of a line that is no JSON, because its process was killed.
+        read: returns the items of a line; none if it is no JSON because its process was killed.
         most: items of a piece, unless one line has more.
-        position: bytes that are done with.
+        position: bytes already read.
     """
 
     def __init__(self, path: Path, read: Callable[[bytes], list[Item]], most: int, position: int = 0) -> None:
@@ -41,11 +41,11 @@ class RecordedLines(Generic[Item]):
 
     @property
     def size(self) -> int:
-        """Bytes that there are."""
+        """Bytes of the file."""
         return self._path.stat().st_size if self._path.exists() else 0
 
     def left(self) -> int:
-        """Count the lines that are not done with."""
+        """Count the lines after `position`."""
         if not self._path.exists():
             return 0
         with self._path.open("rb") as file:
@@ -53,7 +53,7 @@ class RecordedLines(Generic[Item]):
             return sum(1 for _ in file)
 
     def pieces(self) -> Iterator[tuple[list[Item], int]]:
-        """The items of the next lines, and where these end; `position` moves there when more are asked for."""
+        """Yield items of the next lines and where these end; `position` moves there with the next request."""
         while self.position < self.size:
             items: list[Item] = []
             end = self.position
@@ -72,7 +72,7 @@ class RecordedLines(Generic[Item]):
 
 
 def recorded_metrics(path: Path) -> RecordedLines[Metric]:
-    """Every value of a file of metrics with its step and time; those of evaluations below ``evaluation/``."""
+    """Read every value of a file of metrics with its step and time, evaluations' as ``evaluation/...``."""
     names = Names()
 
     def read(line: bytes) -> list[Metric]:
@@ -91,7 +91,7 @@ def recorded_metrics(path: Path) -> RecordedLines[Metric]:
 
 
 def in_requests(entities: Sequence[Entity], most: int) -> Iterator[list[Entity]]:
-    """`entities` in order, at most `most` of them in a request, and no more than fit into one."""
+    """Split `entities` into requests, in order: at most `most` in each, and no more than fit."""
     batch: list[Entity] = []
     size = 0
     for entity in entities:

@@ -1,9 +1,8 @@
-"""The run's model and checkpoints as versions of a registered model, with the metrics that they had.
+"""The run's model and checkpoints as versions of a registered model, with their metrics.
 
-All of it follows from the files of the run's folder, and what the registry has is found by the run's key: so it
-can be done again after any error, and by `grpox sync`. A version's files have the layout of MLflow's
-transformers flavor, so that `mlflow.transformers.load_model` reads them. MLflow's own writer would load the
-model to save it once more.
+Everything follows from the files of the run's folder, and the registry's entries have the run's key: so writing
+can be repeated after any error, and by `grpox sync`. A version's files have the layout of MLflow's transformers
+flavor, so that `mlflow.transformers.load_model` reads them. MLflow's own writer would load and save the model.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 
 GIB = 2**30
 BEST = "best"
-"""The alias of the best version. MLflow itself gives ``latest`` to the newest one."""
+"""Alias of the best version; MLflow itself gives ``latest`` to the newest one."""
 STEP, FOLDER, METRIC, VALUE = "grpox.step", "grpox.folder", "grpox.metric", "grpox.value"
 UPLOADED, MODEL = "grpox.uploaded", "grpox.model_id"
 VERSIONS = "mlflow.modelVersions"
@@ -51,7 +50,7 @@ _LINKED = ("evaluation/", "reward", "rewards/")
 
 @dataclass(frozen=True)
 class Registration:
-    """Settings by which a run's models are registered; kept in ``mlflow.json``."""
+    """Settings by which a run's models are registered, saved in ``mlflow.json``."""
 
     name: str
     """Name of the registered model."""
@@ -71,7 +70,7 @@ class Saved:
     step: int
     folder: Path
     loadable: bool
-    """A Hugging Face folder; else a checkpoint, which is never uploaded: it holds the optimizer's states."""
+    """True of a Hugging Face folder; a checkpoint is never uploaded, as it has the optimizer's states."""
 
     @property
     def size(self) -> int:
@@ -87,7 +86,7 @@ class Registry:
     """
 
     def __init__(self, folder: Path, registration: Registration, key: str) -> None:
-        # By the whole path versions are known again, wherever the process stands.
+        # Versions are recognized by the absolute path.
         self._folder = folder.absolute()
         self._registration = registration
         self._key = key
@@ -95,11 +94,11 @@ class Registry:
         self._run_id = self._experiment_id = ""
 
     def upload_bytes(self) -> int:
-        """Bytes that are still to be uploaded."""
+        """Count the bytes that are still to be uploaded."""
         return sum(s.size for s in self._saved() if s.folder not in self._done and self._uploads(s))
 
     def write(self, client: MlflowClient, run_id: str, experiment_id: str) -> None:
-        """Register what is saved and not registered, and forget versions whose checkpoint is gone."""
+        """Register models that are not registered yet, and delete versions whose checkpoint is gone."""
         from mlflow.exceptions import MlflowException
 
         saved = list(self._saved())
@@ -119,7 +118,7 @@ class Registry:
             try:
                 self._register(client, each)
             except FileNotFoundError:
-                # The run removes checkpoints of which it has enough, while this thread reads them.
+                # The run may remove an old checkpoint while this thread reads it.
                 if each.folder.exists():
                     raise
         for folder, version in versions.items():
@@ -143,7 +142,7 @@ class Registry:
         return saved.loadable and saved.size <= self._registration.upload_gib * GIB
 
     def _versions(self, client: MlflowClient) -> dict[Path, ModelVersion]:
-        """Folder -> the version that is of it, of those of this run."""
+        """Map each folder of this run to its version."""
         versions = client.search_model_versions(f"name = '{self._registration.name}'", max_results=1000)
         mine = [version for version in versions if version.tags.get(KEY_TAG) == self._key]
         return {Path(version.tags[FOLDER]): version for version in mine if FOLDER in version.tags}
@@ -172,7 +171,7 @@ class Registry:
     def _logged_model(
         self, client: MlflowClient, saved: Saved, metrics: Mapping[str, Metric], tags: dict[str, str]
     ) -> LoggedModel:
-        """The model as MLflow's runs show it, with files and metrics; what an earlier try left is taken up."""
+        """Log the model with files and metrics, as MLflow's runs show it; continue what an earlier try left."""
         from mlflow.entities import LoggedModelOutput, Metric
 
         run_id, experiment = self._run_id, self._experiment_id
@@ -196,14 +195,12 @@ class Registry:
 
     def _write_files(self, client: MlflowClient, saved: Saved, model_id: str) -> None:
         versions = self._registration.versions
+        libraries = [name for name in ("torch", "transformers") if name in versions]
         # A local part such as +cpu is of a build that no index has.
-        pinned = {
-            name: versions[name].partition("+")[0] for name in ("torch", "transformers") if name in versions
-        }
+        requirements = "".join(f"{name}=={versions[name].partition('+')[0]}\n" for name in libraries)
         with tempfile.TemporaryDirectory() as folder:
             small = Path(folder)
             (small / MLMODEL).write_text(self._mlmodel(saved, model_id), encoding="utf-8")
-            requirements = "".join(f"{name}=={version}\n" for name, version in pinned.items())
             (small / REQUIREMENTS).write_text(requirements, encoding="utf-8")
             if (saved.folder / CARD).exists():
                 (small / CARD).write_bytes((saved.folder / CARD).read_bytes())
@@ -216,7 +213,7 @@ class Registry:
             client.log_model_artifacts(model_id, str(saved.folder), WEIGHTS)
 
     def _mlmodel(self, saved: Saved, model_id: str) -> str:
-        """The file MLmodel: where the weights are, and how they are loaded."""
+        """Compose the file MLmodel, which tells MLflow how to load the weights and from which folder."""
         folder, versions = str(saved.folder), self._registration.versions
         flavors: dict[str, Any] = {"grpox": {"folder": folder, "version": versions.get("grpox", "unknown")}}
         if saved.loadable:
@@ -248,7 +245,7 @@ class Registry:
         return str(yaml.safe_dump(content, sort_keys=False, width=1000))
 
     def _metrics(self, step: int) -> dict[str, Metric]:
-        """Metrics of the policy after `step` steps, by name; of what was recorded twice the last."""
+        """Read the metrics of the policy after `step` steps, by name, the last of a repeated step."""
         last: dict[str, Metric] = {}
         for values, _ in recorded_metrics(self._folder / METRICS).pieces():
             last |= {value.key: value for value in values if value.step == step}
@@ -264,7 +261,7 @@ class Registry:
         return f"The model after step {saved.step}, in {saved.folder}.{where}"
 
     def _name_best(self, client: MlflowClient) -> None:
-        """Give the alias to the best of this run's versions, unless the one that has it is better."""
+        """Give the alias to the best of this run's versions, unless its holder is better."""
         name, metric = self._registration.name, self._registration.metric
         mine = [v for v in self._versions(client).values() if v.tags.get(METRIC) == metric and VALUE in v.tags]
         if not mine:
@@ -276,6 +273,6 @@ class Registry:
             client.set_registered_model_alias(name, BEST, best.version)
 
     def _rank(self, version: ModelVersion) -> tuple[float, int]:
-        """Rank by value; of equals the later version, which of a run is its trained model, is better."""
+        """Rank by value; of equal ones the later version is better: a run's last is its trained model."""
         value = float(version.tags[VALUE])
         return (-value if self._registration.lowest else value), int(version.version)

@@ -1,7 +1,7 @@
 """Brings the MLflow run of a run's folder up to date with the folder, which is the truth.
 
-All that it writes can be written twice without harm, because nobody knows what a server has done with a request
-that it did not answer: a value goes with the time at which it was recorded, and the store knows it by that.
+Everything may be written twice without harm, because a server may have carried out a request that it did not
+answer: each value has the time at which it was recorded, by which the store recognizes it.
 """
 
 from __future__ import annotations
@@ -42,20 +42,20 @@ _FILES = ("config.yaml", LOCK_FILE, "summary.json", "sweep.json", SWEEP_TABLE)
 _SHOWING = ("report.html", EVAL_TABLE)
 """Files that show completions."""
 _LOGGED = "mlflow.loggedArtifacts"
-"""The run's tag that says which of its artifacts are tables."""
+"""The run's tag that lists the artifacts which are tables."""
 
 Progress = Callable[[int, int], None]
-"""Receives how many bytes of metrics.jsonl are done with, and how many there are."""
+"""Receives the bytes of metrics.jsonl that are shipped, and all its bytes."""
 
 
 class Shipment:
-    """Ships what MLflow lacks of a run; the same call continues after any error, where that one came.
+    """Ships what MLflow lacks of a run; after an error the same call continues where it came.
 
     Args:
         folder: the run's.
         followed: as in the folder.
-        uri: of the store, with the password that `followed` does not hold.
-        live: the run is going on, so that one which is found is marked RUNNING.
+        uri: of the store, with the password that `followed` lacks.
+        live: the run is going on: an MLflow run that exists is marked RUNNING.
     """
 
     def __init__(self, folder: Path, followed: FollowedRun, uri: str, live: bool) -> None:
@@ -67,16 +67,16 @@ class Shipment:
         self.ending: tuple[str, int] | None = None
         """MLflow's status of a run that has ended, and when it did (unix milliseconds)."""
         self.is_table_due = False
-        """True to make the table of completions before the run is over."""
+        """True to write the table of completions before the run is over."""
         self.recorded = recorded_metrics(folder / METRICS)
         self._folder, self._uri, self._live = folder, uri, live
         self._client: MlflowClient | None = None
         self._run_id = ""
         self._is_old = False
-        """True where the run was there, so that it may have some of what is to be shipped."""
+        """True if the MLflow run existed, so that it may have some of the data."""
         self._tags: dict[str, str] = {}
         self._steps: dict[str, set[int]] | None = None
-        """Steps of each metric that were there when the run was found."""
+        """Steps of each metric that the MLflow run had when it was opened."""
         self._shipped: dict[str, tuple[int, int]] = {}
         """Files as they were shipped: name -> (size, time of change)."""
         self._all_recorded = {folder / METRICS: self.recorded}
@@ -86,11 +86,11 @@ class Shipment:
         self._registry = Registry(folder, Registration(**registration), followed.key) if registration else None
 
     def open(self) -> MlflowClient:
-        """Find the run in the store, or create it as it was when it started; its parameters are there then."""
+        """Find the run in the store, or create it as it was when it started, with its parameters."""
         if self._client is not None:
             return self._client
         client, experiment_id = open_store(self._uri, self.followed.experiment)
-        # After the store was looked at: see there.
+        # Imported only after `open_store` has probed the store.
         from mlflow.entities import Param
 
         run = self._find(client, experiment_id)
@@ -113,7 +113,7 @@ class Shipment:
         """Ship all that the folder has and MLflow lacks.
 
         Raises:
-            Exception: whatever keeps it from that; what was shipped before it stays so.
+            Exception: any error of the store; what was shipped before it stays shipped.
         """
         client = self.open()
         if self._steps is None:
@@ -127,7 +127,7 @@ class Shipment:
         self._ship_tags(client)
         if self.ending is not None:
             client.set_terminated(self._run_id, *self.ending)
-        # Last: a server that has no room for files is still told everything else.
+        # Last: a server that has no room for files still gets everything else.
         self._ship_files(client)
         if self._registry is not None:
             self._registry.write(client, self._run_id, self.followed.experiment_id or "")
@@ -153,12 +153,12 @@ class Shipment:
         return place_of(self._uri, self.followed.experiment_id or "", self.followed.run_id or "")
 
     def _note(self, **changes: Any) -> None:
-        """Keep in the run's folder what is known of its MLflow run."""
+        """Write into the run's folder what is known of its MLflow run."""
         self.followed = replace(self.followed, **changes)
         self.followed.write(self._folder)
 
     def _find(self, client: MlflowClient, experiment_id: str) -> Run | None:
-        """The run, if it is there; of several, which an answer that came too late may leave, the first."""
+        """Find the run; of several, which a lost answer may leave behind, keep the first."""
         from mlflow.exceptions import MlflowException
 
         key, run_id = self.followed.key, self.followed.run_id
@@ -180,14 +180,14 @@ class Shipment:
         followed = self.followed
         tags = {**followed.tags, KEY_TAG: followed.key}
         created = client.create_run(experiment_id, followed.start_time, tags, followed.run_name)
-        # Another store may have had them.
+        # The traces may be in another store.
         self._traces.position = 0
         self.followed = replace(followed, traces_done=0)
-        # An earlier request to create it may have been carried out after all.
+        # An earlier request to create the run may have been carried out after all.
         return self._find(client, experiment_id) or created
 
     def _look(self, client: MlflowClient) -> dict[str, set[int]]:
-        """Note the files that a run which was found has already; returns the steps of its metrics."""
+        """Note the files that an existing MLflow run has; returns the steps of its metrics."""
         there = {entry.path: entry.file_size for entry in client.list_artifacts(self._run_id, COMPLETIONS)}
         for name, path in self._files():
             # Only completions are never written twice with another content.
@@ -212,7 +212,7 @@ class Shipment:
                 progress(end, recorded.size)
 
     def _ship_traces(self, client: MlflowClient) -> None:
-        """A piece at a time, and between two pieces what has been recorded meanwhile."""
+        """Ship a piece at a time, and between two pieces the metrics recorded meanwhile."""
         for traces, end in self._traces.pieces():
             followed = self.followed
             write_traces(self._uri, followed.experiment_id or "", self._run_id, followed.key, traces)
@@ -220,7 +220,7 @@ class Shipment:
             self._ship_metrics(client, self.recorded)
 
     def _make_table(self) -> None:
-        """Write the table of completions into the run's folder, when it is over or asked for."""
+        """Write the table of completions into the run's folder, when it is due or the run is over."""
         if not self.followed.log_completions or not (self.is_table_due or self.ending is not None):
             return
         self.is_table_due = False
@@ -243,9 +243,9 @@ class Shipment:
             del self._tags[ERROR]
 
     def _ship_files(self, client: MlflowClient) -> None:
-        """One that cannot be shipped is tried again the next time, and keeps no other from it.
+        """Ship every file; one that fails does not stop the others and is tried again the next time.
 
-        Unless nobody answers: then each of them would take as long to find that out.
+        If nobody answers, the others are not tried: each would wait as long.
         """
         failure: Exception | None = None
         for name, path in self._files():
@@ -271,7 +271,7 @@ class Shipment:
             raise failure
 
     def _files(self) -> Iterator[tuple[str, Path]]:
-        """(name in MLflow, file) of each that is there."""
+        """Yield (name in MLflow, file) of each file that exists."""
         names = list(_FILES)
         if self.followed.log_completions:
             names += _SHOWING
@@ -286,12 +286,12 @@ def _stamp(path: Path) -> tuple[int, int]:
 
 
 def _without_secrets(path: Path) -> str | None:
-    """The text of a YAML or JSON file without the secrets that it holds; None where it holds none."""
-    text = path.read_text(encoding="utf-8")
-    content = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+    """Return the text of a YAML or JSON file with its secrets masked; None where it has none."""
+    text, is_json = path.read_text(encoding="utf-8"), path.suffix == ".json"
+    content = json.loads(text) if is_json else yaml.safe_load(text)
     masked = redacted(content)
     if masked == content:
         return None
-    if path.suffix == ".json":
+    if is_json:
         return json.dumps(masked, indent=2, ensure_ascii=False) + "\n"
     return str(yaml.safe_dump(masked, sort_keys=False, allow_unicode=True, width=110))

@@ -1,4 +1,4 @@
-"""Opens the tracking store: finds out in seconds that it cannot be used, and says what to do."""
+"""Opens the tracking store; one that cannot be used is an error within seconds."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _PASSING = {"INTERNAL_ERROR", "TEMPORARILY_UNAVAILABLE", "REQUEST_LIMIT_EXCEEDED
 
 
 def resolved_uri(configured: str | None) -> str:
-    """The tracking URI of a run; an SQLite file's path becomes absolute: the process may change folders."""
+    """Resolve the tracking URI; an SQLite path becomes absolute, as the process may change folders."""
     uri = configured or os.environ.get("MLFLOW_TRACKING_URI") or "sqlite:///mlflow.db"
     path = sqlite_path(uri)
     return uri if path is None else f"{_SQLITE}{path}"
@@ -45,9 +45,9 @@ def sqlite_path(uri: str) -> Path | None:
 
 @contextmanager
 def quick_requests(seconds: int = PROBE_SECONDS) -> Iterator[None]:
-    """Have MLflow try an HTTP request once, for so many seconds, where it would try for minutes.
+    """Limit MLflow's HTTP requests to one attempt of `seconds`, instead of retries for minutes.
 
-    And it does not print where a run is each time that its end is written.
+    MLflow also stops printing a run's address each time that its end is written.
     """
     quick = {
         "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
@@ -60,14 +60,14 @@ def quick_requests(seconds: int = PROBE_SECONDS) -> Iterator[None]:
 
 
 def open_store(uri: str, experiment: str) -> tuple[MlflowClient, str]:
-    """A client of the store and the id of `experiment`, created where it is missing.
+    """Return a client of the store, and the id of `experiment`, which is created if missing.
 
     Raises:
         Exception: the store cannot be used now; `is_passing` tells whether it may be later.
     """
     with _alone(uri):
         probe(uri)
-    # Imported here because it takes two seconds, which a database that is not there need not cost.
+    # Imported here, as it takes two seconds, which a missing database should not cost.
     from mlflow import MlflowClient
 
     with _alone(uri):
@@ -77,9 +77,7 @@ def open_store(uri: str, experiment: str) -> tuple[MlflowClient, str]:
 
 @contextmanager
 def _alone(uri: str) -> Iterator[None]:
-    """Keep other runs from an SQLite file while a store is opened, which makes its tables where they lack.
-
-    MLflow fails where two processes do that at the same time.
+    """Lock an SQLite file while it is opened: MLflow fails if two processes create its tables at once.
 
     Raises:
         TimeoutError: others took all of `OPEN_SECONDS`.
@@ -97,7 +95,7 @@ def _alone(uri: str) -> Iterator[None]:
 
 
 def is_passing(error: Exception) -> bool:
-    """Tell whether an error may pass by itself: no answer, a server in trouble, a locked database."""
+    """Tell whether an error may pass by itself: no answer, a failing server, a locked database."""
     from mlflow.exceptions import MlflowException
 
     if isinstance(error, MlflowException):
@@ -108,15 +106,16 @@ def is_passing(error: Exception) -> bool:
 
 
 def format_error(error: Exception) -> str:
-    """Describe an error in one line without secrets: of what the libraries made of it, where it began."""
+    """Describe an error in one line without secrets; of a chain, the system error at its root."""
     root = list(chain(error, with_contexts=True))[-1]
-    text = redact(" ".join(text_of(root if isinstance(root, OSError) else error).split()))
-    text = text or type(root).__name__
+    text = (
+        redact(" ".join(text_of(root if isinstance(root, OSError) else error).split())) or type(root).__name__
+    )
     return text if len(text) <= _ERROR_LENGTH else f"{text[:_ERROR_LENGTH]} ..."
 
 
 def place_of(uri: str, experiment_id: str, run_id: str) -> str:
-    """The run's page on a server, or the command that shows the store, as a shell takes it."""
+    """The run's page on a server, or the shell command that shows the store."""
     shown = redact(uri)
     if shown.startswith(("http://", "https://")):
         return f"{shown.rstrip('/')}/#/experiments/{experiment_id}/runs/{run_id}"
@@ -127,7 +126,7 @@ def place_of(uri: str, experiment_id: str, run_id: str) -> str:
 
 
 def probe(uri: str) -> None:
-    """Raise where MLflow itself would retry for minutes: a database that is not there, or is none."""
+    """Raise where MLflow would retry for minutes: the database is missing, or the file is none."""
     path = sqlite_path(uri)
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)

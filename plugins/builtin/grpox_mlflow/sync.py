@@ -1,4 +1,4 @@
-"""Brings MLflow up to date with the folder of a run that is over; twice does the same as once."""
+"""Brings MLflow up to date with the folder of a run that is over; a second time changes nothing."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def sync(folder: Path, uri: str | None = None, progress: Progress | None = None)
     """Write what MLflow lacks of a run: values, parameters, tags, files, and how the run ended.
 
     Args:
-        uri: of the store; default: the one that the run was given.
+        uri: of the store; default: the run's own.
 
     Returns:
-        What was missing, as counts, and where it is now.
+        The shipment, with counts of what was missing, and its place.
 
     Raises:
         ConfigError: the folder holds no run that MLflow follows, or the run is still going on.
@@ -42,15 +42,15 @@ def sync(folder: Path, uri: str | None = None, progress: Progress | None = None)
 
 
 def _ship(shipment: Shipment, progress: Progress | None) -> None:
-    """Ship, and after an error that may pass go on where it came, as long as there is some progress."""
+    """Ship; after an error that may pass, continue where it came, as long as there is some progress."""
     since, reached = time.monotonic(), (0, 0)
     while True:
         try:
             shipment.ship(progress)
             return
         except Exception as error:
-            if (now := (shipment.recorded.position, shipment.files)) != reached:
-                since, reached = time.monotonic(), now
+            if (position := (shipment.recorded.position, shipment.files)) != reached:
+                since, reached = time.monotonic(), position
             tried = time.monotonic() - since
             if not is_passing(error) or tried + _PAUSE > WAIT_SECONDS:
                 raise RunFailed(

@@ -53,7 +53,7 @@ class TracedRollouts:
         self._batches = 0
 
     def go_back(self, step: int) -> None:
-        """Forget what was kept of the steps after `step`: they are taken again."""
+        """Remove the traces of steps after `step`, which the run takes again."""
         with suppress(OSError):
             lines = self._path.read_text(encoding="utf-8").splitlines(keepends=True)
             before = [line for line in lines if line.endswith("\n") and _step(line) <= step]
@@ -61,7 +61,7 @@ class TracedRollouts:
                 self._path.write_text("".join(before), encoding="utf-8")
 
     def draw(self, step: int, rollouts: Sequence[ScoredRollout]) -> None:
-        """Keep some of a batch that is first used in `step`, until its times are known."""
+        """Draw some of a batch that is first used in `step`; they wait here until its times are known."""
         if not self._most or not rollouts:
             return
         now = time.time()
@@ -79,9 +79,8 @@ class TracedRollouts:
         drawn, self._drawn, self._batches = self._drawn, [], 0
         if not drawn:
             return
-        seconds = {
-            name: metrics[f"time/{name}"] for name in ("generate", "reward") if f"time/{name}" in metrics
-        }
+        phases = ("generate", "reward")
+        seconds = {name: metrics[f"time/{name}"] for name in phases if f"time/{name}" in metrics}
         lines = [json.dumps({**each, "seconds": seconds}, ensure_ascii=False, default=str) for each in drawn]
         with suppress(OSError), self._path.open("a", encoding="utf-8") as file:
             file.write("".join(f"{line}\n" for line in lines))
@@ -192,9 +191,7 @@ def _feedback(trace: Trace, run_id: str, key: str) -> Iterator[Assessment]:
 
     scores = {"reward": trace["reward"], **{f"rewards/{name}": v for name, v in trace["rewards"].items()}}
     milliseconds = int(trace["time"] * 1000)
-    for name, score in scores.items():
-        if score is None:
-            continue
+    for name, score in ((name, score) for name, score in scores.items() if score is not None):
         feedback = Feedback(
             name=name[:NAME_LENGTH],
             value=score,

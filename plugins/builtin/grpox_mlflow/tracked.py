@@ -1,4 +1,4 @@
-"""A run as MLflow holds it, in plain values: no part of it is MLflow's."""
+"""A run of MLflow in plain values, none of which is an MLflow object."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from grpox_mlflow.naming import CHANGED, FOLDER_TAG, flattened
 EVALUATION, SYSTEM = "evaluation/", "system/"
 """Beginnings of the names of metrics whose steps are not those of the optimizer alone."""
 OF_RUN = "run."
-"""Begins what is no key of a run file: ranks and steps."""
+"""Prefix of parameters that are no keys of a run file: ranks and steps."""
 BLOCKS, PLAIN_BLOCKS = "▁▂▃▄▅▆▇█", "_.-=+*#@"
 """Eight heights, and what stands for them where the terminal's encoding has no blocks."""
 
@@ -51,7 +51,7 @@ class Course:
 
     @property
     def highest(self) -> Point:
-        """The first of the highest; NaN is none, unless there is nothing else."""
+        """The highest value, the first of several; NaN only where there is nothing else."""
         return max(self._numbers, key=lambda point: point.value)
 
     @property
@@ -70,7 +70,7 @@ class Course:
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """A run with its newest values, all of it plain: no part is MLflow's."""
+    """A run with its newest values."""
 
     run_id: str
     experiment_id: str
@@ -93,19 +93,19 @@ class TrackedRun:
 
     @property
     def seconds(self) -> float:
-        """From its start to its end, or to now."""
+        """Seconds from the start to the end, or to now."""
         until = time() if self.ended is None else self.ended / 1000
         return max(0.0, until - self.started / 1000)
 
     @property
     def steps(self) -> int:
-        """Optimizer steps that have their metrics there."""
+        """Optimizer steps whose metrics MLflow has."""
         of_steps = [name for name in self.last if not name.startswith((EVALUATION, SYSTEM))]
         return max((self.last[name].step for name in of_steps), default=0)
 
     @property
     def total_steps(self) -> int | None:
-        """Steps that the run is to take, by what it was last resumed with; None where it does not say."""
+        """Steps that the run is to take, as last resumed; None where it does not say."""
         # "100 -> 200 after step 100"
         changed = self.tags.get(f"{CHANGED}run.total_steps", "").partition(" -> ")[2].partition(" ")[0]
         total = changed or self.params.get("run.total_steps", "")
@@ -113,11 +113,11 @@ class TrackedRun:
 
     @property
     def folder(self) -> Path | None:
-        """The output folder, wherever that was."""
+        """The output folder on the machine of the run."""
         return Path(self.tags[FOLDER_TAG]) if FOLDER_TAG in self.tags else None
 
     def as_json(self) -> dict[str, object]:
-        """Data that identifies it and how far it came, times in UTC."""
+        """Identity, status and progress, times in UTC."""
         return {
             "run_id": self.run_id,
             "name": self.name,
@@ -133,7 +133,7 @@ class TrackedRun:
 
 
 def main_metrics(run: TrackedRun) -> list[str]:
-    """Metrics of the run that say how it went: reward, distance, length, gradient, and what was evaluated."""
+    """Names of the run's main metrics: reward, KL, length, gradient norm, and those of evaluations."""
     kl = "kl" if "kl" in run.last else "sampling/kl"
     of_steps = ("reward", kl, "completions/mean_length", "grad_norm")
     rewards = sorted(n for n in run.last if n.startswith(f"{EVALUATION}rewards/") and n.endswith("/mean"))
@@ -142,22 +142,22 @@ def main_metrics(run: TrackedRun) -> list[str]:
 
 
 def figures(point: Point) -> str:
-    """The value to four figures, as they line up in a table."""
+    """Format a value to four figures."""
     return f"{point.value:.4g}"
 
 
 def strict(value: float) -> float | str:
-    """A number for JSON, which has none for NaN: then ``"nan"``, as in metrics.jsonl."""
+    """Return a number for JSON; NaN and infinities, which JSON lacks, as text like in metrics.jsonl."""
     return value if math.isfinite(value) else str(value)
 
 
 def moment(milliseconds: int) -> str:
-    """Local time as people write it: ``2026-11-22 06:17``."""
+    """Format as local time: ``2026-11-22 06:17``."""
     return datetime.fromtimestamp(milliseconds / 1000).strftime("%Y-%m-%d %H:%M")
 
 
 def shown_path(path: Path) -> str:
-    """Relative to the working directory where it lies below that."""
+    """Return a path relative to the working directory, if it is below that."""
     here = Path.cwd()
     return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
 
@@ -176,7 +176,7 @@ def sparkline(course: Course, width: int, encoding: str = "utf-8") -> str:
     if not numbers:
         return ""
     low, span = min(numbers), max(numbers) - min(numbers)
-    # One that does not move, but for rounding, is a line in the middle.
+    # A constant, but for rounding, is a line in the middle.
     moves = span > 1e-9 * max(map(abs, numbers))
     heights = {value: (value - low) / span if moves else 0.5 for value in numbers}
     return "".join(

@@ -1,8 +1,8 @@
 """Follows a run into MLflow. What the run records lies in its folder; a background thread ships it from there.
 
-So no hook does more than wake that thread, and a server that is away costs neither time nor values. The store
-is opened when the run starts, because that takes 2 s (5 s for a new SQLite file) of the interpreter's lock, and
-because a mistake in its address should be told before the model loads. One that does not answer is awaited.
+A hook only wakes that thread, and a server that is away costs neither time nor values. The store is opened when
+the run starts: it takes 2 s (5 s for a new SQLite file) of the interpreter's lock, and a mistake in the address
+is an error before the model loads. The run starts without a store that does not answer.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import getpass
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,22 +40,22 @@ logger = get_logger(__name__)
 CLOSE_SECONDS = 20.0
 """Seconds that the end of a run waits for what is not written yet."""
 UPLOAD_BYTES_PER_SECOND = 20e6
-"""Rate by which it waits longer where a model is to be uploaded."""
+"""Rate that adds to this wait when a model is to be uploaded."""
 REQUEST_SECONDS = 30
 """Seconds that the background thread waits for an answer."""
 PAUSES = (1.0, 2.0, 4.0, 8.0, 15.0)
 INTERVAL, LONGEST = 1.0, 30.0
 """Seconds from the end of one writing to the next, at least and at most."""
 SHARE = 0.1
-"""Part of the time that writing may take: it takes the interpreter's lock, which the run would have."""
+"""Part of the time that writing may take, because it takes the interpreter's lock from the run."""
 
 
 class MlflowTracker:
     """Parameters, metrics, completions, checkpoints and the final status of a run, in MLflow.
 
-    Every write names its run: nothing depends on, or changes, MLflow's own idea of the active run. That the
-    store does not take what it is sent is told by the next hook call, once each time it begins. It is no
-    failure of the observer, which would be counted: an outage changes no metric of the run.
+    Every write names its run, so that MLflow's active run is neither read nor changed. When the store stops
+    taking values, the next hook call logs it once. It is no failure of the observer, which would be counted: an
+    outage changes no metric of the run.
     """
 
     files = (FOLLOWED, TRACES, EVAL_TABLE)
@@ -63,7 +63,7 @@ class MlflowTracker:
     def __init__(self, config: MlflowConfig) -> None:
         self._config = config
         self._writer: Writer | None = None
-        self._held = ExitStack()
+        self._environment = ExitStack()
         self._parent: ParentRun | None = None
 
     @hookimpl
@@ -82,38 +82,34 @@ class MlflowTracker:
         with quick_requests():
             self._open()
         # The thread tries again by itself.
-        self._held.enter_context(quick_requests(REQUEST_SECONDS))
+        self._environment.enter_context(quick_requests(REQUEST_SECONDS))
         self._writer = Writer(self._shipment.ship)
         self._writer.wake()
 
     @hookimpl
     def grpox_rollouts_scored(self, step: int, rollouts: Sequence[ScoredRollout]) -> None:
-        if self._writer is not None:
+        with self._waking():
             self._traced.draw(step, rollouts)
-        self._wake()
 
     @hookimpl
     def grpox_step_finished(self, metrics: Mapping[str, float]) -> None:
-        if self._writer is not None:
+        with self._waking():
             self._traced.write(metrics)
-        self._wake()
 
     @hookimpl
     def grpox_evaluated(self) -> None:
-        if self._writer is not None:
+        with self._waking():
             self._shipment.is_table_due = True
-        self._wake()
 
     @hookimpl
     def grpox_checkpoint_saved(self, path: Path) -> None:
-        if self._writer is not None:
+        with self._waking():
             self._shipment.more_tags = {CHECKPOINT: str(path)[:TAG_LENGTH]}
-        self._wake()
 
     @hookimpl
     def grpox_run_failed(self, error: BaseException) -> None:
         if self._writer is None:
-            self._held.close()
+            self._environment.close()
             return
         self._traced.write({})
         killed = not isinstance(error, Exception)  # Ctrl-C, SIGTERM, SystemExit
@@ -148,13 +144,13 @@ class MlflowTracker:
         return None if followed is None else followed.run_id
 
     def _followed(self, run: RunContext) -> FollowedRun:
-        """The MLflow run that a run which resumes had, with what has changed as tags; else a new one."""
+        """Continue the MLflow run of a resumed run, with its changes as tags; else begin one."""
         dumped = redacted(run.config.model_dump(mode="json"))
-        run_itself = {"world_size": run.world_size, "total_steps": run.total_steps}
+        of_run = {"world_size": run.world_size, "total_steps": run.total_steps}
         new = FollowedRun.begin(
             self._uri,
             self._config.experiment,
-            flattened({**dumped, "run": run_itself}),
+            flattened({**dumped, "run": of_run}),
             run_name=redact(self._name()),
             log_completions=self._config.log_completions,
             tags=self._tags(run),
@@ -165,23 +161,23 @@ class MlflowTracker:
         return new.resume(before, f" after step {run.resumed_at}")
 
     def _name(self) -> str:
-        """The run's name: of a sweep's run with the name of its folder, which says its setting."""
+        """Name the run; a sweep's run has the name of its folder, which says its setting."""
         name = self._config.run_name
         if not os.environ.get(NAMED):
             return name or invented_name()
-        # From the end: the beginning is the same of all.
+        # The end, as all begin alike.
         return (f"{name} {self._folder.name}" if name else self._folder.name)[-NAME_LENGTH:]
 
     def _registration(self, run: RunContext) -> dict[str, Any] | None:
-        """The model that is registered, its versions compared as checkpoints are, where that is said."""
+        """The registered model; its versions are compared as the run file compares checkpoints."""
         if self._config.register_as is None:
             return None
         checkpoint = run.config.checkpoint
-        otherwise = "reward" if run.config.evaluation is None else "evaluation/accuracy"
+        default = "reward" if run.config.evaluation is None else "evaluation/accuracy"
         registration = Registration(
             name=self._config.register_as,
             upload_gib=self._config.upload_gib,
-            metric=checkpoint.best or otherwise,
+            metric=checkpoint.best or default,
             lowest=checkpoint.best is not None and checkpoint.best_is in ("lowest", "min"),
             versions=dict(run.versions),
         )
@@ -202,7 +198,10 @@ class MlflowTracker:
         if (self._folder / LOCK_FILE).exists():
             lock = read_lock(self._folder)
             tags["grpox.lock"] = lock.digest[:12]
-            tags |= {names[f"plugin.{name}"]: held.version for name, held in lock.distributions.items()}
+            tags |= {
+                names[f"plugin.{name}"]: distribution.version
+                for name, distribution in lock.distributions.items()
+            }
         if parent := os.environ.get(PARENT):
             tags[PARENT_TAG] = parent
         if run.git_commit is not None:
@@ -215,7 +214,7 @@ class MlflowTracker:
             self._shipment.open()
         except Exception as error:
             if not is_passing(error):
-                self._held.close()
+                self._environment.close()
                 raise RunFailed(
                     f"MLflow cannot use the tracking store {redact(self._uri)}: {format_error(error)}\n"
                     "    start it (mlflow server --host 127.0.0.1 --port 5000), give another one in\n"
@@ -234,21 +233,24 @@ class MlflowTracker:
             self._folder,
         )
 
-    def _wake(self) -> None:
+    @contextmanager
+    def _waking(self) -> Iterator[None]:
+        """Wake the writer after what is recorded within, and log its last error."""
         if self._writer is None:
             raise RunFailed("the MLflow run was never started, or has ended")
+        yield
         self._writer.wake()
         error = self._writer.take_error()
         if error is not None:
             self._warn(error)
 
     def _close(self, writer: Writer, status: str) -> None:
-        """Write what waits and the final status, and log where the run is; raises if there was no time."""
+        """Write what waits and the final status, and log where the run is; raise if there was no time."""
         self._writer = None
         self._shipment.ending = (status, time.time_ns() // 1_000_000)
         seconds = CLOSE_SECONDS + self._shipment.upload_bytes() / UPLOAD_BYTES_PER_SECOND
         in_time = writer.close(seconds, lambda: self._log_progress(seconds))
-        self._held.close()
+        self._environment.close()
         if not in_time:
             error = writer.take_error()
             raise RunFailed(
@@ -262,12 +264,12 @@ class MlflowTracker:
 
 
 class Writer:
-    """Calls `write` in a thread of its own whenever it is woken; after an error again, until it succeeds.
+    """Calls `write` in a thread of its own when woken, and again after an error until it succeeds.
 
-    Nothing is queued: what is to be written lies on the disk, and `write` knows how far it came.
+    Nothing is queued: the data lie on the disk, and `write` knows how far it came.
 
     Args:
-        write: writes all that there is.
+        write: writes all data that wait.
         pauses: seconds after the first, second, ... error in a row; then the last of them again and again.
     """
 
@@ -281,19 +283,16 @@ class Writer:
         self._thread.start()
 
     def wake(self) -> None:
-        """Have it write what there is; never blocks."""
+        """Have the thread write; never blocks."""
         self._due.set()
 
     def take_error(self) -> Exception | None:
-        """The first error of those in a row, once; or None."""
+        """Return the first error of a row, once; or None."""
         error, self._error = self._error, None
         return error
 
     def close(self, seconds: float, progress: Callable[[], None]) -> bool:
-        """Write what there is a last time, in at most `seconds`; then stop.
-
-        `progress` is called every 5 s. Returns whether all was written in time.
-        """
+        """Write a last time, in at most `seconds`, with `progress` every 5 s; tell if that was in time."""
         self._closing.set()
         self._due.set()
         deadline = time.monotonic() + seconds

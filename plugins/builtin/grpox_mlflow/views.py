@@ -1,4 +1,4 @@
-"""Runs of MLflow as `grpox runs` prints them: as JSON for programs, and as tables for the terminal."""
+"""Output of `grpox runs`: as JSON for programs, and as tables for the terminal."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ from grpox_mlflow.tracked import (
 
 STYLES = {"RUNNING": "cyan", "FINISHED": "green", "FAILED": "red", "KILLED": "yellow"}
 NINE_COLUMNS = 140
-"""Columns of a terminal below which the list of runs is written below one another."""
+"""Width of a terminal below which the list of runs stacks its columns."""
 NARROW = 100
-"""Columns below which metrics leave out their lowest value."""
+"""Width below which metrics leave out their lowest value."""
 LOCAL_UI = "http://127.0.0.1:5000"
 """Address at which `mlflow ui` listens by default."""
 REPORT = "report.html"
@@ -56,14 +56,14 @@ _FACTS = {
     "grpox.error": "ended by",
     "grpox.stopped_early": "stopped early",
 }
-"""Tag -> what it is called."""
+"""Label of each tag."""
 _OTHER_TAGS = ("mlflow.", "grpox.", "version.", "plugin.", CHANGED)
-"""Beginnings of the tags that the user did not give."""
+"""Prefixes of tags that the user did not set."""
 
 Row = Sequence[str | Text | None]
 """Cells of a table."""
 View = tuple[object, RenderableType]
-"""The same twice: as JSON for programs, times in UTC, and for the terminal."""
+"""One content twice: as JSON for programs, times in UTC, and for the terminal."""
 
 
 # -- list ------------------------------------------------------------------------------------------------
@@ -80,8 +80,7 @@ def list_runs(store: Store, experiment: str | None, status: str | None, last: in
         condition = f"attributes.status = '{status.upper()}'"
         if status.upper() not in STYLES:
             near, allowed = nearest(status.upper(), STYLES), ", ".join(STYLES)
-            problem = Problem("no such status", "--status", given=status, allowed=allowed, nearest=near)
-            raise ConfigError(problem)
+            raise ConfigError("no such status", "--status", given=status, allowed=allowed, nearest=near)
     objects, rows = [], []
     for run in store.search(condition, last, experiment):
         # The accuracy, else the first reward.
@@ -97,7 +96,7 @@ def list_runs(store: Store, experiment: str | None, status: str | None, last: in
 
 
 def _list_table(rows: list[dict[str, str]], narrow: bool) -> Table:
-    """A line a run; for a terminal too narrow for nine columns, all but id and status below the name."""
+    """Build a line a run; a terminal too narrow for nine columns has all but id and status in one."""
     if len({cells["experiment"] for cells in rows}) == 1:
         for cells in rows:
             del cells["experiment"]  # the same of all, it is no news
@@ -140,10 +139,10 @@ def _stacked(cells: Mapping[str, str]) -> str:
 
 
 def show_run(store: Store, run: TrackedRun, every_param: bool, console: Console) -> View:
-    """Ask for the histories of the main metrics and the list of artifacts.
+    """Read the histories of the main metrics and the list of artifacts.
 
     Args:
-        every_param: not only those that are not the default.
+        every_param: with the parameters that have their default.
     """
     courses = {name: course for name in main_metrics(run) if (course := store.course(run, name))}
     params = run.params if every_param else changed_params(run.params)
@@ -206,10 +205,10 @@ def _metrics(courses: Mapping[str, Course], console: Console) -> Table:
 
 
 def compare_runs(store: Store, runs: Sequence[TrackedRun], metrics: Sequence[str]) -> View:
-    """Ask for the history of each metric in each run.
+    """Read the history of each metric in each run.
 
     Args:
-        metrics: by default those that `runs show` draws, of any of the runs.
+        metrics: by default the main metrics of all runs.
 
     Raises:
         ConfigError: a run is given twice, or no run has a metric.
@@ -248,7 +247,7 @@ def _compare_tables(
     params: Mapping[str, Sequence[str | None]],
     courses: Mapping[str, Sequence[Course | None]],
 ) -> Group:
-    """Two tables, a column a run."""
+    """Build two tables with a column for each run."""
     outcomes: list[Row] = [
         ["status", *(_status(run.status) for run in runs)],
         ["steps", *(str(run.steps) for run in runs)],
@@ -268,7 +267,7 @@ def _compare_tables(
 
 
 def places(run: TrackedRun, uri: str) -> tuple[dict[str, str], str | None]:
-    """Lines that say where a run in the store at `uri` is to be seen, and what a browser can show by now."""
+    """Return labelled addresses of a run in the store at `uri`, and the one that a browser can open now."""
     page, report = place_of(uri, run.experiment_id, run.run_id), _report(run)
     last = {"report": f"no {REPORT} here" if report is None else shown_path(report)}
     if page.startswith("mlflow ui "):
@@ -278,7 +277,7 @@ def places(run: TrackedRun, uri: str) -> tuple[dict[str, str], str | None]:
 
 
 def _report(run: TrackedRun) -> Path | None:
-    """The report in the run's folder, unless a later run has it now; else its copy among artifacts on disk."""
+    """Find the report in the run's folder, unless a later run uses that; else among artifacts on disk."""
     folders = []
     followed = FollowedRun.read(run.folder) if run.folder is not None else None
     if followed is not None and run.folder is not None and followed.key == run.tags.get(KEY_TAG):
@@ -293,7 +292,7 @@ def _report(run: TrackedRun) -> Path | None:
 
 
 def _table(headings: Sequence[tuple[str, bool]], rows: Iterable[Row]) -> Table:
-    """A table with these headings: True for a column that is never wrapped, else it is folded."""
+    """Build a table; True in a heading means a column that is never wrapped, else it is folded."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for heading, no_wrap in headings:
         table.add_column(Text(heading), overflow="ellipsis" if no_wrap else "fold", no_wrap=no_wrap)

@@ -313,7 +313,7 @@ def dead(session: Session) -> None:
     writer.close(0.0, silent)
     writer._thread.join(patient(60))
     assert not writer._thread.is_alive()
-    session.tracker._held.close()
+    session.tracker._environment.close()
 
 
 @pytest.fixture

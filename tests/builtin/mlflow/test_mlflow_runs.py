@@ -79,7 +79,7 @@ class Stored:
             # As a process that was killed leaves it.
             assert tracker._writer is not None
             tracker._writer.close(patient(60), lambda: None)
-            tracker._held.close()
+            tracker._environment.close()
         elif error is None:
             record.grpox_evaluated(3, {"accuracy": 0.875})
             (run.output_dir / "summary.json").write_text('{"steps": 3}')

@@ -1,4 +1,4 @@
-"""Numbers of the LUSPO loss worked by hand, and that grpox finds it."""
+"""Numbers of the LUSPO loss worked by hand, and the loss as grpox binds it."""
 
 from __future__ import annotations
 
@@ -50,9 +50,7 @@ def test_masked_tokens_do_not_enter_the_ratio(log_ratio, mask, loss):
     assert torch.isfinite(output.loss).all()
 
 
-def test_it_sums_over_the_tokens_of_a_sequence():
-    assert Luspo.reduction is Reduction.SEQUENCE_SUM
-
-
-def test_grpox_finds_it(grpox_component):
-    assert isinstance(grpox_component("loss", "luspo", clip_low=0.1), Luspo)
+def test_grpox_binds_it_and_sums_over_the_tokens_of_a_sequence(grpox_component):
+    loss = grpox_component("loss", "luspo", clip_low=0.1)
+    assert isinstance(loss, Luspo)
+    assert loss.reduction is Reduction.SEQUENCE_SUM

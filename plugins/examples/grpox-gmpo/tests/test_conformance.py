@@ -1,4 +1,4 @@
-"""That it holds to the contract of its kind: the checks of `grpox plugins check`."""
+"""The checks of `grpox plugins check`: the contract of its kind."""
 
 from grpox.testing import LossConformance
 

@@ -59,20 +59,17 @@ def test_it_is_the_papers_product(advantage, clip):
     assert output.diagnostics["clip_ratio/region"].sum().item() == outside
 
 
-def test_the_tokens_of_a_sequence_share_its_ratio_in_the_gradient(grpox_step_gradient):
+def test_tokens_share_their_sequences_ratio_and_every_sequence_weighs_the_same(grpox_step_gradient):
     given = inputs([[0.2, 0.6, -0.1], [0.0, 0.2, 9.0]], [2.0, -1.0], [[1, 1, 1], [1, 1, 0]])
-    micro_batch = {
-        "logprobs": given.logprobs.detach(),
-        "old_logprobs": given.old_logprobs,
-        "advantages": given.advantages,
-        "token_mask": given.token_mask,
-    }
+    names = ("logprobs", "old_logprobs", "advantages", "token_mask")
+    micro_batch = {name: getattr(given, name).detach() for name in names}
     loss, [gradient] = grpox_step_gradient("gmpo", [micro_batch], max_completion_length=3)
     first, second = math.exp((0.2 + 0.4 - 0.1) / 3), math.exp((0.0 + 0.2) / 2)
     assert loss.item() == pytest.approx((-2 * first + second) / 2)
     # -A w / (n_i N_seq) for each token, and nothing where it was clipped or masked.
     assert gradient[0].tolist() == pytest.approx([-2 * first / 6, 0, -2 * first / 6])
     assert gradient[1].tolist() == pytest.approx([second / 4, second / 4, 0])
+    assert GmpoLoss.reduction is Reduction.SEQUENCE_MEAN
 
 
 def test_on_policy_it_is_grpo(grpox_step_gradient):
@@ -104,11 +101,7 @@ def test_a_long_sequence_that_is_far_off_stays_finite():
     assert given.logprobs.grad.isfinite().all()
 
 
-def test_every_sequence_of_the_step_weighs_the_same():
-    assert GmpoLoss.reduction is Reduction.SEQUENCE_MEAN
-
-
 @pytest.mark.parametrize("clip", [0.0, -0.4, math.inf])
-def test_a_clip_that_is_none_is_refused_by_name(grpox_component, clip):
+def test_an_invalid_clip_is_refused_by_name(grpox_component, clip):
     with pytest.raises(ConfigError, match=r"loss\.clip"):
         grpox_component("loss", "gmpo", clip=clip)

@@ -41,7 +41,7 @@ def scores(
         (" ", "whole", 0.0),
     ],
 )
-def test_the_answer_is_found_where_the_config_says(completion: str, answer: str, score: float) -> None:
+def test_the_config_says_where_the_answer_stands(completion: str, answer: str, score: float) -> None:
     assert scores([completion], answer=answer) == [pytest.approx(score)]
 
 
@@ -57,7 +57,7 @@ def test_rows_of_other_data_get_no_score(entry: str | None) -> None:
     assert scores(["<answer>12</answer>"], {"task": None, "settings": None, "entry": None}) == [None]
 
 
-def test_a_task_that_the_installed_reasoning_gym_does_not_have_is_told() -> None:
+def test_a_task_unknown_to_the_installed_reasoning_gym_is_refused() -> None:
     with pytest.raises(ConfigError, match="chain_summ"):
         scores(["12"], SUM | {"task": "chain_summ"})
 
@@ -83,8 +83,8 @@ def test_the_mean_of_each_task_is_logged() -> None:
 
 def test_the_own_answer_of_every_task_is_right() -> None:
     tasks = sorted(task_files())
-    made = [row for row in rows(SourceConfig(tasks=tasks, size=len(tasks))) if row["answer"] is not None]
+    answered = [row for row in rows(SourceConfig(tasks=tasks, size=len(tasks))) if row["answer"] is not None]
     # A right answer is any that fits, in five tasks at most: then there is none to compare.
-    assert len(made) >= len(tasks) - 5
-    got = {row["task"]: scores([f"<answer>{row['answer']}</answer>"], row) for row in made}
+    assert len(answered) >= len(tasks) - 5
+    got = {row["task"]: scores([f"<answer>{row['answer']}</answer>"], row) for row in answered}
     assert {task: score for task, score in got.items() if score != [1.0]} == {}

@@ -1,4 +1,4 @@
-"""The rows of the source, and what its parameters refuse."""
+"""The rows of the source, and errors of its parameters."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from grpox_reasoning_gym.catalogue import settings_of, task_files
 from grpox_reasoning_gym.config import SYSTEM_PROMPT, SourceConfig
-from grpox_reasoning_gym.entries import read, written
+from grpox_reasoning_gym.entries import decode, encode
 from grpox_reasoning_gym.rows import ReasoningGymSource, rows, shares
 
 SUMS = {
@@ -27,7 +27,7 @@ def source(tasks: Any = "chain_sum", **parameters: Any) -> SourceConfig:
     return SourceConfig(tasks=tasks, **{"size": 8} | parameters)
 
 
-def told(**parameters: Any) -> str:
+def message_of(**parameters: Any) -> str:
     with pytest.raises(ValidationError) as caught:
         source(**parameters)
     return "; ".join(error["msg"] for error in caught.value.errors())
@@ -65,7 +65,7 @@ def test_a_config_is_checked_without_importing_reasoning_gym() -> None:
 @pytest.mark.parametrize(
     "tasks", ["lcm", ["lcm"], {"task": "lcm"}, [{"task": "lcm", "weight": 1.0, "settings": {}}]]
 )
-def test_one_task_can_be_told_in_short(tasks: Any) -> None:
+def test_one_task_has_short_forms(tasks: Any) -> None:
     assert source(tasks) == source("lcm")
 
 
@@ -79,13 +79,21 @@ def test_one_task_can_be_told_in_short(tasks: Any) -> None:
         ("lcm", {"size": 1}, "size is a key of the source"),
     ],
 )
-def test_what_a_task_does_not_have_is_told_what_would_do(task: str, settings: Any, message: str) -> None:
-    assert message in told(tasks={"task": task, "settings": settings})
+def test_an_unknown_task_or_setting_is_refused_with_a_suggestion(
+    task: str, settings: Any, message: str
+) -> None:
+    assert message in message_of(tasks={"task": task, "settings": settings})
 
 
-@pytest.mark.parametrize("tasks", [[], {"task": "lcm", "weight": 0}, {"task": "lcm", "wieght": 1}, 3])
-def test_what_is_no_mixture_is_refused(tasks: Any) -> None:
-    assert told(tasks=tasks)
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        *({"tasks": tasks} for tasks in ([], {"task": "lcm", "weight": 0}, {"task": "lcm", "wieght": 1}, 3)),
+        {"template": "{question"},
+    ],
+)
+def test_an_invalid_mixture_or_template_is_refused(parameters: dict[str, Any]) -> None:
+    assert message_of(**parameters)
 
 
 @pytest.mark.parametrize(
@@ -104,16 +112,12 @@ def test_what_is_no_mixture_is_refused(tasks: Any) -> None:
     ],
     ids=["settings", "template"],
 )
-def test_what_rows_cannot_be_made_of_is_told_with_its_key(config: SourceConfig, key: str, message: str) -> None:
+def test_a_problem_of_the_rows_has_its_key(config: SourceConfig, key: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         rows(config)
     [problem] = caught.value.problems
     assert problem.key == key
     assert message in (problem.what, problem.allowed)
-
-
-def test_a_template_with_a_brace_too_many_is_refused() -> None:
-    assert told(template="{question")
 
 
 # -- Rows ------------------------------------------------------------------------------------------------
@@ -122,7 +126,7 @@ def test_a_template_with_a_brace_too_many_is_refused() -> None:
 def test_a_row_has_what_rewards_need() -> None:
     row = rows(source(SUMS, size=1))[0]
     assert list(row) == ["prompt", "answer", "task", "settings", "entry"]
-    entry = read(row["entry"])
+    entry = decode(row["entry"])
     first, second = entry["metadata"]["expression"].split(" + ")
     assert int(row["answer"]) == int(first) + int(second)
     assert row["prompt"] == [
@@ -132,10 +136,10 @@ def test_a_row_has_what_rewards_need() -> None:
     assert row["task"] == "basic_arithmetic"
 
 
-def test_a_question_can_be_put_otherwise() -> None:
+def test_a_template_replaces_the_question() -> None:
     otherwise = {"system_prompt": None, "template": "{expression}=", "replace": {" ": ""}}
     row = rows(source(SUMS, conversation=False, **otherwise))[0]
-    assert row["prompt"] == read(row["entry"])["metadata"]["expression"].replace(" ", "") + "="
+    assert row["prompt"] == decode(row["entry"])["metadata"]["expression"].replace(" ", "") + "="
 
 
 def test_a_system_prompt_is_a_paragraph_before_a_text_and_may_be_left_out() -> None:
@@ -148,10 +152,8 @@ def test_the_same_seed_gives_the_same_rows_and_its_neighbour_others() -> None:
     first, again, other = (rows(source(SUMS, size=100, seed=seed)) for seed in (0, 0, 1))
     assert first == again
     # Of reasoning-gym's own seeds 0 and 1, 99 rows of 100 would be the same.
-    shared = {row["entry"].partition('"metadata"')[0] for row in first} & {
-        row["entry"].partition('"metadata"')[0] for row in other
-    }
-    assert len(shared) < 10
+    one, two = ({row["entry"].partition('"metadata"')[0] for row in each} for each in (first, other))
+    assert len(one & two) < 10
 
 
 def test_tasks_are_mixed_by_weight_in_any_order() -> None:
@@ -191,4 +193,4 @@ def test_the_source_loads_a_dataset() -> None:
     ],
 )
 def test_an_entry_comes_back_as_it_was(entry: Any) -> None:
-    assert read(written(entry)) == entry
+    assert decode(encode(entry)) == entry

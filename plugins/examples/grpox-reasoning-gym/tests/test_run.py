@@ -10,10 +10,8 @@ from pathlib import Path
 
 import grpox
 import pytest
-import yaml
 
-from grpox_reasoning_gym.__main__ import main
-from grpox_reasoning_gym.config import SourceConfig
+from grpox_reasoning_gym.__main__ import main, source_of
 from grpox_reasoning_gym.rows import rows
 
 FEW = "{name: reasoning-gym, size: 400, tasks: {task: chain_sum, settings: {max_terms: 2, max_digits: 1}}}"
@@ -46,14 +44,13 @@ def test_the_run_for_a_cpu_trains_and_is_evaluated(folder: Path) -> None:
         assert metrics["grad_norm"] > 0
 
 
-def test_held_out_rows_are_none_that_are_trained_on(folder: Path) -> None:
+def test_heldout_rows_share_no_prompt_with_training(folder: Path) -> None:
     assert main(["gym.yaml", "heldout.jsonl", "--size", "30"]) == 0
-    config = SourceConfig(**_source(folder / "gym.yaml"))
-    trained = {json.dumps(row["prompt"]) for row in rows(config)}
-    held_out = lines(folder / "heldout.jsonl")
-    assert len(held_out) == 30
-    assert {row["task"] for row in held_out} == {"chain_sum", "letter_counting", "lcm"}
-    assert not {json.dumps(row["prompt"]) for row in held_out} & trained
+    trained = {json.dumps(row["prompt"]) for row in rows(source_of(folder / "gym.yaml"))}
+    heldout = lines(folder / "heldout.jsonl")
+    assert len(heldout) == 30
+    assert {row["task"] for row in heldout} == {"chain_sum", "letter_counting", "lcm"}
+    assert not {json.dumps(row["prompt"]) for row in heldout} & trained
 
 
 @pytest.mark.parametrize(
@@ -67,23 +64,14 @@ def test_held_out_rows_are_none_that_are_trained_on(folder: Path) -> None:
         ("data: {source: {name: reasoning-gym, tasks: lcm}}", ["--seed", "0"], "is the seed of training"),
         ("data: {source: {name: reasoning-gym, tasks: lcm}}", ["--size", "0"], "--size"),
         (f"data: {{source: {FEW}}}", [], "prompts were found that training does not have"),
+        (None, [], "wrong.yaml"),
     ],
 )
-def test_a_wrong_request_is_told_in_a_line(
-    text: str, arguments: list[str], message: str, folder: Path, capsys: pytest.CaptureFixture[str]
+def test_a_wrong_request_is_one_line_of_error(
+    text: str | None, arguments: list[str], message: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (folder / "wrong.yaml").write_text(text)
+    if text is not None:
+        (folder / "wrong.yaml").write_text(text)
     assert main(["wrong.yaml", "out.jsonl", *arguments]) == 2
     assert message in capsys.readouterr().err
     assert not (folder / "out.jsonl").exists()
-
-
-def test_a_run_file_that_is_not_there_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["/nowhere.yaml", "out.jsonl"]) == 2
-    assert "nowhere.yaml" in capsys.readouterr().err
-
-
-def _source(path: Path) -> dict[str, object]:
-    source = dict(yaml.safe_load(path.read_text())["data"]["source"])
-    del source["name"]
-    return source

@@ -1,4 +1,4 @@
-"""What the event files hold: of runs as they are told, and of a real one beside its own record."""
+"""Contents of the event files: after single hook calls, and of a real run beside its own record."""
 
 from __future__ import annotations
 
@@ -22,15 +22,9 @@ DEFAULTS = TensorBoardConfig()
 
 
 def run_in(folder: Path) -> RunContext:
-    config = RunConfig.model_validate(
-        {
-            "model": {"path": "model"},
-            "data": {"path": "train.jsonl"},
-            "rewards": [{"name": "exact"}],
-            "train": {"learning_rate": 2e-4},
-        }
-    )
-    return RunContext(config, folder, 2, 1, {"grpox": "0.1.0"}, None, "quickstart")
+    data, train = {"path": "train.jsonl"}, {"learning_rate": 2e-4}
+    content = {"model": {"path": "model"}, "data": data, "rewards": [{"name": "exact"}], "train": train}
+    return RunContext(RunConfig.model_validate(content), folder, 2, 1, {"grpox": "0.1.0"}, None, "quickstart")
 
 
 def events(folder: Path) -> EventAccumulator:
@@ -38,9 +32,8 @@ def events(folder: Path) -> EventAccumulator:
 
 
 def texts(read: EventAccumulator, tag: str) -> dict[int, str]:
-    return {
-        event.step: event.tensor_proto.string_val[0].decode() for event in read.Tensors(f"{tag}/text_summary")
-    }
+    summaries = read.Tensors(f"{tag}/text_summary")
+    return {event.step: event.tensor_proto.string_val[0].decode() for event in summaries}
 
 
 def scalars(read: EventAccumulator, tag: str) -> dict[int, float]:
@@ -63,39 +56,35 @@ def started(tmp_path: Path) -> Iterator[TensorBoard]:
 def test_a_real_run_has_in_tensorboard_what_its_metrics_say(tmp_path: Path) -> None:
     overrides = ["train.max_steps=3", "tracking={tensorboard: {}}", f"output_dir={tmp_path}"]
     grpox.train("quickstart", overrides)
-    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     expected = {}
-    for line in lines:
+    for line in map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines()):
         prefix = "evaluation/" if "evaluation" in line else ""
         for name, value in (line.get("metrics") or line["evaluation"]).items():
             expected[prefix + name.removeprefix(prefix), line["step"]] = value
     read = events(tmp_path / "tensorboard")
-    found = {(tag, step): value for tag in read.Tags()["scalars"] for step, value in scalars(read, tag).items()}
+    written = {
+        (tag, step): value for tag in read.Tags()["scalars"] for step, value in scalars(read, tag).items()
+    }
     assert {step for _, step in expected} == {0, 1, 2, 3}
-    assert found.keys() == expected.keys()
+    assert written.keys() == expected.keys()
     for place, value in expected.items():  # float32 has 24 bits
-        assert found[place] == pytest.approx(float(value), rel=2**-23, abs=1e-38, nan_ok=True), place
+        assert written[place] == pytest.approx(float(value), rel=2**-23, abs=1e-38, nan_ok=True), place
     assert texts(read, "config")[0].startswith("    model:\n      path: ")
     first = parquet.read_table(tmp_path / "completions" / "step_000001.parquet").slice(0, 1).to_pylist()[0]
     shown = f"    {first['prompt']}\n\ncompletion:\n\n    {first['completion']}"
     assert shown in texts(read, "completions")[1]
 
 
-def test_a_failed_run_keeps_its_steps_and_tells_why(tmp_path: Path) -> None:
-    observer = TensorBoard(DEFAULTS)
-    observer.grpox_run_started(run_in(tmp_path))
-    observer.grpox_step_finished(1, {"reward": 0.5})
-    observer.grpox_run_failed(RuntimeError("out of memory"))
+def test_a_failed_run_keeps_its_steps_and_its_error(started: TensorBoard, tmp_path: Path) -> None:
+    started.grpox_step_finished(1, {"reward": 0.5})
+    started.grpox_run_failed(RuntimeError("out of memory"))
     read = events(tmp_path / "tensorboard")
     assert scalars(read, "reward") == {1: 0.5}
     assert texts(read, "error") == {1: "    RuntimeError: out of memory"}
+    TensorBoard(DEFAULTS).grpox_run_failed(RuntimeError("no such model"))  # before any file was opened
 
 
-def test_a_failure_before_the_file_was_opened_is_no_second_one() -> None:
-    TensorBoard(DEFAULTS).grpox_run_failed(RuntimeError("no such model"))
-
-
-def test_numbers_that_are_not_finite_are_kept(started: TensorBoard, tmp_path: Path) -> None:
+def test_numbers_that_are_not_finite_are_written(started: TensorBoard, tmp_path: Path) -> None:
     started.grpox_step_finished(1, {"reward": math.nan, "loss": math.inf})
     started.grpox_run_finished()
     read = events(tmp_path / "tensorboard")
@@ -103,7 +92,7 @@ def test_numbers_that_are_not_finite_are_kept(started: TensorBoard, tmp_path: Pa
     assert scalars(read, "loss") == {1: math.inf}
 
 
-def test_completions_come_every_so_many_batches_and_no_more_than_asked(tmp_path: Path) -> None:
+def test_completions_come_at_their_interval_and_up_to_their_number(tmp_path: Path) -> None:
     observer = TensorBoard(TensorBoardConfig(completions=2, completions_every=2))
     observer.grpox_run_started(run_in(tmp_path))
     for step in (1, 2, 3):
@@ -135,12 +124,8 @@ def test_a_second_run_in_a_folder_is_not_joined_to_the_first(tmp_path: Path) -> 
 
 def test_the_hyperparameters_are_the_leaves_of_the_config() -> None:
     config = {"train": {"seed": 3, "kl": None}, "rewards": [{"name": "exact"}], "stop": [], "on": True}
-    assert dict(flattened(config)) == {
-        "train.seed": 3,
-        "train.kl": "null",
-        "rewards.0.name": "exact",
-        "on": True,
-    }
+    expected = {"train.seed": 3, "train.kl": "null", "rewards.0.name": "exact", "on": True}
+    assert dict(flattened(config)) == expected
 
 
 def test_the_tab_of_hyperparameters_has_the_run(started: TensorBoard, tmp_path: Path) -> None:

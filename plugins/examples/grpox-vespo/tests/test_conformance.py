@@ -1,4 +1,4 @@
-"""That both hold to the contract of their kind: the checks of `grpox plugins check`."""
+"""The checks of `grpox plugins check`: the contract of its kind."""
 
 from grpox.testing import CorrectionConformance, LossConformance
 

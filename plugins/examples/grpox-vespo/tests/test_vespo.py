@@ -73,7 +73,7 @@ TRL = [  # log-ratios, R, advantage, factor with the defaults, factor with k 1.5
     # Out of every bound: log-ratios of 20 and -20 and 8, log R of ln 1e-8 and ln 3 and 0.
     ([25.0, -30.0, 8.0], [0.0, 3.0, 1.0], -1.0, 5.283754331079461e-12, 1.2468683370468776e-10),
 ]
-"""What `get_gamma_weights` of TRL 1.16 returns."""
+"""Results of `get_gamma_weights` of TRL 1.16."""
 
 
 @pytest.mark.parametrize(("log_ratios", "weights", "advantage", "factor", "other"), TRL)
@@ -148,11 +148,11 @@ def test_at_every_bound_of_the_parameters_the_factor_is_finite_in_float32(k, dec
     assert loss.expected_gradient(given).isfinite().all()
 
 
-# -- A run without what the loss needs is refused before anything loads, and told what would do ----------
+# -- Runs without a correction for the loss are refused before anything loads ----------------------------
 
 SILENT = '''
 class Silent:
-    """A generator that does not tell the log-probabilities of what it samples."""
+    """A generator that reports no log-probabilities."""
 
     def start(self, context): ...
     def generate(self, prompts, sampling, seed): ...
@@ -164,7 +164,7 @@ class Silent:
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         (["correction=none"], "needs 'token-weights', which nothing in this run provides; correction"),
         (["correction=sequence-truncate"], "needs 'token-weights'"),  # its R is that of the whole sequence
@@ -173,7 +173,7 @@ class Silent:
         (["correction=token-truncate"], ""),
     ],
 )
-def test_a_run_without_weights_of_tokens_is_refused(changes: list[str], told: str, tmp_path: Path) -> None:
+def test_a_run_without_weights_of_tokens_is_refused(changes: list[str], message: str, tmp_path: Path) -> None:
     (tmp_path / "silent.py").write_text(SILENT)
     done = subprocess.run(
         [sys.executable, "-m", "grpox", "validate", "quickstart", "loss=vespo", *changes],
@@ -183,5 +183,5 @@ def test_a_run_without_weights_of_tokens_is_refused(changes: list[str], told: st
         text=True,
         check=False,
     )
-    assert told in done.stderr
-    assert done.returncode == (2 if told else 0), done.stderr
+    assert message in done.stderr
+    assert done.returncode == (2 if message else 0), done.stderr

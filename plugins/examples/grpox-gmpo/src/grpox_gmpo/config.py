@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class GmpoLossConfig(BaseModel):
-    """What a run file may say under ``loss`` besides ``name: gmpo``."""
+    """Keys of a run file under ``loss``, besides ``name: gmpo``."""
 
     model_config = ConfigDict(frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
 

@@ -1,15 +1,22 @@
 """Pass@k training: a completion is worth what it adds to sets of k, of which one has to be right.
 
-The numbers are those of `grpox_passk.closed_form`; here completions are told right from wrong and counted.
+The advantages come in closed form, over all sets of k among the completions of a group:
+
+    fail = C(n_wrong, k) / C(n, k)                           the share of sets without a right completion
+    std  = sqrt(fail (1 - fail))                             of the reward of a set: 1 if one is right, else 0
+
+    A_right = fail / std                                     every set with it is rewarded
+    A_wrong = (fail - C(n_wrong-1, k-1) / C(n-1, k-1)) / std     a set with it fails if its others are wrong too
 """
 
 from __future__ import annotations
+
+from math import comb, sqrt
 
 import torch
 from grpox.errors import ConfigError
 from torch import Tensor
 
-from grpox_passk.closed_form import passk_advantages
 from grpox_passk.config import PasskAdvantageConfig
 
 
@@ -48,7 +55,7 @@ class PasskAdvantage:
         return torch.where(scored, advantages, 0.0).float()
 
     def _k(self, size: int) -> int:
-        """Completions of a set, in a group of `size`, those that nobody scored included."""
+        """Completions of a set, in a group of `size`, unscored ones included."""
         if self.config.k is None:
             return max(1, size // 4)
         if self.config.k > 1 and size <= self.config.k:
@@ -59,3 +66,18 @@ class PasskAdvantage:
                 allowed=f"k below {size}, or more completions a prompt",
             )
         return self.config.k
+
+
+def passk_advantages(right: int, wrong: int, k: int) -> tuple[float, float]:
+    """The advantage of a right and of a wrong completion, equations 14 and 15 of arXiv 2508.10751.
+
+    Each is the mean over the sets that it is in of (reward - mean) / std, and they add up to 0 over the group.
+    Both are 0 where every set gets the same reward: none is right, fewer than k are wrong, or there is no set.
+    """
+    completions = right + wrong
+    if right == 0 or wrong < k or completions <= k:
+        return 0.0, 0.0
+    fail = comb(wrong, k) / comb(completions, k)
+    std = sqrt(fail * (1 - fail))
+    fail_with_a_wrong_one = comb(wrong - 1, k - 1) / comb(completions - 1, k - 1)
+    return fail / std, (fail - fail_with_a_wrong_one) / std

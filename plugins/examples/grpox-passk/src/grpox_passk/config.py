@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class PasskAdvantageConfig(BaseModel):
-    """What a run file may say under ``advantage`` besides ``name: passk``."""
+    """Keys of a run file under ``advantage``, besides ``name: passk``."""
 
     model_config = ConfigDict(frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
 

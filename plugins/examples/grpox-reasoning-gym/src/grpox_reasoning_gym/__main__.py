@@ -1,6 +1,6 @@
 """``python -m grpox_reasoning_gym run.yaml heldout.jsonl``: held-out rows for a run's evaluation.
 
-They are made as the run's own, of another seed, and none of them has a prompt that the run trains on.
+The run's own settings make them with another seed. None has a prompt that the run trains on.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from grpox_reasoning_gym.config import SourceConfig
 from grpox_reasoning_gym.rows import Row, rows
 
 ROUNDS = 20
-"""How often more rows are made while training's prompts leave too few."""
+"""Attempts to draw rows, while too few have a prompt that training lacks."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -33,17 +33,17 @@ def main(arguments: list[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     try:
         config = source_of(given.run)
-        held_out = heldout(config, given.size, given.seed)
-        given.out.write_text("".join(json.dumps(row) + "\n" for row in held_out), encoding="utf-8")
+        heldout_rows = heldout(config, given.size, given.seed)
+        given.out.write_text("".join(json.dumps(row) + "\n" for row in heldout_rows), encoding="utf-8")
     except (GrpoxError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    print(f"{len(held_out)} rows: {given.out}")
+    print(f"{len(heldout_rows)} rows: {given.out}")
     return 0
 
 
 def source_of(path: Path) -> SourceConfig:
-    """The source of a run file; the rest of the file is not looked at.
+    """Read the source of a run file, and nothing else of it.
 
     Raises:
         ConfigError: its data is not of this source, or the source's parameters are wrong.
@@ -64,28 +64,28 @@ def source_of(path: Path) -> SourceConfig:
 
 
 def heldout(config: SourceConfig, size: int, seed: int) -> list[Row]:
-    """`size` rows of another seed, without those whose prompt is one of training's or an earlier one's.
+    """Draw `size` rows with another seed, each with a prompt that neither training nor an earlier row has.
 
     Raises:
-        ConfigError: no row is asked for, the seed is training's, or the tasks have too few different prompts.
+        ConfigError: `size` is below 1, the seed is training's, or the tasks have too few different prompts.
     """
     if size < 1:
         raise ConfigError("is less than one row", "--size", given=str(size))
     if seed == config.seed:
         raise ConfigError("is the seed of training", "--seed", given=str(seed))
     seen = {json.dumps(row["prompt"]) for row in rows(config)}
-    found: list[Row] = []
+    chosen: list[Row] = []
     for number in range(ROUNDS):
         # Further rounds have seeds that no run is likely to name.
         other = config.model_copy(update={"size": size, "seed": seed + number * 2**32})
         for row in rows(other):
             prompt = json.dumps(row["prompt"])
-            if prompt not in seen and len(found) < size:
+            if prompt not in seen and len(chosen) < size:
                 seen.add(prompt)
-                found.append(row)
-        if len(found) >= size:
-            return found
-    what = f"only {len(found)} prompts were found that training does not have"
+                chosen.append(row)
+        if len(chosen) >= size:
+            return chosen
+    what = f"only {len(chosen)} prompts were found that training does not have"
     raise ConfigError(what, "--size", given=str(size), allowed="fewer, or a smaller data.source.size")
 
 

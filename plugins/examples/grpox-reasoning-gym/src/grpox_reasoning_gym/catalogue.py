@@ -1,4 +1,4 @@
-"""Which tasks reasoning-gym has, and their settings, read from its sources.
+"""Tasks of reasoning-gym and their settings, read from its sources.
 
 Importing reasoning-gym takes seconds (sympy, matplotlib, a thousand fonts). A run file is checked far more
 often than it is trained, so the check reads what it needs: a name in each file, the fields of one dataclass.
@@ -21,7 +21,7 @@ def task_files() -> dict[str, Path]:
     spec = find_spec("reasoning_gym")  # of a top-level package this imports nothing
     folders = (spec.submodule_search_locations if spec else None) or []
     files = (path for folder in folders for path in sorted(Path(folder).rglob("*.py")))
-    return {found[1]: path for path in files if (found := NAME.search(path.read_text(encoding="utf-8")))}
+    return {match[1]: path for path in files if (match := NAME.search(path.read_text(encoding="utf-8")))}
 
 
 @cache

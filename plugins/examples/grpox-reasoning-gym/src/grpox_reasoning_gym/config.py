@@ -28,31 +28,31 @@ class Task(BaseModel):
     weight: float = Field(1.0, gt=0)
     """Its part of the rows, relative to the other tasks' weights."""
     settings: dict[str, Any] = Field(default_factory=dict)
-    """What reasoning-gym calls its config: ``{min_terms: 2, max_digits: 3}``."""
+    """The task's config in reasoning-gym: ``{min_terms: 2, max_digits: 3}``."""
 
     @field_validator("task")
     @classmethod
     def _is_a_task(cls, name: str) -> str:
         if name not in task_files():
-            raise ValueError(f"reasoning-gym has no task of this name{_meant(name, task_files())}")
+            raise ValueError(f"reasoning-gym has no task of this name{_suggest(name, task_files())}")
         return name
 
     @field_validator("settings")
     @classmethod
     def _are_its_settings(cls, settings: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
         if "task" not in info.data:
-            return settings  # told already
+            return settings  # the task has an error of its own
         names = [name for name in settings_of(info.data["task"]) if name not in CHOSEN_BY_SOURCE]
         for name in settings:
             if name in CHOSEN_BY_SOURCE:
                 raise ValueError(f"{name} is a key of the source, beside tasks")
             if name not in names:
-                meant = _meant(name, names) or f"; it has {', '.join(names) or 'none'}"
-                raise ValueError(f"{info.data['task']} has no setting '{name}'{meant}")
+                suggestion = _suggest(name, names) or f"; it has {', '.join(names) or 'none'}"
+                raise ValueError(f"{info.data['task']} has no setting '{name}'{suggestion}")
         return settings
 
 
-def _meant(name: str, names: Any) -> str:
+def _suggest(name: str, names: Any) -> str:
     near = nearest(name, names)
     return f"; did you mean '{near}'?" if near else ""
 
@@ -67,7 +67,7 @@ Shorthand = str | Task | list[str | Task]
 
 
 class SourceConfig(BaseModel):
-    """What a run file may say under ``data.source`` besides ``name: reasoning-gym``."""
+    """Keys of a run file under ``data.source``, besides ``name: reasoning-gym``."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
@@ -97,7 +97,7 @@ class SourceConfig(BaseModel):
 
 
 class RewardConfig(BaseModel):
-    """What a run file may say of the reward besides ``name: reasoning-gym`` and its weight."""
+    """Keys of the reward in a run file, besides ``name: reasoning-gym`` and its weight."""
 
     model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
 

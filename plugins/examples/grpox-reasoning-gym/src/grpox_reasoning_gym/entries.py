@@ -13,13 +13,13 @@ TUPLE = "$tuple"
 ITEMS = "$items"
 
 
-def written(entry: Any) -> str:
+def encode(entry: Any) -> str:
     """`entry` as one line of JSON."""
     return json.dumps(_encoded(entry), ensure_ascii=False)
 
 
-def read(text: str) -> Any:
-    """What `written` was given.
+def decode(text: str) -> Any:
+    """Return the entry that `encode` wrote as `text`.
 
     Raises:
         ValueError: `text` is no JSON.
@@ -28,10 +28,9 @@ def read(text: str) -> Any:
 
 
 def _encoded(value: Any) -> Any:
-    if isinstance(value, tuple):
-        return {TUPLE: [_encoded(item) for item in value]}
-    if isinstance(value, list):
-        return [_encoded(item) for item in value]
+    if isinstance(value, tuple | list):
+        items = [_encoded(item) for item in value]
+        return {TUPLE: items} if isinstance(value, tuple) else items
     if isinstance(value, dict):
         if all(isinstance(key, str) for key in value):
             return {key: _encoded(item) for key, item in value.items()}

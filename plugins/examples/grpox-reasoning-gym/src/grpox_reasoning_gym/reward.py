@@ -10,22 +10,22 @@ from typing import TYPE_CHECKING, Any
 
 from grpox.contracts import Text, completion_text
 
-from grpox_reasoning_gym.entries import read
-from grpox_reasoning_gym.rows import built
+from grpox_reasoning_gym.entries import decode
+from grpox_reasoning_gym.rows import build_dataset
 
 if TYPE_CHECKING:
     from grpox_reasoning_gym.config import RewardConfig
 
 Scorer = Callable[[str | None, Mapping[str, Any]], float]
 KEYS = {"question", "answer", "metadata"}
-"""Of every entry that reasoning-gym makes."""
+"""Keys of every entry of reasoning-gym."""
 
 
 class ReasoningGymReward:
     """From 0 to 1 by the task's own scorer, None in rows that are not reasoning-gym's.
 
-    An answer that cannot be found scores what the task gives for none, 0 in nearly all. One that the scorer
-    cannot read, which some tell by raising, scores 0.
+    A missing answer scores what the task gives for none, which is 0 in nearly all. An answer that the scorer
+    cannot read scores 0: some scorers raise then.
     """
 
     def __init__(self, config: RewardConfig) -> None:
@@ -70,16 +70,16 @@ class ReasoningGymReward:
 
             answer: str | None = extract_answer(completion)
             return answer
-        lines = completion.strip().splitlines()
-        if self.config.answer == "last-line":
-            return lines[-1].strip() if lines else None
-        return completion.strip() or None
+        whole = completion.strip()
+        if whole and self.config.answer == "last-line":
+            return whole.splitlines()[-1].strip()
+        return whole or None
 
 
 def _entry(text: str | None) -> Mapping[str, Any] | None:
     """The entry that `text` holds, None where that is something else."""
     try:
-        entry = None if text is None else read(text)
+        entry = None if text is None else decode(text)
     except ValueError:
         return None
     return entry if isinstance(entry, dict) and entry.keys() >= KEYS else None
@@ -92,5 +92,5 @@ def _scorer(task: str, settings: str) -> Scorer:
     Raises:
         ConfigError: reasoning-gym has no such task, or it refuses the settings.
     """
-    scorer: Scorer = built(task, json.loads(settings), "reasoning-gym").score_answer
+    scorer: Scorer = build_dataset(task, json.loads(settings), "reasoning-gym").score_answer
     return scorer

@@ -1,4 +1,4 @@
-"""The dataset component, and its rows: tasks' entries, dealt by weight, with what the reward needs."""
+"""The dataset component and its rows: tasks' entries, mixed by weight, with the columns of the reward."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from grpox.errors import ConfigError
 
-from grpox_reasoning_gym.entries import written
+from grpox_reasoning_gym.entries import encode
 
 if TYPE_CHECKING:
     import datasets
@@ -43,17 +43,17 @@ def rows(config: SourceConfig) -> list[Row]:
     Raises:
         ConfigError: a task refuses its settings, or the template names what an entry does not have.
     """
-    made: list[Row] = []
+    drawn: list[Row] = []
     counts = shares(config.size, [task.weight for task in config.tasks])
     for place, (task, count) in enumerate(zip(config.tasks, counts, strict=True)):
         # A seed of its own: reasoning-gym's entry i of seed s is entry 0 of seed s + i, so that neighbouring
         # seeds would share nearly all rows.
         seed = Random(f"{config.seed} {place} {task.task}").getrandbits(31)
         if count:  # some tasks refuse a size of 0
-            dataset = built(task.task, task.settings, f"data.source.tasks.{place}", seed, count)
-            made += [_row(config, task, dataset[index]) for index in range(count)]
-    Random(config.seed).shuffle(made)
-    return made
+            dataset = build_dataset(task.task, task.settings, f"data.source.tasks.{place}", seed, count)
+            drawn += [_row(config, task, dataset[index]) for index in range(count)]
+    Random(config.seed).shuffle(drawn)
+    return drawn
 
 
 def shares(size: int, weights: Sequence[float]) -> list[int]:
@@ -64,8 +64,10 @@ def shares(size: int, weights: Sequence[float]) -> list[int]:
     return [end - start for start, end in pairwise(ends)]
 
 
-def built(task: str, settings: Mapping[str, Any], key: str, seed: int = 0, size: int = 1) -> ProceduralDataset:
-    """reasoning-gym's dataset of a task.
+def build_dataset(
+    task: str, settings: Mapping[str, Any], key: str, seed: int = 0, size: int = 1
+) -> ProceduralDataset:
+    """Build reasoning-gym's dataset of a task.
 
     Raises:
         ConfigError: it refuses its settings; the problem stands under `key`.
@@ -90,7 +92,7 @@ def _row(config: SourceConfig, task: Task, entry: Mapping[str, Any]) -> Row:
         "answer": None if answer is None else str(answer),
         "task": task.task,
         "settings": json.dumps(task.settings),
-        "entry": written(dict(entry)),
+        "entry": encode(dict(entry)),
     }
 
 

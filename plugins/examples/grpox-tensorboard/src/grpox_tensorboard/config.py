@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class TensorBoardConfig(BaseModel):
-    """What a run file may say under ``tracking`` below ``tensorboard``."""
+    """Keys of a run file under ``tracking.tensorboard``."""
 
     model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
 

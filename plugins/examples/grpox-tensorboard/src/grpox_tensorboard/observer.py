@@ -41,7 +41,7 @@ class TensorBoard:
 
     @hookimpl
     def grpox_run_started(self, run: RunContext) -> None:
-        """Open the event file; a run ends here if that cannot be done."""
+        """Open the event file; an error here ends the run."""
         # Imported here as it takes a second, which `grpox validate` need not wait for.
         from torch.utils.tensorboard import SummaryWriter, summary
 
@@ -63,7 +63,7 @@ class TensorBoard:
 
     @hookimpl
     def grpox_rollouts_scored(self, step: int, rollouts: Sequence[ScoredRollout]) -> None:
-        """Show some completions of the batch, as they come: those of its first prompts."""
+        """Show the first completions of the batch, unless this batch is left out."""
         shown = self._batches % self.config.completions_every == 0
         self._batches += 1
         if shown and self.config.completions:
@@ -72,28 +72,29 @@ class TensorBoard:
 
     @hookimpl
     def grpox_step_finished(self, step: int, metrics: Mapping[str, float]) -> None:
-        """A scalar for each metric."""
+        """Write a scalar for each metric."""
         self._step = step
         self._scalars(step, metrics)
 
     @hookimpl
     def grpox_evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
-        """The same for an evaluation, under ``evaluation/``."""
-        self._scalars(
-            step, {f"evaluation/{name.removeprefix('evaluation/')}": metrics[name] for name in metrics}
-        )
+        """Write an evaluation's metrics under ``evaluation/``."""
+        prefix = "evaluation/"
+        self._scalars(step, {prefix + name.removeprefix(prefix): metrics[name] for name in metrics})
 
     @hookimpl
     def grpox_run_failed(self, error: BaseException) -> None:
-        """Keep what there is, and why there is no more."""
+        """Write the error and close the file."""
         if self._writer is not None:
             self._writer.add_text("error", as_code(redact(f"{type(error).__name__}: {error}")), self._step)
-            self._close()
+            self.grpox_run_finished()
 
     @hookimpl
     def grpox_run_finished(self) -> None:
-        """All is on disk when the run ends."""
-        self._close()
+        """Close the file, so that all is on disk."""
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.close()
 
     def _scalars(self, step: int, metrics: Mapping[str, float]) -> None:
         writer = self._open()
@@ -104,11 +105,6 @@ class TensorBoard:
         if self._writer is None:
             raise RuntimeError("the event file was never opened, or is closed")
         return self._writer
-
-    def _close(self) -> None:
-        writer, self._writer = self._writer, None
-        if writer is not None:
-            writer.close()
 
 
 def flattened(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, bool | float | str]]:

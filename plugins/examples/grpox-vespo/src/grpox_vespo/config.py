@@ -12,7 +12,7 @@ Decay = Annotated[float, Field(ge=0.01, le=20)]
 
 
 class VespoLossConfig(BaseModel):
-    """What a run file may say under ``loss`` besides ``name: vespo``."""
+    """Keys of a run file under ``loss``, besides ``name: vespo``."""
 
     model_config = ConfigDict(frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
 

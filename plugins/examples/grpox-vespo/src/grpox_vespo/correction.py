@@ -12,10 +12,7 @@ LIMIT = 20.0
 
 
 class VespoCorrection:
-    """What the loss folds: a cap on single tokens would bias the product that the loss bounds as a whole.
-
-    It bounds nothing, and so is of use only to a loss that does.
-    """
+    """Weights without a cap, for a loss that bounds their product itself: caps on tokens would bias it."""
 
     def __init__(self, config: VespoCorrectionConfig) -> None:
         self.config = config
