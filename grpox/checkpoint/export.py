@@ -104,8 +104,8 @@ def _adapted_model(checkpoint: Path, base: ModelConfig, config: ModelConfig) -> 
 def _checkpoint(source: Path) -> tuple[Path, Progress]:
     if (source / MANIFEST).exists() or (source / PROGRESS).exists():
         return source, _good(source)
-    if found := newest_good(source, ALONE):
-        return found.folder, found.progress
+    if newest := newest_good(source, ALONE):
+        return newest.folder, newest.progress
     if not source.is_dir():
         what = "no such folder"
     elif checkpoints_in(source):
@@ -113,7 +113,7 @@ def _checkpoint(source: Path) -> tuple[Path, Progress]:
     else:
         what = f"is neither a checkpoint nor a run with {FOLDER}"
     allowed = "a run's folder, or one of its checkpoints"
-    if runs := sorted(str(found.parent) for found in source.parent.glob(f"*/{FOLDER}") if found.is_dir()):
+    if runs := sorted(str(path.parent) for path in source.parent.glob(f"*/{FOLDER}") if path.is_dir()):
         allowed += f", such as {', '.join(runs[:5])}"
     raise ConfigError(what, "CHECKPOINT", given=str(source), allowed=allowed)
 
@@ -126,11 +126,11 @@ def _good(checkpoint: Path) -> Progress:
 
 
 def _model_config(checkpoint: Path, progress: Progress) -> ModelConfig:
-    held = progress.config.get("model")
+    section = progress.config.get("model")
     try:
-        config = ModelConfig.model_validate(held)
+        config = ModelConfig.model_validate(section)
     except ValidationError as error:
-        raise ConfigError(f"{checkpoint} names no model", given=str(held)) from error
+        raise ConfigError(f"{checkpoint} names no model", given=str(section)) from error
     if problems := model_problems(config):
         raise ConfigError(problems)
     path = Path(config.path)

@@ -44,7 +44,7 @@ from grpox.runfile.masked import give_back_secrets
 from grpox.runfile.overrides import COMMAND_LINE, apply_overrides
 from grpox.runfile.paths import resolve_paths
 from grpox.runtime.world import World
-from grpox.update.nonfinite import Found, find, in_order
+from grpox.update.nonfinite import NonFinite, find, in_order
 from grpox.update.objective import StepLoss
 from grpox.update.packing import StepTotals, count_masks
 from grpox.update.policy_update import forward_pass
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 FOLDER = "faults"
 FAULT = "fault.json"
 MODEL = "model"
-KEPT = 3
+MOST_DUMPS = 3
 """Dumps of a run; each holds the weights. The first ones tell most: what follows is often their consequence."""
 
 REPLAYED = (
@@ -83,7 +83,7 @@ class Fault(BaseModel):
     what: str
     """One line: what was not finite."""
     world_size: int
-    found: list[Found]
+    found: list[NonFinite]
     """On all ranks, causes first."""
     config: dict[str, object]
     """The run's."""
@@ -116,7 +116,7 @@ class FaultDumps:
         self.world = world
 
     def dump(
-        self, step: int, what: str, found: Sequence[Found], micro_batches: Sequence[Sequence[Sample]]
+        self, step: int, what: str, nonfinite: Sequence[NonFinite], micro_batches: Sequence[Sequence[Sample]]
     ) -> str:
         """Keep the batch and the weights, which must be those before the step; a collective.
 
@@ -126,13 +126,13 @@ class FaultDumps:
         folder = Path(self.config.output_dir) / FOLDER / f"step-{step:08d}"
         unfinished = unfinished_of(folder)
         others = [path for path in folder.parent.glob("step-*") if path != folder]
-        if self.world.gather([len(others) >= KEPT] if self.world.is_main else [])[0]:
-            return f"its batch is not kept: {folder.parent} holds {KEPT} already"
+        if self.world.gather([len(others) >= MOST_DUMPS] if self.world.is_main else [])[0]:
+            return f"its batch is not kept: {folder.parent} holds {MOST_DUMPS} already"
         fault = Fault(
             step=step,
             what=what,
             world_size=self.world.size,
-            found=list(found),
+            found=list(nonfinite),
             config=redacted(self.config.model_dump(mode="json")),
         )
 
@@ -168,9 +168,9 @@ class FaultDumps:
             try:
                 write()
             except Exception as error:  # noqa: BLE001 - libraries have their own for a full disk
-                told = str(getattr(error, "strerror", None) or text_of(error))
-                failure = redact(" ".join(told.split())) or type(error).__name__
-        return next((told for told in self.world.gather([failure]) if told), "")
+                message = str(getattr(error, "strerror", None) or text_of(error))
+                failure = redact(" ".join(message.split())) or type(error).__name__
+        return next((each for each in self.world.gather([failure]) if each), "")
 
 
 @dataclass(frozen=True)
@@ -187,8 +187,8 @@ class Dump:
 
     def micro_batches(self, device: torch.device) -> list[list[list[Sample]]]:
         """Read the samples of every rank, by micro-batch."""
-        held = (read_state(rank_file(self.folder, rank)) for rank in range(self.fault.world_size))
-        return [[samples_of_state(each, device) for each in state["micro_batches"]] for state in held]
+        states = (read_state(rank_file(self.folder, rank)) for rank in range(self.fault.world_size))
+        return [[samples_of_state(each, device) for each in state["micro_batches"]] for state in states]
 
 
 def open_dump(folder: Path) -> Dump:
@@ -207,7 +207,7 @@ def open_dump(folder: Path) -> Dump:
 def _no_dump(folder: Path) -> Problem:
     what = "holds no dump" if folder.is_dir() else "no such folder"
     around = (folder, folder / FOLDER, folder.parent)
-    dumps = sorted({str(found.parent) for each in around for found in each.glob(f"step-*/{FAULT}")})
+    dumps = sorted({str(path.parent) for each in around for path in each.glob(f"step-*/{FAULT}")})
     allowed = f"a folder such as {dumps[0] if dumps else f'runs/mine/{FOLDER}/step-00000012'}"
     return Problem(what, "DUMP", given=str(folder), allowed=allowed, nearest=nearest(str(folder), dumps))
 
@@ -238,7 +238,7 @@ class Replay:
     """A step, computed again."""
 
     micro_batches: Sequence[Replayed]
-    found: Sequence[Found]
+    nonfinite: Sequence[NonFinite]
     """Causes first, over all ranks."""
     grad_norm: float
     """Of the whole step."""
@@ -280,7 +280,7 @@ def replay(dump: Dump, overrides: Sequence[str] = ()) -> Replay:
     counts = count_masks([s.token_mask for s in each] for of_rank in ranks for each in of_rank)
     totals = StepTotals(*counts, config.sampling.max_completion_length)
     whole = [torch.zeros_like(parameter) for parameter in model.parameters()]
-    made, found = [], []
+    replayed, nonfinite = [], []
     for rank, of_rank in enumerate(ranks):
         for place, micro_batch in enumerate(of_rank):
             batch = collate(micro_batch, device)
@@ -291,12 +291,12 @@ def replay(dump: Dump, overrides: Sequence[str] = ()) -> Replay:
             infinite = [name for name, gradient in gradients.items() if not bool(gradient.isfinite().all())]
             share, norm = float(result.loss.detach()), _norm(gradients.values())
             terms = result.detached().terms()
-            made.append(Replayed(rank, place, batch, share, norm, terms, infinite))
+            replayed.append(Replayed(rank, place, batch, share, norm, terms, infinite))
             for total, parameter in zip(whole, model.parameters(), strict=True):
                 total += 0 if parameter.grad is None else parameter.grad
-        of_this = [each for each in made if each.rank == rank]
-        found += find([each.batch.rows(each.terms) for each in of_this], rank)
-    return Replay(made, in_order(found), _norm(whole), load_tokenizer(config.model))
+        of_this = [each for each in replayed if each.rank == rank]
+        nonfinite += find([each.batch.rows(each.terms) for each in of_this], rank)
+    return Replay(replayed, in_order(nonfinite), _norm(whole), load_tokenizer(config.model))
 
 
 def _config(dump: Dump, overrides: Sequence[str]) -> RunConfig:

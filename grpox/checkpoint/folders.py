@@ -47,17 +47,17 @@ def rank_file(folder: Path, rank: int) -> Path:
 
 def step_of(folder: Path) -> int:
     """Its optimizer steps, by its name."""
-    found = _NAME.fullmatch(folder.name)
-    if found is None:
+    match = _NAME.fullmatch(folder.name)
+    if match is None:
         raise ValueError(f"{folder.name} is no checkpoint's name, such as step-00000050")
-    return int(found[1])
+    return int(match[1])
 
 
 def checkpoints_in(output_dir: Path) -> list[Path]:
     """The checkpoints of a run's folder, newest first; whether they are good is another question."""
     parent = output_dir / FOLDER
-    found = [path for path in parent.iterdir() if _NAME.fullmatch(path.name)] if parent.is_dir() else []
-    return sorted(found, key=step_of, reverse=True)
+    folders = [path for path in parent.iterdir() if _NAME.fullmatch(path.name)] if parent.is_dir() else []
+    return sorted(folders, key=step_of, reverse=True)
 
 
 def publish(folder: Path) -> None:
@@ -132,8 +132,8 @@ def write_manifest(folder: Path, known: Mapping[str, FileFacts] | None = None) -
         name = path.relative_to(folder).as_posix()
         if path.is_file() and name != MANIFEST and name not in files:
             files[name] = FileFacts.of(path)
-    held = {"format": FORMAT, "files": {name: asdict(files[name]) for name in sorted(files)}}
-    write_text(folder / MANIFEST, json.dumps(held, indent=1))
+    content = {"format": FORMAT, "files": {name: asdict(files[name]) for name in sorted(files)}}
+    write_text(folder / MANIFEST, json.dumps(content, indent=1))
 
 
 def read_manifest(folder: Path) -> dict[str, FileFacts]:
@@ -143,12 +143,12 @@ def read_manifest(folder: Path) -> dict[str, FileFacts]:
         ValueError: the manifest is missing, is none or names no files.
     """
     try:
-        held = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        if held["format"] != FORMAT:
-            raise ValueError(f"its layout is version {held['format']}, this grpox reads {FORMAT}")
-        if not held["files"]:
+        content = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        if content["format"] != FORMAT:
+            raise ValueError(f"its layout is version {content['format']}, this grpox reads {FORMAT}")
+        if not content["files"]:
             raise ValueError(f"{MANIFEST} names no files")
-        return {name: FileFacts(**facts) for name, facts in held["files"].items()}
+        return {name: FileFacts(**facts) for name, facts in content["files"].items()}
     except FileNotFoundError as error:
         raise ValueError(f"{MANIFEST} is missing") from error
     except (OSError, KeyError, TypeError, AttributeError, json.JSONDecodeError, UnicodeDecodeError) as error:
@@ -168,17 +168,17 @@ def read_whole(folder: Path, read: Callable[[Path], Content]) -> Content:
 
 def faults(folder: Path, wanted: Mapping[str, FileFacts]) -> list[str]:
     """What is wrong with some files of `folder`, a line each; empty where all are as they were written."""
-    found = {name: _fault(folder / name, facts) for name, facts in wanted.items()}
-    return [f"{name} {fault}" for name, fault in found.items() if fault]
+    results = {name: _fault(folder / name, facts) for name, facts in wanted.items()}
+    return [f"{name} {fault}" for name, fault in results.items() if fault]
 
 
 def _fault(path: Path, wanted: FileFacts) -> str:
     try:
-        found = path.stat()
-        if not stat.S_ISREG(found.st_mode):
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
             return "cannot be read: it is no file"  # a pipe would be waited on
-        if found.st_size != wanted.size:
-            return f"has {found.st_size} bytes, not {wanted.size}"
+        if status.st_size != wanted.size:
+            return f"has {status.st_size} bytes, not {wanted.size}"
         return "" if FileFacts.of(path) == wanted else "has another content than was written"
     except FileNotFoundError:
         return "is missing"

@@ -66,10 +66,12 @@ def restore_rank(
         set_random_state(mine["random"])
         return
     states = [read_state(rank_file(folder, rank)) for rank in range(progress.world_size)]
-    kept = states if same_steps(saved, schedule.plan) else []
-    held = {key: sample for each in kept for key, sample in _samples(each, world.device).items()}
-    state.samples = {key: held[key] for key in keys_of_rank({key[0] for key in held}, schedule, world.rank)}
-    state.prefetched = _prefetched(kept, world)
+    used = states if same_steps(saved, schedule.plan) else []
+    samples = {key: sample for each in used for key, sample in _samples(each, world.device).items()}
+    state.samples = {
+        key: samples[key] for key in keys_of_rank({key[0] for key in samples}, schedule, world.rank)
+    }
+    state.prefetched = _prefetched(used, world)
     fresh = world.rank >= len(states)
     random = fresh_random_state(seed, world.rank, progress.step) if fresh else states[world.rank]["random"]
     set_random_state(random)

@@ -117,13 +117,13 @@ def check_changes(
     same = same_steps(before, plan)
     problems = [] if same else [other_batches(before, plan)]
     problems += [
-        Problem("is not what the checkpoint was made with", found.what, given=found.new, allowed=found.old)
-        for found in changes(saved.config, config)
-        if found.what not in SPLITS
+        Problem("is not what the checkpoint was made with", change.what, given=change.new, allowed=change.old)
+        for change in changes(saved.config, config)
+        if change.what not in SPLITS
     ]
     problems += [
-        Problem(f"other code than the checkpoint was made with: {found}")
-        for found in differences(saved.lock.selected(), lock.selected(), Severity.DRIFT)
+        Problem(f"other code than the checkpoint was made with: {difference}")
+        for difference in differences(saved.lock.selected(), lock.selected(), Severity.DRIFT)
     ]
     problems += [
         Problem("holds something else than when the checkpoint was made", key)
@@ -183,9 +183,9 @@ def load_of_other_ranks(engine: Engine, folder: Path, name: str, steps: int) -> 
     converted = folder.with_name(f".{folder.name}.universal.unfinished")
     failure = _convert(folder / name, converted) if world.is_main else ""
     try:
-        told = [each for each in world.gather([failure]) if each]
-        if told:
-            raise RunFailed(f"{folder} cannot be taken to another number of ranks: {told[0]}")
+        failures = [each for each in world.gather([failure]) if each]
+        if failures:
+            raise RunFailed(f"{folder} cannot be taken to another number of ranks: {failures[0]}")
         _load_universal(engine.deepspeed, converted / name)
     finally:
         world.barrier()
@@ -216,9 +216,9 @@ def _load_buffers(model: nn.Module, engine_folder: Path) -> None:
 
     with only_weights():
         file = zero_to_fp32.get_model_state_file(str(engine_folder), zero_stage=3)
-        held = torch.load(file, map_location="cpu", weights_only=True)["module"]
+        state = torch.load(file, map_location="cpu", weights_only=True)["module"]
     for name, buffer in persistent_buffers(model):
-        buffer.copy_(held[name])
+        buffer.copy_(state[name])
 
 
 def _mend(sharded: Any, saved: list[dict[str, Any]]) -> None:

@@ -88,8 +88,8 @@ class CheckpointSaver:
     def summary(self) -> dict[str, Any]:
         """What the run's summary tells of the best checkpoint, once the run is over: nothing where none is."""
         best = best_of(checkpoints_in(self.context.output_dir), self.config) if self.world.is_main else None
-        [found] = self.world.gather([best] if self.world.is_main else [])
-        return {"best_checkpoint": found} if found else {}
+        [shared] = self.world.gather([best] if self.world.is_main else [])
+        return {"best_checkpoint": shared} if shared else {}
 
     def _begin(self, state: TrainingState, step: int) -> None:
         output_dir, before, self._saved = self.context.output_dir, self._saved, step
@@ -156,7 +156,7 @@ class CheckpointSaver:
 
     def _fails(self, failure: str) -> bool:
         """Whether any rank failed, which is told; what it began is removed."""
-        failures = [told for told in self.world.gather([failure]) if told]
+        failures = [each for each in self.world.gather([failure]) if each]
         if failures and self.world.is_main:
             self.warn(
                 "checkpoint",
@@ -172,14 +172,14 @@ class CheckpointSaver:
 
         Those after `step` are not counted: the run went back behind them, perhaps because they are damaged.
         """
-        found = [folder for folder in checkpoints_in(self.context.output_dir) if step_of(folder) <= step]
-        best = best_of(found, self.config) or {}
-        for folder in found[self.config.keep :]:
+        folders = [folder for folder in checkpoints_in(self.context.output_dir) if step_of(folder) <= step]
+        best = best_of(folders, self.config) or {}
+        for folder in folders[self.config.keep :]:
             if str(folder) != best.get("checkpoint"):
                 shutil.rmtree(folder)
 
 
-def best_of(found: Sequence[Path], config: CheckpointConfig) -> dict[str, Any] | None:
+def best_of(folders: Sequence[Path], config: CheckpointConfig) -> dict[str, Any] | None:
     """The best of the checkpoints `found`, newest first, for the run's summary; of equal ones the newest.
 
     A checkpoint counts by the metrics of its step and of the evaluation after it. One that has no such metric,
@@ -189,7 +189,7 @@ def best_of(found: Sequence[Path], config: CheckpointConfig) -> dict[str, Any] |
         return None
     rated: list[dict[str, Any]] = [
         {"metric": config.best, "value": value, "step": progress.step, "checkpoint": str(folder)}
-        for folder, progress in ((folder, Progress.read(folder)) for folder in found)
+        for folder, progress in ((folder, Progress.read(folder)) for folder in folders)
         if not math.isnan(value := progress.metrics.get(config.best, math.nan))
     ]
     sign = 1 if config.best_is in ("highest", "max") else -1

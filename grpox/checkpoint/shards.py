@@ -141,7 +141,7 @@ def _write(state: Any, path: Path) -> FileFacts:
     return hashed.facts
 
 
-def _copied(value: Any, old: Iterator[torch.Tensor], made: list[torch.Tensor]) -> Any:
+def _copied(value: Any, old: Iterator[torch.Tensor], copies: list[torch.Tensor]) -> Any:
     """Copy a state into this machine's memory; where its tensors fit, into that of earlier copies.
 
     Args:
@@ -149,17 +149,17 @@ def _copied(value: Any, old: Iterator[torch.Tensor], made: list[torch.Tensor]) -
         made: gets the copies.
     """
     if isinstance(value, dict):
-        return {key: _copied(item, old, made) for key, item in value.items()}
+        return {key: _copied(item, old, copies) for key, item in value.items()}
     if type(value) in (list, tuple):
-        return type(value)(_copied(item, old, made) for item in value)
+        return type(value)(_copied(item, old, copies) for item in value)
     if not isinstance(value, torch.Tensor):
         return value
     tensor, before = value.detach(), next(old, None)
     if before is not None and _layout(before) == _layout(tensor):
-        made.append(before.copy_(tensor))
+        copies.append(before.copy_(tensor))
     else:
-        made.append(tensor.to("cpu", copy=True))
-    return made[-1]
+        copies.append(tensor.to("cpu", copy=True))
+    return copies[-1]
 
 
 def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:

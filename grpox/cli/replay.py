@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from grpox.checkpoint.faults import Replay, Replayed
-    from grpox.update.nonfinite import Found
+    from grpox.update.nonfinite import NonFinite
 
 AROUND = 6
 """Tokens of a completion shown on either side of one."""
@@ -68,7 +68,7 @@ def replay(
         say(f"    {each}")
     made = compute(opened, overrides or ())
     console.print(_micro_batches(made))
-    if made.found:
+    if made.nonfinite:
         console.print(_places(made))
     if parameters := next((each.parameters for each in made.micro_batches if each.parameters), ()):
         more = f" and {len(parameters) - TOLD} more" if len(parameters) > TOLD else ""
@@ -96,7 +96,7 @@ def _places(made: Replay) -> Table:
     table = Table(title="first tokens that are not finite, by term", title_justify="left", show_header=False)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
-    for found in made.found[:TOLD]:
+    for found in made.nonfinite[:TOLD]:
         where = (found.rank, found.micro_batch)
         micro_batch = next(each for each in made.micro_batches if (each.rank, each.place) == where)
         table.add_row(f"{found.term} {found.value}", found.where, style="bold")
@@ -109,7 +109,7 @@ def _places(made: Replay) -> Table:
     return table
 
 
-def _text(made: Replay, micro_batch: Replayed, found: Found) -> str:
+def _text(made: Replay, micro_batch: Replayed, found: NonFinite) -> str:
     """The completion around a token, which stands between marks."""
     ids = micro_batch.batch.samples[found.row].completion
     begin, end = max(found.token - AROUND, 0), found.token + 1 + AROUND

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from grpox.errors.formatting import counted, duration
-from grpox.observing.early_stop import told as early_stop_told
+from grpox.observing.early_stop import describe_early_stop
 from grpox.plugins.hookspecs import hookimpl
 from grpox.runtime.logs import DISPLAYED, get_logger
 
@@ -65,10 +65,10 @@ class TerminalDisplay:
                 TextColumn("step"),
                 MofNCompleteColumn(),
                 BarColumn(bar_width=24),
-                TextColumn("{task.fields[told]}", markup=False),
+                TextColumn("{task.fields[text]}", markup=False),
                 console=self._console,
             )
-            self._task: TaskID = self._progress.add_task("", total=run.total_steps, told="starting")
+            self._task: TaskID = self._progress.add_task("", total=run.total_steps, text="starting")
             self._progress.start()
 
     @hookimpl
@@ -83,16 +83,16 @@ class TerminalDisplay:
     def grpox_step_finished(self, run: RunContext, step: int, metrics: Mapping[str, float]) -> None:
         self._last_step = step
         self._skipped = metrics.get("skipped_steps", 0)
-        told = "  ".join(form.format(metrics[name]) for name, form in SHOWN if name in metrics)
+        text = "  ".join(form.format(metrics[name]) for name, form in SHOWN if name in metrics)
         left = self._seconds_left(step, run.total_steps)
         if left is not None:
-            told += f"  {duration(left)} left"
+            text += f"  {duration(left)} left"
         every = math.ceil(run.total_steps / PLAIN_LINES)
         if self._progress is not None:
-            self._progress.update(self._task, completed=step, told=told)
-            logger.info("step %s/%s  %s", step, run.total_steps, told, extra=DISPLAYED)
+            self._progress.update(self._task, completed=step, text=text)
+            logger.info("step %s/%s  %s", step, run.total_steps, text, extra=DISPLAYED)
         elif step in (1, run.total_steps) or step % every == 0:
-            self._line(f"step {step}/{run.total_steps}  {told}")
+            self._line(f"step {step}/{run.total_steps}  {text}")
 
     @hookimpl
     def grpox_evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -117,10 +117,10 @@ class TerminalDisplay:
             table.add_row(f"accuracy {when}", f"{self._accuracies[step]:.4f}")
         table.add_row("steps", str(self._last_step))
         if isinstance(stopped := summary.get("stopped_early"), Mapping):
-            table.add_row("stopped early", _plain(early_stop_told(stopped)))
+            table.add_row("stopped early", _plain(describe_early_stop(stopped)))
         if isinstance(best := summary.get("best_checkpoint"), Mapping):
-            told = f"{best['metric']} {best['value']:.4g}: {best['checkpoint']}"
-            table.add_row("best checkpoint", _plain(told))
+            text = f"{best['metric']} {best['value']:.4g}: {best['checkpoint']}"
+            table.add_row("best checkpoint", _plain(text))
         if self._skipped:
             table.add_row("skipped", f"{self._skipped:.0f}, not finite")
         table.add_row("time", duration(time.monotonic() - self._started))
@@ -173,8 +173,8 @@ def shortened(text: str, width: int) -> str:
     """At most `width` characters: the start and, because answers stand there, as much of the end."""
     if len(text) <= width:
         return text
-    kept = width - 5
-    return f"{text[: kept - kept // 2]} ... {text[len(text) - kept // 2 :]}"
+    shown = width - 5
+    return f"{text[: shown - shown // 2]} ... {text[len(text) - shown // 2 :]}"
 
 
 def _sample_table(step: int, rollouts: Sequence[ScoredRollout]) -> Table:

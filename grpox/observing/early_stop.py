@@ -82,7 +82,7 @@ class EarlyStop:
         }
 
 
-def told(stopped: Mapping[str, Any]) -> str:
+def describe_early_stop(stopped: Mapping[str, Any]) -> str:
     """What `EarlyStop.summary` holds, as a sentence for people."""
     best = "has had no value"
     if isinstance(stopped.get("best"), int | float):

@@ -59,11 +59,11 @@ class Readings:
 
     def take(self) -> dict[str, float]:
         """Name -> value, the use of the CPU being that since the last time; what cannot be read is left out."""
-        taken = {"cpu_utilization_percentage": psutil.cpu_percent()}
+        values = {"cpu_utilization_percentage": psutil.cpu_percent()}
         for part in (self._memory, self._disk, self._network, self._all_gpus):
             with suppress(Exception):  # whatever a driver or a container refuses, the others can be read
-                taken |= part()
-        return taken
+                values |= part()
+        return values
 
     def _memory(self) -> dict[str, float]:
         memory = psutil.virtual_memory()
@@ -90,7 +90,7 @@ class Readings:
 
     def _all_gpus(self) -> dict[str, float]:
         """NVIDIA's GPUs, by its library for Python where that is installed (nvidia-ml-py), else nvidia-smi."""
-        gpus = _asked() if self._nvml is None else dict(enumerate(map(self._gpu, self._gpus)))
+        gpus = _query_nvidia_smi() if self._nvml is None else dict(enumerate(map(self._gpu, self._gpus)))
         return {
             f"gpu_{index}_{name}": value
             for index, (used, total, busy, watts, limit) in gpus.items()
@@ -119,7 +119,7 @@ class Readings:
         ]
 
 
-def _asked() -> dict[int, list[float]]:
+def _query_nvidia_smi() -> dict[int, list[float]]:
     """Ask nvidia-smi, which takes part of a second; a number that it does not know is NaN."""
     if shutil.which(_QUERY[0]) is None:
         return {}
@@ -183,18 +183,18 @@ class MachineSampler(threading.Thread):
     def __init__(self, path: Path, prefix: str, every: float) -> None:
         super().__init__(name="machine-metrics", daemon=True)
         self._path, self._prefix, self._every = path.absolute(), prefix, every
-        self._stop_asked = threading.Event()
-        self._taken: int | None = None
+        self._stop_requested = threading.Event()
+        self._lines: int | None = None
 
     def stop(self) -> None:
         """A last reading, so that a short run has one."""
-        self._stop_asked.set()
+        self._stop_requested.set()
         self.join(self._every + 10)
 
     def run(self) -> None:
         # Made here: psutil remembers for each thread when it was last asked.
         readings = Readings(self._path.parent)
-        while not self._stop_asked.wait(self._every):
+        while not self._stop_requested.wait(self._every):
             self._append(readings)
         self._append(readings)
 
@@ -203,13 +203,13 @@ class MachineSampler(threading.Thread):
         with suppress(OSError):
             self._path.parent.mkdir(parents=True, exist_ok=True)
             with self._path.open("a+b") as file:
-                if self._taken is None:
+                if self._lines is None:
                     # Only now: the record of an earlier run in this folder has been moved away.
                     file.seek(0)
-                    self._taken = sum(1 for _ in file)
-                line = {"step": self._taken, "time": time.time(), "metrics": values}
+                    self._lines = sum(1 for _ in file)
+                line = {"step": self._lines, "time": time.time(), "metrics": values}
                 file.write(json.dumps(line).encode() + b"\n")
-            self._taken += 1
+            self._lines += 1
 
 
 def _machine() -> str:

@@ -144,7 +144,7 @@ class Observers:
                     if left_by_rich(error):
                         raise
                     if id(impl.plugin) in self._selected:
-                        message = f"observer {self._name(impl)!r} cannot start: {_told(error)}"
+                        message = f"observer {self._name(impl)!r} cannot start: {_error_message(error)}"
                         raise RunFailed(message) from error
                 self._failed(impl, hook, error)
         return answers
@@ -153,7 +153,7 @@ class Observers:
         name = self._name(impl)
         self.failures[name, hook] += 1
         if self.failures[name, hook] == 1:
-            message = f"observer {name!r} failed in {hook}: {_told(error)}"
+            message = f"observer {name!r} failed in {hook}: {_error_message(error)}"
             self.first_failure = self.first_failure or message
             get_logger(__name__).warning(
                 "%s\n    the run goes on; its further failures there are only counted (observers/failures)",
@@ -179,9 +179,9 @@ def _own(value: Any) -> Any:
     return copied(value)
 
 
-def _told(error: BaseException) -> str:
+def _error_message(error: BaseException) -> str:
     """A GrpoxError's message is written for the user as it is; others need their type."""
     if left_by_rich(error) and error.__context__ is not None:
         error = error.__context__
-    told = text_of(error) if isinstance(error, RunFailed | ConfigError) else describe(error)
-    return redact(told)
+    message = text_of(error) if isinstance(error, RunFailed | ConfigError) else describe(error)
+    return redact(message)

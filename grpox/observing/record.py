@@ -137,11 +137,11 @@ class LocalRecord:
     @hookimpl(tryfirst=True)
     def grpox_run_failed(self, run: RunContext, error: BaseException) -> None:
         # An interruption has no message.
-        told = f"{type(error).__name__}: {text_of(error)}".removesuffix(": ")
+        message = f"{type(error).__name__}: {text_of(error)}".removesuffix(": ")
         path = run.output_dir / "failure.json"
         try:
             with _written(path):
-                write_whole(path, json.dumps({"error": redact(told)}, ensure_ascii=False) + "\n")
+                write_whole(path, json.dumps({"error": redact(message)}, ensure_ascii=False) + "\n")
         finally:
             self.grpox_run_finished()
 
@@ -213,10 +213,10 @@ def _recorded(config: RunConfig) -> RunConfig | None:
 def _read_json(path: Path) -> dict[str, Any]:
     """The mapping in a file; empty where it holds none."""
     try:
-        held = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return held if isinstance(held, dict) else {}
+    return value if isinstance(value, dict) else {}
 
 
 def sync_record(folder: Path, after: int) -> int:
@@ -237,8 +237,10 @@ def sync_record(folder: Path, after: int) -> int:
 def _source(run: RunContext) -> dict[str, str]:
     """Name and place of the run file; of a run that goes on by its own record, of the one it was begun with."""
     path = Path(run.source).absolute()
-    if path == (run.output_dir / "config.yaml").absolute() and (told := _read_json(run.output_dir / VERSIONS)):
-        return {key: str(told[key]) for key in ("source", "file") if key in told}
+    if path == (run.output_dir / "config.yaml").absolute() and (
+        recorded := _read_json(run.output_dir / VERSIONS)
+    ):
+        return {key: str(recorded[key]) for key in ("source", "file") if key in recorded}
     return {"source": run.source, **({"file": str(path)} if path.is_file() else {})}
 
 
@@ -249,8 +251,8 @@ def files_of_observers(observers: Iterable[object]) -> list[str]:
 
 def _files_of_observers(folder: Path) -> list[str]:
     """List the files of the run that is in the folder; only names that lie in it."""
-    told = _read_json(folder / VERSIONS).get(OBSERVERS)
-    names = [name for name in told if isinstance(name, str)] if isinstance(told, list) else []
+    names = _read_json(folder / VERSIONS).get(OBSERVERS)
+    names = [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
     return [name for name in names if Path(name).name == name]
 
 

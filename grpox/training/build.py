@@ -36,7 +36,14 @@ from grpox.runtime.phases import PhaseTimes
 from grpox.runtime.world import World
 from grpox.training.evaluation import Evaluator
 from grpox.training.generation_feed import GenerationFeed
-from grpox.training.inputs import HeldOut, open_prompts, open_reference, open_schedule, open_tokenizer, provides
+from grpox.training.inputs import (
+    EvaluationInputs,
+    open_prompts,
+    open_reference,
+    open_schedule,
+    open_tokenizer,
+    provides,
+)
 from grpox.training.step_report import StepReport
 from grpox.training.trainer import Trainer
 from grpox.update.nonfinite import NonFinitePolicy
@@ -52,7 +59,7 @@ class TrainInputs:
     tokenizer: PreTrainedTokenizerBase
     prompts: PromptSet
     rewards: Sequence[NamedReward]
-    held_out: HeldOut | None
+    evaluation: EvaluationInputs | None
     schedule: Schedule
 
     @classmethod
@@ -70,10 +77,12 @@ class TrainInputs:
             RunFailed: the first rows of a stream cannot be read.
         """
         tokenizer = open_tokenizer(run)
-        prompts, held_out = open_prompts(run, tokenizer)
+        prompts, evaluation_prompts = open_prompts(run, tokenizer)
         rewards = fitting_rewards(run.config.rewards, functions, prompts)
-        bound = None if held_out is None else HeldOut.bind(run.config, held_out, of_evaluation or functions)
-        return cls(tokenizer, prompts, rewards, bound, open_schedule(run, prompts, world.size))
+        evaluation = None
+        if evaluation_prompts is not None:
+            evaluation = EvaluationInputs.bind(run.config, evaluation_prompts, of_evaluation or functions)
+        return cls(tokenizer, prompts, rewards, evaluation, open_schedule(run, prompts, world.size))
 
 
 @dataclass(frozen=True)
@@ -148,9 +157,9 @@ def build_trainer(
         rounds=config.train.dynamic_sampling_rounds or 0,
     )
     evaluator = None
-    if config.evaluation is not None and inputs.held_out is not None:
-        scorer = Scorer(inputs.held_out.rewards, streaming, warn)
-        evaluator = Evaluator(sampler, scorer, inputs.held_out.prompts, config.evaluation, config.sampling)
+    if config.evaluation is not None and inputs.evaluation is not None:
+        scorer = Scorer(inputs.evaluation.rewards, streaming, warn)
+        evaluator = Evaluator(sampler, scorer, inputs.evaluation.prompts, config.evaluation, config.sampling)
     loss, correction = run.build("loss"), run.build("correction")
     dumps = FaultDumps(engine, config, inputs.tokenizer, world)
     nonfinite = NonFinitePolicy(config.train, world, dumps, warn)

@@ -39,11 +39,11 @@ from grpox.runtime.setup import quieten, seed_libraries
 from grpox.runtime.watchdog import GRACE
 from grpox.runtime.world import World, lost_ranks_told, start_world
 from grpox.training.inputs import (
-    HeldOut,
+    EvaluationInputs,
     generator_context,
     load_on_every_rank,
+    open_evaluation_prompts,
     open_generator,
-    open_held_out,
     open_tokenizer,
     provides,
     start_sampler,
@@ -202,8 +202,8 @@ def mean_pass_at_k(prompts: Sequence[tuple[int, int]], k: int) -> float:
     Returns:
         NaN where none is left.
     """
-    found = [pass_at_k(n, c, k) for n, c in prompts if n >= k]
-    return sum(found) / len(found) if found else math.nan
+    chances = [pass_at_k(n, c, k) for n, c in prompts if n >= k]
+    return sum(chances) / len(chances) if chances else math.nan
 
 
 @dataclass(frozen=True)
@@ -250,8 +250,8 @@ def _evaluate(
     done: Callable[[int, int], None],
 ) -> Evaluated:
     times, tokenizer = PhaseTimes(generator=generator_settings(run)), open_tokenizer(run)
-    held_out = HeldOut.bind(run.config, open_held_out(run, tokenizer, evaluation), functions)
-    count = len(held_out.prompts)
+    inputs = EvaluationInputs.bind(run.config, open_evaluation_prompts(run, tokenizer, evaluation), functions)
+    count = len(inputs.prompts)
     generator = open_generator(run, world)
 
     def load() -> PreTrainedModel:
@@ -269,25 +269,25 @@ def _evaluate(
         context = generator_context(model, tokenizer, run.config, world)
         sampler = start_sampler(generator, context, FixedPolicy(model), world, times, sleeps=False)
         try:
-            scorer = Scorer(held_out.rewards, provides(run, Capability.STREAMING))
-            evaluator = Evaluator(sampler, scorer, held_out.prompts, evaluation, run.config.sampling)
+            scorer = Scorer(inputs.rewards, provides(run, Capability.STREAMING))
+            evaluator = Evaluator(sampler, scorer, inputs.prompts, evaluation, run.config.sampling)
             tell = (lambda number: done(number, count)) if world.is_main else (lambda number: None)
             rows, logged = evaluator.sample(BEFORE_TRAINING, tell)
         finally:
             generator.close()
         metrics = evaluator.metrics(rows, logged)
-    completions = _completions(rows, held_out, evaluation.num_generations)
+    completions = _completions(rows, inputs, evaluation.num_generations)
     return Evaluated(metrics, completions, count, world.size, world.is_main)
 
 
-def _completions(rows: Sequence[ScoredRow], held_out: HeldOut, size: int) -> list[ScoredRollout]:
+def _completions(rows: Sequence[ScoredRow], inputs: EvaluationInputs, size: int) -> list[ScoredRollout]:
     """The rows as a run's completions are saved; nothing is trained, so that there is no advantage."""
-    labels = [reward.label for reward in held_out.rewards]
-    totals = totals_of(rows, held_out.rewards).tolist()
+    labels = [reward.label for reward in inputs.rewards]
+    totals = totals_of(rows, inputs.rewards).tolist()
     return [
         ScoredRollout(
             rollout=replace(row.rollout, group_id=place // size),
-            prompt=held_out.prompts.text(place // size),
+            prompt=inputs.prompts.text(place // size),
             completion=row.completion,
             rewards=dict(zip(labels, row.rewards, strict=True)),
             reward=total,

@@ -89,10 +89,12 @@ def open_prompts(run: ResolvedRun, tokenizer: PreTrainedTokenizerBase) -> tuple[
     if problem := media_problem(model.to_dict(), "model.path", config.model.path):
         raise ConfigError(problem)
     prompts = _prompt_set(run, tokenizer, lambda: _training_rows(run), config.sampling)
-    return prompts, None if config.evaluation is None else open_held_out(run, tokenizer, config.evaluation)
+    return prompts, None if config.evaluation is None else open_evaluation_prompts(
+        run, tokenizer, config.evaluation
+    )
 
 
-def open_held_out(
+def open_evaluation_prompts(
     run: ResolvedRun, tokenizer: PreTrainedTokenizerBase, evaluation: EvaluationConfig
 ) -> PromptSet:
     """The prompts of the evaluation; raises ConfigError as `open_prompts`."""
@@ -166,14 +168,14 @@ def _dataset(run: ResolvedRun) -> datasets.Dataset | datasets.IterableDataset:
 
 
 @dataclass(frozen=True)
-class HeldOut:
+class EvaluationInputs:
     """Prompts of an evaluation, and the reward functions that score their completions."""
 
     prompts: PromptSet
     rewards: Sequence[NamedReward]
 
     @classmethod
-    def bind(cls, config: RunConfig, prompts: PromptSet, functions: Sequence[Any]) -> HeldOut:
+    def bind(cls, config: RunConfig, prompts: PromptSet, functions: Sequence[Any]) -> EvaluationInputs:
         """Bind the reward functions that score the evaluation: its own, or those of training if it has none.
 
         Raises:

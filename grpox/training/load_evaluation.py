@@ -67,9 +67,9 @@ def named_model(given: str) -> NamedModel:
             raise ConfigError(f"is a damaged checkpoint: {error}", ARGUMENT, given=given) from error
     if (folder / "model" / "config.json").is_file():
         return NamedModel(given, {"path": str(folder / "model")})
-    if found := checkpoints_in(folder):
+    if checkpoints := checkpoints_in(folder):
         what = "is the folder of a run that has no model yet"
-        names = ", ".join(str(path) for path in found[:3])
+        names = ", ".join(str(path) for path in checkpoints[:3])
         raise ConfigError(what, ARGUMENT, given=given, allowed=f"one of its checkpoints: {names}")
     return NamedModel(given, {"path": given})
 
@@ -120,18 +120,18 @@ def _trusts_code(run: str | Path, overrides: Sequence[str]) -> bool:
 
 def _reduced(data: dict[str, Any]) -> dict[str, Any]:
     """Those parts of a run file that take part; what is no mapping is left for the schema to refuse."""
-    kept = {name: data[name] for name in SECTIONS if name in data}
+    reduced = {name: data[name] for name in SECTIONS if name in data}
     train, evaluation, model = data.get("train"), data["evaluation"], data.get("model")
     if isinstance(train, dict) and "seed" in train:
-        kept["train"] = {"seed": train["seed"]}
+        reduced["train"] = {"seed": train["seed"]}
     if isinstance(evaluation, dict):
-        kept["evaluation"] = {key: value for key, value in evaluation.items() if key not in _OF_RUNS}
+        reduced["evaluation"] = {key: value for key, value in evaluation.items() if key not in _OF_RUNS}
     if isinstance(model, dict):
         # What is trained of a model is no part of it.
-        kept["model"] = {key: value for key, value in model.items() if key != "lora"}
+        reduced["model"] = {key: value for key, value in model.items() if key != "lora"}
     if isinstance(data.get("data"), dict | None):
         prompts = {key: value for key, value in (data.get("data") or {}).items() if key in _OF_PROMPTS}
         # A run needs training data; nobody reads it here.
         path = evaluation.get("path") if isinstance(evaluation, dict) else None
-        kept["data"] = prompts | {"path": path if isinstance(path, str) else "none"}
-    return kept | {"tracking": {}}
+        reduced["data"] = prompts | {"path": path if isinstance(path, str) else "none"}
+    return reduced | {"tracking": {}}

@@ -36,7 +36,7 @@ TERMS = (
 
 
 @dataclass(frozen=True)
-class Found:
+class NonFinite:
     """The first number of a term that is not finite, on one rank. All places count from 0."""
 
     term: str
@@ -64,9 +64,9 @@ Row = tuple[Mapping[str, Tensor], Tensor]
 """Terms of one sequence (name -> f32[T]) and its token mask, bool[T]."""
 
 
-def find(micro_batches: Iterable[Sequence[Row]], rank: int) -> list[Found]:
+def find(micro_batches: Iterable[Sequence[Row]], rank: int) -> list[NonFinite]:
     """Return the first number that is not finite of each term in a rank's micro-batches, causes first."""
-    first: dict[str, Found] = {}
+    first: dict[str, NonFinite] = {}
     for place, rows in enumerate(micro_batches):
         for number, (terms, mask) in enumerate(rows):
             for name, values in terms.items():
@@ -75,15 +75,15 @@ def find(micro_batches: Iterable[Sequence[Row]], rank: int) -> list[Found]:
                 if not count:
                     continue
                 token = int(bad.nonzero()[0])
-                new = Found(name, str(values[token].item()), rank, place, number, token, 0)
+                new = NonFinite(name, str(values[token].item()), rank, place, number, token, 0)
                 known = first.get(name, new)
                 first[name] = replace(known, count=known.count + count)
     return in_order(list(first.values()))
 
 
-def in_order(found: Sequence[Found]) -> list[Found]:
+def in_order(nonfinite: Sequence[NonFinite]) -> list[NonFinite]:
     """Causes first, and of one term the first rank."""
-    return sorted(found, key=lambda each: (TERMS.index(each.term), each.rank))
+    return sorted(nonfinite, key=lambda each: (TERMS.index(each.term), each.rank))
 
 
 MOST_NAMED = 4
@@ -94,7 +94,7 @@ class FaultDumps(Protocol):
     """Keeps the batch of a step that was not taken, as `grpox.checkpoint.faults.FaultDumps` does."""
 
     def dump(
-        self, step: int, what: str, found: Sequence[Found], micro_batches: Sequence[Sequence[Sample]]
+        self, step: int, what: str, nonfinite: Sequence[NonFinite], micro_batches: Sequence[Sequence[Sample]]
     ) -> str:
         """Keep the batch and return a line that tells where it is; a collective."""
         ...
@@ -146,12 +146,12 @@ class NonFinitePolicy:
         Raises:
             RunFailed: the run should end.
         """
-        found = in_order(self.world.gather(find(rows, self.world.rank)))
+        nonfinite = in_order(self.world.gather(find(rows, self.world.rank)))
         self.skipped.total += 1
         self.skipped.in_a_row += 1
-        message = f"{what} in step {step}{_where(found)}"
+        message = f"{what} in step {step}{_where(nonfinite)}"
         if self.dumps is not None:
-            message += f"\n    {self.dumps.dump(step, what, found, micro_batches)}"
+            message += f"\n    {self.dumps.dump(step, what, nonfinite, micro_batches)}"
         if self.config.on_nonfinite == "stop":
             hint = "train.on_nonfinite=skip goes on without such steps"
             raise RunFailed(f"{message}\n    no weight was changed; {hint} (docs/numerical-faults.md)")
@@ -162,9 +162,9 @@ class NonFinitePolicy:
             self.warn(f"skipped {step}", f"{message}\n    the step is skipped, as train.on_nonfinite says")
 
 
-def _where(found: Sequence[Found]) -> str:
+def _where(nonfinite: Sequence[NonFinite]) -> str:
     """The first number of each term, the causes first."""
-    if not found:
+    if not nonfinite:
         return ": the loss and its derivatives are finite, the backward pass of the model is not"
-    first = list({each.term: each for each in reversed(found)}.values())[::-1]
+    first = list({each.term: each for each in reversed(nonfinite)}.values())[::-1]
     return ": " + "; ".join(str(each) for each in first[:MOST_NAMED])

@@ -113,19 +113,21 @@ class Chart:
 
 def charts_of(record: RunRecord) -> list[Chart]:
     """The charts of a run, without the metrics and the charts that it did not log."""
-    names = dict.fromkeys(name for told in (*record.steps, *record.evaluations) for name in told.values)
+    names = dict.fromkeys(name for entry in (*record.steps, *record.evaluations) for name in entry.values)
     charts = []
     for title, note, metrics in _CHARTS:
         if isinstance(metrics, str):
             prefix, suffix = metrics.split("*")
             family = [name for name in names if name.startswith(prefix) and name.endswith(suffix)]
-            found = {name.removeprefix(prefix).removesuffix(suffix): name for name in family}
+            matches = {name.removeprefix(prefix).removesuffix(suffix): name for name in family}
         else:
-            found = {label: name for label, name in metrics.items() if name in names}
+            matches = {label: name for label, name in metrics.items() if name in names}
         if "*" in title:
-            charts += [Chart(title.replace("*", label), note, {"mean": name}) for label, name in found.items()]
-        elif found:
-            charts.append(Chart(title, note, found, stacked=metrics == _STACKED))
+            charts += [
+                Chart(title.replace("*", label), note, {"mean": name}) for label, name in matches.items()
+            ]
+        elif matches:
+            charts.append(Chart(title, note, matches, stacked=metrics == _STACKED))
     return charts
 
 
@@ -151,21 +153,21 @@ def binned(curve: Curve, most: int = MOST_POINTS) -> Curve:
 
 def curve_of(recorded: Sequence[Recorded], metric: str) -> Curve:
     """The values of `metric` where it was logged, what is not finite as NaN."""
-    having = [told for told in recorded if metric in told.values]
-    values = [told.values[metric] for told in having]
-    return Curve([float(told.step) for told in having], [v if math.isfinite(v) else math.nan for v in values])
+    having = [entry for entry in recorded if metric in entry.values]
+    values = [entry.values[metric] for entry in having]
+    return Curve([float(entry.step) for entry in having], [v if math.isfinite(v) else math.nan for v in values])
 
 
 def left_out(chart: Chart, record: RunRecord) -> int:
     """Values of `chart` that no curve can show: not-a-number and infinities."""
     metrics = chart.metrics.values()
     recorded = (*record.steps, *record.evaluations)
-    return sum(not math.isfinite(told.values.get(metric, 0.0)) for told in recorded for metric in metrics)
+    return sum(not math.isfinite(entry.values.get(metric, 0.0)) for entry in recorded for metric in metrics)
 
 
 def marked_evaluations(record: RunRecord) -> list[int]:
     """The steps of the evaluations that are lines in every drawing: none where they would fill it."""
-    steps = [told.step for told in record.evaluations] if record.steps else []
+    steps = [entry.step for entry in record.evaluations] if record.steps else []
     return steps if len(steps) <= MOST_MARKS else []
 
 
@@ -215,8 +217,8 @@ def _draw_stack(axes: Axes, chart: Chart, record: RunRecord) -> None:
     """Each metric on top of the ones before it; a step that did not log one spent nothing on it."""
     curves = []
     for metric in chart.metrics.values():
-        values = [told.values.get(metric, 0.0) for told in record.steps]
-        curves.append(binned(Curve([float(told.step) for told in record.steps], values)))
+        values = [entry.values.get(metric, 0.0) for entry in record.steps]
+        curves.append(binned(Curve([float(entry.step) for entry in record.steps], values)))
     colours = [f"{_SERIES}{place % COLOURS}" for place in range(len(curves))]
     # A single step has no area: half a step to either side gives it one.
     steps = curves[0].steps if len(curves[0].steps) > 1 else [curves[0].steps[0] + d for d in (-0.5, 0.5)]

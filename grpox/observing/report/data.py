@@ -119,23 +119,23 @@ def _runs_in(folder: Path) -> list[str]:
 
 def _read_metrics(path: Path) -> tuple[list[Recorded], list[Recorded]]:
     lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
-    found: dict[str, dict[int, Recorded]] = {"metrics": {}, "evaluation": {}}
+    entries: dict[str, dict[int, Recorded]] = {"metrics": {}, "evaluation": {}}
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
-            told = json.loads(line)
-            kind = "metrics" if "metrics" in told else "evaluation"
-            values = {name: float(value) for name, value in told[kind].items()}
-            found[kind][told["step"]] = Recorded(int(told["step"]), float(told["time"]), values)
+            fields = json.loads(line)
+            kind = "metrics" if "metrics" in fields else "evaluation"
+            values = {name: float(value) for name, value in fields[kind].items()}
+            entries[kind][fields["step"]] = Recorded(int(fields["step"]), float(fields["time"]), values)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             # A process that was killed may have left half a line at the end.
             if number < len(lines):
                 problem = Problem(f"not a line of metrics: {describe(error)}", where=f"{path}:{number}")
                 raise ConfigError(problem) from error
-    if not any(found.values()):
+    if not any(entries.values()):
         raise ConfigError("holds no finished step and no evaluation", where=str(path))
-    steps, evaluations = ([of[step] for step in sorted(of)] for of in found.values())
+    steps, evaluations = ([of[step] for step in sorted(of)] for of in entries.values())
     return steps, evaluations
 
 
@@ -259,4 +259,4 @@ def _shown(text: str, most: int) -> str:
     if len(text) > most:
         left_out = len(text) - most
         text = f"{text[: most // 2]}\n[... {left_out} characters ...]\n{text[len(text) - most // 2 :]}"
-    return _INVISIBLE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    return _INVISIBLE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
