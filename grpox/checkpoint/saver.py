@@ -1,4 +1,4 @@
-"""Saves checkpoints: every part under a name that is no checkpoint's, then hashed, then renamed."""
+"""Saves checkpoints: each is written under a temporary name, hashed, then renamed."""
 
 from __future__ import annotations
 
@@ -58,10 +58,10 @@ class CheckpointSaver:
     _pending: int | None = None
     """The step whose checkpoint a thread is writing."""
     _saved: int = -1
-    """The step of the checkpoint last saved or begun."""
+    """The step of the last checkpoint, saved or begun."""
 
     def after_step(self, state: TrainingState, step: int, last: bool) -> None:
-        """Save if it is time to, as after the `last` step; complete what the thread has written."""
+        """Complete a checkpoint that the thread has written; save one if due, as after the `last` step."""
         if self._pending is not None and all(self.world.gather([self.shards.done])):
             self._complete(self._pending)
         every = self.config.every
@@ -69,10 +69,10 @@ class CheckpointSaver:
             self.save(state, step)
 
     def save(self, state: TrainingState, step: int, wait: bool = False) -> None:
-        """Save the checkpoint after `step` steps, unless it is there.
+        """Save the checkpoint after `step` steps unless it exists.
 
         Args:
-            wait: be complete when this returns, even where a thread writes.
+            wait: wait for a writing thread too.
         """
         self.finish()
         if step != self._saved:
@@ -86,7 +86,7 @@ class CheckpointSaver:
             self._complete(self._pending)
 
     def summary(self) -> dict[str, Any]:
-        """What the run's summary tells of the best checkpoint, once the run is over: nothing where none is."""
+        """Describe the best checkpoint for the summary of a finished run; empty without one."""
         best = best_of(checkpoints_in(self.context.output_dir), self.config) if self.world.is_main else None
         [shared] = self.world.gather([best] if self.world.is_main else [])
         return {"best_checkpoint": shared} if shared else {}
@@ -127,7 +127,7 @@ class CheckpointSaver:
         )
 
     def _complete(self, step: int) -> None:
-        """Wait for what is written, and give the checkpoint its name."""
+        """Wait for the thread, and give the checkpoint its name."""
         self._pending = None
         folder = folder_of(self.context.output_dir, step)
         if self._fails("; ".join(_describe(error) for error in self.shards.finished())):
@@ -155,7 +155,7 @@ class CheckpointSaver:
         return self._fails(failure)
 
     def _fails(self, failure: str) -> bool:
-        """Whether any rank failed, which is told; what it began is removed."""
+        """Tell whether any rank failed; then warn and remove the unfinished checkpoint."""
         failures = [each for each in self.world.gather([failure]) if each]
         if failures and self.world.is_main:
             self.warn(
@@ -168,9 +168,9 @@ class CheckpointSaver:
         return bool(failures)
 
     def _prune(self, step: int) -> None:
-        """Remove all but the newest, and the best.
+        """Remove all but the newest and the best.
 
-        Those after `step` are not counted: the run went back behind them, perhaps because they are damaged.
+        Checkpoints after `step` do not count: the run went back, perhaps because they are damaged.
         """
         folders = [folder for folder in checkpoints_in(self.context.output_dir) if step_of(folder) <= step]
         best = best_of(folders, self.config) or {}
@@ -180,10 +180,10 @@ class CheckpointSaver:
 
 
 def best_of(folders: Sequence[Path], config: CheckpointConfig) -> dict[str, Any] | None:
-    """The best of the checkpoints `found`, newest first, for the run's summary; of equal ones the newest.
+    """Describe the best of the checkpoints in `folders`, newest first; of equal ones the newest.
 
-    A checkpoint counts by the metrics of its step and of the evaluation after it. One that has no such metric,
-    or has it as not-a-number, is never the best.
+    A checkpoint has the metrics of its step and of the evaluation after it. Without the metric, or with NaN, it
+    is never the best.
     """
     if config.best is None:
         return None

@@ -1,4 +1,4 @@
-"""What a run shows: a live line in the terminal or a few plain ones, samples, a summary, its report."""
+"""Terminal output of a run: a live line or a few plain ones, samples, a summary, its report."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from rich.text import Text
 
 from grpox.errors.formatting import counted, duration
 from grpox.observing.early_stop import describe_early_stop
+from grpox.observing.report.data import spread
 from grpox.plugins.hookspecs import hookimpl
 from grpox.runtime.logs import DISPLAYED, get_logger
 
 if TYPE_CHECKING:
     from grpox.contracts import RunContext, ScoredRollout
-
 
 logger = get_logger(__name__)
 SHOWN = (
@@ -28,19 +28,17 @@ SHOWN = (
     ("tokens_per_second/generated", "{:,.0f} tokens/s"),
     ("step_time", "{:.1f} s/step"),
 )
-"""Metrics of a step that are shown where the trainer logs them, and how."""
+"""Metrics of a step's line, with their formats."""
 PLAIN_LINES = 20
 SAMPLE_ROWS = 4
 PROMPT_WIDTH, COMPLETION_WIDTH, EXTRA_WIDTH = 100, 240, 60
-
-logger = get_logger(__name__)
 
 
 class TerminalDisplay:
     """Shows the progress of a run: live on a terminal, else one line per step, about 20 for the whole run.
 
     Args:
-        console: where to show it; default: standard output.
+        console: the output; default: standard output.
     """
 
     def __init__(self, console: Console | None = None) -> None:
@@ -104,7 +102,7 @@ class TerminalDisplay:
 
     @hookimpl(tryfirst=True)
     def grpox_run_failed(self) -> None:
-        # First of all observers, so that what the others print does not fall into a live line.
+        # First of all observers, so that no output of the others falls into a live line.
         self._stop()
 
     @hookimpl(tryfirst=True)
@@ -128,7 +126,7 @@ class TerminalDisplay:
         self._console.print(table)
 
     def _seconds_left(self, step: int, total: int) -> float | None:
-        """From the pace since the first finished step, which itself took the start-up; None at that step."""
+        """Estimate from the pace since the first step, which includes the start-up; None at that step."""
         now = time.monotonic()
         if self._first_step is None:
             self._first_step = (step, now)
@@ -146,7 +144,7 @@ class TerminalDisplay:
 
 
 def _main_values(metrics: Mapping[str, float]) -> dict[str, float]:
-    """What of an evaluation stands in its line; the rest is left to the record."""
+    """Select the metrics of an evaluation's line; the record has all of them."""
     shown = {
         name: value
         for name, value in metrics.items()
@@ -158,19 +156,18 @@ def _main_values(metrics: Mapping[str, float]) -> dict[str, float]:
 
 
 def sample_rows(rollouts: Sequence[ScoredRollout], rows: int = SAMPLE_ROWS) -> list[ScoredRollout]:
-    """Rollouts spread evenly over the rewards, the best first; those without a reward (NaN) come last."""
+    """Select rollouts evenly by rank of reward, best first; rollouts without a reward (NaN) rank last."""
     ranked = sorted(rollouts, key=lambda scored: (math.isnan(scored.reward), -scored.reward))
-    count = min(rows, len(ranked))
-    return [ranked[round(row * (len(ranked) - 1) / max(count - 1, 1))] for row in range(count)]
+    return [ranked[place] for place in spread(len(ranked), rows)]
 
 
 def escaped(text: str) -> str:
-    """`text` with whatever a terminal would act upon, and line breaks, written as escapes."""
+    """Escape control characters and line breaks of a text for the terminal."""
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def shortened(text: str, width: int) -> str:
-    """At most `width` characters: the start and, because answers stand there, as much of the end."""
+    """Cut a text in its middle to `width` characters: answers stand at the end."""
     if len(text) <= width:
         return text
     shown = width - 5
@@ -199,14 +196,14 @@ def _sample_table(step: int, rollouts: Sequence[ScoredRollout]) -> Table:
 
 
 def _plain(text: str) -> Text:
-    """Text and not str: a string's [brackets] would be read as markup."""
+    """Return a Text; in a str, rich would read [brackets] as markup."""
     return Text(escaped(text), overflow="fold")
 
 
 class RunReport:
-    """Writes ``report.html`` from what the local record holds, and tells where it is.
+    """Writes ``report.html`` from the local record, and logs its path.
 
-    A run that fails has one once an optimizer step is recorded.
+    A failed run has a report if it has finished an optimizer step.
     """
 
     def __init__(self) -> None:
@@ -231,7 +228,7 @@ class RunReport:
             self._write(run)
 
     def _write(self, run: RunContext) -> None:
-        # Imported here because it takes half a second, which a run's start need not.
+        # Imported here because it takes half a second.
         from grpox.observing.report.page import write_report
 
         logger.info("report: %s", escaped(str(write_report(run.output_dir))))

@@ -69,8 +69,8 @@ class TrainInputs:
         """Open and check the inputs of a run.
 
         Args:
-            functions: the reward functions of training, as the run file lists them.
-            of_evaluation: the evaluation's own; none where those of training score it.
+            functions: reward functions of training, in the order of the run file.
+            of_evaluation: reward functions of the evaluation; empty if those of training score it.
 
         Raises:
             ConfigError: an input cannot be used; see `grpox.training.inputs`.
@@ -99,7 +99,7 @@ class TrainerParts:
 
 
 def build_observers(run: ResolvedRun, world: World, lock: Lock) -> Observers:
-    """Build the observers of rank 0, the run's own record and trackers; other ranks have none."""
+    """Build the observers of rank 0: the run's own record and trackers; other ranks have none."""
     selected: list[tuple[str, object]] = []
     if world.is_main:
         # Before the record, and so told after it, when the folder is there; both before the trackers.
@@ -107,7 +107,7 @@ def build_observers(run: ResolvedRun, world: World, lock: Lock) -> Observers:
         record = LocalRecord(files_of_observers(tracker for _, tracker in trackers))
         selected = [("plugin lock", LockFile(lock)), ("record", record), ("terminal", TerminalDisplay())]
         selected += trackers
-        # The latest is told first: the report is there when the trackers end, which may upload it.
+        # The latest is called first: trackers may upload the finished report.
         selected.append(("run report", RunReport()))
     return Observers(run.registry.plugins.manager, selected)
 

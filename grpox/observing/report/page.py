@@ -43,19 +43,18 @@ def write_report(folder: Path, output: Path | None = None) -> Path:
     """Write the report of the run in `folder`, whole or not at all, and return its path.
 
     Args:
-        output: where to write it; default: ``report.html`` in `folder`.
+        output: the file to write; default: ``report.html`` in `folder`.
 
     Raises:
         ConfigError: `folder` is not a run's, or one of its files cannot be read.
     """
-    text = render(read_record(folder))
     path = output or folder / REPORT
-    write_whole(path, text)
+    write_whole(path, render(read_record(folder)))
     return path
 
 
 def render(record: RunRecord) -> str:
-    """The page of a run as HTML."""
+    """Return the report of a run as HTML."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_HERE),
         autoescape=True,
@@ -95,7 +94,7 @@ def render(record: RunRecord) -> str:
 
 
 def number(value: float | None) -> str:
-    """Four digits, whole numbers whole."""
+    """Format a number with four digits, whole numbers in full; None as a dash."""
     if value is None:
         return "\N{EN DASH}"
     text = f"{value:,.0f}" if abs(value) >= 1e4 and math.isfinite(value) else f"{value:.4g}"
@@ -107,7 +106,7 @@ def moment(seconds: float) -> str:
 
 
 def _tiles(record: RunRecord) -> Iterator[tuple[str, str, str]]:
-    """(what, value, remark) of the numbers at the top of the page."""
+    """Yield (name, value, remark) of the numbers at the top of the page."""
     for name, recorded in (("accuracy", record.evaluations), ("reward", record.steps)):
         having = [entry for entry in recorded if name in entry.values]
         if having:
@@ -128,7 +127,7 @@ def _tiles(record: RunRecord) -> Iterator[tuple[str, str, str]]:
 
 
 def _metric_rows(record: RunRecord) -> Iterator[tuple[str, tuple[float, float, float, float]]]:
-    """(name, (first, last, lowest, highest)) of every metric, evaluations last."""
+    """Yield (name, (first, last, lowest, highest)) of every metric, evaluations last."""
     for prefix, recorded in (("", record.steps), ("evaluation/", record.evaluations)):
         for name in dict.fromkeys(name for entry in recorded for name in entry.values):
             values = [entry.values[name] for entry in recorded if name in entry.values]
@@ -137,7 +136,7 @@ def _metric_rows(record: RunRecord) -> Iterator[tuple[str, tuple[float, float, f
 
 
 def _components(config: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """(kind, name, parameters) of the components that the run used."""
+    """Yield (kind, name, parameters) of each component of the run."""
     evaluation, train, data = (config.get(section) or {} for section in ("evaluation", "train", "data"))
     refs = [("reward", ref) for ref in config.get("rewards") or ()]
     refs += [("reward of evaluations", ref) for ref in evaluation.get("rewards") or ()]
