@@ -55,15 +55,15 @@ class CheckpointSaver:
     """Holds the engine and the reference."""
     times: PhaseTimes
     warn: WarnOnce = field(default_factory=lambda: WarnOnce(get_logger(__name__)))
-    _pending: int | None = None
-    """The step whose checkpoint a thread is writing."""
+    _pending: bool = False
+    """True while a thread writes the last checkpoint."""
     _saved: int = -1
     """The step of the last checkpoint, saved or begun."""
 
     def after_step(self, state: TrainingState, step: int, last: bool) -> None:
         """Complete a checkpoint that the thread has written; save one if due, as after the `last` step."""
-        if self._pending is not None and all(self.world.gather([self.shards.done])):
-            self._complete(self._pending)
+        if self._pending and all(self.world.gather([self.shards.done])):
+            self.finish()
         every = self.config.every
         if (every > 0 and step % every == 0) or (self.config.saves_last and last):
             self.save(state, step)
@@ -81,9 +81,26 @@ class CheckpointSaver:
             self.finish()
 
     def finish(self) -> None:
-        """Complete a checkpoint that a thread is writing."""
-        if self._pending is not None:
-            self._complete(self._pending)
+        """Wait for the thread that writes a checkpoint, if any, and give the checkpoint its name."""
+        if not self._pending:
+            return
+        self._pending = False
+        step = self._saved
+        folder = folder_of(self.context.output_dir, step)
+        if self._fails("; ".join(_describe(error) for error in self.shards.finished())):
+            return
+        unfinished = unfinished_of(folder)
+        written = self.shards.written.items()
+        own = [(path.relative_to(unfinished).as_posix(), facts) for path, facts in written]
+        known = dict(self.world.gather(own))
+
+        def complete() -> None:
+            write_manifest(unfinished, known)
+            publish(folder)
+            self._prune(step)
+            self.observers.checkpoint_saved(self.context, step, folder)
+
+        self._fails_on_main(complete)
 
     def summary(self) -> dict[str, Any]:
         """Describe the best checkpoint for the summary of a finished run; empty without one."""
@@ -106,7 +123,7 @@ class CheckpointSaver:
             self.policy.engine.save(folder, ENGINE)
             self.shards.submit(rank_state(state, self.world, self.times), rank_file(folder, self.world.rank))
             write_reference(self.policy, folder, self.shards, self.world)
-        self._pending = step
+        self._pending = True
 
     def _progress(self, state: TrainingState, step: int, metrics_bytes: int) -> Progress:
         return Progress(
@@ -125,25 +142,6 @@ class CheckpointSaver:
             data=dict(self.context.fingerprints),
             lock=self.lock,
         )
-
-    def _complete(self, step: int) -> None:
-        """Wait for the thread, and give the checkpoint its name."""
-        self._pending = None
-        folder = folder_of(self.context.output_dir, step)
-        if self._fails("; ".join(_describe(error) for error in self.shards.finished())):
-            return
-        unfinished = unfinished_of(folder)
-        written = self.shards.written.items()
-        own = [(path.relative_to(unfinished).as_posix(), facts) for path, facts in written]
-        known = dict(self.world.gather(own))
-
-        def complete() -> None:
-            write_manifest(unfinished, known)
-            publish(folder)
-            self._prune(step)
-            self.observers.checkpoint_saved(self.context, step, folder)
-
-        self._fails_on_main(complete)
 
     def _fails_on_main(self, work: Callable[[], None]) -> bool:
         failure = ""

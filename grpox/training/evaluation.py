@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import comb
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -37,7 +37,7 @@ from grpox.runtime.foreign_code import FOREIGN, exits_told
 from grpox.runtime.phases import PhaseTimes
 from grpox.runtime.setup import quieten, seed_libraries
 from grpox.runtime.watchdog import GRACE
-from grpox.runtime.world import World, lost_ranks_told, on_every_rank, start_world
+from grpox.runtime.world import lost_ranks_told, on_every_rank, start_world
 from grpox.training.inputs import (
     EvaluationInputs,
     generator_context,
@@ -229,53 +229,42 @@ def evaluate_model(run: ResolvedRun, checkpoint: Path | None, done: Callable[[in
         ConfigError: an input cannot be used, or the generator or a reward function cannot be built.
         RunFailed: sampling or scoring failed.
     """
-    assert run.config.evaluation is not None
+    evaluation = run.config.evaluation
+    assert evaluation is not None
     quieten()
     world = start_world(run.config.watchdog.end_after + 2 * GRACE)
     seed_libraries(run.config.train.seed)
-    key = OF_TRAINING if run.config.evaluation.rewards is None else OF_EVALUATION
-    with reward_functions(run, key) as functions:
-        return _evaluate(run, run.config.evaluation, functions, checkpoint, world, done)
+    key = OF_TRAINING if evaluation.rewards is None else OF_EVALUATION
+    with reward_functions(run, key) as functions, exits_told(FOREIGN):
+        times, tokenizer = PhaseTimes(generator=generator_settings(run)), open_tokenizer(run)
+        prompts = open_evaluation_prompts(run, tokenizer, evaluation)
+        inputs, count = EvaluationInputs.bind(run.config, prompts, functions), len(prompts)
+        generator = open_generator(run, world)
 
+        def load() -> PreTrainedModel:
+            if checkpoint is None:
+                model = load_model(run.config.model)
+            else:
+                # Imported here, because it imports DeepSpeed.
+                from grpox.checkpoint.export import checkpoint_model
 
-@exits_told(FOREIGN)
-def _evaluate(
-    run: ResolvedRun,
-    evaluation: EvaluationConfig,
-    functions: Sequence[Any],
-    checkpoint: Path | None,
-    world: World,
-    done: Callable[[int, int], None],
-) -> Evaluated:
-    times, tokenizer = PhaseTimes(generator=generator_settings(run)), open_tokenizer(run)
-    inputs = EvaluationInputs.bind(run.config, open_evaluation_prompts(run, tokenizer, evaluation), functions)
-    count = len(inputs.prompts)
-    generator = open_generator(run, world)
+                model = checkpoint_model(checkpoint, run.config.model)
+            return model.eval().requires_grad_(False).to(world.device)
 
-    def load() -> PreTrainedModel:
-        if checkpoint is None:
-            model = load_model(run.config.model)
-        else:
-            # Imported here, because it imports DeepSpeed.
-            from grpox.checkpoint.export import checkpoint_model
-
-            model = checkpoint_model(checkpoint, run.config.model)
-        return model.eval().requires_grad_(False).to(world.device)
-
-    with lost_ranks_told(world, times):
-        model = on_every_rank(world, times, times.phase("load")(load))
-        context = generator_context(model, tokenizer, run.config, world)
-        sampler = start_sampler(generator, context, FixedPolicy(model), world, times, sleeps=False)
-        try:
-            scorer = Scorer(inputs.rewards, provides(run, Capability.STREAMING))
-            evaluator = Evaluator(sampler, scorer, inputs.prompts, evaluation, run.config.sampling)
-            tell = (lambda number: done(number, count)) if world.is_main else (lambda number: None)
-            rows, logged = evaluator.sample(BEFORE_TRAINING, tell)
-        finally:
-            generator.close()
-        metrics = evaluator.metrics(rows, logged)
-    completions = _completions(rows, inputs, evaluation.num_generations)
-    return Evaluated(metrics, completions, count, world.size, world.is_main)
+        with lost_ranks_told(world, times):
+            model = on_every_rank(world, times, times.phase("load")(load))
+            context = generator_context(model, tokenizer, run.config, world)
+            sampler = start_sampler(generator, context, FixedPolicy(model), world, times, sleeps=False)
+            try:
+                scorer = Scorer(inputs.rewards, provides(run, Capability.STREAMING))
+                evaluator = Evaluator(sampler, scorer, prompts, evaluation, run.config.sampling)
+                tell = (lambda number: done(number, count)) if world.is_main else (lambda number: None)
+                rows, logged = evaluator.sample(BEFORE_TRAINING, tell)
+            finally:
+                generator.close()
+            metrics = evaluator.metrics(rows, logged)
+        completions = _completions(rows, inputs, evaluation.num_generations)
+        return Evaluated(metrics, completions, count, world.size, world.is_main)
 
 
 def _completions(rows: Sequence[ScoredRow], inputs: EvaluationInputs, size: int) -> list[ScoredRollout]:

@@ -109,64 +109,52 @@ def train_run(
         allow_changes: continue even if config, data or plugins differ from the checkpoint's.
         needs_checkpoint: refuse to start over.
     """
+    config = run.config
     quieten()
     keep_files_from_others()
     # Longer than any rank may stall, so that a stalled rank reports it before the others give up.
-    world = start_world(run.config.watchdog.end_after + 2 * GRACE)
-    lose_silent_peers(run.config.watchdog.host_lost_after)
+    world = start_world(config.watchdog.end_after + 2 * GRACE)
+    lose_silent_peers(config.watchdog.host_lost_after)
     with (
-        hold_on_all_ranks(Path(run.config.output_dir), world),
+        hold_on_all_ranks(Path(config.output_dir), world),
         reward_functions(run) as functions,
         reward_functions(run, OF_EVALUATION) as of_evaluation,
+        exits_told(FOREIGN),
     ):
-        return _train_run(run, world, functions, of_evaluation, resume, allow_changes, needs_checkpoint)
-
-
-@exits_told(FOREIGN)
-def _train_run(
-    run: ResolvedRun,
-    world: World,
-    functions: Sequence[Any],
-    of_evaluation: Sequence[Any],
-    resume: bool,
-    allow_changes: bool,
-    needs_checkpoint: bool,
-) -> dict[str, Any]:
-    config = run.config
-    lock = lock_of(run)
-    check_ranks(world, lock, redacted(config.model_dump(mode="json")))
-    check_deepspeed(config)
-    if config.hub is not None and world.is_main:
-        check_hub(config.hub)
-    seed_libraries(config.train.seed)
-    inputs = TrainInputs.open(run, world, functions, of_evaluation)
-    if resume and (done := finished(config, inputs.schedule.total_steps)):
-        if world.is_main:
-            early = ", where it stopped early" if "stopped_early" in done else ""
-            logger.info("%s: the run is complete, %s steps%s", config.output_dir, done["steps"], early)
-        return done
-    generator = open_generator(run, world)
-    data = fingerprints(config)
-    checkpoint = newest_good(Path(config.output_dir), world) if resume else None
-    if checkpoint is not None:
-        check_changes(checkpoint, config, lock, data, world, allow_changes)
-    elif needs_checkpoint:
-        raise no_checkpoint(Path(config.output_dir))
-    context = _context(run, world, inputs.schedule, resume, checkpoint, data)
-    observers, times = build_observers(run, world, lock), PhaseTimes(generator=generator_settings(run))
-    with (
-        Watchdog(config.watchdog, times, context.output_dir / "stalls", world.rank),
-        _observed(context, observers, world) as summary,
-        lost_ranks_told(world, times),
-        machine_metrics(context.output_dir, config.logging.system_metrics_every, world),
-    ):
-        parts = TrainerParts(run, world, inputs, context, observers, lock, times)
-        summary |= _train_and_save(parts, generator, checkpoint)
-    if world.is_main and config.hub is not None:
-        # Last, so that a failed push loses nothing.
-        address = push_model(Path(summary["model"]), config, config.hub, summary)
-        logger.info("pushed to %s", address)
-    return summary
+        lock = lock_of(run)
+        check_ranks(world, lock, redacted(config.model_dump(mode="json")))
+        check_deepspeed(config)
+        if config.hub is not None and world.is_main:
+            check_hub(config.hub)
+        seed_libraries(config.train.seed)
+        inputs = TrainInputs.open(run, world, functions, of_evaluation)
+        if resume and (done := finished(config, inputs.schedule.total_steps)):
+            if world.is_main:
+                early = ", where it stopped early" if "stopped_early" in done else ""
+                logger.info("%s: the run is complete, %s steps%s", config.output_dir, done["steps"], early)
+            return done
+        generator = open_generator(run, world)
+        data = fingerprints(config)
+        checkpoint = newest_good(Path(config.output_dir), world) if resume else None
+        if checkpoint is not None:
+            check_changes(checkpoint, config, lock, data, world, allow_changes)
+        elif needs_checkpoint:
+            raise no_checkpoint(Path(config.output_dir))
+        context = _context(run, world, inputs.schedule, resume, checkpoint, data)
+        observers, times = build_observers(run, world, lock), PhaseTimes(generator=generator_settings(run))
+        with (
+            Watchdog(config.watchdog, times, context.output_dir / "stalls", world.rank),
+            _observed(context, observers, world) as summary,
+            lost_ranks_told(world, times),
+            machine_metrics(context.output_dir, config.logging.system_metrics_every, world),
+        ):
+            parts = TrainerParts(run, world, inputs, context, observers, lock, times)
+            summary |= _train_and_save(parts, generator, checkpoint)
+        if world.is_main and config.hub is not None:
+            # Last, so that a failed push loses nothing.
+            address = push_model(Path(summary["model"]), config, config.hub, summary)
+            logger.info("pushed to %s", address)
+        return summary
 
 
 @contextmanager
