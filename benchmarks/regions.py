@@ -26,7 +26,6 @@ PARTS: dict[str, tuple[Place, ...]] = {
     "are weights finite": ((Engine, "finite"),),
     "metrics": (
         (TokenMetrics, "add"),
-        (TokenMetrics, "add_micro_batch"),
         (TokenMetrics, "reduce"),
         (grpox.update.policy_update, "mismatch_of"),
     ),

@@ -1,4 +1,4 @@
-"""Puts what is made from the code into the pages that ask for it: ``<!-- generated: configuration -->``.
+"""Replaces markers in pages by text made from the code: ``<!-- generated: commands -->``.
 
 Such a page stands in docs/ with its title and introduction, so that links to it work wherever it is read.
 """
@@ -11,12 +11,12 @@ from typing import Any
 
 from builtins_page import built_ins
 from cli_page import commands
-from configuration_page import configuration
+from key_tables import key_tables
 
 GENERATORS: dict[str, Callable[[], str]] = {
     "built-ins": built_ins,
-    "configuration": configuration,
     "commands": commands,
+    **key_tables(),
 }
 
 

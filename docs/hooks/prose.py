@@ -8,9 +8,10 @@ CODE = re.compile(r"(`+[^`]+`+)")
 
 
 def prose(text: str) -> str:
-    """Text in which only code between backticks is marked up: ``<think>`` is no HTML, ``*`` no emphasis."""
+    """Mark up only code between backticks: ``<think>`` is no HTML, ``*`` no emphasis, ``$`` no formula."""
     return "".join(part if CODE.fullmatch(part) else _escaped(part) for part in CODE.split(text))
 
 
 def _escaped(text: str) -> str:
-    return re.sub(r"([*_\[])", r"\\\1", text.replace("&", "&amp;").replace("<", "&lt;"))
+    text = text.replace("&", "&amp;").replace("<", "&lt;").replace("$", "&#36;")
+    return re.sub(r"([*_\[])", r"\\\1", text)

@@ -68,14 +68,10 @@ def _of_lines(lines: Iterable[str], characters: int | None) -> Iterator[tuple[st
             continue
         place = f"line {number}"
         try:
-            record = _parsed(line.rstrip("\n"))
+            record = _parsed(line.rstrip("\n"), place)
         except json.JSONDecodeError as error:
             raise UnreadableData(f"{place} is not JSON: {error.msg} at column {error.colno}") from error
-        except _KeyTwice as error:
-            raise UnreadableData(f"{place} has the key {error} twice") from error
-        if not isinstance(record, dict):
-            raise UnreadableData(f"{place} is not an object with columns as keys")
-        yield place, record
+        yield place, _as_row(record, place)
         read += len(line)
         if characters is not None and read > characters:
             return
@@ -83,32 +79,32 @@ def _of_lines(lines: Iterable[str], characters: int | None) -> Iterator[tuple[st
 
 def _of_array(text: str) -> Iterator[tuple[str, Row]]:
     try:
-        records = _parsed(text)
+        records = _parsed(text, "a record")
     except json.JSONDecodeError as error:
         raise UnreadableData(f"line {error.lineno} is not JSON: {error.msg}") from error
-    except _KeyTwice as error:
-        raise UnreadableData(f"a record has the key {error} twice") from error
     for number, record in enumerate(records):
         place = f"record {number} (from 0)"
-        if not isinstance(record, dict):
-            raise UnreadableData(f"{place} is not an object with columns as keys")
-        yield place, record
+        yield place, _as_row(record, place)
 
 
-class _KeyTwice(Exception):
-    """An object has a key twice: JSON does not say which value holds."""
+def _as_row(record: Any, place: str) -> Row:
+    if not isinstance(record, dict):
+        raise UnreadableData(f"{place} is not an object with columns as keys")
+    return record
 
 
-def _parsed(text: str) -> Any:
-    return json.loads(text, object_pairs_hook=_without_repeated_keys)
+def _parsed(text: str, place: str) -> Any:
+    """Parse JSON in which no object has a key twice: it does not say which value counts."""
 
+    def without_repeated_keys(pairs: list[tuple[str, Any]]) -> Row:
+        row = dict(pairs)
+        if len(row) < len(pairs):
+            keys = [key for key, _ in pairs]
+            key = json.dumps(next(key for key in keys if keys.count(key) > 1))
+            raise UnreadableData(f"{place} has the key {key} twice")
+        return row
 
-def _without_repeated_keys(pairs: list[tuple[str, Any]]) -> Row:
-    row = dict(pairs)
-    if len(row) < len(pairs):
-        keys = [key for key, _ in pairs]
-        raise _KeyTwice(json.dumps(next(key for key in keys if keys.count(key) > 1)))
-    return row
+    return json.loads(text, object_pairs_hook=without_repeated_keys)
 
 
 class Columns:

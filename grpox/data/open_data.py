@@ -52,7 +52,8 @@ def open_data(
     except UnreadableData as error:
         raise ConfigError(str(error), key=key, given=path) from error
     except Exception as error:
-        raise ConfigError(_problem(error, key, _given(path, subset, split))) from error
+        given = ", ".join([path, *([f"subset {subset}"] if subset else []), f"split {split}"])
+        raise ConfigError(_problem(error, key, given)) from error
 
 
 def _open_file(path: Path, split: str, streaming: bool) -> datasets.Dataset | datasets.IterableDataset:
@@ -71,14 +72,10 @@ def _open_file(path: Path, split: str, streaming: bool) -> datasets.Dataset | da
     return rows.select([index for part in parts for index in range(part.from_, part.to)])
 
 
-def _given(path: str, subset: str | None, split: str) -> str:
-    return ", ".join([path, *([f"subset {subset}"] if subset else []), f"split {split}"])
-
-
 def _problem(error: Exception, key: str, given: str) -> Problem:
     import datasets
 
-    first = _first_cause(error)
+    first = list(chain(error))[-1]
     if isinstance(first, OSError) and first.errno in _UNWRITABLE:
         return Problem(
             f"datasets cannot write its cache: {first.strerror}: {first.filename}",
@@ -91,8 +88,4 @@ def _problem(error: Exception, key: str, given: str) -> Problem:
 
 def reason(error: BaseException) -> str:
     """Type and message of the error behind `error`: datasets' own says only that something went wrong."""
-    return describe(_first_cause(error))
-
-
-def _first_cause(error: BaseException) -> BaseException:
-    return list(chain(error))[-1]
+    return describe(list(chain(error))[-1])

@@ -157,7 +157,7 @@ class PromptSet:
         return {number: dict(zip(columns, row, strict=True)) for number, row in zip(numbers, rows, strict=True)}
 
     def _read(self, rows: datasets.Dataset) -> None:
-        """Check and tokenise all prompts, and keep their tokens up to `KEPT_TOKENS`."""
+        """Check and tokenise all prompts, and keep their tokens up to `CACHED_TOKENS`."""
         long: list[tuple[int, int]] = []
         for start, values in _batches(rows.select_columns([self._prompt_column]), self._prompt_column):
             for index, value in enumerate(values, start):
@@ -165,23 +165,19 @@ class PromptSet:
                     raise ConfigError(problem)
             texts = [self._rendered(index, value) for index, value in enumerate(values, start)]
             for index, ids in enumerate(self._tokenised(texts), start):
-                if not ids:
-                    raise ConfigError(self._empty(index))
-                if problem := self._unknown_token(index, ids):
+                if problem := self._unknown_token(index, ids) if ids else self._empty(index):
                     raise ConfigError(problem)
                 if self._limit.exceeded(len(ids)) and not self._limit.cut:
                     long.append((index, len(ids)))
-                self._keep(index, self._limit.shortened(ids))
+                ids = self._limit.shortened(ids)
+                if index + 1 == len(self._ends) and len(self._ids) + len(ids) <= CACHED_TOKENS:
+                    self._ids.extend(ids)
+                    self._ends.append(len(self._ids))
         if long:
             index, length = long[0]
             most = max(length for _, length in long)
             further = f", and {len(long) - 1} more are; the longest has {most} tokens" if long[1:] else ""
             raise ConfigError(self._limit.problem(self._place(index), length, further))
-
-    def _keep(self, index: int, ids: Sequence[int]) -> None:
-        if index + 1 == len(self._ends) and len(self._ids) + len(ids) <= CACHED_TOKENS:
-            self._ids.extend(ids)
-            self._ends.append(len(self._ids))
 
     def _tokenised(self, texts: Sequence[str]) -> list[tuple[int, ...]]:
         encoded = self._tokenizer(list(texts), add_special_tokens=not self.conversational)["input_ids"]

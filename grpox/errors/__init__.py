@@ -122,8 +122,8 @@ class Problem:
         head = ": ".join(part for part in parts if part)
         rows = (
             ("given", plain(redacted(self.given, self.key))),
-            ("allowed", plain(self.allowed, ALLOWED)),
             ("did you mean", plain(self.nearest)),
+            ("allowed", plain(self.allowed, ALLOWED)),
         )
         return "\n".join([head, *(f"    {label:<13} {text}" for label, text in rows if text)])
 

@@ -62,7 +62,8 @@ def check_deepspeed(config: RunConfig) -> None:
     try:
         deepspeed.DeepSpeedConfig(copy.deepcopy(settings))
     except ValidationError as error:
-        raise ConfigError([_refused(_format_detail(detail)) for detail in error.errors()]) from error
+        reasons = [f"{'.'.join(map(str, detail['loc']))}: {detail['msg']}" for detail in error.errors()]
+        raise ConfigError([_refused(reason) for reason in reasons]) from error
     except Exception as error:
         raise ConfigError(_refused(describe(error))) from error
     if config.deepspeed.nvme_path:
@@ -93,10 +94,6 @@ def _merged(own: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
         both = isinstance(value, Mapping) and isinstance(merged.get(name), dict)
         merged[name] = _merged(merged[name], value) if both else copy.deepcopy(value)
     return merged
-
-
-def _format_detail(detail: Mapping[str, Any]) -> str:
-    return f"{'.'.join(map(str, detail['loc']))}: {detail['msg']}"
 
 
 def _refused(reason: str) -> Problem:

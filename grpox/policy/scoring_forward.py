@@ -53,7 +53,7 @@ def install_scoring_forward(model: PreTrainedModel, train: TrainConfig) -> Forwa
     if train.packing and _attends_by_positions(model):
         allowed.insert(0, replace(chunked, packed=True))
     if train.prefix_sharing and _attends_as_masked(model):
-        allowed.insert(0, replace(chunked, shared_width=_hidden_size(model)))
+        allowed.insert(0, replace(chunked, shared_width=int(model.config.get_text_config().hidden_size)))
     failures: list[str] = []
     for mode in allowed:
         try:
@@ -96,20 +96,15 @@ def restore_forward(model: PreTrainedModel) -> None:
 def _add_scoring(model: PreTrainedModel) -> bool:
     """Let the model's forward take `scored`, the arguments that `logprobs` gives; return whether it can."""
     head, body = model.get_output_embeddings(), model.base_model
-    if body is model or not _teach(head):
+    if body is model:
         return False
-    score_in_forward(model, body, head, _transform(model))
-    return True
-
-
-def _teach(head: Any) -> bool:
-    """Let the forward of a head take `wanted`; return whether it can."""
     if is_adapted(head) and adapted_head.can_score(head):
         adapted_head.add_scoring(head)
-        return True
-    if type(head) is not nn.Linear:
+    elif type(head) is nn.Linear:
+        score_in_head(head)
+    else:
         return False
-    score_in_head(head)
+    score_in_forward(model, body, head, _transform(model))
     return True
 
 
@@ -119,10 +114,6 @@ def _transform(model: PreTrainedModel) -> LogitTransform:
     scale = float(getattr(config, "logit_scale", None) or 1.0)
     scale /= float(getattr(config, "logits_scaling", None) or 1.0)
     return LogitTransform(scale, getattr(config, "final_logit_softcapping", None))
-
-
-def _hidden_size(model: PreTrainedModel) -> int:
-    return int(model.config.get_text_config().hidden_size)
 
 
 def _attends_as_masked(model: PreTrainedModel) -> bool:

@@ -60,11 +60,6 @@ class GenerationBatch:
     def rollouts(self) -> list[Rollout]:
         return [row.rollout for row in self.rows]
 
-    @property
-    def version(self) -> int:
-        """Optimizer steps of the weights that sampled this batch, the oldest where there are several."""
-        return min(row.rollout.policy_version for row in self.rows)
-
 
 class Collector:
     """Makes generation batches for training."""

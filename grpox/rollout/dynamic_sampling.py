@@ -77,14 +77,11 @@ def refill(
                 continue
             place = flat.pop(0)
             dropped += groups[place]
-            indices[place], groups[place] = index, [_in_group(row, place) for row in group]
+            moved = [replace(row, rollout=replace(row.rollout, group_id=place)) for row in group]
+            indices[place], groups[place] = index, moved
     metrics = {
         "dynamic_sampling/rounds": float(done),
         "dynamic_sampling/replaced": (wanted - len(flat)) / len(groups),
         "dynamic_sampling/prompts": float(drawn),
     }
     return ResampledBatch(SampledGroups(indices, groups, weighed_mean_logged(logs)), dropped, metrics)
-
-
-def _in_group(row: ScoredRow, group: int) -> ScoredRow:
-    return replace(row, rollout=replace(row.rollout, group_id=group))

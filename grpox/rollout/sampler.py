@@ -150,7 +150,9 @@ class CompletionSampler:
         """
         wanted = request.of_rank(self.world)
         with self._asking(), self.times.phase("generate"):
-            rollouts = [] if prefetched is None else self._read(prefetched, arrived)
+            rollouts = []
+            if prefetched is not None:  # where reading fails on one rank, none goes on to further collectives
+                rollouts = on_every_rank(self.world, self.times, lambda: _received(prefetched, arrived))
             missing = incomplete(wanted, rollouts)
             if prefetched is None or self._any_rank(bool(missing)):
                 rollouts += self._generate(missing, request, arrived, rollouts)
@@ -166,11 +168,6 @@ class CompletionSampler:
             return False
         self.sync()
         return True
-
-    def _read(self, prefetched: PrefetchedBatch, arrived: OnArrival | None) -> list[Rollout]:
-        """Return this rank's part of a prefetched batch, perhaps short of samples; a collective."""
-        # Where reading fails on one rank, none goes on to further collectives.
-        return on_every_rank(self.world, self.times, lambda: _received(prefetched, arrived))
 
     def _generate(
         self,

@@ -28,7 +28,7 @@ OF_STEPS = (
 )
 """Metrics of an optimizer step whose whole name is known."""
 FAMILIES = (
-    *("ratio/", "clip_ratio/", "sampling/", "dynamic_sampling/", "top_entropy/"),
+    *("ratio/", "clip_ratio/", "mismatch/", "sampling/", "dynamic_sampling/", "top_entropy/"),
     *("time/", "tokens_per_second/", "memory/", "observers/"),
 )
 """Beginnings of names of which a step may have any."""

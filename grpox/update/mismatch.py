@@ -19,6 +19,10 @@ from grpox.runtime.foreign_code import call, unchanged
 from grpox.update.objective import Corrected, CorrectionTraits, MicroBatchLoss
 from grpox.update.token_metrics import select_values
 
+PREFIX = "mismatch/"
+OLD_PREFIX = "sampling/"
+"""Earlier prefix of the same metrics, which are written under both names until the release after the first."""
+
 
 @dataclass(frozen=True)
 class Alarm:
@@ -33,7 +37,7 @@ class Alarm:
 
 ALARMS = (
     Alarm(
-        "sampling/ratio_mean",
+        "mismatch/ratio_mean",
         0.5,
         2.0,
         "0.5 to 2",
@@ -41,7 +45,7 @@ ALARMS = (
         "what it computes in with model.dtype, and look for settings of 'sampling' that forbid tokens",
     ),
     Alarm(
-        "sampling/effective_sample_size",
+        "mismatch/effective_sample_size",
         0.3,
         math.inf,
         "at least 0.3",
@@ -51,7 +55,7 @@ ALARMS = (
     ),
 )
 MISSING = Alarm(
-    "sampling/missing_logprobs",
+    "mismatch/missing_logprobs",
     0.0,
     0.0,
     "0",
@@ -60,7 +64,6 @@ MISSING = Alarm(
 )
 """Only of a generator that provides `Capability.LOGPROBS`."""
 
-_PREFIX = "sampling/"
 _EXPONENT = 300.0
 """Logarithms are limited to this either way: the square of exp(300), summed over a step, fits into float64."""
 _ROUNDING = 1e-5
@@ -111,7 +114,7 @@ def _measured(tokens: Mapping[str, Tensor], traits: CorrectionTraits) -> dict[st
     }
     if raw is not None:
         values["raw_ratio"] = raw
-    return {_PREFIX + name: value for name, value in values.items()}
+    return {PREFIX + name: value for name, value in values.items()}
 
 
 @torch.no_grad()
@@ -126,22 +129,21 @@ def _raw(raw: Callable[..., Tensor], corrected: Corrected, mask: Tensor) -> Tens
 
 def mismatch_metrics(reduced: dict[str, tuple[float, float, float]]) -> dict[str, float]:
     """Take the mismatch out of `reduced` (name -> mean, min, max) and name it for the log."""
-    names = [name for name in reduced if name.startswith(_PREFIX)]
-    values = {name.removeprefix(_PREFIX): reduced.pop(name) for name in names}
+    names = [name for name in reduced if name.startswith(PREFIX)]
+    values = {name.removeprefix(PREFIX): reduced.pop(name) for name in names}
     if not values:
         return {}
     mean = {name: value[0] for name, value in values.items()}
-    metrics = {
-        "sampling/effective_sample_size": mean["importance"] ** 2 / mean["importance_squared"],
-        "sampling/difference_mean": mean["difference"],
-        "sampling/difference_max": values["difference"][2],
+    named = {
+        "effective_sample_size": mean["importance"] ** 2 / mean["importance_squared"],
+        "difference_mean": mean["difference"],
+        "difference_max": values["difference"][2],
     }
     for name in ("ratio", "raw_ratio"):
         for statistic, value in zip(("mean", "min", "max"), values.get(name, ()), strict=False):
-            metrics[f"sampling/{name}_{statistic}"] = value
-    return metrics | {
-        f"sampling/{name}": mean[name] for name in ("kl", "truncated", "masked", "missing_logprobs")
-    }
+            named[f"{name}_{statistic}"] = value
+    named |= {name: mean[name] for name in ("kl", "truncated", "masked", "missing_logprobs")}
+    return {f"{prefix}{name}": value for prefix in (PREFIX, OLD_PREFIX) for name, value in named.items()}
 
 
 def mismatch_warnings(metrics: Mapping[str, float], step: int, *, promised: bool) -> dict[str, str]:

@@ -28,7 +28,8 @@ from grpox.update.token_masks import off_policy_keep
 RESERVED = frozenset(
     {"loss", "grad_norm", "learning_rate", "entropy", "kl", "kl_old", "ratio", "off_policy_masked"}
 )
-"""Metrics of the core's own, which a diagnostic may not overwrite; nor may it begin with ``sampling/``."""
+"""Metrics of the core's own, which a diagnostic may not overwrite; nor may it begin with ``mismatch/`` or
+``sampling/``."""
 
 
 @dataclass(frozen=True)
@@ -165,7 +166,7 @@ def per_token_loss(policy_loss: PolicyLoss, inputs: LossInputs) -> LossOutput:
     if inputs.logprobs.requires_grad and not output.loss.requires_grad:
         raise RunFailed(f"loss '{name}' does not depend on the log-probabilities: it would train nothing")
     for diagnostic, values in output.diagnostics.items():
-        if diagnostic in RESERVED or diagnostic.startswith("sampling/"):
+        if diagnostic in RESERVED or diagnostic.startswith(("mismatch/", "sampling/")):
             raise RunFailed(f"loss '{name}': '{diagnostic}' is a metric of grpox's own; rename the diagnostic")
         _check_tensor(name, f"diagnostic '{diagnostic}'", values, inputs)
     return output

@@ -161,7 +161,9 @@ class PolicyUpdate:
         metrics = TokenMetrics()
         for batch, result in scored:
             assert result.inputs.entropy is not None
-            metrics.add_micro_batch({**result.diagnostics, "entropy": result.inputs.entropy}, batch.token_mask)
+            metrics.add(
+                {**result.diagnostics, "entropy": result.inputs.entropy}, batch.token_mask, of_means=True
+            )
             if (near := result.off_policy_keep) is not None:
                 left_out = (batch.token_mask & ~near).any(dim=1, keepdim=True)
                 metrics.add({"off_policy_masked": left_out}, batch.token_mask.any(dim=1, keepdim=True))

@@ -42,15 +42,16 @@ class TokenMetrics:
     def __init__(self) -> None:
         self._parts: dict[tuple[str, ...], list[_Part]] = defaultdict(list)
 
-    def add(self, values: Mapping[str, Tensor], mask: Tensor) -> None:
-        """Add values [B, T] by name where mask bool[B, T]; extremes are those of single tokens."""
-        selected = select_values(values, mask).double()
-        self._parts[tuple(values)].append(_Part.of(selected, selected))
+    def add(self, values: Mapping[str, Tensor], mask: Tensor, of_means: bool = False) -> None:
+        """Add values [B, T] by name where mask bool[B, T].
 
-    def add_micro_batch(self, values: Mapping[str, Tensor], mask: Tensor) -> None:
-        """The same, with extremes over the micro-batches' means: what TRL calls low_min, high_max, ..."""
+        Args:
+            of_means: take extremes over the means of micro-batches, as TRL's low_min, high_max; default: over
+                single tokens.
+        """
         selected = select_values(values, mask).double()
-        self._parts[tuple(values)].append(_Part.of(selected, selected.mean(dim=1, keepdim=True)))
+        spread = selected.mean(dim=1, keepdim=True) if of_means else selected
+        self._parts[tuple(values)].append(_Part.of(selected, spread))
 
     def reduce(self, world: World) -> dict[str, tuple[float, float, float]]:
         """name -> (mean, min, max) over all ranks; names for which no token counted are left out."""

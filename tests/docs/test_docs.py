@@ -13,7 +13,7 @@ import torch
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from grpox.config import ComponentRef, EarlyStopConfig, LoraConfig, RewardRef, RunConfig, Section
+from grpox.config import ComponentRef, RunConfig, Section
 from grpox.contracts import LossInputs, PolicyLoss
 from grpox.plugins.discovery import Offer, discover
 from grpox.plugins.registry import Registry
@@ -26,7 +26,9 @@ ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "plugins" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 PAGES += sorted((ROOT / "plugins" / "examples").glob("*/README.md"))
 RUN_FILE = (ROOT / "docs" / "run-file.md").read_text(encoding="utf-8")
-ALGORITHMS = (ROOT / "docs" / "algorithms.md").read_text(encoding="utf-8")
+ALGORITHMS = "\n".join(
+    (ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("algorithms.md", "corrections.md")
+)
 REQUIRED = object()
 
 PLUGINS = discover()
@@ -44,7 +46,7 @@ def tables(text: str) -> Iterator[tuple[list[str], list[list[str]]]]:
 def documented_parameters() -> dict[str, dict[str, Any]]:
     """Heading -> key -> default, of each table ``| `name` | default | meaning |``; names may share a table."""
     found: dict[str, dict[str, Any]] = {}
-    for heading, rows in tables(RUN_FILE + ALGORITHMS):
+    for heading, rows in tables(ALGORITHMS):
         if heading[1:] == ["default", "meaning"]:
             defaults = {key.strip("`"): default_in(cell) for key, cell, *_ in rows}
             found |= dict.fromkeys(re.findall(r"`([^`]+)`", heading[0]), defaults)
@@ -81,41 +83,29 @@ def sections() -> dict[str, type[BaseModel]]:
 DOCUMENTED = documented_parameters()
 
 
-@pytest.mark.parametrize(("name", "model"), sections().items(), ids=sections())
-def test_a_sections_table_has_its_keys_and_defaults_and_no_others(name: str, model: type[BaseModel]) -> None:
-    assert DOCUMENTED[name] == defaults_of(model)
+def test_every_section_of_the_run_file_has_its_generated_table() -> None:
+    nested = {"rewards", "model.lora", "evaluation.early_stop", "evaluation.sampling"}
+    markers = re.findall(r"^<!-- generated: keys:(\S+) -->$", RUN_FILE, re.MULTILINE)
+    assert sorted(markers) == sorted({*sections(), *nested})
 
 
 @pytest.mark.parametrize("offer", BUILT_IN, ids=lambda offer: f"{offer.kind}-{offer.spec.name}")
-def test_a_built_in_component_is_named_with_its_parameters(offer: Offer) -> None:
+def test_a_built_in_component_is_named(offer: Offer) -> None:
     assert f"`{offer.spec.name}`" in RUN_FILE
+
+
+@pytest.mark.parametrize("name", DOCUMENTED)
+def test_a_table_of_parameters_has_a_components_keys_and_defaults(name: str) -> None:
+    [offer] = [offer for offer in BUILT_IN if offer.spec.name == name]
     model = Registry(PLUGINS).config_model(offer)
-    if model is not None and model.model_fields:
-        assert DOCUMENTED[offer.spec.name] == defaults_of(model)
-
-
-def test_no_table_is_about_something_that_does_not_exist() -> None:
-    nested = {"reward", "model.lora", "evaluation.early_stop"}
-    assert DOCUMENTED.keys() <= {*nested, *sections(), *(offer.spec.name for offer in BUILT_IN)}
-
-
-def test_adapters_have_a_table() -> None:
-    assert DOCUMENTED["model.lora"] == defaults_of(LoraConfig)
-
-
-def test_early_stopping_has_a_table() -> None:
-    assert DOCUMENTED["evaluation.early_stop"] == defaults_of(EarlyStopConfig)
+    assert model is not None
+    assert DOCUMENTED[name] == defaults_of(model)
 
 
 def test_every_loss_advantage_and_correction_is_explained() -> None:
     kinds = ("loss", "advantage", "correction")
     missing = [o.spec.name for o in BUILT_IN if o.kind in kinds and f"`{o.spec.name}`" not in ALGORITHMS]
     assert missing == []
-
-
-def test_a_rewards_own_keys_have_a_table() -> None:
-    own = defaults_of(RewardRef)
-    assert DOCUMENTED["reward"] == {key: own[key] for key in own if key not in ComponentRef.model_fields}
 
 
 def test_the_schedules_are_named() -> None:
@@ -171,6 +161,14 @@ def test_examples_are_valid_yaml_and_python(page: Path) -> None:
             assert isinstance(read_yaml(text, page.name).data, dict)
         elif language == "python":
             compile(text, page.name, "exec")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: f"{page.parent.name}/{page.name}")
+def test_a_formula_within_a_line_has_nothing_that_github_reads_as_markdown(page: Path) -> None:
+    """That is escapes, such as a backslash before a comma, and underscores that could begin emphasis."""
+    text = re.sub(r"^ *```.*?^ *```|`[^`]+`", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+    formulas = re.findall(r"(?<![\\\w])\$(\S(?:[^$\n]*\S)?)\$(?!\w)", text)
+    assert [tex for tex in formulas if re.search(r"\\[^A-Za-z ]|[^A-Za-z0-9]_", tex)] == []
 
 
 def slope(loss: PolicyLoss, ratio: float, advantage: float) -> float:

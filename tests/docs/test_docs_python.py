@@ -180,12 +180,6 @@ def test_the_readme_trains_with_a_function(tmp_path: Path) -> None:
     assert functions(run) == ["is_short"]
 
 
-def test_the_run_file_is_trained_from_python_for_20_steps(tmp_path: Path) -> None:
-    run = trained("docs/run-file.md", "summary = train(", tmp_path)
-    assert run.config.train.max_steps == 20
-    assert functions(run) == ["is_short"]
-
-
 def test_a_model_and_rows_are_trained_as_objects(tmp_path: Path) -> None:
     run = trained("docs/python.md", "AutoModelForCausalLM", tmp_path)
     assert run.num_prompts == 49

@@ -130,6 +130,7 @@ def test_no_block_is_in_a_language_that_nothing_reads() -> None:
         "",
         "bash",
         "console",
+        "math",
         "python",
         "pycon",
         "text",

@@ -186,8 +186,12 @@ def test_every_suite_is_in_the_reference(pages: dict[str, Html]) -> None:
     assert names == [name for name in names if name in told]
 
 
+KEY_TABLE = ["key", "type", "default", "meaning"]
+"""The heading of a section's table."""
+
+
 def config_keys() -> Iterator[tuple[str, type[Section]]]:
-    yield "the-file", RunConfig
+    yield "sections-and-keys", RunConfig
     for name, field in RunConfig.model_fields.items():
         for member in (field.annotation, *getattr(field.annotation, "__args__", ())):
             if isinstance(member, type) and issubclass(member, Section):
@@ -198,11 +202,12 @@ def config_keys() -> Iterator[tuple[str, type[Section]]]:
 def test_every_key_of_the_run_file_is_told_with_its_meaning(
     site: Path, anchor: str, model: type[Section]
 ) -> None:
-    page = (site / "configuration" / "index.html").read_text(encoding="utf-8")
-    section = re.search(rf'id="{anchor}".*?(?=<h2|</article>)', page, re.DOTALL)
+    page = (site / "run-file" / "index.html").read_text(encoding="utf-8")
+    section = re.search(rf'id="{anchor}".*?(?=<h[234]|</article>)', page, re.DOTALL)
     assert section
-    rows = {row[0]: row for row in Html(section[0]).cells}
-    assert rows.keys() - {"key"} == model.model_fields.keys()
+    rows = {row[0]: row for row in Html(section[0]).cells if len(row) == len(KEY_TABLE)}
+    assert rows.pop("key") == KEY_TABLE
+    assert rows.keys() == model.model_fields.keys()
     for name, field in model.model_fields.items():
         _, kind, default, meaning = rows[name]
         assert kind
@@ -211,7 +216,7 @@ def test_every_key_of_the_run_file_is_told_with_its_meaning(
 
 
 def test_a_rewards_own_keys_are_told(site: Path) -> None:
-    page = (site / "configuration" / "index.html").read_text(encoding="utf-8")
+    page = (site / "run-file" / "index.html").read_text(encoding="utf-8")
     told = text_between(page, "rewards")
     own = RewardRef.model_fields.keys() - ComponentRef.model_fields.keys()
     assert own
@@ -255,8 +260,22 @@ def test_a_bar_in_the_code_of_a_table_has_no_backslash(pages: dict[str, Html]) -
     assert [cell for cell in cells if "\\|" in cell] == []
 
 
+def test_every_formula_is_rendered(site: Path, pages: dict[str, Html]) -> None:
+    pytest.importorskip("latex2mathml", reason="latex2mathml comes with `make docs`")
+    html = (site / "algorithms" / "index.html").read_text(encoding="utf-8")
+    formulas = re.findall(r"<math.*?</math>", html, re.DOTALL)
+    assert len(formulas) > 50
+    unread = [tex for tex in formulas if re.search(r"[\\&$]", unescape(re.sub(r"<[^>]+>", "", tex)))]
+    assert unread == []
+
+
+def test_no_formula_waits_for_a_script(site: Path) -> None:
+    texts = {path: path.read_text(encoding="utf-8") for path in site.rglob("*.html")}
+    assert [path for path, text in texts.items() if 'class="arithmatex"' in text] == []
+
+
 def test_a_dead_link_fails_the_build(tmp_path: Path) -> None:
-    for name in ("grpox", "plugins", "benchmarks", "examples", "requirements"):
+    for name in ("grpox", "plugins", "benchmarks", "examples", "requirements", "tests"):
         (tmp_path / name).symlink_to(ROOT / name)
     shutil.copytree(ROOT / "docs", tmp_path / "docs")
     shutil.copy(ROOT / "mkdocs.yml", tmp_path)

@@ -149,8 +149,11 @@ def call_together(
         for call in calls.values():
             call.abandon()
         raise
+    still = "still hangs in an earlier call, which took longer than its timeout of"
     return [
-        outcome_of(calls[place], count) if place in calls else _still_hangs(reward, count)
+        outcome_of(calls[place], count)
+        if place in calls
+        else whole_call_failed(f"{still} {reward.timeout:g} s", count)
         for place, reward in enumerate(rewards)
     ]
 
@@ -171,8 +174,3 @@ def _finished(reward: NamedReward, call: AnyCall, arguments: Mapping[str, Any], 
             call = reward.call(arguments, count)
             call.run()
     return call
-
-
-def _still_hangs(reward: NamedReward, count: int) -> Outcome:
-    what = f"still hangs in an earlier call, which took longer than its timeout of {reward.timeout:g} s"
-    return whole_call_failed(what, count)

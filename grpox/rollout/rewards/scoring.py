@@ -225,13 +225,10 @@ def score_rows(
         values = tuple(of_function[place] for of_function in table.values)
         failed = tuple(of_function[place] for of_function in table.failed)
         extra = {name: column[place] for name, column in table.extra_columns.items()}
-        rows.append(ScoredRow(rollout, values, failed, extra, _as_read(given.completions[place])))
+        completion = given.completions[place]  # in a conversation one message of the assistant
+        text = completion if isinstance(completion, str) else str(completion[0]["content"])
+        rows.append(ScoredRow(rollout, values, failed, extra, text))
     return ScoredRows(rows, table.metrics, table.warnings)
-
-
-def _as_read(completion: Text) -> str:
-    """The text of a completion, which in a conversation is one message of the assistant."""
-    return completion if isinstance(completion, str) else str(completion[0]["content"])
 
 
 def joined(parts: Sequence[ScoredRows]) -> ScoredRows:
@@ -303,13 +300,12 @@ def weighed_mean_logged(logs: Iterable[tuple[Logged, int]]) -> dict[str, dict[st
             for label, value in by_label.items():
                 by_name.setdefault(name, {}).setdefault(label, []).append((value, weight))
     return {
-        name: {label: _weighed_mean(values) for label, values in by_label.items()}
+        name: {
+            label: sum(value * weight for value, weight in values) / sum(weight for _, weight in values)
+            for label, values in by_label.items()
+        }
         for name, by_label in sorted(by_name.items())
     }
-
-
-def _weighed_mean(values: Sequence[tuple[float, int]]) -> float:
-    return sum(value * weight for value, weight in values) / sum(weight for _, weight in values)
 
 
 def with_logged(own: Mapping[str, float], logged: Logged) -> tuple[dict[str, float], list[str]]:

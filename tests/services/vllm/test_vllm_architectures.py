@@ -1,6 +1,6 @@
 """Models of many kinds in the real vLLM: it samples from the policy after every sync, or says what it lacks.
 
-The other kinds of `support.architectures` are in docs/choosing-a-generator.md, measured by this file's script.
+The other kinds of `support.architectures` are in docs/generation.md, measured by this file's script.
 """
 
 from __future__ import annotations

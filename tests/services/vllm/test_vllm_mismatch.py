@@ -141,7 +141,7 @@ def test_corrections_do_what_they_are_for(metrics):
 
 def test_only_what_is_unhealthy_is_told_and_once(told, metrics):
     for name, text in told.items():
-        alarms = [line.partition(": sampling/")[2] for line in text.splitlines() if ": sampling/" in line]
+        alarms = [line.partition(": mismatch/")[2] for line in text.splitlines() if ": mismatch/" in line]
         seen = [alarm.split()[0] for alarm in alarms]
         if name == "misreporting":
             assert sorted(seen) == ["missing_logprobs", "ratio_mean"]

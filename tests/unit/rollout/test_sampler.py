@@ -592,7 +592,6 @@ def test_a_batch_is_as_old_as_its_oldest_rollout_and_its_staleness_is_a_mean():
     there = [Rollout(0, sample, (1,), (1,), "stop", version) for sample, version in ((0, 1), (1, 3))]
     batch, metrics = collected(made, 0, [0], STATE, PrefetchedBatch(1, there))
     assert [rollout.policy_version for rollout in batch.rollouts] == [1, 3, 4]
-    assert batch.version == 1
     assert metrics["sampling/staleness"] == pytest.approx((3 + 1 + 0) / 3)
     assert list(batch.indices) == [0]
     assert batch.dropped == ()

@@ -90,9 +90,16 @@ def metrics_of(results: Sequence[MicroBatchLoss], correction: Correction) -> dic
     metrics = TokenMetrics()
     metrics.add(values, torch.ones(tokens, dtype=torch.bool))
     reduced = metrics.reduce(ALONE)
-    found = mismatch_metrics(reduced)
+    metrics_by_name = mismatch_metrics(reduced)
     assert reduced == {}
-    return {name.removeprefix("sampling/"): value for name, value in found.items()}
+    named = {
+        name.removeprefix("mismatch/"): value
+        for name, value in metrics_by_name.items()
+        if name.startswith("mismatch/")
+    }
+    earlier_names = {f"sampling/{name}": value for name, value in named.items()}
+    assert {name: metrics_by_name[name] for name in metrics_by_name if "sampling/" in name} == earlier_names
+    return named
 
 
 def test_without_a_correction_the_mismatch_is_measured_all_the_same() -> None:
@@ -252,21 +259,21 @@ def test_a_step_without_tokens_has_no_metrics() -> None:
     ],
 )
 def test_what_is_unhealthy_is_told(correction: str, ratios: Rows, alarms: list[str]) -> None:
-    metrics = {f"sampling/{name}": value for name, value in measured(ALL[correction], ratios).items()}
+    metrics = {f"mismatch/{name}": value for name, value in measured(ALL[correction], ratios).items()}
     told = mismatch_warnings(metrics, 7, promised=True)
-    assert list(told) == [f"sampling/{name}" for name in alarms]
+    assert list(told) == [f"mismatch/{name}" for name in alarms]
     for name, text in told.items():
         assert text.startswith(f"{name} is {metrics[name]:.3g} at step 7; healthy is ")
 
 
 def test_a_generator_that_promises_no_log_probabilities_may_leave_them_out() -> None:
-    metrics = {"sampling/missing_logprobs": 1.0, "sampling/ratio_mean": 1.0}
+    metrics = {"mismatch/missing_logprobs": 1.0, "mismatch/ratio_mean": 1.0}
     assert mismatch_warnings(metrics, 1, promised=False) == {}
-    assert list(mismatch_warnings(metrics, 1, promised=True)) == ["sampling/missing_logprobs"]
+    assert list(mismatch_warnings(metrics, 1, promised=True)) == ["mismatch/missing_logprobs"]
 
 
 def test_each_alarm_is_told_once_and_only_by_the_main_process(logged: LoggedText) -> None:
-    unhealthy = {"sampling/ratio_mean": 2.5, "sampling/missing_logprobs": 0.1}
+    unhealthy = {"mismatch/ratio_mean": 2.5, "mismatch/missing_logprobs": 0.1}
     for main, times in ((False, 0), (True, 1)):
         report = step_report(main)
         for step in (3, 4):
@@ -275,7 +282,7 @@ def test_each_alarm_is_told_once_and_only_by_the_main_process(logged: LoggedText
             report.step_finished(step, 0.0, [], [], unhealthy, 1.0)
         told = logged()
         for name, value, healthy in (("ratio_mean", "2.5", "0.5 to 2"), ("missing_logprobs", "0.1", "0")):
-            lines = [line for line in told.splitlines() if f"sampling/{name} is {value} at step 3" in line]
+            lines = [line for line in told.splitlines() if f"mismatch/{name} is {value} at step 3" in line]
             assert [f"healthy is {healthy}." in line for line in lines] == [True] * times
         assert told.count("warning") == 2 * times
 

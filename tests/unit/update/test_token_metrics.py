@@ -20,15 +20,15 @@ def test_means_weigh_tokens_not_micro_batches():
 def test_micro_batch_extremes_are_of_their_means():
     metrics = TokenMetrics()
     everywhere = torch.ones(1, 2, dtype=torch.bool)
-    metrics.add_micro_batch({"x": torch.tensor([[0.0, 1.0]])}, everywhere)
-    metrics.add_micro_batch({"x": torch.tensor([[1.0, 1.0]])}, everywhere)
+    metrics.add({"x": torch.tensor([[0.0, 1.0]])}, everywhere, of_means=True)
+    metrics.add({"x": torch.tensor([[1.0, 1.0]])}, everywhere, of_means=True)
     assert metrics.reduce(ALONE)["x"] == (0.75, 0.5, 1)
 
 
 def test_a_step_without_tokens_has_no_metric_rather_than_nan():
     metrics = TokenMetrics()
     metrics.add({"x": torch.ones(1, 2)}, torch.zeros(1, 2, dtype=torch.bool))
-    metrics.add_micro_batch({"y": torch.ones(1, 2)}, torch.zeros(1, 2, dtype=torch.bool))
+    metrics.add({"y": torch.ones(1, 2)}, torch.zeros(1, 2, dtype=torch.bool), of_means=True)
     assert metrics.reduce(ALONE) == {}
 
 
