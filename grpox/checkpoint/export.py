@@ -162,13 +162,10 @@ def _fill(model: PreTrainedModel, checkpoint: Path) -> None:
     for name, weight in sharded.items():
         place = places.get(name)
         if place is None or place.shape != weight.shape:
-            raise _other_model(model, checkpoint, name)
+            missing = {name}
+            break
         place.copy_(weight.contiguous())
         missing.discard(name)
     if missing:
-        raise _other_model(model, checkpoint, min(missing))
-
-
-def _other_model(model: PreTrainedModel, checkpoint: Path, name: str) -> ConfigError:
-    what = f"is not the model that {checkpoint} is of: they differ in {name}"
-    return ConfigError(what, "model.path", given=model.name_or_path)
+        what = f"is not the model that {checkpoint} is of: they differ in {min(missing)}"
+        raise ConfigError(what, "model.path", given=model.name_or_path)

@@ -102,7 +102,7 @@ def build_observers(run: ResolvedRun, world: World, lock: Lock) -> Observers:
     """Build the observers of rank 0: the run's own record and trackers; other ranks have none."""
     selected: list[tuple[str, object]] = []
     if world.is_main:
-        # Before the record, and so told after it, when the folder is there; both before the trackers.
+        # Registered before the record, so called after it, when the folder exists; the trackers come last.
         trackers = [(name, run.build(f"tracking.{name}")) for name in run.config.tracking]
         record = LocalRecord(files_of_observers(tracker for _, tracker in trackers))
         selected = [("plugin lock", LockFile(lock)), ("record", record), ("terminal", TerminalDisplay())]
