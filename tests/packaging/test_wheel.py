@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def test_the_wheel_holds_both_source_roots_and_the_recipes(wheels: list[Path]) -> None:
     (wheel,) = [w for w in wheels if w.name.startswith("grpox-")]
     names = zipfile.ZipFile(wheel).namelist()
-    for name in ("grpox/training/trainer.py", "grpox_losses/dapo.py", "grpox/runfile/recipes/quickstart.yaml"):
+    for name in ("grpox/training/trainer.py", "grpox_losses/losses.py", "grpox/runfile/recipes/quickstart.yaml"):
         assert name in names
     assert "grpox/runfile/recipes/quickstart/model/model.safetensors" in names
     assert not [name for name in names if name.startswith(("tests/", "plugins/", "benchmarks/"))]

@@ -68,7 +68,7 @@ def test_every_folder_with_tests_is_in_one_tier_and_named_folders_exist() -> Non
 @pytest.mark.parametrize(
     ("path", "folders"),
     [
-        ("plugins/builtin/grpox_losses/dapo.py", []),
+        ("plugins/builtin/grpox_losses/losses.py", []),
         ("docs/losses.md", ["cold"]),
         ("plugins/builtin/grpox_mlflow/tracker.py", ["services/hosts", "services/mlflow"]),
         ("tests/services/vllm/test_vllm_server.py", ["services/vllm"]),
