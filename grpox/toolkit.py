@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from grpox.errors import TEXT, chain, describe, shorten, text_of
     from grpox.errors.formatting import amount, counted, duration, some
     from grpox.errors.redaction import MASK
-    from grpox.observing.early_stop import told as describe_early_stop
+    from grpox.observing.early_stop import describe_early_stop
     from grpox.observing.report.charts import Curve, binned
     from grpox.observing.report.data import read_samples
     from grpox.policy.adapter_folder import write_adapter
@@ -130,7 +130,7 @@ _HOMES = {
     "grpox.runtime.run_lock": ("hold",),
 }
 """Module -> the names that it has."""
-_RENAMED = {"describe_early_stop": "told", "flush_to_disk": "sync"}
+_RENAMED = {"flush_to_disk": "sync"}
 
 
 def __getattr__(name: str) -> Any:

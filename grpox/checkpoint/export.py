@@ -1,4 +1,4 @@
-"""A checkpoint's weights as a plain Hugging Face folder, without a process group or DeepSpeed's engine."""
+"""Export of a checkpoint to a plain Hugging Face folder, without process group or DeepSpeed's engine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from transformers.utils import logging
 from grpox.checkpoint.folders import FOLDER, MANIFEST, checkpoints_in, read_whole
 from grpox.checkpoint.progress import PROGRESS, Progress
 from grpox.checkpoint.resume import newest_good
-from grpox.checkpoint.save_model import write_card
+from grpox.checkpoint.save_model import CARD, model_card
 from grpox.checkpoint.saver import ENGINE
 from grpox.checkpoint.shards import only_weights
 from grpox.config import ModelConfig, RunConfig
@@ -27,6 +27,7 @@ from grpox.policy.lora.layers import adapter_parameters, merge_adapters
 from grpox.policy.models import load_model, load_tokenizer
 from grpox.policy.saved_whole import save_whole
 from grpox.runfile.model_options import model_problems, runs_code
+from grpox.runtime.files import write_whole
 from grpox.runtime.world import World
 
 ALONE = World(0, 1, torch.device("cpu"))
@@ -35,16 +36,16 @@ ALONE = World(0, 1, torch.device("cpu"))
 def export_checkpoint(source: Path, out: Path, trusts_code: bool = False) -> Path:
     """Write a checkpoint's model, tokenizer and configs to `out`, whole or not at all; returns the checkpoint.
 
-    Where adapters were trained they are merged in, and stand in ``adapter/`` by themselves.
+    Trained adapters are merged into the model and saved in ``adapter/`` besides.
 
     Args:
         source: a checkpoint, or a run's folder: its newest good checkpoint.
-        trusts_code: run code that comes with the model, where the checkpoint says that the run did.
+        trusts_code: run code that comes with the model, if the run did.
 
     Raises:
         ConfigError: there is no good checkpoint, `out` is not empty, the model comes with code, or the run's
-            model is gone, from which all but the weights is.
-        RunFailed: whoever loads what was written would not have the whole model.
+            model, which has the rest besides the weights, is gone.
+        RunFailed: a reload would not find the whole model.
     """
     logging.disable_progress_bar()
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
@@ -67,9 +68,10 @@ def export_checkpoint(source: Path, out: Path, trusts_code: bool = False) -> Pat
             merge_adapters(model)
         save_whole(model, unfinished)
         tokenizer.save_pretrained(unfinished)
-        with suppress(ValidationError):  # a config that this grpox does not read any more
+        with suppress(ValidationError):  # a config that this version of grpox cannot read
             run = RunConfig.model_validate(progress.config)
-            write_card(unfinished, run, {"steps": progress.step}, progress.data, progress.metrics)
+            card = model_card(run, {"steps": progress.step}, progress.data, progress.metrics)
+            write_whole(unfinished / CARD, card)
         unfinished.rename(out)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
@@ -77,13 +79,13 @@ def export_checkpoint(source: Path, out: Path, trusts_code: bool = False) -> Pat
 
 
 def checkpoint_model(checkpoint: Path, base: ModelConfig) -> PreTrainedModel:
-    """The model of a checkpoint, on CPU, adapters merged in.
+    """Load the model of a checkpoint on CPU, adapters merged.
 
     Args:
-        base: what it began with, as whoever asks allows it to be loaded.
+        base: the model that the run began with, and how it may be loaded.
 
     Raises:
-        ConfigError: it is damaged, or the model that the run began with is gone.
+        ConfigError: the checkpoint is damaged, or the model that the run began with is gone.
     """
     config = _model_config(checkpoint, _good(checkpoint))
     model = _adapted_model(checkpoint, base, config)
@@ -93,7 +95,7 @@ def checkpoint_model(checkpoint: Path, base: ModelConfig) -> PreTrainedModel:
 
 
 def _adapted_model(checkpoint: Path, base: ModelConfig, config: ModelConfig) -> PreTrainedModel:
-    """Load `base`, add the adapters of `config`, and fill in what the checkpoint holds."""
+    """Load `base`, add the adapters of `config`, and load the checkpoint's weights."""
     model = load_model(base)
     if config.lora is not None:
         add_adapters(model, config.lora, seed=0)
@@ -104,8 +106,8 @@ def _adapted_model(checkpoint: Path, base: ModelConfig, config: ModelConfig) -> 
 def _checkpoint(source: Path) -> tuple[Path, Progress]:
     if (source / MANIFEST).exists() or (source / PROGRESS).exists():
         return source, _good(source)
-    if found := newest_good(source, ALONE):
-        return found.folder, found.progress
+    if newest := newest_good(source, ALONE):
+        return newest.folder, newest.progress
     if not source.is_dir():
         what = "no such folder"
     elif checkpoints_in(source):
@@ -113,7 +115,7 @@ def _checkpoint(source: Path) -> tuple[Path, Progress]:
     else:
         what = f"is neither a checkpoint nor a run with {FOLDER}"
     allowed = "a run's folder, or one of its checkpoints"
-    if runs := sorted(str(found.parent) for found in source.parent.glob(f"*/{FOLDER}") if found.is_dir()):
+    if runs := sorted(str(path.parent) for path in source.parent.glob(f"*/{FOLDER}") if path.is_dir()):
         allowed += f", such as {', '.join(runs[:5])}"
     raise ConfigError(what, "CHECKPOINT", given=str(source), allowed=allowed)
 
@@ -126,11 +128,11 @@ def _good(checkpoint: Path) -> Progress:
 
 
 def _model_config(checkpoint: Path, progress: Progress) -> ModelConfig:
-    held = progress.config.get("model")
+    section = progress.config.get("model")
     try:
-        config = ModelConfig.model_validate(held)
+        config = ModelConfig.model_validate(section)
     except ValidationError as error:
-        raise ConfigError(f"{checkpoint} names no model", given=str(held)) from error
+        raise ConfigError(f"{checkpoint} names no model", given=str(section)) from error
     if problems := model_problems(config):
         raise ConfigError(problems)
     path = Path(config.path)
@@ -142,13 +144,13 @@ def _model_config(checkpoint: Path, progress: Progress) -> ModelConfig:
 
 @torch.no_grad()
 def _fill(model: PreTrainedModel, checkpoint: Path) -> None:
-    """Put the weights of a checkpoint in the place of those that `model` was loaded with.
+    """Replace the weights of `model` with those of a checkpoint.
 
     Raises:
         ConfigError: they are another model's.
     """
     places = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers())
-    # Of a model with adapters a checkpoint holds these alone.
+    # A checkpoint of adapters holds only the adapters.
     missing = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     from deepspeed.utils import zero_to_fp32
 
@@ -156,18 +158,14 @@ def _fill(model: PreTrainedModel, checkpoint: Path) -> None:
         sharded = zero_to_fp32._get_fp32_state_dict_from_zero_checkpoint(
             str(checkpoint / ENGINE), exclude_frozen_parameters=False
         )
-    # The shards stay on disk until they are asked for: one float32 weight at a time is in memory. Tied ones
-    # come under each of their names.
+    # Each access reads one float32 weight from disk. Tied weights come under each of their names.
     for name, weight in sharded.items():
         place = places.get(name)
         if place is None or place.shape != weight.shape:
-            raise _other_model(model, checkpoint, name)
+            missing = {name}
+            break
         place.copy_(weight.contiguous())
         missing.discard(name)
     if missing:
-        raise _other_model(model, checkpoint, min(missing))
-
-
-def _other_model(model: PreTrainedModel, checkpoint: Path, name: str) -> ConfigError:
-    what = f"is not the model that {checkpoint} is of: they differ in {name}"
-    return ConfigError(what, "model.path", given=model.name_or_path)
+        what = f"is not the model that {checkpoint} is of: they differ in {min(missing)}"
+        raise ConfigError(what, "model.path", given=model.name_or_path)

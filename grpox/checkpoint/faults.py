@@ -1,6 +1,6 @@
-"""The batch of a step that was not taken: kept in ``faults/step-00000012``, read back, and computed again.
+"""The batch of a step that was not taken: saved in ``faults/step-00000012``, read back, and computed again.
 
-It is computed again in one process, which shows which of its numbers are not finite.
+The replay in one process shows the numbers that are not finite.
 """
 
 from __future__ import annotations
@@ -44,21 +44,19 @@ from grpox.runfile.masked import give_back_secrets
 from grpox.runfile.overrides import COMMAND_LINE, apply_overrides
 from grpox.runfile.paths import resolve_paths
 from grpox.runtime.world import World
-from grpox.update.nonfinite import Found, find, in_order
+from grpox.update.nonfinite import NonFinite, find, in_order
 from grpox.update.objective import StepLoss
 from grpox.update.packing import StepTotals, count_masks
 from grpox.update.policy_update import forward_pass
 
 if TYPE_CHECKING:
-    from grpox.policy.batch import Sample
     from grpox.policy.engine import Engine
-
 
 FOLDER = "faults"
 FAULT = "fault.json"
 MODEL = "model"
-KEPT = 3
-"""Dumps of a run; each holds the weights. The first ones tell most: what follows is often their consequence."""
+MOST_DUMPS = 3
+"""Dumps of a run; each holds the weights. Later faults are often consequences of the first ones."""
 
 REPLAYED = (
     "loss",
@@ -71,28 +69,29 @@ REPLAYED = (
     "model.dtype",
     "model.init",
 )
-"""Keys that change what a replay computes. Which tokens have the highest entropy is kept in the dump."""
+"""Keys that change what a replay computes. The dump holds the tokens with the highest entropy."""
 
 
 class Fault(BaseModel):
-    """What a dump says of the step."""
+    """Description of the step in a dump."""
 
     model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
 
     step: int
     what: str
-    """One line: what was not finite."""
+    """One line that names the values that were not finite."""
     world_size: int
-    found: list[Found]
+    found: list[NonFinite]
     """On all ranks, causes first."""
     config: dict[str, object]
-    """The run's."""
+    """Config of the run."""
 
     @classmethod
     def read(cls, folder: Path) -> Fault:
-        """
+        """Read the description in the dump `folder`.
+
         Raises:
-            ValueError: it is missing, or is none.
+            ValueError: it is missing or cannot be read.
         """
         try:
             return cls.model_validate_json((folder / FAULT).read_text(encoding="utf-8"))
@@ -100,39 +99,33 @@ class Fault(BaseModel):
             raise ValueError(f"{FAULT} cannot be read: {type(error).__name__}") from error
 
 
+@dataclass
 class FaultDumps:
-    """Writes the dumps of a run. Whatever goes wrong with that is told and hurts nothing."""
+    """Writes the dumps of a run. A failure to write one is reported and has no other effect."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        config: RunConfig,
-        tokenizer: PreTrainedTokenizerBase,
-        world: World,
-    ) -> None:
-        self.engine = engine
-        self.config = config
-        self.tokenizer = tokenizer
-        self.world = world
+    engine: Engine
+    config: RunConfig
+    tokenizer: PreTrainedTokenizerBase
+    world: World
 
     def dump(
-        self, step: int, what: str, found: Sequence[Found], micro_batches: Sequence[Sequence[Sample]]
+        self, step: int, what: str, nonfinite: Sequence[NonFinite], micro_batches: Sequence[Sequence[Sample]]
     ) -> str:
-        """Keep the batch and the weights, which must be those before the step; a collective.
+        """Save the batch and the weights, which must be those before the step; a collective.
 
         Returns:
-            a line that tells where they are, or why they are nowhere; on every rank.
+            a line with their folder, or the reason why they are not saved; on every rank.
         """
         folder = Path(self.config.output_dir) / FOLDER / f"step-{step:08d}"
         unfinished = unfinished_of(folder)
         others = [path for path in folder.parent.glob("step-*") if path != folder]
-        if self.world.gather([len(others) >= KEPT] if self.world.is_main else [])[0]:
-            return f"its batch is not kept: {folder.parent} holds {KEPT} already"
+        if self.world.gather([len(others) >= MOST_DUMPS] if self.world.is_main else [])[0]:
+            return f"its batch is not kept: {folder.parent} holds {MOST_DUMPS} already"
         fault = Fault(
             step=step,
             what=what,
             world_size=self.world.size,
-            found=list(found),
+            found=list(nonfinite),
             config=redacted(self.config.model_dump(mode="json")),
         )
 
@@ -162,20 +155,20 @@ class FaultDumps:
         return f"its batch could not be kept in {folder}: {failure}"
 
     def _all(self, write: Callable[[], None], main: bool = False) -> str:
-        """Have every rank write, or rank 0 alone; what went wrong on the first that failed, on every rank."""
+        """Write on every rank, or on rank 0 alone, and return the first failure to all."""
         failure = ""
         if self.world.is_main or not main:
             try:
                 write()
             except Exception as error:  # noqa: BLE001 - libraries have their own for a full disk
-                told = str(getattr(error, "strerror", None) or text_of(error))
-                failure = redact(" ".join(told.split())) or type(error).__name__
-        return next((told for told in self.world.gather([failure]) if told), "")
+                message = str(getattr(error, "strerror", None) or text_of(error))
+                failure = redact(" ".join(message.split())) or type(error).__name__
+        return next((each for each in self.world.gather([failure]) if each), "")
 
 
 @dataclass(frozen=True)
 class Dump:
-    """A dump whose files are as they were written."""
+    """A dump whose files match its manifest."""
 
     folder: Path
     fault: Fault
@@ -187,12 +180,13 @@ class Dump:
 
     def micro_batches(self, device: torch.device) -> list[list[list[Sample]]]:
         """Read the samples of every rank, by micro-batch."""
-        held = (read_state(rank_file(self.folder, rank)) for rank in range(self.fault.world_size))
-        return [[samples_of_state(each, device) for each in state["micro_batches"]] for state in held]
+        states = (read_state(rank_file(self.folder, rank)) for rank in range(self.fault.world_size))
+        return [[samples_of_state(each, device) for each in state["micro_batches"]] for state in states]
 
 
 def open_dump(folder: Path) -> Dump:
-    """
+    """Check the files of a dump and read its description.
+
     Raises:
         ConfigError: there is no such folder, it holds no dump, or one that is damaged.
     """
@@ -207,24 +201,24 @@ def open_dump(folder: Path) -> Dump:
 def _no_dump(folder: Path) -> Problem:
     what = "holds no dump" if folder.is_dir() else "no such folder"
     around = (folder, folder / FOLDER, folder.parent)
-    dumps = sorted({str(found.parent) for each in around for found in each.glob(f"step-*/{FAULT}")})
+    dumps = sorted({str(path.parent) for each in around for path in each.glob(f"step-*/{FAULT}")})
     allowed = f"a folder such as {dumps[0] if dumps else f'runs/mine/{FOLDER}/step-00000012'}"
     return Problem(what, "DUMP", given=str(folder), allowed=allowed, nearest=nearest(str(folder), dumps))
 
 
 @dataclass(frozen=True)
 class Replayed:
-    """A micro-batch, computed again."""
+    """Result of a micro-batch, computed again."""
 
     rank: int
     place: int
-    """Among the micro-batches of its rank, from 0."""
+    """Index among the micro-batches of its rank."""
     batch: RolloutBatch
     loss: float
     """Its share of the step's loss."""
     grad_norm: float
     terms: Mapping[str, Tensor]
-    """What its loss is made of: name -> f32[B, T]."""
+    """Terms of its loss: name -> f32[B, T]."""
     parameters: Sequence[str]
     """Parameters whose gradient is not finite, in the order of the model."""
 
@@ -235,13 +229,13 @@ class Replayed:
 
 @dataclass(frozen=True)
 class Replay:
-    """A step, computed again."""
+    """Result of a step, computed again."""
 
     micro_batches: Sequence[Replayed]
-    found: Sequence[Found]
+    nonfinite: Sequence[NonFinite]
     """Causes first, over all ranks."""
     grad_norm: float
-    """Of the whole step."""
+    """Gradient norm of the whole step."""
     tokenizer: PreTrainedTokenizerBase
 
     @property
@@ -257,7 +251,7 @@ def replay(dump: Dump, overrides: Sequence[str] = ()) -> Replay:
     """Compute the step of a dump again, with the run's loss and correction or others.
 
     Args:
-        overrides: ``loss.clip_high=0.2``: changes of the run's config, of keys among `REPLAYED`.
+        overrides: changes of the run's config such as ``loss.clip_high=0.2``, with keys in `REPLAYED`.
 
     Raises:
         ConfigError: an override is wrong, or a component is missing here.
@@ -280,7 +274,7 @@ def replay(dump: Dump, overrides: Sequence[str] = ()) -> Replay:
     counts = count_masks([s.token_mask for s in each] for of_rank in ranks for each in of_rank)
     totals = StepTotals(*counts, config.sampling.max_completion_length)
     whole = [torch.zeros_like(parameter) for parameter in model.parameters()]
-    made, found = [], []
+    replayed, nonfinite = [], []
     for rank, of_rank in enumerate(ranks):
         for place, micro_batch in enumerate(of_rank):
             batch = collate(micro_batch, device)
@@ -291,19 +285,19 @@ def replay(dump: Dump, overrides: Sequence[str] = ()) -> Replay:
             infinite = [name for name, gradient in gradients.items() if not bool(gradient.isfinite().all())]
             share, norm = float(result.loss.detach()), _norm(gradients.values())
             terms = result.detached().terms()
-            made.append(Replayed(rank, place, batch, share, norm, terms, infinite))
+            replayed.append(Replayed(rank, place, batch, share, norm, terms, infinite))
             for total, parameter in zip(whole, model.parameters(), strict=True):
                 total += 0 if parameter.grad is None else parameter.grad
-        of_this = [each for each in made if each.rank == rank]
-        found += find([each.batch.rows(each.terms) for each in of_this], rank)
-    return Replay(made, in_order(found), _norm(whole), load_tokenizer(config.model))
+        of_this = [each for each in replayed if each.rank == rank]
+        nonfinite += find([each.batch.rows(each.terms) for each in of_this], rank)
+    return Replay(replayed, in_order(nonfinite), _norm(whole), load_tokenizer(config.model))
 
 
 def _config(dump: Dump, overrides: Sequence[str]) -> RunConfig:
     data: dict[str, Any] = copy.deepcopy(dict(dump.fault.config))
-    # Code that came with a model is trusted when the user says so here, not because a file does.
+    # A model's own code is trusted when the user says so here, not because a file does.
     attention = {k: v for k, v in data["model"]["init"].items() if k == "attn_implementation"}
-    # Of a run that trained adapters the dump holds the model with them merged in.
+    # In the dump's model, adapters are merged.
     data["model"] |= {"path": str(dump.model.absolute()), "init": attention, "lora": None}
     keys = apply_overrides(data, overrides)
     allowed = ", ".join(REPLAYED)
@@ -312,7 +306,7 @@ def _config(dump: Dump, overrides: Sequence[str]) -> RunConfig:
         for key in keys
         if not any(f"{key}.".startswith(f"{each}.") for each in REPLAYED)
     ]
-    # Rewards, trackers and the generator are not asked, and so need none of theirs.
+    # Rewards, trackers and the generator are not used, and so need no secrets.
     needed = {name: data[name] for name in ("loss", "correction", "model")}
     problems += give_back_secrets(needed, dump.folder.absolute().parents[1])
     if problems:

@@ -1,8 +1,7 @@
 """A checkpoint's folder: ``checkpoints/step-00000050`` in the run's, under another name until it is whole.
 
-Its manifest holds size and hash of each file. The hash is XXH3 (128 bits): it finds what a disk damaged, as
-quickly as the disk reads. Who can write the files can write the manifest as well, so that no cryptographic hash
-would tell more.
+Its manifest holds size and hash of each file. The hash is XXH3 (128 bits), which finds damage by a disk as
+quickly as the disk reads. A cryptographic hash adds nothing: whoever changes files can change the manifest.
 """
 
 from __future__ import annotations
@@ -31,37 +30,37 @@ Content = TypeVar("Content")
 
 
 def folder_of(output_dir: Path, step: int) -> Path:
-    """The checkpoint after `step` optimizer steps."""
+    """Return the folder of the checkpoint after `step` optimizer steps."""
     return output_dir / FOLDER / f"step-{step:08d}"
 
 
 def unfinished_of(folder: Path) -> Path:
-    """What a folder is called while it is written; whoever looks for checkpoints does not find it."""
+    """Return the name of a folder while it is written, which is not a checkpoint's."""
     return folder.with_name(f".{folder.name}.unfinished")
 
 
 def rank_file(folder: Path, rank: int) -> Path:
-    """Where a rank keeps what it has for itself."""
+    """Return the file of a rank's own state."""
     return folder / f"rank-{rank:05d}.pt"
 
 
 def step_of(folder: Path) -> int:
-    """Its optimizer steps, by its name."""
-    found = _NAME.fullmatch(folder.name)
-    if found is None:
+    """Return the optimizer steps in a checkpoint's name."""
+    match = _NAME.fullmatch(folder.name)
+    if match is None:
         raise ValueError(f"{folder.name} is no checkpoint's name, such as step-00000050")
-    return int(found[1])
+    return int(match[1])
 
 
 def checkpoints_in(output_dir: Path) -> list[Path]:
-    """The checkpoints of a run's folder, newest first; whether they are good is another question."""
+    """List the checkpoints of a run's folder, newest first, damaged ones included."""
     parent = output_dir / FOLDER
-    found = [path for path in parent.iterdir() if _NAME.fullmatch(path.name)] if parent.is_dir() else []
-    return sorted(found, key=step_of, reverse=True)
+    folders = [path for path in parent.iterdir() if _NAME.fullmatch(path.name)] if parent.is_dir() else []
+    return sorted(folders, key=step_of, reverse=True)
 
 
 def publish(folder: Path) -> None:
-    """Give what is whole the name `folder`, on disk when this returns. One that was there is replaced."""
+    """Rename the finished folder to `folder`, which is replaced, and flush it to disk."""
     unfinished = unfinished_of(folder)
     for path in (p for p in (unfinished, *unfinished.rglob("*")) if p.is_dir()):
         sync(path)
@@ -72,14 +71,14 @@ def publish(folder: Path) -> None:
 
 
 def clear_unfinished(output_dir: Path) -> None:
-    """Remove what runs that were killed while they saved have left."""
+    """Remove checkpoints that runs were killed while writing."""
     for path in (output_dir / FOLDER).glob(".step-*.unfinished"):
         shutil.rmtree(path)
 
 
 @dataclass(frozen=True)
 class FileFacts:
-    """What a file must be."""
+    """Size and hash of a file."""
 
     size: int
     """Bytes."""
@@ -87,14 +86,14 @@ class FileFacts:
 
     @classmethod
     def of(cls, path: Path) -> FileFacts:
-        """Read them from a file."""
+        """Compute them for a file."""
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, xxh3_128).hexdigest()
             return cls(file.tell(), digest)
 
 
 class Hashed:
-    """A file that is hashed while it is written, for what writes from its beginning to its end."""
+    """A file that is hashed while it is written, from its beginning to its end."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -111,44 +110,44 @@ class Hashed:
 
     @property
     def facts(self) -> FileFacts:
-        """What was written so far."""
+        """Size and hash of the data so far."""
         return FileFacts(self._size, self._hash.hexdigest())
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a small file, on disk when this returns."""
+    """Write a small file and flush it to disk."""
     path.write_text(text + "\n", encoding="utf-8")
     sync(path)
 
 
 def write_manifest(folder: Path, known: Mapping[str, FileFacts] | None = None) -> None:
-    """Write the manifest of all files below `folder`, on disk when this returns.
+    """Write the manifest of all files below `folder` and flush it to disk.
 
     Args:
-        known: by paths relative to the folder: files that were hashed while they were written.
+        known: relative path -> facts of files that were hashed while they were written.
     """
     files = dict(known or {})
     for path in folder.rglob("*"):
         name = path.relative_to(folder).as_posix()
         if path.is_file() and name != MANIFEST and name not in files:
             files[name] = FileFacts.of(path)
-    held = {"format": FORMAT, "files": {name: asdict(files[name]) for name in sorted(files)}}
-    write_text(folder / MANIFEST, json.dumps(held, indent=1))
+    content = {"format": FORMAT, "files": {name: asdict(files[name]) for name in sorted(files)}}
+    write_text(folder / MANIFEST, json.dumps(content, indent=1))
 
 
 def read_manifest(folder: Path) -> dict[str, FileFacts]:
-    """What the files of a checkpoint must be.
+    """Read the manifest of a checkpoint.
 
     Raises:
-        ValueError: the manifest is missing, is none or names no files.
+        ValueError: the manifest is missing, cannot be read or names no files.
     """
     try:
-        held = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        if held["format"] != FORMAT:
-            raise ValueError(f"its layout is version {held['format']}, this grpox reads {FORMAT}")
-        if not held["files"]:
+        content = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        if content["format"] != FORMAT:
+            raise ValueError(f"its layout is version {content['format']}, this grpox reads {FORMAT}")
+        if not content["files"]:
             raise ValueError(f"{MANIFEST} names no files")
-        return {name: FileFacts(**facts) for name, facts in held["files"].items()}
+        return {name: FileFacts(**facts) for name, facts in content["files"].items()}
     except FileNotFoundError as error:
         raise ValueError(f"{MANIFEST} is missing") from error
     except (OSError, KeyError, TypeError, AttributeError, json.JSONDecodeError, UnicodeDecodeError) as error:
@@ -156,10 +155,10 @@ def read_manifest(folder: Path) -> dict[str, FileFacts]:
 
 
 def read_whole(folder: Path, read: Callable[[Path], Content]) -> Content:
-    """Return what `read` finds in a folder whose files are all as they were written.
+    """Return the result of `read` for a folder whose files all match the manifest.
 
     Raises:
-        ValueError: some are not, or `read` raises it.
+        ValueError: some do not match, or `read` raises it.
     """
     if damage := faults(folder, read_manifest(folder)):
         raise ValueError("; ".join(damage[:3]))
@@ -167,18 +166,18 @@ def read_whole(folder: Path, read: Callable[[Path], Content]) -> Content:
 
 
 def faults(folder: Path, wanted: Mapping[str, FileFacts]) -> list[str]:
-    """What is wrong with some files of `folder`, a line each; empty where all are as they were written."""
-    found = {name: _fault(folder / name, facts) for name, facts in wanted.items()}
-    return [f"{name} {fault}" for name, fault in found.items() if fault]
+    """Return a line for each damaged or missing file of `folder`."""
+    results = {name: _fault(folder / name, facts) for name, facts in wanted.items()}
+    return [f"{name} {fault}" for name, fault in results.items() if fault]
 
 
 def _fault(path: Path, wanted: FileFacts) -> str:
     try:
-        found = path.stat()
-        if not stat.S_ISREG(found.st_mode):
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
             return "cannot be read: it is no file"  # a pipe would be waited on
-        if found.st_size != wanted.size:
-            return f"has {found.st_size} bytes, not {wanted.size}"
+        if status.st_size != wanted.size:
+            return f"has {status.st_size} bytes, not {wanted.size}"
         return "" if FileFacts.of(path) == wanted else "has another content than was written"
     except FileNotFoundError:
         return "is missing"

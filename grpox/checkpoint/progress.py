@@ -1,4 +1,4 @@
-"""How far a run is: its loop's state, what a checkpoint says of it, and the batch sizes that fit to it."""
+"""Progress of a run: the state of its loop, its form in checkpoints, and the batch sizes that fit to it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SPLITS = (
 
 @dataclass
 class TrainingState:
-    """State of the loop; the trainer owns it, and its parts move it on."""
+    """State of the loop; the trainer owns it, and its parts advance it."""
 
     samples: dict[tuple[int, int], Sample] = field(default_factory=dict)
     """This rank's samples of the generation batches in use, by generation and row."""
@@ -51,11 +51,11 @@ class TrainingState:
     evaluation_before: dict[str, float] = field(default_factory=dict)
     """Metrics of the evaluation before the first step."""
     evaluation: dict[str, float] = field(default_factory=dict)
-    """Metrics of the last evaluation; of a run that goes on, of the step it goes on from."""
+    """Metrics of the last evaluation; after a resume, those in the checkpoint."""
     metrics: dict[str, float] = field(default_factory=dict)
     """Metrics of the last step, those of its evaluation below ``evaluation/``; on rank 0."""
     seconds_before: float = 0.0
-    """Seconds of training before the checkpoint that the run went on from."""
+    """Seconds of training before the resumed checkpoint."""
     started: float = field(default_factory=time.perf_counter)
 
     @property
@@ -65,7 +65,7 @@ class TrainingState:
 
 
 class Progress(BaseModel):
-    """Written by rank 0, read by all."""
+    """Progress of a run in a checkpoint, written by rank 0, read by all."""
 
     model_config = ConfigDict(frozen=True, use_attribute_docstrings=True, ser_json_inf_nan="strings")
 
@@ -75,37 +75,38 @@ class Progress(BaseModel):
     num_tokens: int
     """Tokens of prompts and completions so far."""
     seconds: float
-    """Of training so far."""
+    """Seconds of training so far."""
     evaluation_before: dict[str, float]
-    """What the evaluation before the first step gave; empty where there is none."""
+    """Metrics of the evaluation before the first step; empty without one."""
     metrics: dict[str, float]
-    """Of this step: what the best checkpoint is chosen by."""
+    """Metrics of this step, by which the best checkpoint is chosen."""
     metrics_bytes: int
-    """How long metrics.jsonl was."""
+    """Size of metrics.jsonl."""
     prompts_drawn: int = 0
-    """How far in the order of prompts the run was, with dynamic sampling; else the step tells."""
+    """Position in the order of prompts, with dynamic sampling; else it follows from the step."""
     early_stop: EarlyStopState | None = None
-    """How `evaluation.early_stop` stands; None where the run has none."""
+    """State of `evaluation.early_stop`; None where the run has none."""
     skipped_steps: int = 0
     """Steps that were skipped because they were not finite."""
     skipped_in_a_row: int = 0
-    """Of these, the last ones without a step between them that was taken."""
+    """Skipped steps since the last applied one."""
     config: dict[str, Any]
     """The resolved config."""
     data: dict[str, str]
-    """What the run reads, by its key in the run file -> its fingerprint."""
+    """Key of the run file -> fingerprint of the file or folder it names."""
     lock: Lock
-    """Which code the run was made with."""
+    """Code of the run."""
 
     def write(self, folder: Path) -> None:
-        """On disk when this returns."""
+        """Write the progress into `folder` and flush it to disk."""
         write_text(folder / PROGRESS, self.model_dump_json(indent=1))
 
     @classmethod
     def read(cls, folder: Path) -> Progress:
-        """
+        """Read the progress of the checkpoint in `folder`.
+
         Raises:
-            ValueError: it is missing or is none.
+            ValueError: it is missing or cannot be read.
         """
         try:
             return cls.model_validate(json.loads((folder / PROGRESS).read_text(encoding="utf-8")))
@@ -113,7 +114,7 @@ class Progress(BaseModel):
             raise ValueError(f"{PROGRESS} cannot be read: {type(error).__name__}") from error
 
     def restore(self, state: TrainingState) -> None:
-        """Make `state` what it was, but for what each rank has for itself."""
+        """Restore `state`, except each rank's own part."""
         state.num_tokens = self.num_tokens
         state.evaluation_before, state.evaluation = self.evaluation_before, evaluation_in(self.metrics)
         state.seconds_before = self.seconds
@@ -125,18 +126,18 @@ class Progress(BaseModel):
 
 
 def plan_of(config: dict[str, Any], world_size: int) -> BatchPlan:
-    """The plan of a resolved config as a checkpoint holds it."""
+    """Return the batch plan of a config in a checkpoint."""
     return BatchPlan.from_config(TrainConfig.model_validate(config["train"]), world_size)
 
 
 def same_steps(saved: BatchPlan, plan: BatchPlan) -> bool:
-    """Whether every optimizer step has the same rows under both, however they are split."""
+    """Tell whether every optimizer step has the same rows under both plans, however they are split."""
     names = ("train_batch_size", "generation_batch_size", "num_generations", "num_iterations")
     return all(getattr(saved, name) == getattr(plan, name) for name in names)
 
 
 def other_batches(saved: BatchPlan, plan: BatchPlan) -> Problem:
-    """Why a run with `plan` does not go on where one with `saved` was, and what would."""
+    """Describe why a run with `plan` cannot continue one with `saved`, and which settings can."""
     ranks = counted(plan.world_size, "rank")
     what = f"{ranks} would make other batches than the {saved.world_size} of the checkpoint"
     if saved.world_size == plan.world_size:
@@ -151,7 +152,7 @@ def other_batches(saved: BatchPlan, plan: BatchPlan) -> Problem:
 
 
 def fitting(saved: BatchPlan, world_size: int) -> str:
-    """The settings by which `world_size` ranks take the steps of `saved`: as overrides of the command line."""
+    """Return overrides of the command line by which `world_size` ranks take the steps of `saved`."""
     both = gcd(saved.train_batch_size, saved.generation_batch_size)
     if both % world_size:
         sizes = [size for size in range(1, both + 1) if both % size == 0]

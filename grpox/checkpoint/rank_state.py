@@ -1,6 +1,6 @@
-"""The part of a checkpoint that each rank has for itself: samples in use, prefetched batches, random numbers.
+"""Each rank's own part of a checkpoint: samples in use, prefetched batches, random numbers.
 
-Plain values and tensors only, so that it can be read with ``weights_only=True``.
+It has plain values and tensors only, which ``weights_only=True`` can read.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _DTYPES = {
 
 
 def rank_state(state: TrainingState, world: World, times: PhaseTimes) -> dict[str, Any]:
-    """Return the state of this rank, between two steps; a collective. A batch being sampled is waited for."""
+    """Return the state of this rank between two steps, after waiting for prefetched batches; a collective."""
 
     def prefetched() -> dict[int, dict[str, Any]]:
         return {generation: prefetched_state(batch) for generation, batch in state.prefetched.items()}
@@ -53,10 +53,10 @@ def rank_state(state: TrainingState, world: World, times: PhaseTimes) -> dict[st
 def restore_rank(
     state: TrainingState, folder: Path, progress: Progress, schedule: Schedule, world: World, seed: int
 ) -> None:
-    """Make this rank what it was; last of all, because building anything may draw random numbers.
+    """Restore this rank; last of all, because building anything may draw random numbers.
 
-    Where the run splits its batches in another way now, each rank takes those rows that are its own now; where
-    its batches are others, they are forgotten.
+    If the run splits its batches in another way now, each rank takes the rows that are its own now. If the
+    batches themselves are others, they are dropped.
     """
     saved = plan_of(progress.config, progress.world_size)
     if saved == schedule.plan:
@@ -66,10 +66,12 @@ def restore_rank(
         set_random_state(mine["random"])
         return
     states = [read_state(rank_file(folder, rank)) for rank in range(progress.world_size)]
-    kept = states if same_steps(saved, schedule.plan) else []
-    held = {key: sample for each in kept for key, sample in _samples(each, world.device).items()}
-    state.samples = {key: held[key] for key in keys_of_rank({key[0] for key in held}, schedule, world.rank)}
-    state.prefetched = _prefetched(kept, world)
+    used = states if same_steps(saved, schedule.plan) else []
+    samples = {key: sample for each in used for key, sample in _samples(each, world.device).items()}
+    state.samples = {
+        key: samples[key] for key in keys_of_rank({key[0] for key in samples}, schedule, world.rank)
+    }
+    state.prefetched = _prefetched(used, world)
     fresh = world.rank >= len(states)
     random = fresh_random_state(seed, world.rank, progress.step) if fresh else states[world.rank]["random"]
     set_random_state(random)
@@ -86,7 +88,7 @@ def keys_of_rank(generations: set[int], schedule: Schedule, rank: int) -> list[K
 
 
 def write_state(state: dict[str, Any], path: Path) -> None:
-    """On disk when this returns."""
+    """Write the state of a rank and flush it to disk."""
     torch.save(state, path)
     sync(path)
 
@@ -124,7 +126,7 @@ def samples_state(samples: Sequence[Sample]) -> dict[str, Any]:
 
 
 def samples_of_state(state: Mapping[str, Any], device: torch.device) -> list[Sample]:
-    """Return the samples that `samples_state` was given, computed log-probabilities on `device`."""
+    """Rebuild the samples of a `samples_state`, computed log-probabilities on `device`."""
     lengths = state["completion_lengths"]
 
     def computed(name: str) -> list[Tensor | None]:
@@ -151,7 +153,7 @@ def _samples(state: Mapping[str, Any], device: torch.device) -> dict[Key, Sample
 
 
 def _prefetched(states: Sequence[dict[str, Any]], world: World) -> dict[int, PrefetchedBatch]:
-    """Return this rank's part of the batches prefetched on the ranks with these `states`."""
+    """Return this rank's part of the prefetched batches in `states`."""
     generations = states[0]["prefetched"] if states else {}  # the same on every rank
     return {
         generation: prefetched_of([state["prefetched"][generation] for state in states], world.rank, world.size)
@@ -179,7 +181,7 @@ def prefetched_of(states: Sequence[Mapping[str, Any]], rank: int, size: int) -> 
     """Return the part of a batch that `rank` of `size` has.
 
     Args:
-        states: by `prefetched_state` on each rank that it was saved by, or on this rank alone.
+        states: results of `prefetched_state` on each rank that saved the batch, or on this rank alone.
     """
     rollouts = [_rollout(each) for state in states for each in state["rollouts"]]
     mine = [rollout for rollout in rollouts if rollout.group_id % size == rank]

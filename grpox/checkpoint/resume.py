@@ -1,9 +1,9 @@
-"""Where a run goes on: the newest good checkpoint of its folder, and whether the run is still the same.
+"""Resuming a run: finds the newest good checkpoint of its folder, and checks that the run is still the same.
 
-On another number of ranks it goes on through DeepSpeed's universal checkpoint: each parameter in a file. What
-DeepSpeed 0.19 does wrong as it loads one is made good here: it gives every group of parameters the settings
-of the first (weight decay to biases and norms), and all of them one counter of steps, which each of them then
-advances. Buffers it leaves as the model came with them.
+Another number of ranks needs DeepSpeed's universal checkpoint, with each parameter in a file. DeepSpeed 0.19
+loads it with errors that are corrected here: every group of parameters gets the settings of the first (weight
+decay on biases and norms), all share one counter of steps, which each of them advances, and buffers are not
+restored.
 """
 
 from __future__ import annotations
@@ -42,22 +42,22 @@ from grpox.update.policy_update import PolicyUpdate
 
 logger = get_logger(__name__)
 _OPTIMIZER = Path("zero") / "optimizer_state.pt"
-"""Where it keeps what belongs to no single parameter."""
+"""File of the state that belongs to no single parameter."""
 LARGE = 64 * 2**20
-"""Of a file with more bytes, size, beginning and end count: hashing all of it could take minutes."""
+"""Bytes above which only size, beginning and end are hashed: the whole file could take minutes."""
 END = 2**20
-"""Bytes of its beginning, and of its end."""
+"""Bytes of beginning and end."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint whose files are what its manifest says."""
+    """A checkpoint whose files match its manifest."""
 
     folder: Path
     progress: Progress
 
     def restore(self, state: TrainingState, policy: PolicyUpdate, schedule: Schedule, seed: int) -> None:
-        """Make a run what it was when this was saved, split as it is now; a collective."""
+        """Restore a run, split over its present ranks; a collective."""
         engine, world, progress = policy.engine, policy.world, self.progress
         if progress.world_size == world.size:
             engine.load(self.folder, ENGINE, progress.step)
@@ -89,7 +89,7 @@ def newest_good(output_dir: Path, world: World) -> Checkpoint | None:
 
 
 def no_checkpoint(output_dir: Path) -> ConfigError:
-    """Why a run cannot be gone on with of which there is no good checkpoint."""
+    """Build the error of a run without a good checkpoint."""
     what = "holds no checkpoint to go on from" + (" that is whole" if checkpoints_in(output_dir) else "")
     again = f"grpox train {output_dir / 'config.yaml'} --resume auto"
     return ConfigError(what, "--resume", given=str(output_dir), allowed=f"{again}, which begins anew")
@@ -103,27 +103,26 @@ def check_changes(
     world: World,
     allow: bool = False,
 ) -> None:
-    """Whether the run that was saved is the one that is to go on.
+    """Check that the saved run is the one to continue.
 
     Args:
-        data: fingerprints of what the run reads now.
-        allow: go on in spite of another config, other data or other code, which are told as warnings.
+        data: present fingerprints of the run's inputs.
+        allow: continue with another config, other data or other code, with a warning.
 
     Raises:
-        ConfigError: with one problem for each difference that matters.
+        ConfigError: one problem for each difference that matters.
     """
     saved = checkpoint.progress
     before, plan = plan_of(saved.config, saved.world_size), BatchPlan.from_config(config.train, world.size)
-    same = same_steps(before, plan)
-    problems = [] if same else [other_batches(before, plan)]
+    problems = [] if same_steps(before, plan) else [other_batches(before, plan)]
     problems += [
-        Problem("is not what the checkpoint was made with", found.what, given=found.new, allowed=found.old)
-        for found in changes(saved.config, config)
-        if found.what not in SPLITS
+        Problem("is not what the checkpoint was made with", change.what, given=change.new, allowed=change.old)
+        for change in changes(saved.config, config)
+        if change.what not in SPLITS
     ]
     problems += [
-        Problem(f"other code than the checkpoint was made with: {found}")
-        for found in differences(saved.lock.selected(), lock.selected(), Severity.DRIFT)
+        Problem(f"other code than the checkpoint was made with: {difference}")
+        for difference in differences(saved.lock.selected(), lock.selected(), Severity.DRIFT)
     ]
     problems += [
         Problem("holds something else than when the checkpoint was made", key)
@@ -143,7 +142,7 @@ def check_changes(
 
 
 def fingerprints(config: RunConfig) -> dict[str, str]:
-    """Key of the run file -> fingerprint of the file or folder it names; what is on the hub is left out."""
+    """Return key of the run file -> fingerprint of the file or folder it names; hub ids are left out."""
     paths = {"model.path": config.model.path, "data.path": config.data.path}
     if config.evaluation is not None:
         paths["evaluation.path"] = config.evaluation.path
@@ -170,22 +169,22 @@ def _of_file(path: Path) -> str:
 
 
 def load_of_other_ranks(engine: Engine, folder: Path, name: str, steps: int) -> None:
-    """Read what `Engine.save` wrote after `steps` steps on another number of ranks; a collective.
+    """Load the result of `Engine.save` after `steps` steps on another number of ranks; a collective.
 
-    `folder` needs room for it twice more: rank 0 converts DeepSpeed's files, beside the checkpoint, and removes
-    them afterwards.
+    The disk needs room for two more copies: rank 0 converts DeepSpeed's files beside the checkpoint, and then
+    removes them.
 
     Raises:
         RunFailed: it cannot be converted.
     """
     world = engine.world
-    # A name that `clear_unfinished` removes too, if the run is killed meanwhile.
+    # `clear_unfinished` removes this name too, if the run is killed meanwhile.
     converted = folder.with_name(f".{folder.name}.universal.unfinished")
     failure = _convert(folder / name, converted) if world.is_main else ""
     try:
-        told = [each for each in world.gather([failure]) if each]
-        if told:
-            raise RunFailed(f"{folder} cannot be taken to another number of ranks: {told[0]}")
+        failures = [each for each in world.gather([failure]) if each]
+        if failures:
+            raise RunFailed(f"{folder} cannot be taken to another number of ranks: {failures[0]}")
         _load_universal(engine.deepspeed, converted / name)
     finally:
         world.barrier()
@@ -196,7 +195,7 @@ def load_of_other_ranks(engine: Engine, folder: Path, name: str, steps: int) -> 
 
 
 def _load_universal(engine: Any, folder: Path) -> None:
-    """Make a DeepSpeed engine what `folder`, a universal checkpoint, says; a collective."""
+    """Load a universal checkpoint into a DeepSpeed engine; a collective."""
     engine._config.load_universal_checkpoint = True
     try:
         with only_weights():
@@ -211,18 +210,18 @@ def _load_universal(engine: Any, folder: Path) -> None:
 
 @torch.no_grad()
 def _load_buffers(model: nn.Module, engine_folder: Path) -> None:
-    """Give `model` the buffers that rank 0 had when DeepSpeed's folder of a checkpoint was written."""
+    """Load rank 0's buffers from DeepSpeed's folder of a checkpoint."""
     from deepspeed.utils import zero_to_fp32
 
     with only_weights():
         file = zero_to_fp32.get_model_state_file(str(engine_folder), zero_stage=3)
-        held = torch.load(file, map_location="cpu", weights_only=True)["module"]
+        state = torch.load(file, map_location="cpu", weights_only=True)["module"]
     for name, buffer in persistent_buffers(model):
-        buffer.copy_(held[name])
+        buffer.copy_(state[name])
 
 
 def _mend(sharded: Any, saved: list[dict[str, Any]]) -> None:
-    """Give each group its own settings, and each shard its own counter, where PyTorch's AdamW wants it."""
+    """Give each group its own settings, and each shard its own counter on the device that AdamW needs."""
     optimizer = sharded.optimizer
     for group, settings in zip(optimizer.param_groups, saved, strict=True):
         group.update({name: value for name, value in settings.items() if name != "params"})
@@ -234,14 +233,14 @@ def _mend(sharded: Any, saved: list[dict[str, Any]]) -> None:
 
 
 def _convert(source: Path, folder: Path) -> str:
-    """Why it failed, or nothing."""
+    """Convert DeepSpeed's files to a universal checkpoint; return the error, or an empty text."""
     from deepspeed.checkpoint import ds_to_universal
 
     shutil.rmtree(folder, ignore_errors=True)
     arguments = Namespace(
         input_folder=str(source),
         output_folder=str(folder / source.name),
-        # In this process, where nothing but weights is read.
+        # In this process, where `only_weights` applies.
         num_extract_workers=1,
         num_merge_workers=1,
         keep_temp_folder=False,
@@ -253,6 +252,6 @@ def _convert(source: Path, folder: Path) -> str:
             ds_to_universal.main(arguments)
     except KeyError as error:
         return f"DeepSpeed converts the state of Adam alone, and the optimizer has no {text_of(error)}"
-    except Exception as error:  # noqa: BLE001 - whatever it is, the other ranks wait to hear of it
+    except Exception as error:  # noqa: BLE001 - the other ranks wait for any error
         return describe(error)
     return ""

@@ -12,7 +12,7 @@ import torch
 
 
 def random_state() -> dict[str, Any]:
-    """The state of Python's, numpy's and torch's generators, in plain values and tensors."""
+    """Return the state of Python's, numpy's and torch's generators, in plain values and tensors."""
     version, numbers, gauss = random.getstate()
     name, keys, place, has, cached = np.random.get_state(legacy=True)
     return {
@@ -30,7 +30,7 @@ def random_state() -> dict[str, Any]:
 
 
 def fresh_random_state(*seeds: int) -> dict[str, Any]:
-    """What a process has that has drawn no numbers yet: of a rank that joins a run at some step."""
+    """Return the state of a newly seeded process, for a rank that joins a run at some step."""
     before = random_state()
     first, second, third = np.random.SeedSequence(seeds).generate_state(3)
     random.seed(int(first))
@@ -42,7 +42,7 @@ def fresh_random_state(*seeds: int) -> dict[str, Any]:
 
 
 def set_random_state(state: dict[str, Any]) -> None:
-    """Put back what `random_state` gave."""
+    """Restore a result of `random_state`."""
     version, numbers, gauss = state["python"]
     random.setstate((version, tuple(numbers), gauss))
     name, keys, *rest = state["numpy"]
@@ -54,9 +54,9 @@ def set_random_state(state: dict[str, Any]) -> None:
 
 @contextmanager
 def random_numbers_kept() -> Iterator[None]:
-    """Whatever the block draws or seeds, the numbers that come after it are those that came without it."""
+    """Restore the state of all generators after the block."""
     python, numpy = random.getstate(), np.random.get_state()
-    # This process's device alone: to ask the others would take memory of each of them.
+    # This process's device alone: a state of another device allocates memory there.
     devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
     with torch.random.fork_rng(devices=devices):
         try:

@@ -1,7 +1,7 @@
 """The trained model for others: a plain Hugging Face folder, its model card, and its place on the hub.
 
-The card says what the model was trained from and on, how, and what became of it. The hub is asked before the
-run whether it takes the model, which is pushed after it.
+The card names the base model, the data, the settings and the results. Access to the hub is checked before the
+run, and the model is pushed after it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ CARD = "README.md"
 DIGEST = 16
 """Hexadecimal digits of a fingerprint that are shown."""
 HUB_SECONDS = 10.0
-"""How long the hub may take to say who we are."""
+"""Time limit of the hub's answer."""
 _SHOWN = ("reward", "loss", "kl", "entropy", "grad_norm", "completions/mean_length")
 """Metrics of the last step that the card shows, besides all of the last evaluation."""
 
@@ -47,8 +47,8 @@ def save_model(
     """Gather the weights bucket by bucket and write them on rank 0, whole or not at all; a collective.
 
     Raises:
-        RunFailed: they cannot be written, on every rank; or a reload would not find all of them. What stood in
-            their place is still there.
+        RunFailed: they cannot be written, or a reload would not find all of them; on every rank. An earlier
+            model in `folder` stays.
     """
     state = weights_on_main(engine, world)
     size, failure = sum(tensor.nbytes for tensor in state.values()), ""
@@ -77,23 +77,12 @@ def save_model(
 
 
 def weights_on_main(engine: Engine, world: World) -> dict[str, Tensor]:
-    """Gather the policy's weights bucket by bucket, in the memory of rank 0's machine alone; a collective."""
+    """Gather the policy's weights bucket by bucket into CPU memory on rank 0; a collective."""
     state = {}
     for name, tensor in engine.weights():
         if world.is_main:
             state[name] = tensor.cpu()
     return state
-
-
-def write_card(
-    folder: Path,
-    config: RunConfig,
-    summary: Mapping[str, Any],
-    fingerprints: Mapping[str, str] | None = None,
-    metrics: Mapping[str, float] | None = None,
-) -> None:
-    """Write the card into the folder of a model; raises OSError with the file's name where it cannot be."""
-    write_whole(folder / CARD, model_card(config, summary, fingerprints, metrics))
 
 
 def model_card(
@@ -102,12 +91,12 @@ def model_card(
     fingerprints: Mapping[str, str] | None = None,
     metrics: Mapping[str, float] | None = None,
 ) -> str:
-    """The card, with the front matter that the hub reads. It names no folder of this machine and no secret.
+    """Return the card, with the hub's front matter, without folders of this machine and without secrets.
 
     Args:
-        summary: what ``summary.json`` holds.
+        summary: the content of ``summary.json``.
         fingerprints: key of the run file -> fingerprint of the file it names.
-        metrics: of the last step, those of evaluations below ``evaluation/``.
+        metrics: metrics of the last step, those of evaluations below ``evaluation/``.
     """
     base = Path(config.model.path)
     # Only a hub id can be a link; a local path says nothing to others.
@@ -164,7 +153,7 @@ def _table(heading: str, rows: Mapping[str, object]) -> str:
 
 
 def _without_folders(value: Any) -> Any:
-    """`value`, in which each text that is an absolute path is its last part."""
+    """Replace each absolute path in `value` with its last part."""
     if isinstance(value, Mapping):
         return {key: _without_folders(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -175,19 +164,19 @@ def _without_folders(value: Any) -> Any:
 
 
 def _digest(fingerprint: str | None) -> str:
-    """`` (sha256 0123456789abcdef)``; of a large file it is that of its size, beginning and end."""
+    """Format `` (sha256 0123456789abcdef)``; a large file's hash is of its size, beginning and end."""
     if fingerprint is None:
         return ""
     return f" (sha256 {fingerprint.rpartition(' ')[2][:DIGEST]})"
 
 
 def _shown(path: str) -> str:
-    """A local file's name, or a hub id."""
+    """Return a local file's name, or a hub id."""
     return Path(path).name if Path(path).is_absolute() else str(Path(path))
 
 
 def check_hub(config: HubConfig) -> None:
-    """Ask the hub whose token this is, so that a run does not end with a model it cannot push.
+    """Check the token before the run, so that the hub does not refuse the model after it.
 
     Raises:
         ConfigError: there is no token, the hub refuses it or does not answer, or it may not write there.
@@ -211,25 +200,25 @@ def check_hub(config: HubConfig) -> None:
     if role == "read":
         what = f"the token of '{user.get('name')}' may only read: the push needs one that may write"
         raise ConfigError(what, "hub.repo", given=config.repo)
-    # What a fine-grained token may reach is not told here; the push itself will say.
+    # The hub does not say here which repositories a fine-grained token may write.
     if role == "write" and config.repo.partition("/")[0] not in owners:
         what, allowed = f"the token is of '{user.get('name')}', who has no such namespace", filter(None, owners)
         raise ConfigError(what, "hub.repo", given=config.repo, allowed=", ".join(allowed))
 
 
 def push_model(folder: Path, config: RunConfig, hub: HubConfig, summary: dict[str, Any]) -> str:
-    """Push the folder of the trained model; one that lacks a model card gets it.
+    """Push the folder of the trained model, with a model card if it lacks one.
 
     Returns:
         the address of the repository.
 
     Raises:
-        RunFailed: the push failed; names the folder and the command that pushes it by hand.
+        RunFailed: the push failed; the message has the command to push by hand.
     """
     from huggingface_hub import HfApi
 
     if not (folder / CARD).exists():
-        write_card(folder, config, summary)
+        write_whole(folder / CARD, model_card(config, summary))
     api = HfApi(library_name="grpox", library_version=__version__)
     try:
         address = api.create_repo(hub.repo, private=hub.private, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Saves checkpoints: every part under a name that is no checkpoint's, then hashed, then renamed."""
+"""Saves checkpoints: each is written under a temporary name, hashed, then renamed."""
 
 from __future__ import annotations
 
@@ -55,24 +55,24 @@ class CheckpointSaver:
     """Holds the engine and the reference."""
     times: PhaseTimes
     warn: WarnOnce = field(default_factory=lambda: WarnOnce(get_logger(__name__)))
-    _pending: int | None = None
-    """The step whose checkpoint a thread is writing."""
+    _pending: bool = False
+    """True while a thread writes the last checkpoint."""
     _saved: int = -1
-    """The step of the checkpoint last saved or begun."""
+    """The step of the last checkpoint, saved or begun."""
 
     def after_step(self, state: TrainingState, step: int, last: bool) -> None:
-        """Save if it is time to, as after the `last` step; complete what the thread has written."""
-        if self._pending is not None and all(self.world.gather([self.shards.done])):
-            self._complete(self._pending)
+        """Complete a checkpoint that the thread has written; save one if due, as after the `last` step."""
+        if self._pending and all(self.world.gather([self.shards.done])):
+            self.finish()
         every = self.config.every
         if (every > 0 and step % every == 0) or (self.config.saves_last and last):
             self.save(state, step)
 
     def save(self, state: TrainingState, step: int, wait: bool = False) -> None:
-        """Save the checkpoint after `step` steps, unless it is there.
+        """Save the checkpoint after `step` steps unless it exists.
 
         Args:
-            wait: be complete when this returns, even where a thread writes.
+            wait: wait for a writing thread too.
         """
         self.finish()
         if step != self._saved:
@@ -81,15 +81,32 @@ class CheckpointSaver:
             self.finish()
 
     def finish(self) -> None:
-        """Complete a checkpoint that a thread is writing."""
-        if self._pending is not None:
-            self._complete(self._pending)
+        """Wait for the thread that writes a checkpoint, if any, and give the checkpoint its name."""
+        if not self._pending:
+            return
+        self._pending = False
+        step = self._saved
+        folder = folder_of(self.context.output_dir, step)
+        if self._fails("; ".join(_describe(error) for error in self.shards.finished())):
+            return
+        unfinished = unfinished_of(folder)
+        written = self.shards.written.items()
+        own = [(path.relative_to(unfinished).as_posix(), facts) for path, facts in written]
+        known = dict(self.world.gather(own))
+
+        def complete() -> None:
+            write_manifest(unfinished, known)
+            publish(folder)
+            self._prune(step)
+            self.observers.checkpoint_saved(self.context, step, folder)
+
+        self._fails_on_main(complete)
 
     def summary(self) -> dict[str, Any]:
-        """What the run's summary tells of the best checkpoint, once the run is over: nothing where none is."""
+        """Describe the best checkpoint for the summary of a finished run; empty without one."""
         best = best_of(checkpoints_in(self.context.output_dir), self.config) if self.world.is_main else None
-        [found] = self.world.gather([best] if self.world.is_main else [])
-        return {"best_checkpoint": found} if found else {}
+        [shared] = self.world.gather([best] if self.world.is_main else [])
+        return {"best_checkpoint": shared} if shared else {}
 
     def _begin(self, state: TrainingState, step: int) -> None:
         output_dir, before, self._saved = self.context.output_dir, self._saved, step
@@ -106,7 +123,7 @@ class CheckpointSaver:
             self.policy.engine.save(folder, ENGINE)
             self.shards.submit(rank_state(state, self.world, self.times), rank_file(folder, self.world.rank))
             write_reference(self.policy, folder, self.shards, self.world)
-        self._pending = step
+        self._pending = True
 
     def _progress(self, state: TrainingState, step: int, metrics_bytes: int) -> Progress:
         return Progress(
@@ -126,25 +143,6 @@ class CheckpointSaver:
             lock=self.lock,
         )
 
-    def _complete(self, step: int) -> None:
-        """Wait for what is written, and give the checkpoint its name."""
-        self._pending = None
-        folder = folder_of(self.context.output_dir, step)
-        if self._fails("; ".join(_describe(error) for error in self.shards.finished())):
-            return
-        unfinished = unfinished_of(folder)
-        written = self.shards.written.items()
-        own = [(path.relative_to(unfinished).as_posix(), facts) for path, facts in written]
-        known = dict(self.world.gather(own))
-
-        def complete() -> None:
-            write_manifest(unfinished, known)
-            publish(folder)
-            self._prune(step)
-            self.observers.checkpoint_saved(self.context, step, folder)
-
-        self._fails_on_main(complete)
-
     def _fails_on_main(self, work: Callable[[], None]) -> bool:
         failure = ""
         if self.world.is_main:
@@ -155,8 +153,8 @@ class CheckpointSaver:
         return self._fails(failure)
 
     def _fails(self, failure: str) -> bool:
-        """Whether any rank failed, which is told; what it began is removed."""
-        failures = [told for told in self.world.gather([failure]) if told]
+        """Tell whether any rank failed; then warn and remove the unfinished checkpoint."""
+        failures = [each for each in self.world.gather([failure]) if each]
         if failures and self.world.is_main:
             self.warn(
                 "checkpoint",
@@ -168,28 +166,28 @@ class CheckpointSaver:
         return bool(failures)
 
     def _prune(self, step: int) -> None:
-        """Remove all but the newest, and the best.
+        """Remove all but the newest and the best.
 
-        Those after `step` are not counted: the run went back behind them, perhaps because they are damaged.
+        Checkpoints after `step` do not count: the run went back, perhaps because they are damaged.
         """
-        found = [folder for folder in checkpoints_in(self.context.output_dir) if step_of(folder) <= step]
-        best = best_of(found, self.config) or {}
-        for folder in found[self.config.keep :]:
+        folders = [folder for folder in checkpoints_in(self.context.output_dir) if step_of(folder) <= step]
+        best = best_of(folders, self.config) or {}
+        for folder in folders[self.config.keep :]:
             if str(folder) != best.get("checkpoint"):
                 shutil.rmtree(folder)
 
 
-def best_of(found: Sequence[Path], config: CheckpointConfig) -> dict[str, Any] | None:
-    """The best of the checkpoints `found`, newest first, for the run's summary; of equal ones the newest.
+def best_of(folders: Sequence[Path], config: CheckpointConfig) -> dict[str, Any] | None:
+    """Describe the best of the checkpoints in `folders`, newest first; of equal ones the newest.
 
-    A checkpoint counts by the metrics of its step and of the evaluation after it. One that has no such metric,
-    or has it as not-a-number, is never the best.
+    A checkpoint has the metrics of its step and of the evaluation after it. Without the metric, or with NaN, it
+    is never the best.
     """
     if config.best is None:
         return None
     rated: list[dict[str, Any]] = [
         {"metric": config.best, "value": value, "step": progress.step, "checkpoint": str(folder)}
-        for folder, progress in ((folder, Progress.read(folder)) for folder in found)
+        for folder, progress in ((folder, Progress.read(folder)) for folder in folders)
         if not math.isnan(value := progress.metrics.get(config.best, math.nan))
     ]
     sign = 1 if config.best_is in ("highest", "max") else -1

@@ -1,7 +1,8 @@
 """A checkpoint's files of weights, DeepSpeed's and the reference's: written at once or by a thread, and read.
 
-DeepSpeed asks its checkpoint engine to save each file. Its own would neither sync them to the disk, nor read
-them back with ``weights_only``; and what it raises on one rank would leave the others in a barrier."""
+DeepSpeed's own checkpoint engine neither syncs files to the disk nor reads them with ``weights_only``, and its
+errors on one rank leave the others in a barrier.
+"""
 
 from __future__ import annotations
 
@@ -30,12 +31,11 @@ from grpox.runtime.world import World
 if TYPE_CHECKING:
     from grpox.update.policy_update import PolicyUpdate
 
-
 DS_CONFIG = "ds_config"
-"""Under which DeepSpeed keeps its configuration in each file, `deepspeed.settings` with it."""
+"""Key of DeepSpeed's configuration in each file, which includes `deepspeed.settings`."""
 
 _FORCED, _REFUSED = "TORCH_FORCE_WEIGHTS_ONLY_LOAD", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
-"""What torch reads from the environment, above what a call asks for."""
+"""Environment variables of torch that override the arguments of a call."""
 
 REFERENCE = "reference.pt"
 
@@ -44,7 +44,7 @@ class ShardFiles(CheckpointEngine):  # type: ignore[misc]
     """Writes and reads the files of DeepSpeed's engine.
 
     Args:
-        background: only copy what is to be saved; a thread writes it while the run goes on.
+        background: copy the state; a thread writes it while the run goes on.
     """
 
     def __init__(self, background: bool) -> None:
@@ -52,31 +52,31 @@ class ShardFiles(CheckpointEngine):  # type: ignore[misc]
         self.name = "grpox"
         self._thread = ThreadPoolExecutor(1, "checkpoint") if background else None
         self._copies: dict[str, list[torch.Tensor]] = {}
-        """By file: copies that are written, whose memory is taken again: new memory takes thrice as long."""
+        """File name -> written copies, whose memory is reused: new memory takes thrice as long."""
         self._writing: dict[Path, tuple[Future[FileFacts], list[torch.Tensor]]] = {}
         self.written: dict[Path, FileFacts] = {}
-        """What the files are that `finished` waited for."""
+        """Facts of the files that `finished` waited for."""
 
     def create(self, info: CheckpointCommitInfo) -> None:
-        """Nothing is to be announced."""
+        """Do nothing: DeepSpeed announces a checkpoint."""
 
     def commit(self, info: CheckpointCommitInfo) -> bool:
-        """The manifest commits the checkpoint, when all ranks have written."""
+        """Return True: the manifest commits the checkpoint, when all ranks have written."""
         return True
 
     def save(self, state_dict: Any, path: str) -> None:
-        """Write a file, or have it written. What goes wrong is told by `finished`."""
+        """Write a file, now or by the thread; `finished` returns its error."""
         if DS_CONFIG in state_dict:
             state_dict = {**state_dict, DS_CONFIG: redacted(state_dict[DS_CONFIG])}
         self.submit(state_dict, Path(path))
 
     def load(self, path: str, map_location: Any = None) -> Any:
-        """Read a file; nothing but tensors, plain values and DeepSpeed's own loss scaler is built."""
+        """Read a file, with the classes of `only_weights`."""
         with only_weights():
             return torch.load(path, map_location=map_location, weights_only=True)
 
     def submit(self, state: Any, path: Path) -> None:
-        """Write `state` to `path`, now or by the thread; what goes wrong is told by `finished`."""
+        """Write `state` to `path`, now or by the thread; `finished` returns its error."""
         copies: list[torch.Tensor] = []
         if self._thread is None:
             future: Future[FileFacts] = Future()
@@ -85,18 +85,18 @@ class ShardFiles(CheckpointEngine):  # type: ignore[misc]
             except OSError as error:
                 future.set_exception(error)
         else:
-            # So that the run may go on changing it.
+            # A copy, because the run goes on changing the state.
             copied = _copied(state, iter(self._copies.pop(path.name, [])), copies)
             future = self._thread.submit(_write, copied, path)
         self._writing[path] = future, copies
 
     @property
     def done(self) -> bool:
-        """Whether all that was to be written is."""
+        """True if all files are written."""
         return all(future.done() for future, _ in self._writing.values())
 
     def finished(self) -> list[OSError]:
-        """Wait for the thread; what could not be written."""
+        """Wait for the thread, and return the errors of files that could not be written."""
         failures: list[OSError] = []
         writing, self._writing, self.written = self._writing, {}, {}
         for path, (future, copies) in writing.items():
@@ -113,14 +113,14 @@ class ShardFiles(CheckpointEngine):  # type: ignore[misc]
 
 @contextmanager
 def only_weights() -> Iterator[None]:
-    """Whatever is read meanwhile, nothing but tensors, plain values and DeepSpeed's own loss scaler is built.
+    """Let torch build nothing but tensors, plain values and DeepSpeed's loss scaler during the block.
 
-    For DeepSpeed's functions, which ask torch for whatever a file holds.
+    DeepSpeed's own functions would let torch build any object in a file.
     """
     with variables_kept(_FORCED, _REFUSED):
         os.environ.pop(_REFUSED, None)
         os.environ[_FORCED] = "1"
-        # torch forgets all it is given when it leaves: what is allowed already, as in a call in a call, stays.
+        # On exit torch removes all classes in its list, so classes of an outer block are not in it.
         allowed = torch.serialization.get_safe_globals()
         with torch.serialization.safe_globals([each for each in _known_classes() if each not in allowed]):
             yield
@@ -132,7 +132,7 @@ def _write(state: Any, path: Path) -> FileFacts:
         try:
             torch.save(state, hashed)  # type: ignore[arg-type]  # it only writes and flushes
         except RuntimeError as error:
-            # torch's own words for a full disk do not say so; the reason is what writing raised before.
+            # torch's message does not mention a full disk; the context does.
             reason = error.__context__
             if isinstance(reason, OSError):
                 raise OSError(reason.errno, reason.strerror, str(path)) from error
@@ -141,25 +141,25 @@ def _write(state: Any, path: Path) -> FileFacts:
     return hashed.facts
 
 
-def _copied(value: Any, old: Iterator[torch.Tensor], made: list[torch.Tensor]) -> Any:
+def _copied(value: Any, old: Iterator[torch.Tensor], copies: list[torch.Tensor]) -> Any:
     """Copy a state into this machine's memory; where its tensors fit, into that of earlier copies.
 
     Args:
         old: copies of an earlier state of the same file, in their order.
-        made: gets the copies.
+        copies: list to which the copies are added.
     """
     if isinstance(value, dict):
-        return {key: _copied(item, old, made) for key, item in value.items()}
+        return {key: _copied(item, old, copies) for key, item in value.items()}
     if type(value) in (list, tuple):
-        return type(value)(_copied(item, old, made) for item in value)
+        return type(value)(_copied(item, old, copies) for item in value)
     if not isinstance(value, torch.Tensor):
         return value
     tensor, before = value.detach(), next(old, None)
     if before is not None and _layout(before) == _layout(tensor):
-        made.append(before.copy_(tensor))
+        copies.append(before.copy_(tensor))
     else:
-        made.append(tensor.to("cpu", copy=True))
-    return made[-1]
+        copies.append(tensor.to("cpu", copy=True))
+    return copies[-1]
 
 
 def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
@@ -170,20 +170,20 @@ def _known_classes() -> list[Any]:
     from deepspeed.runtime.fp16 import loss_scaler
     from deepspeed.runtime.zero.config import ZeroStageEnum
 
-    # As Python 3.11.0 to 3.11.3 saves the members of an enum.
+    # Python 3.11.0 to 3.11.3 saves members of an enum this way.
     of_enum = (_member, "builtins.getattr")
     return [loss_scaler.LossScaler, loss_scaler.DynamicLossScaler, ZeroStageEnum, of_enum]
 
 
 def _member(of: Any, name: str) -> Enum:
-    """``getattr(of, name)`` of an enum's member, and of nothing else."""
+    """Return ``getattr(of, name)`` for a member of an enum; refuse anything else."""
     if not (isinstance(of, type) and issubclass(of, Enum)):
         raise UnpicklingError(f"weights_only: {name} of {of} is no member of an enum")
     return of[name]
 
 
 def write_reference(policy: PolicyUpdate, folder: Path, shards: ShardFiles, world: World) -> None:
-    """Gather its weights and write them on rank 0, whole; a collective."""
+    """Gather the weights of a synced reference and write them on rank 0; a collective."""
     if policy.reference is None or policy.reference_sync is None:
         return
     weights = {}
@@ -196,14 +196,14 @@ def write_reference(policy: PolicyUpdate, folder: Path, shards: ShardFiles, worl
 
 @torch.no_grad()
 def read_reference(policy: PolicyUpdate, folder: Path, world: World) -> None:
-    """Put back what `write_reference` wrote; a collective."""
+    """Load the file of `write_reference`; a collective."""
     from deepspeed import zero
 
     if policy.reference is None or policy.reference_sync is None:
         return
     weights = read_state(folder / REFERENCE) if world.is_main else {}
     for name, parameter in policy.reference.module.named_parameters():
-        # With a modifier rank the values that rank 0 leaves are sharded anew over all ranks.
+        # With a modifier rank, rank 0's values are sharded over all ranks on exit.
         with zero.GatheredParameters([parameter], modifier_rank=0):
             if world.is_main:
                 parameter.copy_(weights[name])

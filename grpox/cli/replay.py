@@ -15,7 +15,7 @@ from grpox.cli.arguments import LogFile, LogLevel, follow_log_options
 
 if TYPE_CHECKING:
     from grpox.checkpoint.faults import Replay, Replayed
-    from grpox.update.nonfinite import Found
+    from grpox.update.nonfinite import NonFinite
 
 AROUND = 6
 """Tokens of a completion shown on either side of a token."""
@@ -66,7 +66,7 @@ def replay(
         say(f"    {each}")
     result = compute(opened, overrides or ())
     console.print(_micro_batches(result))
-    if result.found:
+    if result.nonfinite:
         console.print(_places(result))
     if parameters := next((each.parameters for each in result.micro_batches if each.parameters), ()):
         more = f" and {len(parameters) - MOST_LISTED} more" if len(parameters) > MOST_LISTED else ""
@@ -94,7 +94,7 @@ def _places(result: Replay) -> Table:
     table = Table(title="first tokens that are not finite, by term", title_justify="left", show_header=False)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
-    for fault in result.found[:MOST_LISTED]:
+    for fault in result.nonfinite[:MOST_LISTED]:
         where = (fault.rank, fault.micro_batch)
         micro_batch = next(each for each in result.micro_batches if (each.rank, each.place) == where)
         table.add_row(f"{fault.term} {fault.value}", fault.where, style="bold")
@@ -107,7 +107,7 @@ def _places(result: Replay) -> Table:
     return table
 
 
-def _text(result: Replay, micro_batch: Replayed, fault: Found) -> str:
+def _text(result: Replay, micro_batch: Replayed, fault: NonFinite) -> str:
     """Decode the completion around a token, which stands between marks."""
     ids = micro_batch.batch.samples[fault.row].completion
     begin, end = max(fault.token - AROUND, 0), fault.token + 1 + AROUND

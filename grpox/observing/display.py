@@ -1,4 +1,4 @@
-"""What a run shows: a live line in the terminal or a few plain ones, samples, a summary, its report."""
+"""Terminal output of a run: a live line or a few plain ones, samples, a summary, its report."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from rich.table import Table
 from rich.text import Text
 
 from grpox.errors.formatting import counted, duration
-from grpox.observing.early_stop import told as early_stop_told
+from grpox.observing.early_stop import describe_early_stop
+from grpox.observing.report.data import spread
 from grpox.plugins.hookspecs import hookimpl
 from grpox.runtime.logs import DISPLAYED, get_logger
 
 if TYPE_CHECKING:
     from grpox.contracts import RunContext, ScoredRollout
-
 
 logger = get_logger(__name__)
 SHOWN = (
@@ -28,19 +28,17 @@ SHOWN = (
     ("tokens_per_second/generated", "{:,.0f} tokens/s"),
     ("step_time", "{:.1f} s/step"),
 )
-"""Metrics of a step that are shown where the trainer logs them, and how."""
+"""Metrics of a step's line, with their formats."""
 PLAIN_LINES = 20
 SAMPLE_ROWS = 4
 PROMPT_WIDTH, COMPLETION_WIDTH, EXTRA_WIDTH = 100, 240, 60
-
-logger = get_logger(__name__)
 
 
 class TerminalDisplay:
     """Shows the progress of a run: live on a terminal, else one line per step, about 20 for the whole run.
 
     Args:
-        console: where to show it; default: standard output.
+        console: the output; default: standard output.
     """
 
     def __init__(self, console: Console | None = None) -> None:
@@ -65,10 +63,10 @@ class TerminalDisplay:
                 TextColumn("step"),
                 MofNCompleteColumn(),
                 BarColumn(bar_width=24),
-                TextColumn("{task.fields[told]}", markup=False),
+                TextColumn("{task.fields[text]}", markup=False),
                 console=self._console,
             )
-            self._task: TaskID = self._progress.add_task("", total=run.total_steps, told="starting")
+            self._task: TaskID = self._progress.add_task("", total=run.total_steps, text="starting")
             self._progress.start()
 
     @hookimpl
@@ -83,16 +81,16 @@ class TerminalDisplay:
     def grpox_step_finished(self, run: RunContext, step: int, metrics: Mapping[str, float]) -> None:
         self._last_step = step
         self._skipped = metrics.get("skipped_steps", 0)
-        told = "  ".join(form.format(metrics[name]) for name, form in SHOWN if name in metrics)
+        text = "  ".join(form.format(metrics[name]) for name, form in SHOWN if name in metrics)
         left = self._seconds_left(step, run.total_steps)
         if left is not None:
-            told += f"  {duration(left)} left"
+            text += f"  {duration(left)} left"
         every = math.ceil(run.total_steps / PLAIN_LINES)
         if self._progress is not None:
-            self._progress.update(self._task, completed=step, told=told)
-            logger.info("step %s/%s  %s", step, run.total_steps, told, extra=DISPLAYED)
+            self._progress.update(self._task, completed=step, text=text)
+            logger.info("step %s/%s  %s", step, run.total_steps, text, extra=DISPLAYED)
         elif step in (1, run.total_steps) or step % every == 0:
-            self._line(f"step {step}/{run.total_steps}  {told}")
+            self._line(f"step {step}/{run.total_steps}  {text}")
 
     @hookimpl
     def grpox_evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -104,7 +102,7 @@ class TerminalDisplay:
 
     @hookimpl(tryfirst=True)
     def grpox_run_failed(self) -> None:
-        # First of all observers, so that what the others print does not fall into a live line.
+        # First of all observers, so that no output of the others falls into a live line.
         self._stop()
 
     @hookimpl(tryfirst=True)
@@ -117,10 +115,10 @@ class TerminalDisplay:
             table.add_row(f"accuracy {when}", f"{self._accuracies[step]:.4f}")
         table.add_row("steps", str(self._last_step))
         if isinstance(stopped := summary.get("stopped_early"), Mapping):
-            table.add_row("stopped early", _plain(early_stop_told(stopped)))
+            table.add_row("stopped early", _plain(describe_early_stop(stopped)))
         if isinstance(best := summary.get("best_checkpoint"), Mapping):
-            told = f"{best['metric']} {best['value']:.4g}: {best['checkpoint']}"
-            table.add_row("best checkpoint", _plain(told))
+            text = f"{best['metric']} {best['value']:.4g}: {best['checkpoint']}"
+            table.add_row("best checkpoint", _plain(text))
         if self._skipped:
             table.add_row("skipped", f"{self._skipped:.0f}, not finite")
         table.add_row("time", duration(time.monotonic() - self._started))
@@ -128,7 +126,7 @@ class TerminalDisplay:
         self._console.print(table)
 
     def _seconds_left(self, step: int, total: int) -> float | None:
-        """From the pace since the first finished step, which itself took the start-up; None at that step."""
+        """Estimate from the pace since the first step, which includes the start-up; None at that step."""
         now = time.monotonic()
         if self._first_step is None:
             self._first_step = (step, now)
@@ -146,7 +144,7 @@ class TerminalDisplay:
 
 
 def _main_values(metrics: Mapping[str, float]) -> dict[str, float]:
-    """What of an evaluation stands in its line; the rest is left to the record."""
+    """Select the metrics of an evaluation's line; the record has all of them."""
     shown = {
         name: value
         for name, value in metrics.items()
@@ -158,23 +156,22 @@ def _main_values(metrics: Mapping[str, float]) -> dict[str, float]:
 
 
 def sample_rows(rollouts: Sequence[ScoredRollout], rows: int = SAMPLE_ROWS) -> list[ScoredRollout]:
-    """Rollouts spread evenly over the rewards, the best first; those without a reward (NaN) come last."""
+    """Select rollouts evenly by rank of reward, best first; rollouts without a reward (NaN) rank last."""
     ranked = sorted(rollouts, key=lambda scored: (math.isnan(scored.reward), -scored.reward))
-    count = min(rows, len(ranked))
-    return [ranked[round(row * (len(ranked) - 1) / max(count - 1, 1))] for row in range(count)]
+    return [ranked[place] for place in spread(len(ranked), rows)]
 
 
 def escaped(text: str) -> str:
-    """`text` with whatever a terminal would act upon, and line breaks, written as escapes."""
+    """Escape control characters and line breaks of a text for the terminal."""
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def shortened(text: str, width: int) -> str:
-    """At most `width` characters: the start and, because answers stand there, as much of the end."""
+    """Cut a text in its middle to `width` characters: answers stand at the end."""
     if len(text) <= width:
         return text
-    kept = width - 5
-    return f"{text[: kept - kept // 2]} ... {text[len(text) - kept // 2 :]}"
+    shown = width - 5
+    return f"{text[: shown - shown // 2]} ... {text[len(text) - shown // 2 :]}"
 
 
 def _sample_table(step: int, rollouts: Sequence[ScoredRollout]) -> Table:
@@ -199,14 +196,14 @@ def _sample_table(step: int, rollouts: Sequence[ScoredRollout]) -> Table:
 
 
 def _plain(text: str) -> Text:
-    """Text and not str: a string's [brackets] would be read as markup."""
+    """Return a Text; in a str, rich would read [brackets] as markup."""
     return Text(escaped(text), overflow="fold")
 
 
 class RunReport:
-    """Writes ``report.html`` from what the local record holds, and tells where it is.
+    """Writes ``report.html`` from the local record, and logs its path.
 
-    A run that fails has one once an optimizer step is recorded.
+    A failed run has a report if it has finished an optimizer step.
     """
 
     def __init__(self) -> None:
@@ -231,7 +228,7 @@ class RunReport:
             self._write(run)
 
     def _write(self, run: RunContext) -> None:
-        # Imported here because it takes half a second, which a run's start need not.
+        # Imported here because it takes half a second.
         from grpox.observing.report.page import write_report
 
         logger.info("report: %s", escaped(str(write_report(run.output_dir))))

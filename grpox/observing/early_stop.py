@@ -14,7 +14,7 @@ from grpox.errors import RunFailed, nearest
 
 
 class EarlyStopState(BaseModel):
-    """What a checkpoint keeps of it."""
+    """State of an early stop, as checkpoints hold it."""
 
     model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
 
@@ -23,9 +23,9 @@ class EarlyStopState(BaseModel):
     best: float | None = None
     """The best value that counted as a gain; None before the first."""
     best_step: int = 0
-    """Optimizer steps of the weights that it is of."""
+    """Optimizer steps of the weights that gave this value."""
     without_gain: int = 0
-    """Evaluations since then."""
+    """Evaluations since the last gain."""
 
 
 class EarlyStop:
@@ -42,14 +42,14 @@ class EarlyStop:
 
     @property
     def stops(self) -> bool:
-        """Whether there has been no gain for long enough."""
+        """True after `patience` evaluations without a gain."""
         return self.state.without_gain >= self.config.patience
 
     def see(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Take in the evaluation after `step` optimizer steps.
+        """Record the evaluation after `step` optimizer steps.
 
         Raises:
-            RunFailed: it is the first, and has no such metric.
+            RunFailed: the first evaluation lacks the metric.
         """
         name, best = self.state.metric, self.state.best
         if name not in metrics and best is None and not name.startswith("completions/"):
@@ -67,12 +67,12 @@ class EarlyStop:
         self.state = self.state.model_copy(update=changed)
 
     def restore(self, state: EarlyStopState | None) -> None:
-        """Go on from what a checkpoint kept; where it is of another metric, begin anew."""
+        """Restore the state in a checkpoint; one of another metric is ignored."""
         if state is not None and (state.metric, state.mode) == (self.state.metric, self.state.mode):
             self.state = state
 
     def summary(self, step: int) -> dict[str, Any]:
-        """What the run's summary tells when it ended after `step`."""
+        """Describe for the run's summary that the run stopped after `step`."""
         return {
             "step": step,
             "metric": PREFIX + self.state.metric,
@@ -82,8 +82,8 @@ class EarlyStop:
         }
 
 
-def told(stopped: Mapping[str, Any]) -> str:
-    """What `EarlyStop.summary` holds, as a sentence for people."""
+def describe_early_stop(stopped: Mapping[str, Any]) -> str:
+    """Format the result of `EarlyStop.summary` as a sentence."""
     best = "has had no value"
     if isinstance(stopped.get("best"), int | float):
         when = f"after step {stopped['best_step']}" if stopped.get("best_step") else "before training"

@@ -1,7 +1,7 @@
 """Metrics of every machine of a run: a thread on each writes them to the run's folder, which trackers read.
 
-So the rank that trackers live on needs no message from the others, and no step waits. The names are those
-that MLflow gives. Its own thread asks the server before each reading, and ends for good without an answer.
+The rank with the trackers needs no message from the others, and no step waits. The metric names are MLflow's.
+MLflow's own thread is not used: it asks the server before each reading, and ends for good without an answer.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ import psutil
 from grpox.runtime.world import World
 
 _MEGABYTE = 1e6
-"""MLflow's megabytes are of a million bytes."""
+"""Bytes of a megabyte, as MLflow counts."""
 _QUERY = (
     "nvidia-smi",
     "--query-gpu=index,memory.used,memory.total,utilization.gpu,power.draw,power.limit",
     "--format=csv,noheader,nounits",
 )
 _SECONDS = 10.0
-"""Longest that nvidia-smi may take."""
+"""Time limit of nvidia-smi."""
 
 FOLDER = "system"
 PREFIX = "system/"
-"""Begins the names, as MLflow's pages expect it."""
+"""Prefix of the metric names, as MLflow's pages expect it."""
 
 
 class Readings:
-    """Reads the machine it is made on. The network counts from then on.
+    """Reads the use of this machine. Network traffic counts from the creation of the object.
 
     Args:
-        folder: whose disk is looked at.
+        folder: a folder on the disk to read.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -54,16 +54,16 @@ class Readings:
             nvml.nvmlInit()
             self._gpus = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
             self._nvml = nvml
-        # The first answer is of no time at all, and 0.
+        # The first answer covers no time and is 0.
         psutil.cpu_percent()
 
     def take(self) -> dict[str, float]:
-        """Name -> value, the use of the CPU being that since the last time; what cannot be read is left out."""
-        taken = {"cpu_utilization_percentage": psutil.cpu_percent()}
+        """Return name -> value; CPU use is since the last call, and values that cannot be read are left out."""
+        values = {"cpu_utilization_percentage": psutil.cpu_percent()}
         for part in (self._memory, self._disk, self._network, self._all_gpus):
-            with suppress(Exception):  # whatever a driver or a container refuses, the others can be read
-                taken |= part()
-        return taken
+            with suppress(Exception):  # a driver or container may refuse one of them
+                values |= part()
+        return values
 
     def _memory(self) -> dict[str, float]:
         memory = psutil.virtual_memory()
@@ -89,8 +89,8 @@ class Readings:
         }
 
     def _all_gpus(self) -> dict[str, float]:
-        """NVIDIA's GPUs, by its library for Python where that is installed (nvidia-ml-py), else nvidia-smi."""
-        gpus = _asked() if self._nvml is None else dict(enumerate(map(self._gpu, self._gpus)))
+        """Read NVIDIA GPUs through nvidia-ml-py if it is installed, else nvidia-smi."""
+        gpus = _query_nvidia_smi() if self._nvml is None else dict(enumerate(map(self._gpu, self._gpus)))
         return {
             f"gpu_{index}_{name}": value
             for index, (used, total, busy, watts, limit) in gpus.items()
@@ -119,8 +119,8 @@ class Readings:
         ]
 
 
-def _asked() -> dict[int, list[float]]:
-    """Ask nvidia-smi, which takes part of a second; a number that it does not know is NaN."""
+def _query_nvidia_smi() -> dict[int, list[float]]:
+    """Run nvidia-smi, which takes part of a second; unknown numbers are NaN."""
     if shutil.which(_QUERY[0]) is None:
         return {}
     done = subprocess.run(_QUERY, capture_output=True, text=True, timeout=_SECONDS, check=True)
@@ -136,7 +136,7 @@ def _number(cell: str) -> float:
 
 
 def _network() -> tuple[int, int]:
-    """Bytes that the machine has sent and received."""
+    """Return the bytes that the machine has sent and received."""
     try:
         counters = psutil.net_io_counters()
     except OSError:
@@ -146,25 +146,21 @@ def _network() -> tuple[int, int]:
 
 @contextmanager
 def machine_metrics(folder: Path, every: float, world: World) -> Iterator[None]:
-    """Within it each machine of the run writes ``system/node_<i>.jsonl``; a collective, where `every` is not 0.
+    """Write ``system/node_<i>.jsonl`` on each machine during the block; a collective if `every` is not 0.
 
-    The lines are those of ``metrics.jsonl``; `step` counts them. With several machines the names say which one
-    it is: ``system/node_1/cpu_utilization_percentage``; machines are numbered by their first rank.
+    Lines look as in ``metrics.jsonl``; `step` counts them. With several machines each name has its machine:
+    ``system/node_1/cpu_utilization_percentage``. Machines are numbered by their first rank.
 
     Args:
         folder: the run's output_dir.
         every: seconds between two readings; 0: none.
     """
-    if every == 0:
-        yield
-        return
-    machines = world.gather([_machine()])
-    own = machines[world.rank]
-    if machines.index(own) != world.rank:
+    machines = world.gather([_machine()]) if every else []
+    if not machines or machines.index(machines[world.rank]) != world.rank:
         yield
         return
     numbers = list(dict.fromkeys(machines))
-    node = f"node_{numbers.index(own)}"
+    node = f"node_{numbers.index(machines[world.rank])}"
     prefix = PREFIX if len(numbers) == 1 else f"{PREFIX}{node}/"
     sampler = MachineSampler(folder / FOLDER / f"{node}.jsonl", prefix, every)
     sampler.start()
@@ -177,24 +173,24 @@ def machine_metrics(folder: Path, every: float, world: World) -> Iterator[None]:
 class MachineSampler(threading.Thread):
     """A thread that appends readings to a file, the last when it is stopped.
 
-    What a full disk refuses is left out. A process that goes on with the file of another counts on from there.
+    Readings that a full disk refuses are left out. `step` continues from the lines of an earlier process.
     """
 
     def __init__(self, path: Path, prefix: str, every: float) -> None:
         super().__init__(name="machine-metrics", daemon=True)
         self._path, self._prefix, self._every = path.absolute(), prefix, every
-        self._stop_asked = threading.Event()
-        self._taken: int | None = None
+        self._stop_requested = threading.Event()
+        self._lines: int | None = None
 
     def stop(self) -> None:
-        """A last reading, so that a short run has one."""
-        self._stop_asked.set()
+        """End after a last reading, so that a short run has one."""
+        self._stop_requested.set()
         self.join(self._every + 10)
 
     def run(self) -> None:
-        # Made here: psutil remembers for each thread when it was last asked.
+        # Created in this thread: psutil remembers the last call of each thread.
         readings = Readings(self._path.parent)
-        while not self._stop_asked.wait(self._every):
+        while not self._stop_requested.wait(self._every):
             self._append(readings)
         self._append(readings)
 
@@ -203,17 +199,17 @@ class MachineSampler(threading.Thread):
         with suppress(OSError):
             self._path.parent.mkdir(parents=True, exist_ok=True)
             with self._path.open("a+b") as file:
-                if self._taken is None:
-                    # Only now: the record of an earlier run in this folder has been moved away.
+                if self._lines is None:
+                    # Only now, when the record of an earlier run has been moved away.
                     file.seek(0)
-                    self._taken = sum(1 for _ in file)
-                line = {"step": self._taken, "time": time.time(), "metrics": values}
+                    self._lines = sum(1 for _ in file)
+                line = {"step": self._lines, "time": time.time(), "metrics": values}
                 file.write(json.dumps(line).encode() + b"\n")
-            self._taken += 1
+            self._lines += 1
 
 
 def _machine() -> str:
-    """The same for all processes of a machine, in whatever container, and another on each machine."""
+    """Return the id of this machine, the same in all of its processes and containers."""
     with suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     return socket.gethostname()

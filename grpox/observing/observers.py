@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 class Observers:
     """The observers of one run: those it selected, and every plugin module that implements a lifecycle hook.
 
-    Implementations are called in pluggy's own order (`tryfirst` ones first, then the latest registered). An
-    observer that was selected and raises in `run_started` ends the run; every other failure is a warning,
-    told once per observer and hook, and counted in `failures`. The selected observers leave the manager when
+    Implementations are called in pluggy's own order (`tryfirst` ones first, then the latest registered). A
+    selected observer that raises in `run_started` ends the run; every other failure is a warning, logged once
+    per observer and hook, and counted in `failures`. The selected observers leave the manager when
     the run ends, so that one process may train twice.
 
     Args:
-        manager: holds grpox's hook specs and the plugins that were found.
+        manager: has grpox's hook specs and the discovered plugins.
         selected: (name, instance) of each selected observer.
 
     Raises:
@@ -42,7 +42,7 @@ class Observers:
         self.failures: Counter[tuple[str, str]] = Counter()
         """(observer, hook) -> times it raised; the total is the metric ``observers/failures``."""
         self.first_failure = ""
-        """Names the observer that failed first, and says why."""
+        """Name of the observer that failed first, and its error."""
         self._manager = manager
         self._selected: dict[int, str] = {}
         for name, observer in selected:
@@ -51,7 +51,7 @@ class Observers:
     def run_started(self, run: RunContext) -> None:
         """Tell that the run starts; raises RunFailed when a selected observer cannot start.
 
-        The caller then calls `run_failed`, which lets those that did start close what they opened.
+        The caller then calls `run_failed`, so that observers that did start can close their resources.
         """
         self._tell("grpox_run_started", is_start=True, run=run)
 
@@ -68,13 +68,13 @@ class Observers:
         self._tell("grpox_checkpoint_saved", run=run, step=step, path=path)
 
     def run_failed(self, run: RunContext, error: BaseException) -> None:
-        """Tell that `error` ended the run. Nobody selected is told anything afterwards."""
+        """Tell that `error` ended the run, and unregister the selected observers."""
         self._end("grpox_run_failed", run=run, error=error)
 
     def run_finished(self, run: RunContext, summary: Mapping[str, object]) -> None:
-        """Tell that the run is complete. Nobody selected is told anything afterwards.
+        """Tell that the run is complete, and unregister the selected observers.
 
-        A signal that arrives meanwhile is raised when all were told.
+        A signal that arrives meanwhile is raised after the last observer.
         """
         self._end("grpox_run_finished", run=run, summary=summary)
         raise_if_signalled()
@@ -93,12 +93,12 @@ class Observers:
         self._tell("grpox_sweep_run_ended", sweep=sweep, results=results)
 
     def sweep_finished(self, sweep: SweepContext, results: SweepResults, status: str) -> None:
-        """Tell that a sweep is over. Nobody selected is told anything afterwards."""
+        """Tell that a sweep is over, and unregister the selected observers."""
         self._end("grpox_sweep_finished", sweep=sweep, results=results, status=status)
         raise_if_signalled()
 
     def tracked_run(self, folder: Path) -> str | None:
-        """Return the id that the first tracker which follows the run in `folder` gave it."""
+        """Return the id of the run in `folder` from the first tracker that has one."""
         answers = self._tell("grpox_tracked_run", folder=folder)
         return next((str(answer) for answer in answers if answer is not None), None)
 
@@ -144,7 +144,7 @@ class Observers:
                     if left_by_rich(error):
                         raise
                     if id(impl.plugin) in self._selected:
-                        message = f"observer {self._name(impl)!r} cannot start: {_told(error)}"
+                        message = f"observer {self._name(impl)!r} cannot start: {_error_message(error)}"
                         raise RunFailed(message) from error
                 self._failed(impl, hook, error)
         return answers
@@ -153,7 +153,7 @@ class Observers:
         name = self._name(impl)
         self.failures[name, hook] += 1
         if self.failures[name, hook] == 1:
-            message = f"observer {name!r} failed in {hook}: {_told(error)}"
+            message = f"observer {name!r} failed in {hook}: {_error_message(error)}"
             self.first_failure = self.first_failure or message
             get_logger(__name__).warning(
                 "%s\n    the run goes on; its further failures there are only counted (observers/failures)",
@@ -171,7 +171,7 @@ def _call(impl: HookImpl, arguments: Mapping[str, object]) -> Any:
 
 
 def _own(value: Any) -> Any:
-    """Copy what an observer is told: what it does to it reaches nobody else. An exception is shared."""
+    """Copy an argument of a hook, so that changes stay with one observer. Exceptions are shared."""
     if isinstance(value, BaseException | str):
         return value
     if isinstance(value, Sequence):  # not copied are the tokens of rollouts, which are tuples and many
@@ -179,9 +179,9 @@ def _own(value: Any) -> Any:
     return copied(value)
 
 
-def _told(error: BaseException) -> str:
-    """A GrpoxError's message is written for the user as it is; others need their type."""
+def _error_message(error: BaseException) -> str:
+    """Return the message of an error; one that is not grpox's own has its type before it."""
     if left_by_rich(error) and error.__context__ is not None:
         error = error.__context__
-    told = text_of(error) if isinstance(error, RunFailed | ConfigError) else describe(error)
-    return redact(told)
+    message = text_of(error) if isinstance(error, RunFailed | ConfigError) else describe(error)
+    return redact(message)

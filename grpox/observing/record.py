@@ -1,6 +1,6 @@
 """The local record of a run: config, versions, metrics and completions as plain files in its folder.
 
-It needs no server and is always on: what a tracker loses is still here.
+It needs no server and is always on, so nothing is lost when a tracker fails.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ RECORD = (
     "checkpoints",
     "faults",
 )
-"""Files that a run leaves in its folder, first what was written when it ended.
+"""Files that a run leaves in its folder, first those written at its end.
 
 The model is not among them, nor are the files of its observers, which ``versions.json`` names.
 """
@@ -59,13 +59,13 @@ OBSERVERS = "observer_files"
 
 
 def versions(plugin_distributions: Iterable[str]) -> dict[str, str]:
-    """Versions of Python, the libraries that matter, and the distributions in use besides."""
+    """Return the versions of Python, `LIBRARIES` and the plugins' distributions."""
     names = dict.fromkeys([*LIBRARIES, *plugin_distributions])
     return {"python": platform.python_version(), **{name: metadata.version(name) for name in names}}
 
 
 def git_commit() -> str | None:
-    """The commit checked out in the working directory, ``-dirty`` when files differ; None outside git."""
+    """Return the commit of the working directory, ``-dirty`` when files differ; None outside git."""
 
     def git(*arguments: str) -> str:
         done = subprocess.run(["git", *arguments], capture_output=True, text=True, check=True, timeout=10)
@@ -85,15 +85,15 @@ class LocalRecord:
 
     Each line of ``metrics.jsonl`` is one JSON object, on disk before the next step starts:
     ``{"step": 3, "time": <unix seconds>, "metrics": {...}}`` for an optimizer step, and
-    ``{"step": 3, "time": ..., "evaluation": {...}}`` for an evaluation. JSON knows no such numbers, so they
+    ``{"step": 3, "time": ..., "evaluation": {...}}`` for an evaluation. Numbers that JSON lacks
     are the strings ``"nan"``, ``"inf"`` and ``"-inf"``, which Python's `float` reads back. The record of an
     earlier run in the same folder, its model included, is moved to ``earlier/``.
 
     On a full disk a line waits in memory until there is room again, and completions are left out. Either
-    raises RunFailed, which `Observers` tells once and counts.
+    raises RunFailed, which `Observers` reports once and counts.
 
     Args:
-        files: what the observers of the run leave in its folder.
+        files: names of the files that observers leave in the run's folder.
     """
 
     def __init__(self, files: Iterable[str] = ()) -> None:
@@ -137,11 +137,11 @@ class LocalRecord:
     @hookimpl(tryfirst=True)
     def grpox_run_failed(self, run: RunContext, error: BaseException) -> None:
         # An interruption has no message.
-        told = f"{type(error).__name__}: {text_of(error)}".removesuffix(": ")
+        message = f"{type(error).__name__}: {text_of(error)}".removesuffix(": ")
         path = run.output_dir / "failure.json"
         try:
             with _written(path):
-                write_whole(path, json.dumps({"error": redact(told)}, ensure_ascii=False) + "\n")
+                write_whole(path, json.dumps({"error": redact(message)}, ensure_ascii=False) + "\n")
         finally:
             self.grpox_run_finished()
 
@@ -165,7 +165,7 @@ class LocalRecord:
 
 @contextmanager
 def _written(path: Path, before: str = "", after: str = "") -> Iterator[None]:
-    """Within this block, what `path` could not be written for is RunFailed."""
+    """Turn an OSError of the block, which writes `path`, into RunFailed."""
     try:
         yield
     except OSError as error:
@@ -173,24 +173,24 @@ def _written(path: Path, before: str = "", after: str = "") -> Iterator[None]:
 
 
 def config_text(config: RunConfig) -> str:
-    """The resolved config as YAML that `RunConfig` reads back to the same config, but for secrets."""
+    """Format the resolved config as YAML, from which `RunConfig` reads the same config, except secrets."""
     dumped = redacted(config.model_dump(mode="json"))
     return yaml.dump(dumped, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=110)
 
 
 def began(config: RunConfig) -> bool:
-    """Return True where the run's folder holds this run's record, but for what changes nothing computed."""
+    """Return True if the run's folder holds this run's record; differences without effect are ignored."""
     recorded = _recorded(config)
     return recorded is not None and recorded.evaluation == config.evaluation
 
 
 def finished(config: RunConfig, steps: int) -> dict[str, Any] | None:
-    """The summary of this run in its folder, if it has ended; else None.
+    """Return the summary of this run in its folder if the run has ended, else None.
 
-    One that `evaluation.early_stop` ended has not where that is another now: it may go on.
+    After a change of `evaluation`, a run that stopped early may go on.
 
     Args:
-        steps: those of the schedule, of which a run that stopped early has taken fewer.
+        steps: steps of the schedule; a run that stopped early has taken fewer.
     """
     summary = _read_json(Path(config.output_dir) / "summary.json")
     recorded = _recorded(config)
@@ -201,7 +201,7 @@ def finished(config: RunConfig, steps: int) -> dict[str, Any] | None:
 
 
 def _recorded(config: RunConfig) -> RunConfig | None:
-    """The config of the run's folder, if it is of the same run."""
+    """Read the config in the run's folder; None if it is another run's."""
     try:
         text = (Path(config.output_dir) / "config.yaml").read_text(encoding="utf-8")
         recorded = RunConfig.model_validate(yaml.safe_load(text))
@@ -211,16 +211,16 @@ def _recorded(config: RunConfig) -> RunConfig | None:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    """The mapping in a file; empty where it holds none."""
+    """Read the mapping in a file; empty if it holds none."""
     try:
-        held = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return held if isinstance(held, dict) else {}
+    return value if isinstance(value, dict) else {}
 
 
 def sync_record(folder: Path, after: int) -> int:
-    """Have the disk hold what a run that goes on relies on. Returns how many bytes of metrics there are.
+    """Flush to disk the files that a resumed run needs, and return the size of ``metrics.jsonl`` in bytes.
 
     Args:
         after: completions of the steps up to this one are on the disk already.
@@ -235,30 +235,32 @@ def sync_record(folder: Path, after: int) -> int:
 
 
 def _source(run: RunContext) -> dict[str, str]:
-    """Name and place of the run file; of a run that goes on by its own record, of the one it was begun with."""
+    """Return name and path of the run file; for a run resumed from its own record, the original run file's."""
     path = Path(run.source).absolute()
-    if path == (run.output_dir / "config.yaml").absolute() and (told := _read_json(run.output_dir / VERSIONS)):
-        return {key: str(told[key]) for key in ("source", "file") if key in told}
+    if path == (run.output_dir / "config.yaml").absolute() and (
+        recorded := _read_json(run.output_dir / VERSIONS)
+    ):
+        return {key: str(recorded[key]) for key in ("source", "file") if key in recorded}
     return {"source": run.source, **({"file": str(path)} if path.is_file() else {})}
 
 
 def files_of_observers(observers: Iterable[object]) -> list[str]:
-    """Names of the files that observers leave in a run's folder, as their attribute `files` has them."""
+    """List the files that observers leave in a run's folder: their attributes `files`."""
     return [name for observer in observers for name in getattr(observer, "files", ())]
 
 
 def _files_of_observers(folder: Path) -> list[str]:
-    """List the files of the run that is in the folder; only names that lie in it."""
-    told = _read_json(folder / VERSIONS).get(OBSERVERS)
-    names = [name for name in told if isinstance(name, str)] if isinstance(told, list) else []
+    """List the observers' files of the run in the folder; names outside of it are ignored."""
+    names = _read_json(folder / VERSIONS).get(OBSERVERS)
+    names = [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
     return [name for name in names if Path(name).name == name]
 
 
 def _set_aside(folder: Path, files: Sequence[str]) -> None:
-    """Move what an earlier run left in this folder to ``earlier/<when it ended>``: nothing is overwritten.
+    """Move the files of an earlier run to ``earlier/<time of its end>``, so that none is overwritten.
 
     Args:
-        files: those of this run's observers, which an earlier run may have left too.
+        files: files of this run's observers, which an earlier run may have written too.
     """
     names = dict.fromkeys((*RECORD, *files, *_files_of_observers(folder)))
     there = [name for name in names if (folder / name).exists()]
@@ -288,9 +290,9 @@ def _set_aside(folder: Path, files: Sequence[str]) -> None:
 
 
 def _go_back(run: RunContext, step: int) -> None:
-    """Make the record what it was when the checkpoint after `step` was saved.
+    """Restore the record to its state at the checkpoint after `step`.
 
-    What was recorded since then is done again. The lines of metrics are kept in ``metrics.undone.jsonl``.
+    Later steps are done again; their lines of metrics move to ``metrics.undone.jsonl``.
     """
     folder, metrics = run.output_dir, run.output_dir / "metrics.jsonl"
     end = _end_of_metrics(metrics, run.metrics_bytes)
@@ -312,10 +314,10 @@ def _go_back(run: RunContext, step: int) -> None:
 
 
 def _end_of_metrics(path: Path, saved: int) -> int:
-    """Find where the lines end that were there when a checkpoint was saved; that some are lost is told.
+    """Return the end of the lines that a checkpoint covers; warn if some of them are lost.
 
     Args:
-        saved: bytes of the file then.
+        saved: size of the file at the checkpoint, in bytes.
     """
     size = path.stat().st_size if path.exists() else 0
     if size >= saved:
@@ -331,7 +333,7 @@ def _end_of_metrics(path: Path, saved: int) -> int:
 
 
 def _is_of_before(line: bytes, step: int) -> bool:
-    """Whether a line is of what was before the checkpoint after `step`: it had waited for room on the disk."""
+    """Tell whether a line belongs before the checkpoint after `step`; it was written late, on a full disk."""
     try:
         # An evaluation comes before the checkpoint of its step; that of step 0 is made again.
         return 0 < int(json.loads(line)["step"]) <= step
@@ -340,5 +342,5 @@ def _is_of_before(line: bytes, step: int) -> bool:
 
 
 def _step_of(completions: Path) -> int:
-    """The step in the name of a file of completions."""
+    """Return the step in the name of a file of completions."""
     return int(completions.stem.split("_")[1])

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class CompletionFiles:
     """Decides which generation batches are saved and under which name.
 
-    Whoever observes the same run comes to the same paths: the local record writes them, trackers upload them.
+    All observers of a run compute the same paths: the record writes the files, trackers upload them.
     """
 
     def __init__(self, run: RunContext) -> None:
@@ -30,7 +30,7 @@ class CompletionFiles:
         self._files: Counter[int] = Counter()
 
     def next(self, step: int) -> Path | None:
-        """The file of the next generation batch, first used in `step`; None when it is not saved."""
+        """Return the file of the next generation batch, first used in `step`; None if it is not saved."""
         self._batches += 1
         if self._every == 0 or (self._batches - 1) % self._every:
             return None
@@ -75,31 +75,31 @@ def write_completions(path: Path, step: int, rollouts: Sequence[ScoredRollout]) 
 
 
 def _extra_column(values: list[Any]) -> pyarrow.Array:
-    """Numbers and truth values as they are, anything else as text: a column of mixed types has none."""
+    """Return a column of numbers and booleans as they are, any other column as text."""
     import pyarrow
 
     if all(value is None or isinstance(value, bool | int | float) for value in values):
         with contextlib.suppress(pyarrow.ArrowException, OverflowError):
             return pyarrow.array(values)
-    # As UTF-8 can hold it: half of a surrogate pair stands as its escape.
+    # UTF-8 cannot hold half of a surrogate pair, which becomes an escape.
     texts = (str(value).encode("utf-8", "backslashreplace").decode("utf-8") for value in values)
     plain = [None if value is None else text for value, text in zip(values, texts, strict=True)]
     return pyarrow.array(plain, pyarrow.string())
 
 
 class MetricsFile:
-    """Appends lines in order. One that cannot be written now is written with the next one that can."""
+    """Appends lines in order. After a failure a line waits and is written before the next one."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.waiting: deque[str] = deque()
-        """Lines that are not in the file yet."""
+        """Lines not yet written."""
 
     def catch_up(self) -> None:
-        """Write what waits; in the file when this returns.
+        """Write the waiting lines.
 
         Raises:
-            OSError: there is no room. A line waits on, and the file holds no part of it.
+            OSError: there is no room. The line keeps waiting, and the file holds no part of it.
         """
         if not self.waiting:
             return

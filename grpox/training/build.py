@@ -36,7 +36,14 @@ from grpox.runtime.phases import PhaseTimes
 from grpox.runtime.world import World
 from grpox.training.evaluation import Evaluator
 from grpox.training.generation_feed import GenerationFeed
-from grpox.training.inputs import HeldOut, open_prompts, open_reference, open_schedule, open_tokenizer, provides
+from grpox.training.inputs import (
+    EvaluationInputs,
+    open_prompts,
+    open_reference,
+    open_schedule,
+    open_tokenizer,
+    provides,
+)
 from grpox.training.step_report import StepReport
 from grpox.training.trainer import Trainer
 from grpox.update.nonfinite import NonFinitePolicy
@@ -52,7 +59,7 @@ class TrainInputs:
     tokenizer: PreTrainedTokenizerBase
     prompts: PromptSet
     rewards: Sequence[NamedReward]
-    held_out: HeldOut | None
+    evaluation: EvaluationInputs | None
     schedule: Schedule
 
     @classmethod
@@ -62,18 +69,20 @@ class TrainInputs:
         """Open and check the inputs of a run.
 
         Args:
-            functions: the reward functions of training, as the run file lists them.
-            of_evaluation: the evaluation's own; none where those of training score it.
+            functions: reward functions of training, in the order of the run file.
+            of_evaluation: reward functions of the evaluation; empty if those of training score it.
 
         Raises:
             ConfigError: an input cannot be used; see `grpox.training.inputs`.
             RunFailed: the first rows of a stream cannot be read.
         """
         tokenizer = open_tokenizer(run)
-        prompts, held_out = open_prompts(run, tokenizer)
+        prompts, evaluation_prompts = open_prompts(run, tokenizer)
         rewards = fitting_rewards(run.config.rewards, functions, prompts)
-        bound = None if held_out is None else HeldOut.bind(run.config, held_out, of_evaluation or functions)
-        return cls(tokenizer, prompts, rewards, bound, open_schedule(run, prompts, world.size))
+        evaluation = None
+        if evaluation_prompts is not None:
+            evaluation = EvaluationInputs.bind(run.config, evaluation_prompts, of_evaluation or functions)
+        return cls(tokenizer, prompts, rewards, evaluation, open_schedule(run, prompts, world.size))
 
 
 @dataclass(frozen=True)
@@ -90,15 +99,15 @@ class TrainerParts:
 
 
 def build_observers(run: ResolvedRun, world: World, lock: Lock) -> Observers:
-    """Build the observers of rank 0, the run's own record and trackers; other ranks have none."""
+    """Build the observers of rank 0: the run's own record and trackers; other ranks have none."""
     selected: list[tuple[str, object]] = []
     if world.is_main:
-        # Before the record, and so told after it, when the folder is there; both before the trackers.
+        # Registered before the record, so called after it, when the folder exists; the trackers come last.
         trackers = [(name, run.build(f"tracking.{name}")) for name in run.config.tracking]
         record = LocalRecord(files_of_observers(tracker for _, tracker in trackers))
         selected = [("plugin lock", LockFile(lock)), ("record", record), ("terminal", TerminalDisplay())]
         selected += trackers
-        # The latest is told first: the report is there when the trackers end, which may upload it.
+        # The latest is called first: trackers may upload the finished report.
         selected.append(("run report", RunReport()))
     return Observers(run.registry.plugins.manager, selected)
 
@@ -148,9 +157,9 @@ def build_trainer(
         rounds=config.train.dynamic_sampling_rounds or 0,
     )
     evaluator = None
-    if config.evaluation is not None and inputs.held_out is not None:
-        scorer = Scorer(inputs.held_out.rewards, streaming, warn)
-        evaluator = Evaluator(sampler, scorer, inputs.held_out.prompts, config.evaluation, config.sampling)
+    if config.evaluation is not None and inputs.evaluation is not None:
+        scorer = Scorer(inputs.evaluation.rewards, streaming, warn)
+        evaluator = Evaluator(sampler, scorer, inputs.evaluation.prompts, config.evaluation, config.sampling)
     loss, correction = run.build("loss"), run.build("correction")
     dumps = FaultDumps(engine, config, inputs.tokenizer, world)
     nonfinite = NonFinitePolicy(config.train, world, dumps, warn)

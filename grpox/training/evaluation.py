@@ -1,6 +1,6 @@
 """Evaluation on held-out prompts: greedy by default, scored by the run's reward functions or by its own.
 
-It is done within a run, or by `evaluate_model` without one.
+It is part of a run, or `evaluate_model` does it alone.
 
 pass@k is the chance that at least one of k completions is right, estimated without bias from n of them. Chen et
 al., Evaluating Large Language Models Trained on Code (arXiv 2107.03374), equation 1:
@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import comb
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -37,13 +37,12 @@ from grpox.runtime.foreign_code import FOREIGN, exits_told
 from grpox.runtime.phases import PhaseTimes
 from grpox.runtime.setup import quieten, seed_libraries
 from grpox.runtime.watchdog import GRACE
-from grpox.runtime.world import World, lost_ranks_told, start_world
+from grpox.runtime.world import lost_ranks_told, on_every_rank, start_world
 from grpox.training.inputs import (
-    HeldOut,
+    EvaluationInputs,
     generator_context,
-    load_on_every_rank,
+    open_evaluation_prompts,
     open_generator,
-    open_held_out,
     open_tokenizer,
     provides,
     start_sampler,
@@ -54,7 +53,7 @@ if TYPE_CHECKING:
 
 
 STREAM = 1
-"""Tells the random numbers of evaluations from those of training, whose number is 0."""
+"""Seed component that separates random numbers of evaluations from those of training (0)."""
 
 BEFORE_TRAINING = TrainerState(global_step=0, max_steps=0, epoch=0.0)
 
@@ -62,11 +61,11 @@ BEFORE_TRAINING = TrainerState(global_step=0, max_steps=0, epoch=0.0)
 class Evaluator:
     """Samples completions of every held-out prompt and reports means over all of them.
 
-    Each prompt is drawn with a seed of its own, so that neither the number of ranks nor the size of a batch
-    changes what is sampled; and the random numbers of the process are afterwards what they were.
+    Each prompt is sampled with its own seed, so that the completions depend on neither the number of ranks nor
+    the batch size. The random state of the process is restored afterwards.
 
     Args:
-        sampling: the run's; the evaluation's own settings are put over it.
+        sampling: the run's settings, which the evaluation's own override.
     """
 
     def __init__(
@@ -88,16 +87,16 @@ class Evaluator:
         return step == total_steps or (self.config.every > 0 and step % self.config.every == 0)
 
     def evaluate(self, state: TrainerState) -> dict[str, float]:
-        """The metrics of one evaluation, over all ranks; a collective."""
+        """Return the metrics of one evaluation, over all ranks; a collective."""
         return self.metrics(*self.sample(state))
 
     def sample(
         self, state: TrainerState, done: Callable[[int], None] = lambda prompts: None
     ) -> tuple[list[ScoredRow], Logged]:
-        """The scored completions of all prompts, prompt by prompt, and what the functions logged; a collective.
+        """Return the scored completions, prompt by prompt, and the values that functions logged; a collective.
 
         Args:
-            done: told after each batch how many prompts are through.
+            done: called after each batch with the number of finished prompts.
         """
         rows: list[ScoredRow] = []
         logs: list[tuple[Logged, int]] = []
@@ -120,14 +119,14 @@ class Evaluator:
         return rows, weighed_mean_logged(logs)
 
     def metrics(self, rows: Sequence[ScoredRow], logged: Logged) -> dict[str, float]:
-        """The metrics of what `sample` gave."""
+        """Compute the metrics of a result of `sample`."""
         metrics, renamed = with_logged(evaluation_metrics(rows, self.scorer.rewards, self.config), logged)
         if self.sampler.world.is_main:
             self.scorer.warn.all({what: what for what in renamed})
         return metrics
 
     def _seed(self, state: TrainerState, index: int) -> int:
-        """Return the seed of the draws for the prompt at `index`, after so many steps."""
+        """Return the seed of the completions of the prompt at `index`, after the steps of `state`."""
         entropy = [self.sampler.seed, STREAM, state.global_step, index]
         return int(np.random.SeedSequence(entropy).generate_state(1)[0])
 
@@ -135,17 +134,17 @@ class Evaluator:
 def evaluation_metrics(
     rows: Sequence[ScoredRow], rewards: Sequence[NamedReward], config: EvaluationConfig
 ) -> dict[str, float]:
-    """Means and standard deviations over all completions, and pass@k over prompts.
+    """Compute means and standard deviations over all completions, and pass@k over prompts.
 
     Args:
-        rows: of every prompt its `num_generations` completions, one after the other.
-        rewards: K functions, those that scored `rows`.
+        rows: `num_generations` completions of each prompt, prompt by prompt.
+        rewards: the K functions that scored `rows`.
     """
     labels = [reward.label for reward in rewards]
     columns = [[score for row in rows if (score := row.rewards[i]) is not None] for i in range(len(labels))]
     place = labels.index(config.accuracy or labels[0])
     metrics = {"accuracy": mean(columns[place]) if columns[place] else math.nan}
-    counts = []  # of each prompt: completions that have a score, those that are right
+    counts = []  # for each prompt: scored completions, right ones
     for start in range(0, len(rows), config.num_generations):
         of_prompt = rows[start : start + config.num_generations]
         scores = [score for row in of_prompt if (score := row.rewards[place]) is not None]
@@ -162,14 +161,14 @@ def evaluation_metrics(
 
 
 def totals_of(rows: Sequence[ScoredRow], rewards: Sequence[NamedReward]) -> torch.Tensor:
-    """f64[N], the weighted sum of each row; NaN where every function abstained."""
+    """Return the weighted sum of each row, f64[N]; NaN where every function abstained."""
     values = [[math.nan if value is None else value for value in row.rewards] for row in rows]
     weights = torch.tensor([reward.weight for reward in rewards])
     return weighted_sum(torch.tensor(values).reshape(len(rows), len(rewards)), weights)
 
 
 def _spread(mean_name: str, std_name: str, values: Sequence[float]) -> dict[str, float]:
-    """Mean and standard deviation, the latter over n - 1 as in training; nothing where there are no values."""
+    """Return mean and standard deviation, the latter over n - 1 as in training; empty without values."""
     if not values:
         return {}
     std = float(torch.tensor(values, dtype=torch.float64).std()) if len(values) > 1 else 0.0
@@ -177,14 +176,13 @@ def _spread(mean_name: str, std_name: str, values: Sequence[float]) -> dict[str,
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
-    """The share of the C(n, k) choices of k completions that hold a right one.
+    """Return the share of the C(n, k) choices of k completions that hold a right one.
 
-    Counted in whole numbers and divided once, so that nothing can overflow or cancel: the result is the float
-    nearest to it.
+    Integers are divided once, so that nothing overflows or cancels: the result is the nearest float.
 
     Args:
         n: completions of the prompt, at least k.
-        c: those that are right.
+        c: right completions.
         k: at least 1.
 
     Raises:
@@ -197,26 +195,26 @@ def pass_at_k(n: int, c: int, k: int) -> float:
 
 
 def mean_pass_at_k(prompts: Sequence[tuple[int, int]], k: int) -> float:
-    """The mean over `prompts`, (n, c) of each; those with fewer than k completions are left out.
+    """Return the mean over `prompts`, each (n, c), without those with fewer than k completions.
 
     Returns:
-        NaN where none is left.
+        NaN if no prompt has k completions.
     """
-    found = [pass_at_k(n, c, k) for n, c in prompts if n >= k]
-    return sum(found) / len(found) if found else math.nan
+    chances = [pass_at_k(n, c, k) for n, c in prompts if n >= k]
+    return sum(chances) / len(chances) if chances else math.nan
 
 
 @dataclass(frozen=True)
 class Evaluated:
-    """What became of an evaluation, on every rank."""
+    """Result of an evaluation, on every rank."""
 
     metrics: dict[str, float]
     completions: list[ScoredRollout]
-    """Of every prompt, one after the other; `group_id` is the prompt's row in the data."""
+    """Completions, prompt by prompt; `group_id` is the prompt's row in the data."""
     prompts: int
     ranks: int
     main: bool
-    """Whether this is the rank that tells."""
+    """True on the rank that prints the result."""
 
 
 def evaluate_model(run: ResolvedRun, checkpoint: Path | None, done: Callable[[int, int], None]) -> Evaluated:
@@ -224,70 +222,59 @@ def evaluate_model(run: ResolvedRun, checkpoint: Path | None, done: Callable[[in
 
     Args:
         run: as `grpox.training.load_evaluation` reads it.
-        checkpoint: whose weights take the place of those of `model.path`.
-        done: told on the main rank how many prompts are through, and of how many.
+        checkpoint: a checkpoint whose weights replace those of `model.path`.
+        done: called on the main rank with the numbers of finished and of all prompts.
 
     Raises:
         ConfigError: an input cannot be used, or the generator or a reward function cannot be built.
         RunFailed: sampling or scoring failed.
     """
-    assert run.config.evaluation is not None
+    evaluation = run.config.evaluation
+    assert evaluation is not None
     quieten()
     world = start_world(run.config.watchdog.end_after + 2 * GRACE)
     seed_libraries(run.config.train.seed)
-    key = OF_TRAINING if run.config.evaluation.rewards is None else OF_EVALUATION
-    with reward_functions(run, key) as functions:
-        return _evaluate(run, run.config.evaluation, functions, checkpoint, world, done)
+    key = OF_TRAINING if evaluation.rewards is None else OF_EVALUATION
+    with reward_functions(run, key) as functions, exits_told(FOREIGN):
+        times, tokenizer = PhaseTimes(generator=generator_settings(run)), open_tokenizer(run)
+        prompts = open_evaluation_prompts(run, tokenizer, evaluation)
+        inputs, count = EvaluationInputs.bind(run.config, prompts, functions), len(prompts)
+        generator = open_generator(run, world)
+
+        def load() -> PreTrainedModel:
+            if checkpoint is None:
+                model = load_model(run.config.model)
+            else:
+                # Imported here, because it imports DeepSpeed.
+                from grpox.checkpoint.export import checkpoint_model
+
+                model = checkpoint_model(checkpoint, run.config.model)
+            return model.eval().requires_grad_(False).to(world.device)
+
+        with lost_ranks_told(world, times):
+            model = on_every_rank(world, times, times.phase("load")(load))
+            context = generator_context(model, tokenizer, run.config, world)
+            sampler = start_sampler(generator, context, FixedPolicy(model), world, times, sleeps=False)
+            try:
+                scorer = Scorer(inputs.rewards, provides(run, Capability.STREAMING))
+                evaluator = Evaluator(sampler, scorer, prompts, evaluation, run.config.sampling)
+                tell = (lambda number: done(number, count)) if world.is_main else (lambda number: None)
+                rows, logged = evaluator.sample(BEFORE_TRAINING, tell)
+            finally:
+                generator.close()
+            metrics = evaluator.metrics(rows, logged)
+        completions = _completions(rows, inputs, evaluation.num_generations)
+        return Evaluated(metrics, completions, count, world.size, world.is_main)
 
 
-@exits_told(FOREIGN)
-def _evaluate(
-    run: ResolvedRun,
-    evaluation: EvaluationConfig,
-    functions: Sequence[Any],
-    checkpoint: Path | None,
-    world: World,
-    done: Callable[[int, int], None],
-) -> Evaluated:
-    times, tokenizer = PhaseTimes(generator=generator_settings(run)), open_tokenizer(run)
-    held_out = HeldOut.bind(run.config, open_held_out(run, tokenizer, evaluation), functions)
-    count = len(held_out.prompts)
-    generator = open_generator(run, world)
-
-    def load() -> PreTrainedModel:
-        if checkpoint is None:
-            model = load_model(run.config.model)
-        else:
-            # Only here, because it knows of DeepSpeed's files.
-            from grpox.checkpoint.export import checkpoint_model
-
-            model = checkpoint_model(checkpoint, run.config.model)
-        return model.eval().requires_grad_(False).to(world.device)
-
-    with lost_ranks_told(world, times):
-        model = load_on_every_rank(load, world, times)
-        context = generator_context(model, tokenizer, run.config, world)
-        sampler = start_sampler(generator, context, FixedPolicy(model), world, times, sleeps=False)
-        try:
-            scorer = Scorer(held_out.rewards, provides(run, Capability.STREAMING))
-            evaluator = Evaluator(sampler, scorer, held_out.prompts, evaluation, run.config.sampling)
-            tell = (lambda number: done(number, count)) if world.is_main else (lambda number: None)
-            rows, logged = evaluator.sample(BEFORE_TRAINING, tell)
-        finally:
-            generator.close()
-        metrics = evaluator.metrics(rows, logged)
-    completions = _completions(rows, held_out, evaluation.num_generations)
-    return Evaluated(metrics, completions, count, world.size, world.is_main)
-
-
-def _completions(rows: Sequence[ScoredRow], held_out: HeldOut, size: int) -> list[ScoredRollout]:
-    """The rows as a run's completions are saved; nothing is trained, so that there is no advantage."""
-    labels = [reward.label for reward in held_out.rewards]
-    totals = totals_of(rows, held_out.rewards).tolist()
+def _completions(rows: Sequence[ScoredRow], inputs: EvaluationInputs, size: int) -> list[ScoredRollout]:
+    """Return the rows in the form of a run's completions, with NaN as advantage."""
+    labels = [reward.label for reward in inputs.rewards]
+    totals = totals_of(rows, inputs.rewards).tolist()
     return [
         ScoredRollout(
             rollout=replace(row.rollout, group_id=place // size),
-            prompt=held_out.prompts.text(place // size),
+            prompt=inputs.prompts.text(place // size),
             completion=row.completion,
             rewards=dict(zip(labels, row.rewards, strict=True)),
             reward=total,

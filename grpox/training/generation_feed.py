@@ -20,7 +20,7 @@ from grpox.runtime.world import World
 
 @dataclass
 class GenerationFeed:
-    """Gives each step its micro-batches. The samples are kept in the training state while a step needs them."""
+    """Gives each step its micro-batches. The training state holds the samples while a step needs them."""
 
     config: TrainConfig
     schedule: Schedule
@@ -29,7 +29,7 @@ class GenerationFeed:
     world: World
 
     def collect(self, plan: StepPlan) -> list[GenerationBatch]:
-        """Collect the generation batches that a step trains on and that are not there yet; a collective."""
+        """Collect the missing generation batches of a step; a collective."""
         sampled = {generation for generation, _ in self.state.samples}
         needed = {micro_batch.generation for micro_batch in plan.micro_batches}
         return [self._collect(generation, plan.step) for generation in sorted(needed - sampled)]
@@ -42,7 +42,7 @@ class GenerationFeed:
             indices = self.schedule.sampler.prompts_for(generation)
             prefetched = self.state.prefetched.pop(generation, None)
             batch = self.collector.collect(generation, indices, progress, prefetched)
-        rows = [row for part in self.schedule.slices_of(generation) for row in self._rows(part)]
+        rows = [row for part in self.schedule.slices_of(generation) for row in part.rank_rows(self.world.rank)]
         samples = samples_of(
             [batch.rollouts[row] for row in rows],
             batch.advantages[rows].tolist(),
@@ -81,25 +81,23 @@ class GenerationFeed:
         self.state.samples = {key: each for key, each in self.state.samples.items() if key[0] >= needed}
 
     def progress(self, steps_done: int) -> TrainerState:
-        """Tell reward functions how far the run is."""
+        """Return the progress of the run, for reward functions."""
         total = self.schedule.total_steps
         if self.state.cursor is not None:
             return TrainerState(steps_done, total, self.state.cursor.epoch)
         generations = steps_done / float(self.schedule.plan.optimizer_steps_per_generation)
         return TrainerState(steps_done, total, generations / self.schedule.sampler.generations_per_epoch)
 
-    def _rows(self, micro_batch: MicroBatchPlan) -> range:
-        return micro_batch.rank_rows(self.world.rank)
-
     def _samples(self, micro_batch: MicroBatchPlan) -> list[Sample]:
-        return [self.state.samples[micro_batch.generation, row] for row in self._rows(micro_batch)]
+        rows = micro_batch.rank_rows(self.world.rank)
+        return [self.state.samples[micro_batch.generation, row] for row in rows]
 
 
 def keep_reported(samples: Sequence[Sample], generation: int, device: torch.device) -> None:
-    """Keep the log-probabilities that the generator reported as pi_old.
+    """Set pi_old to the log-probabilities that the generator reported.
 
     Raises:
-        RunFailed: for some token that is trained on it reported none.
+        RunFailed: a trained token has none.
     """
     missing = sum(int((np.isnan(each.sampler_logprobs) & each.token_mask).sum()) for each in samples)
     if missing:

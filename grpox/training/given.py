@@ -1,6 +1,6 @@
-"""The arguments of `grpox.train` that take the place of what a run file names, checked.
+"""The arguments of `grpox.train` that replace keys of a run file, checked.
 
-A model that was given is whole again after the run.
+A model among them is whole again after the run.
 """
 
 from __future__ import annotations
@@ -36,13 +36,11 @@ def given_objects(
     eval_dataset: Any,
     rewards: Any,
 ) -> Given:
-    """The arguments of `grpox.train`, checked.
+    """Check the arguments of `grpox.train`.
 
     Raises:
-        ConfigError: one is of no use; the key of the run file that it stands for is named.
+        ConfigError: an argument is invalid; names the key of the run file that it stands for.
     """
-    from grpox.training.given import as_dataset, check_model, check_tokenizer
-
     changes: dict[str, Changes | Sequence[Changes]] = {}
     if isinstance(model, str | Path):
         changes["model"] = {"path": input_path(str(model), Path.cwd())}
@@ -69,9 +67,9 @@ def given_objects(
 def given_rewards(
     rewards: Any,
 ) -> tuple[dict[str, Callable[..., Any]], dict[str, PreTrainedModel], list[dict[str, Any]] | None]:
-    """Functions and models by key, and what the run file would list: those, names, and mappings of either.
+    """Return functions by key, models by key, and the list `rewards` of an equivalent run file.
 
-    A mapping is as in a run file, or has a function or model under ``function`` beside ``weight`` and the like.
+    A mapping is as in a run file, or has a function or model under ``function`` beside ``weight`` and others.
     """
     functions: dict[str, Callable[..., Any]] = {}
     models: dict[str, PreTrainedModel] = {}
@@ -88,7 +86,7 @@ def given_rewards(
                 if not callable(function) or hasattr(function, "forward"):  # a module can be called too
                     raise _no_function(function, key)
                 functions[key] = function
-                # Its own name, that of what it wraps (functools.partial), or its class's.
+                # Its own name, the wrapped function's (functools.partial), or its class's.
                 inner = getattr(function, "func", function)
                 keys = {"name": getattr(inner, "__name__", type(function).__name__)} | keys
             else:
@@ -111,13 +109,13 @@ def _no_function(value: Any, key: str) -> ConfigError:
 
 
 def as_dataset(value: Any, key: str) -> datasets.Dataset | datasets.IterableDataset:
-    """`value` as plain rows: a dataset's format (torch, numpy) is set aside, a list becomes a dataset.
+    """Return `value` as plain rows: a dataset without its format (torch, numpy), or a list as a dataset.
 
     Args:
-        key: section of the run file that it stands for: ``data`` or ``evaluation``, which takes no stream.
+        key: section of the run file: ``data`` or ``evaluation``, which takes no stream.
 
     Raises:
-        ConfigError: it is none of these, or its rows do not make a table.
+        ConfigError: it is neither, or its rows do not make a table.
     """
     if isinstance(value, datasets.IterableDataset):
         if key == "evaluation":
@@ -130,7 +128,7 @@ def as_dataset(value: Any, key: str) -> datasets.Dataset | datasets.IterableData
         raise _refused(key, f"is several datasets or a mapping of columns, not rows: {names}", value)
     if not isinstance(value, Sequence) or not all(isinstance(row, Mapping) for row in value):
         raise _refused(key, "holds no rows", value)
-    # All columns of all rows: Dataset.from_list takes those of the first row and drops the rest.
+    # All columns of all rows: Dataset.from_list drops columns that the first row lacks.
     columns = dict.fromkeys(name for row in value for name in row)
     try:
         return datasets.Dataset.from_dict({name: [row.get(name) for row in value] for name in columns})
@@ -149,10 +147,10 @@ def _refused(
 
 
 def check_model(model: Any) -> None:
-    """Refuse what a run cannot train.
+    """Refuse a model that a run cannot train.
 
     Raises:
-        ConfigError: it is no transformers model, or its weights are quantised, spread over devices, on none,
+        ConfigError: it is no transformers model; its weights are quantised, spread over devices, on none,
             in another dtype than float32 or bfloat16, or sharded by an earlier run that failed; or its
             configuration describes another model.
     """
@@ -183,7 +181,8 @@ def _unfit(model: Any) -> str:
 
 
 def check_tokenizer(tokenizer: Any) -> None:
-    """
+    """Refuse a tokenizer that a run cannot use.
+
     Raises:
         ConfigError: it is no tokenizer of transformers, or has neither a padding nor an EOS token.
     """
@@ -197,10 +196,10 @@ def check_tokenizer(tokenizer: Any) -> None:
 
 
 def reward_model_path(value: Any, key: str) -> str | None:
-    """Where the tokenizer of a reward model is; None if `value` is no transformers model.
+    """Return the path of a reward model's tokenizer; None if `value` is no transformers model.
 
     Raises:
-        ConfigError: the model does not give one score, or does not say where it came from.
+        ConfigError: the model has not one output, or does not know where it came from.
     """
     if not isinstance(value, PreTrainedModel):
         return None
@@ -213,13 +212,12 @@ def reward_model_path(value: Any, key: str) -> str | None:
 
 
 def make_whole(model: PreTrainedModel, engine: Engine, device: torch.device) -> None:
-    """Take `model` out of its engine, which is of no use afterwards: plain parameters, whole, on `device`.
+    """Take `model` out of its engine, with whole parameters on `device`; a collective that closes the engine.
 
-    A collective. ZeRO-3 has replaced each module's parameters by shards and hung hooks on its forward. Adapters
-    are merged in and taken away.
+    ZeRO-3 has replaced each module's parameters by shards and added hooks to its forward. Adapters are merged.
     """
     whole = {name: tensor.to(device, copy=True) for name, tensor in stream_as_trained(engine.module)}
-    # Tied weights are one parameter with several names, of which the stream tells one.
+    # Tied weights are one parameter with several names; the stream has one of them.
     shards = dict(model.named_parameters(remove_duplicate=False))
     by_shard = {id(shards[name]): nn.Parameter(tensor) for name, tensor in whole.items()}
     engine.close()

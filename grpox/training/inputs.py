@@ -1,6 +1,6 @@
-"""The inputs of a run and the parts that work on them, for training and for an evaluation by itself alike.
+"""The inputs of a run and the parts that work on them, for training and for an evaluation alone.
 
-The config names the inputs, or `grpox.train` was given them: model, tokenizer and prompts. The parts are
+Inputs are model, tokenizer and prompts, from the config or the arguments of `grpox.train`. The parts are
 generator and sampler.
 """
 
@@ -49,12 +49,12 @@ if TYPE_CHECKING:
 
 
 def model_config(run: ResolvedRun) -> PreTrainedConfig:
-    """The architecture of the model to train; no weights are loaded."""
+    """Return the architecture of the model to train; no weights are loaded."""
     return load_config(run.config.model) if run.given.model is None else run.given.model.config
 
 
 def open_model(run: ResolvedRun) -> PreTrainedModel:
-    """The model to train: the object given, itself, or what the config names; with adapters if asked."""
+    """Return the model to train, a Python argument or loaded; with adapters if configured."""
     model = load_model(run.config.model, trains=True) if run.given.model is None else run.given.model
     if run.config.model.lora is not None:
         add_adapters(model, run.config.model.lora, run.config.train.seed)
@@ -62,12 +62,12 @@ def open_model(run: ResolvedRun) -> PreTrainedModel:
 
 
 def open_reference(run: ResolvedRun, model: PreTrainedModel) -> PreTrainedModel:
-    """Another model with the weights of `model`, which no engine has taken yet."""
+    """Return another model with the weights of `model`, before an engine shards them."""
     return load_model(run.config.model) if run.given.model is None else copy.deepcopy(model)
 
 
 def open_tokenizer(run: ResolvedRun) -> PreTrainedTokenizerBase:
-    """The tokenizer; one that was given is copied where it has no padding token, for EOS to pad."""
+    """Return the tokenizer; EOS pads in a copy of a Python argument without padding token."""
     tokenizer = run.given.tokenizer
     if tokenizer is None:
         return load_tokenizer(run.config.model)
@@ -78,24 +78,26 @@ def open_tokenizer(run: ResolvedRun) -> PreTrainedTokenizerBase:
 
 
 def open_prompts(run: ResolvedRun, tokenizer: PreTrainedTokenizerBase) -> tuple[PromptSet, PromptSet | None]:
-    """The prompts to train on, and those held out where the run has an evaluation; all of them checked.
+    """Open and check the prompts to train on, and those of the evaluation if there is one.
 
     Raises:
-        ConfigError: data cannot be opened, or holds what is no prompt or is too long; see `PromptSet`. Or the
-            tokenizer's special tokens are not the model's, or the model is one of more than text.
+        ConfigError: data cannot be opened, or a prompt is invalid or too long, see `PromptSet`; the tokenizer's
+            special tokens are not the model's; or the model is one of more than text.
         RunFailed: the first row of a stream cannot be read.
     """
     config, model = run.config, model_config(run)
     if problem := media_problem(model.to_dict(), "model.path", config.model.path):
         raise ConfigError(problem)
     prompts = _prompt_set(run, tokenizer, lambda: _training_rows(run), config.sampling)
-    return prompts, None if config.evaluation is None else open_held_out(run, tokenizer, config.evaluation)
+    return prompts, None if config.evaluation is None else open_evaluation_prompts(
+        run, tokenizer, config.evaluation
+    )
 
 
-def open_held_out(
+def open_evaluation_prompts(
     run: ResolvedRun, tokenizer: PreTrainedTokenizerBase, evaluation: EvaluationConfig
 ) -> PromptSet:
-    """The prompts of the evaluation; raises ConfigError as `open_prompts`."""
+    """Open and check the prompts of the evaluation; raises ConfigError as `open_prompts`."""
     given, sampling = run.given.eval_dataset, sampling_of(evaluation, run.config.sampling)
 
     def rows() -> datasets.Dataset:
@@ -119,7 +121,7 @@ def _prompt_set(
 
 
 def open_schedule(run: ResolvedRun, prompts: PromptSet, world_size: int) -> Schedule:
-    """The steps of the run on `world_size` ranks.
+    """Plan the steps of the run on `world_size` ranks.
 
     Raises:
         ConfigError: the batch sizes do not divide, or the data does not fill one generation batch.
@@ -127,23 +129,22 @@ def open_schedule(run: ResolvedRun, prompts: PromptSet, world_size: int) -> Sche
     """
     train = run.config.train
     plan = BatchPlan.from_config(train, world_size)
+    size = plan.prompts_per_generation
     sampler: PromptSampler | StreamSampler
-    if prompts.stream is not None:
-        sampler = StreamSampler(prompts.stream, prompts, plan.prompts_per_generation)
-    else:
-        size = plan.prompts_per_generation
+    if prompts.stream is None:
         sampler = PromptSampler(len(prompts), size, train.shuffle_dataset, train.seed)
+    else:
+        sampler = StreamSampler(prompts.stream, prompts, size)
     return Schedule(plan, sampler, train.max_steps, train.num_train_epochs)
 
 
 def _training_rows(run: ResolvedRun) -> datasets.Dataset | RowStream:
-    config = run.config
-    rows = _dataset(run)
+    config, rows = run.config, _dataset(run)
     if config.data.streaming and isinstance(rows, datasets.Dataset):
         rows = rows.to_iterable_dataset()
     if isinstance(rows, datasets.Dataset):
         return rows
-    # A dataset component may turn out to be a stream only here.
+    # Only now is it known that a dataset component returns a stream.
     if problems := list(stream_problems(config)):
         raise ConfigError(problems)
     return RowStream(rows, config.train.shuffle_dataset, config.train.seed)
@@ -166,14 +167,14 @@ def _dataset(run: ResolvedRun) -> datasets.Dataset | datasets.IterableDataset:
 
 
 @dataclass(frozen=True)
-class HeldOut:
+class EvaluationInputs:
     """Prompts of an evaluation, and the reward functions that score their completions."""
 
     prompts: PromptSet
     rewards: Sequence[NamedReward]
 
     @classmethod
-    def bind(cls, config: RunConfig, prompts: PromptSet, functions: Sequence[Any]) -> HeldOut:
+    def bind(cls, config: RunConfig, prompts: PromptSet, functions: Sequence[Any]) -> EvaluationInputs:
         """Bind the reward functions that score the evaluation: its own, or those of training if it has none.
 
         Raises:
@@ -185,10 +186,10 @@ class HeldOut:
 
 
 def open_generator(run: ResolvedRun, world: World) -> Generator:
-    """Build the generator, once it is known that the model fits into memory.
+    """Check that the model fits into memory, and build the generator.
 
     Raises:
-        ConfigError: it cannot be built, or not be used here.
+        ConfigError: the model does not fit, or the generator cannot be built or used here.
     """
     check_load(run, free_memory(world))
     generator: Generator = run.build("generator")
@@ -202,16 +203,10 @@ def provides(run: ResolvedRun, capability: Capability) -> bool:
     return capability in run.components["generator"].provides
 
 
-def load_on_every_rank(load: Callable[[], PreTrainedModel], world: World, times: PhaseTimes) -> PreTrainedModel:
-    """Load a model; a failure on one rank ends all."""
-
-    return on_every_rank(world, times, times.phase("load")(load))
-
-
 def generator_context(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, config: RunConfig, world: World
 ) -> GeneratorContext:
-    """Describe a model that is still whole to the generator."""
+    """Describe the unsharded model to the generator."""
     return GeneratorContext(
         model_path=Path(config.model.path),
         build_model=architecture_of(model),
@@ -236,7 +231,7 @@ def start_sampler(
     """Start the generator on every rank.
 
     Args:
-        sleeps: whether it sleeps between two calls, since others need its memory meanwhile.
+        sleeps: True if it sleeps between two calls, because others need its memory.
     """
 
     def start() -> None:

@@ -1,6 +1,6 @@
-"""The model and the run file of an evaluation: what only training needs is left out, and not checked.
+"""The model and the run file of an evaluation; keys that only training needs are removed, and not checked.
 
-MODEL of a command line names a model's folder, a hub id, a run's folder or one of its checkpoints.
+MODEL on the command line names a model's folder, a hub id, a run's folder or one of its checkpoints.
 """
 
 from __future__ import annotations
@@ -21,39 +21,38 @@ from grpox.runfile.overrides import COMMAND_LINE
 
 ARGUMENT = "MODEL"
 FROM_CHECKPOINT = ("path", "dtype", "init")
-"""Keys of the section `model` that a checkpoint tells: those that its weights were trained with."""
+"""Keys of the section `model` that are read from a checkpoint."""
 
 TRUST = "model.init.trust_remote_code"
 SECTIONS = ("model", "data", "rewards", "generator", "sampling", "evaluation", "plugins", "watchdog")
-"""What takes part in an evaluation."""
+"""Sections that take part in an evaluation."""
 _OF_PROMPTS = ("prompt_column", "max_prompt_length", "long_prompts")
 _OF_RUNS = ("every", "early_stop")
-"""Keys of `evaluation` that say when, during a run."""
+"""Keys of `evaluation` that matter only during a run."""
 
 
 @dataclass(frozen=True)
 class NamedModel:
-    """A model, and how the section `model` of a run file would name it."""
+    """A model, with the keys of the section `model` of a run file."""
 
     given: str
     keys: Mapping[str, Any]
     checkpoint: Path | None = None
-    """Whose weights take the place of those that `keys` names."""
+    """A checkpoint whose weights replace those of `keys`."""
     code: tuple[str, ...] = ()
-    """Arguments in `keys` by which code of others runs: a checkpoint alone does not decide that."""
+    """Arguments in `keys` that run code of others, for which a checkpoint is not enough."""
 
     @property
     def overrides(self) -> list[str]:
-        """The same as changes to a run file."""
-        # What is JSON is YAML too.
+        """Overrides of a run file with these keys; JSON is YAML too."""
         return [f"model.{key}={json.dumps(value)}" for key, value in self.keys.items()]
 
 
 def named_model(given: str) -> NamedModel:
-    """What `given` names; whether a plain folder holds a model is seen when the run file is checked.
+    """Return the model that MODEL names; a plain folder is checked later, with the run file.
 
     Raises:
-        ConfigError: it is a run's folder without a model, or a checkpoint that cannot be read.
+        ConfigError: a run's folder has no model, or a checkpoint cannot be read.
     """
     folder = Path(given).expanduser()
     if not folder.is_dir() or (folder / "config.json").is_file():
@@ -67,9 +66,9 @@ def named_model(given: str) -> NamedModel:
             raise ConfigError(f"is a damaged checkpoint: {error}", ARGUMENT, given=given) from error
     if (folder / "model" / "config.json").is_file():
         return NamedModel(given, {"path": str(folder / "model")})
-    if found := checkpoints_in(folder):
+    if checkpoints := checkpoints_in(folder):
         what = "is the folder of a run that has no model yet"
-        names = ", ".join(str(path) for path in found[:3])
+        names = ", ".join(str(path) for path in checkpoints[:3])
         raise ConfigError(what, ARGUMENT, given=given, allowed=f"one of its checkpoints: {names}")
     return NamedModel(given, {"path": given})
 
@@ -77,14 +76,14 @@ def named_model(given: str) -> NamedModel:
 def load_evaluation(
     model: NamedModel, run: str | Path, overrides: Sequence[str] = (), world_size: int | None = None
 ) -> ResolvedRun:
-    """Read, override and check what an evaluation of `model` takes from a run file or bundled recipe.
+    """Read, override and check the part of a run file or recipe for an evaluation of `model`.
 
     Args:
         overrides: ``a.b=c``, applied in order, after the model.
-        world_size: ranks to check for; default: those of this launch.
+        world_size: number of ranks to check for; default: the ranks of this launch.
 
     Raises:
-        ConfigError: with every problem found.
+        ConfigError: one problem for each error.
     """
     problems = [
         Problem(
@@ -112,26 +111,26 @@ def load_evaluation(
 
 
 def _trusts_code(run: str | Path, overrides: Sequence[str]) -> bool:
-    """Whether the run file or an override allows the code of a model: a checkpoint does not decide that."""
+    """Tell whether the run file or an override, not only a checkpoint, allows a model's own code."""
     said, _ = read_run(run, overrides)
     init = said["model"].get("init") if isinstance(said.get("model"), dict) else None
     return isinstance(init, dict) and init.get("trust_remote_code") is True
 
 
 def _reduced(data: dict[str, Any]) -> dict[str, Any]:
-    """Those parts of a run file that take part; what is no mapping is left for the schema to refuse."""
-    kept = {name: data[name] for name in SECTIONS if name in data}
+    """Return the part of a run file for an evaluation; the schema refuses wrong types later."""
+    reduced = {name: data[name] for name in SECTIONS if name in data}
     train, evaluation, model = data.get("train"), data["evaluation"], data.get("model")
     if isinstance(train, dict) and "seed" in train:
-        kept["train"] = {"seed": train["seed"]}
+        reduced["train"] = {"seed": train["seed"]}
     if isinstance(evaluation, dict):
-        kept["evaluation"] = {key: value for key, value in evaluation.items() if key not in _OF_RUNS}
+        reduced["evaluation"] = {key: value for key, value in evaluation.items() if key not in _OF_RUNS}
     if isinstance(model, dict):
-        # What is trained of a model is no part of it.
-        kept["model"] = {key: value for key, value in model.items() if key != "lora"}
+        # Adapters are no part of the model.
+        reduced["model"] = {key: value for key, value in model.items() if key != "lora"}
     if isinstance(data.get("data"), dict | None):
         prompts = {key: value for key, value in (data.get("data") or {}).items() if key in _OF_PROMPTS}
-        # A run needs training data; nobody reads it here.
+        # The schema requires training data, which is not read.
         path = evaluation.get("path") if isinstance(evaluation, dict) else None
-        kept["data"] = prompts | {"path": path if isinstance(path, str) else "none"}
-    return kept | {"tracking": {}}
+        reduced["data"] = prompts | {"path": path if isinstance(path, str) else "none"}
+    return reduced | {"tracking": {}}

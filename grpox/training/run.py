@@ -14,7 +14,7 @@ from datasets import Dataset, IterableDataset
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from grpox.checkpoint.resume import Checkpoint, check_changes, fingerprints, newest_good, no_checkpoint
-from grpox.checkpoint.save_model import check_hub, push_model, save_model, write_card
+from grpox.checkpoint.save_model import CARD, check_hub, model_card, push_model, save_model
 from grpox.checkpoint.shards import ShardFiles
 from grpox.config import RunConfig
 from grpox.contracts import Generator, RunContext
@@ -41,12 +41,11 @@ from grpox.runtime.phases import PhaseTimes
 from grpox.runtime.run_lock import hold_on_all_ranks
 from grpox.runtime.setup import quieten, seed_libraries
 from grpox.runtime.watchdog import GRACE, Watchdog, lose_silent_peers
-from grpox.runtime.world import World, lost_ranks_told, start_world
+from grpox.runtime.world import World, lost_ranks_told, on_every_rank, start_world
 from grpox.training.build import TrainerParts, TrainInputs, build_engines, build_observers, build_trainer
 from grpox.training.given import given_objects, make_whole
 from grpox.training.inputs import (
     generator_context,
-    load_on_every_rank,
     open_generator,
     open_model,
     start_sampler,
@@ -103,71 +102,59 @@ def train(
 def train_run(
     run: ResolvedRun, resume: bool = False, allow_changes: bool = False, needs_checkpoint: bool = False
 ) -> dict[str, Any]:
-    """Train a resolved run to its end; a collective of all ranks. Returns what ``summary.json`` holds.
+    """Train a resolved run to its end; a collective of all ranks. Returns the content of ``summary.json``.
 
     Args:
-        resume: go on from the newest good checkpoint in the run's folder; without one the run starts over.
-        allow_changes: even where config, data or plugins are not what the checkpoint was made with.
+        resume: continue from the newest good checkpoint in the run's folder; without one the run starts over.
+        allow_changes: continue even if config, data or plugins differ from the checkpoint's.
         needs_checkpoint: refuse to start over.
     """
+    config = run.config
     quieten()
     keep_files_from_others()
-    # Longer than any rank may stall, so that the one that does tells it before the others give up.
-    world = start_world(run.config.watchdog.end_after + 2 * GRACE)
-    lose_silent_peers(run.config.watchdog.host_lost_after)
+    # Longer than any rank may stall, so that a stalled rank reports it before the others give up.
+    world = start_world(config.watchdog.end_after + 2 * GRACE)
+    lose_silent_peers(config.watchdog.host_lost_after)
     with (
-        hold_on_all_ranks(Path(run.config.output_dir), world),
+        hold_on_all_ranks(Path(config.output_dir), world),
         reward_functions(run) as functions,
         reward_functions(run, OF_EVALUATION) as of_evaluation,
+        exits_told(FOREIGN),
     ):
-        return _train_run(run, world, functions, of_evaluation, resume, allow_changes, needs_checkpoint)
-
-
-@exits_told(FOREIGN)
-def _train_run(
-    run: ResolvedRun,
-    world: World,
-    functions: Sequence[Any],
-    of_evaluation: Sequence[Any],
-    resume: bool,
-    allow_changes: bool,
-    needs_checkpoint: bool,
-) -> dict[str, Any]:
-    config = run.config
-    lock = lock_of(run)
-    check_ranks(world, lock, redacted(config.model_dump(mode="json")))
-    check_deepspeed(config)
-    if config.hub is not None and world.is_main:
-        check_hub(config.hub)
-    seed_libraries(config.train.seed)
-    inputs = TrainInputs.open(run, world, functions, of_evaluation)
-    if resume and (done := finished(config, inputs.schedule.total_steps)):
-        if world.is_main:
-            early = ", where it stopped early" if "stopped_early" in done else ""
-            logger.info("%s: the run is complete, %s steps%s", config.output_dir, done["steps"], early)
-        return done
-    generator = open_generator(run, world)
-    data = fingerprints(config)
-    checkpoint = newest_good(Path(config.output_dir), world) if resume else None
-    if checkpoint is not None:
-        check_changes(checkpoint, config, lock, data, world, allow_changes)
-    elif needs_checkpoint:
-        raise no_checkpoint(Path(config.output_dir))
-    context = _context(run, world, inputs.schedule, resume, checkpoint, data)
-    observers, times = build_observers(run, world, lock), PhaseTimes(generator=generator_settings(run))
-    with (
-        Watchdog(config.watchdog, times, context.output_dir / "stalls", world.rank),
-        _observed(context, observers, world) as summary,
-        lost_ranks_told(world, times),
-        machine_metrics(context.output_dir, config.logging.system_metrics_every, world),
-    ):
-        parts = TrainerParts(run, world, inputs, context, observers, lock, times)
-        summary |= _train_and_save(parts, generator, checkpoint)
-    if world.is_main and config.hub is not None:
-        # Last, so that a push that fails takes nothing with it.
-        address = push_model(Path(summary["model"]), config, config.hub, summary)
-        logger.info("pushed to %s", address)
-    return summary
+        lock = lock_of(run)
+        check_ranks(world, lock, redacted(config.model_dump(mode="json")))
+        check_deepspeed(config)
+        if config.hub is not None and world.is_main:
+            check_hub(config.hub)
+        seed_libraries(config.train.seed)
+        inputs = TrainInputs.open(run, world, functions, of_evaluation)
+        if resume and (done := finished(config, inputs.schedule.total_steps)):
+            if world.is_main:
+                early = ", where it stopped early" if "stopped_early" in done else ""
+                logger.info("%s: the run is complete, %s steps%s", config.output_dir, done["steps"], early)
+            return done
+        generator = open_generator(run, world)
+        data = fingerprints(config)
+        checkpoint = newest_good(Path(config.output_dir), world) if resume else None
+        if checkpoint is not None:
+            check_changes(checkpoint, config, lock, data, world, allow_changes)
+        elif needs_checkpoint:
+            raise no_checkpoint(Path(config.output_dir))
+        context = _context(run, world, inputs.schedule, resume, checkpoint, data)
+        observers, times = build_observers(run, world, lock), PhaseTimes(generator=generator_settings(run))
+        with (
+            Watchdog(config.watchdog, times, context.output_dir / "stalls", world.rank),
+            _observed(context, observers, world) as summary,
+            lost_ranks_told(world, times),
+            machine_metrics(context.output_dir, config.logging.system_metrics_every, world),
+        ):
+            parts = TrainerParts(run, world, inputs, context, observers, lock, times)
+            summary |= _train_and_save(parts, generator, checkpoint)
+        if world.is_main and config.hub is not None:
+            # Last, so that a failed push loses nothing.
+            address = push_model(Path(summary["model"]), config, config.hub, summary)
+            logger.info("pushed to %s", address)
+        return summary
 
 
 @contextmanager
@@ -189,7 +176,7 @@ def _observed(context: RunContext, observers: Observers, world: World) -> Iterat
 @exits_told(FOREIGN)
 def _train_and_save(parts: TrainerParts, generator: Generator, checkpoint: Checkpoint | None) -> dict[str, Any]:
     config, world, times = parts.run.config, parts.world, parts.times
-    model = load_on_every_rank(lambda: open_model(parts.run), world, times)
+    model = on_every_rank(world, times, times.phase("load")(lambda: open_model(parts.run)))
     home, generation_config = model.device, model.generation_config
     for_generator = generator_context(model, parts.inputs.tokenizer, config, world)
     files = ShardFiles(config.checkpoint.background)
@@ -201,7 +188,7 @@ def _train_and_save(parts: TrainerParts, generator: Generator, checkpoint: Check
         if checkpoint is not None:
             with times.phase("restore"):
                 checkpoint.restore(trainer.state, trainer.policy, trainer.schedule, config.train.seed)
-        lose_silent_peers(config.watchdog.host_lost_after)  # those that engine and generator have made too
+        lose_silent_peers(config.watchdog.host_lost_after)  # connections of engine and generator too
         times.take()  # none of this is the first step's
         summary = trainer.run() | trainer.checkpoints.summary()
     finally:
@@ -213,8 +200,9 @@ def _train_and_save(parts: TrainerParts, generator: Generator, checkpoint: Check
         make_whole(model, engine, home)
     if world.is_main:
         folder, path = Path(summary["model"]), parts.context.output_dir / "summary.json"
-        with suppress(OSError):  # a disk that is full up to the card costs the run nothing else
-            write_card(folder, config, summary, parts.context.fingerprints, trainer.state.metrics)
+        with suppress(OSError):  # on a full disk, only the card is lost
+            card = model_card(config, summary, parts.context.fingerprints, trainer.state.metrics)
+            write_whole(folder / CARD, card)
         try:
             write_whole(path, json.dumps(summary, indent=2) + "\n")
         except OSError as error:
@@ -226,7 +214,7 @@ def _train_and_save(parts: TrainerParts, generator: Generator, checkpoint: Check
 def _save_model(
     parts: TrainerParts, engine: Engine, base: str, generation_config: GenerationConfig | None
 ) -> dict[str, Any]:
-    """Save the trained model and its adapters; returns what the summary tells of them; a collective."""
+    """Save the trained model and its adapters, and return their part of the summary; a collective."""
     context, config, world = parts.context, parts.run.config, parts.world
     trained, total = parameter_counts(engine.module)
     saved: dict[str, Any] = {"trained_parameters": trained, "parameters": total}

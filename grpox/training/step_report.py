@@ -1,4 +1,4 @@
-"""The report of a finished step to the observers: metrics of update, sampling, speed, memory and time."""
+"""The report of a step to the observers: metrics of update, sampling, speed, memory and time."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from grpox.update.mismatch import mismatch_warnings
 
 @dataclass
 class StepReport:
-    """Tells the observers of each step, and the user of metrics that are out of their healthy range.
+    """Calls the observers at each step, and warns of metrics out of their healthy range.
 
     Args:
-        logprobs_promised: whether the generator says that it reports every token's log-probability.
+        logprobs_promised: True if the generator declares that it reports every log-probability.
     """
 
     context: RunContext
@@ -37,7 +37,7 @@ class StepReport:
     logprobs_promised: bool = False
 
     def rollouts_scored(self, step: int, batches: Sequence[GenerationBatch]) -> None:
-        """Tell of the generation batches that were collected for `step`."""
+        """Report the generation batches that were collected for `step`."""
         for batch in batches if self.is_main else ():
             self.observers.rollouts_scored(self.context, step, self.collector.scored(batch))
 
@@ -50,13 +50,13 @@ class StepReport:
         update: Mapping[str, float],
         seconds: float,
     ) -> None:
-        """Tell of a finished step.
+        """Report a finished step.
 
         Args:
-            new: generation batches collected for it.
-            micro_batches: this rank's samples of it.
+            new: generation batches collected for the step.
+            micro_batches: this rank's samples of the step.
             update: the metrics of `PolicyUpdate.step`.
-            seconds: of the whole step on this rank.
+            seconds: duration of the whole step on this rank.
         """
         times = self.collector.sampler.times.take()
         for batch in new:
@@ -86,7 +86,7 @@ class StepReport:
 
 
 def _peak_memory_gib() -> float:
-    """Peak memory of this process: on the GPU where there is one, else resident."""
+    """Return the peak memory of this process: on the GPU if there is one, else resident."""
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated() / 2**30
     unit = 1 if sys.platform == "darwin" else 1024  # bytes on macOS, KiB on Linux

@@ -1,8 +1,8 @@
 """THE loop: prompts -> rollouts -> rewards -> advantages -> micro-batches -> update -> weight sync.
 
 `Trainer.run` is the run, `Trainer.train_step` one optimizer step; each of their lines calls one named part.
-The generator takes the new weights when the next generation batch is collected, not before they are needed.
-With `train.max_staleness: 1` that batch is begun before the update instead, with the weights of then.
+The generator gets the new weights when the next generation batch is collected. With `train.max_staleness: 1`
+that batch is begun before the update instead, with the old weights.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Trainer:
         return self.summary(train_seconds)
 
     def train_step(self, plan: StepPlan) -> None:
-        """One optimizer step: sample what it needs and is not there yet, then update the policy."""
+        """Take one optimizer step: collect the missing samples, then update the policy."""
         start = time.perf_counter()
         new = self.feed.collect(plan)
         self.feed.prefetch(plan)
@@ -106,7 +106,7 @@ class Trainer:
         return stops or self.policy.engine.steps >= self.schedule.total_steps
 
     def stop_if_signalled(self, step: int) -> None:
-        """Between two steps: if any rank was told to end, save a checkpoint and end on all; a collective."""
+        """End all ranks after a checkpoint, if any rank has a signal; a collective between two steps."""
         if any(self.world.gather([signalled()])):
             self.checkpoints.save(self.state, step, wait=True)
             raise_if_signalled()

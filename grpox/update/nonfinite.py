@@ -1,6 +1,6 @@
 """Steps whose loss or gradient is not finite: the run ends, or goes on without them.
 
-Which term of the loss it was, and where, is told.
+A message names the term of the loss and the token.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ TERMS = (
     "KL",
     "derivative",
 )
-"""Terms of a loss, causes before what they cause."""
+"""Terms of a loss, causes before consequences."""
 
 
 @dataclass(frozen=True)
-class Found:
-    """The first number of a term that is not finite, on one rank. All places count from 0."""
+class NonFinite:
+    """The first number of a term that is not finite, on one rank. All indices count from 0."""
 
     term: str
     value: str
@@ -64,9 +64,9 @@ Row = tuple[Mapping[str, Tensor], Tensor]
 """Terms of one sequence (name -> f32[T]) and its token mask, bool[T]."""
 
 
-def find(micro_batches: Iterable[Sequence[Row]], rank: int) -> list[Found]:
+def find(micro_batches: Iterable[Sequence[Row]], rank: int) -> list[NonFinite]:
     """Return the first number that is not finite of each term in a rank's micro-batches, causes first."""
-    first: dict[str, Found] = {}
+    first: dict[str, NonFinite] = {}
     for place, rows in enumerate(micro_batches):
         for number, (terms, mask) in enumerate(rows):
             for name, values in terms.items():
@@ -75,15 +75,15 @@ def find(micro_batches: Iterable[Sequence[Row]], rank: int) -> list[Found]:
                 if not count:
                     continue
                 token = int(bad.nonzero()[0])
-                new = Found(name, str(values[token].item()), rank, place, number, token, 0)
+                new = NonFinite(name, str(values[token].item()), rank, place, number, token, 0)
                 known = first.get(name, new)
                 first[name] = replace(known, count=known.count + count)
     return in_order(list(first.values()))
 
 
-def in_order(found: Sequence[Found]) -> list[Found]:
-    """Causes first, and of one term the first rank."""
-    return sorted(found, key=lambda each: (TERMS.index(each.term), each.rank))
+def in_order(nonfinite: Sequence[NonFinite]) -> list[NonFinite]:
+    """Sort by cause, then by rank."""
+    return sorted(nonfinite, key=lambda each: (TERMS.index(each.term), each.rank))
 
 
 MOST_NAMED = 4
@@ -91,12 +91,12 @@ MOST_NAMED = 4
 
 
 class FaultDumps(Protocol):
-    """Keeps the batch of a step that was not taken, as `grpox.checkpoint.faults.FaultDumps` does."""
+    """Saves the batch of a step that was not taken, as `grpox.checkpoint.faults.FaultDumps` does."""
 
     def dump(
-        self, step: int, what: str, found: Sequence[Found], micro_batches: Sequence[Sequence[Sample]]
+        self, step: int, what: str, nonfinite: Sequence[NonFinite], micro_batches: Sequence[Sequence[Sample]]
     ) -> str:
-        """Keep the batch and return a line that tells where it is; a collective."""
+        """Save the batch and return a line with its folder; a collective."""
         ...
 
 
@@ -106,22 +106,22 @@ class SkippedSteps:
 
     total: int = 0
     in_a_row: int = 0
-    """The last of these, without a step between them that was taken."""
+    """Skipped steps since the last applied one."""
 
 
 @dataclass
 class NonFinitePolicy:
-    """Counts the steps that were not taken, keeps their batches, and ends the run where it should."""
+    """Counts the steps that were not taken, saves their batches, and ends the run if configured."""
 
     config: TrainConfig
     world: World
     dumps: FaultDumps | None = None
-    """Keeps the batches; None: none are kept."""
+    """Saves the batches; None: none are saved."""
     warn: WarnOnce = field(default_factory=lambda: WarnOnce(get_logger(__name__)))
     skipped: SkippedSteps = field(default_factory=SkippedSteps)
 
     def on_step_applied(self) -> None:
-        """Note that a step was taken."""
+        """Reset the count of steps skipped in a row."""
         self.skipped.in_a_row = 0
 
     def metrics(self) -> dict[str, float]:
@@ -135,23 +135,23 @@ class NonFinitePolicy:
         micro_batches: Sequence[Sequence[Sample]],
         rows: Sequence[Sequence[Row]],
     ) -> None:
-        """Note that a step was not taken; a collective.
+        """Count a step that was not taken, and save its batch; a collective.
 
         Args:
             step: its number.
-            what: one line: what was not finite.
+            what: one line that names the values that were not finite.
             micro_batches: this rank's, as they were before the step.
             rows: the terms of each sample's loss; see `grpox.update.objective.MicroBatchLoss.terms`.
 
         Raises:
             RunFailed: the run should end.
         """
-        found = in_order(self.world.gather(find(rows, self.world.rank)))
+        nonfinite = in_order(self.world.gather(find(rows, self.world.rank)))
         self.skipped.total += 1
         self.skipped.in_a_row += 1
-        message = f"{what} in step {step}{_where(found)}"
+        message = f"{what} in step {step}{_where(nonfinite)}"
         if self.dumps is not None:
-            message += f"\n    {self.dumps.dump(step, what, found, micro_batches)}"
+            message += f"\n    {self.dumps.dump(step, what, nonfinite, micro_batches)}"
         if self.config.on_nonfinite == "stop":
             hint = "train.on_nonfinite=skip goes on without such steps"
             raise RunFailed(f"{message}\n    no weight was changed; {hint} (docs/numerical-faults.md)")
@@ -162,9 +162,9 @@ class NonFinitePolicy:
             self.warn(f"skipped {step}", f"{message}\n    the step is skipped, as train.on_nonfinite says")
 
 
-def _where(found: Sequence[Found]) -> str:
-    """The first number of each term, the causes first."""
-    if not found:
+def _where(nonfinite: Sequence[NonFinite]) -> str:
+    """Format the first number of each term, causes first."""
+    if not nonfinite:
         return ": the loss and its derivatives are finite, the backward pass of the model is not"
-    first = list({each.term: each for each in reversed(found)}.values())[::-1]
+    first = list({each.term: each for each in reversed(nonfinite)}.values())[::-1]
     return ": " + "; ".join(str(each) for each in first[:MOST_NAMED])

@@ -65,13 +65,13 @@ _CHARTS: tuple[tuple[str, str, Mapping[str, str] | str], ...] = (
 """Title, note, and legend -> metric; or a pattern of metrics, whose star is the legend or in the title."""
 _STACKED = "time/*"
 WIDTH, HEIGHT = 3.6, 1.9
-"""Of a drawing, in inches of 72 units; the page scales it."""
+"""Size of a drawing, in inches of 72 units; the page scales it."""
 MOST_POINTS = 200
 """Points of a curve; of more steps, each point is the mean of neighbouring ones."""
 COLOURS = 8
 """Colours of the page, ``--c0`` to ``--c7``; further curves begin again with the first."""
 MOST_MARKS = 20
-"""Evaluations that are marked by lines; of more, none is."""
+"""Evaluations that are marked by lines; with more of them, none is marked."""
 MARKED_POINTS = 25
 """Curves of at most as many points have a dot at each."""
 # No browser sees these: the finished drawing has the page's variables in their place.
@@ -104,7 +104,7 @@ class Chart:
 
     title: str
     note: str
-    """What is measured, in a few words."""
+    """The measured quantity, in a few words."""
     metrics: Mapping[str, str]
     """Legend -> name of the metric, in the steps or the evaluations."""
     stacked: bool = False
@@ -112,20 +112,22 @@ class Chart:
 
 
 def charts_of(record: RunRecord) -> list[Chart]:
-    """The charts of a run, without the metrics and the charts that it did not log."""
-    names = dict.fromkeys(name for told in (*record.steps, *record.evaluations) for name in told.values)
+    """Return the charts of a run, without metrics that it did not log."""
+    names = dict.fromkeys(name for entry in (*record.steps, *record.evaluations) for name in entry.values)
     charts = []
     for title, note, metrics in _CHARTS:
         if isinstance(metrics, str):
             prefix, suffix = metrics.split("*")
             family = [name for name in names if name.startswith(prefix) and name.endswith(suffix)]
-            found = {name.removeprefix(prefix).removesuffix(suffix): name for name in family}
+            matches = {name.removeprefix(prefix).removesuffix(suffix): name for name in family}
         else:
-            found = {label: name for label, name in metrics.items() if name in names}
+            matches = {label: name for label, name in metrics.items() if name in names}
         if "*" in title:
-            charts += [Chart(title.replace("*", label), note, {"mean": name}) for label, name in found.items()]
-        elif found:
-            charts.append(Chart(title, note, found, stacked=metrics == _STACKED))
+            charts += [
+                Chart(title.replace("*", label), note, {"mean": name}) for label, name in matches.items()
+            ]
+        elif matches:
+            charts.append(Chart(title, note, matches, stacked=metrics == _STACKED))
     return charts
 
 
@@ -138,7 +140,7 @@ class Curve:
 
 
 def binned(curve: Curve, most: int = MOST_POINTS) -> Curve:
-    """At most `most` points: means over equally many neighbouring steps, of the values that are finite."""
+    """Reduce a curve to at most `most` points: means of the finite values of neighbouring steps."""
     size = math.ceil(len(curve.steps) / most)
     if size <= 1:
         return curve
@@ -150,27 +152,27 @@ def binned(curve: Curve, most: int = MOST_POINTS) -> Curve:
 
 
 def curve_of(recorded: Sequence[Recorded], metric: str) -> Curve:
-    """The values of `metric` where it was logged, what is not finite as NaN."""
-    having = [told for told in recorded if metric in told.values]
-    values = [told.values[metric] for told in having]
-    return Curve([float(told.step) for told in having], [v if math.isfinite(v) else math.nan for v in values])
+    """Return the logged values of `metric`; infinities are NaN."""
+    having = [entry for entry in recorded if metric in entry.values]
+    values = [entry.values[metric] for entry in having]
+    return Curve([float(entry.step) for entry in having], [v if math.isfinite(v) else math.nan for v in values])
 
 
 def left_out(chart: Chart, record: RunRecord) -> int:
-    """Values of `chart` that no curve can show: not-a-number and infinities."""
+    """Count the values of `chart` that no curve can show: NaN and infinities."""
     metrics = chart.metrics.values()
     recorded = (*record.steps, *record.evaluations)
-    return sum(not math.isfinite(told.values.get(metric, 0.0)) for told in recorded for metric in metrics)
+    return sum(not math.isfinite(entry.values.get(metric, 0.0)) for entry in recorded for metric in metrics)
 
 
 def marked_evaluations(record: RunRecord) -> list[int]:
-    """The steps of the evaluations that are lines in every drawing: none where they would fill it."""
-    steps = [told.step for told in record.evaluations] if record.steps else []
+    """Return the steps of evaluations marked by lines in every drawing; none if there are too many."""
+    steps = [entry.step for entry in record.evaluations] if record.steps else []
     return steps if len(steps) <= MOST_MARKS else []
 
 
 def draw(chart: Chart, record: RunRecord) -> str:
-    """`chart` as an ``<svg>`` element without size, in the colours ``--c0`` ... , ``--ink`` and ``--grid``."""
+    """Draw `chart` as a sizeless ``<svg>``, in the page's colours ``--c0`` ... , ``--ink`` and ``--grid``."""
     from matplotlib import style
     from matplotlib.figure import Figure
     from matplotlib.ticker import EngFormatter, FuncFormatter, MaxNLocator
@@ -212,11 +214,11 @@ def _draw_lines(axes: Axes, chart: Chart, record: RunRecord) -> None:
 
 
 def _draw_stack(axes: Axes, chart: Chart, record: RunRecord) -> None:
-    """Each metric on top of the ones before it; a step that did not log one spent nothing on it."""
+    """Draw each metric on top of the ones before it; a missing value counts as 0."""
     curves = []
     for metric in chart.metrics.values():
-        values = [told.values.get(metric, 0.0) for told in record.steps]
-        curves.append(binned(Curve([float(told.step) for told in record.steps], values)))
+        values = [entry.values.get(metric, 0.0) for entry in record.steps]
+        curves.append(binned(Curve([float(entry.step) for entry in record.steps], values)))
     colours = [f"{_SERIES}{place % COLOURS}" for place in range(len(curves))]
     # A single step has no area: half a step to either side gives it one.
     steps = curves[0].steps if len(curves[0].steps) > 1 else [curves[0].steps[0] + d for d in (-0.5, 0.5)]
@@ -226,14 +228,14 @@ def _draw_stack(axes: Axes, chart: Chart, record: RunRecord) -> None:
 
 
 def _fit(axes: Axes, values: Sequence[float]) -> None:
-    """No axis goes below zero where no value does; where all are zero, it goes to one."""
+    """Let the axis begin at zero if no value is negative, and end at one if all are zero."""
     bottom, top = axes.get_ylim()
     if min(values, default=0.0) >= 0 > bottom:
         axes.set_ylim(0, top if max(values, default=0.0) > 0 else 1)
 
 
 def _tick(value: float, _place: int | None = None) -> str:
-    """Short enough for the margin: 2,500, 0.25, 1.5e-6."""
+    """Format a number to fit the margin: 2,500, 0.25, 1.5e-6."""
     if abs(value) >= 1000:
         text = f"{value:,.0f}"
     elif abs(value) >= 1e-3 or value == 0:
@@ -244,7 +246,7 @@ def _tick(value: float, _place: int | None = None) -> str:
 
 
 def _for_the_page(svg: str) -> str:
-    """The drawing as a part of a page: two decimals, no ids but those referred to, the page's font, colours."""
+    """Fit a drawing to the page: its font and colours, two decimals, only ids that are referred to."""
     body = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", svg[svg.index("<g ") :], flags=re.DOTALL)
     body = re.sub(r' id="[A-Za-z0-9.]+_\d+"|font-family: [^;]*; ', "", body)
     body = re.sub(r' d="[^"]+"', lambda path: re.sub(r"(\.\d\d)\d+|\n", r"\1", path[0]), body)

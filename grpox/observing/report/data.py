@@ -1,4 +1,4 @@
-"""Reads a run's folder back: metrics, evaluations, config, how it ended, and the completions that are shown."""
+"""Reads a run's folder back: metrics, evaluations, config, outcome, and the completions to show."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from grpox.runfile.yaml_lines import read_yaml
 
 METRICS = "metrics.jsonl"
 MOST_NAMED = 8
-"""Runs that a message names when it was given the folder around them."""
+"""Runs that a message names when RUN_DIR is the folder around them."""
 
 Status = Literal["finished", "failed", "unfinished"]
 
@@ -32,7 +32,7 @@ _INVISIBLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\
 
 @dataclass(frozen=True)
 class Recorded:
-    """What one optimizer step or one evaluation logged."""
+    """Values that one optimizer step or one evaluation logged."""
 
     step: int
     time: float
@@ -42,11 +42,11 @@ class Recorded:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """The record of a run; what a run has not (yet) written is empty."""
+    """The record of a run; missing parts are empty."""
 
     folder: Path
     steps: list[Recorded]
-    """In order; of a step that was taken again, the last."""
+    """In order; for a repeated step, the last one."""
     evaluations: list[Recorded]
     config_text: str
     config: Mapping[str, Any]
@@ -56,18 +56,18 @@ class RunRecord:
     """The run file or recipe, as the user named it."""
     summary: Mapping[str, Any]
     error: str
-    """What ended a failed run."""
+    """The error that ended a failed run."""
 
     @property
     def status(self) -> Status:
-        """Unfinished: it is still going on, or its process was killed."""
+        """Status of the run; an unfinished one is still running, or its process was killed."""
         if self.summary:
             return "finished"
         return "failed" if self.error else "unfinished"
 
     @property
     def seconds(self) -> float:
-        """Of training; for a run without a summary, between its first and its last line of metrics."""
+        """Seconds of training; without a summary, from the first to the last line of metrics."""
         if "train_seconds" in self.summary:
             return float(self.summary["train_seconds"])
         times = [recorded.time for recorded in (*self.steps, *self.evaluations)]
@@ -75,7 +75,7 @@ class RunRecord:
 
 
 def read_record(folder: Path) -> RunRecord:
-    """Read what a run left in `folder`.
+    """Read the record of the run in `folder`.
 
     Raises:
         ConfigError: `folder` is not a run's, or one of its files cannot be read.
@@ -119,23 +119,23 @@ def _runs_in(folder: Path) -> list[str]:
 
 def _read_metrics(path: Path) -> tuple[list[Recorded], list[Recorded]]:
     lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
-    found: dict[str, dict[int, Recorded]] = {"metrics": {}, "evaluation": {}}
+    entries: dict[str, dict[int, Recorded]] = {"metrics": {}, "evaluation": {}}
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
-            told = json.loads(line)
-            kind = "metrics" if "metrics" in told else "evaluation"
-            values = {name: float(value) for name, value in told[kind].items()}
-            found[kind][told["step"]] = Recorded(int(told["step"]), float(told["time"]), values)
+            fields = json.loads(line)
+            kind = "metrics" if "metrics" in fields else "evaluation"
+            values = {name: float(value) for name, value in fields[kind].items()}
+            entries[kind][fields["step"]] = Recorded(int(fields["step"]), float(fields["time"]), values)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             # A process that was killed may have left half a line at the end.
             if number < len(lines):
                 problem = Problem(f"not a line of metrics: {describe(error)}", where=f"{path}:{number}")
                 raise ConfigError(problem) from error
-    if not any(found.values()):
+    if not any(entries.values()):
         raise ConfigError("holds no finished step and no evaluation", where=str(path))
-    steps, evaluations = ([of[step] for step in sorted(of)] for of in found.values())
+    steps, evaluations = ([of[step] for step in sorted(of)] for of in entries.values())
     return steps, evaluations
 
 
@@ -178,7 +178,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class SampledBatch:
-    """What is shown of one generation batch."""
+    """Numbers and samples of one generation batch."""
 
     label: str
     total: int
@@ -191,13 +191,13 @@ class SampledBatch:
 
 
 def spread(count: int, most: int) -> list[int]:
-    """At most `most` of the places 0 to count-1, evenly spaced, the first and the last included."""
+    """Return at most `most` of the indices 0 to count-1, evenly spaced, including first and last."""
     picked = min(count, most)
     return [round(place * (count - 1) / max(picked - 1, 1)) for place in range(picked)]
 
 
 def read_samples(folder: Path) -> tuple[list[SampledBatch], int]:
-    """The batches to show of a run's folder, and how many it has saved.
+    """Return the batches to show of a run's folder, and the number of saved batches.
 
     Raises:
         ConfigError: a file of completions cannot be read.
@@ -255,8 +255,8 @@ def _below(row: Mapping[str, Any], prefix: str) -> dict[str, Any]:
 
 
 def _shown(text: str, most: int) -> str:
-    """At most `most` characters, half of them the start and half the end; invisible ones as escapes."""
+    """Cut a text in its middle to `most` characters, and escape invisible ones."""
     if len(text) > most:
         left_out = len(text) - most
         text = f"{text[: most // 2]}\n[... {left_out} characters ...]\n{text[len(text) - most // 2 :]}"
-    return _INVISIBLE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    return _INVISIBLE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)

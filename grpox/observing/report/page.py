@@ -20,7 +20,7 @@ from markupsafe import Markup
 
 from grpox.errors.formatting import duration
 from grpox.errors.redaction import redact, redacted
-from grpox.observing.early_stop import told as early_stop_told
+from grpox.observing.early_stop import describe_early_stop
 from grpox.observing.report.charts import COLOURS, MOST_POINTS, charts_of, draw, left_out, marked_evaluations
 from grpox.observing.report.data import (
     COMPLETION_CHARACTERS,
@@ -43,19 +43,18 @@ def write_report(folder: Path, output: Path | None = None) -> Path:
     """Write the report of the run in `folder`, whole or not at all, and return its path.
 
     Args:
-        output: where to write it; default: ``report.html`` in `folder`.
+        output: the file to write; default: ``report.html`` in `folder`.
 
     Raises:
         ConfigError: `folder` is not a run's, or one of its files cannot be read.
     """
-    text = render(read_record(folder))
     path = output or folder / REPORT
-    write_whole(path, text)
+    write_whole(path, render(read_record(folder)))
     return path
 
 
 def render(record: RunRecord) -> str:
-    """The page of a run as HTML."""
+    """Return the report of a run as HTML."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_HERE),
         autoescape=True,
@@ -90,12 +89,12 @@ def render(record: RunRecord) -> str:
         script=Markup(script),
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         now=time.time(),
-        stopped_early=early_stop_told(stopped) if isinstance(stopped, Mapping) else "",
+        stopped_early=describe_early_stop(stopped) if isinstance(stopped, Mapping) else "",
     )
 
 
 def number(value: float | None) -> str:
-    """Four digits, whole numbers whole."""
+    """Format a number with four digits, whole numbers in full; None as a dash."""
     if value is None:
         return "\N{EN DASH}"
     text = f"{value:,.0f}" if abs(value) >= 1e4 and math.isfinite(value) else f"{value:.4g}"
@@ -107,19 +106,19 @@ def moment(seconds: float) -> str:
 
 
 def _tiles(record: RunRecord) -> Iterator[tuple[str, str, str]]:
-    """(what, value, remark) of the numbers at the top of the page."""
+    """Yield (name, value, remark) of the numbers at the top of the page."""
     for name, recorded in (("accuracy", record.evaluations), ("reward", record.steps)):
-        having = [told for told in recorded if name in told.values]
+        having = [entry for entry in recorded if name in entry.values]
         if having:
             first, last = having[0], having[-1]
-            values = dict.fromkeys(f"{told.values[name]:.3g}" for told in (first, last))
+            values = dict.fromkeys(f"{entry.values[name]:.3g}" for entry in (first, last))
             when = dict.fromkeys(
-                f"at step {told.step}" if told.step else "before training" for told in (first, last)
+                f"at step {entry.step}" if entry.step else "before training" for entry in (first, last)
             )
             yield name, " \N{RIGHTWARDS ARROW} ".join(values), " and ".join(when)
     yield "steps", number(record.steps[-1].step if record.steps else 0), "of the optimizer"
     yield "time", duration(record.seconds), "of training"
-    tokens = [told.values["num_tokens"] for told in record.steps if "num_tokens" in told.values]
+    tokens = [entry.values["num_tokens"] for entry in record.steps if "num_tokens" in entry.values]
     if tokens:
         yield "tokens", number(tokens[-1]), "prompts and completions"
     trained, total = (record.summary.get(name) for name in ("trained_parameters", "parameters"))
@@ -128,16 +127,16 @@ def _tiles(record: RunRecord) -> Iterator[tuple[str, str, str]]:
 
 
 def _metric_rows(record: RunRecord) -> Iterator[tuple[str, tuple[float, float, float, float]]]:
-    """(name, (first, last, lowest, highest)) of every metric, evaluations last."""
+    """Yield (name, (first, last, lowest, highest)) of every metric, evaluations last."""
     for prefix, recorded in (("", record.steps), ("evaluation/", record.evaluations)):
-        for name in dict.fromkeys(name for told in recorded for name in told.values):
-            values = [told.values[name] for told in recorded if name in told.values]
+        for name in dict.fromkeys(name for entry in recorded for name in entry.values):
+            values = [entry.values[name] for entry in recorded if name in entry.values]
             finite = [value for value in values if not math.isnan(value)] or [math.nan]
             yield prefix + name, (values[0], values[-1], min(finite), max(finite))
 
 
 def _components(config: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """(kind, name, parameters) of the components that the run used."""
+    """Yield (kind, name, parameters) of each component of the run."""
     evaluation, train, data = (config.get(section) or {} for section in ("evaluation", "train", "data"))
     refs = [("reward", ref) for ref in config.get("rewards") or ()]
     refs += [("reward of evaluations", ref) for ref in evaluation.get("rewards") or ()]
@@ -147,6 +146,6 @@ def _components(config: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     refs += [("observer", {"name": name, **ref}) for name, ref in (config.get("tracking") or {}).items()]
     for kind, ref in refs:
         if isinstance(ref, Mapping):
-            given = {key: value for key, value in ref.items() if key not in ("name", "path")}
-            told = ", ".join(f"{key}: {value}" for key, value in given.items() if value is not None)
-            yield kind, str(ref.get("name") or ref.get("path")), told
+            values = {key: value for key, value in ref.items() if key not in ("name", "path")}
+            parameters = ", ".join(f"{key}: {value}" for key, value in values.items() if value is not None)
+            yield kind, str(ref.get("name") or ref.get("path")), parameters

@@ -576,7 +576,7 @@ def test_a_checkpoint_is_saved_every_so_many_steps_and_once_after_the_last(
     settings: dict[str, Any], steps: list[int]
 ) -> None:
     saver: Any = object.__new__(Dates)
-    saver.config, saver._pending, saver.steps = CheckpointConfig(**settings), None, []
+    saver.config, saver._pending, saver.steps = CheckpointConfig(**settings), False, []
     for step in range(1, 8):
         saver.after_step(TrainingState(), step, last=step == 7)
     assert saver.steps == steps

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import yaml
 
-from grpox.checkpoint.save_model import model_card, write_card
+from grpox.checkpoint.save_model import model_card
 from grpox.config import RunConfig
 
 SUMMARY = {"steps": 40, "accuracy_before": 0.25, "accuracy_after": 0.75}
@@ -66,9 +65,8 @@ def test_a_model_given_in_python_is_no_name_on_the_hub() -> None:
     ] == ("org/base")
 
 
-def test_without_metrics_there_is_no_heading_for_them(tmp_path: Path) -> None:
-    write_card(tmp_path, config(), SUMMARY)
-    card = (tmp_path / "README.md").read_text()
+def test_without_metrics_there_is_no_heading_for_them() -> None:
+    card = model_card(config(), SUMMARY)
     assert "## Metrics" not in card
     assert "## Run file" in card
     assert "\n\n\n" not in card

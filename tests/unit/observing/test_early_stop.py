@@ -11,7 +11,7 @@ import pytest
 
 from grpox.config import EarlyStopConfig
 from grpox.errors import RunFailed
-from grpox.observing.early_stop import EarlyStop, EarlyStopState, told
+from grpox.observing.early_stop import EarlyStop, EarlyStopState, describe_early_stop
 from grpox_mlflow.followed import tags_of
 
 
@@ -93,10 +93,12 @@ def test_people_and_mlflow_are_told_where_and_why(tmp_path: Path) -> None:
     for step, value in ((0, 0.25), (20, 0.5), (40, 0.5), (60, 0.4)):
         stop.see(step, {"accuracy": value})
     summary = stop.summary(60)
-    sentence = told(summary)
+    sentence = describe_early_stop(summary)
     for fact in ("after step 60", "evaluation/accuracy was best after step 20, at 0.5", "since then: 2"):
         assert fact in sentence
     (tmp_path / "summary.json").write_text(json.dumps({"steps": 60, "stopped_early": summary}))
     assert tags_of(tmp_path)["grpox.stopped_early"] == sentence
-    assert told(summary | {"best": None}).startswith("after step 60: evaluation/accuracy has had no value")
-    assert "was best before training" in told(summary | {"best_step": 0})
+    assert describe_early_stop(summary | {"best": None}).startswith(
+        "after step 60: evaluation/accuracy has had no value"
+    )
+    assert "was best before training" in describe_early_stop(summary | {"best_step": 0})

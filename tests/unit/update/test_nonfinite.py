@@ -15,7 +15,7 @@ from grpox.contracts import Rollout
 from grpox.errors import ConfigError, RunFailed
 from grpox.policy.batch import Sample, samples_of
 from grpox.runtime.world import World
-from grpox.update.nonfinite import Found, NonFinitePolicy, Row, find, in_order
+from grpox.update.nonfinite import NonFinite, NonFinitePolicy, Row, find, in_order
 from grpox.update.objective import k2, k3
 
 WORLD = World(0, 1, torch.device("cpu"))
@@ -38,8 +38,8 @@ def rows(terms: dict[str, torch.Tensor]) -> list[Row]:
 def test_the_first_token_of_each_term_is_found_with_how_many_there_are() -> None:
     terms = {"policy loss": values(r1t0=math.nan, r1t2=math.inf), "log-probability": values(r1t2=-math.inf)}
     assert find([rows({"policy loss": values()}), rows(terms)], rank=3) == [
-        Found("log-probability", "-inf", 3, 1, 1, 2, 1),
-        Found("policy loss", "nan", 3, 1, 1, 0, 2),
+        NonFinite("log-probability", "-inf", 3, 1, 1, 2, 1),
+        NonFinite("policy loss", "nan", 3, 1, 1, 0, 2),
     ]
 
 
@@ -48,7 +48,10 @@ def test_what_the_mask_leaves_out_is_not_looked_at() -> None:
 
 
 def test_a_cause_comes_before_what_it_causes_whatever_rank_it_is_on() -> None:
-    consequence, cause = Found("policy loss", "nan", 0, 0, 0, 0, 1), Found("advantage", "nan", 1, 0, 0, 0, 1)
+    consequence, cause = (
+        NonFinite("policy loss", "nan", 0, 0, 0, 0, 1),
+        NonFinite("advantage", "nan", 1, 0, 0, 0, 1),
+    )
     assert in_order([consequence, cause]) == [cause, consequence]
 
 
