@@ -124,7 +124,7 @@ def _nobody_reads() -> bool:
 
 
 def _tell(error: BaseException, with_traceback: bool) -> int:
-    rank = launch.rank_told()
+    rank = launch.rank_or_zero()
     if isinstance(error, ConfigError):
         # Every rank finds the same problems, and rank 0 tells them; one that still lives then found its own,
         # such as a plugin that this machine lacks. A launcher ends all ranks as soon as one has ended.

@@ -33,11 +33,11 @@ from grpox.rollout.rewards import NamedReward
 from grpox.rollout.rewards.isolation import OF_EVALUATION, OF_TRAINING, reward_functions
 from grpox.rollout.rewards.scoring import Logged, ScoredRow, weighed_mean_logged, weighted_sum, with_logged
 from grpox.rollout.sampler import CompletionSampler, FixedPolicy, SampleRequest
-from grpox.runtime.foreign_code import FOREIGN, exits_told
+from grpox.runtime.foreign_code import FOREIGN, translate_exits
 from grpox.runtime.phases import PhaseTimes
 from grpox.runtime.setup import quieten, seed_libraries
 from grpox.runtime.watchdog import GRACE
-from grpox.runtime.world import World, lost_ranks_told, start_world
+from grpox.runtime.world import World, start_world, translate_lost_ranks
 from grpox.training.inputs import (
     HeldOut,
     generator_context,
@@ -240,7 +240,7 @@ def evaluate_model(run: ResolvedRun, checkpoint: Path | None, done: Callable[[in
         return _evaluate(run, run.config.evaluation, functions, checkpoint, world, done)
 
 
-@exits_told(FOREIGN)
+@translate_exits(FOREIGN)
 def _evaluate(
     run: ResolvedRun,
     evaluation: EvaluationConfig,
@@ -264,7 +264,7 @@ def _evaluate(
             model = checkpoint_model(checkpoint, run.config.model)
         return model.eval().requires_grad_(False).to(world.device)
 
-    with lost_ranks_told(world, times):
+    with translate_lost_ranks(world, times):
         model = load_on_every_rank(load, world, times)
         context = generator_context(model, tokenizer, run.config, world)
         sampler = start_sampler(generator, context, FixedPolicy(model), world, times, sleeps=False)

@@ -35,13 +35,13 @@ from grpox.runfile.load import ResolvedRun, load_run, resolve_config
 from grpox.runfile.lock.differences import check_ranks
 from grpox.runfile.lock.of_run import lock_of
 from grpox.runtime.files import keep_files_from_others, unwritten, write_whole
-from grpox.runtime.foreign_code import FOREIGN, exits_told
+from grpox.runtime.foreign_code import FOREIGN, translate_exits
 from grpox.runtime.logs import get_logger
 from grpox.runtime.phases import PhaseTimes
 from grpox.runtime.run_lock import hold_on_all_ranks
 from grpox.runtime.setup import quieten, seed_libraries
 from grpox.runtime.watchdog import GRACE, Watchdog, lose_silent_peers
-from grpox.runtime.world import World, lost_ranks_told, start_world
+from grpox.runtime.world import World, start_world, translate_lost_ranks
 from grpox.training.build import TrainerParts, TrainInputs, build_engines, build_observers, build_trainer
 from grpox.training.given import given_objects, make_whole
 from grpox.training.inputs import (
@@ -123,7 +123,7 @@ def train_run(
         return _train_run(run, world, functions, of_evaluation, resume, allow_changes, needs_checkpoint)
 
 
-@exits_told(FOREIGN)
+@translate_exits(FOREIGN)
 def _train_run(
     run: ResolvedRun,
     world: World,
@@ -158,7 +158,7 @@ def _train_run(
     with (
         Watchdog(config.watchdog, times, context.output_dir / "stalls", world.rank),
         _observed(context, observers, world) as summary,
-        lost_ranks_told(world, times),
+        translate_lost_ranks(world, times),
         machine_metrics(context.output_dir, config.logging.system_metrics_every, world),
     ):
         parts = TrainerParts(run, world, inputs, context, observers, lock, times)
@@ -186,7 +186,7 @@ def _observed(context: RunContext, observers: Observers, world: World) -> Iterat
         observers.run_finished(context, summary)
 
 
-@exits_told(FOREIGN)
+@translate_exits(FOREIGN)
 def _train_and_save(parts: TrainerParts, generator: Generator, checkpoint: Checkpoint | None) -> dict[str, Any]:
     config, world, times = parts.run.config, parts.world, parts.times
     model = load_on_every_rank(lambda: open_model(parts.run), world, times)

@@ -1,4 +1,4 @@
-"""Which keys of `sampling.generation_kwargs` hf gives to transformers, written out to import no torch.
+"""Keys of `sampling.generation_kwargs` that hf gives to transformers, written out to import no torch.
 
 A key not given is one that grpox sets itself, or one of another way to decode than sampling token by token.
 """

@@ -23,7 +23,7 @@ from grpox.errors import ConfigError, RunFailed
 from grpox.toolkit import persistent_buffers, text_of
 from grpox_generators.configs import HfConfig
 from grpox_generators.continuous import complete
-from grpox_generators.limits import check_length, end_ids, made_rollout
+from grpox_generators.limits import build_rollout, check_length, end_ids
 from grpox_generators.sampling import (
     Distribution,
     Draw,
@@ -224,7 +224,7 @@ class HfGenerator:
         ends = [place + 1 for place, token in enumerate(token_ids) if token in end_ids][:1]
         ends += [stop] if stop is not None else []
         length = min(ends, default=len(token_ids))
-        return made_rollout(prompt, sample, token_ids[:length], logprobs[:length], bool(ends), self.version)
+        return build_rollout(prompt, sample, token_ids[:length], logprobs[:length], bool(ends), self.version)
 
 
 GROUPED = "grpox_grouped_sdpa"

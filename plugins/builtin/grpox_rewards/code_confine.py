@@ -197,8 +197,8 @@ def _deny_calls() -> bool:
     class Program(ctypes.Structure):
         _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_char_p))
 
-    made = Program(len(program) // 8, program)
-    return bool(LIBC.prctl(22, 2, ctypes.byref(made), 0, 0) == 0)
+    compiled = Program(len(program) // 8, program)
+    return bool(LIBC.prctl(22, 2, ctypes.byref(compiled), 0, 0) == 0)
 
 
 def _filter(machine: str) -> Iterable[bytes]:

@@ -146,15 +146,15 @@ def _loaded(config: RewardModelConfig, what: str, load: Callable[..., Any], **ar
         return load(config.model, trust_remote_code=False, **arguments)
     except Exception as error:
         reason = (text_of(error).strip().splitlines() or ["no reason given"])[0]
-        told = f"its {what} cannot be loaded: {type(error).__name__}: {reason}"
-        raise ConfigError(told, given=config.model) from error
+        message = f"its {what} cannot be loaded: {type(error).__name__}: {reason}"
+        raise ConfigError(message, given=config.model) from error
 
 
 def _positions(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int | None:
     """Tokens that model and tokenizer take at most, where either says so."""
-    told = (
+    limits = (
         getattr(model.config.get_text_config(), "max_position_embeddings", None),
         tokenizer.model_max_length,
     )
     # A tokenizer that knows no limit says 10^30.
-    return min((limit for limit in told if limit is not None and limit < 10**9), default=None)
+    return min((limit for limit in limits if limit is not None and limit < 10**9), default=None)
