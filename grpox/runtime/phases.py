@@ -112,9 +112,7 @@ def _requested(error: Exception) -> str:
 
 def _in_use() -> str:
     process, machine = psutil.Process().memory_info(), psutil.virtual_memory()
-    message = (
-        f"{amount(process.rss)} by this process, {amount(machine.available)} of {amount(machine.total)} free"
-    )
+    used = f"{amount(process.rss)} by this process, {amount(machine.available)} of {amount(machine.total)} free"
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     if limit != resource.RLIM_INFINITY:
         used += f", address space {amount(process.vms)} of the {amount(limit)} allowed"
