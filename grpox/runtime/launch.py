@@ -227,9 +227,7 @@ def meeting_of_job(environment: Mapping[str, str]) -> tuple[str, int] | None:
 def first_host(nodes: str) -> str:
     """The first machine of Slurm's list: ``gpu[003-007,011],login1`` gives ``gpu003``."""
     first = re.match(r"(?:[^[,]|\[[^]]*\]?)*", nodes)
-    return re.sub(
-        r"\[([^]]*)\]", lambda match: re.split("[,-]", match[1])[0], first[0] if first else ""
-    ).strip()
+    return re.sub(r"\[([^],-]*)[^]]*\]", r"\1", first[0] if first else "").strip()
 
 
 def tasks_of_nodes(text: str) -> list[int]:

@@ -9,7 +9,6 @@ at once where a connection does.
 
 from __future__ import annotations
 
-import contextlib
 import faulthandler
 import ipaddress
 import os
@@ -82,7 +81,7 @@ class Watchdog:
         while not self._ended.wait(every):
             # Where memory has run out, of which the run tells, there may be none for a look or for the thread
             # that arming starts: the next look tries again.
-            with contextlib.suppress(MemoryError, RuntimeError):
+            with suppress(MemoryError, RuntimeError):
                 self._look(time.perf_counter())
                 self._arm()
 

@@ -270,10 +270,8 @@ def gathered(world: World, times: PhaseTimes, work: Callable[[], Item]) -> list[
     try:
         part = work()
     except Exception as raised:  # noqa: BLE001 - raised again when the others know
-        part, error = (
-            Failure(f"rank {world.rank} failed in phase '{times.failed}': {describe_failure(raised)}"),
-            raised,
-        )
+        error = raised
+        part = Failure(f"rank {world.rank} failed in phase '{times.failed}': {describe_failure(raised)}")
     with times.phase(WAITING):
         parts = world.gather([part])
     if error is not None:

@@ -184,9 +184,8 @@ class _Running:
             return f"{alive}{self._placed(ask=True)}"
         if code >= 0:
             return f"ended its process with exit code {code}{self._placed()}"
-        name = signal.Signals(-code).name
         by = ", as the kernel does where memory runs out" if -code == signal.SIGKILL else ""
-        return f"lost its process to signal {-code} ({name}{by}){self._placed()}"
+        return f"lost its process to signal {-code} ({signal.Signals(-code).name}{by}){self._placed()}"
 
     def _placed(self, ask: bool = False) -> str:
         """`` (rewards.py:12)``, of the line it is at if it is asked, else of where it crashed, or begins."""

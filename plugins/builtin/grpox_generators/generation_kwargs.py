@@ -24,7 +24,7 @@ LOGITS = (
 """They change the distribution, in greedy decoding too."""
 
 OF_ROWS = ("encoder_repetition_penalty", "encoder_no_repeat_ngram_size", "watermarking_config")
-"""Of those, what remembers each row's prompt or tokens."""
+"""Keys of those that remember each row's prompt or tokens."""
 
 WARPERS = ("top_h", "typical_p", "epsilon_cutoff", "eta_cutoff")
 """They drop tokens where there is sampling, so not in greedy decoding."""

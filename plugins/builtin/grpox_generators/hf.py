@@ -56,12 +56,9 @@ class HfGenerator:
     def start(self, context: GeneratorContext) -> None:
         implementation = self.config.cache_implementation
         if implementation.startswith("offloaded") and context.device.type != "cuda":
-            what = (
-                f"it moves keys and values between an accelerator and CPU, and this run is on {context.device}"
-            )
-            raise ConfigError(
-                what, "generator.cache_implementation", given=implementation, allowed="dynamic, static"
-            )
+            what = "it moves keys and values between an accelerator and CPU, and this run is on "
+            key, allowed = "generator.cache_implementation", "dynamic, static"
+            raise ConfigError(f"{what}{context.device}", key, given=implementation, allowed=allowed)
         self.context = context
         self.in_step = not self.config.gather_weights and context.world_size > 1
         if not self.config.gather_weights:
@@ -156,7 +153,11 @@ class HfGenerator:
             leave = shared and not self.in_step and not keeps_rows(sampling)
             return batch.run(self.model, leave, self.in_step)
         except NoProbabilities as error:
-            raise self._no_probabilities(sampling) from error
+            reason = "an update broke it (a smaller train.learning_rate may help)"
+            if sampling.generation_kwargs:
+                reason += ", or sampling.generation_kwargs forbids every token"
+            what = f"the policy of version {self.version} gives no finite probabilities: {reason}"
+            raise RunFailed(what) from error
         except ImportError as error:
             what = f"a library that it needs is missing: {text_of(error)}"
             given = self.config.cache_implementation
@@ -165,12 +166,6 @@ class HfGenerator:
             if not sampling.generation_kwargs:
                 raise
             raise refused_kwargs(sampling, error) from error
-
-    def _no_probabilities(self, sampling: SamplingConfig) -> RunFailed:
-        reason = "an update broke it (a smaller train.learning_rate may help)"
-        if sampling.generation_kwargs:
-            reason += ", or sampling.generation_kwargs forbids every token"
-        return RunFailed(f"the policy of version {self.version} gives no finite probabilities: {reason}")
 
     def _prefill(self, padded: PaddedPrompts) -> Any:
         """Keys and values of all prompt tokens but the last, computed once a prompt, repeated for its group."""

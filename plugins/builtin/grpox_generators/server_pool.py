@@ -86,8 +86,13 @@ class ServerPool:
                 for task in ended:
                     member, request = running.pop(task)
                     member.outstanding -= request.prompt.num_samples
-                    if self._failed(task, member):
+                    try:
+                        task.result()
+                    except ServerLost as error:
                         waiting.append(request)
+                        if member in self._members:
+                            self._members.remove(member)
+                            self.lost[member.client.url] = str(error)
         finally:
             for task in running:
                 task.cancel()
@@ -97,17 +102,6 @@ class ServerPool:
     def _least_busy(self) -> Member | None:
         free = [member for member in self._members if member.outstanding < member.room]
         return min(free, key=lambda member: member.outstanding / member.room, default=None)
-
-    def _failed(self, task: asyncio.Task[None], member: Member) -> bool:
-        """Return True if its server was lost, which then gets no more requests; raise any other error."""
-        try:
-            task.result()
-        except ServerLost as error:
-            if member in self._members:
-                self._members.remove(member)
-                self.lost[member.client.url] = str(error)
-            return True
-        return False
 
     async def _attempt(
         self, member: Member, request: Request, deliver: Callable[[Request, Completion], None]

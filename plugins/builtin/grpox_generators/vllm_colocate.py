@@ -202,10 +202,9 @@ class VllmColocateGenerator:
                 for prompt, seed in seeded
             ]
             with random_numbers_kept():
-                adapter = None if self._adapter is None else self._adapter.request
-                outputs: list[Any] = self._engine.generate(
-                    requests, params, lora_request=adapter, use_tqdm=False
-                )
+                adapter = None if self._adapter is None else self._adapter.request()
+                generate = self._engine.generate
+                outputs: list[Any] = generate(requests, params, lora_request=adapter, use_tqdm=False)
         except VLLMValidationError as error:
             what = f"vLLM does not take these settings: {' '.join(text_of(error).split())}"
             raise ConfigError(what, "sampling", given=str(sampling.generation_kwargs)) from error
@@ -290,20 +289,17 @@ class AdapterFiles:
         }
         """Of vLLM's engine."""
 
-    @property
-    def request(self) -> Any:
-        """Reference to the adapter for a request for completions."""
+    def request(self, **more: Any) -> Any:
+        """Return the reference to the adapter for a request to the engine."""
         from vllm.lora.request import LoRARequest
 
-        return LoRARequest(NAME, NUMBER, self._files.name)
+        return LoRARequest(NAME, NUMBER, self._files.name, **more)
 
     def send(self, engine: Any) -> None:
         """Have the engine take the adapter as it is now; a collective."""
-        from vllm.lora.request import LoRARequest
-
         state = {name: tensor.cpu() for name, tensor in stream_adapters(self._policy)}
         write_adapter(self._policy, state, "", Path(self._files.name))
-        engine.llm_engine.add_lora(LoRARequest(NAME, NUMBER, self._files.name, load_inplace=True))
+        engine.llm_engine.add_lora(self.request(load_inplace=True))
 
     def close(self) -> None:
         """Remove the files."""

@@ -149,13 +149,14 @@ class VllmServerGenerator:
         fleet = self._fleet
         if not fleet.find():
             raise RunFailed(str(fleet.none_answers()))
-        sender = self._sender_for(fleet)
+        if self._sender is None:
+            self._sender = self._new_sender()
         # Nothing is being sampled now, unless for a run that was killed: its completions are waited for.
         fleet.post("/pause?mode=wait")
         # The name comes last: whoever has it is ready.
         fleet.post("/update_weight_version", {"new_version": f"{self._tag}/loading"})
         fleet.post("/collective_rpc", {"method": "forget_weight_update"})
-        sender.send(as_stored(self.context.policy, weights))
+        self._sender.send(as_stored(self.context.policy, weights))
         fleet.post("/reset_prefix_cache")
         fleet.post("/resume")
         fleet.post("/update_weight_version", {"new_version": self._tag})
@@ -178,17 +179,14 @@ class VllmServerGenerator:
                 raise
             raise RunFailed(str(error)) from error
 
-    def _sender_for(self, fleet: Fleet) -> FileSender | NcclSender:
-        if self._sender is None:
-            transfers = {about["transfer"] for about in fleet.abouts.values()}
-            if len(transfers) > 1:
-                what = "some servers take weights by nccl and some through files"
-                raise ConfigError(what, "generator.urls", allowed="grpox serve --weights alike for all")
-            if transfers == {"nccl"}:
-                self._sender = NcclSender(fleet, self.context.policy)
-            else:
-                self._sender = FileSender(fleet, self.config.bucket_mib * 2**20)
-        return self._sender
+    def _new_sender(self) -> FileSender | NcclSender:
+        transfers = {about["transfer"] for about in self._fleet.abouts.values()}
+        if len(transfers) > 1:
+            what = "some servers take weights by nccl and some through files"
+            raise ConfigError(what, "generator.urls", allowed="grpox serve --weights alike for all")
+        if transfers == {"nccl"}:
+            return NcclSender(self._fleet, self.context.policy)
+        return FileSender(self._fleet, self.config.bucket_mib * 2**20)
 
     def _requests(self, prompts: Sequence[Prompt], sampling: SamplingConfig, seed: int) -> list[Request]:
         ends = end_ids(sampling, self.context.stop_token_ids, self._vocabulary)

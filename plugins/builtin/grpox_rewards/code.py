@@ -95,10 +95,9 @@ class Code:
         rows = [_checked(row) for row in columns[self.config.column]]
         tests = [[test for test in row if not (isinstance(test, str) and _asks_nothing(test))] for row in rows]
         if sum(map(len, tests)) < sum(map(len, rows)):
-            note = (
-                f"tests in column {self.config.column!r} that define functions and call none count as no tests"
-            )
-            self._warn("nothing", f"{note}: any code would pass. End each with the call, such as check(add)")
+            which = f"tests in column {self.config.column!r} that define functions and call none"
+            note = "count as no tests: any code would pass. End each with the call, such as check(add)"
+            self._warn("nothing", f"{which} {note}")
         codes = [code_in(completion_text(completion)) for completion in completions]
         with ThreadPoolExecutor(self._processes) as pool:
             judged = list(pool.map(self._judge, codes, tests))

@@ -26,7 +26,6 @@ READABLE = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/usr/
 AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 """What the kernel calls the architecture of a system call (linux/audit.h)."""
 
-
 NEWEST = 462
 """The last call that the lists were made with, of Linux 6.10: what later kernels add is refused unseen."""
 

@@ -105,11 +105,8 @@ class RewardModel:
         declared = text_config.pad_token_id
         used = {token for ids in sequences for token in ids}
         # Where a checkpoint declares none, any token will do that none of the texts holds.
-        pad = (
-            declared
-            if declared is not None
-            else next(t for t in range(text_config.vocab_size) if t not in used)
-        )
+        unused = (token for token in range(text_config.vocab_size) if token not in used)
+        pad = next(unused) if declared is None else declared
         width = max(map(len, sequences))
         ids = torch.tensor([[*tokens, *[pad] * (width - len(tokens))] for tokens in sequences])
         mask = torch.tensor([[1] * len(tokens) + [0] * (width - len(tokens)) for tokens in sequences])
