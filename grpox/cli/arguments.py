@@ -84,5 +84,5 @@ def tell_warnings(plugins: PluginSet) -> None:
 
 def warn(text: str) -> None:
     """Print a warning on standard error, on the first rank alone."""
-    if launch.rank_told() == 0:
+    if launch.rank_or_zero() == 0:
         typer.secho(redact(f"warning: {text}"), fg=typer.colors.YELLOW, err=True)

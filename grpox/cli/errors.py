@@ -124,7 +124,7 @@ def _nobody_reads() -> bool:
 
 
 def _print_error(error: BaseException, with_traceback: bool) -> int:
-    rank = launch.rank_told()
+    rank = launch.rank_or_zero()
     if isinstance(error, ConfigError):
         # All ranks meet the same problems, and rank 0 prints them. A rank that is alive after that has problems
         # of its own, such as a missing plugin. A launcher ends all ranks as soon as one has ended.

@@ -39,7 +39,7 @@ def json_rows(path: Path, characters: int | None = None) -> Iterator[tuple[str, 
         UnreadableData: the file cannot be read, or holds what is no record or one with a key twice; its place
             is named.
     """
-    with errors_told(), path.open(encoding="utf-8-sig") as file:
+    with translate_errors(), path.open(encoding="utf-8-sig") as file:
         begins_with = next((line.lstrip()[0] for line in file if line.strip()), "")
         file.seek(0)
         if path.suffix == ".json" and begins_with == "[":
@@ -49,7 +49,7 @@ def json_rows(path: Path, characters: int | None = None) -> Iterator[tuple[str, 
 
 
 @contextmanager
-def errors_told() -> Iterator[None]:
+def translate_errors() -> Iterator[None]:
     """Raise UnreadableData for what goes wrong where a file of text is read."""
     try:
         yield

@@ -20,7 +20,7 @@ from grpox.contracts import Generator, Prompt, Rollout
 from grpox.data.prompts import PromptSet
 from grpox.errors import RunFailed
 from grpox.policy.weight_stream import persistent_buffers
-from grpox.runtime.foreign_code import exits_told
+from grpox.runtime.foreign_code import translate_exits
 from grpox.runtime.phases import PhaseTimes
 from grpox.runtime.world import World, gathered, on_every_rank
 
@@ -191,7 +191,7 @@ class CompletionSampler:
         return int(np.random.SeedSequence(entropy).generate_state(1)[0])
 
     def _asking(self) -> AbstractContextManager[None]:
-        return exits_told(f"generator '{type(self.generator).__name__}'")
+        return translate_exits(f"generator '{type(self.generator).__name__}'")
 
 
 def _received(

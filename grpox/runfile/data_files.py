@@ -6,7 +6,7 @@ import csv
 from dataclasses import dataclass
 from pathlib import Path
 
-from grpox.data.json_rows import LOOKED_AT, Columns, UnreadableData, errors_told, json_rows
+from grpox.data.json_rows import LOOKED_AT, Columns, UnreadableData, json_rows, translate_errors
 from grpox.data.unusable_columns import media_part
 from grpox.errors import text_of
 
@@ -37,7 +37,7 @@ def look_at(path: Path, prompt_column: str = "") -> DataFile:
     """
     if path.suffix == ".parquet":
         return _parquet(path, prompt_column)
-    with errors_told():
+    with translate_errors():
         counted = path.stat().st_size <= LOOKED_AT
         file = _csv(path, counted) if path.suffix == ".csv" else _json(path, counted, prompt_column)
     if file.records == 0:

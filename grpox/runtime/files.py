@@ -1,6 +1,6 @@
-"""Files that appear whole or not at all, and what is told of one that does not fit on its disk.
+"""Files that appear whole or not at all, and the message for one that does not fit on its disk.
 
-What a run writes, other users of the machine may read at most.
+Other users of the machine may at most read the files of a run.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from grpox.errors.formatting import amount
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
-    """Where to write what is to be `path`: it gets that name when the block ends.
+    """Yield the file to write: it is renamed to `path` when the block ends.
 
     Raises:
         OSError: it cannot be written. What was there before stays, and nothing of the new one is left.
@@ -51,7 +51,7 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def unwritten(error: Exception, path: Path, needed: int | None = None) -> str:
-    """Why `path` could not be written, and how much room there is.
+    """Say why `path` could not be written, and how much room there is.
 
     Args:
         error: what the library that wrote it raised; some hide the system's reason in their own words.
@@ -89,5 +89,5 @@ def put_in_place(unfinished: Path, folder: Path) -> None:
 
 
 def keep_files_from_others() -> None:
-    """From now on no file or folder of this process can be written by others, whatever its umask was."""
+    """Deny others to write files and folders that this process makes from now on, whatever its umask was."""
     os.umask(os.umask(stat.S_IRWXG | stat.S_IRWXO) | stat.S_IWGRP | stat.S_IWOTH)

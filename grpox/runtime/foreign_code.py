@@ -22,7 +22,7 @@ FOREIGN = "code that the run calls"
 
 
 def call(kind: str, method: Callable[..., Any], *arguments: Any) -> Any:
-    """`method` of a component called with `arguments`.
+    """Call `method` of a component with `arguments`.
 
     Raises:
         RunFailed: it raised, be it SystemExit or a KeyboardInterrupt of its own.
@@ -39,14 +39,14 @@ def call(kind: str, method: Callable[..., Any], *arguments: Any) -> Any:
 
 
 @contextmanager
-def exits_told(what: str) -> Iterator[None]:
-    """Within this block SystemExit, a KeyboardInterrupt that no signal raised, and their like become RunFailed.
+def translate_exits(what: str) -> Iterator[None]:
+    """Raise RunFailed in this block for SystemExit, a KeyboardInterrupt that no signal raised, and the like.
 
-    They would end the process as if all were well, or as if the user had ended it. An Exception stays what it
-    is: by their types it is known what lack of memory and what a lost rank is.
+    They would end the process as if all were well, or as if the user had ended it. An Exception passes
+    unchanged: its type tells lack of memory and a lost rank apart.
 
     Args:
-        what: has raised them.
+        what: names the code that raised them.
     """
     try:
         yield

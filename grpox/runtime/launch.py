@@ -1,4 +1,4 @@
-"""What the launcher (torchrun, deepspeed, mpirun, srun, or none) tells this process of itself.
+"""Rank, size and address of this process, from its launcher: torchrun, deepspeed, mpirun, srun, or none.
 
 RANK and its like, which torchrun and the deepspeed launcher set, come first: either may itself have been
 started by srun or mpirun, once for each machine. mpirun comes before srun, by which it starts its own helpers.
@@ -73,15 +73,15 @@ def _number_of(variable: str, field: str, least: int) -> int:
     return int(getattr(place_of(os.environ), field, least))
 
 
-def rank_told() -> int:
-    """The same as `rank`, for messages: 0 where the launcher tells something that is no rank."""
+def rank_or_zero() -> int:
+    """Return `rank` for messages; 0 if the launcher's is no number."""
     with suppress(ConfigError):
         return rank()
     return 0
 
 
 def on_one_machine() -> bool:
-    """Whether the launcher says so, the ranks meet on loopback, or there is but one process."""
+    """Return True if the launcher says so, the ranks meet on loopback, or there is but one process."""
     here = os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_SIZE") or "1"
     if here == str(world_size()):
         return True
@@ -92,7 +92,7 @@ def on_one_machine() -> bool:
 
 
 def settle() -> Place:
-    """This process's place, which from now on the variables of torchrun tell too, whatever launcher it was.
+    """Return this process's place, and set the variables of torchrun accordingly, whatever launcher it was.
 
     DeepSpeed, transformers, vLLM and the processes that this one starts read those and no others.
 
@@ -107,12 +107,12 @@ def settle() -> Place:
 
 
 def place_of(environment: Mapping[str, str]) -> Place | None:
-    """What mpirun or srun tells; None: neither started this process."""
+    """Read the place from mpirun's or srun's variables; None: neither started this process."""
     return open_mpi_place(environment) or slurm_place(environment)
 
 
 def standard(environment: Mapping[str, str]) -> Place | None:
-    """What RANK and its like tell; None: they are not set, and one process is no launch.
+    """Read the place from RANK and its like; None: they are not set, and one process is no launch.
 
     Raises:
         ConfigError: they are set in part, cannot be, or contradict what srun or mpirun says.
@@ -132,7 +132,7 @@ def standard(environment: Mapping[str, str]) -> Place | None:
 
 
 def _refuse_contradiction(environment: Mapping[str, str], place: Place) -> None:
-    """Refuse what comes of RANK or WORLD_SIZE being set once, in a batch script, for all tasks of srun.
+    """Refuse RANK or WORLD_SIZE that was set once, in a batch script, for all tasks of srun.
 
     A launcher of one's own may start several processes in each task, and WORLD_SIZE 1 asks for a run of each.
     """
@@ -227,19 +227,17 @@ def meeting_of_job(environment: Mapping[str, str]) -> tuple[str, int] | None:
 def first_host(nodes: str) -> str:
     """The first machine of Slurm's list: ``gpu[003-007,011],login1`` gives ``gpu003``."""
     first = re.match(r"(?:[^[,]|\[[^]]*\]?)*", nodes)
-    return re.sub(
-        r"\[([^]]*)\]", lambda found: re.split("[,-]", found[1])[0], first[0] if first else ""
-    ).strip()
+    return re.sub(r"\[([^],-]*)[^]]*\]", r"\1", first[0] if first else "").strip()
 
 
-def tasks_of_nodes(told: str) -> list[int]:
+def tasks_of_nodes(text: str) -> list[int]:
     """Tasks on each machine from Slurm's short form: ``8(x3),4`` gives 8, 8, 8, 4; empty where it is none."""
     counts: list[int] = []
-    for part in told.split(","):
-        found = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
-        if found is None:
+    for part in text.split(","):
+        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
+        if match is None:
             return []
-        counts += [int(found[1])] * int(found[2] or 1)
+        counts += [int(match[1])] * int(match[2] or 1)
     return counts
 
 
@@ -286,7 +284,7 @@ def _port(environment: Mapping[str, str], default: int) -> int:
 
 
 def require(environment: Mapping[str, str], names: Sequence[str], launcher: str) -> None:
-    """Refuse a launch that is told in part.
+    """Refuse a launch of which only some variables are set.
 
     Raises:
         ConfigError: some of `names` are not set.

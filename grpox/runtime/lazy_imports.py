@@ -1,6 +1,6 @@
-"""Keeps out of a run's start what transformers and DeepSpeed import for functions that grpox never calls.
+"""Later imports of modules that transformers and DeepSpeed need only for functions that grpox never calls.
 
-Importing that was a quarter of the start. Whoever does call such a function has it imported then.
+Their import was a quarter of a run's start. They are imported when such a function is called.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 @contextmanager
 def _replaced(module: str, stand_in: ModuleType | None) -> Iterator[None]:
-    """Within it, `module` is another, unless it has been imported."""
+    """Replace `module` within the block, unless it has been imported."""
     if module in sys.modules:
         yield
         return
@@ -28,7 +28,7 @@ def _replaced(module: str, stand_in: ModuleType | None) -> Iterator[None]:
 
 
 def late(module: str, function: str) -> AbstractContextManager[None]:
-    """Within it, `from module import function` gets one that imports `module` when it is called."""
+    """Have `from module import function` within the block give one that imports `module` when it is called."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         return getattr(importlib.import_module(module), function)(*args, **kwargs)
@@ -39,7 +39,7 @@ def late(module: str, function: str) -> AbstractContextManager[None]:
 
 
 def absent(module: str) -> AbstractContextManager[None]:
-    """Within it, importing `module` fails as if it were not installed, unless it has been imported."""
+    """Have the import of `module` fail within the block as if it were not installed, unless it is imported."""
     return _replaced(module, None)
 
 

@@ -112,7 +112,7 @@ class WarnOnce:
 
 def _prepare(record: logging.LogRecord) -> bool:
     """Give a record its rank, and mask the secrets in its text and traceback."""
-    record.rank = launch.rank_told()
+    record.rank = launch.rank_or_zero()
     record.msg, record.args = redact(record.getMessage()), ()
     if record.exc_info and not record.exc_text:
         record.exc_text = redact(logging.Formatter().formatException(record.exc_info))
@@ -128,7 +128,7 @@ class _Screen(logging.Handler):
         self._console: Console | None = None
 
     def emit(self, record: logging.LogRecord) -> None:
-        is_of_interest = launch.rank_told() == 0 or record.levelno >= logging.WARNING or self._shows_all
+        is_of_interest = launch.rank_or_zero() == 0 or record.levelno >= logging.WARNING or self._shows_all
         stream: TextIO | None = sys.stderr
         # There is no stream where grpox was started without one: `grpox ... 2>&-`.
         if not is_of_interest or hasattr(record, "is_displayed") or stream is None:
@@ -148,14 +148,14 @@ class _Screen(logging.Handler):
 
             self._console = Console(stderr=True)
         kind = "" if record.levelno == logging.INFO else f"{record.levelname.lower()}: "
-        rank = f"[rank {launch.rank_told()}] " if launch.rank_told() else ""
+        rank = f"[rank {launch.rank_or_zero()}] " if launch.rank_or_zero() else ""
         text = "\n".join(filter(None, (f"{kind}{rank}{record.getMessage()}", record.exc_text)))
         style = _STYLES.get(record.levelno)
         self._console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
 class _File(logging.FileHandler):
-    """A log file; that it cannot be written to any more, as on a full disk, is told once."""
+    """A log file, which warns once if it cannot be written any more, as on a full disk."""
 
     _is_broken = False
 
@@ -171,7 +171,7 @@ class _File(logging.FileHandler):
 
 
 def _open_file(path: Path) -> _File:
-    rank = launch.rank_told()
+    rank = launch.rank_or_zero()
     own = path.with_name(f"{path.stem}.rank{rank}{path.suffix}") if rank else path
     try:
         return _File(own, encoding="utf-8")
@@ -181,6 +181,6 @@ def _open_file(path: Path) -> _File:
 
 
 def show_logs_of_child() -> None:
-    """Show the records of a process that a command has started, as the command was told to."""
+    """Show the records of a process that a command has started, at the level of the command."""
     if level := os.environ.get(LEVEL_VARIABLE):
         show_logs(level)

@@ -1,6 +1,6 @@
 """The phases of a step: which one this process is in, the seconds that each took, and where memory ran out.
 
-Lack of memory is told as something a user can mend: in which phase, how much was asked for, what to lower.
+The message about lack of memory names the phase, the amount requested, and the settings to lower.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ WAITING = "gather"
 
 
 @contextmanager
-def memory_told(phase: str, generator: str = "") -> Iterator[None]:
-    """Within this block, what runs out of memory raises RunFailed with `phase`, this rank and what to lower.
+def translate_out_of_memory(phase: str, generator: str = "") -> Iterator[None]:
+    """Raise RunFailed for lack of memory within this block, with `phase`, this rank and the settings to lower.
 
     Args:
         generator: settings that make the run's generator need less.
@@ -73,21 +73,21 @@ def memory_told(phase: str, generator: str = "") -> Iterator[None]:
     except Exception as error:
         if not ran_out_of_memory(error):
             raise
-        told = f"out of memory on rank {launch.rank()} in phase '{phase}': {_asked(error)}"
-        told += f"\n    in use: {_in_use()}"
+        message = f"out of memory on rank {launch.rank()} in phase '{phase}': {_requested(error)}"
+        message += f"\n    in use: {_in_use()}"
         if phase in SETTINGS:
             settings = SETTINGS[phase].replace(_GENERATOR, f"{generator}, " if generator else "")
-            told += f"\n    what makes it less: {settings}"
+            message += f"\n    what makes it less: {settings}"
         # Drop what the calls held that have ended: to tell of the failure needs memory too.
         for each in chain(error, with_contexts=True):
             traceback.clear_frames(each.__traceback__)
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-        raise RunFailed(told) from error
+        raise RunFailed(message) from error
 
 
 def ran_out_of_memory(raised: BaseException) -> bool:
-    """Return whether `raised`, or what caused it, says that there is no memory left; False if told already."""
+    """Tell whether `raised`, or its cause, is lack of memory; False if it is already reported as that."""
     for error in chain(raised):
         if isinstance(error, RunFailed) and str(error).startswith("out of memory"):
             return False
@@ -99,28 +99,28 @@ def ran_out_of_memory(raised: BaseException) -> bool:
     return False
 
 
-def _asked(error: Exception) -> str:
-    """How much was asked for where the library says so, else what it says."""
+def _requested(error: Exception) -> str:
+    """Return how much was requested if the library says so, else the library's message."""
     text = " ".join(text_of(error).split())
-    if found := re.search(r"you tried to allocate (\d+) bytes", text):
-        return f"{amount(int(found[1]))} more were asked for"
-    if found := re.search(r"CUDA out of memory\. (.*?) (?:Process|Of the|Including)", text):
-        return found[1]
-    told = text if isinstance(error, GrpoxError) else f"{type(error).__name__}: {text}".removesuffix(": ")
-    return told[:600]
+    if match := re.search(r"you tried to allocate (\d+) bytes", text):
+        return f"{amount(int(match[1]))} more were asked for"
+    if match := re.search(r"CUDA out of memory\. (.*?) (?:Process|Of the|Including)", text):
+        return match[1]
+    message = text if isinstance(error, GrpoxError) else f"{type(error).__name__}: {text}".removesuffix(": ")
+    return message[:600]
 
 
 def _in_use() -> str:
     process, machine = psutil.Process().memory_info(), psutil.virtual_memory()
-    told = f"{amount(process.rss)} by this process, {amount(machine.available)} of {amount(machine.total)} free"
+    used = f"{amount(process.rss)} by this process, {amount(machine.available)} of {amount(machine.total)} free"
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     if limit != resource.RLIM_INFINITY:
-        told += f", address space {amount(process.vms)} of the {amount(limit)} allowed"
+        used += f", address space {amount(process.vms)} of the {amount(limit)} allowed"
     if torch.cuda.is_available():
         free, total = torch.cuda.mem_get_info()
-        told += f"; on the GPU {amount(torch.cuda.memory_allocated())} by this process, "
-        told += f"{amount(free)} of {amount(total)} free"
-    return told
+        used += f"; on the GPU {amount(torch.cuda.memory_allocated())} by this process, "
+        used += f"{amount(free)} of {amount(total)} free"
+    return used
 
 
 @dataclass
@@ -141,7 +141,7 @@ class PhaseTimes:
         start, around = time.perf_counter(), self._now[0]
         self._now = name, start
         try:
-            with memory_told(name, self.generator):
+            with translate_out_of_memory(name, self.generator):
                 yield
         except BaseException as error:
             if error is not self._error:  # else it comes from a phase within this one
@@ -159,6 +159,6 @@ class PhaseTimes:
 
     def take(self) -> dict[str, float]:
         """The seconds of every phase as metrics ``time/<phase>``; counting starts over."""
-        taken = {f"time/{name}": seconds for name, seconds in self.seconds.items()}
+        metrics = {f"time/{name}": seconds for name, seconds in self.seconds.items()}
         self.seconds.clear()
-        return taken
+        return metrics

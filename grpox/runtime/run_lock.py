@@ -1,4 +1,4 @@
-"""One process at a time writes into a run's folder: the run itself, or what tells MLflow of it afterwards.
+"""One process at a time writes into a run's folder: the run itself, or a later report of it to MLflow.
 
 The kernel's lock decides. It goes with the process that took it, however that ends: a process that it forks
 gives up its copy, and a program that it starts gets none. The text in the file only names who took it. On a
@@ -68,11 +68,11 @@ def hold(folder: Path, key: str = "") -> Iterator[None]:
 @contextmanager
 def hold_on_all_ranks(folder: Path, world: World) -> Iterator[None]:
     """Hold a run's folder, on rank 0 for all of them; a collective. Raises ConfigError as `hold`, on all."""
-    with ExitStack() as held:
+    with ExitStack() as stack:
         problems: list[Problem] = []
         if world.is_main:
             try:
-                held.enter_context(hold(folder, "output_dir"))
+                stack.enter_context(hold(folder, "output_dir"))
             except ConfigError as error:
                 problems = error.problems
         if problems := world.gather(problems):

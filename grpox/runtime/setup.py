@@ -1,4 +1,4 @@
-"""A process before it trains or evaluates: seeds, libraries that are told to be quiet, variables put back."""
+"""A process before it trains or evaluates: seeds, quiet libraries, environment variables put back."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def seed_libraries(seed: int) -> None:
 
 
 def quieten() -> None:
-    """Libraries' own chatter and bars would bury the run's; warnings stay."""
+    """Silence the messages and bars of libraries, which would bury the run's; warnings stay."""
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()
@@ -31,13 +31,13 @@ def quieten() -> None:
 
 
 def _is_no_overflow(record: logging.LogRecord) -> bool:
-    """The run tells itself of a step that was not taken, and where it was not finite."""
+    """Drop DeepSpeed's record of a skipped step: the run reports it itself, and where it was not finite."""
     return "OVERFLOW!" not in record.getMessage()
 
 
 @contextmanager
 def variables_kept(*names: str) -> Iterator[None]:
-    """Whatever is done to these variables within it, afterwards they are what they were."""
+    """Restore these environment variables after the block."""
     before = {name: os.environ.get(name) for name in names}
     try:
         yield

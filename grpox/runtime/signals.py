@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from types import FrameType
 
 _received: list[int] = []
-_held_back: list[str] = []
-"""Holds one entry while the first signal is to wait: what to say when it comes."""
+_waiting_notes: list[str] = []
+"""One entry while the first signal waits: the text to print when it comes."""
 
 
 class Terminated(KeyboardInterrupt):
@@ -40,7 +40,7 @@ def _handle_by(handler: Callable[[int, FrameType | None], None] | signal.Handler
 
 
 def signalled() -> bool:
-    """Whether a signal has come."""
+    """Tell whether a signal has come."""
     return bool(_received)
 
 
@@ -66,25 +66,25 @@ def raise_if_signal(error: BaseException) -> None:
         return  # signals are raised in the main thread only
     if isinstance(error, KeyboardInterrupt) and may_be_signal():
         raise error
-    if not _held_back or len(_received) > 1:
+    if not _waiting_notes or len(_received) > 1:
         raise_if_signalled()
 
 
 @contextmanager
-def first_signal_waits(told: str = "") -> Iterator[None]:
+def first_signal_waits(note: str = "") -> Iterator[None]:
     """Within this block a first signal is only remembered; a second one is raised at once.
 
     For what must not be left half done, such as telling a tracker how the run ended.
 
     Args:
-        told: what to say on standard error when the signal comes.
+        note: printed on standard error when the signal comes.
     """
     if not _received:
-        _held_back.append(told)
+        _waiting_notes.append(note)
     try:
         yield
     finally:
-        _held_back.clear()
+        _waiting_notes.clear()
 
 
 def exit_code(error: KeyboardInterrupt) -> int:
@@ -94,11 +94,11 @@ def exit_code(error: KeyboardInterrupt) -> int:
 
 def _handle(number: int, _frame: FrameType | None) -> None:
     _received.append(number)
-    if not _held_back or len(_received) > 1:
+    if not _waiting_notes or len(_received) > 1:
         raise _exception(number)
-    if _held_back[0]:
+    if _waiting_notes[0]:
         # Not by print: the signal may have come while that was at work.
-        os.write(2, f"\n{signal.Signals(number).name}: {_held_back[0]}\n".encode())
+        os.write(2, f"\n{signal.Signals(number).name}: {_waiting_notes[0]}\n".encode())
 
 
 def _exception(number: int) -> KeyboardInterrupt:

@@ -9,7 +9,6 @@ at once where a connection does.
 
 from __future__ import annotations
 
-import contextlib
 import faulthandler
 import ipaddress
 import os
@@ -55,7 +54,7 @@ class Watchdog:
         self._path = folder / f"rank-{rank:05d}.txt"
         self._rank = rank
         self._ended = threading.Event()
-        self._told_of = self._interrupted = 0.0
+        self._warned_of = self._interrupted = 0.0
         self._failure = ""
         self._thread = threading.Thread(target=self._watch, name="grpox-watchdog", daemon=True)
 
@@ -82,7 +81,7 @@ class Watchdog:
         while not self._ended.wait(every):
             # Where memory has run out, of which the run tells, there may be none for a look or for the thread
             # that arming starts: the next look tries again.
-            with contextlib.suppress(MemoryError, RuntimeError):
+            with suppress(MemoryError, RuntimeError):
                 self._look(time.perf_counter())
                 self._arm()
 
@@ -95,8 +94,8 @@ class Watchdog:
         phase, since = self._times.now()
         seconds = now - since
         limit = self._config.end_after + (GRACE if phase == WAITING else 0)
-        if seconds > self._config.tell_after and self._told_of != since:
-            self._told_of = since
+        if seconds > self._config.tell_after and self._warned_of != since:
+            self._warned_of = since
             self._tell("warning", self._dumped(phase, seconds))
         if seconds > limit and self._interrupted != since:
             self._interrupted = since
@@ -111,18 +110,18 @@ class Watchdog:
         raise RunFailed(self._failure or f"rank {self._rank} was told to end by {INTERRUPT.name}")
 
     def _dumped(self, phase: str, seconds: float) -> str:
-        """What to say of the stall, whose stacks are then in the file."""
+        """Write the stacks to the file; return the message about the stall."""
         doing = "waiting for the other ranks" if phase == WAITING else f"in phase '{phase}'"
-        told = f"rank {self._rank} has been {doing} for {seconds:.0f} s"
+        message = f"rank {self._rank} has been {doing} for {seconds:.0f} s"
         try:
             if self._file is None:
                 self._path.parent.mkdir(parents=True, exist_ok=True)
                 self._file = self._path.open("a", encoding="utf-8")
-            print(f"\n{time.strftime('%Y-%m-%d %H:%M:%S')} {told}", file=self._file, flush=True)
+            print(f"\n{time.strftime('%Y-%m-%d %H:%M:%S')} {message}", file=self._file, flush=True)
             faulthandler.dump_traceback(self._file)
         except OSError as error:
-            return f"{told}; its stacks could not be written: {error}"
-        return f"{told}; the stacks of its threads are in {self._path}"
+            return f"{message}; its stacks could not be written: {error}"
+        return f"{message}; the stacks of its threads are in {self._path}"
 
     def _tell(self, kind: str, text: str) -> None:
         # Not by print: the thread that stalls may hold the lock of standard error.
@@ -130,27 +129,27 @@ class Watchdog:
 
 
 def lose_silent_peers(seconds: float) -> int:
-    """Have every TCP connection of this process to another machine end once that one is silent for so long.
+    """End every TCP connection of this process to another machine once that machine is silent for so long.
 
     The kernel's answers count, not those of the process there: one that computes or stalls is not silent. On
     other systems than Linux this does nothing.
 
     Returns:
-        how many connections there are.
+        the number of such connections.
     """
     if not sys.platform.startswith("linux"):
         return 0
-    found = 0
+    count = 0
     for name in os.listdir("/proc/self/fd"):
         with suppress(OSError):  # one that was closed meanwhile, or listens and has no peer
             if stat.S_ISSOCK(Path(f"/proc/self/fd/{name}").stat().st_mode):
                 with socket.socket(fileno=os.dup(int(name))) as connection:
-                    found += _lose_if_silent(connection, seconds)
-    return found
+                    count += _lose_if_silent(connection, seconds)
+    return count
 
 
 def _lose_if_silent(connection: socket.socket, seconds: float) -> bool:
-    """Whether it leads to another machine."""
+    """Set the limits if the connection leads to another machine; return True if it does."""
     if connection.family not in (socket.AF_INET, socket.AF_INET6) or connection.type != socket.SOCK_STREAM:
         return False
     peer = ipaddress.ip_address(str(connection.getpeername()[0]).partition("%")[0])

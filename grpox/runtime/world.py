@@ -6,7 +6,7 @@ loopback, which the others reach in vain.
 
 Work that each rank does by itself fails on all where it fails on one, at the end of the phase: a rank that
 raised and left would keep the others waiting for it in their next collective. A collective that fails because
-another rank has gone is told as that, in place of the transport's words.
+another rank has gone raises an error that says so, in place of the transport's words.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def meeting_store(place: Place, limit: timedelta) -> TCPStore | None:
 
 
 def not_met(place: Place, error: RuntimeError) -> RunFailed:
-    """What to say where a rank finds no others."""
+    """Return the error of a rank that finds no others."""
     words = " ".join(str(error).split())[:300]
     return RunFailed(
         f"rank {place.rank} of {place.world_size} did not meet the others at {place.address}:{place.port}: is "
@@ -138,8 +138,8 @@ def _is_loopback(address: str) -> bool:
 
 def _resolved(host: str, port: int) -> tuple[int, Any]:
     """Family and address of a socket, IPv4 before IPv6; raises OSError where the host is not known."""
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    family, _, _, _, address = min(found, key=lambda each: each[0] != socket.AF_INET)
+    addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    family, _, _, _, address = min(addresses, key=lambda each: each[0] != socket.AF_INET)
     return family, address
 
 
@@ -247,9 +247,9 @@ def _device(place: Place) -> torch.device:
 
 @dataclass(frozen=True)
 class Failure:
-    """How a rank's work failed, as it travels between ranks."""
+    """The failure of a rank's work, as it travels between ranks."""
 
-    told: str
+    message: str
 
 
 def gathered(world: World, times: PhaseTimes, work: Callable[[], Item]) -> list[Item]:
@@ -270,15 +270,13 @@ def gathered(world: World, times: PhaseTimes, work: Callable[[], Item]) -> list[
     try:
         part = work()
     except Exception as raised:  # noqa: BLE001 - raised again when the others know
-        part, error = (
-            Failure(f"rank {world.rank} failed in phase '{times.failed}': {describe_failure(raised)}"),
-            raised,
-        )
+        error = raised
+        part = Failure(f"rank {world.rank} failed in phase '{times.failed}': {describe_failure(raised)}")
     with times.phase(WAITING):
         parts = world.gather([part])
     if error is not None:
         raise error
-    if failures := [each.told for each in parts if isinstance(each, Failure)]:
+    if failures := [each.message for each in parts if isinstance(each, Failure)]:
         raise RunFailed("\n".join(failures))
     return [each for each in parts if not isinstance(each, Failure)]
 
@@ -291,13 +289,13 @@ def on_every_rank(world: World, times: PhaseTimes, work: Callable[[], Item]) -> 
 
 
 def describe_failure(error: BaseException) -> str:
-    """What an exception says, in a line or more; those that are not written for the user with their type."""
+    """Return the text of an exception, in a line or more; with its type unless it is written for the user."""
     return str(error) if isinstance(error, GrpoxError) else describe(error)
 
 
 @contextmanager
-def lost_ranks_told(world: World, times: PhaseTimes) -> Iterator[None]:
-    """Within this block a collective that loses another rank raises RunFailed."""
+def translate_lost_ranks(world: World, times: PhaseTimes) -> Iterator[None]:
+    """Raise RunFailed for a collective within this block that loses another rank."""
     try:
         yield
     except RuntimeError as error:

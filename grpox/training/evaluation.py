@@ -33,11 +33,11 @@ from grpox.rollout.rewards import NamedReward
 from grpox.rollout.rewards.isolation import OF_EVALUATION, OF_TRAINING, reward_functions
 from grpox.rollout.rewards.scoring import Logged, ScoredRow, weighed_mean_logged, weighted_sum, with_logged
 from grpox.rollout.sampler import CompletionSampler, FixedPolicy, SampleRequest
-from grpox.runtime.foreign_code import FOREIGN, exits_told
+from grpox.runtime.foreign_code import FOREIGN, translate_exits
 from grpox.runtime.phases import PhaseTimes
 from grpox.runtime.setup import quieten, seed_libraries
 from grpox.runtime.watchdog import GRACE
-from grpox.runtime.world import lost_ranks_told, on_every_rank, start_world
+from grpox.runtime.world import on_every_rank, start_world, translate_lost_ranks
 from grpox.training.inputs import (
     EvaluationInputs,
     generator_context,
@@ -235,7 +235,7 @@ def evaluate_model(run: ResolvedRun, checkpoint: Path | None, done: Callable[[in
     world = start_world(run.config.watchdog.end_after + 2 * GRACE)
     seed_libraries(run.config.train.seed)
     key = OF_TRAINING if evaluation.rewards is None else OF_EVALUATION
-    with reward_functions(run, key) as functions, exits_told(FOREIGN):
+    with reward_functions(run, key) as functions, translate_exits(FOREIGN):
         times, tokenizer = PhaseTimes(generator=generator_settings(run)), open_tokenizer(run)
         prompts = open_evaluation_prompts(run, tokenizer, evaluation)
         inputs, count = EvaluationInputs.bind(run.config, prompts, functions), len(prompts)
@@ -251,7 +251,7 @@ def evaluate_model(run: ResolvedRun, checkpoint: Path | None, done: Callable[[in
                 model = checkpoint_model(checkpoint, run.config.model)
             return model.eval().requires_grad_(False).to(world.device)
 
-        with lost_ranks_told(world, times):
+        with translate_lost_ranks(world, times):
             model = on_every_rank(world, times, times.phase("load")(load))
             context = generator_context(model, tokenizer, run.config, world)
             sampler = start_sampler(generator, context, FixedPolicy(model), world, times, sleeps=False)

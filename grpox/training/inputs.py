@@ -40,7 +40,7 @@ from grpox.rollout.rewards.isolation import OF_EVALUATION, OF_TRAINING, fitting_
 from grpox.rollout.sampler import CompletionSampler, WeightSource
 from grpox.runfile.checks import stream_problems
 from grpox.runfile.model_options import media_problem
-from grpox.runtime.foreign_code import call, exits_told
+from grpox.runtime.foreign_code import call, translate_exits
 from grpox.runtime.phases import PhaseTimes
 from grpox.runtime.world import World, on_every_rank
 
@@ -235,7 +235,7 @@ def start_sampler(
     """
 
     def start() -> None:
-        with exits_told("the generator"), times.phase("start generator"):
+        with translate_exits("the generator"), times.phase("start generator"):
             generator.start(context)
 
     on_every_rank(world, times, start)

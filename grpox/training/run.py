@@ -35,13 +35,13 @@ from grpox.runfile.load import ResolvedRun, load_run, resolve_config
 from grpox.runfile.lock.differences import check_ranks
 from grpox.runfile.lock.of_run import lock_of
 from grpox.runtime.files import keep_files_from_others, unwritten, write_whole
-from grpox.runtime.foreign_code import FOREIGN, exits_told
+from grpox.runtime.foreign_code import FOREIGN, translate_exits
 from grpox.runtime.logs import get_logger
 from grpox.runtime.phases import PhaseTimes
 from grpox.runtime.run_lock import hold_on_all_ranks
 from grpox.runtime.setup import quieten, seed_libraries
 from grpox.runtime.watchdog import GRACE, Watchdog, lose_silent_peers
-from grpox.runtime.world import World, lost_ranks_told, on_every_rank, start_world
+from grpox.runtime.world import World, on_every_rank, start_world, translate_lost_ranks
 from grpox.training.build import TrainerParts, TrainInputs, build_engines, build_observers, build_trainer
 from grpox.training.given import given_objects, make_whole
 from grpox.training.inputs import (
@@ -119,7 +119,7 @@ def train_run(
         hold_on_all_ranks(Path(config.output_dir), world),
         reward_functions(run) as functions,
         reward_functions(run, OF_EVALUATION) as of_evaluation,
-        exits_told(FOREIGN),
+        translate_exits(FOREIGN),
     ):
         lock = lock_of(run)
         check_ranks(world, lock, redacted(config.model_dump(mode="json")))
@@ -145,7 +145,7 @@ def train_run(
         with (
             Watchdog(config.watchdog, times, context.output_dir / "stalls", world.rank),
             _observed(context, observers, world) as summary,
-            lost_ranks_told(world, times),
+            translate_lost_ranks(world, times),
             machine_metrics(context.output_dir, config.logging.system_metrics_every, world),
         ):
             parts = TrainerParts(run, world, inputs, context, observers, lock, times)
@@ -173,7 +173,7 @@ def _observed(context: RunContext, observers: Observers, world: World) -> Iterat
         observers.run_finished(context, summary)
 
 
-@exits_told(FOREIGN)
+@translate_exits(FOREIGN)
 def _train_and_save(parts: TrainerParts, generator: Generator, checkpoint: Checkpoint | None) -> dict[str, Any]:
     config, world, times = parts.run.config, parts.world, parts.times
     model = on_every_rank(world, times, times.phase("load")(lambda: open_model(parts.run)))

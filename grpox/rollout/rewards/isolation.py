@@ -28,12 +28,12 @@ OF_TRAINING, OF_EVALUATION = "rewards", "evaluation.rewards"
 
 
 def isolation_of(bound: BoundComponent, ref: RewardRef, given: bool) -> Isolation:
-    """As the run file or else the function's own attribute `isolation` says.
+    """Return the isolation that the run file asks for, else the function's own attribute `isolation`.
 
     By default a function named by path, and one of a plugin that is not grpox's own, gets a process.
 
     Args:
-        given: whether it is an object given in Python.
+        given: True if it is an object given in Python.
 
     Raises:
         ConfigError: a process is asked for, and cannot be.
@@ -52,7 +52,7 @@ def isolation_of(bound: BoundComponent, ref: RewardRef, given: bool) -> Isolatio
 
 
 def started(bound: BoundComponent, ref: RewardRef) -> RewardProcess:
-    """The process of a function, which begins to build it; see `RewardProcess.ready`.
+    """Start the process of a function, which begins to build it; see `RewardProcess.ready`.
 
     Raises:
         ConfigError: its parameters cannot be sent there.
@@ -105,11 +105,11 @@ def reward_functions(run: ResolvedRun, key: str = OF_TRAINING) -> Iterator[list[
 def fitting_rewards(
     refs: Sequence[RewardRef], functions: Sequence[Any], prompts: PromptSet, key: str = OF_TRAINING
 ) -> list[NamedReward]:
-    """The functions that `refs` name, as a run calls them.
+    """Bind the functions that `refs` name to their weights, limits and data.
 
     Args:
         functions: in the same order.
-        prompts: the data that they are to score.
+        prompts: the data to score.
         key: under which the run file lists them.
 
     Raises:

@@ -1,4 +1,4 @@
-"""What the trainer and the process of a reward function tell each other, pickled."""
+"""Messages between the trainer and the process of a reward function, pickled."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ WHERE = signal.SIGUSR2
 
 @dataclass(frozen=True)
 class Blueprint:
-    """What the process needs to build the function as the run would: the first thing it is sent."""
+    """Instructions to build the function as the run would: the first message to the process."""
 
     label: str
     key: str
-    """Where the run file names it, for example ``rewards[0]``."""
+    """Key of the function in the run file, for example ``rewards[0]``."""
     target: str
     """``package.module:name``, or ``/path/to/file.py:name``."""
     from_file: bool
@@ -37,13 +37,13 @@ class Ready:
     """The answer to a blueprint."""
 
     problems: tuple[Problem, ...] = ()
-    """Why the function could not be built; empty where it was."""
+    """Reasons why the function could not be built; empty if it was."""
     needs: tuple[str, ...] = ()
     """Arguments that it cannot do without."""
     takes: frozenset[str] | None = None
     """Arguments that it takes; None if it takes any."""
     begins: str = ""
-    """Where it is defined: ``rewards.py:12``."""
+    """Line at which it is defined: ``rewards.py:12``."""
 
 
 @dataclass(frozen=True)
@@ -54,17 +54,17 @@ class Request:
     count: int
     """Completions."""
     seed: int
-    """What the random generators of Python, numpy and torch are seeded with before the call."""
+    """Seed of the random generators of Python, numpy and torch, set before the call."""
 
 
 @dataclass(frozen=True)
 class Reply:
-    """What became of a call."""
+    """The outcome of a call."""
 
     scores: CheckedScores | None = None
     """None where the whole call failed."""
     log: CallLog = field(default_factory=CallLog)
     failure: str = ""
-    """What went wrong with the whole call."""
+    """Reason why the whole call failed."""
     trace: str = ""
     """The traceback of what the function raised, as text."""

@@ -20,7 +20,7 @@ class RewardOutput:
     process and those that it has started.
 
     Args:
-        label: the name of the reward, for the line that tells how much was dropped.
+        label: the name of the reward, for the line about dropped output.
     """
 
     def __init__(self, label: str) -> None:
@@ -49,8 +49,8 @@ class RewardOutput:
                 self._read(end)
             if self._dropped:
                 begin = "\n" if self._in_line else ""
-                told = f"{self._dropped:,} further bytes that reward '{self._label}' printed in this call"
-                _write(2, f"{begin}... {told} are not shown\n".encode())
+                note = f"{self._dropped:,} further bytes that reward '{self._label}' printed in this call"
+                _write(2, f"{begin}... {note} are not shown\n".encode())
             self._left, self._dropped, self._in_line = MOST_PRINTED, 0, False
 
     def _follow(self) -> None:
@@ -68,7 +68,7 @@ class RewardOutput:
                         os.close(end)
 
     def _read(self, end: int) -> bool:
-        """Pass on what is there; return whether nothing will come any more."""
+        """Pass on what is there; return True at the end of the stream."""
         try:
             read = os.read(end, PIPE)
         except BlockingIOError:  # the other thread was first

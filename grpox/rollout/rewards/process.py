@@ -27,11 +27,11 @@ START_SECONDS = 600.0
 
 
 class ProcessFailed(Exception):
-    """The process did not answer: what went wrong, as a message goes on after the reward's name."""
+    """The process did not answer; the text continues a message after the reward's name."""
 
 
 class RewardProcess:
-    """Holds one process, which is started with this and again after each one that ended.
+    """One process, which is started with this object, and again after it has ended.
 
     Args:
         timeout: seconds that one call may take.
@@ -46,7 +46,7 @@ class RewardProcess:
 
     @property
     def ready(self) -> Ready:
-        """What the process told of the function.
+        """The process's description of the function.
 
         Raises:
             ConfigError: it could not build the function.
@@ -73,11 +73,11 @@ class RewardProcess:
             ProcessFailed: the process ended, took longer than the timeout or more than the memory; it is gone.
         """
         takes = self.ready.takes
-        taken = {n: v for n, v in arguments.items() if takes is None or n in takes}  # the rest is not sent
+        accepted = {n: v for n, v in arguments.items() if takes is None or n in takes}  # the rest is not sent
         running = self._started()
         try:
             running.wait_ready()
-            return running.ask(Request(taken, count, _seed_of(arguments)))
+            return running.ask(Request(accepted, count, _seed_of(arguments)))
         except ProcessFailed:
             self.stop()
             running.kill()  # where another thread has stopped it in the middle of the call
@@ -119,7 +119,7 @@ class _Running:
             self._child.send(pickle.dumps(blueprint))
 
     def wait_ready(self) -> Ready:
-        """What it says once it has built the function."""
+        """Wait until the process has built the function; return its description."""
         with self._child.in_use:
             if self._ready is None:
                 late = f"its process took longer than {START_SECONDS:g} s to start"
@@ -127,7 +127,7 @@ class _Running:
             return self._ready
 
     def ask(self, request: Request) -> Reply:
-        """Its answer to a request."""
+        """Return the answer to a request."""
         with self._child.in_use:
             os.ftruncate(self._stacks.fileno(), 0)
             os.lseek(self._stacks.fileno(), 0, os.SEEK_SET)
@@ -162,31 +162,30 @@ class _Running:
     def _check_memory(self) -> None:
         limit = int(self.memory * 2**30)
         # What processes share counts in each by `rss`, and in parts by `pss`, which costs more to find out.
-        if self._held("rss") > limit and (held := self._held("pss")) > limit:
+        if self._memory_used("rss") > limit and (used := self._memory_used("pss")) > limit:
             limited = f"its limit (memory) is {self.memory:g} GiB"
-            raise ProcessFailed(f"held {amount(held)} of memory; {limited}{self._placed(ask=True)}")
+            raise ProcessFailed(f"held {amount(used)} of memory; {limited}{self._placed(ask=True)}")
 
-    def _held(self, what: str) -> int:
-        held = 0
+    def _memory_used(self, what: str) -> int:
+        used = 0
         with contextlib.suppress(psutil.Error):
             whole = psutil.Process(self.pid)
             for process in (whole, *whole.children(recursive=True)):
                 with contextlib.suppress(psutil.Error):
                     info = process.memory_full_info() if what == "pss" else process.memory_info()
-                    held += getattr(info, what)
-        return held
+                    used += getattr(info, what)
+        return used
 
     def _end(self, alive: str) -> str:
-        """How it ended, in words, or `alive` if it did not."""
+        """Describe how the process ended; return `alive`, with its place, if it goes on."""
         code = self._child.end()
         self._output.end_call()
         if code is None:
             return f"{alive}{self._placed(ask=True)}"
         if code >= 0:
             return f"ended its process with exit code {code}{self._placed()}"
-        name = signal.Signals(-code).name
         by = ", as the kernel does where memory runs out" if -code == signal.SIGKILL else ""
-        return f"lost its process to signal {-code} ({name}{by}){self._placed()}"
+        return f"lost its process to signal {-code} ({signal.Signals(-code).name}{by}){self._placed()}"
 
     def _placed(self, ask: bool = False) -> str:
         """`` (rewards.py:12)``, of the line it is at if it is asked, else of where it crashed, or begins."""
@@ -196,8 +195,8 @@ class _Running:
             while not os.fstat(self._stacks.fileno()).st_size and time.monotonic() < deadline:
                 time.sleep(0.01)
             time.sleep(0.02)  # the rest of it
-        told = os.pread(self._stacks.fileno(), 1 << 20, 0).decode("utf-8", "replace")
-        at = dumped_at(told) or (self._ready.begins if self._ready else "")
+        stacks = os.pread(self._stacks.fileno(), 1 << 20, 0).decode("utf-8", "replace")
+        at = dumped_at(stacks) or (self._ready.begins if self._ready else "")
         return f" ({at})" if at else ""
 
     def kill(self) -> None:
@@ -243,7 +242,7 @@ class ProcessCall:
         self._thread.start()
 
     def wait(self, timeout: float) -> bool:
-        """Whether the call has ended: it always does, since a process that takes longer is killed."""
+        """Wait for the end of the call; always True, since a process that takes longer is killed."""
         self._ended.wait()
         return True
 
@@ -254,7 +253,7 @@ class ProcessCall:
 
     @property
     def running(self) -> bool:
-        """Whether the function may still be at work."""
+        """True while the function may still be at work."""
         return not self._ended.is_set()
 
     def needs_main_thread(self) -> bool:

@@ -56,7 +56,7 @@ def _serve(trainer: Connection) -> None:
 
 
 def _built(blueprint: Blueprint) -> tuple[Any, Ready]:
-    """The function, or None and why not."""
+    """Build the function; return it, or None with the problems."""
     sys.path[:] = blueprint.import_path
     try:
         load = load_object if blueprint.from_file else pkgutil.resolve_name
@@ -106,7 +106,7 @@ def _use_device(index: int | None) -> None:
 
 
 def _prefer_for_oom_kill() -> None:
-    """Where memory runs out, let the kernel take this process, which can be started again."""
+    """Let the kernel kill this process first when memory runs out: it can be started again."""
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
         file.write("1000")
 

@@ -49,7 +49,7 @@ class HfConfig(Parameters):
         return GeneratorMemory("whole" if self.gather_weights else "shards", together=self.batch_size)
 
     def check_sampling(self, sampling: SamplingConfig) -> list[Problem]:
-        """What of `sampling` hf cannot honour with these parameters."""
+        """Find the settings of `sampling` that hf cannot honour with these parameters."""
         problems = unknown_kwargs(sampling)
         if not self.continuous_batching:
             return problems
@@ -76,7 +76,7 @@ class VllmParameters(Parameters):
     """The parameters of a generator that samples with vLLM."""
 
     def check_sampling(self, sampling: SamplingConfig) -> list[Problem]:
-        """Find what of `sampling` vLLM cannot honour."""
+        """Find the settings of `sampling` that vLLM cannot honour."""
         return vllm_sampling.refused(sampling)
 
 

@@ -1,4 +1,4 @@
-"""Which keys of `sampling.generation_kwargs` hf gives to transformers, written out to import no torch.
+"""Keys of `sampling.generation_kwargs` that hf gives to transformers, written out to import no torch.
 
 A key not given is one that grpox sets itself, or one of another way to decode than sampling token by token.
 """
@@ -24,7 +24,7 @@ LOGITS = (
 """They change the distribution, in greedy decoding too."""
 
 OF_ROWS = ("encoder_repetition_penalty", "encoder_no_repeat_ngram_size", "watermarking_config")
-"""Of those, what remembers each row's prompt or tokens."""
+"""Keys of those that remember each row's prompt or tokens."""
 
 WARPERS = ("top_h", "typical_p", "epsilon_cutoff", "eta_cutoff")
 """They drop tokens where there is sampling, so not in greedy decoding."""

@@ -23,7 +23,7 @@ from grpox.errors import ConfigError, RunFailed
 from grpox.toolkit import persistent_buffers, text_of
 from grpox_generators.configs import HfConfig
 from grpox_generators.continuous import complete
-from grpox_generators.limits import check_length, end_ids, made_rollout
+from grpox_generators.limits import build_rollout, check_length, end_ids
 from grpox_generators.sampling import (
     Distribution,
     Draw,
@@ -56,12 +56,9 @@ class HfGenerator:
     def start(self, context: GeneratorContext) -> None:
         implementation = self.config.cache_implementation
         if implementation.startswith("offloaded") and context.device.type != "cuda":
-            what = (
-                f"it moves keys and values between an accelerator and CPU, and this run is on {context.device}"
-            )
-            raise ConfigError(
-                what, "generator.cache_implementation", given=implementation, allowed="dynamic, static"
-            )
+            what = "it moves keys and values between an accelerator and CPU, and this run is on "
+            key, allowed = "generator.cache_implementation", "dynamic, static"
+            raise ConfigError(f"{what}{context.device}", key, given=implementation, allowed=allowed)
         self.context = context
         self.in_step = not self.config.gather_weights and context.world_size > 1
         if not self.config.gather_weights:
@@ -156,7 +153,11 @@ class HfGenerator:
             leave = shared and not self.in_step and not keeps_rows(sampling)
             return batch.run(self.model, leave, self.in_step)
         except NoProbabilities as error:
-            raise self._no_probabilities(sampling) from error
+            reason = "an update broke it (a smaller train.learning_rate may help)"
+            if sampling.generation_kwargs:
+                reason += ", or sampling.generation_kwargs forbids every token"
+            what = f"the policy of version {self.version} gives no finite probabilities: {reason}"
+            raise RunFailed(what) from error
         except ImportError as error:
             what = f"a library that it needs is missing: {text_of(error)}"
             given = self.config.cache_implementation
@@ -165,12 +166,6 @@ class HfGenerator:
             if not sampling.generation_kwargs:
                 raise
             raise refused_kwargs(sampling, error) from error
-
-    def _no_probabilities(self, sampling: SamplingConfig) -> RunFailed:
-        reason = "an update broke it (a smaller train.learning_rate may help)"
-        if sampling.generation_kwargs:
-            reason += ", or sampling.generation_kwargs forbids every token"
-        return RunFailed(f"the policy of version {self.version} gives no finite probabilities: {reason}")
 
     def _prefill(self, padded: PaddedPrompts) -> Any:
         """Keys and values of all prompt tokens but the last, computed once a prompt, repeated for its group."""
@@ -224,7 +219,7 @@ class HfGenerator:
         ends = [place + 1 for place, token in enumerate(token_ids) if token in end_ids][:1]
         ends += [stop] if stop is not None else []
         length = min(ends, default=len(token_ids))
-        return made_rollout(prompt, sample, token_ids[:length], logprobs[:length], bool(ends), self.version)
+        return build_rollout(prompt, sample, token_ids[:length], logprobs[:length], bool(ends), self.version)
 
 
 GROUPED = "grpox_grouped_sdpa"

@@ -37,7 +37,7 @@ def check_length(prompts: Sequence[Prompt], sampling: SamplingConfig, limit: int
         )
 
 
-def made_rollout(
+def build_rollout(
     prompt: Prompt,
     sample: int,
     token_ids: Sequence[int],

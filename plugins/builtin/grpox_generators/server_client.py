@@ -51,7 +51,7 @@ class Completion:
 
 
 class ServerClient:
-    """HTTP to one server. It belongs to the event loop in which it was made."""
+    """HTTP to one server, in the event loop in which this is created."""
 
     def __init__(self, url: str, token: str, config: VllmServerConfig) -> None:
         self.url = url
@@ -67,7 +67,7 @@ class ServerClient:
         )
 
     async def about(self) -> dict[str, Any]:
-        """What the server says of itself, see `grpox_vllm_serving.protocol`."""
+        """Return the server's description of itself, see `grpox_vllm_serving.protocol`."""
         try:
             async with asyncio.timeout(LONGEST_LOOK):
                 return await self._json("GET", ABOUT_PATH)
@@ -75,7 +75,7 @@ class ServerClient:
             raise ServerLost(f"{self.url} says nothing for {LONGEST_LOOK:g} s") from error
 
     async def post(self, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """The answer of one of vLLM's routes."""
+        """Return the answer of one of vLLM's routes."""
         return await self._json("POST", path, body)
 
     async def complete(self, token_ids: list[int], params: Mapping[str, Any]) -> AsyncIterator[Completion]:
@@ -103,8 +103,8 @@ class ServerClient:
 
     async def _json(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
         async with self._answer(method, path, body) as response:
-            told: dict[str, Any] = await response.json()
-        return told
+            content: dict[str, Any] = await response.json()
+        return content
 
     async def _events(self, response: aiohttp.ClientResponse, stream: bool) -> AsyncIterator[dict[str, Any]]:
         if not stream:
@@ -123,7 +123,7 @@ class ServerClient:
     async def _answer(
         self, method: str, path: str, body: Mapping[str, Any] | None = None
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """A response with a status of success; everything else is told as what it means."""
+        """Yield a response with a status of success; raise the error that any other one stands for."""
         try:
             async with self._session.request(method, self.url + path, json=body) as response:
                 await self._check(path, response)
@@ -147,7 +147,7 @@ class ServerClient:
 
 
 def _add(completion: Completion, choice: Mapping[str, Any]) -> bool:
-    """Add what `choice` brings; whether that was the end."""
+    """Add the tokens of `choice`; return True if the completion has ended."""
     completion.token_ids += choice["token_ids"]
     if choice["logprobs"] is not None:
         completion.logprobs += [position["logprob"] for position in choice["logprobs"]["content"]]

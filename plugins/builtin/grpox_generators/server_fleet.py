@@ -25,7 +25,10 @@ SECONDS_BETWEEN_LOOKS = 1.0
 
 
 class LoopThread:
-    """Not shared with async rewards: one of those that blocks would stop the servers' answers."""
+    """An event loop in a thread of its own.
+
+    It is not shared with async rewards: a reward that blocks would stop the servers' answers.
+    """
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -63,9 +66,9 @@ class Fleet:
         self.clients: dict[str, ServerClient] = {}
         self.abouts: dict[str, dict[str, Any]] = {}
         self.lost: dict[str, str] = {}
-        """Why each of the others is not in use."""
+        """Address -> why the server is not in use."""
         self.last_loss = ""
-        """Why a server was given up last."""
+        """Reason for which a server was last given up."""
         self._given_up: dict[str, str] = {}
         self._sends_weights = sends_weights
         self._model = model
@@ -74,23 +77,23 @@ class Fleet:
         self.loop.run(self._open(token))
 
     def find(self) -> bool:
-        """Put into use every server that answers; whether one did within `start_timeout`.
+        """Put into use every server that answers; return True if one did within `start_timeout`.
 
         Raises:
             ConfigError: a server is of another model or version, or refuses the token.
             RunFailed: another run uses one.
         """
         deadline = time.monotonic() + self.config.start_timeout
-        told = False
+        has_warned = False
         while not self.look():
             if time.monotonic() >= deadline:
                 return False
-            if not told:
+            if not has_warned:
                 logger.warning(
                     "vllm-server: waiting for a server (grpox serve MODEL starts one): %s",
                     "; ".join(self.lost.values()),
                 )
-                told = True
+                has_warned = True
             time.sleep(SECONDS_BETWEEN_LOOKS)
         return True
 
@@ -149,15 +152,15 @@ class Fleet:
         self.clients = {url: ServerClient(url, token, self.config) for url in self.config.urls}
 
     def _check_owner(self, url: str, about: Mapping[str, Any]) -> None:
-        ours, held = self._ours.get(about["instance"]), about["weight_version"]
-        if ours is not None and held != ours and held.partition("/")[0] != ours.partition("/")[0]:
+        ours, current = self._ours.get(about["instance"]), about["weight_version"]
+        if ours is not None and current != ours and current.partition("/")[0] != ours.partition("/")[0]:
             raise RunFailed(
-                f"another run has sent weights ({held}) to the vLLM server {url} that this run uses: "
+                f"another run has sent weights ({current}) to the vLLM server {url} that this run uses: "
                 "a server serves one run at a time"
             )
 
     def none_answers(self) -> Problem:
-        """What to tell when `find` found none."""
+        """Return the problem to report when `find` returns False."""
         what = f"no vLLM server answers: {'; '.join(self.lost.values())}"
         port = urlsplit(self.config.urls[0]).port or 80
         start = f"start one with `grpox serve MODEL --port {port}`, or name the address of one that runs"

@@ -29,7 +29,7 @@ class Request:
     params: dict[str, Any]
     """Of vLLM's SamplingParams."""
     delivered: set[int] = field(default_factory=set)
-    """Samples that are in: asked for again, they are drawn again alike and not handed on twice."""
+    """Samples that have arrived: a repeated request draws them again alike, and delivers none twice."""
 
     @property
     def missing(self) -> int:
@@ -60,7 +60,7 @@ class ServerPool:
         )
         self._complete = retrying.wraps(self._attempt)
         self.lost: dict[str, str] = {}
-        """Why each server that is no longer asked was given up, by address."""
+        """Address -> why that server gets no more requests."""
 
     async def run(self, requests: Sequence[Request], deliver: Callable[[Request, Completion], None]) -> None:
         """Complete `requests`; what is still missing when it returns no server was left to complete.
@@ -86,8 +86,13 @@ class ServerPool:
                 for task in ended:
                     member, request = running.pop(task)
                     member.outstanding -= request.prompt.num_samples
-                    if self._failed(task, member):
+                    try:
+                        task.result()
+                    except ServerLost as error:
                         waiting.append(request)
+                        if member in self._members:
+                            self._members.remove(member)
+                            self.lost[member.client.url] = str(error)
         finally:
             for task in running:
                 task.cancel()
@@ -98,17 +103,6 @@ class ServerPool:
         free = [member for member in self._members if member.outstanding < member.room]
         return min(free, key=lambda member: member.outstanding / member.room, default=None)
 
-    def _failed(self, task: asyncio.Task[None], member: Member) -> bool:
-        """Whether its server was lost, which is then asked no more; other errors are raised."""
-        try:
-            task.result()
-        except ServerLost as error:
-            if member in self._members:
-                self._members.remove(member)
-                self.lost[member.client.url] = str(error)
-            return True
-        return False
-
     async def _attempt(
         self, member: Member, request: Request, deliver: Callable[[Request, Completion], None]
     ) -> None:
@@ -117,8 +111,8 @@ class ServerPool:
             if completion.finish_reason in ("abort", "error"):
                 raise ServerLost(f"{url} broke off a completion: {completion.finish_reason}")
             if set(completion.versions) != {self._version}:
-                held = ", ".join(completion.versions) or "unknown"
-                raise ServerUnfit(f"{url} sampled with weights {held} in place of {self._version}")
+                weights = ", ".join(completion.versions) or "unknown"
+                raise ServerUnfit(f"{url} sampled with weights {weights} in place of {self._version}")
             if len(completion.logprobs) != len(completion.token_ids):
                 raise RunFailed(
                     f"{url} sent {len(completion.token_ids)} tokens without their log-probabilities"
@@ -128,8 +122,8 @@ class ServerPool:
                 deliver(request, completion)
 
 
-class Asked:
-    """The work of a pool, under way in the fleet's thread from the start. To be used by one thread.
+class PendingRequests:
+    """Requests to a pool, under way in the fleet's thread from the start. To be used by one thread.
 
     Args:
         version: the policy's, of the weights that sample.
@@ -159,15 +153,15 @@ class Asked:
         self._give_up_lost()
 
     def wait(self) -> None:
-        """Until no server is asked any more; what came, or went wrong, is still there to be read."""
+        """Wait until no request is under way; answers and errors can still be read."""
         wait([self._work])
         self._give_up_lost()
 
     def cancel(self) -> None:
-        """Ask no more, if there is still something to ask."""
+        """Cancel the requests that are still under way."""
         self._work.cancel()
 
     def _give_up_lost(self) -> None:
-        """Once: a server may come back before all that was asked is read."""
+        """Do it once: a server may come back before all answers are read."""
         while self._pool.lost:
             self._fleet.give_up(*self._pool.lost.popitem())

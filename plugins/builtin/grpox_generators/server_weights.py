@@ -142,7 +142,7 @@ class NcclSender:
 
 
 class _WeightRoutes:
-    """What vLLM's trainer side asks of the servers, asked of all of them."""
+    """Routes that vLLM's trainer side calls, called on all servers."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet

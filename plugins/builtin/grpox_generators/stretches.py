@@ -151,13 +151,9 @@ class Batch:
                 return sequences
             running, generated, mask = running[remaining], generated[remaining], mask[remaining]
             mask = torch.nn.functional.pad(mask, (0, generated.shape[1] - mask.shape[1]), value=1)
-            self._keep(remaining)
-
-    def _keep(self, remaining: Tensor) -> None:
-        """Go on with the rows bool[B] alone."""
-        self.cache.reorder_cache(remaining.nonzero().squeeze(1))
-        for part in (*self.processors, self.stop):
-            part.keep(remaining)
+            self.cache.reorder_cache(remaining.nonzero().squeeze(1))
+            for part in (*self.processors, self.stop):
+                part.keep(remaining)
 
 
 class Stretch(StoppingCriteria):  # type: ignore[misc]

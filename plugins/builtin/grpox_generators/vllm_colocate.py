@@ -35,7 +35,7 @@ from grpox.toolkit import (
     write_adapter,
 )
 from grpox_generators.configs import VllmColocateConfig
-from grpox_generators.limits import check_length, end_ids, made_rollout
+from grpox_generators.limits import build_rollout, check_length, end_ids
 from grpox_generators.ranks import ask_together, engine_arguments, from_all_ranks, own_segments
 from grpox_generators.stored_names import as_stored
 from grpox_generators.vllm_sampling import request_params, seed_of
@@ -53,10 +53,10 @@ ENVIRONMENT = {
 }
 """Set before vLLM is imported, where the user has not."""
 CHANGED = ("LOCAL_WORLD_SIZE", "LD_PRELOAD")
-"""What vLLM's CPU build sets when it starts: its engine's ranks, as those of the machine; and libraries
-for its workers, which the processes of rewards would load too."""
+"""Variables that vLLM's CPU build sets when it starts: its engine's ranks, as those of the machine; and
+libraries for its workers, which the processes of rewards would load too."""
 NAME, NUMBER = "policy", 1
-"""What the engine calls the only adapter that it has."""
+"""The engine's name and number of its only adapter."""
 
 
 class VllmColocateGenerator:
@@ -72,7 +72,7 @@ class VllmColocateGenerator:
         self.config = config
         self.version = 0
         self._asleep: set[str] = set()
-        """What of the engine is asleep: weights, kv_cache."""
+        """Parts of the engine that are asleep: weights, kv_cache."""
         self._adapter: AdapterFiles | None = None
         """Where the engine takes the policy's adapter by itself."""
         self._base_buffers: list[Tensor] | None = None
@@ -123,20 +123,20 @@ class VllmColocateGenerator:
 
     def generate(self, prompts: Sequence[Prompt], sampling: SamplingConfig, seed: int) -> Iterable[Rollout]:
         """Sample every prompt's group; a temperature of 0 decodes greedily."""
-        asked, mine = ask_together([(prompt, seed_of(prompt, seed)) for prompt in prompts])
-        if not asked:
+        seeded, mine = ask_together([(prompt, seed_of(prompt, seed)) for prompt in prompts])
+        if not seeded:
             return
         # vLLM would cut a completion off at its context without a word.
         limit = self._engine.llm_engine.model_config.max_model_len
-        theirs = [prompt for prompt, _ in asked]
+        theirs = [prompt for prompt, _ in seeded]
         check_length(theirs, sampling, limit, "vLLM's engine (generator.max_model_len)")
-        outputs = self._outputs(asked, sampling)[mine]
+        outputs = self._outputs(seeded, sampling)[mine]
         for prompt, output in zip(prompts, outputs, strict=True):
             for completion in sorted(output.outputs, key=lambda completion: completion.index):
                 token_ids = completion.token_ids
                 chosen = [p[token].logprob for token, p in zip(token_ids, completion.logprobs, strict=True)]
                 is_stopped = completion.finish_reason == "stop"
-                yield made_rollout(prompt, completion.index, token_ids, chosen, is_stopped, self.version)
+                yield build_rollout(prompt, completion.index, token_ids, chosen, is_stopped, self.version)
 
     def sleep(self) -> None:
         """On CUDA give the memory of weights and cache back to the update."""
@@ -166,8 +166,8 @@ class VllmColocateGenerator:
     def _lacks_base(self) -> bool:
         """Return True where the frozen weights are to be brought: at first, and when a buffer has changed."""
         buffers = [buffer for _, buffer in base_buffers(self.context.policy)]
-        held = self._base_buffers
-        same = held is not None and all(map(torch.equal, held, buffers))
+        before = self._base_buffers
+        same = before is not None and all(map(torch.equal, before, buffers))
         return any(from_all_ranks(not same, self.context))
 
     def _reload(self, weights: WeightStream) -> None:
@@ -185,27 +185,26 @@ class VllmColocateGenerator:
             self._engine.wake_up(tags=[what])
             self._asleep.remove(what)
 
-    def _outputs(self, asked: Sequence[tuple[Prompt, int]], sampling: SamplingConfig) -> list[Any]:
+    def _outputs(self, seeded: Sequence[tuple[Prompt, int]], sampling: SamplingConfig) -> list[Any]:
         """vLLM's answer to each prompt with its seed."""
         from vllm import SamplingParams
         from vllm.exceptions import VLLMValidationError
         from vllm.sampling_params import StructuredOutputsParams
 
         ends = end_ids(sampling, self.context.stop_token_ids, self._vocabulary)
-        requests = [{"prompt_token_ids": list(prompt.token_ids)} for prompt, _ in asked]
+        requests = [{"prompt_token_ids": list(prompt.token_ids)} for prompt, _ in seeded]
         try:
             # It is a mapping in a run file and an object in vLLM.
             structured = sampling.generation_kwargs.get("structured_outputs")
             typed = {"structured_outputs": StructuredOutputsParams(**structured)} if structured else {}
             params = [
                 SamplingParams(**request_params(sampling, ends, prompt.num_samples, seed) | typed)
-                for prompt, seed in asked
+                for prompt, seed in seeded
             ]
             with random_numbers_kept():
-                adapter = None if self._adapter is None else self._adapter.request
-                outputs: list[Any] = self._engine.generate(
-                    requests, params, lora_request=adapter, use_tqdm=False
-                )
+                adapter = None if self._adapter is None else self._adapter.request()
+                generate = self._engine.generate
+                outputs: list[Any] = generate(requests, params, lora_request=adapter, use_tqdm=False)
         except VLLMValidationError as error:
             what = f"vLLM does not take these settings: {' '.join(text_of(error).split())}"
             raise ConfigError(what, "sampling", given=str(sampling.generation_kwargs)) from error
@@ -290,20 +289,17 @@ class AdapterFiles:
         }
         """Of vLLM's engine."""
 
-    @property
-    def request(self) -> Any:
-        """What a request for completions names the adapter by."""
+    def request(self, **more: Any) -> Any:
+        """Return the reference to the adapter for a request to the engine."""
         from vllm.lora.request import LoRARequest
 
-        return LoRARequest(NAME, NUMBER, self._files.name)
+        return LoRARequest(NAME, NUMBER, self._files.name, **more)
 
     def send(self, engine: Any) -> None:
         """Have the engine take the adapter as it is now; a collective."""
-        from vllm.lora.request import LoRARequest
-
         state = {name: tensor.cpu() for name, tensor in stream_adapters(self._policy)}
         write_adapter(self._policy, state, "", Path(self._files.name))
-        engine.llm_engine.add_lora(LoRARequest(NAME, NUMBER, self._files.name, load_inplace=True))
+        engine.llm_engine.add_lora(self.request(load_inplace=True))
 
     def close(self) -> None:
         """Remove the files."""

@@ -16,10 +16,10 @@ from grpox.errors import ConfigError, RunFailed
 from grpox.runtime.logs import get_logger
 from grpox.toolkit import stream_weights
 from grpox_generators.configs import VllmServerConfig
-from grpox_generators.limits import check_length, end_ids, made_rollout
+from grpox_generators.limits import build_rollout, check_length, end_ids
 from grpox_generators.ranks import from_all_ranks
 from grpox_generators.server_fleet import Fleet
-from grpox_generators.server_pool import Asked, Member, Request, ServerPool
+from grpox_generators.server_pool import Member, PendingRequests, Request, ServerPool
 from grpox_generators.server_weights import FileSender, NcclSender
 from grpox_generators.stored_names import as_stored
 from grpox_generators.vllm_sampling import request_params, seed_of
@@ -44,8 +44,8 @@ class VllmServerGenerator:
         self.config = config
         self.version = 0
         self._sender: FileSender | NcclSender | None = None
-        self._begun: list[Asked] = []
-        """What `begin` asked for since the last sync."""
+        self._begun: list[PendingRequests] = []
+        """Requests of `begin` since the last sync."""
 
     def preflight(self, model: PreTrainedConfig) -> None:
         """See that the servers that answer are fit, before the model is loaded.
@@ -71,7 +71,7 @@ class VllmServerGenerator:
         policy = context.policy.config
         self._vocabulary = policy.get_text_config().vocab_size
         self._run = from_all_ranks(secrets.token_hex(4), context)[0]
-        with self._told_by_this_rank():
+        with self._translate_config_errors():
             self._fleet = Fleet(self.config, signature(policy), sends_weights=context.rank == 0)
         if context.rank == 0:
             if not self._fleet.find():
@@ -84,8 +84,8 @@ class VllmServerGenerator:
         What was begun with the earlier ones is waited for.
         """
         if self._begun:
-            for asked in self._begun:
-                asked.wait()
+            for pending in self._begun:
+                pending.wait()
             self._begun.clear()
             from_all_ranks(None, self.context)  # new weights are for nothing that other ranks ask for, either
         self.version = version
@@ -98,7 +98,7 @@ class VllmServerGenerator:
 
     def generate(self, prompts: Sequence[Prompt], sampling: SamplingConfig, seed: int) -> Iterator[Rollout]:
         """Sample every prompt's group; a temperature of 0 decodes greedily. A collective."""
-        with self._told_by_this_rank():
+        with self._translate_config_errors():
             requests = self._requests(prompts, sampling, seed)
             rounds = 0
             while True:
@@ -118,14 +118,14 @@ class VllmServerGenerator:
 
         Where no server is left, samples are left out.
         """
-        with self._told_by_this_rank():
-            asked = self._ask(self._requests(prompts, sampling, seed))
-        self._begun.append(asked)
-        return self._read_begun(asked)
+        with self._translate_config_errors():
+            pending = self._ask(self._requests(prompts, sampling, seed))
+        self._begun.append(pending)
+        return self._read_begun(pending)
 
-    def _read_begun(self, asked: Asked) -> Iterator[Rollout]:
-        with self._told_by_this_rank():
-            yield from self._read(asked)
+    def _read_begun(self, pending: PendingRequests) -> Iterator[Rollout]:
+        with self._translate_config_errors():
+            yield from self._read(pending)
 
     def sleep(self) -> None:
         """The servers have devices of their own."""
@@ -134,8 +134,8 @@ class VllmServerGenerator:
         """The servers have devices of their own."""
 
     def close(self) -> None:
-        for asked in self._begun:
-            asked.cancel()
+        for pending in self._begun:
+            pending.cancel()
         if self._sender is not None:
             self._sender.close()
         self._fleet.close()
@@ -149,13 +149,14 @@ class VllmServerGenerator:
         fleet = self._fleet
         if not fleet.find():
             raise RunFailed(str(fleet.none_answers()))
-        sender = self._sender_for(fleet)
+        if self._sender is None:
+            self._sender = self._new_sender()
         # Nothing is being sampled now, unless for a run that was killed: its completions are waited for.
         fleet.post("/pause?mode=wait")
         # The name comes last: whoever has it is ready.
         fleet.post("/update_weight_version", {"new_version": f"{self._tag}/loading"})
         fleet.post("/collective_rpc", {"method": "forget_weight_update"})
-        sender.send(as_stored(self.context.policy, weights))
+        self._sender.send(as_stored(self.context.policy, weights))
         fleet.post("/reset_prefix_cache")
         fleet.post("/resume")
         fleet.post("/update_weight_version", {"new_version": self._tag})
@@ -169,8 +170,8 @@ class VllmServerGenerator:
                 logger.warning("vllm-server: %s", what)
 
     @contextmanager
-    def _told_by_this_rank(self) -> Iterator[None]:
-        """A mistake in the run file is told by rank 0 alone; what another rank meets may be its own."""
+    def _translate_config_errors(self) -> Iterator[None]:
+        """Raise RunFailed for a ConfigError on ranks other than 0: rank 0 reports mistakes in the run file."""
         try:
             yield
         except ConfigError as error:
@@ -178,17 +179,14 @@ class VllmServerGenerator:
                 raise
             raise RunFailed(str(error)) from error
 
-    def _sender_for(self, fleet: Fleet) -> FileSender | NcclSender:
-        if self._sender is None:
-            transfers = {about["transfer"] for about in fleet.abouts.values()}
-            if len(transfers) > 1:
-                what = "some servers take weights by nccl and some through files"
-                raise ConfigError(what, "generator.urls", allowed="grpox serve --weights alike for all")
-            if transfers == {"nccl"}:
-                self._sender = NcclSender(fleet, self.context.policy)
-            else:
-                self._sender = FileSender(fleet, self.config.bucket_mib * 2**20)
-        return self._sender
+    def _new_sender(self) -> FileSender | NcclSender:
+        transfers = {about["transfer"] for about in self._fleet.abouts.values()}
+        if len(transfers) > 1:
+            what = "some servers take weights by nccl and some through files"
+            raise ConfigError(what, "generator.urls", allowed="grpox serve --weights alike for all")
+        if transfers == {"nccl"}:
+            return NcclSender(self._fleet, self.context.policy)
+        return FileSender(self._fleet, self.config.bucket_mib * 2**20)
 
     def _requests(self, prompts: Sequence[Prompt], sampling: SamplingConfig, seed: int) -> list[Request]:
         ends = end_ids(sampling, self.context.stop_token_ids, self._vocabulary)
@@ -199,7 +197,7 @@ class VllmServerGenerator:
             for prompt in prompts
         ]
 
-    def _ask(self, requests: Sequence[Request]) -> Asked:
+    def _ask(self, requests: Sequence[Request]) -> PendingRequests:
         """Ask the servers that have the weights of now."""
         ranks = self.context.world_size
         members = [
@@ -209,10 +207,10 @@ class VllmServerGenerator:
             if about["weight_version"] == self._tag
         ]
         pool = ServerPool(members, self._tag, self.config.retries)
-        return Asked(self._fleet, pool, requests, self.version)
+        return PendingRequests(self._fleet, pool, requests, self.version)
 
-    def _read(self, asked: Asked) -> Iterator[Rollout]:
-        for request, completion in asked.arriving():
+    def _read(self, pending: PendingRequests) -> Iterator[Rollout]:
+        for request, completion in pending.arriving():
             is_stopped = completion.finish_reason == "stop"
             tokens, logprobs = completion.token_ids, completion.logprobs
-            yield made_rollout(request.prompt, completion.index, tokens, logprobs, is_stopped, asked.version)
+            yield build_rollout(request.prompt, completion.index, tokens, logprobs, is_stopped, pending.version)

@@ -40,7 +40,7 @@ FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 @dataclass(frozen=True)
 class Judgement:
-    """What became of the code; where its process was killed, nothing passed and it was late."""
+    """The outcome of the code; if its process was killed, nothing passed and it was late."""
 
     passed: list[bool]
     """Of each test."""
@@ -48,7 +48,7 @@ class Judgement:
     """Of a program; None where it failed."""
     late: bool = False
     lacking: tuple[str, ...] = ()
-    """What the kernel did not let be taken from it: ``network``, ``files``."""
+    """Parts of the confinement that the kernel denied: ``network``, ``files``."""
     crash: str = ""
     """Why the judging process ended without a verdict: nothing passed."""
 
@@ -95,26 +95,25 @@ class Code:
         rows = [_checked(row) for row in columns[self.config.column]]
         tests = [[test for test in row if not (isinstance(test, str) and _asks_nothing(test))] for row in rows]
         if sum(map(len, tests)) < sum(map(len, rows)):
-            told = (
-                f"tests in column {self.config.column!r} that define functions and call none count as no tests"
-            )
-            self._warn("nothing", f"{told}: any code would pass. End each with the call, such as check(add)")
+            which = f"tests in column {self.config.column!r} that define functions and call none"
+            note = "count as no tests: any code would pass. End each with the call, such as check(add)"
+            self._warn("nothing", f"{which} {note}")
         codes = [code_in(completion_text(completion)) for completion in completions]
         with ThreadPoolExecutor(self._processes) as pool:
             judged = list(pool.map(self._judge, codes, tests))
-        crashes = [made.crash for made in judged if made.crash]
+        crashes = [verdict.crash for verdict in judged if verdict.crash]
         if log_metric is not None:
-            log_metric("code/timeouts", sum(made.late for made in judged) / len(judged))
+            log_metric("code/timeouts", sum(verdict.late for verdict in judged) / len(judged))
             log_metric("code/crashes", len(crashes) / len(judged))
         if crashes:
-            told = "a process that judged code ended without a verdict, and the completion scored 0"
-            self._warn("crash", f"{told} (code/crashes has their share): {crashes[0]}")
-        return [self._score(made, len(wanted)) for made, wanted in zip(judged, tests, strict=True)]
+            note = "a process that judged code ended without a verdict, and the completion scored 0"
+            self._warn("crash", f"{note} (code/crashes has their share): {crashes[0]}")
+        return [self._score(verdict, len(wanted)) for verdict, wanted in zip(judged, tests, strict=True)]
 
-    def _score(self, made: Judgement, count: int) -> float | None:
+    def _score(self, verdict: Judgement, count: int) -> float | None:
         if not count:
             return None
-        share = sum(made.passed) / count
+        share = sum(verdict.passed) / count
         return share if self.config.partial else float(share == 1.0)
 
     def _judge(self, code: str, tests: Sequence[Any]) -> Judgement:
@@ -123,9 +122,9 @@ class Code:
         passed: list[bool] = []
         late, crash = False, ""
         for pair in tests:
-            made = run_program(code, pair["input"], self.config)
-            passed.append(made.output is not None and _lines(made.output) == _lines(pair["output"]))
-            late, crash = late or made.late, crash or made.crash
+            verdict = run_program(code, pair["input"], self.config)
+            passed.append(verdict.output is not None and _lines(verdict.output) == _lines(pair["output"]))
+            late, crash = late or verdict.late, crash or verdict.crash
             if not self.config.partial and not passed[-1]:
                 break
         return Judgement(passed, late=late, crash=crash)
@@ -182,8 +181,8 @@ def _lines(text: str) -> list[str]:
 
 def run_tests(code: str, tests: list[str], config: CodeConfig) -> Judgement:
     """Return which of `tests` pass on what `code` defines, within the time and memory of `config`."""
-    made = _judged({"code": code, "input": None}, config, tests)
-    return Judgement(**{"passed": [False] * len(tests), **made})
+    verdict = _judged({"code": code, "input": None}, config, tests)
+    return Judgement(**{"passed": [False] * len(tests), **verdict})
 
 
 def run_program(code: str, text: str, config: CodeConfig) -> Judgement:
@@ -192,7 +191,7 @@ def run_program(code: str, text: str, config: CodeConfig) -> Judgement:
 
 
 def _judged(about: dict[str, Any], config: CodeConfig, *more: Any) -> dict[str, Any]:
-    """Return what a fresh process that is told these says, or why it says nothing, as fields of `Judgement`.
+    """Return the verdict of a fresh process on these, or why there is none, as fields of `Judgement`.
 
     It is killed with all it started when it takes too long.
     """
@@ -207,8 +206,8 @@ def _judged(about: dict[str, Any], config: CodeConfig, *more: Any) -> dict[str, 
         try:
             for message in (about, *more):
                 child.send(json.dumps(message).encode())
-            made: dict[str, Any] = json.loads(child.receive(deadline))
-            return made | {"lacking": tuple(made["lacking"])}
+            verdict: dict[str, Any] = json.loads(child.receive(deadline))
+            return verdict | {"lacking": tuple(verdict["lacking"])}
         except ChildLate:
             return {"late": True}
         except ChildFailed:

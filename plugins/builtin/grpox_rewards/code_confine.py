@@ -26,7 +26,6 @@ READABLE = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/usr/
 AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 """What the kernel calls the architecture of a system call (linux/audit.h)."""
 
-
 NEWEST = 462
 """The last call that the lists were made with, of Linux 6.10: what later kernels add is refused unseen."""
 
@@ -197,8 +196,8 @@ def _deny_calls() -> bool:
     class Program(ctypes.Structure):
         _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_char_p))
 
-    made = Program(len(program) // 8, program)
-    return bool(LIBC.prctl(22, 2, ctypes.byref(made), 0, 0) == 0)
+    compiled = Program(len(program) // 8, program)
+    return bool(LIBC.prctl(22, 2, ctypes.byref(compiled), 0, 0) == 0)
 
 
 def _filter(machine: str) -> Iterable[bytes]:

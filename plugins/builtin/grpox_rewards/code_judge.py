@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 sys.path.append(sys.argv[1])
 
 from grpox_rewards.code_confine import confine, die_with_parent, fork_apart, hide, limit_memory
-from grpox_rewards.code_remote import Asked, Channel, Closed, serve
+from grpox_rewards.code_remote import Channel, Closed, RemoteProcess, serve
 
 sys.path.remove(sys.argv[1])
 
@@ -69,7 +69,7 @@ def main() -> None:
             verdict["output"] = _output(child, output)
         else:
             passed = verdict["passed"] = [False] * len(tests)
-            _test(Asked(channel), tests, passed, end)
+            _test(RemoteProcess(channel), tests, passed, end)
         signal.setitimer(signal.ITIMER_REAL, 0)
     except OutOfTime:
         verdict["late"] = True
@@ -103,17 +103,17 @@ def _out_of_time(*_: Any) -> NoReturn:
 # -- The child -------------------------------------------------------------------------------------------
 
 
-def _run(code: dict[str, Any], is_program: bool, asked: tuple[int, int], standard: tuple[int, int]) -> NoReturn:
+def _run(code: dict[str, Any], is_program: bool, pipes: tuple[int, int], standard: tuple[int, int]) -> NoReturn:
     """Confine this process, run the code, and answer the tests; never returns.
 
     Args:
-        asked: the pipes of the tests' questions and of the answers.
+        pipes: of the tests' questions and of the answers.
         standard: a program's input and output.
     """
     try:
         nowhere = os.open(os.devnull, os.O_RDWR)
         stdin, stdout = standard if is_program else (nowhere, nowhere)
-        for place, file in enumerate((stdin, stdout, nowhere, *asked)):
+        for place, file in enumerate((stdin, stdout, nowhere, *pipes)):
             os.dup2(file, place)  # `main` has opened others before each of these: none is overwritten too early
         os.closerange(5, 1024)
         channel = Channel(3, 4)
@@ -157,7 +157,7 @@ def _module(name: str) -> dict[str, Any]:
 # -- The judge -------------------------------------------------------------------------------------------
 
 
-def _test(completion: Asked, tests: list[str], passed: list[bool], end: float) -> None:
+def _test(completion: RemoteProcess, tests: list[str], passed: list[bool], end: float) -> None:
     """Set in `passed` which tests run to their end, and in time, with a completion that answers.
 
     Raises:

@@ -81,16 +81,16 @@ class Channel:
 
 def serve(channel: Channel, namespace: dict[str, Any]) -> None:
     """Send the names of `namespace`, then call what is asked for, until nobody asks."""
-    kept: list[Any] = []
+    objects: list[Any] = []
 
     def keep(value: Any) -> list[Any]:
-        kept.append(value)
-        return ["object", len(kept) - 1]
+        objects.append(value)
+        return ["object", len(objects) - 1]
 
     def find(module: str, name: str) -> Any:
         return functools.reduce(getattr, name.split("."), importlib.import_module(module))
 
-    take: dict[str, Callable[..., Any]] = {"object": kept.__getitem__, "name": find}
+    take: dict[str, Callable[..., Any]] = {"object": objects.__getitem__, "name": find}
     channel.send(encode({name: value for name, value in namespace.items() if _is_shown(name)}, keep))
     while True:
         function, positional, named = decode(channel.receive(), take)
@@ -119,45 +119,45 @@ class Remote:
     It does not compare or say yes or no: the completion would be told what a test is after.
     """
 
-    __slots__ = ("_asked", "_handle")
+    __slots__ = ("_handle", "_remote_process")
 
-    def __init__(self, asked: Asked, handle: int) -> None:
-        self._asked = asked
+    def __init__(self, process: RemoteProcess, handle: int) -> None:
+        self._remote_process = process
         self._handle = handle
 
     def __getattr__(self, name: str) -> Any:
         if name[:2] == "__":
             raise AttributeError(name)
-        return self._asked.ask(getattr, self, name)
+        return self._remote_process.ask(getattr, self, name)
 
     def __call__(self, *positional: Any, **named: Any) -> Any:
-        return self._asked.ask(self, *positional, **named)
+        return self._remote_process.ask(self, *positional, **named)
 
     def __iter__(self) -> Any:
-        values = self._asked.ask(list, self)
+        values = self._remote_process.ask(list, self)
         if type(values) is not list:
-            self._asked.is_open = False
+            self._remote_process.is_open = False
             raise Closed
         return iter(values)
 
     def __len__(self) -> Any:
-        return self._asked.ask(len, self)
+        return self._remote_process.ask(len, self)
 
     def __getitem__(self, key: Any) -> Any:
-        return self._asked.ask(getitem, self, key)
+        return self._remote_process.ask(getitem, self, key)
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        self._asked.ask(setitem, self, key, value)
+        self._remote_process.ask(setitem, self, key, value)
 
     def __str__(self) -> Any:
-        return self._asked.ask(str, self)
+        return self._remote_process.ask(str, self)
 
     def __bool__(self) -> bool:
         raise TypeError("an object of the completion's is neither true nor false")
 
 
-class Asked:
-    """The process of a completion, as that of its tests asks it."""
+class RemoteProcess:
+    """The process of a completion, for the process of its tests."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
@@ -215,10 +215,10 @@ def _refer(value: Any) -> list[Any]:
     owner = getattr(value, "__objclass__", value)  # str.upper says of which type it is, not of which module
     module, name = str(getattr(owner, "__module__", None)), getattr(value, "__qualname__", None)
     if isinstance(name, str) and module.partition(".")[0] in sys.stdlib_module_names:
-        held: Any = sys.modules.get(module)
+        current: Any = sys.modules.get(module)
         for part in name.split("."):
-            held = getattr(held, part, None)
-        if held is value:
+            current = getattr(current, part, None)
+        if current is value:
             return ["name", module, name]
     raise TypeError(f"a test can hand over plain values and names of Python's, not {value!r}"[:300])
 
@@ -232,14 +232,14 @@ def _exception(name: str, text: str, arguments: list[Any]) -> Exception:
         return RuntimeError(f"{name}: {text}")
     if all(type(argument) in SCALARS for argument in arguments):
         with suppress(TypeError, ValueError, OverflowError):  # its own class took others
-            made = kind(*arguments)
-            if str(made) == text:
-                return made
+            exception = kind(*arguments)
+            if str(exception) == text:
+                return exception
     for base in kind.__mro__:
         with suppress(TypeError):  # one that takes more than a text
-            made = base(text)
-            if isinstance(made, Exception):
-                return made
+            exception = base(text)
+            if isinstance(exception, Exception):
+                return exception
     return Exception(text)
 
 

@@ -142,10 +142,10 @@ def decode(data: bytes, take: Mapping[str, Callable[..., Any]]) -> Any:
     for name, *parts in json.loads(data.decode("ascii")):
         items = [values[part[0]] if type(part) is list else part for part in parts]
         if name in ANY_PARTS:
-            made = ANY_PARTS[name](*items)
+            value = ANY_PARTS[name](*items)
         elif {type(item) for item in items} <= {int, float, str}:
-            made = (PLAIN_PARTS.get(name) or take[name])(*items)
+            value = (PLAIN_PARTS.get(name) or take[name])(*items)
         else:
             raise ValueError(f"a {name} of other values")
-        values.append(made)
+        values.append(value)
     return values[-1][0]

@@ -20,7 +20,6 @@ START_SECONDS = 120.0
 """The process answers after one to three seconds; a machine busy compiling may take much longer."""
 WORKER = Path(__file__).with_name("math_worker.py")
 
-
 SCORES = {"right": 1.0, "wrong": 0.0, "unreadable": None, "timeout": 0.0, "crash": 0.0}
 """By the judgement: the first three are what the process replies, unreadable where the answer holds none."""
 

@@ -24,18 +24,18 @@ TARGETS = (LatexExtractionConfig(boxed_match_priority=0), ExprExtractionConfig()
 
 
 def expressions(text: str) -> list[Any]:
-    """What math-verify reads in running text: a sympy expression and the string it was read from, or less."""
+    """Return math-verify's reading of running text: a sympy expression and its string, or less."""
     # Its own time limit is off, since the process that asks kills this one.
-    found: list[Any] = parse(text, TARGETS, extraction_mode="first_match", parsing_timeout=None)
-    return found
+    parsed: list[Any] = parse(text, TARGETS, extraction_mode="first_match", parsing_timeout=None)
+    return parsed
 
 
 @functools.lru_cache(maxsize=1024)
 def answer_expressions(answer: str) -> list[Any]:
     """As `expressions`, for text that is an answer and nothing else, and may be LaTeX without delimiters."""
     bare = not any(mark in answer for mark in DELIMITERS) and not PROSE.search(answer)
-    found = expressions(f"${answer}$") if bare else []
-    return found if _readable(found) else expressions(answer)
+    parsed = expressions(f"${answer}$") if bare else []
+    return parsed if _readable(parsed) else expressions(answer)
 
 
 def judge(answer: str, completion: str) -> str:
@@ -52,8 +52,8 @@ def judge(answer: str, completion: str) -> str:
     return "right" if verify(gold, given, timeout_seconds=None) else "wrong"
 
 
-def _readable(found: list[Any]) -> bool:
-    return any(not isinstance(expression, str) for expression in found)
+def _readable(parsed: list[Any]) -> bool:
+    return any(not isinstance(expression, str) for expression in parsed)
 
 
 def main() -> None:

@@ -105,11 +105,8 @@ class RewardModel:
         declared = text_config.pad_token_id
         used = {token for ids in sequences for token in ids}
         # Where a checkpoint declares none, any token will do that none of the texts holds.
-        pad = (
-            declared
-            if declared is not None
-            else next(t for t in range(text_config.vocab_size) if t not in used)
-        )
+        unused = (token for token in range(text_config.vocab_size) if token not in used)
+        pad = next(unused) if declared is None else declared
         width = max(map(len, sequences))
         ids = torch.tensor([[*tokens, *[pad] * (width - len(tokens))] for tokens in sequences])
         mask = torch.tensor([[1] * len(tokens) + [0] * (width - len(tokens)) for tokens in sequences])
@@ -146,15 +143,15 @@ def _loaded(config: RewardModelConfig, what: str, load: Callable[..., Any], **ar
         return load(config.model, trust_remote_code=False, **arguments)
     except Exception as error:
         reason = (text_of(error).strip().splitlines() or ["no reason given"])[0]
-        told = f"its {what} cannot be loaded: {type(error).__name__}: {reason}"
-        raise ConfigError(told, given=config.model) from error
+        message = f"its {what} cannot be loaded: {type(error).__name__}: {reason}"
+        raise ConfigError(message, given=config.model) from error
 
 
 def _positions(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int | None:
     """Tokens that model and tokenizer take at most, where either says so."""
-    told = (
+    limits = (
         getattr(model.config.get_text_config(), "max_position_embeddings", None),
         tokenizer.model_max_length,
     )
     # A tokenizer that knows no limit says 10^30.
-    return min((limit for limit in told if limit is not None and limit < 10**9), default=None)
+    return min((limit for limit in limits if limit is not None and limit < 10**9), default=None)

@@ -41,12 +41,12 @@ class Regex:
 
     def __call__(self, *, completions: Sequence[Text], **columns: Any) -> list[float | None]:
         """One score per completion; None where the compared column is None."""
-        found = [self._find(completion_text(completion)) for completion in completions]
+        matches = [self._find(completion_text(completion)) for completion in completions]
         if self.config.column is None:
-            return [self._score(match is not None) for match in found]
+            return [self._score(match is not None) for match in matches]
         return [
             None if answer is None else self._score(match is not None and self._equals(match, answer))
-            for match, answer in zip(found, columns[self.config.column], strict=True)
+            for match, answer in zip(matches, columns[self.config.column], strict=True)
         ]
 
     def _equals(self, match: re.Match[str], answer: Any) -> bool:

@@ -96,7 +96,7 @@ def serve(
     _refuse_unknown("--dtype", dtype, DTYPES)
     _refuse_unknown("--weights", weights, TRANSFERS)
     path, of_run = _model(model)
-    _refuse_taken(host, port)
+    _refuse_used_address(host, port)
     if weights_dir is not None and not Path(weights_dir).is_dir():
         raise ConfigError("no such folder", "--weights-dir", given=weights_dir)
     _hang_up_as_terminate()
@@ -149,7 +149,7 @@ def _serve(settings: ServerSettings) -> None:
 
 
 def _model(given: str) -> tuple[str, str | None]:
-    """What vLLM is to load, and the dtype where a run tells it.
+    """Return the model for vLLM to load, and its dtype if a run names it.
 
     Raises:
         ConfigError: it is neither a model's folder nor a run file, recipe or hub id.
@@ -166,7 +166,7 @@ def _model(given: str) -> tuple[str, str | None]:
 
 
 def _hang_up_as_terminate() -> None:
-    """A terminal that is closed ends the server as SIGTERM does, unless under nohup."""
+    """Have a closed terminal end the server as SIGTERM does, unless under nohup."""
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         signal.signal(signal.SIGHUP, signal.getsignal(signal.SIGTERM))
 
@@ -177,8 +177,8 @@ def _refuse_unknown(option: str, given: str | None, allowed: tuple[str, ...]) ->
         raise ConfigError("no such value", option, given=given, allowed=", ".join(allowed), nearest=near)
 
 
-def _refuse_taken(host: str, port: int) -> None:
-    """Before vLLM loads: it would fail only after a minute."""
+def _refuse_used_address(host: str, port: int) -> None:
+    """Refuse a used address before vLLM loads, which would fail only after a minute."""
     import socket  # late: every command loads this module
 
     family = socket.AF_INET6 if ":" in host else socket.AF_INET

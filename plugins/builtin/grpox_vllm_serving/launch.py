@@ -62,7 +62,7 @@ OWNED = {
 
 @dataclass(frozen=True)
 class ServerSettings:
-    """What `grpox serve` was asked for."""
+    """The options of `grpox serve`."""
 
     model: str
     token: str
@@ -194,7 +194,7 @@ def command(settings: ServerSettings) -> list[str]:
 
 
 def environment(settings: ServerSettings, weights: Path, sockets: Path, instance: str) -> dict[str, str]:
-    """What the server's processes have in their environment besides this one's.
+    """Return the environment variables that the server's processes have besides this one's.
 
     Args:
         weights: the folder through which weights come.
@@ -231,11 +231,11 @@ def environment(settings: ServerSettings, weights: Path, sockets: Path, instance
 def _folder(prefix: str, parent: str) -> Iterator[Path]:
     """A folder of this server alone; those of servers that were killed are removed first."""
     for left in Path(parent).glob(f"{prefix}*"):
-        with suppress(OSError), _own(left, os.O_DIRECTORY) as own, _own(LOCK, os.O_RDWR, own) as held:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)  # by the kernel while its server lives
+        with suppress(OSError), _own(left, os.O_DIRECTORY) as own, _own(LOCK, os.O_RDWR, own) as descriptor:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # by the kernel while its server lives
             shutil.rmtree(left)
-    made = tempfile.TemporaryDirectory(prefix=prefix, dir=parent, ignore_cleanup_errors=True)
-    with made as folder, Path(folder, f"{LOCK}.unfinished").open("w") as lock:
+    temporary = tempfile.TemporaryDirectory(prefix=prefix, dir=parent, ignore_cleanup_errors=True)
+    with temporary as folder, Path(folder, f"{LOCK}.unfinished").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         os.rename(lock.name, Path(folder, LOCK))  # never there without being held
         yield Path(folder)
@@ -250,8 +250,8 @@ def _own(path: Path | str, flags: int, folder: int | None = None) -> Iterator[in
     """
     descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
     try:
-        found = os.fstat(descriptor)
-        if found.st_uid != os.geteuid() or not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):
+        status = os.fstat(descriptor)
+        if status.st_uid != os.geteuid() or not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
             raise PermissionError(errno.EPERM, "is not this user's own", str(path))
         yield descriptor
     finally:

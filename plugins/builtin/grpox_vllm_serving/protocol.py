@@ -1,4 +1,4 @@
-"""What a vLLM server and its runs agree on: the secret token, and what the server tells of itself.
+"""The agreement of a vLLM server and its runs: the secret token, and the server's description of itself.
 
 vLLM's own ``--api-key`` leaves open the routes that replace weights and call methods of the workers: two
 pieces of ASGI middleware go around it, `TokenGuard`, outermost, over every path but /health, and `About`.
@@ -58,7 +58,7 @@ SHAPE = (
 
 
 def default_file() -> Path:
-    """Where a server leaves its token for runs of the same user on the same machine."""
+    """Return the file with the token that a server leaves for runs of the same user on the same machine."""
     home = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
     return Path(home).expanduser() / "grpox" / "server-token"
 
@@ -161,7 +161,7 @@ class About:
 
 
 async def describe(engine_client: Any) -> dict[str, Any]:
-    """What a run has to know of this server."""
+    """Return the facts about this server that a run needs."""
     config = engine_client.vllm_config
     return {
         "protocol": PROTOCOL,

@@ -285,6 +285,6 @@ def test_ranks_that_meet_on_loopback_are_on_one_machine(launched: pytest.MonkeyP
 
 def test_a_rank_that_is_none_is_rank_0_in_messages(launched: pytest.MonkeyPatch) -> None:
     launched.setenv("RANK", "first")
-    assert launch.rank_told() == 0
+    assert launch.rank_or_zero() == 0
     launched.setenv("RANK", "3")
-    assert launch.rank_told() == 3
+    assert launch.rank_or_zero() == 3
