@@ -42,10 +42,11 @@ test-full: .venv/installed-dev .venv/installed-vllm ## Pass all tests, also the 
 golden: .venv/installed-dev ## Write the texts that tests compare with anew
 	GRPOX_RENEW_GOLDEN=1 $(PYTEST) $$(grep -rlE '^[^#]*\bgolden\(' tests --include='test_*.py')
 
-lint: .venv/installed-dev ## Check style, and that imports go down only
+lint: .venv/installed-dev ## Check style, names, and that imports go down only
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-cache --no-logo
+	$(BIN)/python tests/support/plain_words.py
 
 format: .venv/installed-dev ## Mend style
 	$(BIN)/ruff check --fix .

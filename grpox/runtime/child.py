@@ -76,7 +76,7 @@ class Child:
         folder: str | Path | None = None,
     ) -> None:
         self.in_use = threading.RLock()
-        """Held by the thread that asks: replies of two would be mixed up."""
+        """AnyChild by the thread that asks: replies of two would be mixed up."""
         self.printed = ""
         """The end of what it printed, once it is killed."""
         self._ending = threading.Lock()
@@ -202,23 +202,23 @@ class _Killable(Protocol):
     def kill(self) -> None: ...
 
 
-Held = TypeVar("Held", bound=_Killable)
+AnyChild = TypeVar("AnyChild", bound=_Killable)
 
 
-class Restarted(Generic[Held]):
+class Restarted(Generic[AnyChild]):
     """Holds one child, which is started when it is asked for, and again after each one that was stopped.
 
     Once nobody has this any more, or this process ends, the child is killed.
     """
 
-    def __init__(self, start: Callable[[], Held]) -> None:
-        self.current: Held | None = None
+    def __init__(self, start: Callable[[], AnyChild]) -> None:
+        self.current: AnyChild | None = None
         self.is_closed = False
         self._start = start
         self._lock = threading.Lock()
         self._finalizer: weakref.finalize[..., Any] | None = None
 
-    def get(self) -> Held:
+    def get(self) -> AnyChild:
         """Return the child; raises ChildEnded after `close`."""
         with self._lock:
             if self.is_closed:
