@@ -196,7 +196,7 @@ def test_the_files_are_gone_when_the_engine_is(monkeypatch: pytest.MonkeyPatch) 
     files = AdapterFiles(policy())
     engine = EngineDouble()
     files.send(engine)
-    folder = Path(files.request.lora_path)
+    folder = Path(files.request().lora_path)
     assert (folder / "adapter_config.json").is_file()
     assert folder.stat().st_mode & 0o077 == 0  # nobody else's
     files.close()
