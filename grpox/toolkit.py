@@ -5,12 +5,12 @@ nothing heavy.
 
 | for | names |
 |---|---|
-| generators, and rewards with models | `stream_weights`, `stream_base`, `stream_adapters`, `write_adapter`, `adapted_layers`, `base_parameters`, `base_buffers`, `persistent_buffers`, `ADAPTER`, `hub_kernels`, `random_numbers_kept`, `world_size` |
+| generators, and rewards with models | `stream_weights`, `stream_base`, `stream_adapters`, `write_adapter`, `adapted_layers`, `base_parameters`, `base_buffers`, `persistent_buffers`, `ADAPTER`, `hub_kernels`, `preserve_random_state`, `world_size` |
 | advantages | `weighted_sum`, `ROUNDING` |
 | trackers | `checkpoints_in`, `step_of`, `read_samples`, `Curve`, `binned`, `describe_early_stop`, `look_at`, `UnreadableData`, `LOCK_FILE`, `read_lock`, `parameter_defaults` |
 | commands | `load_run`, `recipe_names`, `input_path`, `model_problems` |
-| files and processes | `write_whole`, `whole_file`, `flush_to_disk`, `hold`, `variables_kept` |
-| messages | `counted`, `amount`, `duration`, `some`, `text_of`, `describe`, `chain`, `shorten`, `TEXT`, `MASK` |
+| files and processes | `write_atomically`, `atomic_path`, `flush_to_disk`, `hold`, `preserve_env` |
+| messages | `pluralize`, `format_bytes`, `duration`, `some`, `text_of`, `describe`, `chain`, `shorten`, `TEXT`, `MASK` |
 """  # noqa: E501 - a table
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from grpox.checkpoint.folders import checkpoints_in, step_of
-    from grpox.checkpoint.rng import random_numbers_kept
+    from grpox.checkpoint.rng import preserve_random_state
     from grpox.data.json_rows import UnreadableData
     from grpox.errors import TEXT, chain, describe, shorten, text_of
-    from grpox.errors.formatting import amount, counted, duration, some
+    from grpox.errors.formatting import duration, format_bytes, pluralize, some
     from grpox.errors.redaction import MASK
     from grpox.observing.early_stop import describe_early_stop
     from grpox.observing.report.charts import Curve, binned
@@ -44,11 +44,11 @@ if TYPE_CHECKING:
     from grpox.runfile.paths import input_path, model_problems
     from grpox.runfile.recipe_files import recipe_names
     from grpox.runfile.slots import parameter_defaults
+    from grpox.runtime.files import atomic_path, write_atomically
     from grpox.runtime.files import sync as flush_to_disk
-    from grpox.runtime.files import whole_file, write_whole
     from grpox.runtime.launch import world_size
     from grpox.runtime.run_lock import hold
-    from grpox.runtime.setup import variables_kept
+    from grpox.runtime.setup import preserve_env
 
 __all__ = [
     "ADAPTER",
@@ -59,17 +59,17 @@ __all__ = [
     "Curve",
     "UnreadableData",
     "adapted_layers",
-    "amount",
+    "atomic_path",
     "base_buffers",
     "base_parameters",
     "binned",
     "chain",
     "checkpoints_in",
-    "counted",
     "describe",
     "describe_early_stop",
     "duration",
     "flush_to_disk",
+    "format_bytes",
     "hold",
     "hub_kernels",
     "input_path",
@@ -78,7 +78,9 @@ __all__ = [
     "model_problems",
     "parameter_defaults",
     "persistent_buffers",
-    "random_numbers_kept",
+    "pluralize",
+    "preserve_env",
+    "preserve_random_state",
     "read_lock",
     "read_samples",
     "recipe_names",
@@ -89,20 +91,18 @@ __all__ = [
     "stream_base",
     "stream_weights",
     "text_of",
-    "variables_kept",
     "weighted_sum",
-    "whole_file",
     "world_size",
     "write_adapter",
-    "write_whole",
+    "write_atomically",
 ]
 
 _HOMES = {
     "grpox.checkpoint.folders": ("checkpoints_in", "step_of"),
-    "grpox.checkpoint.rng": ("random_numbers_kept",),
+    "grpox.checkpoint.rng": ("preserve_random_state",),
     "grpox.data.json_rows": ("UnreadableData",),
     "grpox.errors": ("TEXT", "chain", "describe", "shorten", "text_of"),
-    "grpox.errors.formatting": ("amount", "counted", "duration", "some"),
+    "grpox.errors.formatting": ("format_bytes", "pluralize", "duration", "some"),
     "grpox.errors.redaction": ("MASK",),
     "grpox.observing.early_stop": ("describe_early_stop",),
     "grpox.observing.report.charts": ("Curve", "binned"),
@@ -124,8 +124,8 @@ _HOMES = {
     "grpox.runfile.load": ("load_run",),
     "grpox.runfile.lock.model": ("LOCK_FILE", "read_lock"),
     "grpox.runfile.recipe_files": ("recipe_names",),
-    "grpox.runtime.setup": ("variables_kept",),
-    "grpox.runtime.files": ("flush_to_disk", "whole_file", "write_whole"),
+    "grpox.runtime.setup": ("preserve_env",),
+    "grpox.runtime.files": ("flush_to_disk", "atomic_path", "write_atomically"),
     "grpox.runtime.launch": ("world_size",),
     "grpox.runtime.run_lock": ("hold",),
 }

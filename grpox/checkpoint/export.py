@@ -27,7 +27,7 @@ from grpox.policy.lora.layers import adapter_parameters, merge_adapters
 from grpox.policy.models import load_model, load_tokenizer
 from grpox.policy.saved_whole import save_whole
 from grpox.runfile.model_options import model_problems, runs_code
-from grpox.runtime.files import write_whole
+from grpox.runtime.files import write_atomically
 from grpox.runtime.world import World
 
 ALONE = World(0, 1, torch.device("cpu"))
@@ -71,7 +71,7 @@ def export_checkpoint(source: Path, out: Path, trusts_code: bool = False) -> Pat
         with suppress(ValidationError):  # a config that this version of grpox cannot read
             run = RunConfig.model_validate(progress.config)
             card = model_card(run, {"steps": progress.step}, progress.data, progress.metrics)
-            write_whole(unfinished / CARD, card)
+            write_atomically(unfinished / CARD, card)
         unfinished.rename(out)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)

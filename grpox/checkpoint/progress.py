@@ -17,7 +17,7 @@ from grpox.config.sampling import evaluation_in
 from grpox.data.prompt_cursor import PromptCursor
 from grpox.data.schedule import BatchPlan
 from grpox.errors import Problem
-from grpox.errors.formatting import counted
+from grpox.errors.formatting import pluralize
 from grpox.observing.early_stop import EarlyStop, EarlyStopState
 from grpox.policy.batch import Sample
 from grpox.rollout.sampler import PrefetchedBatch
@@ -138,7 +138,7 @@ def same_steps(saved: BatchPlan, plan: BatchPlan) -> bool:
 
 def other_batches(saved: BatchPlan, plan: BatchPlan) -> Problem:
     """Describe why a run with `plan` cannot continue one with `saved`, and which settings can."""
-    ranks = counted(plan.world_size, "rank")
+    ranks = pluralize(plan.world_size, "rank")
     what = f"{ranks} would make other batches than the {saved.world_size} of the checkpoint"
     if saved.world_size == plan.world_size:
         what = "the batches are not those of the checkpoint"

@@ -30,7 +30,7 @@ from grpox.checkpoint.shards import only_weights, read_reference
 from grpox.config import RunConfig
 from grpox.data.schedule import BatchPlan, Schedule
 from grpox.errors import ConfigError, Problem, RunFailed, describe, text_of
-from grpox.errors.formatting import counted
+from grpox.errors.formatting import pluralize
 from grpox.policy.engine import Engine
 from grpox.policy.weight_stream import persistent_buffers
 from grpox.runfile.lock.differences import Severity, changes, differences
@@ -63,7 +63,7 @@ class Checkpoint:
             engine.load(self.folder, ENGINE, progress.step)
         else:
             if world.is_main:
-                before, now = counted(progress.world_size, "rank"), counted(world.size, "rank")
+                before, now = pluralize(progress.world_size, "rank"), pluralize(world.size, "rank")
                 logger.info("taking %s from %s to %s", self.folder, before, now)
             load_of_other_ranks(engine, self.folder, ENGINE, progress.step)
         read_reference(policy, self.folder, world)

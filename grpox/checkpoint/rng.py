@@ -53,7 +53,7 @@ def set_random_state(state: dict[str, Any]) -> None:
 
 
 @contextmanager
-def random_numbers_kept() -> Iterator[None]:
+def preserve_random_state() -> Iterator[None]:
     """Restore the state of all generators after the block."""
     python, numpy = random.getstate(), np.random.get_state()
     # This process's device alone: a state of another device allocates memory there.

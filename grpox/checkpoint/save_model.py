@@ -25,7 +25,7 @@ from grpox.policy.engine import Engine
 from grpox.policy.saved_whole import save_whole
 from grpox.runfile.given import GIVEN
 from grpox.runfile.yaml_lines import Dumper
-from grpox.runtime.files import put_in_place, unwritten, write_whole
+from grpox.runtime.files import put_in_place, write_atomically, write_error_message
 from grpox.runtime.world import World
 
 CARD = "README.md"
@@ -63,7 +63,7 @@ def save_model(
             put_in_place(unfinished, folder)
         except (OSError, SafetensorError) as error:
             shutil.rmtree(unfinished, ignore_errors=True)
-            failure = f"the model is not saved: {unwritten(error, folder, size)}"
+            failure = f"the model is not saved: {write_error_message(error, folder, size)}"
         except RunFailed as error:
             failure = str(error)
     if failure:
@@ -218,7 +218,7 @@ def push_model(folder: Path, config: RunConfig, hub: HubConfig, summary: dict[st
     from huggingface_hub import HfApi
 
     if not (folder / CARD).exists():
-        write_whole(folder / CARD, model_card(config, summary))
+        write_atomically(folder / CARD, model_card(config, summary))
     api = HfApi(library_name="grpox", library_version=__version__)
     try:
         address = api.create_repo(hub.repo, private=hub.private, exist_ok=True)

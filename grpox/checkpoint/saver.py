@@ -28,7 +28,7 @@ from grpox.errors.redaction import redacted
 from grpox.observing.observers import Observers
 from grpox.observing.record import sync_record
 from grpox.runfile.lock.model import Lock
-from grpox.runtime.files import unwritten
+from grpox.runtime.files import write_error_message
 from grpox.runtime.logs import WarnOnce, get_logger
 from grpox.runtime.phases import PhaseTimes
 from grpox.runtime.world import World
@@ -195,4 +195,4 @@ def best_of(folders: Sequence[Path], config: CheckpointConfig) -> dict[str, Any]
 
 
 def _describe(error: OSError) -> str:
-    return unwritten(error, Path(error.filename)) if error.filename else error.strerror or str(error)
+    return write_error_message(error, Path(error.filename)) if error.filename else error.strerror or str(error)

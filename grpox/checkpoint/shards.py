@@ -25,7 +25,7 @@ from grpox.errors.redaction import redacted
 from grpox.policy.deepspeed_import import CheckpointCommitInfo, CheckpointEngine
 from grpox.policy.weight_stream import persistent_buffers, stream_weights
 from grpox.runtime.files import sync
-from grpox.runtime.setup import variables_kept
+from grpox.runtime.setup import preserve_env
 from grpox.runtime.world import World
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ def only_weights() -> Iterator[None]:
 
     DeepSpeed's own functions would let torch build any object in a file.
     """
-    with variables_kept(_FORCED, _REFUSED):
+    with preserve_env(_FORCED, _REFUSED):
         os.environ.pop(_REFUSED, None)
         os.environ[_FORCED] = "1"
         # On exit torch removes all classes in its list, so classes of an outer block are not in it.

@@ -31,7 +31,7 @@ from rich.table import Table
 from rich.text import Text
 
 from grpox.cli.arguments import discovered
-from grpox.errors.formatting import counted
+from grpox.errors.formatting import pluralize
 from grpox.plugins.discovery import PluginSet
 from grpox.plugins.requirements import canonical_name, unmet
 
@@ -266,7 +266,7 @@ def devices() -> Iterator[Finding]:
         yield from _builds(bool(gpus))
     # The cores that this process may use, where the system distinguishes them from those of the machine.
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    yield Finding("devices", "CPU", "ok", f"{counted(cores, 'core')}, {_memory() / GIB:.1f} GiB of memory")
+    yield Finding("devices", "CPU", "ok", f"{pluralize(cores, 'core')}, {_memory() / GIB:.1f} GiB of memory")
     yield from _shared_memory()
 
 

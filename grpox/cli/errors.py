@@ -27,7 +27,7 @@ from grpox.errors import (
 )
 from grpox.errors.redaction import redact
 from grpox.runtime import launch
-from grpox.runtime.files import keep_files_from_others
+from grpox.runtime.files import restrict_umask
 from grpox.runtime.logs import DISPLAYED, get_logger, hide_logs, show_logs
 from grpox.runtime.signals import exit_code, install_handlers
 
@@ -61,7 +61,7 @@ def run_command(command: Callable[[list[str]], object], arguments: list[str]) ->
             SystemExit.
     """
     with_traceback = TRACEBACK in arguments
-    keep_files_from_others()
+    restrict_umask()
     install_handlers()
     try:
         show_logs()  # commands with options of their own for it call it again

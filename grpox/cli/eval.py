@@ -19,10 +19,10 @@ from rich.text import Text
 
 from grpox.cli.arguments import LogFile, LogLevel, follow_log_options, tell_warnings
 from grpox.errors import ConfigError, RunFailed
-from grpox.errors.formatting import counted, duration
+from grpox.errors.formatting import duration, pluralize
 from grpox.errors.redaction import redacted
 from grpox.runtime import launch
-from grpox.runtime.files import unwritten, write_whole
+from grpox.runtime.files import write_atomically, write_error_message
 
 if TYPE_CHECKING:
     from grpox.runfile.load import ResolvedRun
@@ -95,7 +95,7 @@ def evaluate(
     if out is not None:
         figures = _figures(model, run, result, seconds)
         text = json.dumps(figures, indent=2, ensure_ascii=False, allow_nan=False)
-        _write("figures", out, lambda: write_whole(out, f"{text}\n"))
+        _write("figures", out, lambda: write_atomically(out, f"{text}\n"))
 
 
 def _evaluate(run: ResolvedRun, checkpoint: Path | None, console: Console) -> tuple[Evaluated, float]:
@@ -143,8 +143,8 @@ def _about(run: ResolvedRun, result: Evaluated, seconds: float) -> str:
     samples = len(result.completions) // result.prompts
     each = f", {samples} completions of each" if samples > 1 else ""
     assert run.config.evaluation is not None
-    prompts = f"{counted(result.prompts, 'prompt')} of {run.config.evaluation.path}"
-    return f"{prompts}{each}, on {counted(result.ranks, 'rank')} in {duration(seconds)}"
+    prompts = f"{pluralize(result.prompts, 'prompt')} of {run.config.evaluation.path}"
+    return f"{prompts}{each}, on {pluralize(result.ranks, 'rank')} in {duration(seconds)}"
 
 
 def _figures(model: str, run: ResolvedRun, result: Evaluated, seconds: float) -> dict[str, Any]:
@@ -182,5 +182,5 @@ def _write(what: str, path: Path, write: Callable[[], object]) -> None:
     try:
         write()
     except OSError as error:
-        raise RunFailed(unwritten(error, path)) from error
+        raise RunFailed(write_error_message(error, path)) from error
     typer.echo(f"{what}: {path}")

@@ -54,10 +54,10 @@ def import_trl(
     """
     from rich.console import Console
 
-    from grpox.errors.formatting import counted
+    from grpox.errors.formatting import pluralize
     from grpox.runfile.from_trl.convert import convert
     from grpox.runfile.from_trl.draft import run_file_text
-    from grpox.runtime.files import unwritten, write_whole
+    from grpox.runtime.files import write_atomically, write_error_message
 
     if out is not None and out.exists() and not force:
         allowed = "another file, or --force to overwrite it"
@@ -68,16 +68,16 @@ def import_trl(
     console.print(_table(draft, narrow=console.width < NARROW))
     lost = sum(row.is_lost for row in draft.rows)
     parts = [f"{len(draft.blanks)} to fill in, as commented lines"] if draft.blanks else []
-    parts += [f"{counted(lost, 'field')} not carried over"] if lost else []
+    parts += [f"{pluralize(lost, 'field')} not carried over"] if lost else []
     message = "; ".join(parts) or "everything was carried over"
     console.print(f"{message}. Next: grpox validate {out or 'RUN'}", highlight=False)
     if out is None:
         typer.echo(text, nl=False)
         return
     try:
-        write_whole(out, text)
+        write_atomically(out, text)
     except OSError as error:
-        raise ConfigError(unwritten(error, out), key="--out", given=str(out)) from error
+        raise ConfigError(write_error_message(error, out), key="--out", given=str(out)) from error
 
 
 def _read(path: Path) -> Setup:

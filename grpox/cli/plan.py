@@ -16,7 +16,7 @@ from rich.text import Text
 from grpox.cli.arguments import Overrides, Ranks, Run, load_named_run
 from grpox.config import TrainConfig
 from grpox.data.schedule import BatchPlan, MicroBatchPlan, PromptSampler, Schedule
-from grpox.errors.formatting import amount, counted
+from grpox.errors.formatting import format_bytes, pluralize
 from grpox.policy.memory_plan.formula import LOAD, PHASES, Part, Setting, parts_of, peak_of, size_in
 
 ROOM = 1000
@@ -213,7 +213,9 @@ def _summary(schedule: Schedule, train: TrainConfig, num_prompts: int | None) ->
     table.add_row("prompts in the data", "unknown" if num_prompts is None else str(num_prompts))
     if num_prompts is not None:
         left = num_prompts % prompts
-        dropped = f"{counted(left, 'prompt')} left over {'is' if left == 1 else 'are'} dropped" if left else ""
+        dropped = (
+            f"{pluralize(left, 'prompt')} left over {'is' if left == 1 else 'are'} dropped" if left else ""
+        )
         most = "at most, without what replaces groups" if train.dynamic_sampling_rounds else ""
         note = "; ".join(filter(None, (most, dropped)))
         table.add_row("generation batches per epoch", str(sampler.generations_per_epoch), note)
@@ -239,7 +241,7 @@ def memory_report(setting: Setting, prompt_assumed: bool) -> RenderableType:
 
 def _parts_table(setting: Setting, parts: Sequence[Part]) -> Table:
     parameters = setting.shape.parameters
-    title = f"Memory of each of {counted(setting.ranks, 'rank')}: {parameters:,} parameters"
+    title = f"Memory of each of {pluralize(setting.ranks, 'rank')}: {parameters:,} parameters"
     if setting.trained:
         title += f", {sum(setting.trained):,} trained"
     table = Table(title=title, title_justify="left")
@@ -249,7 +251,7 @@ def _parts_table(setting: Setting, parts: Sequence[Part]) -> Table:
     table.add_column("while", overflow="fold")
     table.add_column("arithmetic", style="dim", overflow="fold")
     for part in parts:
-        cells = ("", amount(part.size)) if part.on_host else (amount(part.size), "")
+        cells = ("", format_bytes(part.size)) if part.on_host else (format_bytes(part.size), "")
         always = set(part.phases) >= set(PHASES) - {"load"}
         table.add_row(part.name, *cells, "always" if always else ", ".join(part.phases), part.why)
     return table
@@ -262,7 +264,7 @@ def _phases_table(parts: Sequence[Part]) -> Table:
     table.add_column("host", justify="right", no_wrap=True)
     for phase in PHASES:
         cells = [
-            Text(amount(size_in(parts, phase, on_host)), "bold" if peak == phase else "")
+            Text(format_bytes(size_in(parts, phase, on_host)), "bold" if peak == phase else "")
             for on_host, peak in peaks.items()
         ]
         table.add_row(f"{phase}: {PHASE_WORDS[phase]}", *cells)
@@ -271,12 +273,14 @@ def _phases_table(parts: Sequence[Part]) -> Table:
 
 def _notes(setting: Setting, prompt_assumed: bool) -> Iterator[Text]:
     without = peak_of(parts_of(replace(setting, gpu=False)), on_host=True)
-    yield Text(f"Without GPUs, all in the host's memory: {amount(without.size)} a rank, while: {without.phase}")
+    yield Text(
+        f"Without GPUs, all in the host's memory: {format_bytes(without.size)} a rank, while: {without.phase}"
+    )
     yield Text("The host's figures are for each rank: a machine needs them as many times as it has ranks.")
     whole = size_in(parts_of(replace(setting, gpu=True)), LOAD, on_host=False)
     common = ", ".join(str(size) for size in COMMON if whole > size * 2**30)
     yield Text(
-        f"Every rank's GPU holds the whole model while it loads, {amount(whole)}, however many ranks there are"
+        f"Every rank's GPU holds the whole model while it loads, {format_bytes(whole)}, for any number of ranks"
         + (f": it does not fit one of {common} GiB." if common else "."),
         "bold" if common else "",
     )

@@ -26,12 +26,12 @@ from grpox.cli.sweep_grid import Child, Grid, plan_children, read_grid
 from grpox.cli.sweep_results import as_table, conclusions, last_step, last_values, tail_lines
 from grpox.contracts import SweepContext, SweepResults, SweptRun
 from grpox.errors import ConfigError, RunFailed, nearest
-from grpox.errors.formatting import counted, duration
+from grpox.errors.formatting import duration, pluralize
 from grpox.errors.redaction import redact
 from grpox.observing.observers import Observers
 from grpox.runfile.load import load_run
 from grpox.runtime import launch
-from grpox.runtime.files import write_whole
+from grpox.runtime.files import write_atomically
 
 POLL = 0.2
 """Seconds between two looks at the processes."""
@@ -76,7 +76,7 @@ class Sweep:
     def show(self) -> None:
         """Print the table of the current results."""
         self.console.print(as_table(self.results(), self.grid.names))
-        self._say(f"{counted(len(self.children), 'run')} in {self.folder}")
+        self._say(f"{pluralize(len(self.children), 'run')} in {self.folder}")
 
     def results(self) -> SweepResults:
         """Read the results from the runs' folders."""
@@ -102,7 +102,7 @@ class Sweep:
         todo = [child for child in self.children if child.summary() is None]
         done = len(self.children) - len(todo)
         skipped = f", {done} of them complete already" if done else ""
-        self._say(f"{counted(len(self.children), 'run')} in {self.folder}{skipped}")
+        self._say(f"{pluralize(len(self.children), 'run')} in {self.folder}{skipped}")
         first = load_run(self.run, self.children[0].overrides, self.ranks)
         sweep = SweepContext(
             config=self.children[0].config,
@@ -212,7 +212,7 @@ class Sweep:
         """Write the current results to ``sweep.json``, whole or not at all."""
         results = self.results()
         content = asdict(results) | {"best": results.best.name if results.best else None}
-        write_whole(self.folder / "sweep.json", json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+        write_atomically(self.folder / "sweep.json", json.dumps(content, indent=2, ensure_ascii=False) + "\n")
         return results
 
     def _conclude(self, is_interrupted: bool) -> Status:
@@ -233,7 +233,7 @@ class Sweep:
     def _judge(self) -> None:
         results = self.results()
         if failed := len(results.runs) - len(results.finished):
-            raise RunFailed(f"{failed} of {counted(len(results.runs), 'run')} did not finish")
+            raise RunFailed(f"{failed} of {pluralize(len(results.runs), 'run')} did not finish")
         if results.best is None:
             known = sorted({name for run in results.runs for name in last_values(Path(run.folder))} - {"step"})
             near = nearest(self.metric, known)

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from grpox.cli.arguments import NARROW, Overrides, Ranks, Run, discovered, load_named_run
-from grpox.errors.formatting import counted
+from grpox.errors.formatting import pluralize
 from grpox.errors.redaction import redacted
 from grpox.plugins.component import BoundComponent
 from grpox.plugins.registry import Registry
@@ -49,8 +49,8 @@ def validate_report(run: ResolvedRun, narrow: bool = False) -> RenderableType:
         table.add_row(Text(key), *([stacked] if narrow else [label, origin, parameters]))
     plan = run.plan
     arithmetic = (
-        f"ranks: {plan.world_size}; generation batch: {counted(plan.prompts_per_generation, 'prompt')} x "
-        f"{counted(plan.num_generations, 'completion')} = {plan.generation_batch_size}; "
+        f"ranks: {plan.world_size}; generation batch: {pluralize(plan.prompts_per_generation, 'prompt')} x "
+        f"{pluralize(plan.num_generations, 'completion')} = {plan.generation_batch_size}; "
         f"samples per optimizer step: {plan.train_batch_size}; "
         f"optimizer steps per generation batch: {plan.optimizer_steps_per_generation}"
     )

@@ -14,7 +14,7 @@ def some(names: Iterable[str]) -> str:
     return ", ".join(ordered[:MOST_NAMES]) + (", ..." if len(ordered) > MOST_NAMES else "")
 
 
-def counted(number: int, noun: str) -> str:
+def pluralize(number: int, noun: str) -> str:
     """Join `number` and `noun`, in the plural unless the number is 1."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
@@ -28,7 +28,7 @@ def duration(seconds: float) -> str:
     return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
 
 
-def amount(num_bytes: float) -> str:
+def format_bytes(num_bytes: float) -> str:
     """Write a number of bytes: ``512 B``, ``3.1 MiB``."""
     unit, *larger = ("B", "KiB", "MiB", "GiB", "TiB")
     while larger and num_bytes >= 1024:

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 from rich.text import Text
 
-from grpox.errors.formatting import counted, duration
+from grpox.errors.formatting import duration, pluralize
 from grpox.observing.early_stop import describe_early_stop
 from grpox.observing.report.data import spread
 from grpox.plugins.hookspecs import hookimpl
@@ -54,7 +54,7 @@ class TerminalDisplay:
     def grpox_run_started(self, run: RunContext) -> None:
         self._started = time.monotonic()
         self._last_step = run.resumed_at or 0
-        size = f"{counted(run.total_steps, 'step')} on {counted(run.world_size, 'rank')}"
+        size = f"{pluralize(run.total_steps, 'step')} on {pluralize(run.world_size, 'rank')}"
         self._line(f"{escaped(run.source)}: {size}, into {escaped(str(run.output_dir))}")
         if run.resumed_at:
             self._line(f"going on after step {run.resumed_at}")

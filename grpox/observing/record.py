@@ -20,14 +20,14 @@ import yaml
 
 from grpox.config import RunConfig
 from grpox.errors import RunFailed, text_of
-from grpox.errors.formatting import amount, counted
+from grpox.errors.formatting import format_bytes, pluralize
 from grpox.errors.redaction import redact, redacted
 from grpox.observing.record_files import CompletionFiles, MetricsFile, write_completions
 from grpox.plugins.hookspecs import hookimpl
 from grpox.runfile.lock.differences import changes
 from grpox.runfile.masked import VERSIONS
 from grpox.runfile.yaml_lines import Dumper
-from grpox.runtime.files import sync, unwritten, write_whole
+from grpox.runtime.files import sync, write_atomically, write_error_message
 from grpox.runtime.logs import get_logger
 
 if TYPE_CHECKING:
@@ -115,10 +115,10 @@ class LocalRecord:
                 _set_aside(folder, self._files_of_observers)
             else:
                 _go_back(run, run.resumed_at)
-            write_whole(folder / "config.yaml", config_text(run.config))
-            write_whole(folder / VERSIONS, json.dumps(versions, indent=2, ensure_ascii=False) + "\n")
+            write_atomically(folder / "config.yaml", config_text(run.config))
+            write_atomically(folder / VERSIONS, json.dumps(versions, indent=2, ensure_ascii=False) + "\n")
         except OSError as error:
-            raise RunFailed(unwritten(error, Path(error.filename or folder))) from error
+            raise RunFailed(write_error_message(error, Path(error.filename or folder))) from error
 
     @hookimpl(tryfirst=True)
     def grpox_rollouts_scored(self, step: int, rollouts: Sequence[ScoredRollout]) -> None:
@@ -141,7 +141,7 @@ class LocalRecord:
         path = run.output_dir / "failure.json"
         try:
             with _written(path):
-                write_whole(path, json.dumps({"error": redact(message)}, ensure_ascii=False) + "\n")
+                write_atomically(path, json.dumps({"error": redact(message)}, ensure_ascii=False) + "\n")
         finally:
             self.grpox_run_finished()
 
@@ -149,7 +149,7 @@ class LocalRecord:
     def grpox_run_finished(self) -> None:
         # The last attempt to write the metrics that wait.
         if self._metrics is not None:
-            with _written(self._metrics.path, f"{counted(len(self._metrics.waiting), 'line')} not written: "):
+            with _written(self._metrics.path, f"{pluralize(len(self._metrics.waiting), 'line')} not written: "):
                 self._metrics.catch_up()
 
     def _append(self, step: int, kind: str, metrics: Mapping[str, float]) -> None:
@@ -169,7 +169,7 @@ def _written(path: Path, before: str = "", after: str = "") -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise RunFailed(f"{before}{unwritten(error, path)}{after}") from error
+        raise RunFailed(f"{before}{write_error_message(error, path)}{after}") from error
 
 
 def config_text(config: RunConfig) -> str:
@@ -285,7 +285,7 @@ def _set_aside(folder: Path, files: Sequence[str]) -> None:
         logger.info(
             "the run that was here is now in %s, which holds %s; remove what you do not need",
             earlier,
-            amount(size),
+            format_bytes(size),
         )
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from grpox.runtime.files import whole_file
+from grpox.runtime.files import atomic_path
 
 if TYPE_CHECKING:
     import pyarrow
@@ -69,7 +69,7 @@ def write_completions(path: Path, step: int, rollouts: Sequence[ScoredRollout]) 
     columns["completion_length"] = pyarrow.array(lengths, integer)
     for name in dict.fromkeys(name for scored in rollouts for name in scored.extra):
         columns[f"extra/{name}"] = _extra_column([scored.extra.get(name) for scored in rollouts])
-    with whole_file(path) as unfinished:
+    with atomic_path(path) as unfinished:
         # Dictionaries where values come several times: elsewhere they are only work.
         parquet.write_table(pyarrow.table(columns), unfinished, use_dictionary=["prompt", "finish_reason"])
 

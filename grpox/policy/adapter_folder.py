@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from grpox.errors import RunFailed
 from grpox.policy.lora.layers import ADAPTER, adapted_layers
 from grpox.policy.weight_stream import stream_adapters
-from grpox.runtime.files import put_in_place, unwritten
+from grpox.runtime.files import put_in_place, write_error_message
 
 if TYPE_CHECKING:
     from grpox.policy.engine import Engine
@@ -44,7 +44,7 @@ def save_adapter(engine: Engine, base: str, folder: Path, world: World) -> None:
             put_in_place(unfinished, folder)
         except (OSError, SafetensorError) as error:
             shutil.rmtree(unfinished, ignore_errors=True)
-            failure = f"the adapter is not saved: {unwritten(error, folder, size)}"
+            failure = f"the adapter is not saved: {write_error_message(error, folder, size)}"
     if any(failures := world.gather([failure])):
         raise RunFailed("".join(failures))
 

@@ -34,7 +34,7 @@ from grpox.rollout.sampler import CompletionSampler, PrefetchedBatch, SampleRequ
 from grpox.rollout.streaming_scorer import GroupAssembler, StreamingScorer, need_main_thread
 from grpox.runtime.foreign_code import call
 from grpox.runtime.logs import WarnOnce, get_logger
-from grpox.runtime.world import gathered
+from grpox.runtime.world import run_and_gather
 
 
 @dataclass(frozen=True)
@@ -304,7 +304,7 @@ def sample_and_score(
             with sampler.times.phase("reward"):
                 return scorer.score(request, rollouts, state, streamed)
 
-    parts = gathered(sampler.world, sampler.times, of_this_rank)
+    parts = run_and_gather(sampler.world, sampler.times, of_this_rank)
     rows = [row for part in parts for row in part.rows]
     rows.sort(key=lambda row: (row.rollout.group_id, row.rollout.sample))
     if sampler.world.is_main:

@@ -22,7 +22,7 @@ from grpox.errors import RunFailed
 from grpox.policy.weight_stream import persistent_buffers
 from grpox.runtime.foreign_code import translate_exits
 from grpox.runtime.phases import PhaseTimes
-from grpox.runtime.world import World, gathered, on_every_rank
+from grpox.runtime.world import World, on_every_rank, run_and_gather
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -94,7 +94,7 @@ class CompletionSampler:
     def sync(self) -> None:
         """Bring the generator to the current weights, if it is not there yet; a collective."""
         if self.synced_version != self.engine.steps:
-            gathered(self.world, self.times, self._bring_weights)
+            run_and_gather(self.world, self.times, self._bring_weights)
             self.synced_version = self.engine.steps
 
     def _bring_weights(self) -> None:

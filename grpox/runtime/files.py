@@ -15,11 +15,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from grpox.errors import text_of
-from grpox.errors.formatting import amount
+from grpox.errors.formatting import format_bytes
 
 
 @contextmanager
-def whole_file(path: Path) -> Iterator[Path]:
+def atomic_path(path: Path) -> Iterator[Path]:
     """Yield the file to write: it is renamed to `path` when the block ends.
 
     Raises:
@@ -36,21 +36,21 @@ def whole_file(path: Path) -> Iterator[Path]:
         raise
 
 
-def write_whole(path: Path, text: str) -> None:
+def write_atomically(path: Path, text: str) -> None:
     """Write `text`.
 
     Raises:
         OSError: with the name of `path`, which an error of writing lacks by itself.
     """
     try:
-        with whole_file(path) as unfinished:
+        with atomic_path(path) as unfinished:
             unfinished.write_text(text, encoding="utf-8")
     except OSError as error:
         error.filename = error.filename or str(path)
         raise
 
 
-def unwritten(error: Exception, path: Path, needed: int | None = None) -> str:
+def write_error_message(error: Exception, path: Path, needed: int | None = None) -> str:
     """Say why `path` could not be written, and how much room there is.
 
     Args:
@@ -64,8 +64,8 @@ def unwritten(error: Exception, path: Path, needed: int | None = None) -> str:
     room = ""
     with suppress(OSError):
         there = next(place for place in (path, *path.absolute().parents) if place.exists())
-        room = f" ({amount(shutil.disk_usage(there).free)} free"
-        room += f", about {amount(needed)} needed)" if needed is not None else ")"
+        room = f" ({format_bytes(shutil.disk_usage(there).free)} free"
+        room += f", about {format_bytes(needed)} needed)" if needed is not None else ")"
     return f"{path} cannot be written: {' '.join(reason.split())}{room}"
 
 
@@ -88,6 +88,6 @@ def put_in_place(unfinished: Path, folder: Path) -> None:
     unfinished.rename(folder)
 
 
-def keep_files_from_others() -> None:
+def restrict_umask() -> None:
     """Deny others to write files and folders that this process makes from now on, whatever its umask was."""
     os.umask(os.umask(stat.S_IRWXG | stat.S_IRWXO) | stat.S_IWGRP | stat.S_IWOTH)

@@ -91,7 +91,7 @@ def on_one_machine() -> bool:
     return host == "localhost"
 
 
-def settle() -> Place:
+def resolve_launch() -> Place:
     """Return this process's place, and set the variables of torchrun accordingly, whatever launcher it was.
 
     DeepSpeed, transformers, vLLM and the processes that this one starts read those and no others.

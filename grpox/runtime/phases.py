@@ -19,7 +19,7 @@ import psutil
 import torch
 
 from grpox.errors import GrpoxError, RunFailed, chain, text_of
-from grpox.errors.formatting import amount
+from grpox.errors.formatting import format_bytes
 from grpox.runtime import launch
 from grpox.runtime.logs import get_logger
 
@@ -103,7 +103,7 @@ def _requested(error: Exception) -> str:
     """Return how much was requested if the library says so, else the library's message."""
     text = " ".join(text_of(error).split())
     if match := re.search(r"you tried to allocate (\d+) bytes", text):
-        return f"{amount(int(match[1]))} more were asked for"
+        return f"{format_bytes(int(match[1]))} more were asked for"
     if match := re.search(r"CUDA out of memory\. (.*?) (?:Process|Of the|Including)", text):
         return match[1]
     message = text if isinstance(error, GrpoxError) else f"{type(error).__name__}: {text}".removesuffix(": ")
@@ -112,14 +112,15 @@ def _requested(error: Exception) -> str:
 
 def _in_use() -> str:
     process, machine = psutil.Process().memory_info(), psutil.virtual_memory()
-    used = f"{amount(process.rss)} by this process, {amount(machine.available)} of {amount(machine.total)} free"
+    available, installed = format_bytes(machine.available), format_bytes(machine.total)
+    used = f"{format_bytes(process.rss)} by this process, {available} of {installed} free"
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     if limit != resource.RLIM_INFINITY:
-        used += f", address space {amount(process.vms)} of the {amount(limit)} allowed"
+        used += f", address space {format_bytes(process.vms)} of the {format_bytes(limit)} allowed"
     if torch.cuda.is_available():
         free, total = torch.cuda.mem_get_info()
-        used += f"; on the GPU {amount(torch.cuda.memory_allocated())} by this process, "
-        used += f"{amount(free)} of {amount(total)} free"
+        used += f"; on the GPU {format_bytes(torch.cuda.memory_allocated())} by this process, "
+        used += f"{format_bytes(free)} of {format_bytes(total)} free"
     return used
 
 

@@ -36,7 +36,7 @@ def _is_no_overflow(record: logging.LogRecord) -> bool:
 
 
 @contextmanager
-def variables_kept(*names: str) -> Iterator[None]:
+def preserve_env(*names: str) -> Iterator[None]:
     """Restore these environment variables after the block."""
     before = {name: os.environ.get(name) for name in names}
     try:

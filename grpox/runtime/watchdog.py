@@ -128,7 +128,7 @@ class Watchdog:
         os.write(2, f"{kind}: {text}\n".encode())
 
 
-def lose_silent_peers(seconds: float) -> int:
+def enable_tcp_keepalive(seconds: float) -> int:
     """End every TCP connection of this process to another machine once that machine is silent for so long.
 
     The kernel's answers count, not those of the process there: one that computes or stalls is not silent. On

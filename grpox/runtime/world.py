@@ -179,9 +179,9 @@ class World:
         """The items of every rank, in rank order, on every rank."""
         if self.size == 1:
             return list(items)
-        gathered: list[list[Item]] = [[] for _ in range(self.size)]
-        dist.all_gather_object(gathered, list(items))
-        return [item for part in gathered for item in part]
+        run_and_gather: list[list[Item]] = [[] for _ in range(self.size)]
+        dist.all_gather_object(run_and_gather, list(items))
+        return [item for part in run_and_gather for item in part]
 
     def reduce(self, values: torch.Tensor, op: dist.ReduceOp.RedOpType) -> torch.Tensor:
         """`values` reduced over the ranks, in place."""
@@ -208,7 +208,7 @@ def start_world(timeout: float = 1800.0) -> World:
         ConfigError: what the launcher tells is not whole, contradicts itself, or needs more GPUs than exist.
         RunFailed: the ranks did not meet.
     """
-    place = launch.settle()
+    place = launch.resolve_launch()
     # DeepSpeed insists on finding this variable, even without a launcher.
     os.environ.setdefault("LOCAL_RANK", "0")
     device = _device(place)
@@ -252,7 +252,7 @@ class Failure:
     message: str
 
 
-def gathered(world: World, times: PhaseTimes, work: Callable[[], Item]) -> list[Item]:
+def run_and_gather(world: World, times: PhaseTimes, work: Callable[[], Item]) -> list[Item]:
     """The result of `work` on every rank, in rank order; a collective after the work.
 
     Args:
@@ -282,9 +282,9 @@ def gathered(world: World, times: PhaseTimes, work: Callable[[], Item]) -> list[
 
 
 def on_every_rank(world: World, times: PhaseTimes, work: Callable[[], Item]) -> Item:
-    """This rank's own result of `work`, which need not be one that can be sent; else as `gathered`."""
+    """This rank's own result of `work`, which need not be one that can be sent; else as `run_and_gather`."""
     own: list[Item] = []
-    gathered(world, times, lambda: own.append(work()))
+    run_and_gather(world, times, lambda: own.append(work()))
     return own[0]
 
 

@@ -27,7 +27,7 @@ from grpox.policy.reference import BaseAsReference
 from grpox.policy.scoring_forward import describe_unused_modes
 from grpox.rollout.collector import Collector, Scorer
 from grpox.rollout.rewards import NamedReward
-from grpox.rollout.rewards.isolation import fitting_rewards
+from grpox.rollout.rewards.isolation import bind_rewards
 from grpox.rollout.sampler import CompletionSampler
 from grpox.runfile.load import ResolvedRun
 from grpox.runfile.lock.model import Lock, LockFile
@@ -78,7 +78,7 @@ class TrainInputs:
         """
         tokenizer = open_tokenizer(run)
         prompts, evaluation_prompts = open_prompts(run, tokenizer)
-        rewards = fitting_rewards(run.config.rewards, functions, prompts)
+        rewards = bind_rewards(run.config.rewards, functions, prompts)
         evaluation = None
         if evaluation_prompts is not None:
             evaluation = EvaluationInputs.bind(run.config, evaluation_prompts, of_evaluation or functions)

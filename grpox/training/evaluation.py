@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from grpox.checkpoint.rng import random_numbers_kept
+from grpox.checkpoint.rng import preserve_random_state
 from grpox.config import EvaluationConfig, SamplingConfig
 from grpox.config.sampling import sampling_of
 from grpox.contracts import Capability, ScoredRollout, TrainerState
@@ -101,7 +101,7 @@ class Evaluator:
         rows: list[ScoredRow] = []
         logs: list[tuple[Logged, int]] = []
         per_batch = self.config.batch_size * self.sampler.world.size
-        with random_numbers_kept():
+        with preserve_random_state():
             for start in range(0, len(self.prompts), per_batch):
                 indices = range(start, min(start + per_batch, len(self.prompts)))
                 request = SampleRequest(

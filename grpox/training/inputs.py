@@ -36,7 +36,7 @@ from grpox.policy.models import (
     vocabulary_of,
 )
 from grpox.rollout.rewards import NamedReward
-from grpox.rollout.rewards.isolation import OF_EVALUATION, OF_TRAINING, fitting_rewards
+from grpox.rollout.rewards.isolation import OF_EVALUATION, OF_TRAINING, bind_rewards
 from grpox.rollout.sampler import CompletionSampler, WeightSource
 from grpox.runfile.checks import stream_problems
 from grpox.runfile.model_options import media_problem
@@ -182,7 +182,7 @@ class EvaluationInputs:
         """
         own = config.evaluation is not None and config.evaluation.rewards is not None
         key = OF_EVALUATION if own else OF_TRAINING
-        return cls(prompts, fitting_rewards(rewards_of(config), functions, prompts, key))
+        return cls(prompts, bind_rewards(rewards_of(config), functions, prompts, key))
 
 
 def open_generator(run: ResolvedRun, world: World) -> Generator:

@@ -34,13 +34,13 @@ from grpox.rollout.rewards.isolation import OF_EVALUATION, reward_functions
 from grpox.runfile.load import ResolvedRun, load_run, resolve_config
 from grpox.runfile.lock.differences import check_ranks
 from grpox.runfile.lock.of_run import lock_of
-from grpox.runtime.files import keep_files_from_others, unwritten, write_whole
+from grpox.runtime.files import restrict_umask, write_atomically, write_error_message
 from grpox.runtime.foreign_code import FOREIGN, translate_exits
 from grpox.runtime.logs import get_logger
 from grpox.runtime.phases import PhaseTimes
 from grpox.runtime.run_lock import hold_on_all_ranks
 from grpox.runtime.setup import quieten, seed_libraries
-from grpox.runtime.watchdog import GRACE, Watchdog, lose_silent_peers
+from grpox.runtime.watchdog import GRACE, Watchdog, enable_tcp_keepalive
 from grpox.runtime.world import World, on_every_rank, start_world, translate_lost_ranks
 from grpox.training.build import TrainerParts, TrainInputs, build_engines, build_observers, build_trainer
 from grpox.training.given import given_objects, make_whole
@@ -111,10 +111,10 @@ def train_run(
     """
     config = run.config
     quieten()
-    keep_files_from_others()
+    restrict_umask()
     # Longer than any rank may stall, so that a stalled rank reports it before the others give up.
     world = start_world(config.watchdog.end_after + 2 * GRACE)
-    lose_silent_peers(config.watchdog.host_lost_after)
+    enable_tcp_keepalive(config.watchdog.host_lost_after)
     with (
         hold_on_all_ranks(Path(config.output_dir), world),
         reward_functions(run) as functions,
@@ -188,7 +188,7 @@ def _train_and_save(parts: TrainerParts, generator: Generator, checkpoint: Check
         if checkpoint is not None:
             with times.phase("restore"):
                 checkpoint.restore(trainer.state, trainer.policy, trainer.schedule, config.train.seed)
-        lose_silent_peers(config.watchdog.host_lost_after)  # connections of engine and generator too
+        enable_tcp_keepalive(config.watchdog.host_lost_after)  # connections of engine and generator too
         times.take()  # none of this is the first step's
         summary = trainer.run() | trainer.checkpoints.summary()
     finally:
@@ -202,11 +202,11 @@ def _train_and_save(parts: TrainerParts, generator: Generator, checkpoint: Check
         folder, path = Path(summary["model"]), parts.context.output_dir / "summary.json"
         with suppress(OSError):  # on a full disk, only the card is lost
             card = model_card(config, summary, parts.context.fingerprints, trainer.state.metrics)
-            write_whole(folder / CARD, card)
+            write_atomically(folder / CARD, card)
         try:
-            write_whole(path, json.dumps(summary, indent=2) + "\n")
+            write_atomically(path, json.dumps(summary, indent=2) + "\n")
         except OSError as error:
-            raise RunFailed(unwritten(error, path)) from error
+            raise RunFailed(write_error_message(error, path)) from error
         parts.observers.checkpoint_saved(parts.context, engine.steps, folder)
     return summary
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from grpox.config import TrainConfig
 from grpox.errors import RunFailed
-from grpox.errors.formatting import counted
+from grpox.errors.formatting import pluralize
 from grpox.runtime.logs import WarnOnce, get_logger
 from grpox.runtime.world import World
 
@@ -52,7 +52,7 @@ class NonFinite:
     """Tokens of this rank for which the term is not finite."""
 
     def __str__(self) -> str:
-        more = f" (and at {counted(self.count - 1, 'other token')})" if self.count > 1 else ""
+        more = f" (and at {pluralize(self.count - 1, 'other token')})" if self.count > 1 else ""
         return f"{self.term} {self.value} at {self.where}{more}"
 
     @property
@@ -156,7 +156,7 @@ class NonFinitePolicy:
             hint = "train.on_nonfinite=skip goes on without such steps"
             raise RunFailed(f"{message}\n    no weight was changed; {hint} (docs/numerical-faults.md)")
         if self.skipped.in_a_row >= self.config.max_skips_in_a_row:
-            row = f"{counted(self.skipped.in_a_row, 'step')} in a row"
+            row = f"{pluralize(self.skipped.in_a_row, 'step')} in a row"
             raise RunFailed(f"{message}\n    the run ends: {row} were not taken (train.max_skips_in_a_row)")
         if self.world.is_main:
             self.warn(f"skipped {step}", f"{message}\n    the step is skipped, as train.on_nonfinite says")

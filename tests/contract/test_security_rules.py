@@ -30,7 +30,7 @@ from grpox.policy.models import load_config, load_model, load_tokenizer
 from grpox.runfile.load import load_run
 from grpox.runfile.lock.of_run import lock_of
 from grpox.runfile.model_options import HARMLESS
-from grpox.runtime.files import write_whole
+from grpox.runtime.files import write_atomically
 from grpox.training.load_evaluation import load_evaluation, named_model
 from grpox_rewards.configs import RewardModelConfig
 from grpox_rewards.reward_model import RewardModel
@@ -153,7 +153,7 @@ def test_others_cannot_write_what_a_command_writes_whatever_the_umask(tmp_path: 
     before = os.umask(0)
     try:
         with handlers_kept():
-            run_command(lambda _: write_whole(tmp_path / "run" / "config.yaml", "a: 1\n"), [])
+            run_command(lambda _: write_atomically(tmp_path / "run" / "config.yaml", "a: 1\n"), [])
     finally:
         os.umask(before)
     for path in (tmp_path / "run", tmp_path / "run" / "config.yaml"):

@@ -29,7 +29,7 @@ PARTICIPLES = {
 """Words that no name has as a part, each with better ones."""
 OPENINGS = ("What", "Whether", "Those", "That", "Of", "Which", "Where", "How")
 """Words that no docstring begins with."""
-PUBLISHED = {"random_numbers_kept", "variables_kept"}
+PUBLISHED = {"preserve_random_state", "preserve_env"}
 """Names of the plugin API, which stay."""
 WRITTEN = {
     "grpox/cli/doctor.py": {"told"},

@@ -32,7 +32,7 @@ from grpox.observing.report.data import (
     read_samples,
 )
 from grpox.runfile.yaml_lines import Dumper
-from grpox.runtime.files import write_whole
+from grpox.runtime.files import write_atomically
 
 REPORT = "report.html"
 """Name of the report in a run's folder."""
@@ -49,7 +49,7 @@ def write_report(folder: Path, output: Path | None = None) -> Path:
         ConfigError: `folder` is not a run's, or one of its files cannot be read.
     """
     path = output or folder / REPORT
-    write_whole(path, render(read_record(folder)))
+    write_atomically(path, render(read_record(folder)))
     return path
 
 

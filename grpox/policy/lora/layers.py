@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from grpox.errors.formatting import counted
+from grpox.errors.formatting import pluralize
 
 Weight = TypeVar("Weight", bound=Tensor)
 
@@ -112,7 +112,7 @@ def describe_training(model: nn.Module) -> str:
     layers = adapted_layers(model)
     rank = next(iter(layers.values())).r[ADAPTER]
     share = f"{trained:,} of {total:,} parameters ({trained / total:.2%})"
-    return f"training {share}: adapters of rank {rank} on {counted(len(layers), 'layer')}"
+    return f"training {share}: adapters of rank {rank} on {pluralize(len(layers), 'layer')}"
 
 
 def of_base(model: nn.Module, named: Iterable[tuple[str, Weight]]) -> Iterator[tuple[str, Weight]]:

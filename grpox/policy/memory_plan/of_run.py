@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from grpox.contracts import GeneratorMemory
 from grpox.errors import ConfigError
-from grpox.errors.formatting import amount
+from grpox.errors.formatting import format_bytes
 from grpox.policy.memory_plan.formula import DEFAULTS, LOAD, PROMPT, Setting, parts_of, size_in
 from grpox.policy.memory_plan.shape import model_shape
 from grpox.runfile.load import ResolvedRun
@@ -114,8 +114,8 @@ def check_load(run: ResolvedRun, free: int | None) -> None:
     model = run.config.model
     smaller = "model.dtype: bfloat16, " if model.dtype == "float32" else ""
     raise ConfigError(
-        f"every rank holds the whole model on its GPU while it loads, which takes {amount(needed)} of the "
-        f"{amount(free)} free there",
+        f"every rank holds the whole model on its GPU while it loads, which takes {format_bytes(needed)} "
+        f"of the {format_bytes(free)} free there",
         "model.path",
         given=f"{model.path} in {model.dtype}",
         allowed=f"{smaller}a smaller model, or GPUs with more memory; neither more ranks nor offload "

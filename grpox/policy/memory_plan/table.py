@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from grpox.contracts import GeneratorMemory
-from grpox.errors.formatting import counted
+from grpox.errors.formatting import pluralize
 from grpox.policy.memory_plan.formula import ALWAYS, DEFAULTS, LOAD, Setting, parts_of, peak_of, size_in
 from grpox.policy.memory_plan.shape import ModelShape, shape_of
 
@@ -56,7 +56,7 @@ def tables() -> str:
 
 
 def _by_ranks() -> Iterator[str]:
-    numbers = " | ".join(counted(ranks, "GPU") for ranks in RANKS)
+    numbers = " | ".join(pluralize(ranks, "GPU") for ranks in RANKS)
     yield f"| model | parameters | {numbers} | host, loading |"
     yield "|---" * (len(RANKS) + 3) + "|"
     for name, config in MODELS.items():

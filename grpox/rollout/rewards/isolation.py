@@ -102,7 +102,7 @@ def reward_functions(run: ResolvedRun, key: str = OF_TRAINING) -> Iterator[list[
                 function.close()
 
 
-def fitting_rewards(
+def bind_rewards(
     refs: Sequence[RewardRef], functions: Sequence[Any], prompts: PromptSet, key: str = OF_TRAINING
 ) -> list[NamedReward]:
     """Bind the functions that `refs` name to their weights, limits and data.

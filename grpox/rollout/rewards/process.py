@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 
 from grpox.errors import ConfigError, describe, text_of
-from grpox.errors.formatting import amount
+from grpox.errors.formatting import format_bytes
 from grpox.rollout.rewards.call import CallLog, CheckedScores, dumped_at
 from grpox.rollout.rewards.messages import WHERE, Blueprint, Ready, Reply, Request
 from grpox.rollout.rewards.output import RewardOutput
@@ -148,7 +148,7 @@ class _Running:
         except ChildLate as error:
             raise ProcessFailed(too_long + self._placed(ask=True)) from error
         except ChildCut as error:
-            what = f"sent back more than {amount(MOST_BYTES)}, or stopped in its midst"
+            what = f"sent back more than {format_bytes(MOST_BYTES)}, or stopped in its midst"
             raise ProcessFailed(what) from error
         except ChildEnded as error:
             raise ProcessFailed(self._end("closed its connection to the trainer")) from error
@@ -164,7 +164,7 @@ class _Running:
         # What processes share counts in each by `rss`, and in parts by `pss`, which costs more to find out.
         if self._memory_used("rss") > limit and (used := self._memory_used("pss")) > limit:
             limited = f"its limit (memory) is {self.memory:g} GiB"
-            raise ProcessFailed(f"held {amount(used)} of memory; {limited}{self._placed(ask=True)}")
+            raise ProcessFailed(f"held {format_bytes(used)} of memory; {limited}{self._placed(ask=True)}")
 
     def _memory_used(self, what: str) -> int:
         used = 0

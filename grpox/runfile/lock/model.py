@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from grpox.errors import ConfigError, nearest
 from grpox.plugins.hookspecs import hookimpl
-from grpox.runtime.files import write_whole
+from grpox.runtime.files import write_atomically
 
 if TYPE_CHECKING:
     from grpox.contracts import RunContext
@@ -111,7 +111,7 @@ class LockFile:
 
     @hookimpl(tryfirst=True)
     def grpox_run_started(self, run: RunContext) -> None:
-        write_whole(run.output_dir / LOCK_FILE, self._lock.text())
+        write_atomically(run.output_dir / LOCK_FILE, self._lock.text())
 
 
 def read_lock(path: Path) -> Lock:

@@ -24,13 +24,13 @@ from grpox.toolkit import (
     adapted_layers,
     base_buffers,
     describe,
-    random_numbers_kept,
+    preserve_env,
+    preserve_random_state,
     some,
     stream_adapters,
     stream_base,
     stream_weights,
     text_of,
-    variables_kept,
     world_size,
     write_adapter,
 )
@@ -91,8 +91,8 @@ class VllmColocateGenerator:
         if self.config.lora_sync == "adapter" and adapted_layers(context.policy):
             self._adapter = AdapterFiles(context.policy)
         with (
-            random_numbers_kept(),
-            variables_kept(*CHANGED),
+            preserve_random_state(),
+            preserve_env(*CHANGED),
             own_segments(context),
             tempfile.TemporaryDirectory() as folder,
         ):
@@ -115,7 +115,7 @@ class VllmColocateGenerator:
             if self._lacks_base():
                 self._reload(stream_base(self.context.policy))
                 self._base_buffers = [buffer.clone() for _, buffer in base_buffers(self.context.policy)]
-            with random_numbers_kept():
+            with preserve_random_state():
                 self._adapter.send(self._engine)
         if not self._engine.reset_prefix_cache():
             raise RunFailed("vLLM kept keys and values of the weights before: its prefix cache was in use")
@@ -171,7 +171,7 @@ class VllmColocateGenerator:
         return any(from_all_ranks(not same, self.context))
 
     def _reload(self, weights: WeightStream) -> None:
-        with random_numbers_kept():
+        with preserve_random_state():
             stored = as_stored(self.context.policy, weights)
             named = as_loaded(stored, self._tied, self._head_is_embedding)
             self._engine.apply_model(_see_what_is_loaded)
@@ -201,7 +201,7 @@ class VllmColocateGenerator:
                 SamplingParams(**request_params(sampling, ends, prompt.num_samples, seed) | typed)
                 for prompt, seed in seeded
             ]
-            with random_numbers_kept():
+            with preserve_random_state():
                 adapter = None if self._adapter is None else self._adapter.request()
                 generate = self._engine.generate
                 outputs: list[Any] = generate(requests, params, lora_request=adapter, use_tqdm=False)

@@ -185,7 +185,7 @@ def sync(
     from rich.console import Console
     from rich.progress import Progress
 
-    from grpox.toolkit import counted
+    from grpox.toolkit import pluralize
     from grpox_mlflow.sync import sync as write_missing
 
     console = Console(stderr=True)
@@ -194,7 +194,7 @@ def sync(
         shipment = write_missing(
             run_dir, tracking_uri, lambda position, size: bar.update(task, completed=position, total=size)
         )
-    values, files = counted(shipment.values, "value"), counted(shipment.files, "completion file")
+    values, files = pluralize(shipment.values, "value"), pluralize(shipment.files, "completion file")
     typer.echo(f"{run_dir} ({shipment.status}): {values} and {files} written\n{shipment.place}")
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from grpox.errors import ConfigError, redact
-from grpox.toolkit import MASK, checkpoints_in, describe_early_stop, flush_to_disk, whole_file
+from grpox.toolkit import MASK, atomic_path, checkpoints_in, describe_early_stop, flush_to_disk
 from grpox_mlflow.naming import CHANGED, PARENT_TAG, TAG_LENGTH, Names, changes, shortened
 
 FILE = "mlflow.json"
@@ -48,7 +48,7 @@ class FollowedRun:
 
     def write(self, folder: Path) -> None:
         """Write it into the run's folder, whole or not at all."""
-        with whole_file(folder / FILE) as unfinished:
+        with atomic_path(folder / FILE) as unfinished:
             text = json.dumps(asdict(self), indent=2, ensure_ascii=False) + "\n"
             unfinished.write_text(text, encoding="utf-8")
             flush_to_disk(unfinished)  # a resumed run that found it empty would begin another in MLflow

@@ -14,7 +14,7 @@ from grpox import __version__
 from grpox.contracts import SweepContext, SweepResults
 from grpox.errors import RunFailed, redact, redacted
 from grpox.runtime.logs import get_logger
-from grpox.toolkit import hold, write_whole
+from grpox.toolkit import hold, write_atomically
 from grpox_mlflow.configs import MlflowConfig
 from grpox_mlflow.contents import SWEEP_TABLE, table_text
 from grpox_mlflow.followed import FollowedRun
@@ -92,12 +92,12 @@ class ParentRun:
         """
         value = self._record(results)
         runs, best = results.runs, results.best
-        write_whole(self._folder / SWEEP_TABLE, table_text(_rows(results)))
+        write_atomically(self._folder / SWEEP_TABLE, table_text(_rows(results)))
         if status == "FINISHED":
-            write_whole(self._folder / "summary.json", json.dumps({"runs": len(runs), **value}) + "\n")
+            write_atomically(self._folder / "summary.json", json.dumps({"runs": len(runs), **value}) + "\n")
         elif status == "FAILED":
             error = f"{len(runs) - len(results.finished)} of {len(runs)} runs did not finish"
-            write_whole(self._folder / "failure.json", json.dumps({"error": error}) + "\n")
+            write_atomically(self._folder / "failure.json", json.dumps({"error": error}) + "\n")
         tags = {} if best is None else {"grpox.best": best.name, "grpox.best_run": best.run_id or ""}
         self._shipment.more_tags = {key: redact(text)[:TAG_LENGTH] for key, text in tags.items()}
         self._shipment.ending = (status, time.time_ns() // 1_000_000)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from grpox.toolkit import amount, checkpoints_in, step_of
+from grpox.toolkit import checkpoints_in, format_bytes, step_of
 from grpox_mlflow.naming import KEY_TAG
 from grpox_mlflow.recorded import METRICS, in_requests, recorded_metrics
 
@@ -257,7 +257,7 @@ class Registry:
                 f"Checkpoint after step {saved.step}, in {saved.folder}. As a Hugging Face folder: "
                 f"`grpox export {saved.folder} OUT_DIR`"
             )
-        where = "" if self._uploads(saved) else f" Its weights ({amount(saved.size)}) were not uploaded."
+        where = "" if self._uploads(saved) else f" Its weights ({format_bytes(saved.size)}) were not uploaded."
         return f"The model after step {saved.step}, in {saved.folder}.{where}"
 
     def _name_best(self, client: MlflowClient) -> None:

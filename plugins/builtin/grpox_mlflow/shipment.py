@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from grpox.errors import ConfigError, redact, redacted
-from grpox.toolkit import LOCK_FILE, counted, write_whole
+from grpox.toolkit import LOCK_FILE, pluralize, write_atomically
 from grpox_mlflow.contents import EVAL_TABLE, SWEEP_TABLE, completions_table, dataset_inputs
 from grpox_mlflow.followed import ERROR, FollowedRun, tags_of
 from grpox_mlflow.naming import KEY_TAG
@@ -135,8 +135,8 @@ class Shipment:
 
     def lacking(self) -> str:
         """Count what MLflow lacks: ``3 steps``, ``0 steps, 12 traces``."""
-        steps, traces = counted(self.recorded.left(), "step"), self._traces.left()
-        return f"{steps}, {counted(traces, 'trace')}" if traces else steps
+        steps, traces = pluralize(self.recorded.left(), "step"), self._traces.left()
+        return f"{steps}, {pluralize(traces, 'trace')}" if traces else steps
 
     def upload_bytes(self) -> int:
         """Bytes of models that are to be uploaded."""
@@ -228,7 +228,7 @@ class Shipment:
             text = completions_table(self._folder)
             path = self._folder / EVAL_TABLE
             if text is not None and not (path.exists() and path.read_text(encoding="utf-8") == text):
-                write_whole(path, text)
+                write_atomically(path, text)
 
     def _ship_tags(self, client: MlflowClient) -> None:
         names = [name for name, _ in self._files() if name in (EVAL_TABLE, SWEEP_TABLE)]

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from filelock import FileLock
 
 from grpox.errors import redact
-from grpox.toolkit import chain, text_of, variables_kept
+from grpox.toolkit import chain, preserve_env, text_of
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -54,7 +54,7 @@ def quick_requests(seconds: int = PROBE_SECONDS) -> Iterator[None]:
         "MLFLOW_HTTP_REQUEST_TIMEOUT": str(seconds),
         "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
     }
-    with variables_kept(*quick):
+    with preserve_env(*quick):
         os.environ.update(quick)
         yield
 

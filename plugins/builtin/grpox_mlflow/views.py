@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from grpox.errors import ConfigError, Problem, nearest, redact
-from grpox.toolkit import counted, duration
+from grpox.toolkit import duration, pluralize
 from grpox_mlflow.followed import FollowedRun
 from grpox_mlflow.naming import CHANGED, KEY_TAG
 from grpox_mlflow.reading import Store
@@ -153,7 +153,7 @@ def show_run(store: Store, run: TrackedRun, every_param: bool, console: Console)
     listed = "cannot be listed from here"
     with suppress(Exception):  # they may lie elsewhere than the runs, and out of reach
         artifacts = store.artifacts(run)
-        files = {name: "" if n is None else f"/ ({counted(n, 'file')})" for name, n in artifacts.items()}
+        files = {name: "" if n is None else f"/ ({pluralize(n, 'file')})" for name, n in artifacts.items()}
         listed = ", ".join(f"{name}{count}" for name, count in files.items()) or "none"
     parts = {
         "": _grid(_facts(run)),

@@ -14,7 +14,7 @@ from support.golden import Golden
 
 from grpox.config import RunConfig
 from grpox.contracts import Rollout, RunContext, ScoredRollout
-from grpox.errors.formatting import counted
+from grpox.errors.formatting import pluralize
 from grpox.observing.display import TerminalDisplay, escaped, sample_rows, shortened
 
 
@@ -39,7 +39,9 @@ def started(run: RunContext) -> tuple[TerminalDisplay, Console]:
     """A display that has told which run it shows, and has nothing else on its console."""
     display, console = plain()
     display.grpox_run_started(run)
-    assert console.export_text() == f"run.yaml: {counted(run.total_steps, 'step')} on 1 rank, into runs/demo\n"
+    assert (
+        console.export_text() == f"run.yaml: {pluralize(run.total_steps, 'step')} on 1 rank, into runs/demo\n"
+    )
     return display, console
 
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from grpox.errors import ConfigError
-from grpox.rollout.rewards.isolation import fitting_rewards, reward_functions
+from grpox.rollout.rewards.isolation import bind_rewards, reward_functions
 from grpox.runfile.load import ResolvedRun, load_run
 
 PLUGIN = """
@@ -101,7 +101,7 @@ def test_what_a_run_file_says_of_failures_reaches_the_function(folder: Path) -> 
     reward = "{path: 'reward.py:Words', words: words.txt, weight: 2, on_error: abstain, timeout: 3}"
     run = read(folder, reward)
     with reward_functions(run) as functions:
-        (named,) = fitting_rewards(run.config.rewards, functions, SimpleNamespace(column_names=[], data=""))
+        (named,) = bind_rewards(run.config.rewards, functions, SimpleNamespace(column_names=[], data=""))
     assert (named.label, named.weight, named.on_error, named.timeout) == ("Words", 2.0, "abstain", 3.0)
     with pytest.raises(ConfigError, match=r"rewards\[0\]\.timeout"):
         read(folder, "{name: exact, timeout: 0}")

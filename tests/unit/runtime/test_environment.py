@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from grpox.runtime.setup import variables_kept
+from grpox.runtime.setup import preserve_env
 
 
 def test_variables_are_afterwards_what_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -15,7 +15,7 @@ def test_variables_are_afterwards_what_they_were(monkeypatch: pytest.MonkeyPatch
     monkeypatch.delenv("GRPOX_TEST_NEW", raising=False)
 
     def change() -> None:
-        with variables_kept("GRPOX_TEST_SET", "GRPOX_TEST_GONE", "GRPOX_TEST_NEW"):
+        with preserve_env("GRPOX_TEST_SET", "GRPOX_TEST_GONE", "GRPOX_TEST_NEW"):
             os.environ |= {"GRPOX_TEST_SET": "two", "GRPOX_TEST_NEW": "new"}
             del os.environ["GRPOX_TEST_GONE"]
             raise RuntimeError

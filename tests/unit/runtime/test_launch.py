@@ -256,11 +256,11 @@ def test_what_srun_tells_is_told_to_libraries_in_torchruns_variables(launched: p
         launched.setenv(name, "")
         launched.delenv(name)
     assert (launch.rank(), launch.world_size(), launch.local_rank()) == (9, 16, 1)
-    launch.settle()
+    launch.resolve_launch()
     told = {name: os.environ[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")}
     assert told == {"RANK": "9", "WORLD_SIZE": "16", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "8"}
     assert (os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]) == ("gpu003", str(FIRST_PORT + 6100))
-    assert launch.settle().rank == 9  # a second run of this process reads them, and finds no contradiction
+    assert launch.resolve_launch().rank == 9  # a second run of this process reads them
 
 
 def test_the_engines_own_variable_is_no_launcher(launched: pytest.MonkeyPatch) -> None:
@@ -269,7 +269,7 @@ def test_the_engines_own_variable_is_no_launcher(launched: pytest.MonkeyPatch) -
         if not name.startswith("CROSS"):
             launched.setenv(name, value)
     launched.setenv("LOCAL_SIZE", "1")
-    assert launch.settle().local_rank == 1
+    assert launch.resolve_launch().local_rank == 1
 
 
 def test_ranks_that_meet_on_loopback_are_on_one_machine(launched: pytest.MonkeyPatch) -> None:

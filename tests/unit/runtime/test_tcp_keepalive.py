@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import psutil
 import pytest
 
-from grpox.runtime.watchdog import PROBES, lose_silent_peers
+from grpox.runtime.watchdog import PROBES, enable_tcp_keepalive
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="it is Linux's")
 
@@ -38,7 +38,7 @@ def limits(connection: socket.socket) -> dict[str, int]:
 def test_a_connection_to_another_machine_is_lost_after_as_long_as_asked() -> None:
     with connected(own_address()) as connection:
         before = connection.fileno()
-        assert lose_silent_peers(50) >= 1
+        assert enable_tcp_keepalive(50) >= 1
         assert connection.fileno() == before
         connection.sendall(b"still open")
         assert limits(connection) == {
@@ -53,7 +53,7 @@ def test_a_connection_to_another_machine_is_lost_after_as_long_as_asked() -> Non
 @pytest.mark.parametrize("seconds", [1, 2.4])
 def test_short_limits_are_at_least_a_second(seconds: float) -> None:
     with connected(own_address()) as connection:
-        lose_silent_peers(seconds)
+        enable_tcp_keepalive(seconds)
         found = limits(connection)
         assert found["TCP_KEEPIDLE"] == found["TCP_KEEPINTVL"] == 1
         assert found["TCP_USER_TIMEOUT"] == seconds * 1000
@@ -62,7 +62,7 @@ def test_short_limits_are_at_least_a_second(seconds: float) -> None:
 def test_loopback_is_left_alone() -> None:
     with connected("127.0.0.1") as connection:
         before = limits(connection)
-        lose_silent_peers(50)
+        enable_tcp_keepalive(50)
         assert limits(connection) == before
         assert before["SO_KEEPALIVE"] == 0
 
@@ -70,9 +70,9 @@ def test_loopback_is_left_alone() -> None:
 def test_what_is_no_connection_is_left_alone() -> None:
     pair, datagrams = socket.socketpair(), socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     listener = socket.create_server((own_address(), 0))
-    found = lose_silent_peers(50)
+    found = enable_tcp_keepalive(50)
     assert listener.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 0
     with connected(own_address()):
-        assert lose_silent_peers(50) - found == 1
+        assert enable_tcp_keepalive(50) - found == 1
     for each in (*pair, datagrams, listener):
         each.close()
