@@ -1,0 +1,218 @@
+"""The planted components by family and kind, with the formula that their author would compare them with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from contract.planted import references as paper
+
+FOLDER = Path(__file__).parent
+
+GRPO, DAPO = paper.clipped(0.2, 0.2), paper.clipped(0.2, 0.28)
+GSPO, WIDE_GSPO = paper.gspo(3e-4, 4e-4), paper.gspo(0.2, 0.2)
+GRADIENT, PREFIX = paper.capped(float("inf")), paper.prefix(0.2, 0.2)
+CISPO, SAPO = paper.cispo(5.0), paper.sapo(1.0, 1.05)
+TIS, ICEPOP = paper.token_truncate(2.0), paper.icepop(0.5, 5.0)
+SEQUENCE_TIS = paper.sequence_truncate(2.0)
+
+PLANTED: Mapping[str, Mapping[str, Mapping[str, Callable[..., Any] | None]]] = {
+    "sign": {
+        "loss": {
+            "LargerBranch": GRPO,
+            "ObjectiveNotNegated": GRPO,
+            "InverseRatio": DAPO,
+            "CispoNotNegated": CISPO,
+            "SapoGateReversed": SAPO,
+            "AbsoluteAdvantage": paper.capped(5.0),
+            "EntropyPunished": None,
+            "ReferenceDistanceNegated": None,
+        },
+        "advantage": {
+            "MeanMinusReward": paper.centred,
+            "LeaveOneOutReversed": paper.leave_one_out,
+            "BestRankedLowest": paper.ranked,
+        },
+        "correction": {"TruncateInverted": TIS, "IcepopBandInverted": ICEPOP},
+        "reward": {"OverlongRewarded": paper.overlong},
+        "optimizer": {"SignAscent": None},
+        "scheduler": {"RisingCosine": None},
+    },
+    "formula": {
+        "loss": {
+            "GspoSum": GSPO,
+            "GspoArithmetic": WIDE_GSPO,
+            "DapoRangeExchanged": DAPO,
+            "ClipsTheLogRatio": GRPO,
+            "ClipsOnly": GRPO,
+            "SapoTemperaturesExchanged": SAPO,
+            "SapoWithoutScale": SAPO,
+            "CispoWithFloor": CISPO,
+            "CispoWeightNotDetached": CISPO,
+            "GspoTokenWithoutToken": GSPO,
+            "GmpoBothSides": paper.gmpo(0.4),
+        },
+        "advantage": {
+            "VarianceForDeviation": paper.standardised,
+            "LeaveNoneOut": paper.leave_one_out,
+            "FunctionsAveraged": paper.centred,
+        },
+        "correction": {"SequenceByMean": SEQUENCE_TIS, "CapOnTheLog": TIS},
+        "reward": {"ExactWithin": paper.exact, "OverlongByMaxLength": paper.overlong},
+        "optimizer": {"LionWithoutInterpolation": None},
+        "scheduler": {"HalfACosine": None},
+    },
+    "normaliser": {
+        "loss": {
+            "OwnTokenMean": DAPO,
+            "PaddedLength": GRPO,
+            "RowsOfTheBatch": GRPO,
+            "GspoOverPositions": GSPO,
+            "LengthTwice": GRPO,
+            "WhitensTheMicroBatch": None,
+            "DapoBySequence": DAPO,
+            "SelfNormalisedRatios": GRADIENT,
+        },
+        "advantage": {
+            "NoFloor": paper.standardised,
+            "BatchStdOfPlaceholders": None,
+            "GroupSizeOfTheFirst": paper.leave_one_out,
+            "WeightsNormalised": paper.centred,
+        },
+        "correction": {"GeometricOverPositions": None, "WeightsOfMeanOne": TIS},
+        "reward": {"ShareOfTheLongest": None},
+    },
+    "mask": {
+        "loss": {
+            "RatioOfPadding": None,
+            "ZeroIsPadding": WIDE_GSPO,
+            "LastColumn": None,
+            "NoHoles": WIDE_GSPO,
+            "PrefixByPosition": None,
+            "LargestOfAll": None,
+            "FirstColumnSkipped": DAPO,
+        },
+        "advantage": {
+            "AbstainedIsZero": paper.centred,
+            "AnyAbstentionDrops": paper.centred,
+            "UnscoredInTheMean": paper.centred,
+        },
+        "correction": {"SumsPadding": SEQUENCE_TIS, "WorstOfTheWidth": None},
+        "reward": {"EmptySkipped": paper.exact, "NoAnswerIsWrong": paper.exact},
+        "generator": {"EndCut": None},
+    },
+    "order": {
+        "loss": {
+            "SortedByLength": WIDE_GSPO,
+            "ShiftedOld": DAPO,
+            "SuffixForPrefix": PREFIX,
+            "NeighbourAdvantage": GRADIENT,
+            "FlattenedAndRefilled": GRADIENT,
+            "TokensByRatio": paper.capped(3.0),
+        },
+        "advantage": {
+            "GroupsAreNeighbours": paper.centred,
+            "MeansRepeated": paper.centred,
+            "PlacesForRanks": None,
+            "NumberIsIndex": paper.centred,
+        },
+        "correction": {"WeightsByRatio": TIS},
+        "reward": {"FirstFinishedFirst": None, "EqualsOnce": None, "SortedTexts": None},
+        "generator": {"LogprobsShifted": None, "PromptsExchanged": None},
+    },
+    "state": {
+        "loss": {
+            "RunningBaseline": None,
+            "WarmsUpByCalls": None,
+            "ClipForgotten": None,
+            "StepsForgotten": None,
+            "RestoresDefaults": None,
+            "LiveState": None,
+            "RememberedMask": DAPO,
+        },
+        "advantage": {"RunningStdForgotten": None, "FirstBatchMeans": paper.centred, "StateOfObjects": None},
+        "correction": {"CapByOwnSteps": None, "CapByCalls": None},
+        "reward": {"Novelty": None, "TextsOnTheObject": None},
+        "generator": {"OwnVersion": None},
+        "observer": {"SharedHistory": None, "CountsSteps": None},
+        "optimizer": {"MomentaElsewhere": None},
+        "scheduler": {"CountsInAClosure": None},
+    },
+    "device": {
+        "loss": {
+            "PositionsOnCpu": None,
+            "SumsOnCpu": GSPO,
+            "BoundsOnCpu": GRPO,
+            "ThroughNumpy": CISPO,
+            "PenaltyOnCpu": paper.capped(2.0),
+        },
+        "advantage": {"GroupTableOnCpu": paper.centred, "RanksOnCpu": paper.ranked},
+        "correction": {"WeightsOnCpu": SEQUENCE_TIS},
+        "reward": {"LengthsOnCpu": None},
+        "optimizer": {"MomentumOnCpu": None},
+    },
+    "randomness": {
+        "loss": {"TokenDropout": DAPO, "NumpyNoise": GRADIENT, "FreshGenerator": GRPO},
+        "advantage": {"TiesByChance": None, "RandomPartner": None},
+        "correction": {"RejectionSampling": None},
+        "reward": {"HashOfText": None, "ClockSeeded": None},
+        "generator": {"SeedIgnored": None, "OneSeed": None},
+        "dataset": {"ShuffledRows": None},
+        "optimizer": {"LangevinUnseeded": None},
+    },
+    "mutation": {
+        "loss": {
+            "ClampsAdvantages": DAPO,
+            "SubtractsFromOld": GRPO,
+            "NarrowsTheMask": GRADIENT,
+            "DampsByData": GRADIENT,
+            "DampsTheGradient": GRPO,
+        },
+        "correction": {"SubtractsInPlace": TIS, "MaskReturned": ICEPOP, "FillsUnknown": TIS},
+        "generator": {"WeightsAliased": None, "WeightsRounded": None},
+        "optimizer": {"FreezesBiases": None},
+        "scheduler": {"HalvesTheRate": None},
+    },
+    "swallowed": {
+        "loss": {
+            "NanIsZero": DAPO,
+            "BadRowsSkipped": GRPO,
+            "ReplacesRatios": GRADIENT,
+            "AnyErrorIsZero": None,
+            "WithoutReference": None,
+        },
+        "advantage": {"NanAdvantageIsZero": None, "TooSmallIsZero": paper.centred},
+        "correction": {"InfiniteIsOne": TIS},
+        "reward": {"JudgeDownIsZero": None, "MissingColumnAbstains": paper.exact},
+        "generator": {"LogprobsInvented": None, "FailedPromptSkipped": None},
+        "observer": {"WriteFailureIgnored": None},
+        "dataset": {"BadLinesSkipped": None},
+        "optimizer": {"BadStepsSkipped": None},
+    },
+}
+"""Family -> kind -> class -> the formula that its author would compare it with, None where there is none."""
+
+
+@dataclass(frozen=True)
+class Planted:
+    """A component with an error, or a correct one."""
+
+    name: str
+    kind: str
+    family: str
+    reference: Callable[..., Any] | None
+
+    @property
+    def component(self) -> dict[str, str]:
+        """The component as a run file selects it."""
+        return {"path": f"{FOLDER / self.family}.py:{self.name}"}
+
+
+def planted() -> Iterator[Planted]:
+    """All planted components."""
+    for family, kinds in PLANTED.items():
+        for kind, names in kinds.items():
+            for name, reference in names.items():
+                yield Planted(name, kind, family, reference)
