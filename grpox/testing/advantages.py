@@ -22,7 +22,7 @@ from grpox.runtime.foreign_code import call
 from grpox.testing.conformance import Conformance, Violation, require
 from grpox.testing.devices import device_problem
 from grpox.testing.direction import check_monotone
-from grpox.testing.same_as import Reference, compare_advantage
+from grpox.testing.formula import Reference, compare_advantage
 
 close = partial(torch.allclose, rtol=1e-4, atol=1e-5)
 """True if two float32 tensors differ by the order of sums alone."""

@@ -21,7 +21,7 @@ from grpox.testing.conformance import Conformance, Violation, require
 from grpox.testing.devices import device_problem
 from grpox.testing.direction import check_weights_grow
 from grpox.testing.loss_examples import SHAPES, close, example, mapped, padded, rows, shown
-from grpox.testing.same_as import Reference, compare_correction
+from grpox.testing.formula import Reference, compare_correction
 from grpox.update.objective import apply_correction
 
 LARGEST = 20.0

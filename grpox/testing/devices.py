@@ -23,6 +23,9 @@ _ELSEWHERE = torch.device("meta")
 _INDEXING = ("aten.index.Tensor", "aten.index_put_.default", "aten.index_put.default", "aten._index_put_impl_.default")
 
 
+_FROM_NUMBERS = (torch.tensor, torch.as_tensor, torch.asarray, torch.scalar_tensor, Tensor.new_tensor)
+
+
 class MixedDevices(Exception):
     """An operation on tensors of two devices."""
 
@@ -68,7 +71,13 @@ class _Reads(TorchFunctionMode):
             if function is Tensor.numpy:
                 raise MixedDevices("numpy() of a tensor that is not on the CPU: call .cpu() first")
             args = (args[0].numbers,)
-        return function(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        own = getattr(args[0], "device", None) if function is Tensor.new_tensor else None
+        target = kwargs.get("device", own)
+        if function in _FROM_NUMBERS and target is not None and torch.device(target) == _ELSEWHERE:
+            # torch would make a tensor without numbers.
+            return _Elsewhere(function(*map(_unwrap, args), **{**kwargs, "device": torch.device("cpu")}))
+        return function(*args, **kwargs)
 
 
 def _dispatch(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

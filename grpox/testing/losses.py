@@ -41,7 +41,7 @@ from grpox.testing.loss_examples import (
     tensors_of,
     to_dtype,
 )
-from grpox.testing.same_as import Reference, compare_loss
+from grpox.testing.formula import Reference, compare_loss
 from grpox.update.objective import per_token_loss
 
 LARGEST_LOG_RATIO = 20.0

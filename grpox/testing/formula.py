@@ -35,7 +35,7 @@ Reference = Callable[..., Sequence[Any]]
 RATIOS = (0.0, 0.05, 0.15, 0.21, 0.25, 0.3, 0.5, 0.69, 1.0, 1.2, 2.0, 4.0, 8.0, 12.0)
 """Sizes of log-ratios of single tokens."""
 ADVANTAGES = (1.0, -1.0, 0.0, 2.5, -0.001)
-SHAPES = ((1, 2), (1, 3), (2, 3), (1, 6), (4, 6), (2, 40))
+SHAPES = ((1, 2), (1, 3), (2, 3), (1, 6), (4, 6), (1, 24))
 OF_SEQUENCES = ("rewards", "group_ids", "sequence_ids")
 """Inputs of a loss that are not one number for each token."""
 STEP = 1e-5
