@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from grpox.testing.losses import LossConformance
     from grpox.testing.observers import ObserverConformance
     from grpox.testing.rewards import RewardConformance
+    from grpox.testing.formula import same_as
 
 __all__ = [
     "AdvantageConformance",
@@ -29,6 +30,7 @@ __all__ = [
     "ObserverConformance",
     "RewardConformance",
     "Violation",
+    "same_as",
     "step_gradient",
 ]
 
@@ -41,6 +43,7 @@ _LAZY = {
     "ObserverConformance": "observers",
     "RewardConformance": "rewards",
     "Violation": "conformance",
+    "same_as": "formula",
     "step_gradient": "core_step",
 }
 """Name -> the module that has it."""

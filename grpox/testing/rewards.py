@@ -31,6 +31,7 @@ class RewardConformance(Conformance):
     """The checks of a reward function."""
 
     kind = "reward"
+    reports_swallowed = True
     completions: ClassVar[Sequence[str]] = ODD
     columns: ClassVar[Mapping[str, Any]] = {}
 
