@@ -14,7 +14,7 @@ FOLDER = Path(__file__).parent
 GRPO, DAPO = paper.clipped(0.2, 0.2), paper.clipped(0.2, 0.28)
 GSPO, WIDE_GSPO = paper.gspo(3e-4, 4e-4), paper.gspo(0.2, 0.2)
 GRADIENT, PREFIX = paper.capped(float("inf")), paper.prefix(0.2, 0.2)
-CISPO, SAPO = paper.cispo(5.0), paper.sapo(1.0, 1.05)
+CISPO, SAPO = paper.capped(5.0), paper.sapo(1.0, 1.05)
 TIS, ICEPOP = paper.token_truncate(2.0), paper.icepop(0.5, 5.0)
 SEQUENCE_TIS = paper.sequence_truncate(2.0)
 
@@ -27,8 +27,8 @@ PLANTED: Mapping[str, Mapping[str, Mapping[str, Callable[..., Any] | None]]] = {
             "CispoNotNegated": CISPO,
             "SapoGateReversed": SAPO,
             "AbsoluteAdvantage": paper.capped(5.0),
-            "EntropyPunished": None,
-            "ReferenceDistanceNegated": None,
+            "EntropyPunished": paper.with_entropy,
+            "ReferenceDistanceNegated": paper.with_reference,
         },
         "advantage": {
             "MeanMinusReward": paper.centred,
@@ -36,7 +36,7 @@ PLANTED: Mapping[str, Mapping[str, Mapping[str, Callable[..., Any] | None]]] = {
             "BestRankedLowest": paper.ranked,
         },
         "correction": {"TruncateInverted": TIS, "IcepopBandInverted": ICEPOP},
-        "reward": {"OverlongRewarded": paper.overlong},
+        "reward": {"OverlongRewarded": None},
         "optimizer": {"SignAscent": None},
         "scheduler": {"RisingCosine": None},
     },
@@ -60,7 +60,7 @@ PLANTED: Mapping[str, Mapping[str, Mapping[str, Callable[..., Any] | None]]] = {
             "FunctionsAveraged": paper.centred,
         },
         "correction": {"SequenceByMean": SEQUENCE_TIS, "CapOnTheLog": TIS},
-        "reward": {"ExactWithin": paper.exact, "OverlongByMaxLength": paper.overlong},
+        "reward": {"ExactWithin": None, "OverlongByMaxLength": None},
         "optimizer": {"LionWithoutInterpolation": None},
         "scheduler": {"HalfACosine": None},
     },
@@ -100,7 +100,7 @@ PLANTED: Mapping[str, Mapping[str, Mapping[str, Callable[..., Any] | None]]] = {
             "UnscoredInTheMean": paper.centred,
         },
         "correction": {"SumsPadding": SEQUENCE_TIS, "WorstOfTheWidth": None},
-        "reward": {"EmptySkipped": paper.exact, "NoAnswerIsWrong": paper.exact},
+        "reward": {"EmptySkipped": None, "NoAnswerIsWrong": None},
         "generator": {"EndCut": None},
     },
     "order": {
@@ -181,11 +181,11 @@ PLANTED: Mapping[str, Mapping[str, Mapping[str, Callable[..., Any] | None]]] = {
             "BadRowsSkipped": GRPO,
             "ReplacesRatios": GRADIENT,
             "AnyErrorIsZero": None,
-            "WithoutReference": None,
+            "WithoutReference": paper.with_reference,
         },
         "advantage": {"NanAdvantageIsZero": None, "TooSmallIsZero": paper.centred},
         "correction": {"InfiniteIsOne": TIS},
-        "reward": {"JudgeDownIsZero": None, "MissingColumnAbstains": paper.exact},
+        "reward": {"JudgeDownIsZero": None, "MissingColumnAbstains": None},
         "generator": {"LogprobsInvented": None, "FailedPromptSkipped": None},
         "observer": {"WriteFailureIgnored": None},
         "dataset": {"BadLinesSkipped": None},
@@ -195,13 +195,50 @@ PLANTED: Mapping[str, Mapping[str, Mapping[str, Callable[..., Any] | None]]] = {
 """Family -> kind -> class -> the formula that its author would compare it with, None where there is none."""
 
 
+TWINS: Mapping[str, Mapping[str, Callable[..., Any] | None]] = {
+    "loss": {
+        "Grpo": GRPO,
+        "Dapo": DAPO,
+        "Gspo": GSPO,
+        "GspoToken": paper.gspo_token_gradient(0.2, 0.2),
+        "Gmpo": paper.gmpo(0.4),
+        "Sapo": SAPO,
+        "Cispo": CISPO,
+        "PolicyGradient": GRADIENT,
+        "TwoSided": None,
+        "PrefixRatio": PREFIX,
+        "FadingPositions": None,
+        "AdaptiveClip": GRPO,
+        "ByStep": None,
+        "EntropyBonus": paper.with_entropy,
+        "ReferencePenalty": paper.with_reference,
+    },
+    "advantage": {
+        "Centred": paper.centred,
+        "LeaveOneOut": paper.leave_one_out,
+        "Standardised": paper.standardised,
+        "Ranked": paper.ranked,
+        "RunningStd": None,
+    },
+    "correction": {"Truncate": TIS, "Icepop": ICEPOP, "TruncateSequence": SEQUENCE_TIS, "CapByStep": None},
+    "reward": {"Exact": None, "Overlong": None, "JudgeInThreads": None, "awaited": None},
+    "generator": {"Wrapped": None},
+    "observer": {"History": None},
+    "optimizer": {"Lion": None},
+    "scheduler": {"Cosine": None},
+    "dataset": {"Doubles": None},
+}
+"""Kind -> correct class -> its formula."""
+
+
 @dataclass(frozen=True)
-class Planted:
+class Case:
     """A component with an error, or a correct one."""
 
     name: str
     kind: str
     family: str
+    """The module: a family of errors, or ``twins``."""
     reference: Callable[..., Any] | None
 
     @property
@@ -210,9 +247,16 @@ class Planted:
         return {"path": f"{FOLDER / self.family}.py:{self.name}"}
 
 
-def planted() -> Iterator[Planted]:
-    """All planted components."""
+def planted() -> Iterator[Case]:
+    """All components with an error."""
     for family, kinds in PLANTED.items():
         for kind, names in kinds.items():
             for name, reference in names.items():
-                yield Planted(name, kind, family, reference)
+                yield Case(name, kind, family, reference)
+
+
+def twins() -> Iterator[Case]:
+    """All correct components."""
+    for kind, names in TWINS.items():
+        for name, reference in names.items():
+            yield Case(name, kind, "twins", reference)
