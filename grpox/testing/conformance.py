@@ -6,22 +6,13 @@ with Test; `grpox.testing.runner` runs them for ``grpox plugins check``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from functools import cache, cached_property
+from collections.abc import Callable, Iterator
+from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
 
-from pydantic import ValidationError
-
-from grpox.config import ComponentRef
-from grpox.errors import ConfigError
-from grpox.errors.validation import problems_of
 from grpox.plugins.component import BoundComponent
-from grpox.plugins.discovery import discover
-from grpox.plugins.registry import Registry
+from grpox.plugins.registry import Mention, bind, installed
 from grpox.testing.exceptions import swallowing_handlers
-
-Mention = str | Mapping[str, Any]
-"""A component as a run file has it: ``"dapo"``, or ``{"name": "dapo", "clip_high": 0.28}``."""
 
 
 SAME_AS = "test_same_as_reference"
@@ -81,7 +72,7 @@ class Conformance:
 
     def build(self) -> Any:
         """Build a new instance of the component."""
-        return registry().build(self.bound)
+        return installed().build(self.bound)
 
     def test_exceptions(self) -> None:
         """Hides no exception of every type: a fault would look like a result."""
@@ -108,22 +99,3 @@ class Conformance:
             if name.startswith("test_") and not is_off:
                 method = getattr(self, name)
                 yield Check(name, (method.__doc__ or name).strip().partition("\n")[0].rstrip("."), method)
-
-
-@cache
-def registry() -> Registry:
-    """Create a registry of all installed plugins, once."""
-    return Registry(discover())
-
-
-def bind(kind: str, mention: Mention) -> BoundComponent:
-    """Bind a component to its checked parameters.
-
-    Raises:
-        ConfigError: no such component, or the parameters do not fit.
-    """
-    try:
-        reference = ComponentRef.model_validate(dict(mention) if isinstance(mention, Mapping) else mention)
-    except ValidationError as error:
-        raise ConfigError(problems_of(error, ComponentRef, kind)) from error
-    return registry().parse(kind, reference, kind)

@@ -26,7 +26,8 @@ from torch import Tensor
 
 from grpox.contracts import LossInputs
 from grpox.errors import ConfigError, nearest
-from grpox.testing.conformance import Mention, Violation
+from grpox.plugins.registry import Mention
+from grpox.testing.conformance import Violation
 from grpox.testing.direction import Correct, Scale, describe_batch
 from grpox.testing.loss_examples import example, measured_on, rows, shown, tensors_of
 
