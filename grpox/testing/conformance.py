@@ -14,7 +14,6 @@ from grpox.plugins.component import BoundComponent
 from grpox.plugins.registry import Mention, bind, installed
 from grpox.testing.exceptions import swallowing_handlers
 
-
 SAME_AS = "test_same_as_reference"
 """The check that only a suite with a reference has."""
 

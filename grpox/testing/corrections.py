@@ -20,8 +20,8 @@ from grpox.errors import RunFailed
 from grpox.testing.conformance import Conformance, Violation, require
 from grpox.testing.devices import device_problem
 from grpox.testing.direction import check_weights_grow
-from grpox.testing.loss_examples import SHAPES, close, example, mapped, padded, rows, shown
 from grpox.testing.formula import Reference, compare_correction
+from grpox.testing.loss_examples import SHAPES, close, example, mapped, padded, rows, shown
 from grpox.update.objective import apply_correction
 
 LARGEST = 20.0

@@ -20,7 +20,12 @@ from grpox.errors import chain
 
 _ELSEWHERE = torch.device("meta")
 """The device that wrapped tensors report: one of which every build of torch knows that it is not the CPU."""
-_INDEXING = ("aten.index.Tensor", "aten.index_put_.default", "aten.index_put.default", "aten._index_put_impl_.default")
+_INDEXING = (
+    "aten.index.Tensor",
+    "aten.index_put_.default",
+    "aten.index_put.default",
+    "aten._index_put_impl_.default",
+)
 
 
 _FROM_NUMBERS = (torch.tensor, torch.as_tensor, torch.asarray, torch.scalar_tensor, Tensor.new_tensor)
@@ -96,7 +101,9 @@ def _dispatch(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any
     return tree_map(lambda each: _wrap(each, same), result)
 
 
-def _check_mixture(function: Any, args: Sequence[Any], tensors: list[Tensor], wrapped: list[_Elsewhere]) -> None:
+def _check_mixture(
+    function: Any, args: Sequence[Any], tensors: list[Tensor], wrapped: list[_Elsewhere]
+) -> None:
     strangers = [each for each in tensors if not isinstance(each, _Elsewhere) and each.ndim > 0]
     if not wrapped or not strangers:
         return

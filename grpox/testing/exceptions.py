@@ -42,10 +42,17 @@ def swallowing_handlers(target: Any, may_abstain: bool = False) -> Iterator[Swal
         name = inspect.getsourcefile(inspect.unwrap(target))
         source = Path(str(name)).read_text(encoding="utf-8")
         tree = ast.parse(source)
-    except (TypeError, OSError, SyntaxError, UnicodeDecodeError):  # built in C, made by exec, or encoded otherwise
+    except (
+        TypeError,
+        OSError,
+        SyntaxError,
+        UnicodeDecodeError,
+    ):  # built in C, made by exec, or encoded otherwise
         return
     lines = source.splitlines()
-    inside = {id(node): node for function in ast.walk(tree) if _is_function(function) for node in ast.walk(function)}
+    inside = {
+        id(node): node for function in ast.walk(tree) if _is_function(function) for node in ast.walk(function)
+    }
     for node in inside.values():
         if not isinstance(node, ast.ExceptHandler) or not _catches_everything(node):
             continue

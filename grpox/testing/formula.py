@@ -41,7 +41,12 @@ OF_SEQUENCES = ("rewards", "group_ids", "sequence_ids")
 """Inputs of a loss that are not one number for each token."""
 STEP = 1e-5
 """Of the central differences by which the gradient of a reference is computed."""
-TOLERANCES = {"loss": (1e-6, 1e-9), "gradient": (2e-6, 1e-8), "advantage": (1e-4, 1e-5), "correction": (1e-6, 1e-9)}
+TOLERANCES = {
+    "loss": (1e-6, 1e-9),
+    "gradient": (2e-6, 1e-8),
+    "advantage": (1e-4, 1e-5),
+    "correction": (1e-6, 1e-9),
+}
 """Relative and absolute difference that is rounding; advantages are of float32."""
 
 
@@ -206,7 +211,9 @@ def _require_same(name: str, values: Tensor, expected: Tensor, inputs: LossInput
     if bool((excess <= 0).all()):
         return
     place = divmod(int(excess.nan_to_num(nan=math.inf).argmax()), excess.shape[1])
-    what = f"at token {place} its {name} is {values[place]:.6g}, and that of the reference {expected[place]:.6g}"
+    what = (
+        f"at token {place} its {name} is {values[place]:.6g}, and that of the reference {expected[place]:.6g}"
+    )
     raise Violation(what, shown(inputs, **{name: values, "reference": expected}))
 
 
@@ -278,7 +285,9 @@ def compare_correction(correct: Correct, reference: Reference) -> None:
         names = _parameters(reference, named)
         there = torch.ones_like(mask[0]) if "mask" in names else mask[0]
         pairs = list(reference(**{name: named[name][there].tolist() for name in names}))
-        text = "\n".join(f"{name:8}" + "  ".join(f"{value:.4g}" for value in each) for name, each in named.items())
+        text = "\n".join(
+            f"{name:8}" + "  ".join(f"{value:.4g}" for value in each) for name, each in named.items()
+        )
         if len(pairs) != int(there.sum()):
             what = f"the reference returned {len(pairs)} results for {int(there.sum())} tokens"
             raise Violation(what, text)

@@ -21,6 +21,7 @@ from grpox.errors import RunFailed
 from grpox.testing.conformance import Conformance, Violation, require
 from grpox.testing.devices import device_problem
 from grpox.testing.direction import check_loss_sign
+from grpox.testing.formula import Reference, compare_loss
 from grpox.testing.loss_examples import (
     SHAPES,
     Measured,
@@ -41,7 +42,6 @@ from grpox.testing.loss_examples import (
     tensors_of,
     to_dtype,
 )
-from grpox.testing.formula import Reference, compare_loss
 from grpox.update.objective import per_token_loss
 
 LARGEST_LOG_RATIO = 20.0

@@ -183,7 +183,7 @@ PLANTED: Mapping[str, Mapping[str, Mapping[str, Callable[..., Any] | None]]] = {
             "AnyErrorIsZero": None,
             "WithoutReference": paper.with_reference,
         },
-        "advantage": {"NanAdvantageIsZero": None, "TooSmallIsZero": paper.centred},
+        "advantage": {"NanAdvantageIsZero": paper.standardised, "TooSmallIsZero": paper.centred},
         "correction": {"InfiniteIsOne": TIS},
         "reward": {"JudgeDownIsZero": None, "MissingColumnAbstains": None},
         "generator": {"LogprobsInvented": None, "FailedPromptSkipped": None},
