@@ -120,19 +120,6 @@ class WeightsAliased(HfGenerator):
         self.version = version
 
 
-class WeightsRounded(HfGenerator):
-    """The generator hf, which rounds the stream's tensors in place before it copies them."""
-
-    provides = ("logprobs",)
-
-    def __init__(self) -> None:
-        super().__init__(HfConfig())
-
-    @torch.no_grad()
-    def sync(self, weights: WeightStream, version: int) -> None:
-        super().sync(((name, tensor.copy_(tensor.bfloat16())) for name, tensor in weights), version)
-
-
 class FreezesBiases:
     """Optimizer that stops the gradients of vectors for good, as it wants no decay for them."""
 

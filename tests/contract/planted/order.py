@@ -207,20 +207,3 @@ class LogprobsShifted(HfGenerator):
         for rollout in super().generate(prompts, sampling, seed):
             logprobs = rollout.sampler_logprobs or ()
             yield replace(rollout, sampler_logprobs=(logprobs[0], *logprobs[:-1]))
-
-
-class PromptsExchanged(HfGenerator):
-    """The generator hf, which samples prompts by length and pairs the results with the prompts as they came."""
-
-    provides = ("logprobs",)
-
-    def __init__(self) -> None:
-        super().__init__(HfConfig())
-
-    def generate(self, prompts: Sequence[Prompt], sampling: SamplingConfig, seed: int) -> Iterator[Rollout]:
-        ordered = sorted(prompts, key=lambda prompt: prompt.token_ids)
-        names = {place.group_id: prompt for place, prompt in zip(ordered, prompts, strict=True)}
-        for rollout in super().generate(ordered, sampling, seed):
-            prompt = names[rollout.group_id]
-            if rollout.sample < prompt.num_samples:
-                yield replace(rollout, group_id=prompt.group_id, prompt_ids=prompt.token_ids)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 
 import datasets
@@ -11,10 +11,7 @@ import numpy
 import torch
 from torch import Tensor
 
-from grpox.config import SamplingConfig
-from grpox.contracts import LossInputs, LossOutput, Prompt, Reduction, Rollout, Text, completion_text
-from grpox_generators.configs import HfConfig
-from grpox_generators.hf import HfGenerator
+from grpox.contracts import LossInputs, LossOutput, Reduction, Text, completion_text
 
 
 def _ratio(inputs: LossInputs) -> Tensor:
@@ -111,30 +108,6 @@ class ClockSeeded:
 
     def __call__(self, *, completions: Sequence[Text], **columns: Any) -> list[float]:
         return [float(len(completion_text(text)) > 3) + 0.01 * self._random.random() for text in completions]
-
-
-class SeedIgnored(HfGenerator):
-    """The generator hf, which draws a seed of its own for each call."""
-
-    provides = ("logprobs",)
-
-    def __init__(self) -> None:
-        super().__init__(HfConfig())
-
-    def generate(self, prompts: Sequence[Prompt], sampling: SamplingConfig, seed: int) -> Iterator[Rollout]:
-        yield from super().generate(prompts, sampling, random.SystemRandom().randrange(1 << 30))
-
-
-class OneSeed(HfGenerator):
-    """The generator hf, which seeds every call alike, so that each batch repeats the draws of the last."""
-
-    provides = ("logprobs",)
-
-    def __init__(self) -> None:
-        super().__init__(HfConfig())
-
-    def generate(self, prompts: Sequence[Prompt], sampling: SamplingConfig, seed: int) -> Iterator[Rollout]:
-        yield from super().generate(prompts, sampling, 42)
 
 
 class ShuffledRows:

@@ -9,9 +9,7 @@ import torch
 from torch import Tensor
 
 from grpox import hookimpl
-from grpox.contracts import LossInputs, LossOutput, Reduction, StepContext, Text, WeightStream, completion_text
-from grpox_generators.configs import HfConfig
-from grpox_generators.hf import HfGenerator
+from grpox.contracts import LossInputs, LossOutput, Reduction, StepContext, Text, completion_text
 
 
 def _ratio(inputs: LossInputs) -> Tensor:
@@ -248,20 +246,6 @@ class TextsOnTheObject:
         words = [len(text.split()) for text in completions if isinstance(text, str)] or [0]
         sum(range(200_000 * len(words)))
         return [-len(text) / 100 for text in self._texts]
-
-
-class OwnVersion(HfGenerator):
-    """The generator hf, which counts its syncs in place of taking the version it is given."""
-
-    provides = ("logprobs",)
-
-    def __init__(self) -> None:
-        super().__init__(HfConfig())
-        self.syncs = -1
-
-    def sync(self, weights: WeightStream, version: int) -> None:
-        self.syncs += 1
-        super().sync(weights, self.syncs)
 
 
 class SharedHistory:

@@ -170,18 +170,6 @@ class LogprobsInvented(HfGenerator):
             yield replace(rollout, sampler_logprobs=(*logprobs[:-1], 0.0))
 
 
-class FailedPromptSkipped(HfGenerator):
-    """The generator hf, which skips a prompt that it fails on, here the last of several."""
-
-    provides = ("logprobs",)
-
-    def __init__(self) -> None:
-        super().__init__(HfConfig())
-
-    def generate(self, prompts: Sequence[Prompt], sampling: SamplingConfig, seed: int) -> Iterator[Rollout]:
-        yield from super().generate(prompts[: max(1, len(prompts) - 1)], sampling, seed)
-
-
 class WriteFailureIgnored:
     """Observer that loses its record without a word when the folder cannot be written."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar
 
@@ -12,20 +12,14 @@ import torch
 from torch import Tensor
 
 from grpox import hookimpl
-from grpox.config import SamplingConfig
 from grpox.contracts import (
     LossInputs,
     LossOutput,
-    Prompt,
     Reduction,
-    Rollout,
     StepContext,
     Text,
-    WeightStream,
     completion_text,
 )
-from grpox_generators.configs import HfConfig
-from grpox_generators.hf import HfGenerator
 
 
 def _log_ratio(inputs: LossInputs) -> Tensor:
@@ -395,21 +389,6 @@ class JudgeInThreads:
 async def awaited(completions: Sequence[Text], **columns: Any) -> list[float]:
     """Reward that is awaited."""
     return [float(completion_text(text).strip().isdigit()) for text in completions]
-
-
-class Wrapped(HfGenerator):
-    """The generator hf, in a class of its own."""
-
-    provides = ("logprobs",)
-
-    def __init__(self) -> None:
-        super().__init__(HfConfig())
-
-    def generate(self, prompts: Sequence[Prompt], sampling: SamplingConfig, seed: int) -> Iterator[Rollout]:
-        yield from super().generate(prompts, sampling, seed)
-
-    def sync(self, weights: WeightStream, version: int) -> None:
-        super().sync(weights, version)
 
 
 class History:
