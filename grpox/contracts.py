@@ -249,6 +249,9 @@ class AdvantageInputs:
 class AdvantageScaler(Protocol):
     """Turns the rewards of a whole generation batch (all ranks) into advantages.
 
+    Optional, and read by the conformance suite: ``needs_nonnegative_rewards: bool = False``, True for a scaler
+    that raises where a weighted sum of rewards is below 0.
+
     Alternatively ``scale(inputs: AdvantageInputs)``; the number of parameters tells the two forms apart. A
     scaler of that form may have ``per: "completion" | "turn" | "token" = "completion"``, and then returns a
     list of N tensors in place of f32[N]: f32[turns of the completion] or f32[T_i]. A turn's advantage is for
