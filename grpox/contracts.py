@@ -292,6 +292,22 @@ Text = str | Sequence[Message]
 Scores = Sequence[float | Sequence[float] | None]
 
 
+class FailedScore(float):
+    """A score that a reward function could not obtain: NaN with a reason, of which `on_error` decides.
+
+    A function that fails for some of its completions returns it for those, and scores for the others. One that
+    has nothing to say returns None instead.
+    """
+
+    def __new__(cls, reason: str) -> FailedScore:
+        score = super().__new__(cls, "nan")
+        score.reason = reason
+        return score
+
+    reason: str
+    """Why there is no score, as the user should read it."""
+
+
 def completion_text(completion: Text) -> str:
     """The text of a completion: the string itself, or the content of its last message."""
     if isinstance(completion, str):

@@ -26,7 +26,7 @@ class Quantile:
         """rewards f32[N, K] (NaN: abstained), weights f32[K], group_ids i64[N] -> f32[N]."""
         centred = centre(rewards, weights, group_ids)
         quantiles = torch.zeros_like(centred.counts)  # of the deviations: f64[groups]
-        for group in centred.groups[centred.signal].unique().tolist():
+        for group in torch.unique(centred.groups[centred.signal]).tolist():
             members = centred.deviations[(centred.groups == group) & centred.signal].sort().values
             quantiles[group] = members[rank_of(self.config.q, len(members))]
         shifted = torch.where(centred.signal, centred.deviations - quantiles[centred.groups], 0.0)
