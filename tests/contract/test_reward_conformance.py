@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from support.scoring_server import Answer, chat, scoring_server
 
+from grpox.plugins.registry import installed
 from grpox.testing import RewardConformance
-from grpox.testing.conformance import registry
 from grpox.testing.runner import Outcome, outcomes
 
 BROKEN = Path(__file__).with_name("broken_rewards.py")
@@ -41,7 +41,7 @@ def failed(name: str) -> dict[str, Outcome]:
 
 
 def test_all_rewards_but_a_model_are_checked_here() -> None:
-    names = {o.spec.name for o in registry().plugins.offers if o.kind == "reward"}
+    names = {o.spec.name for o in installed().plugins.offers if o.kind == "reward"}
     assert names - set(INSTALLED) - set(SERVED) == {"reward_model"}
 
 

@@ -27,6 +27,7 @@ class Dppo:
     reduction: ClassVar[Reduction] = Reduction.TOKEN_MEAN
     gradient: ClassVar[Literal["value", "surrogate"]] = "surrogate"
     zero_at_zero_advantage: ClassVar[bool] = True
+    hyperparameters: ClassVar[tuple[str, ...]] = ("delta", "cap")
 
     def __init__(self, config: DppoConfig) -> None:
         self.config = config

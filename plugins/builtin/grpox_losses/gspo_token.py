@@ -23,6 +23,7 @@ class GspoToken:
     reduction: ClassVar[Reduction] = Reduction.SEQUENCE_MEAN
     gradient: ClassVar[Literal["value", "surrogate"]] = "surrogate"
     zero_at_zero_advantage: ClassVar[bool] = True
+    hyperparameters: ClassVar[tuple[str, ...]] = ("clip_low", "clip_high")
 
     def __init__(self, config: GspoTokenConfig) -> None:
         self.config = config
