@@ -93,7 +93,7 @@ class OptimizerConformance(Conformance):
         resumed = self._build(others)
         resumed.load_state_dict(torch.load(file, weights_only=False))
         for each, own in ((optimizer, parameters), (resumed, others)):
-            self._step(each, own, 3)
+            _step_on_fading(each, own)
         same = all(torch.equal(one, other) for one, other in zip(parameters, others, strict=True))
         advice = "keep what a step needs in self.state and the groups: state_dict() saves those"
         require(same, "after its state_dict is loaded, it takes other steps", advice=advice)
@@ -177,6 +177,15 @@ def _value(parameters: Sequence[Tensor]) -> float:
 def _backward(parameters: Sequence[nn.Parameter]) -> None:
     for each in parameters:
         each.grad = each.detach().clone()
+
+
+def _step_on_fading(optimizer: torch.optim.Optimizer, parameters: Sequence[nn.Parameter]) -> None:
+    """Take steps on gradients of both signs that fade, so that what is remembered decides."""
+    generator = torch.Generator().manual_seed(1)
+    for size in (1.0, 0.1, 0.01, 0.001):
+        for each in parameters:
+            each.grad = size * torch.randn(each.shape, generator=generator)
+        optimizer.step()
 
 
 def _gradient(parameter: nn.Parameter) -> Tensor:

@@ -41,6 +41,13 @@ class SchedulerConformance(Conformance):
 
     def test_learning_rate(self) -> None:
         """Starts from the learning rate of the run, and never exceeds it unless it declares so."""
+        optimizer = self._optimizer()
+        self._build(optimizer, self.total_steps)
+        base = float(optimizer.param_groups[0].get("initial_lr", self.learning_rate))
+        what = f"it takes {base:.4g} for the learning rate of the run, which is {self.learning_rate:g}"
+        require(
+            base == self.learning_rate, what, advice="change no group of the optimizer before the first step"
+        )
         rates = self._rates()
         if getattr(self.build(), "exceeds", False):
             self.notes.append("it declares exceeds = True")
