@@ -1,4 +1,4 @@
-"""Checks of ``grpox plugins check``: runs the conformance suite of a component and draws the outcomes."""
+"""`grpox plugins check`: runs the conformance suite of a component and draws the results."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ MARKS = {"passed": "[green]passed[/]", "failed": "[red]FAILED[/]", "skipped": "[
 
 
 def check(console: Console, offer: Offer, params: Mapping[str, Any]) -> bool:
-    """Run the checks of an offer with these parameters, and print each as it ends; True if none failed.
+    """Run the checks of a component with these parameters, printing each result; return True if none failed.
 
     Raises:
-        ConfigError: there is no suite for this kind, or the parameters do not fit.
+        ConfigError: this kind has no suite, or the parameters are wrong.
     """
     if offer.kind not in SUITES:
         what = f"there is no conformance suite for a {offer.kind}"
         raise ConfigError(what, given=offer.spec.name, allowed=", ".join(SUITES))
     suite = type("Suite", (SUITES[offer.kind],), {"component": {"name": offer.qualified_name, **params}})()
-    assert suite.bound  # parameters that do not fit are an error of the command, not a failed check
+    assert suite.bound  # wrong parameters are an error of the command, not a failed check
     console.print(f"[bold]{offer.spec.name}[/]  {offer.kind}, {offer.origin}")
     done = []
     for outcome in chain(heavy_imports(offer), outcomes(suite)):
@@ -45,7 +45,7 @@ def check(console: Console, offer: Offer, params: Mapping[str, Any]) -> bool:
 
 
 def heavy_imports(offer: Offer) -> Iterator[Outcome]:
-    """Import the plugin in a new interpreter; yields a failed check where that imports anything heavy."""
+    """Import the plugin in a new interpreter; yield a failed check if that imports a heavy module."""
     module = offer.module.partition(":")[0]
     code = f"import sys, {module}; print(*sorted(set({HEAVY}) & set(sys.modules)))"
     began = time.perf_counter()
@@ -54,13 +54,13 @@ def heavy_imports(offer: Offer) -> Iterator[Outcome]:
     heavy = done.stdout.splitlines()[-1].split() if done.stdout.strip() else []
     if heavy:
         title = "the plugin is listed without importing anything heavy"
-        what = f"importing {module}, which every command does, imports {', '.join(heavy)}"
-        cure = "import it in the module that `target` names, which is imported when a run selects the component"
+        what = f"every command imports {module}, and {module} imports {', '.join(heavy)}"
+        cure = "move the import to the module of `target`: only runs that select the component import that one"
         yield Outcome("heavy_imports", title, "failed", seconds, what, advice=cure)
 
 
 def draw(outcome: Outcome) -> Table:
-    """Draw one outcome: its mark and title, and below it the texts."""
+    """Draw one result: mark and title, with the texts below."""
     table = Table.grid(padding=(0, 1))
     table.add_column(width=8, justify="right")
     table.add_column(overflow="fold")
