@@ -115,7 +115,7 @@ def _widths(size_of: Callable[[str], Any]) -> ModelShape:
         weights=(),
         linears=(),
         hidden=hidden,
-        # Families without gated layers use another name or omit the size; by convention it is 4 times the width.
+        # Families without gated layers use another name or omit the size; then it is 4 times the width.
         intermediate=size_of("intermediate_size") or size_of("n_inner") or 4 * hidden,
         layers=size_of("num_hidden_layers"),
         queries=heads * head_dim,

@@ -10,22 +10,22 @@ from grpox.config import Parameters
 
 
 class ScaledConfig(Parameters):
-    """The parameters of batch, which group has too."""
+    """Parameters of batch; group has them too."""
 
     eps: float = Field(1e-4, ge=0)
-    """Added to every standard deviation, at least 0; 1e-4 as in TRL."""
+    """Number added to every standard deviation, at least 0; 1e-4 as in TRL."""
     ddof: Literal[0, 1] = 1
-    """Sums of squares are divided by n - ddof: 1 for the sample's standard deviation, as in TRL, or 0."""
+    """Divisor n - ddof of the sum of squares: 1 for the sample standard deviation, as in TRL, or 0."""
 
 
 class GroupConfig(ScaledConfig):
-    """The parameters of group."""
+    """Parameters of group."""
 
     aggregation: Literal["sum_then_normalize", "normalize_then_sum"] = "sum_then_normalize"
-    """What comes first where there are several reward functions: sum_then_normalize, as in TRL, scales their
-    weighted sum; normalize_then_sum scales each function within the group, adds them up by weight and divides
-    by the standard deviation over the batch (GDPO, arXiv 2601.05242)."""
+    """Order of steps with several reward functions. sum_then_normalize, as in TRL, scales the weighted sum;
+    normalize_then_sum scales each function within the group, sums them by weight and divides by the standard
+    deviation over the batch (GDPO, arXiv 2601.05242)."""
 
 
 class CentredConfig(Parameters):
-    """none has no parameters."""
+    """Parameters of none: there are none."""
