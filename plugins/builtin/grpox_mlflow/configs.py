@@ -29,7 +29,7 @@ class MlflowConfig(BaseModel):
     """Name of a registered model; the run's checkpoints and trained model become its versions. Default:
     register none."""
     upload_gib: float = Field(1.0, ge=0)
-    """Largest size in MiB of a registered model whose files are uploaded; the version of a larger model or of a
+    """Largest size in GiB of a registered model whose files are uploaded; the version of a larger model or of a
     checkpoint points to its folder."""
     tags: dict[str, str] = Field(default_factory=dict)
     """Additional tags of the run."""
