@@ -313,7 +313,7 @@ def test_the_commands_are_those_for_what_lacks(make_distribution, extra, remedy)
 
 def test_a_requirement_that_is_none_is_its_authors_to_mend(make_distribution):
     remedy = remedy_of(make_distribution, "requires=('what is this',)")
-    for fact in ("author has to mend", "requires=['what is this']"):
+    for fact in ("author has to correct", "requires=['what is this']"):
         assert fact in remedy
     assert "pip install" not in remedy
 
@@ -339,7 +339,7 @@ def test_a_plugin_of_an_older_api_is_to_be_upgraded(make_distribution):
     make_distribution("grpox-aged", OTHER.replace('grpox_other:Loss"', 'grpox_other:Loss", api=0'))
     row, why = only(discover(), "grpox-aged")
     assert row.status == "incompatible"
-    assert why.remedy.startswith("pip install --upgrade grpox-aged\nIf it is yours: ")
+    assert why.remedy.startswith("pip install --upgrade grpox-aged\nIf the plugin is yours: ")
 
 
 @pytest.mark.parametrize(
@@ -373,16 +373,16 @@ HOOK = "from grpox import ComponentSpec, hookimpl\n@hookimpl\ndef {}\n    return
     ("source", "what", "place", "remedy"),
     [
         ("1\nraise ValueError('no')", "ValueError: no", ":2", 'python -c "import grpox_broken"'),
-        ("def f():\n    import json\n    json.loads('[')\nf()", "JSONDecodeError", ":3 in f", "mend it there"),
-        ("x = (", "SyntaxError", ":1", "mend it there"),
+        ("def f():\n    import json\n    json.loads('[')\nf()", "JSONDecodeError", ":3 in f", "correct it"),
+        ("x = (", "SyntaxError", ":1", "correct it"),
         (
             "import absent_library",
             "ModuleNotFoundError",
             ":1",
-            "Install what holds the module 'absent_library'",
+            "Install the package with the module 'absent_library'",
         ),
-        ("import grpox_broken.inner", "ModuleNotFoundError", ":1", "mend it there"),
-        (HOOK.format("grpox_losses():", "1 / 0"), "ZeroDivisionError", ":4 in grpox_losses", "mend it there"),
+        ("import grpox_broken.inner", "ModuleNotFoundError", ":1", "correct it"),
+        (HOOK.format("grpox_losses():", "1 / 0"), "ZeroDivisionError", ":4 in grpox_losses", "correct it"),
         (
             HOOK.format("grpox_lossess():", "[]"),
             "did you mean grpox_losses?",
@@ -404,7 +404,7 @@ def test_a_broken_plugin_is_told_with_error_and_line(make_distribution, source, 
     assert what in why.why
     assert why.why.endswith(f"at {folder / 'grpox_broken.py'}{place}")
     assert remedy in why.remedy
-    assert "GRPOX_DISABLE_PLUGINS=grpox-broken silences it" in why.remedy
+    assert "GRPOX_DISABLE_PLUGINS=grpox-broken hides this message" in why.remedy
 
 
 def why_command(*arguments: str, **environment: str) -> str:

@@ -90,7 +90,7 @@ def test_the_same_command_again_skips_what_is_complete_and_runs_what_was_added(
     again = prepared(tmp_path / "s", "train.learning_rate=0.25,0.5,0.75")
     again.run_all(parallel=1)
     assert begun == ["learning_rate=0.75"]
-    assert "2 of them complete already" in said(again)
+    assert "2 already complete" in said(again)
     # Another config is another run, even in the same folder.
     begun.clear()
     prepared(tmp_path / "s", "train.learning_rate=0.25,0.5", "train.beta=0.1").run_all(parallel=1)
@@ -281,7 +281,7 @@ def test_a_sweep_that_is_ended_ends_its_runs(tmp_path: Path, number: signal.Sign
     _until(lambda: all(run.with_name(f"{run.name}.ended").exists() for run in runs))
     if number != signal.SIGKILL:  # nothing can be said then
         assert process.returncode == 128 + number, output
-        assert "the same command goes on from here" in output
+        assert "repeat the command to continue the sweep" in output
         kept = json.loads((tmp_path / "s" / "sweep.json").read_text())
         assert [run["status"] for run in kept["runs"]] == ["KILLED", "KILLED"]
 

@@ -99,7 +99,7 @@ def test_a_model_of_more_than_text_is_refused_with_what_it_has(
     [problem] = refuse(CONFIG_MAPPING[kind]().to_dict(), ROWS)
     assert problem.key == "model.path"
     assert all(part in problem.what for part in parts)
-    assert "model of text" in problem.allowed
+    assert "a text model" in problem.allowed
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,7 @@ def test_a_part_of_a_message_that_is_no_text_is_refused_with_its_row(refuse: Ref
     rows = [{"prompt": messages(TEXT)}, {"prompt": messages(TEXT, {"type": "image"})}]
     [problem] = refuse({}, rows, suffix)
     place = {"jsonl": "line 2", "json": "record 1 (from 0)", "parquet": "row 1 (from 0)"}[suffix]
-    assert problem.what == f"{place} has a part of type image, and nothing but text is read"
+    assert problem.what == f"{place} has a part of type image, but grpox reads only text"
 
 
 def test_messages_of_text_are_taken_whatever_their_form(refuse: Refuse) -> None:
@@ -215,7 +215,7 @@ def test_rows_that_no_file_showed_before_are_refused_when_they_are_opened() -> N
     tokenizer = AutoTokenizer.from_pretrained(MODEL)
     for rows, told in (
         ([{"prompt": messages(TEXT, IMAGE_URL)}], "row 0 (from 0) of the data has a part of type image_url"),
-        ([ROWS[0] | {"images": ["a.png"]}], "column of what is no text"),
+        ([ROWS[0] | {"images": ["a.png"]}], "has a column that is not text"),
     ):
         with pytest.raises(ConfigError) as caught:
             PromptSet(datasets.Dataset.from_list(rows), "prompt", tokenizer)

@@ -99,6 +99,6 @@ def test_people_and_mlflow_are_told_where_and_why(tmp_path: Path) -> None:
     (tmp_path / "summary.json").write_text(json.dumps({"steps": 60, "stopped_early": summary}))
     assert tags_of(tmp_path)["grpox.stopped_early"] == sentence
     assert describe_early_stop(summary | {"best": None}).startswith(
-        "after step 60: evaluation/accuracy has had no value"
+        "after step 60: evaluation/accuracy never had a value"
     )
     assert "was best before training" in describe_early_stop(summary | {"best_step": 0})

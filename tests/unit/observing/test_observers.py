@@ -139,7 +139,7 @@ class Mute(Exception):
         (KeyboardInterrupt(), "KeyboardInterrupt"),
         (SystemExit(0), "SystemExit: 0"),
         (GeneratorExit(), "GeneratorExit"),
-        (Mute(), "Mute: its text cannot be made: KeyboardInterrupt"),
+        (Mute(), "Mute: its message cannot be read: KeyboardInterrupt"),
     ],
 )
 def test_whatever_an_observer_raises_is_its_failure_where_no_signal_came(

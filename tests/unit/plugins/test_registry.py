@@ -106,7 +106,7 @@ def problems(call, *arguments) -> list[Problem]:
 def parse_problems(registry, kind="loss", key="loss", **ref) -> dict[str, Problem]:
     reference = (RewardRef if kind == "reward" else ComponentRef)(**ref)
     told = problems(registry.parse, kind, reference, key)
-    return {problem.key: problem for problem in told if "may offer it" not in problem.what}
+    return {problem.key: problem for problem in told if "might offer it" not in problem.what}
 
 
 # -- Finding ---------------------------------------------------------------------------------------------
@@ -163,9 +163,9 @@ def test_a_broken_plugin_that_may_have_offered_the_name_is_told_with_the_origina
     make_distribution("grpox-bad", BAD)
     with pytest.raises(ConfigError) as caught:
         Registry(discover(disable=["grpox"])).parse("loss", ComponentRef(name="wanted"), "loss")
-    for fact in ("grpox-bad 1.0 may offer it", "broken: ModuleNotFoundError"):
+    for fact in ("grpox-bad 1.0 might offer it", "broken: ModuleNotFoundError"):
         assert fact in str(caught.value)
-    assert "grpox 0.1.0 may offer it, but it is disabled" in str(caught.value)
+    assert "grpox 0.1.0 might offer it, but is disabled" in str(caught.value)
     assert isinstance(caught.value.__cause__, ModuleNotFoundError)
 
 
@@ -332,7 +332,7 @@ def test_a_class_is_built_with_its_config_or_with_nothing(registry):
         ("loss", "absent", "cannot be built: AttributeError"),
         ("loss", "function", "is not a class"),
         ("loss", "empty", "has no method per_token"),
-        ("loss", "no-reduction", "has the reduction 'token_mean'; it is a grpox.contracts.Reduction: TOKEN_M"),
+        ("loss", "no-reduction", "has the reduction 'token_mean'; it must be a grpox.contracts.Reduction"),
         ("reward", "number", "is not a class, or a function"),
     ],
 )
@@ -373,7 +373,7 @@ def test_an_unmet_need_says_who_needs_it_and_who_would_provide_it(registry):
 
 def test_a_need_that_nobody_knows_says_so(registry):
     (problem,) = registry.negotiate([bound("loss", "mine", needs=("entropyy",))], ["entropy"])
-    assert "no installed component does" in problem.what
+    assert "no installed component provides it" in problem.what
     assert problem.nearest == "entropy"
 
 

@@ -283,7 +283,7 @@ def test_what_was_made_and_what_comes_next_are_told(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     first, *_, install, check, test, train = result.output.splitlines()
     folder = str(tmp_path / "a b" / "grpox-mine")
-    assert first == f"{folder}: loss 'mine', as a distribution of its own"
+    assert first == f"{folder}: loss 'mine', as its own distribution"
     assert shlex.split(install) == ["pip", "install", "-e", f"{folder}[dev]"]
     assert shlex.split(check) == ["grpox", "plugins", "check", "mine"]
     assert shlex.split(test) == ["pytest", folder]

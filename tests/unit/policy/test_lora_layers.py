@@ -104,7 +104,7 @@ def test_names_that_name_no_linear_layer_are_refused() -> None:
     assert "LlamaAttention" in refused(model, target_modules=["self_attn"]).what
     assert "Embedding" in refused(model, target_modules=["embed_tokens"]).what
     assert refused(model, exclude_modules=["lm_heat"]).key == "model.lora.exclude_modules"
-    assert "no layer is left" in refused(model, target_modules=["q_proj"], exclude_modules=["q_proj"]).what
+    assert "no layer gets an adapter" in refused(model, target_modules=["q_proj"], exclude_modules=["q_proj"]).what
 
 
 def test_a_head_that_is_the_embeddings_gets_no_adapter() -> None:
@@ -141,7 +141,7 @@ def test_the_seed_alone_decides_what_adapters_begin_with() -> None:
 
 
 def test_a_model_with_adapters_gets_no_second_ones() -> None:
-    with pytest.raises(ConfigError, match="has adapters already"):
+    with pytest.raises(ConfigError, match="merge the model's adapters first"):
         adapted(adapted(model_of()))
 
 

@@ -151,7 +151,7 @@ def test_a_best_by_a_metric_that_nobody_logs(metric: str, near: str) -> None:
 
 def test_a_best_by_an_evaluation_that_there_is_not() -> None:
     found = problem("evaluation=null", "checkpoint.best=evaluation/accuracy")
-    assert found.what == "nothing is evaluated in this run"
+    assert found.what == "this run has no evaluation"
 
 
 def test_functions_of_ones_own_may_log_any_name_but_a_slip(tmp_path: Path) -> None:

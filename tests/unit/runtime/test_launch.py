@@ -169,7 +169,7 @@ def test_tasks_on_each_machine(told: str, counts: list[int]) -> None:
 def test_a_launch_that_is_told_in_part(missing: str) -> None:
     problem = problem_of({name: value for name, value in TORCHRUN.items() if name != missing})
     assert problem.key == missing
-    assert "it is not set" in problem.what
+    assert "is not set" in problem.what
 
 
 @pytest.mark.parametrize("missing", sorted(MPIRUN))
