@@ -59,6 +59,8 @@ def test_one_that_imports_torch_when_it_is_listed_fails_its_check(
 ) -> None:
     done = grpox("plugins", "check", name)
     told = " ".join(done.stdout.split())
-    assert ("every command imports grpox_many_heavy.plugin, and grpox_many_heavy.plugin imports torch" in told) == heavy
+    assert (
+        "every command imports grpox_many_heavy.plugin, and grpox_many_heavy.plugin imports torch" in told
+    ) == heavy
     assert ("FAILED the plugin is listed without importing anything heavy" in told) == heavy
     assert done.returncode == heavy

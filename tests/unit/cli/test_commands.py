@@ -94,7 +94,7 @@ def test_a_typer_brings_a_group(make_distribution) -> None:
     assert grpox("people", "greet", "Ada").stdout == "hello Ada\n"
 
 
-def test_a_mistyped_command_gets_that_of_a_plugin(make_distribution) -> None:
+def test_a_mistyped_command_suggests_a_plugins_command(make_distribution) -> None:
     make_distribution("grpox-foo", brings("greet", "grpox_foo:greet"))
     result = grpox("gret", "Ada")
     assert result.exit_code == 2
@@ -166,7 +166,10 @@ def test_what_a_command_requires_is_asked_before_it_runs(make_distribution) -> N
 @pytest.mark.parametrize(
     ("source", "reason"),
     [
-        (brings("Greet", "a:b"), "grpox_commands offers 'Greet': a command may contain only lower-case letters"),
+        (
+            brings("Greet", "a:b"),
+            "grpox_commands offers 'Greet': a command may contain only lower-case letters",
+        ),
         (brings("two words", "a:b"), "a command may contain only lower-case letters"),
         (brings("greet", "no_colon"), "the target of 'greet' is 'no_colon'"),
         (brings("greet", "a:b", "requires='torch'"), "requires of 'greet' is not a tuple of strings"),
@@ -177,9 +180,7 @@ def test_what_a_command_requires_is_asked_before_it_runs(make_distribution) -> N
         ),
     ],
 )
-def test_a_command_that_breaks_a_rule_is_told_to_its_author(
-    make_distribution, source: str, reason: str
-) -> None:
+def test_an_invalid_command_is_reported_to_its_author(make_distribution, source: str, reason: str) -> None:
     make_distribution("grpox-foo", source)
     assert reason in grpox("--help").stderr
 

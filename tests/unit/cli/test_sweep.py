@@ -116,7 +116,7 @@ def test_a_metric_that_no_run_has_is_told_with_the_nearest(tmp_path: Path, begun
     assert len(begun) == 2
 
 
-def test_the_mean_and_spread_over_seeds_is_told_of_what_finished() -> None:
+def test_mean_and_spread_over_seeds_cover_finished_runs() -> None:
     def result(rate: str, seed: str, value: float | None, status: Status = "FINISHED") -> SweptRun:
         return SweptRun("", {"train.learning_rate": rate, "train.seed": seed}, status, value, 2, 1.0, "", None)
 

@@ -93,9 +93,7 @@ ROWS = [{"prompt": "1+1=", "answer": "2"}]
         ("qwen2_5_omni", ["thinker_config.audio_config", "thinker_config.vision_config"]),
     ],
 )
-def test_a_model_of_more_than_text_is_refused_with_what_it_has(
-    refuse: Refuse, kind: str, parts: list[str]
-) -> None:
+def test_a_multimodal_model_is_refused_with_its_parts(refuse: Refuse, kind: str, parts: list[str]) -> None:
     [problem] = refuse(CONFIG_MAPPING[kind]().to_dict(), ROWS)
     assert problem.key == "model.path"
     assert all(part in problem.what for part in parts)
@@ -114,7 +112,7 @@ def test_a_part_that_is_null_is_none() -> None:
     assert list(media_parts({"vision_config": None, "audio_config": {}, "text_config": {"a": {"b": 1}}})) == []
 
 
-def test_what_a_hub_has_is_refused_as_soon_as_its_config_is_here(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_model_is_refused_once_its_config_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     run = resolve_config(
         {
             "model": {"path": str(MODEL)},
@@ -184,7 +182,7 @@ def test_a_part_of_a_message_that_is_no_text_is_refused_with_its_row(refuse: Ref
     assert problem.what == f"{place} has a part of type image, but grpox reads only text"
 
 
-def test_messages_of_text_are_taken_whatever_their_form(refuse: Refuse) -> None:
+def test_text_messages_of_any_form_are_accepted(refuse: Refuse) -> None:
     assert refuse({}, [{"prompt": messages(TEXT)}, {"prompt": [{"role": "user", "content": "an image"}]}]) == []
 
 

@@ -260,7 +260,7 @@ def test_a_generation_batch_must_hold_whole_groups() -> None:
     assert (problem.given, problem.allowed, problem.nearest) == ("5", "a divisor of 12, at least 2", "4 or 6")
 
 
-def test_uneven_steps_and_uneven_groups_are_told_together() -> None:
+def test_uneven_steps_and_uneven_groups_are_reported_together() -> None:
     problems = refused(B=3, GA=2, SPG=3, G=4)
     assert [problem.key for problem in problems] == ["train.steps_per_generation", "train.num_generations"]
 

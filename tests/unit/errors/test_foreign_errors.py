@@ -133,7 +133,7 @@ def test_a_traceback_is_bounded(make: Callable[[], RuntimeError]) -> None:
     assert all(len(line) <= TEXT for line in told.splitlines())
 
 
-def test_of_a_long_chain_the_first_and_the_last_exception_are_told() -> None:
+def test_a_long_chain_shows_its_first_and_last_exception() -> None:
     error: Exception = ValueError("the first")
     for number in range(1000):
         new = ValueError(f"number {number} " + "x" * 100)

@@ -88,7 +88,7 @@ def test_lengths_of_completions_that_ended_may_be_missing_at_first() -> None:
     assert stop.state.without_gain == 1
 
 
-def test_people_and_mlflow_are_told_where_and_why(tmp_path: Path) -> None:
+def test_terminal_and_mlflow_show_step_and_reason(tmp_path: Path) -> None:
     stop = EarlyStop(EarlyStopConfig(metric="accuracy", patience=2))
     for step, value in ((0, 0.25), (20, 0.5), (40, 0.5), (60, 0.4)):
         stop.see(step, {"accuracy": value})

@@ -100,7 +100,7 @@ def test_a_record_is_read_back_with_steps_in_order_and_odd_numbers(tmp_path: Pat
     assert (record.status, record.seconds) == ("unfinished", 20.0)
 
 
-def test_half_a_line_at_the_end_is_what_a_killed_process_leaves(tmp_path: Path) -> None:
+def test_half_a_line_at_the_end_is_ignored(tmp_path: Path) -> None:
     record = record_of(tmp_path, metrics_line(1, loss=1.0), '{"step": 2, "ti')
     assert [told.step for told in record.steps] == [1]
 

@@ -91,7 +91,7 @@ def test_the_original_error_is_kept(make_distribution):
     assert error.name == "no_such_module_anywhere"
 
 
-def test_a_plugin_is_taken_whole_or_not_at_all(make_distribution):
+def test_a_plugin_loads_whole_or_not_at_all(make_distribution):
     source = loss("x") + "@hookimpl\ndef grpox_rewards():\n    raise ValueError\n"
     make_distribution("grpox-half", source + "@hookimpl\ndef grpox_run_finished(run, summary): ...\n")
     plugins = discover()

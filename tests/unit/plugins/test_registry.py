@@ -159,7 +159,7 @@ def test_a_broken_plugin_nobody_selected_is_no_obstacle(registry, make_distribut
     assert Registry(discover()).find("loss", "foo").distribution == "grpox-foo"
 
 
-def test_a_broken_plugin_that_may_have_offered_the_name_is_told_with_the_original_error(make_distribution):
+def test_a_broken_plugin_that_might_offer_the_name_is_reported_with_its_error(make_distribution):
     make_distribution("grpox-bad", BAD)
     with pytest.raises(ConfigError) as caught:
         Registry(discover(disable=["grpox"])).parse("loss", ComponentRef(name="wanted"), "loss")
@@ -185,7 +185,7 @@ def test_parameters_are_validated_by_the_components_own_config(registry):
     assert (bound.label, bound.needs, bound.offer.distribution) == ("foo", ("entropy",), "grpox-foo")
 
 
-def test_unknown_keys_are_refused_whatever_extra_says_nested_ones_too(registry):
+def test_unknown_keys_are_refused_for_any_extra_also_nested(registry):
     told = parse_problems(registry, name="foo", clip_lo=1, schedule={"warmth": 1})
     assert set(told) == {"loss.clip_lo", "loss.schedule.warmth"}
     assert told["loss.clip_lo"].nearest == "clip_low"

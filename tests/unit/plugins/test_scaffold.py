@@ -111,9 +111,7 @@ def test_the_class_has_the_name_in_camel_case_and_the_kind(given: str, kind: str
         ("mine\n", "mine"),
     ],
 )
-def test_what_pip_takes_for_no_name_is_told_the_nearest_that_it_does(
-    given: str, near: str, tmp_path: Path
-) -> None:
+def test_an_invalid_name_for_pip_suggests_the_nearest_valid_one(given: str, near: str, tmp_path: Path) -> None:
     [problem] = refused(tmp_path, given)
     assert (problem.what, problem.given, problem.nearest) == ("is no name of a distribution", given, near)
 

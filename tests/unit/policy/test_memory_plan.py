@@ -137,7 +137,7 @@ def test_what_is_sharded(setting: Setting) -> None:
     assert sizes(replace(setting, weight_bytes=2))["weights"] == 2 * shard
 
 
-def test_what_is_whole_for_a_while(setting: Setting) -> None:
+def test_parts_that_are_temporarily_whole(setting: Setting) -> None:
     found = sizes(setting)
     assert found["gradient bucket"] == 4 * 500
     assert found["bucket, sorted by rank"] == 4 * 500
@@ -163,7 +163,7 @@ def test_activations(setting: Setting) -> None:
     assert sizes(replace(setting, budget=10))["activations"] == 2 * 10 * layer
 
 
-def test_offload_moves_to_the_host_what_it_says(setting: Setting) -> None:
+def test_offload_moves_the_named_parts_to_the_host(setting: Setting) -> None:
     host = {part.name for part in parts_of(replace(setting, offload_optimizer="cpu")) if part.on_host}
     assert host == {
         "master weights",
@@ -281,7 +281,7 @@ def test_the_peak_is_that_of_its_phase(setting: Setting) -> None:
         assert peak.size == size_in(parts, peak.phase, on_host)
 
 
-def test_what_other_modules_decide_is_what_they_have() -> None:
+def test_constants_equal_those_of_other_modules() -> None:
     from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 
     assert formula.CHUNK == logprobs.LOGITS_PER_CHUNK

@@ -111,7 +111,7 @@ def test_objects_alone_make_a_run(model: LlamaForCausalLM) -> None:
     assert run.config.rewards[0].label == "brevity"
 
 
-def test_what_an_object_cannot_tell_is_left_to_the_config(model: LlamaForCausalLM) -> None:
+def test_facts_missing_from_an_object_come_from_the_config(model: LlamaForCausalLM) -> None:
     config = {
         "model": {"path": str(TOKENIZER), "chat_template_kwargs": {"a": 1}},
         "data": {"path": "none.jsonl", "split": "test", "prompt_column": "question"},

@@ -428,7 +428,7 @@ def test_fields_that_are_written_in_another_way(imported: Import, given: str, ke
 # -- What is told ----------------------------------------------------------------------------------------
 
 
-def test_each_field_given_is_told(folder: Path) -> None:
+def test_each_given_field_is_reported(folder: Path) -> None:
     text = (
         "learning_rte: 1\nbeta: 0.1\nuse_bias_correction_kl: true\nentropy_coef: 0.01\n"
         "use_adaptive_entropy: true\noff_policy_mask_threshold: 0.5\n"
@@ -485,7 +485,7 @@ def test_values_are_read_back_as_they_were(value: Any) -> None:
     assert read_yaml(f"a: {inline(value)}", "").data == {"a": value}
 
 
-def test_every_field_that_is_no_literal_is_asked_for(imported: Import) -> None:
+def test_every_field_that_is_not_a_literal_is_a_blank(imported: Import) -> None:
     fields = [name for name in (*GRPO_FIELDS, *TRAINER_FIELDS) if FIELDS[name].key]
     _, text = imported(script(", ".join(f"{name}=f()" for name in fields)), "train.py")
     lines = text.splitlines()

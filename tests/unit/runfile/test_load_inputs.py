@@ -189,7 +189,12 @@ def test_a_folder_named_as_the_run_file_is_said_to_be_one(tmp_path: Path, monkey
 
 @pytest.mark.parametrize(
     ("given", "what"),
-    [("", "is empty"), (" ", "is empty"), ("train.jsonl", "is a file"), ("train.jsonl/a/b", "cannot be created")],
+    [
+        ("", "is empty"),
+        (" ", "is empty"),
+        ("train.jsonl", "is a file"),
+        ("train.jsonl/a/b", "cannot be created"),
+    ],
 )
 def test_an_output_folder_that_cannot_be(refuse: Refuse, given: str, what: str) -> None:
     (problem,) = refuse(output_dir=given)

@@ -40,7 +40,7 @@ def test_an_empty_section_is_all_linear_layers_with_the_numbers_of_trl() -> None
         ("generator={name: vllm-colocate, lora_sync: adapter}", "generator.lora_sync", "there is no adapter"),
     ],
 )
-def test_what_cannot_be_is_told(override: str, key: str, told: str) -> None:
+def test_impossible_settings_are_refused(override: str, key: str, told: str) -> None:
     assert told in problems(override)[key].what
 
 

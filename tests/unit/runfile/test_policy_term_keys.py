@@ -1,4 +1,4 @@
-"""What entropy, off-policy masks and dynamic sampling ask of a run file, and what `grpox plan` says of it."""
+"""Run-file rules of entropy, off-policy masks and dynamic sampling, and their lines in `grpox plan`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `train.max_staleness` asks of a run file: a generator that samples ahead, and a correction."""
+"""Requirements of `train.max_staleness`: a generator that samples ahead, and a correction."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Which errors of libraries mean that there is no memory left, and what the user is told of them."""
+"""Library errors that mean lack of memory, and the message for the user."""
 
 from __future__ import annotations
 

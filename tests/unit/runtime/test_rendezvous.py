@@ -1,4 +1,4 @@
-"""Where ranks listen for one another: on loopback where all are on one machine, else towards rank 0's."""
+"""Interfaces on which ranks listen: loopback if all are on one machine, else the route to rank 0."""
 
 from __future__ import annotations
 
