@@ -54,12 +54,88 @@ class Capability(StrEnum):
     """A generator yields each rollout while other completions go on."""
     AHEAD = "ahead"
     """A generator has `begin`: it samples in the background while the policy is updated."""
+    MAX_TOKENS = "max_tokens"
+    """A generator honours `Prompt.max_tokens`."""
     OTHER_NUMERICS = "other-numerics"
     """A generator's forward is not the trainer's own."""
     ENTROPY = "entropy"
     """The core gives a loss the entropy of each token's distribution."""
     OLD_LOGPROBS = "old_logprobs"
     """The core gives a loss log pi_old."""
+    ENTROPY_GRADIENT = "entropy_gradient"
+    """The entropy that the core gives a loss has a gradient."""
+    REFERENCE_LOGPROBS = "reference_logprobs"
+    """The core gives a loss the log-probabilities under the reference, whatever `train.beta` is."""
+    SAMPLER_LOGPROBS = "sampler_logprobs"
+    """The core gives a loss the log-probabilities that the generator reported."""
+    REWARDS = "rewards"
+    """The core gives a loss the rewards of each sequence."""
+    GROUP_IDS = "group_ids"
+    """The core tells a loss which sequences belong to one prompt."""
+    SEQUENCE_IDS = "sequence_ids"
+    """The core gives a loss a number for each sequence."""
+    COLUMNS = "columns"
+    """The core gives a loss the dataset's columns."""
+
+
+# -- State and steps: optional for components of every kind ----------------------------------------------
+
+
+@dataclass(frozen=True)
+class StepContext:
+    """The optimizer step that is about to be taken, for `begin_step`."""
+
+    step: int
+    """Number of the step, counted from 1."""
+    total_steps: int
+    epoch: float
+    """Passes over the data before this step."""
+
+
+class Stateful(Protocol):
+    """A component that remembers something from one call to the next; a component of any kind may be one.
+
+    Checkpoints save the state with the plugin's name and version, and a resumed run restores it on any number
+    of ranks. A run has one state per component: rank 0 saves it, and states that differ between ranks are an
+    error at the checkpoint. A component that changes its own attributes and has neither method causes a warning
+    at the first checkpoint, unless it declares ``stateless = True``.
+    """
+
+    def state_dict(self) -> Mapping[str, Any]:
+        """Return the state: numbers, strings, None, tensors, and lists, tuples and dicts of these."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned, before the first step of a resumed run."""
+        ...
+
+
+StatisticReduction = Literal["sum", "mean", "min", "max", "gather"]
+"""How the values of a statistic become one result over all ranks; ``gather`` gives all values in row order."""
+
+
+class StepAware(Protocol):
+    """A component that follows the optimizer steps; a component of any kind may be one, with either method.
+
+    `statistics` names values of the step and how they are reduced over all ranks. Values of trained tokens are
+    ``ratio``, ``kl_old``, ``kl``, ``entropy``, ``advantages`` and the diagnostics of the run's loss; values of
+    completions are ``reward``, ``advantage`` and ``length``.
+    """
+
+    statistics: ClassVar[Mapping[str, StatisticReduction]]
+
+    def begin_step(self, context: StepContext) -> None:
+        """Prepare for a step; called once on every rank, before anything is sampled for the step."""
+        ...
+
+    def end_step(self, statistics: Mapping[str, float | Tensor]) -> None:
+        """Take note of a step that is done; called once on every rank, with the same values on all of them.
+
+        Args:
+            statistics: name -> a number, or for ``gather`` f32[values of all ranks] in row order, the tokens of
+                a row one after the other.
+        """
+        ...
 
 
 # -- Losses ----------------------------------------------------------------------------------------------
@@ -84,12 +160,19 @@ class Reduction(Enum):
 class LossInputs:
     """Inputs of a policy loss. Masked positions hold neutral values (log-probabilities 0, advantage 0)."""
 
-    logprobs: Tensor  # f32[B, T], the only one with gradient
+    logprobs: Tensor  # f32[B, T], with gradient
     old_logprobs: Tensor  # f32[B, T]
     advantages: Tensor  # f32[B, T]
     token_mask: Tensor  # bool[B, T]
-    entropy: Tensor | None = None  # f32[B, T] of the distribution that `logprobs` are of, without gradient
+    entropy: Tensor | None = None  # f32[B, T], without gradient unless the loss needs "entropy_gradient"
     correction_weights: Tensor | None = None  # f32[B, T], only for a loss that folds the correction
+    # The following are None unless the loss asks for them by `needs`, under their own names.
+    reference_logprobs: Tensor | None = None  # f32[B, T]
+    sampler_logprobs: Tensor | None = None  # f32[B, T], equal to old_logprobs where unknown
+    rewards: Tensor | None = None  # f32[B, K] in the run file's order, NaN where a function abstained
+    group_ids: Tensor | None = None  # i64[B], equal for sequences of one prompt in one generation batch
+    sequence_ids: Tensor | None = None  # i64[B], no two of a run alike
+    columns: Mapping[str, Sequence[Any]] | None = None  # column of the dataset -> B values
 
 
 @dataclass(frozen=True)
@@ -107,7 +190,12 @@ class PolicyLoss(Protocol):
     Optional attributes: ``folds_correction: bool = False``, read by `grpox.update.objective`; and what a loss
     tells of itself to tests and tools: ``gradient: "value" | "surrogate" = "value"`` (a surrogate's gradient is
     not that of its value), ``zero_at_zero_advantage: bool = False`` (it adds no gradient where the advantage is
-    0).
+    0), ``entropy_as_constant: bool = False`` (its value depends on the entropy, and its gradient must not),
+    ``sign: "policy" | "other" = "policy"`` (a step against the gradient raises the probability of a token with
+    positive advantage, or need not).
+
+    ``scope: "token" | "group" = "token"``: a loss of scope "group" is given whole groups, all G sequences of
+    each prompt in one micro-batch.
     """
 
     reduction: ClassVar[Reduction]
@@ -123,8 +211,49 @@ class PolicyLoss(Protocol):
 # -- Advantages, corrections -----------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class Turn:
+    """One turn of the model in a completion: the tokens ``completion_ids[start:end]``, which it wrote."""
+
+    start: int
+    end: int
+    finish_reason: str
+    """The reason why the turn ended, as in `Rollout.finish_reason`."""
+    policy_version: int
+    """Optimizer steps taken by the weights that sampled it."""
+    reward: float | None = None
+    """The environment's reward for this turn; None where it gives none."""
+    state_key: str | None = None
+    """Equal for turns that began in the same state of an environment; None where that is unknown."""
+
+
+@dataclass(frozen=True)
+class AdvantageInputs:
+    """N completions of a generation batch, of all ranks, in row order. Everything is the scaler's own copy."""
+
+    rewards: Tensor  # f32[N, K], NaN where a function abstained; of a function that returned a list its sum
+    weights: Tensor  # f32[K]
+    group_ids: Tensor  # i64[N]
+    prompt_ids: Tensor  # i64[N]: the dataset's row of each completion's prompt
+    lengths: Tensor  # i64[N]: tokens of each completion
+    model_masks: Sequence[Tensor]  # N of bool[T_i]: tokens that the model wrote
+    columns: Mapping[str, Sequence[Any]]  # column of the dataset -> N values
+    step: int
+    """The optimizer step, counted from 1, that first trains on the batch."""
+    turns: Sequence[tuple[Turn, ...]]  # N, each with at least one turn
+    token_rewards: Mapping[str, Sequence[Tensor]] = field(default_factory=dict)
+    """Label of a reward function that returned lists -> N of f32[T_i]: each reward at the last token of what
+    it rates, 0 elsewhere; all NaN where the function abstained."""
+
+
 class AdvantageScaler(Protocol):
-    """Turns the rewards of a whole generation batch (all ranks) into advantages."""
+    """Turns the rewards of a whole generation batch (all ranks) into advantages.
+
+    Alternatively ``scale(inputs: AdvantageInputs)``; the number of parameters tells the two forms apart. A
+    scaler of that form may have ``per: "completion" | "turn" | "token" = "completion"``, and then returns a
+    list of N tensors in place of f32[N]: f32[turns of the completion] or f32[T_i]. A turn's advantage is for
+    all of its tokens; tokens that the model did not write have advantage 0.
+    """
 
     def scale(self, rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
         """rewards f32[N, K] (NaN: that function abstained), weights f32[K], group_ids i64[N] -> f32[N].
@@ -157,7 +286,7 @@ Message = Mapping[str, Any]
 Text = str | Sequence[Message]
 """A prompt or completion: a string (plain dataset) or role/content messages (conversational dataset)."""
 
-Scores = Sequence[float | None]
+Scores = Sequence[float | Sequence[float] | None]
 
 
 def completion_text(completion: Text) -> str:
@@ -186,6 +315,11 @@ class RewardFunction(Protocol):
     Called with keyword arguments only: `prompts`, `completions`, `completion_ids`, every other dataset column
     by its name, and (where it accepts them) `trainer_state`, `log_metric`, `log_extra`. Returns one float, or
     None to abstain, per completion. May be async.
+
+    A function or class with the attribute ``per: "token" | "turn" | "separator"`` returns a list of floats per
+    completion instead (or None): one for each token, for each turn of the model, or for each part of the
+    completion's text between occurrences of its attribute ``separator: str``. Their sum is the completion's
+    reward.
     """
 
     def __call__(
@@ -213,6 +347,16 @@ class Prompt:
     seed: int | None = None
     """Of this prompt's draws, which then depend on nothing else that is sampled with it; None: they follow from
     the seed of the call. A generator that cannot seed a prompt by itself goes by the call's."""
+    max_tokens: int | None = None
+    """Longest completion of this prompt, in tokens; None: `sampling.max_completion_length`. Only a generator
+    that provides "max_tokens" is given one."""
+    row: int | None = None
+    """The dataset's row; None where the prompt is of no dataset."""
+
+
+FINISH_REASONS = ("stop", "length", "budget", "turns", "done", "error")
+"""Reasons why a completion ended: the model's stop token; the longest length; no room for the next observation;
+the most turns; the environment was done; the environment failed. A generator may give others."""
 
 
 @dataclass(frozen=True)
@@ -225,13 +369,18 @@ class Rollout:
     prompt_ids: tuple[int, ...]
     completion_ids: tuple[int, ...]
     """The ending EOS included."""
-    finish_reason: Literal["stop", "length"]
+    finish_reason: str
+    """``stop``, ``length`` or another of `FINISH_REASONS`."""
     policy_version: int
     """Optimizer steps taken by the weights that sampled it."""
     sampler_logprobs: tuple[float, ...] | None = None
     """Log-probability of each completion token under the sampling distribution, or None if unknown."""
     model_mask: tuple[bool, ...] | None = None
     """False for tokens the model did not write (tools, environment); None when it wrote all."""
+    turns: tuple[Turn, ...] = ()
+    """The model's turns, in order; empty where the whole completion is one turn."""
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    """Further facts about the completion, as plain values, which the record shows."""
 
 
 @dataclass(frozen=True)
@@ -245,6 +394,7 @@ class ScoredRollout:
     reward: float
     """Weighted sum; NaN when every function abstained."""
     advantage: float
+    """The mean over the tokens that the model wrote, where they have different advantages."""
     extra: Mapping[str, Any] = field(default_factory=dict)
     """What reward functions told of it through `log_extra`."""
 
@@ -353,6 +503,35 @@ class SchedulerFactory(Protocol):
 
 
 # -- Observing -------------------------------------------------------------------------------------------
+
+
+class Control(Protocol):
+    """A way for observers to act on the run; hooks that name the argument `control` are given it.
+
+    What is asked for takes effect before the next step, on all ranks, and is part of checkpoints.
+    """
+
+    @property
+    def hyperparameters(self) -> Mapping[str, float]:
+        """Current values of the settings that may change.
+
+        They are ``learning_rate_factor``, ``beta`` where the run has a reference, ``entropy_coef`` where it is
+        not 0, and as ``loss.NAME``, ``advantage.NAME`` and ``correction.NAME`` those that these components name
+        in their attribute ``hyperparameters``: fields of their attribute `config`, to be read at each use.
+        """
+        ...
+
+    def set(self, name: str, value: float) -> None:
+        """Change a hyperparameter.
+
+        Raises:
+            ValueError: no such hyperparameter, or a value that is not finite.
+        """
+        ...
+
+    def stop(self, reason: str) -> None:
+        """End the run after this step, as early stopping does."""
+        ...
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from grpox.errors import ConfigError, Problem, nearest, text_of
+from grpox.plugins.registry import bind, installed
 from grpox.runtime.world import World
-from grpox.testing.conformance import bind, registry
 from grpox.update.objective import KL_ESTIMATORS, MicroBatchInputs, StepLoss
 from grpox.update.packing import StepTotals, count_masks
 from grpox.update.token_masks import choose
@@ -72,7 +72,7 @@ def step_gradient(
     if entropy_coef > 0 or top_entropy_quantile < 1:
         needed.append("entropy")
     inputs = _all_inputs(micro_batches, needed, top_entropy_quantile)
-    built, corrects = (registry().build(bind(*each)) for each in (("loss", loss), ("correction", correction)))
+    built, corrects = (installed().build(bind(*each)) for each in (("loss", loss), ("correction", correction)))
     step_loss = StepLoss(built, corrects, beta, kl, entropy_coef, off_policy_mask_threshold)
     # Each rank counts its own and the counts are added, as the all-reduce of a run does.
     counts = [count_masks(i.token_mask for i in inputs[rank::world_size]) for rank in range(world_size)]

@@ -304,7 +304,7 @@ class LossConformance(Conformance):
         loss = self.build()
         for name, declaration in OPTIONAL.items():
             if getattr(inputs, name) is None:
-                given = replace(inputs, **{name: torch.ones_like(inputs.logprobs)})
+                given = replace(inputs, **{name: torch.ones_like(inputs.logprobs)})  # type: ignore[arg-type]
                 try:
                     per_token_loss(loss, leaf(given))
                 except RunFailed:
