@@ -48,7 +48,7 @@ class Registry:
             origins = " and ".join(sorted(offer.origin for offer in offers))
             # One distribution may offer a name through two entry points, which no spelling distinguishes.
             allowed = " or ".join(spellings) if len(spellings) > 1 else ""
-            raise ConfigError(f"{origins} both offer a {kind} '{bare}'", given=name, allowed=allowed)
+            raise ConfigError(f"{origins} offer a {kind} '{bare}'", given=name, allowed=allowed)
         if offers[0].status != "ok":
             raise ConfigError(f"{offers[0]} cannot be used: {offers[0].reason}", given=name)
         return offers[0]

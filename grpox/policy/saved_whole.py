@@ -83,7 +83,7 @@ def undescribed(model: PreTrainedModel) -> str:
     what = (
         "it differs from the model that its configuration describes, so it could not be copied or loaded again"
     )
-    return f"{what}; {len(others)} differing weights: {some(others)}"
+    return f"{what}: other weights, {len(others)} in all: {some(others)}"
 
 
 def _stored(folder: Path) -> dict[str, Tensor]:

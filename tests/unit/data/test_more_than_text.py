@@ -171,7 +171,7 @@ def test_towers_that_the_config_does_not_use_are_no_mere_warning(tmp_path: Path,
 def test_a_column_of_images_or_the_like_is_refused(refuse: Refuse, column: str) -> None:
     [problem] = refuse({}, [ROWS[0] | {column: "a.png"}])
     assert (problem.key, problem.given) == ("data.path", column)
-    assert "is not read" in problem.what
+    assert "grpox cannot read" in problem.what
 
 
 @pytest.mark.parametrize("suffix", ["jsonl", "json", "parquet"])

@@ -233,10 +233,10 @@ def test_listing_imports_nothing_heavy():
 @pytest.mark.parametrize(
     ("api", "status", "facts"),
     [
-        (1, "incompatible", ("loss API 1", "grpox has 3", "takes 2 and later", "upgrade the plugin")),
+        (1, "incompatible", ("loss API 1", "grpox has 3", "supports 2 and later", "upgrade the plugin")),
         (2, "ok", ()),
         (3, "ok", ()),
-        (4, "incompatible", ("loss API 4", "grpox has 3", "takes 2 and later", "upgrade grpox")),
+        (4, "incompatible", ("loss API 4", "grpox has 3", "supports 2 and later", "upgrade grpox")),
     ],
 )
 def test_a_component_is_taken_from_the_oldest_version_of_its_kind_to_the_newest(

@@ -441,7 +441,7 @@ def test_each_given_field_is_reported(folder: Path) -> None:
     assert told(done, "learning_rte") == "1 unknown did you mean learning_rate?"
     assert told(done, "beta") == "0.1 same train.beta"
     assert told(done, "use_bias_correction_kl").startswith("True differs train.kl: true is `unbiased`")
-    assert told(done, "entropy_coef").startswith("0.01 differs train.entropy_coef: times the mean over all")
+    assert told(done, "entropy_coef").startswith("0.01 differs train.entropy_coef: mean over all")
     assert told(done, "use_adaptive_entropy").startswith("True not supported the weight of the entropy bonus")
     assert told(done, "off_policy_mask_threshold") == "0.5 same train.off_policy_mask_threshold"
     assert told(done, "top_entropy_quantile") == "1.0 same train.top_entropy_quantile"
