@@ -17,7 +17,7 @@ def grpox_corrections() -> tuple[ComponentSpec, ...]:
             name="none",
             target="grpox_corrections.corrections:NoCorrection",
             config="grpox_corrections.configs:NoCorrectionConfig",
-            summary="No correction: assumes that generator and trainer have the same distribution",
+            summary="Assumes that generator and trainer have the same distribution",
             formula="R = 1",
         ),
         ComponentSpec(

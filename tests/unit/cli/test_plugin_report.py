@@ -94,7 +94,7 @@ def test_every_component_and_every_plugin_that_failed_or_acts_unasked_has_a_row(
 
 def test_rows_say_why_and_what_to_do(plugins):
     said = {(row.kind, row.name, row.distribution): row for row in rows(plugins)}
-    assert "say grpox-other:same" in said["loss", "same", "grpox-other"].reason
+    assert "write grpox-other:same" in said["loss", "same", "grpox-other"].reason
     assert said["plugin", "plugin", "grpox-bad"].reason == "ValueError: [bold]no[/bold]"
     assert "pip install 'nothing-such>=1'" in said["loss", "capped", "grpox-foo"].reason
     assert said["plugin", "plugin", "grpox-foo"].summary == "observes every run: grpox_run_finished"
@@ -362,7 +362,7 @@ def test_a_plugin_that_the_environment_disables_says_how_to_undo_that(
 def test_a_plugin_that_a_run_file_disables_says_so(whys):
     why = whys["plugin", "plugin", "grpox-off"]
     assert "plugins.disable list" in why.why
-    for fact in ("grpox-off out of", "plugins: {disable: [...]}", "run file"):
+    for fact in ("Remove grpox-off from", "plugins: {disable: [...]}", "run file"):
         assert fact in why.remedy
 
 
