@@ -86,7 +86,8 @@ class TrainConfig(Section):
     (Schulman 2020); unbiased: k3 times the ratio pi/pi_old, whose gradient is unbiased off-policy (arXiv
     2512.02556)."""
     sync_ref_model: bool = False
-    """Move the reference model towards the policy (TR-DPO, arXiv 2404.09656); needs beta > 0."""
+    """Move the reference model towards the policy (TR-DPO, arXiv 2404.09656); needs beta > 0, or a
+    loss that needs reference_logprobs."""
     ref_sync_alpha: float = Field(0.6, gt=0, le=1)
     """Weight alpha of the policy: the reference becomes alpha * policy + (1 - alpha) * reference; 0.6 in
     TR-DPO."""
@@ -122,8 +123,6 @@ class TrainConfig(Section):
 
     @model_validator(mode="after")
     def _has_a_reference(self) -> Self:
-        if self.sync_ref_model and self.beta == 0:
-            raise ValueError("sync_ref_model needs beta > 0: with beta 0 there is no reference model")
         return self
 
 

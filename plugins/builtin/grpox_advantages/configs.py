@@ -10,7 +10,7 @@ from grpox.config import Parameters
 
 
 class ScaledConfig(Parameters):
-    """Parameters of batch; group has them too."""
+    """Parameters of batch and reinforce_plus_plus; group and quantile have them too."""
 
     eps: float = Field(1e-4, ge=0)
     """Number added to every standard deviation, at least 0; 1e-4 as in TRL."""
@@ -29,3 +29,23 @@ class GroupConfig(ScaledConfig):
 
 class CentredConfig(Parameters):
     """Parameters of none: there are none."""
+
+
+class RlooConfig(Parameters):
+    """Parameters of rloo: there are none."""
+
+
+class MaxRlConfig(Parameters):
+    """Parameters of maxrl: there are none."""
+
+
+class OpoConfig(Parameters):
+    """Parameters of opo: there are none."""
+
+
+class QuantileConfig(ScaledConfig):
+    """Parameters of quantile."""
+
+    q: float = Field(0.4, gt=0, lt=1)
+    """Quantile of the group's rewards that is the baseline; 0.4 in the QAE paper (arXiv 2509.22611). A
+    smaller q turns more groups into groups whose failures are punished."""

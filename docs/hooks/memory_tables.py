@@ -1,6 +1,6 @@
 """The tables of docs/scaling.md: memory of published models on some numbers of GPUs, by the formula.
 
-python -m grpox.policy.memory_plan.table              prints the tables, to copy into the page
+python docs/hooks/memory_tables.py prints the tables, to copy into the page
 """
 
 from __future__ import annotations
