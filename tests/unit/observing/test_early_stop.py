@@ -74,7 +74,7 @@ def test_what_a_checkpoint_kept_of_another_metric_is_nothing_to_go_on_from(chang
 def test_a_metric_that_is_not_there_ends_the_run_at_its_first_evaluation() -> None:
     stop = EarlyStop(EarlyStopConfig(metric="judge/score"))
     with pytest.raises(
-        RunFailed, match=r"the evaluation has no metric judge/score.*accuracy, judge/scores\n.*mean  judge/scores"
+        RunFailed, match=r"has no metric judge/score.*accuracy, judge/scores\n.*mean  judge/scores"
     ):
         stop.see(0, {"accuracy": 0.5, "judge/scores": 1.0})
     stop.see(0, {"judge/score": 1.0})
