@@ -516,8 +516,8 @@ class Control(Protocol):
         """Current values of the settings that may change.
 
         They are ``learning_rate_factor``, ``beta`` where the run has a reference, ``entropy_coef`` where it is
-        not 0, and as ``KIND.NAME`` those that a component names in its attribute ``hyperparameters``: fields of
-        its config, which it reads at each use.
+        not 0, and as ``loss.NAME``, ``advantage.NAME`` and ``correction.NAME`` those that these components name
+        in their attribute ``hyperparameters``: fields of their attribute `config`, to be read at each use.
         """
         ...
 

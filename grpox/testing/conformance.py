@@ -6,21 +6,12 @@ with Test; `grpox.testing.runner` runs them for ``grpox plugins check``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from functools import cache, cached_property
+from collections.abc import Callable, Iterator
+from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
 
-from pydantic import ValidationError
-
-from grpox.config import ComponentRef
-from grpox.errors import ConfigError
-from grpox.errors.validation import problems_of
 from grpox.plugins.component import BoundComponent
-from grpox.plugins.discovery import discover
-from grpox.plugins.registry import Registry
-
-Mention = str | Mapping[str, Any]
-"""A component as a run file has it: ``"dapo"``, or ``{"name": "dapo", "clip_high": 0.28}``."""
+from grpox.plugins.registry import Mention, bind, installed
 
 
 class Violation(AssertionError):
@@ -74,7 +65,7 @@ class Conformance:
 
     def build(self) -> Any:
         """Build a new instance of the component."""
-        return registry().build(self.bound)
+        return installed().build(self.bound)
 
     @classmethod
     def teardown_class(cls) -> None:
@@ -86,22 +77,3 @@ class Conformance:
             if name.startswith("test_"):
                 method = getattr(self, name)
                 yield Check(name, (method.__doc__ or name).strip().partition("\n")[0].rstrip("."), method)
-
-
-@cache
-def registry() -> Registry:
-    """Create a registry of all installed plugins, once."""
-    return Registry(discover())
-
-
-def bind(kind: str, mention: Mention) -> BoundComponent:
-    """Bind a component to its checked parameters.
-
-    Raises:
-        ConfigError: no such component, or the parameters do not fit.
-    """
-    try:
-        reference = ComponentRef.model_validate(dict(mention) if isinstance(mention, Mapping) else mention)
-    except ValidationError as error:
-        raise ConfigError(problems_of(error, ComponentRef, kind)) from error
-    return registry().parse(kind, reference, kind)

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from grpox.contracts import Capability
 from grpox.errors import ConfigError, Problem, nearest, text_of
+from grpox.plugins.registry import bind, installed
 from grpox.runtime.world import World
-from grpox.testing.conformance import bind, registry
 from grpox.update.objective import KL_ESTIMATORS, MicroBatchInputs, StepLoss
 from grpox.update.packing import StepTotals, count_masks
 from grpox.update.token_masks import choose
@@ -81,13 +81,13 @@ def step_gradient(
     needed = [*REQUIRED, *(["ref_logprobs"] if beta > 0 else [])]
     if entropy_coef > 0 or top_entropy_quantile < 1:
         needed.append("entropy")
-    bound, corrects = bind("loss", loss), registry().build(bind("correction", correction))
+    bound, corrects = bind("loss", loss), installed().build(bind("correction", correction))
     if Capability.COLUMNS in bound.needs:
         raise ConfigError(f"{bound} needs columns, and no dataset is here", "loss", given=bound.label)
     needed += [name for capability, name in INPUT_NAMES.items() if capability in bound.needs]
     inputs = _all_inputs(micro_batches, list(dict.fromkeys(needed)), top_entropy_quantile)
     needs = frozenset(bound.needs)
-    built = registry().build(bound)
+    built = installed().build(bound)
     step_loss = StepLoss(built, corrects, beta, kl, entropy_coef, off_policy_mask_threshold, needs)
     # Each rank counts its own and the counts are added, as the all-reduce of a run does.
     counts = [count_masks(i.token_mask for i in inputs[rank::world_size]) for rank in range(world_size)]

@@ -45,6 +45,7 @@ from grpox.training.inputs import (
     open_tokenizer,
     provides,
 )
+from grpox.training.steering import Steering
 from grpox.training.step_report import StepReport
 from grpox.training.trainer import Trainer
 from grpox.update.nonfinite import NonFinitePolicy
@@ -147,12 +148,15 @@ def build_trainer(
     """Put the loop together."""
     run, config, world, inputs = parts.run, parts.run.config, parts.world, parts.inputs
     warn = WarnOnce(logger)
+    loss, correction, scaler = run.build("loss"), run.build("correction"), run.build("advantage")
+    check_scope(run, loss)
+    needs = run.components["loss"].needs
     streaming = provides(run, Capability.STREAMING)
     collector = Collector(
         sampler,
         Scorer(inputs.rewards, streaming, warn),
         inputs.prompts,
-        run.build("advantage"),
+        scaler,
         config.sampling,
         config.train.num_generations,
         prefetches=config.train.max_staleness > 0,
@@ -162,8 +166,6 @@ def build_trainer(
     if config.evaluation is not None and inputs.evaluation is not None:
         scorer = Scorer(inputs.evaluation.rewards, streaming, warn)
         evaluator = Evaluator(sampler, scorer, inputs.evaluation.prompts, config.evaluation, config.sampling)
-    loss, correction, needs = run.build("loss"), run.build("correction"), run.components["loss"].needs
-    check_scope(run, loss)
     dumps = FaultDumps(engine, config, inputs.tokenizer, world)
     nonfinite = NonFinitePolicy(config.train, world, dumps, warn)
     policy = PolicyUpdate(engine, reference, loss, correction, config, world, nonfinite, needs)
@@ -173,6 +175,9 @@ def build_trainer(
         early_stop=None if early_stop is None else EarlyStop(early_stop),
         skipped=nonfinite.skipped,
     )
+    in_use = any(world.gather([parts.observers.uses_control]))
+    steered = {"loss": loss, "correction": correction, "advantage": scaler}
+    steering = Steering(world, policy, steered, config, state.control, in_use)
     promised = provides(run, Capability.LOGPROBS)
     return Trainer(
         context=parts.context,
@@ -183,7 +188,17 @@ def build_trainer(
         policy=policy,
         evaluator=evaluator,
         observers=parts.observers,
-        report=StepReport(parts.context, state, collector, parts.observers, warn, world.is_main, promised),
+        report=StepReport(
+            parts.context,
+            state,
+            collector,
+            parts.observers,
+            warn,
+            world.is_main,
+            steering.control,
+            promised,
+        ),
+        steering=steering,
         checkpoints=CheckpointSaver(
             config.checkpoint,
             parts.context,

@@ -188,6 +188,7 @@ def _train_and_save(parts: TrainerParts, generator: Generator, checkpoint: Check
         if checkpoint is not None:
             with times.phase("restore"):
                 checkpoint.restore(trainer.state, trainer.policy, trainer.schedule, config.train.seed)
+                trainer.steering.restore()
         enable_tcp_keepalive(config.watchdog.host_lost_after)  # connections of engine and generator too
         times.take()  # none of this is the first step's
         summary = trainer.run() | trainer.checkpoints.summary()

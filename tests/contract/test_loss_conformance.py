@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from grpox.plugins.registry import installed
 from grpox.testing import LossConformance
-from grpox.testing.conformance import registry
 from grpox.testing.runner import Outcome, outcomes
 
 BROKEN = Path(__file__).with_name("broken_losses.py")
-BUILT_IN = sorted({offer.spec.name for offer in registry().plugins.offers if offer.kind == "loss"})
+BUILT_IN = sorted({offer.spec.name for offer in installed().plugins.offers if offer.kind == "loss"})
 
 
 def checked(component: str | dict[str, str]) -> dict[str, Outcome]:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from grpox.plugins.registry import installed
 from grpox.testing import RewardConformance
-from grpox.testing.conformance import registry
 from grpox.testing.runner import Outcome, outcomes
 
 BROKEN = Path(__file__).with_name("broken_rewards.py")
@@ -36,7 +36,7 @@ def failed(name: str) -> dict[str, Outcome]:
 
 
 def test_all_rewards_but_a_model_are_checked_here() -> None:
-    assert {o.spec.name for o in registry().plugins.offers if o.kind == "reward"} - set(INSTALLED) == {
+    assert {o.spec.name for o in installed().plugins.offers if o.kind == "reward"} - set(INSTALLED) == {
         "reward_model"
     }
 

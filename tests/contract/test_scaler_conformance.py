@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from grpox.testing.conformance import registry
+from grpox.plugins.registry import installed
 from grpox.testing.runner import SUITES, Outcome, outcomes
 
 BROKEN = Path(__file__).with_name("broken_scalers.py")
 INSTALLED = sorted(
-    {(o.kind, o.qualified_name) for o in registry().plugins.offers if o.kind in ("advantage", "correction")}
+    {(o.kind, o.qualified_name) for o in installed().plugins.offers if o.kind in ("advantage", "correction")}
 )
 
 

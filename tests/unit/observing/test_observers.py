@@ -166,7 +166,9 @@ def test_what_an_observer_does_to_what_it_is_told_reaches_neither_the_others_nor
     class Vandal:
         @hookimpl(tryfirst=True)
         def grpox_run_started(self, run: Any) -> None:
-            run.config.train.max_steps = 9
+            with pytest.raises(TypeError, match="config is read-only: max_steps"):
+                run.config.train.max_steps = 9
+            run.config.tracking.clear()
             run.versions.clear()
 
         @hookimpl(tryfirst=True)
@@ -177,11 +179,13 @@ def test_what_an_observer_does_to_what_it_is_told_reaches_neither_the_others_nor
 
         @hookimpl(tryfirst=True)
         def grpox_step_finished(self, metrics: Any) -> None:
-            metrics.clear()
+            with pytest.raises(TypeError, match="metrics are read-only"):
+                metrics.clear()
 
         @hookimpl(tryfirst=True)
         def grpox_evaluated(self, metrics: Any) -> None:
-            metrics["accuracy"] = 9.0
+            with pytest.raises(TypeError, match="metrics are read-only"):
+                metrics["accuracy"] = 9.0
 
         @hookimpl(tryfirst=True)
         def grpox_run_finished(self, summary: Any) -> None:
