@@ -115,6 +115,13 @@ def test_a_scope_that_is_none_is_refused() -> None:
     assert "'rows'" in problem.what
 
 
+def test_another_component_cannot_need_what_only_losses_are_given() -> None:
+    Path("scaler.py").write_text("class Mine:\n    needs = ('rewards',)\n    def scale(self, *_): ...\n")
+    (problem,) = problems("advantage={path: scaler.py:Mine}")
+    assert problem.key == "advantage"
+    assert "needs 'rewards'" in problem.what
+
+
 def test_the_memory_plan_counts_the_reference_that_a_loss_needs() -> None:
     from grpox.policy.memory_plan.of_run import run_setting
 
