@@ -76,6 +76,24 @@ METHODS = {
 }
 """Methods that a component of each kind must have; an observer may leave out any hook."""
 
+BUILD_ARGUMENTS = {"optimizer": {"parameters", "learning_rate"}, "scheduler": {"optimizer", "total_steps"}}
+"""Arguments of `build`, by which the two kinds that have it are told apart."""
+
+
+def kind_of(target: Any) -> str:
+    """Infer the kind of a class or function from its methods and parameters; empty if it could be none or several."""
+    if not inspect.isclass(target):
+        return "reward" if callable(target) else ""
+    if any(name.startswith("grpox_") for name in dir(target)):
+        return "observer"
+    kinds = [kind for kind, names in METHODS.items() if all(callable(getattr(target, n, None)) for n in names)]
+    if kinds == ["optimizer", "scheduler"]:
+        # Both build; they differ in the argument besides what they build on.
+        names = list(inspect.signature(target.build).parameters)
+        kinds = [kind for kind in kinds if BUILD_ARGUMENTS[kind] & set(names)]
+    is_reward = not kinds and "__call__" in dir(target)
+    return "reward" if is_reward else kinds[0] if len(kinds) == 1 else ""
+
 
 def contract_problem(kind: str, target: Any) -> str:
     """Return why a class (or a reward's function) is no component of this kind; empty if it is one."""

@@ -8,9 +8,9 @@ class TestMine(LossConformance):
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 from unittest import SkipTest
 
 import torch
@@ -19,6 +19,9 @@ from torch import Tensor
 from grpox.contracts import Capability, LossInputs, Reduction
 from grpox.errors import RunFailed
 from grpox.testing.conformance import Conformance, Violation, require
+from grpox.testing.devices import device_problem
+from grpox.testing.direction import check_loss_sign
+from grpox.testing.formula import Reference, compare_loss
 from grpox.testing.loss_examples import (
     COLUMNS,
     GROUP,
@@ -65,6 +68,8 @@ class LossConformance(Conformance):
     """The checks of a policy loss."""
 
     kind = "loss"
+    reference: ClassVar[Reference | None] = None
+    """The paper's formula, as `grpox.testing.same_as` describes it."""
 
     # -- Its form ----------------------------------------------------------------------------------------
 
@@ -103,6 +108,34 @@ class LossConformance(Conformance):
             advice = "the trainer's draws would depend on the loss: use a torch.Generator of its own"
             same = random_numbers() == before
             require(same, "it draws from the global random numbers", shown(inputs), advice)
+
+    def test_call_order(self) -> None:
+        """Returns the same for a batch whatever it was called on before."""
+        if hasattr(self.build(), "state_dict"):
+            raise SkipTest("it has a state")
+        examples = list(self._examples())
+        loss = examples[0][0]
+        first = [measured_on(loss, inputs).loss for _, inputs in examples]
+        for (_, inputs), before in reversed(list(zip(examples, first, strict=True))):
+            same = torch.equal(measured_on(loss, inputs).loss, before)
+            what = "after calls on other batches it returns another loss"
+            advice = "keep nothing from one call to the next, or return it from state_dict()"
+            require(same, what, shown(inputs), advice)
+
+    def test_device(self) -> None:
+        """Creates its tensors on the device of its inputs."""
+        inputs = self._example(2, 3)[1]
+
+        def run(move: Callable[[Tensor], Tensor]) -> list[Tensor]:
+            loss, moved = self.build(), mapped(inputs, move)
+            given = leaf(moved)
+            output = per_token_loss(loss, given)
+            return [output.loss, *torch.autograd.grad(output.loss.sum(), [given.logprobs])]
+
+        problem, remark = device_problem(run)
+        advice = "pass device=inputs.logprobs.device, or use torch.zeros_like and numbers"
+        require(not problem, problem, shown(inputs), advice)
+        self.notes.append(remark)
 
     # -- Its gradient ------------------------------------------------------------------------------------
 
@@ -156,6 +189,21 @@ class LossConformance(Conformance):
             gradients.append(_finite(loss, at).gradient.mean().item() / advantage)
         values = " and ".join(f"{value:.4g} A" for value in dict.fromkeys(gradients))
         self.notes.append(f"d loss / d log pi at pi = pi_old is {values}; the policy gradient's is -1 A")
+
+    def test_sign(self) -> None:
+        """A step raises the probability of a token with positive advantage, and lowers that of a negative one."""
+        loss = self.build()
+        shapes = ((1, 1), (1, 3), (2, 2), (4, 6))
+        check_loss_sign(loss, (self._example(*shape, loss=loss)[1] for shape in shapes), self.notes)
+
+    def test_same_as_reference(self) -> None:
+        """Is the formula of the reference, in value and gradient."""
+        reference = type(self).reference
+        if reference is None:
+            raise SkipTest("no reference is given: see grpox.testing.same_as")
+        config = self.bound.config
+        numbers = [value for value in dict(config or {}).values() if type(value) in (int, float)]
+        compare_loss(self.build(), reference, self.bound.needs, numbers)
 
     def test_zero_advantage(self) -> None:
         """Adds no gradient where the advantage is 0, if it declares so."""
