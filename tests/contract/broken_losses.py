@@ -198,7 +198,7 @@ class OwnColumns(Right):
 
     def per_token(self, inputs: LossInputs) -> LossOutput:
         assert inputs.columns is not None
-        weights = torch.tensor(inputs.columns["difficulty"], dtype=inputs.logprobs.dtype)
+        weights = torch.tensor(inputs.columns["difficulty"]).to(inputs.logprobs)
         return LossOutput(super().per_token(inputs).loss * weights[:, None])
 
 
