@@ -32,6 +32,18 @@ LOGIT_KWARGS = frozenset(
     )
 )
 """Keys of `sampling.generation_kwargs` that change the generator's distribution at any value."""
+LOSS_INPUTS = (
+    Capability.ENTROPY,
+    Capability.OLD_LOGPROBS,
+    Capability.ENTROPY_GRADIENT,
+    Capability.REFERENCE_LOGPROBS,
+    Capability.SAMPLER_LOGPROBS,
+    Capability.REWARDS,
+    Capability.GROUP_IDS,
+    Capability.SEQUENCE_IDS,
+    Capability.COLUMNS,
+)
+"""Capabilities that the core provides, to losses alone."""
 STALENESS = "train.max_staleness"
 DYNAMIC_SAMPLING = "train.dynamic_sampling_rounds"
 
@@ -132,6 +144,18 @@ def old_logprobs_problems(context: CheckContext) -> Iterator[Problem]:
     if correction is not None and Capability.LOGPROBS in correction.needs:
         what = f"{correction} would correct nothing: the ratio already uses the generator's probabilities"
         yield Problem(what, "correction", allowed="none")
+
+
+def misplaced_needs(context: CheckContext) -> Iterator[Problem]:
+    """Find components that need what the core gives to losses alone."""
+    provided = {capability for bound in context.components.values() for capability in bound.provides}
+    for key, bound in context.components.items():
+        for need in bound.needs:
+            if bound.kind != "loss" and need in LOSS_INPUTS and need not in provided:
+                what = f"{bound} needs '{need}', which grpox gives to losses alone"
+                yield Problem(
+                    what, key, given=f"needs {bound.needs}", allowed="a component that does without it"
+                )
 
 
 def sampler_logprobs_problems(context: CheckContext) -> Iterator[Problem]:

@@ -50,6 +50,7 @@ CHECKS: tuple[Check, ...] = (
     of_section("hub", hub_problems),
     evaluation_problems,
     checks.old_logprobs_problems,
+    checks.misplaced_needs,
     checks.sampler_logprobs_problems,
     checks.group_scope_problems,
     checks.reference_sync_problems,
@@ -61,18 +62,6 @@ CHECKS: tuple[Check, ...] = (
     lora_problems,
 )
 """Checks of a run file that fits its schema, in this order."""
-LOSS_INPUTS = (
-    Capability.ENTROPY,
-    Capability.OLD_LOGPROBS,
-    Capability.ENTROPY_GRADIENT,
-    Capability.REFERENCE_LOGPROBS,
-    Capability.SAMPLER_LOGPROBS,
-    Capability.REWARDS,
-    Capability.GROUP_IDS,
-    Capability.SEQUENCE_IDS,
-    Capability.COLUMNS,
-)
-"""Capabilities that the core provides."""
 
 
 @dataclass(frozen=True)
@@ -290,7 +279,7 @@ def _bind(
         except ConfigError as error:
             problems += error.problems
     if not problems:
-        problems = registry.negotiate(list(components.values()), LOSS_INPUTS)
+        problems = registry.negotiate(list(components.values()), checks.LOSS_INPUTS)
     return components, problems
 
 
