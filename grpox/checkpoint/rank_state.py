@@ -119,6 +119,7 @@ def samples_state(samples: Sequence[Sample]) -> dict[str, Any]:
         "token_mask": flat("token_mask", np.bool_),
         "sampler_logprobs": flat("sampler_logprobs", np.float32),
         "advantages": [sample.advantage for sample in samples],
+        "rewards": [sample.reward for sample in samples],
         "old": computed("old_logprobs"),
         "reference": computed("reference_logprobs"),
         "policy_keep": computed("policy_keep"),
@@ -143,6 +144,7 @@ def samples_of_state(state: Mapping[str, Any], device: torch.device) -> list[Sam
         (each.numpy() for each in torch.split(state["sampler_logprobs"], lengths)),
         state["advantages"],
         *map(computed, ("old", "reference", "policy_keep")),
+        state["rewards"],
     )
     return [Sample(*fields) for fields in zip(*columns, strict=True)]
 
