@@ -11,7 +11,9 @@ from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
 
 from grpox.plugins.component import BoundComponent
+from grpox.plugins.component_state import NotPlain
 from grpox.plugins.registry import Mention, bind, installed
+from grpox.testing.state import state_problem
 
 
 class Violation(AssertionError):
@@ -67,13 +69,24 @@ class Conformance:
         """Build a new instance of the component."""
         return installed().build(self.bound)
 
+    def test_state(self) -> None:
+        """A component with state goes on alike in a new instance that loads it."""
+        try:
+            what, advice = state_problem(
+                self.kind, self.build, self.bound.needs, getattr(self, "columns", None)
+            )
+        except NotPlain as error:
+            raise Violation(str(error), advice="see grpox.contracts.Stateful") from error
+        require(not what, what, advice=advice)
+
     @classmethod
     def teardown_class(cls) -> None:
         """Free the resources of the checks; pytest calls it too."""
 
     def checks(self) -> Iterator[Check]:
         """Yield the checks in the order of their definition; the first is that the component runs at all."""
-        for name in dict.fromkeys(name for base in reversed(type(self).__mro__) for name in vars(base)):
+        bases = [base for base in reversed(type(self).__mro__) if base is not Conformance]
+        for name in dict.fromkeys(name for base in (*bases, Conformance) for name in vars(base)):
             if name.startswith("test_"):
                 method = getattr(self, name)
                 yield Check(name, (method.__doc__ or name).strip().partition("\n")[0].rstrip("."), method)

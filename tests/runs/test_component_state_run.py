@@ -1,4 +1,4 @@
-"""Components with state and steps in whole runs: killed and resumed they go on bit by bit, on any number of ranks."""
+"""Components with state and steps in whole runs: killed and resumed, they go on bit by bit."""
 
 from __future__ import annotations
 
