@@ -14,6 +14,7 @@ from grpox.contracts import RunContext, SweepContext
 from grpox.errors import ConfigError, Problem, RunFailed, describe, left_by_rich, text_of
 from grpox.errors.redaction import redact
 from grpox.observing.control import RunControl
+from grpox.plugins.loader import wrapper_problem
 from grpox.runtime.foreign_code import copied
 from grpox.runtime.logs import get_logger
 from grpox.runtime.signals import first_signal_waits, may_be_signal, raise_if_signal, raise_if_signalled
@@ -121,6 +122,8 @@ class Observers:
             self._manager.check_pending()
             if not self._manager.get_hookcallers(observer):
                 raise ValueError("it implements no lifecycle hook")
+            if problem := wrapper_problem(self._manager, observer):
+                raise ValueError(problem[0])
         except (pluggy.PluginValidationError, ValueError) as error:
             self._unregister()
             problem = Problem(f"cannot be used as an observer: {text_of(error)}", key=f"tracking.{name}")
@@ -177,8 +180,6 @@ class Observers:
 
 
 def _call(impl: HookImpl, arguments: Mapping[str, object]) -> Any:
-    if impl.wrapper or impl.hookwrapper:
-        raise TypeError("a hook wrapper cannot observe a run: each implementation is called by itself")
     return impl.function(*(_own(arguments[name]) for name in impl.argnames))
 
 

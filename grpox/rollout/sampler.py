@@ -20,6 +20,7 @@ from grpox.contracts import Generator, Prompt, Rollout
 from grpox.data.prompts import PromptSet
 from grpox.errors import RunFailed
 from grpox.policy.weight_stream import persistent_buffers
+from grpox.rollout.sound import rollout_problem
 from grpox.runtime.foreign_code import translate_exits
 from grpox.runtime.phases import PhaseTimes
 from grpox.runtime.world import World, on_every_rank, run_and_gather
@@ -159,7 +160,7 @@ class CompletionSampler:
             if self.sleeps:
                 self.generator.sleep()
             rollouts.sort(key=lambda rollout: (rollout.group_id, rollout.sample))
-            check_rollouts(rollouts, wanted, self.versions(prefetched))
+            check_rollouts(rollouts, wanted, self.versions(prefetched), type(self.generator).__name__)
         return rollouts
 
     def _any_rank(self, missing: bool) -> bool:
@@ -208,16 +209,20 @@ def _received(
     return rollouts
 
 
-def check_rollouts(rollouts: Sequence[Rollout], requests: Sequence[Prompt], versions: range) -> None:
+def check_rollouts(
+    rollouts: Sequence[Rollout], requests: Sequence[Prompt], versions: range, generator: str = ""
+) -> None:
     """Refuse rollouts that are not the ones asked for: nothing missing, doubled or outdated is trained on.
 
     Args:
         rollouts: all of them, in order of group and sample.
         requests: in order of group.
         versions: optimizer steps of the weights that may have sampled them; the last are the policy's.
+        generator: name of the generator in messages.
 
     Raises:
-        RunFailed: a sample is missing or doubled, or was sampled by other weights.
+        RunFailed: a sample is missing or doubled, was sampled by other weights, or has a mask, log-probabilities
+            or turns that do not fit its tokens.
     """
     expected = [(prompt.group_id, sample) for prompt in requests for sample in range(prompt.num_samples)]
     if [(rollout.group_id, rollout.sample) for rollout in rollouts] != expected:
@@ -226,6 +231,9 @@ def check_rollouts(rollouts: Sequence[Rollout], requests: Sequence[Prompt], vers
         )
     for rollout in rollouts:
         check_version(rollout, versions)
+        if problem := rollout_problem(rollout):
+            where = f"group {rollout.group_id}, sample {rollout.sample}"
+            raise RunFailed(f"generator '{generator}' returned a rollout ({where}) whose {problem}")
 
 
 def check_version(rollout: Rollout, versions: range) -> None:

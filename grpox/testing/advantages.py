@@ -8,9 +8,11 @@ class TestMine(AdvantageConformance):
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
+from unittest import SkipTest
 
 import torch
 from torch import Tensor
@@ -18,6 +20,9 @@ from torch import Tensor
 from grpox.errors import RunFailed
 from grpox.runtime.foreign_code import call
 from grpox.testing.conformance import Conformance, Violation, require
+from grpox.testing.devices import device_problem
+from grpox.testing.direction import check_monotone
+from grpox.testing.formula import Reference, compare_advantage
 
 close = partial(torch.allclose, rtol=1e-4, atol=1e-5)
 """True if two float32 tensors differ by the order of sums alone."""
@@ -60,6 +65,8 @@ class AdvantageConformance(Conformance):
     """The checks of an advantage scaler."""
 
     kind = "advantage"
+    reference: ClassVar[Reference | None] = None
+    """The paper's formula, as `grpox.testing.same_as` describes it."""
 
     def test_runs(self) -> None:
         """Returns one finite number for each completion, without a gradient."""
@@ -78,13 +85,47 @@ class AdvantageConformance(Conformance):
         for given in ORDINARY:
             copied = Batch(given.rewards.clone(), given.weights.clone(), given.group_ids.clone())
             first = _scale(scaler, copied)
-            unchanged = torch.equal(copied.rewards, given.rewards) and torch.equal(
-                copied.weights, given.weights
-            )
             advice = "the core logs them afterwards: copy before an in-place operation"
-            require(unchanged, "it changes the rewards or the weights in place", given, advice)
+            for name in ("rewards", "weights", "group_ids"):
+                unchanged = torch.equal(getattr(copied, name), getattr(given, name))
+                require(unchanged, f"it changes the {name} in place", given, advice)
             same = torch.equal(first, _scale(scaler, copied))
             require(same, "called twice on the same rewards, it returned two results", given)
+
+    def test_call_order(self) -> None:
+        """Returns the same for a batch whatever it was called on before."""
+        scaler = self.build()
+        if hasattr(scaler, "state_dict"):
+            raise SkipTest("it has a state")
+        first = [_scale(scaler, given) for given in ORDINARY]
+        for given, before in reversed(list(zip(ORDINARY, first, strict=True))):
+            advice = "keep nothing from one call to the next, or return it from state_dict()"
+            same = torch.equal(_scale(scaler, given), before)
+            require(same, "after calls on other batches it returns other advantages", given, advice)
+
+    def test_device(self) -> None:
+        """Creates its tensors on the device of the rewards."""
+
+        def run(move: Callable[[Tensor], Tensor]) -> list[Tensor]:
+            given = ORDINARY[-1]
+            moved = Batch(move(given.rewards), move(given.weights), move(given.group_ids))
+            return [_scale(self.build(), moved)]
+
+        problem, remark = device_problem(run)
+        advice = "pass device=rewards.device, or use rewards.new_zeros"
+        require(not problem, problem, ORDINARY[-1], advice)
+        self.notes.append(remark)
+
+    def test_direction(self) -> None:
+        """A better reward within a group gives no smaller advantage, and -1 and 1 get different signs."""
+        check_monotone(self._numbers_of, getattr(self.build(), "monotone", True) is False)
+
+    def test_same_as_reference(self) -> None:
+        """Is the formula of the reference."""
+        reference = type(self).reference
+        if reference is None:
+            raise SkipTest("no reference is given: see grpox.testing.same_as")
+        compare_advantage(self._numbers_of, reference)
 
     def test_order_of_rows(self) -> None:
         """The order of the rows does not matter: a group's need not follow one another."""
@@ -130,17 +171,58 @@ class AdvantageConformance(Conformance):
             advice = "weigh by `weights` before anything is summed or scaled over functions"
             self._check_same(given, wider, "a function of weight 0 counts", advice)
 
+    def test_weights(self) -> None:
+        """The weights decide between functions that disagree, and one that abstains from all counts as absent."""
+        given = batch([[1.0, 0.0], [0.0, 1.0]], [0, 0], [1.0, 0.25])
+        other = replace(given, weights=given.weights.flip(0))
+        first, second = (_scale(self.build(), each) for each in (given, other))
+        advice = "weigh by `weights` before anything is summed or scaled over functions"
+        require(not close(first, second), "with other weights it gives the same advantages", given, advice)
+        for given in ORDINARY:
+            absent = torch.full((len(given.rewards), 1), NAN)
+            wider = replace(
+                given,
+                rewards=torch.cat([given.rewards, absent], 1),
+                weights=torch.cat([given.weights, torch.ones(1)]),
+            )
+            advice = "rewards are NaN where a function abstained: it adds nothing, to sums as to counts"
+            self._check_same(given, wider, "a function that abstained from all counts", advice)
+
+    def test_unscored_completions(self) -> None:
+        """A completion that no function scored changes no other's advantage, and a batch of them is all 0."""
+        for given in ORDINARY:
+            unscored = torch.full((1, given.rewards.shape[1]), NAN)
+            longer = replace(
+                given,
+                rewards=torch.cat([given.rewards, unscored]),
+                group_ids=torch.cat([given.group_ids, given.group_ids[:1]]),
+            )
+            before, after = (_scale(self.build(), each) for each in (given, longer))
+            advice = "it belongs to no mean, spread or count: mask by rewards.isnan().all(1)"
+            require(close(before, after[:-1]), "one that nobody scored changes the others'", longer, advice)
+            nothing = replace(given, rewards=torch.full_like(given.rewards, NAN))
+            zero = not bool((_scale(self.build(), nothing) != 0).any())
+            require(zero, "where nobody scored anything, advantages are not 0", nothing, advice)
+
     def test_large_and_small_rewards(self) -> None:
         """Rewards of 10,000 and differences of a millionth give finite numbers."""
-        for given in (batch([[1e4], [-1e4]], [0, 0]), batch([[0.5], [0.500001]], [0, 0])):
+        lowest = 0.0 if getattr(self.build(), "needs_nonnegative_rewards", False) else -1e4
+        for given in (batch([[1e4], [lowest]], [0, 0]), batch([[0.5], [0.500001]], [0, 0])):
             self._finite(given, "a division by a spread that may be 0: add an epsilon")
 
     def test_what_it_depends_on(self) -> None:
         """Reports if an advantage depends on more than its own group."""
         given = batch([[0.0], [1.0], [2.0], [2.5]], [0, 0, 1, 1])
-        other = batch([[0.0], [1.0], [-3.0], [9.0]], [0, 0, 1, 1])
+        other = batch([[0.0], [1.0], [3.0], [9.0]], [0, 0, 1, 1])
         alone = close(_scale(self.build(), given)[:2], _scale(self.build(), other)[:2])
         self.notes.append(f"depends on its own group{'' if alone else ' and on the others of the batch'}")
+
+    def _numbers_of(
+        self, rewards: Sequence[Sequence[float]], weights: Sequence[float], groups: Sequence[int]
+    ) -> list[float]:
+        rows = [list(row) for row in rewards]
+        scaled: list[float] = _scale(self.build(), batch(rows, list(groups), list(weights))).tolist()
+        return scaled
 
     def _finite(self, given: Batch, advice: str = "") -> Tensor:
         scaled = _scale(self.build(), given)

@@ -13,7 +13,11 @@ from typing import Any, ClassVar, NamedTuple
 from grpox.plugins.component import BoundComponent
 from grpox.plugins.component_state import NotPlain
 from grpox.plugins.registry import Mention, bind, installed
+from grpox.testing.exceptions import swallowing_handlers
 from grpox.testing.state import state_problem
+
+SAME_AS = "test_same_as_reference"
+"""The check that only a suite with a reference has."""
 
 
 class Violation(AssertionError):
@@ -50,6 +54,8 @@ class Conformance:
 
     kind: ClassVar[str]
     component: ClassVar[Mention]
+    reports_swallowed: ClassVar[bool] = False
+    """A handler that hides every exception is a remark, and no violation."""
 
     @cached_property
     def notes(self) -> list[str]:
@@ -69,6 +75,19 @@ class Conformance:
         """Build a new instance of the component."""
         return installed().build(self.bound)
 
+    def test_exceptions(self) -> None:
+        """Hides no exception of every type: a fault would look like a result."""
+        handlers = list(swallowing_handlers(self.bound.load(), may_abstain=self.kind == "reward"))
+        if handlers and self.reports_swallowed:
+            self.notes.append(f"hides every exception at {'; '.join(map(str, handlers))}")
+        elif handlers:
+            what = f"it catches every exception and goes on, at {handlers[0].file}:{handlers[0].line}"
+            advice = (
+                "catch the exceptions that are expected, raise the others; where everything is meant, "
+                "write the reason behind `# noqa: BLE001 -` in that line"
+            )
+            raise Violation(what, "\n".join(map(str, handlers)), advice)
+
     def test_state(self) -> None:
         """A component with state goes on alike in a new instance that loads it."""
         try:
@@ -87,6 +106,7 @@ class Conformance:
         """Yield the checks in the order of their definition; the first is that the component runs at all."""
         bases = [base for base in reversed(type(self).__mro__) if base is not Conformance]
         for name in dict.fromkeys(name for base in (*bases, Conformance) for name in vars(base)):
-            if name.startswith("test_"):
+            is_off = name == SAME_AS and getattr(type(self), "reference", None) is None
+            if name.startswith("test_") and not is_off:
                 method = getattr(self, name)
                 yield Check(name, (method.__doc__ or name).strip().partition("\n")[0].rstrip("."), method)

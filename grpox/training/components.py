@@ -64,16 +64,16 @@ class RunComponents:
         """
         self._observers = observers
         self.states = ComponentStates(self._components, self._world, self._times)
-        asked: dict[tuple[str, StatisticReduction], str] = {}
+        wanted: dict[tuple[str, StatisticReduction], str] = {}
         for component in self._components.values():
-            asked |= _asked_by(component, beta)
+            wanted |= _wanted_by(component, beta)
         self._begin = [each for each in self._components.values() if has_method(each.instance, "begin_step")]
         self._end = [each for each in self._components.values() if has_method(each.instance, "end_step")]
         # Rank 0 alone has the observers.
-        [(asked, begins, ends)] = self._world.gather(
-            [(asked, bool(self._begin), bool(self._end or self._restartable))] if self._world.is_main else []
+        [(wanted, begins, ends)] = self._world.gather(
+            [(wanted, bool(self._begin), bool(self._end or self._restartable))] if self._world.is_main else []
         )
-        self.statistics = StepStatistics(asked)
+        self.statistics = StepStatistics(wanted)
         self._follows_steps = {"begin_step": begins, "end_step": ends}
 
     @property
@@ -138,7 +138,7 @@ def _own_values(component: RunComponent, values: Statistics) -> dict[str, float 
     return {name: value if isinstance(value, float) else value.clone() for name, value in own.items()}
 
 
-def _asked_by(component: RunComponent, beta: float) -> Mapping[tuple[str, StatisticReduction], str]:
+def _wanted_by(component: RunComponent, beta: float) -> Mapping[tuple[str, StatisticReduction], str]:
     """Return the statistics that a component asks for, with its description.
 
     Raises:

@@ -26,7 +26,7 @@ OF_TOKENS = ("ratio", "kl_old", "kl", "entropy", "advantages")
 """Values of each trained token, beside the diagnostics of the loss."""
 OF_COMPLETIONS = ("reward", "advantage", "length")
 
-Asked = Mapping[tuple[str, StatisticReduction], str]
+Wanted = Mapping[tuple[str, StatisticReduction], str]
 """(name, reduction) -> the component that asks for it."""
 Statistics = Mapping[tuple[str, StatisticReduction], float | Tensor]
 """(name, reduction) -> a number, or for ``gather`` f32[values of all ranks] on the CPU."""
@@ -40,13 +40,13 @@ RowKey = tuple[int, int, int]
 class StepStatistics:
     """Collects the values of a step on this rank, and reduces them over all."""
 
-    asked: Asked
+    wanted: Wanted
     _tokens: dict[int, RowValues] = field(default_factory=dict)
     """Identity of a sample -> values of its trained tokens."""
 
     @property
     def _of_tokens(self) -> dict[str, str]:
-        return {name: who for (name, _), who in self.asked.items() if name not in OF_COMPLETIONS}
+        return {name: who for (name, _), who in self.wanted.items() if name not in OF_COMPLETIONS}
 
     def record(self, scored: Sequence[tuple[RolloutBatch, MicroBatchLoss]]) -> None:
         """Keep the values of this rank's trained tokens until `reduce`.
@@ -79,19 +79,19 @@ class StepStatistics:
                     f"{', '.join(known)})"
                 )
         for name in (*OF_COMPLETIONS, "advantages"):
-            if name in result.diagnostics and any(name == asked for asked, _ in self.asked):
-                who = next(who for (asked, _), who in self.asked.items() if asked == name)
+            if name in result.diagnostics and any(name == each for each, _ in self.wanted):
+                who = next(who for (each, _), who in self.wanted.items() if each == name)
                 raise RunFailed(
                     f"{who} asks for the statistic '{name}', which is a diagnostic of the loss too: rename it"
                 )
 
     def reduce(self, plan: StepPlan, micro_batches: Sequence[Sequence[Sample]], world: World) -> Statistics:
-        """Reduce the values of a step over all ranks; a collective where anything is asked for.
+        """Reduce the values of a step over all ranks; a collective where a component wants any.
 
         Args:
             micro_batches: this rank's samples of the step, as `record` saw them.
         """
-        if not self.asked:
+        if not self.wanted:
             return {}
         keys = [
             (each.generation, each.iteration, row)
@@ -105,11 +105,11 @@ class StepStatistics:
         ]
         self._tokens.clear()
         rows = [part for _, part in sorted(world.gather(parts), key=itemgetter(0))]
-        return {each: _whole(each[1], [row[place] for row in rows]) for place, each in enumerate(self.asked)}
+        return {each: _whole(each[1], [row[place] for row in rows]) for place, each in enumerate(self.wanted)}
 
     def _parts(self, values: RowValues) -> list[np.ndarray]:
-        """Reduce the values of one row, for each statistic that is asked for."""
-        return [_part(name, reduction, values[name]) for name, reduction in self.asked]
+        """Reduce the values of one row, for each statistic that a component wants."""
+        return [_part(name, reduction, values[name]) for name, reduction in self.wanted]
 
 
 def _values_of_tokens(batch: RolloutBatch, result: MicroBatchLoss) -> dict[str, Tensor]:

@@ -35,8 +35,8 @@ def statistics_of(config: RunConfig, registry: Registry, world: World) -> dict[s
     engine = Engine(load_model(config.model), config, world, 10, AdamW(train), NamedSchedule(train))
     loss = registry.build(registry.parse("loss", config.loss, "loss"))
     correction = registry.build(registry.parse("correction", config.correction, "correction"))
-    asked: Any = {(name, each): "a test" for name in (*TOKENS, *COMPLETIONS) for each in REDUCTIONS}
-    statistics = StepStatistics(asked)
+    wanted: Any = {(name, each): "a test" for name in (*TOKENS, *COMPLETIONS) for each in REDUCTIONS}
+    statistics = StepStatistics(wanted)
     update = PolicyUpdate(
         engine, reference_for(config, world), loss, correction, config, world, statistics=statistics
     )

@@ -320,15 +320,18 @@ def test_pluggys_order_is_kept(manager: pluggy.PluginManager, run: RunContext) -
     assert order == ["first", "newer", "older", "last"]
 
 
-def test_a_wrapper_is_refused_with_a_reason(manager: pluggy.PluginManager, run: RunContext) -> None:
+def test_a_wrapper_is_refused_with_a_reason(manager: pluggy.PluginManager) -> None:
     class Wrapper:
         @hookimpl(wrapper=True)
         def grpox_step_finished(self) -> Any:
             return (yield)
 
-    told, output = observers(manager, ("wrapper", Wrapper()))
-    told.step_finished(run, 1, {})
-    assert "a hook wrapper cannot observe a run" in output.getvalue()
+    with pytest.raises(ConfigError) as caught:
+        observers(manager, ("wrapper", Wrapper()))
+    [problem] = caught.value.problems
+    assert problem.key == "tracking.wrapper"
+    assert "grpox_step_finished is a hook wrapper" in problem.what
+    assert not manager.has_plugin("observer:wrapper")
 
 
 def test_one_process_can_observe_two_runs(manager: pluggy.PluginManager, run: RunContext) -> None:

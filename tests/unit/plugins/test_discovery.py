@@ -60,6 +60,14 @@ def test_an_offer_says_where_it_comes_from(make_distribution):
         (HEADER + "def grpox_lossess():\n    return []", "did you mean grpox_losses?"),
         (HEADER + "def grpox_losses():\n    return []", "mark it with @grpox.hookimpl"),
         (HEADER + "@hookimpl\ndef grpox_step_finished(run, stepp):\n    pass", "stepp"),
+        (
+            HEADER + "@hookimpl(wrapper=True)\ndef grpox_run_started(run):\n    return (yield)",
+            "grpox_run_started is a hook wrapper",
+        ),
+        (
+            HEADER + "@hookimpl(hookwrapper=True)\ndef grpox_losses():\n    yield",
+            "grpox_losses is a hook wrapper",
+        ),
         (loss("a b"), "a name has neither space"),
         (loss("dist:x"), "a name has neither space"),
         (loss("x", "config='no_colon'"), "the config of 'x' is 'no_colon'"),

@@ -49,10 +49,10 @@ def plan(iterations: tuple[int, ...] = (0, 0)) -> StepPlan:
     )
 
 
-def reduced(*asked: tuple[str, Any]) -> dict[Any, Any]:
+def reduced(*wanted: tuple[str, Any]) -> dict[Any, Any]:
     """The statistics of a step that was packed in another order than its rows."""
     rows = samples()
-    statistics = StepStatistics(dict.fromkeys(asked, "loss 'mine'"))
+    statistics = StepStatistics(dict.fromkeys(wanted, "loss 'mine'"))
     statistics.record([scored([rows[2], rows[1]], [3.0, 2.0]), scored([rows[3], rows[0]], [4.0, 1.0])])
     return dict(statistics.reduce(plan(), [rows[:2], rows[2:]], ALONE))
 
@@ -84,13 +84,13 @@ def test_sums_means_and_extremes_are_those_by_hand() -> None:
 
 def test_nothing_has_the_sum_0_and_no_mean() -> None:
     rows = samples()[3:]
-    asked: Any = {
+    wanted: Any = {
         ("ratio", "sum"): "a",
         ("ratio", "mean"): "a",
         ("ratio", "min"): "a",
         ("ratio", "gather"): "a",
     }
-    statistics = StepStatistics(asked)
+    statistics = StepStatistics(wanted)
     statistics.record([scored(rows, [4.0])])
     one = StepPlan(1, (MicroBatchPlan(0, 0, range(1), 1),))
     values = statistics.reduce(one, [rows], ALONE)
@@ -119,15 +119,15 @@ class SecondOfTwo(World):
 
 def test_two_ranks_give_what_one_gives_bit_by_bit() -> None:
     rows, ratios = samples(), [0.1, 0.2, 0.3, 0.4]
-    asked: Any = {("ratio", each): "a" for each in ("gather", "sum", "mean", "min", "max")}
-    whole = StepStatistics(asked)
+    wanted: Any = {("ratio", each): "a" for each in ("gather", "sum", "mean", "min", "max")}
+    whole = StepStatistics(wanted)
     whole.record([scored(rows, ratios)])
     expected = dict(whole.reduce(plan(), [rows[:2], rows[2:]], ALONE))
     # Each micro-batch of the schedule has one row for each of two ranks: rank 0 has rows 0 and 2.
     shared = StepPlan(1, tuple(MicroBatchPlan(0, 0, range(2 * n, 2 * n + 2), 1) for n in range(2)))
     results: dict[Any, Any] = {}
     for world in (SecondOfTwo(1, 2, CPU), FirstOfTwo(0, 2, CPU)):
-        statistics, mine = StepStatistics(asked), rows[world.rank :: 2]
+        statistics, mine = StepStatistics(wanted), rows[world.rank :: 2]
         statistics.record([scored(mine, ratios[world.rank :: 2])])
         results = dict(statistics.reduce(shared, [mine[:1], mine[1:]], world))
     assert torch.equal(results.pop(("ratio", "gather")), expected.pop(("ratio", "gather")))
