@@ -78,7 +78,7 @@ def test_a_manifest_is_read_back_as_it_was_written_whatever_the_order(folder: Pa
 
 def test_the_text_of_a_manifest_is_what_earlier_and_later_versions_read(tmp_path: Path) -> None:
     write_manifest(tmp_path, {"b.pt": FileFacts(7, "beef"), "ä.pt": FileFacts(0, "")})
-    assert FORMAT == 3
+    assert FORMAT == 4
     text = (tmp_path / MANIFEST).read_text(encoding="utf-8")
     assert text.endswith("}\n")
     assert text.splitlines()[:2] == ["{", ' "format": 4,']  # for people, a line each
