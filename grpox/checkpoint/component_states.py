@@ -111,12 +111,12 @@ class ComponentStates:
         Raises:
             RunFailed: a state cannot be saved, or differs between ranks.
         """
-        self._warn_of_changes()
         entries = on_every_rank(self._world, self._times, self._entries)
         self._check_ranks(entries)
         return entries
 
     def _entries(self) -> dict[str, dict[str, Any]]:
+        self._warn_of_changes()
         return {
             key: component.entry(component.state())
             for key, component in self._components.items()

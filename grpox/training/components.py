@@ -87,10 +87,14 @@ class RunComponents:
         ]
 
     def start(self) -> None:
-        """Take note of what components are like before the first step of this process."""
-        self.states.remember_attributes()
-        for component in self._restartable:
-            component.state()
+        """Note the attributes and states of components before the first step of this process; a collective."""
+
+        def note() -> None:
+            self.states.remember_attributes()
+            for component in self._restartable:
+                component.state()
+
+        on_every_rank(self._world, self._times, note)
 
     def begin_step(self, step: int, progress: TrainerState) -> None:
         """Call `begin_step` of all components; a collective where one has it.
