@@ -82,7 +82,7 @@ class CorrectionConformance(Conformance):
         if hasattr(correction, "state_dict"):
             raise SkipTest("it has a state")
         examples = list(_examples())
-        first = [_correct(correction, given).weights for given in examples]
+        first = [_correct(self.build(), given).weights for given in examples]
         for given, before in reversed(list(zip(examples, first, strict=True))):
             advice = "keep nothing from one call to the next, or return it from state_dict()"
             same = torch.equal(_correct(correction, given).weights, before)

@@ -115,7 +115,7 @@ class LossConformance(Conformance):
             raise SkipTest("it has a state")
         examples = list(self._examples())
         loss = examples[0][0]
-        first = [measured_on(loss, inputs).loss for _, inputs in examples]
+        first = [measured_on(self.build(), inputs).loss for _, inputs in examples]
         for (_, inputs), before in reversed(list(zip(examples, first, strict=True))):
             same = torch.equal(measured_on(loss, inputs).loss, before)
             what = "after calls on other batches it returns another loss"
