@@ -227,7 +227,7 @@ def _others() -> list[Case]:
         Case(
             "plugin to check with no value", nothing, ("clip_high",), ("plugins", "check", "dapo", "clip_high")
         ),
-        Case("plugin to show that is not there", nothing, ("dappo", "dapo"), ("plugins", "show", "dappo")),
+        Case("plugin to show that is not there", nothing, ("dapoo", "dapo"), ("plugins", "show", "dapoo")),
         Case(
             "plugins of an unknown kind", nothing, ("--kind", "losses"), ("plugins", "list", "--kind", "losses")
         ),

@@ -143,9 +143,9 @@ def test_two_sweeps_do_not_run_in_one_folder(tmp_path: Path, begun: list[str]) -
 
 def test_mistakes_of_all_runs_are_told_before_any_begins(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
-        prepared(tmp_path / "s", "train.num_generations=8,7", "loss=grpo,dappo")
+        prepared(tmp_path / "s", "train.num_generations=8,7", "loss=grpo,dapoo")
     told = str(caught.value)
-    assert "dappo" in told
+    assert "dapoo" in told
     assert "did you mean  dapo" in told
     assert not (tmp_path / "s").exists()
 

@@ -370,7 +370,7 @@ def test_all_schema_problems_are_told_in_the_order_of_their_lines(refuse: Refuse
 @pytest.mark.parametrize(
     ("old", "new", "where", "key", "nearest"),
     [
-        ("name: dapo", "name: dappo", 6, "loss", "dapo"),
+        ("name: dapo", "name: dapoo", 6, "loss", "dapo"),
         ("clip_high", "clip_hihg", 6, "loss.clip_hihg", "clip_high"),
         ("clip_high: 0.28", "clip_high: wide", 6, "loss.clip_high", ""),
         ("- exact", "- exakt", 5, "rewards[0]", "exact"),

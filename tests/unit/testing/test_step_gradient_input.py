@@ -37,7 +37,7 @@ def test_the_good_input_is_taken() -> None:
 
 
 def test_an_unknown_loss_is_told_with_the_nearest() -> None:
-    key, message = refusal("dappo")
+    key, message = refusal("dapoo")
 
     assert key == "loss"
     assert "did you mean  dapo" in message
