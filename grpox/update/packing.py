@@ -31,7 +31,7 @@ class LossTraits:
     folds_correction: bool = False
     """The loss applies the correction R itself."""
     zero_at_zero_advantage: bool = False
-    """A sequence whose advantage is 0 adds nothing to the gradient."""
+    """A sequence whose advantages are all 0 adds nothing to the gradient."""
 
     @classmethod
     def of(cls, loss: PolicyLoss) -> LossTraits:
@@ -95,7 +95,7 @@ class MicroBatchPacker:
         samples = [sample for micro_batch in micro_batches for sample in micro_batch]
         kinds: tuple[list[Sample], list[Sample]] = ([], [])  # without a backward pass, and with one
         for sample in samples:
-            live = not self.skips_backward or (sample.advantage != 0 and bool(sample.token_mask.any()))
+            live = not self.skips_backward or sample.has_advantage
             kinds[backward and live].append(sample)
         cuts = [self._cut(kind, len(samples)) for kind in kinds]
         real = sum(row.length for cut in cuts for rows in cut for row in rows)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from grpox.errors import Problem
 from grpox.rollout.rewards.call import CallLog, CheckedScores
+from grpox.rollout.rewards.lists import ListShape
 
 WHERE = signal.SIGUSR2
 """Asks the process for the stack of its main thread."""
@@ -44,6 +45,8 @@ class Ready:
     """Arguments that it takes; None if it takes any."""
     begins: str = ""
     """Line at which it is defined: ``rewards.py:12``."""
+    lists: ListShape | None = None
+    """The lists that it returns; None if it returns numbers."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,8 @@ class Request:
     """Completions."""
     seed: int
     """Seed of the random generators of Python, numpy and torch, set before the call."""
+    lengths: Sequence[int] | None = None
+    """Numbers in the list of each completion; None if it returns no lists."""
 
 
 @dataclass(frozen=True)

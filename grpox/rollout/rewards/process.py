@@ -9,7 +9,7 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import psutil
@@ -66,8 +66,8 @@ class RewardProcess:
         """The columns that the function cannot do without."""
         return self.ready.needs
 
-    def ask(self, arguments: Mapping[str, Any], count: int) -> Reply:
-        """Have the function called for `count` completions.
+    def ask(self, arguments: Mapping[str, Any], count: int, lengths: Sequence[int] | None = None) -> Reply:
+        """Have the function called for `count` completions; `lengths` as of `RewardCall`.
 
         Raises:
             ProcessFailed: the process ended, took longer than the timeout or more than the memory; it is gone.
@@ -77,7 +77,7 @@ class RewardProcess:
         running = self._started()
         try:
             running.wait_ready()
-            return running.ask(Request(accepted, count, _seed_of(arguments)))
+            return running.ask(Request(accepted, count, _seed_of(arguments), lengths))
         except ProcessFailed:
             self.stop()
             running.kill()  # where another thread has stopped it in the middle of the call
@@ -226,14 +226,20 @@ class ProcessCall:
     exception where the function raised.
     """
 
-    def __init__(self, process: RewardProcess, arguments: Mapping[str, Any], count: int) -> None:
+    def __init__(
+        self,
+        process: RewardProcess,
+        arguments: Mapping[str, Any],
+        count: int,
+        lengths: Sequence[int] | None = None,
+    ) -> None:
         self.log = CallLog()
         self.scores: CheckedScores | None = None
         self.failure = ""
         self.error: BaseException | None = None
         self.seconds = 0.0
         self._process = process
-        self._arguments, self._count = arguments, count
+        self._arguments, self._count, self._lengths = arguments, count, lengths
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self.run, name="grpox-reward-process", daemon=True)
 
@@ -264,7 +270,7 @@ class ProcessCall:
         """Ask and wait for the answer."""
         begun = time.perf_counter()
         try:
-            reply = self._process.ask(self._arguments, self._count)
+            reply = self._process.ask(self._arguments, self._count, self._lengths)
             self.scores, self.log, self.failure = reply.scores, reply.log, reply.failure
             self.error = RemoteError(reply.trace) if reply.trace else None
         except ProcessFailed as error:
