@@ -16,7 +16,9 @@ import torch
 
 from grpox.config import SamplingConfig
 from grpox.contracts import Capability, Rollout
-from grpox.testing.conformance import Conformance, require
+from grpox.errors import RunFailed
+from grpox.rollout.rollout_checks import check_content
+from grpox.testing.conformance import Conformance, Violation, require
 
 if TYPE_CHECKING:
     from grpox.testing.generator_stage import Stage
@@ -40,6 +42,7 @@ class GeneratorConformance(Conformance):
         wanted = [(group, sample) for group in range(len(stage.prompts)) for sample in range(4)]
         require(returned == wanted, f"of (group, sample) {wanted} it returned {returned}")
         for rollout in rollouts:
+            _check_content(rollout)
             same = tuple(rollout.prompt_ids) == stage.prompts[rollout.group_id]
             advice = "nothing is tokenised twice: return the prompt's ids as they came"
             require(same, "a rollout has other prompt tokens than its prompt", rollout, advice)
@@ -53,6 +56,19 @@ class GeneratorConformance(Conformance):
             sampling = SAMPLING.model_copy(update={"max_completion_length": length})
             for rollout in stage.sample(sampling):
                 _check_end(rollout, length, stage.stop_token_ids)
+
+    def test_own_lengths(self) -> None:
+        """Ends a completion at its prompt's own longest length, if it provides max_tokens."""
+        if Capability.MAX_TOKENS not in self.bound.provides:
+            raise SkipTest("it does not provide max_tokens")
+        stage = self._on_stage()
+        limits = [1 + group % 3 for group in range(len(stage.prompts))]
+        for rollout in stage.sample(SAMPLING.model_copy(update={"temperature": 2.0}), max_tokens=limits):
+            written, most = _length(rollout), limits[rollout.group_id]
+            require(written <= most, f"{written} tokens, where Prompt.max_tokens is {most}", rollout)
+            advice = "finish_reason is 'length' where max_tokens ended it"
+            ended = rollout.finish_reason != "length" or written == most
+            require(ended, "it ended before max_tokens, by 'length'", rollout, advice)
 
     def test_log_probabilities(self) -> None:
         """Reports the log-probability of each token under the model, at the temperature it was drawn with."""
@@ -142,7 +158,8 @@ class GeneratorConformance(Conformance):
             require(is_whole, "it provides logprobs and a rollout has none, or not one a token", rollout)
             expected = torch.log_softmax(stage.logits(rollout) / SAMPLING.temperature, dim=1)
             chosen = expected.gather(1, torch.tensor(rollout.completion_ids).unsqueeze(1)).squeeze(1)
-            error = float((reported - chosen).abs().max())
+            written = torch.tensor(rollout.model_mask or [True] * len(chosen))
+            error = float((reported - chosen)[written].abs().max())
             shown = "  ".join(f"{value:.4f}" for value in chosen.tolist())
             advice = "they are of softmax(logits / temperature), of the weights of the last sync"
             what = f"its log-probabilities are off by {error:.2g} nats; allowed is {allowed:g}"
@@ -151,8 +168,22 @@ class GeneratorConformance(Conformance):
         self.notes.append(f"largest difference from the model's: {largest:.1e} nats")
 
 
+def _check_content(rollout: Rollout) -> None:
+    try:
+        check_content(rollout, "it")
+    except RunFailed as error:
+        raise Violation(str(error), str(rollout)) from error
+
+
+def _length(rollout: Rollout) -> int:
+    return len(rollout.completion_ids) if rollout.model_mask is None else sum(rollout.model_mask)
+
+
 def _check_end(rollout: Rollout, length: int, stops: Sequence[int]) -> None:
     ids = rollout.completion_ids
+    if rollout.turns or rollout.finish_reason not in ("stop", "length"):  # it ends as an environment says
+        _check_content(rollout)
+        return
     require(1 <= len(ids) <= length, f"a completion has {len(ids)} tokens of at most {length}", rollout)
     stopped = ids[-1] in stops
     goes_on = any(token in stops for token in ids[:-1])

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from grpox.contracts import Rollout
+from grpox.contracts import Rollout, completion_text
 
 PER = ("token", "turn", "separator")
 """Values of a reward function's attribute `per`."""
@@ -78,6 +78,22 @@ class ListShape:
         for place, value in zip(places, values, strict=True):
             at[place] += value  # one token may end several parts
         return at
+
+
+def lengths_of(
+    shape: ListShape | None, arguments: Mapping[str, Any], turns: Sequence[int] | None = None
+) -> list[int] | None:
+    """Return the length of the list of each completion; None for a function that returns no lists.
+
+    Args:
+        arguments: of the call, `completions` and `completion_ids` among them.
+        turns: number of turns of each completion; default: one each.
+    """
+    if shape is None:
+        return None
+    texts = [completion_text(completion) for completion in arguments["completions"]]
+    each = zip(texts, arguments["completion_ids"], turns or [1] * len(texts), strict=True)
+    return [shape.count(*of_completion) for of_completion in each]
 
 
 def _ends_of_parts(text: str, separator: str, token_ids: Sequence[int], decode: Decode) -> list[int]:

@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
-from grpox.contracts import completion_text
 from grpox.rollout.rewards.call import CallLog, RewardCall, missing_columns, own_copies
-from grpox.rollout.rewards.lists import ListShape
+from grpox.rollout.rewards.lists import ListShape, lengths_of
 from grpox.rollout.rewards.process import ProcessCall, RewardProcess
 
 
@@ -49,11 +48,7 @@ class NamedReward:
         Args:
             turns: number of turns of each completion; default: one each.
         """
-        lengths = None
-        if self.lists is not None:
-            texts = map(completion_text, arguments["completions"])
-            each = zip(texts, arguments["completion_ids"], turns or [1] * count, strict=True)
-            lengths = [self.lists.count(*of_completion) for of_completion in each]
+        lengths = lengths_of(self.lists, arguments, turns)
         if isinstance(self.function, RewardProcess):
             return ProcessCall(self.function, arguments, count, lengths)
         # What one function does to its lists and rows must not reach the others, nor the record.
