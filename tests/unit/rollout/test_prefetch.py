@@ -8,7 +8,7 @@ import torch
 from grpox.checkpoint.progress import TrainingState
 from grpox.checkpoint.rank_state import prefetched_of, prefetched_state, rank_state, read_state, write_state
 from grpox.config import SamplingConfig
-from grpox.contracts import Prompt, Rollout, TrainerState
+from grpox.contracts import Prompt, Rollout, TrainerState, Turn
 from grpox.data.schedule import BatchPlan, PromptSampler, Schedule
 from grpox.errors import RunFailed
 from grpox.rollout.collector import Collector, Scorer, sample_and_score
@@ -291,7 +291,10 @@ def rollouts(groups):
 
 
 def test_a_checkpoint_holds_what_was_begun(tmp_path):
-    held = [*rollouts([0, 1]), Rollout(2, 0, (1,), (2,), "stop", 4)]
+    turns = (Turn(0, 1, "stop", 4, 0.5, "state"), Turn(2, 3, "done", 4))
+    extra = {"score": 0.1, "steps": [1, ("a", None)], "more": {"won": True}}
+    episode = Rollout(2, 1, (1,), (2, 3, 4), "won", 4, (0.1, 0.2, 0.3), (True, False, True), turns, extra)
+    held = [*rollouts([0, 1]), Rollout(2, 0, (1,), (2,), "stop", 4), episode]
     state = TrainingState(prefetched={5: PrefetchedBatch(3, iter(held))})
     write_state(rank_state(state, ALONE, PhaseTimes()), tmp_path / "rank.pt")
     again = prefetched_of([read_state(tmp_path / "rank.pt")["prefetched"][5]], 0, 1)
