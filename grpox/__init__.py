@@ -7,15 +7,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from grpox.config import RunConfig
     from grpox.plugins.hookspecs import CommandSpec, ComponentSpec, hookimpl
+    from grpox.plugins.registry import build
     from grpox.training.run import train
 
 __version__ = "0.1.0"
-__all__ = ["CommandSpec", "ComponentSpec", "RunConfig", "hookimpl", "train"]
+__all__ = ["CommandSpec", "ComponentSpec", "RunConfig", "build", "hookimpl", "train"]
 
 _LAZY = {
     "CommandSpec": "grpox.plugins.hookspecs",
     "ComponentSpec": "grpox.plugins.hookspecs",
     "RunConfig": "grpox.config",
+    "build": "grpox.plugins.registry",
     "hookimpl": "grpox.plugins.hookspecs",
     "train": "grpox.training.run",
 }

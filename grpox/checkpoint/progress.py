@@ -18,6 +18,7 @@ from grpox.data.prompt_cursor import PromptCursor
 from grpox.data.schedule import BatchPlan
 from grpox.errors import Problem
 from grpox.errors.formatting import pluralize
+from grpox.observing.control import ControlState
 from grpox.observing.early_stop import EarlyStop, EarlyStopState
 from grpox.policy.batch import Sample
 from grpox.rollout.sampler import PrefetchedBatch
@@ -46,6 +47,8 @@ class TrainingState:
     """Chooses the prompts of a generation batch in place of the schedule, with dynamic sampling."""
     early_stop: EarlyStop | None = None
     skipped: SkippedSteps = field(default_factory=SkippedSteps)
+    control: ControlState = field(default_factory=ControlState)
+    """Effects of observers on the run."""
     num_tokens: int = 0
     """Tokens of prompts and completions so far."""
     evaluation_before: dict[str, float] = field(default_factory=dict)
@@ -90,6 +93,10 @@ class Progress(BaseModel):
     """Steps that were skipped because they were not finite."""
     skipped_in_a_row: int = 0
     """Skipped steps since the last applied one."""
+    hyperparameters: dict[str, float] = {}
+    """Hyperparameters that observers have changed."""
+    stop_reason: str = ""
+    """The reason why an observer ended the run."""
     config: dict[str, Any]
     """The resolved config."""
     data: dict[str, str]
@@ -119,6 +126,7 @@ class Progress(BaseModel):
         state.evaluation_before, state.evaluation = self.evaluation_before, evaluation_in(self.metrics)
         state.seconds_before = self.seconds
         state.skipped.total, state.skipped.in_a_row = self.skipped_steps, self.skipped_in_a_row
+        state.control.changed, state.control.stop_reason = dict(self.hyperparameters), self.stop_reason
         if state.cursor is not None:
             state.cursor.restore(self.prompts_drawn)
         if state.early_stop is not None:

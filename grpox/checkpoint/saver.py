@@ -135,6 +135,8 @@ class CheckpointSaver:
             early_stop=None if state.early_stop is None else state.early_stop.state,
             skipped_steps=state.skipped.total,
             skipped_in_a_row=state.skipped.in_a_row,
+            hyperparameters=state.control.changed,
+            stop_reason=state.control.stop_reason,
             evaluation_before=state.evaluation_before,
             metrics=state.metrics,
             metrics_bytes=metrics_bytes,

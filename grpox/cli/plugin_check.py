@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Any
 
@@ -13,8 +13,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from grpox.errors import ConfigError
+from grpox.errors import ConfigError, nearest
+from grpox.plugins.component import kind_of
 from grpox.plugins.discovery import Offer
+from grpox.plugins.load_object import load_object
+from grpox.runfile.checked import record_pass
 from grpox.testing.runner import SUITES, Outcome, outcomes
 
 HEAVY = ("torch", "transformers", "deepspeed", "datasets", "mlflow", "vllm")
@@ -26,22 +29,51 @@ def check(console: Console, offer: Offer, params: Mapping[str, Any]) -> bool:
     """Run the checks of an offer with these parameters, and print each as it ends; True if none failed.
 
     Raises:
-        ConfigError: there is no suite for this kind, or the parameters do not fit.
+        ConfigError: the parameters do not fit.
     """
-    if offer.kind not in SUITES:
-        what = f"there is no conformance suite for a {offer.kind}"
-        raise ConfigError(what, given=offer.spec.name, allowed=", ".join(SUITES))
-    suite = type("Suite", (SUITES[offer.kind],), {"component": {"name": offer.qualified_name, **params}})()
-    assert suite.bound  # parameters that do not fit are an error of the command, not a failed check
-    console.print(f"[bold]{offer.spec.name}[/]  {offer.kind}, {offer.origin}")
+    heading = f"[bold]{offer.spec.name}[/]  {offer.kind}, {offer.origin}"
+    return _check(console, offer.kind, {"name": offer.qualified_name, **params}, heading, heavy_imports(offer))
+
+
+def check_path(console: Console, path: str, params: Mapping[str, Any], kind: str | None) -> bool:
+    """Run the checks of an object of a file, ``path.py:Name``; True if none failed.
+
+    Args:
+        kind: its kind; None: inferred from its methods.
+
+    Raises:
+        ConfigError: there is no such file, object or kind, the kind cannot be inferred, or the parameters do not
+            fit.
+    """
+    if kind is not None and kind not in SUITES:
+        near = nearest(kind, SUITES)
+        raise ConfigError("no such kind", "--kind", given=kind, allowed=", ".join(SUITES), nearest=near)
+    if kind is None and not (kind := kind_of(load_object(path))):
+        what = "its methods do not tell its kind: name it by --kind"
+        raise ConfigError(what, "--kind", given=path, allowed=", ".join(SUITES))
+    heading = f"[bold]{path.rpartition(':')[2]}[/]  {kind}, {path.rpartition(':')[0]}"
+    return _check(console, kind, {"path": path, **params}, heading, ())
+
+
+def _check(
+    console: Console, kind: str, component: Mapping[str, Any], heading: str, before: Iterable[Outcome]
+) -> bool:
+    """Run the suite of a kind, print each outcome after those `before`, and take note of a component that passes."""
+    suite = type("Suite", (SUITES[kind],), {"component": component})()
+    bound = suite.bound  # parameters that do not fit are an error of the command, not a failed check
+    console.print(heading)
     done = []
-    for outcome in chain(heavy_imports(offer), outcomes(suite)):
+    for outcome in chain(before, outcomes(suite)):
         console.print(draw(outcome))
         done.append(outcome)
     counts = {status: sum(outcome.status == status for outcome in done) for status in MARKS}
     totals = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
     console.print(f"{totals} in {sum(outcome.seconds for outcome in done):.1f} s", highlight=False)
-    return not counts["failed"]
+    if counts["failed"]:
+        return False
+    if problem := record_pass(bound):
+        console.print(f"runs will not know that it passed: {problem}", style="yellow", highlight=False)
+    return True
 
 
 def heavy_imports(offer: Offer) -> Iterator[Outcome]:

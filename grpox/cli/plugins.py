@@ -143,9 +143,17 @@ def show_component(name: Component) -> None:
 
 @app.command("check")
 def check_component(
-    name: Component,
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="NAME, KIND/NAME, DIST:NAME or KIND/DIST:NAME; or FILE.py:OBJECT.")
+    ],
     params: Annotated[
         list[str] | None, typer.Argument(metavar="[key=value ...]", help="Parameters, as in a run file.")
+    ] = None,
+    kind: Annotated[
+        str | None,
+        typer.Option(
+            "--kind", metavar="KIND", help="Kind of an object in a file.", show_default="by its methods"
+        ),
     ] = None,
 ) -> None:
     """Check that a component holds to its contract, on CPU and in seconds. Exit code 1 where it does not.
@@ -155,17 +163,22 @@ def check_component(
       grpox plugins check dapo
       grpox plugins check dapo clip_high=0.28    with parameters
       grpox plugins check my-plugin:dapo         where several plugins offer one
+      grpox plugins check mine.py:MyLoss         a class or function in a file
     """
     from grpox.cli.plugin_details import select
     from grpox.runfile.overrides import apply_overrides
 
     given: dict[str, Any] = {}
     apply_overrides(given, params or [])
-    offers, console = select(discovered(), name), Console()
+    console, is_path = Console(), ".py:" in name
+    if kind is not None and not is_path:
+        name = f"{kind}/{name.removeprefix(f'{kind}/')}"
+    offers = [] if is_path else select(discovered(), name)
     # Only now, because it imports torch: a mistake in the command line is reported at once.
-    from grpox.cli.plugin_check import check
+    from grpox.cli.plugin_check import check, check_path
 
-    results = [check(console, offer, given) for offer in offers]
+    results = [check_path(console, name, given, kind)] if is_path else []
+    results += [check(console, offer, given) for offer in offers]
     if not all(results):
         raise typer.Exit(1)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 
 
 class Section(BaseModel):
@@ -17,6 +17,20 @@ class Section(BaseModel):
     model_config = ConfigDict(
         extra="forbid", use_attribute_docstrings=True, validate_default=True, allow_inf_nan=False
     )
+
+    _is_read_only: bool = PrivateAttr(False)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if self._is_read_only:
+            raise TypeError(f"the run's config is read-only: {name} cannot be set")
+        super().__setattr__(name, value)
+
+    def make_read_only(self) -> None:
+        """Refuse that fields of this section, and of those in it, are set from now on."""
+        for value in vars(self).values():
+            if isinstance(value, Section):
+                value.make_read_only()
+        self._is_read_only = True
 
 
 class Parameters(BaseModel):

@@ -83,7 +83,9 @@ class EarlyStop:
 
 
 def describe_early_stop(stopped: Mapping[str, Any]) -> str:
-    """Format the result of `EarlyStop.summary` as a sentence."""
+    """Format the result of `EarlyStop.summary`, or the reason of an observer, as a sentence."""
+    if "reason" in stopped:
+        return f"after step {stopped.get('step')}: {stopped['reason']}"
     best = "has had no value"
     if isinstance(stopped.get("best"), int | float):
         when = f"after step {stopped['best_step']}" if stopped.get("best_step") else "before training"

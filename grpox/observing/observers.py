@@ -6,12 +6,15 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pluggy
 
+from grpox.contracts import RunContext, SweepContext
 from grpox.errors import ConfigError, Problem, RunFailed, describe, left_by_rich, text_of
 from grpox.errors.redaction import redact
+from grpox.observing.control import RunControl
+from grpox.plugins.loader import wrapper_problem
 from grpox.runtime.foreign_code import copied
 from grpox.runtime.logs import get_logger
 from grpox.runtime.signals import first_signal_waits, may_be_signal, raise_if_signal, raise_if_signalled
@@ -19,7 +22,7 @@ from grpox.runtime.signals import first_signal_waits, may_be_signal, raise_if_si
 if TYPE_CHECKING:
     from pluggy import HookImpl
 
-    from grpox.contracts import RunContext, ScoredRollout, SweepContext, SweepResults
+    from grpox.contracts import ScoredRollout, SweepResults
 
 
 class Observers:
@@ -58,11 +61,21 @@ class Observers:
     def rollouts_scored(self, run: RunContext, step: int, rollouts: Sequence[ScoredRollout]) -> None:
         self._tell("grpox_rollouts_scored", run=run, step=step, rollouts=rollouts)
 
-    def step_finished(self, run: RunContext, step: int, metrics: Mapping[str, float]) -> None:
-        self._tell("grpox_step_finished", run=run, step=step, metrics=metrics)
+    @property
+    def uses_control(self) -> bool:
+        """True if an observer names the argument `control` of a hook."""
+        callers = (self._manager.hook.grpox_step_finished, self._manager.hook.grpox_evaluated)
+        return any("control" in impl.argnames for caller in callers for impl in caller.get_hookimpls())
 
-    def evaluated(self, run: RunContext, step: int, metrics: Mapping[str, float]) -> None:
-        self._tell("grpox_evaluated", run=run, step=step, metrics=metrics)
+    def step_finished(
+        self, run: RunContext, step: int, metrics: Mapping[str, float], control: RunControl | None = None
+    ) -> None:
+        self._tell("grpox_step_finished", run=run, step=step, metrics=ReadOnlyMetrics(metrics), control=control)
+
+    def evaluated(
+        self, run: RunContext, step: int, metrics: Mapping[str, float], control: RunControl | None = None
+    ) -> None:
+        self._tell("grpox_evaluated", run=run, step=step, metrics=ReadOnlyMetrics(metrics), control=control)
 
     def checkpoint_saved(self, run: RunContext, step: int, path: Path) -> None:
         self._tell("grpox_checkpoint_saved", run=run, step=step, path=path)
@@ -109,6 +122,8 @@ class Observers:
             self._manager.check_pending()
             if not self._manager.get_hookcallers(observer):
                 raise ValueError("it implements no lifecycle hook")
+            if problem := wrapper_problem(self._manager, observer):
+                raise ValueError(problem[0])
         except (pluggy.PluginValidationError, ValueError) as error:
             self._unregister()
             problem = Problem(f"cannot be used as an observer: {text_of(error)}", key=f"tracking.{name}")
@@ -165,18 +180,35 @@ class Observers:
 
 
 def _call(impl: HookImpl, arguments: Mapping[str, object]) -> Any:
-    if impl.wrapper or impl.hookwrapper:
-        raise TypeError("a hook wrapper cannot observe a run: each implementation is called by itself")
     return impl.function(*(_own(arguments[name]) for name in impl.argnames))
 
 
+class ReadOnlyMetrics(dict[str, float]):
+    """Metrics that all observers share: a plain dict to read, for json too, that refuses changes."""
+
+    def _refuse(self, *arguments: Any, **named: Any) -> NoReturn:
+        raise TypeError("metrics are read-only; dict(metrics) is a copy that may be changed")
+
+    __setitem__ = __delitem__ = __ior__ = _refuse
+    clear = pop = popitem = setdefault = update = _refuse
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return dict, (dict(self),)  # a copy may be changed
+
+
 def _own(value: Any) -> Any:
-    """Copy an argument of a hook, so that changes stay with one observer. Exceptions are shared."""
-    if isinstance(value, BaseException | str):
+    """Prepare an argument of a hook so that no observer changes what others see.
+
+    Exceptions and the run's control are shared, metrics are read-only, everything else is a copy.
+    """
+    if isinstance(value, BaseException | str | ReadOnlyMetrics | RunControl):
         return value
     if isinstance(value, Sequence):  # not copied are the tokens of rollouts, which are tuples and many
         return [replace(each, rewards=dict(each.rewards), extra=copied(dict(each.extra))) for each in value]
-    return copied(value)
+    own = copied(value)
+    if isinstance(own, RunContext | SweepContext):
+        own.config.make_read_only()
+    return own
 
 
 def _error_message(error: BaseException) -> str:

@@ -76,6 +76,24 @@ METHODS = {
 }
 """Methods that a component of each kind must have; an observer may leave out any hook."""
 
+BUILD_ARGUMENTS = {"optimizer": {"parameters", "learning_rate"}, "scheduler": {"optimizer", "total_steps"}}
+"""Arguments of `build`, by which the two kinds that have it are told apart."""
+
+
+def kind_of(target: Any) -> str:
+    """Infer the kind of a class or function from its methods and parameters; empty if it could be none or several."""
+    if not inspect.isclass(target):
+        return "reward" if callable(target) else ""
+    if any(name.startswith("grpox_") for name in dir(target)):
+        return "observer"
+    kinds = [kind for kind, names in METHODS.items() if all(callable(getattr(target, n, None)) for n in names)]
+    if kinds == ["optimizer", "scheduler"]:
+        # Both build; they differ in the argument besides what they build on.
+        names = list(inspect.signature(target.build).parameters)
+        kinds = [kind for kind in kinds if BUILD_ARGUMENTS[kind] & set(names)]
+    is_reward = not kinds and "__call__" in dir(target)
+    return "reward" if is_reward else kinds[0] if len(kinds) == 1 else ""
+
 
 def contract_problem(kind: str, target: Any) -> str:
     """Return why a class (or a reward's function) is no component of this kind; empty if it is one."""
@@ -88,9 +106,11 @@ def contract_problem(kind: str, target: Any) -> str:
         return f"has no method {' and no method '.join(missing)} (see grpox.contracts)"
     if kind == "advantage":
         return scaler_problem(target)
+    if kind != "loss":
+        return ""
     # The value of a property is known only once the object is built.
-    is_known = kind == "loss" and not isinstance(getattr(target, "reduction", None), property)
-    return reduction_problem(target) if is_known else ""
+    is_known = not isinstance(getattr(target, "reduction", None), property)
+    return (reduction_problem(target) if is_known else "") or scope_problem(target)
 
 
 PER_ADVANTAGE = ("completion", "turn", "token")
@@ -142,6 +162,14 @@ def reduction_problem(loss: Any) -> str:
         return ""
     allowed = ", ".join(member.name for member in Reduction)
     return f"has the reduction {reduction!r}; it is a grpox.contracts.Reduction: {allowed}"
+
+
+def scope_problem(loss: Any) -> str:
+    """Describe the problem with the scope that a loss declares; empty if there is none."""
+    scope = getattr(loss, "scope", "token")
+    if scope in ("token", "group") or isinstance(scope, property):
+        return ""
+    return f"has the scope {scope!r}; it is 'token' or 'group'"
 
 
 def _capabilities(target: Any, attribute: str, key: str) -> tuple[str, ...]:

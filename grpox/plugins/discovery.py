@@ -17,7 +17,7 @@ from typing import Literal
 import pluggy
 
 from grpox.errors import describe, nearest
-from grpox.plugins.hookspecs import API_VERSION, ENTRY_POINT_GROUP, OLDEST_API, CommandSpec, ComponentSpec
+from grpox.plugins.hookspecs import API_VERSIONS, ENTRY_POINT_GROUP, OLDEST_API, CommandSpec, ComponentSpec
 from grpox.plugins.loader import load, new_manager
 from grpox.plugins.requirements import canonical_name, unmet
 
@@ -156,11 +156,11 @@ class PluginSet:
 
 def _usable(kind: str, spec: ComponentSpec) -> tuple[OfferStatus, str]:
     """Return whether a component can be used here, and why not."""
-    oldest = OLDEST_API[kind]
-    if not oldest <= spec.api <= API_VERSION:
-        has = f"has {API_VERSION}" + (f" and takes {oldest} and later" if oldest < API_VERSION else "")
-        remedy = "upgrade grpox" if spec.api > API_VERSION else "upgrade the plugin"
-        return "incompatible", f"written for plugin API {spec.api}, this grpox {has}: {remedy}"
+    oldest, newest = OLDEST_API[kind], API_VERSIONS[kind]
+    if not oldest <= spec.api <= newest:
+        has = f"has {newest}" + (f" and takes {oldest} and later" if oldest < newest else "")
+        remedy = "upgrade grpox" if spec.api > newest else "upgrade the plugin"
+        return "incompatible", f"written for {kind} API {spec.api}, this grpox {has}: {remedy}"
     lacks = _lacking(spec)
     return ("unavailable", lacks) if lacks else ("ok", "")
 

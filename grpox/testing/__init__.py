@@ -15,20 +15,28 @@ if TYPE_CHECKING:
     from grpox.testing.conformance import Conformance, Violation
     from grpox.testing.core_step import step_gradient
     from grpox.testing.corrections import CorrectionConformance
+    from grpox.testing.datasets import DatasetConformance
+    from grpox.testing.formula import same_as
     from grpox.testing.generators import GeneratorConformance
     from grpox.testing.losses import LossConformance
     from grpox.testing.observers import ObserverConformance
+    from grpox.testing.optimizers import OptimizerConformance
     from grpox.testing.rewards import RewardConformance
+    from grpox.testing.schedulers import SchedulerConformance
 
 __all__ = [
     "AdvantageConformance",
     "Conformance",
     "CorrectionConformance",
+    "DatasetConformance",
     "GeneratorConformance",
     "LossConformance",
     "ObserverConformance",
+    "OptimizerConformance",
     "RewardConformance",
+    "SchedulerConformance",
     "Violation",
+    "same_as",
     "step_gradient",
 ]
 
@@ -36,11 +44,15 @@ _LAZY = {
     "AdvantageConformance": "advantages",
     "Conformance": "conformance",
     "CorrectionConformance": "corrections",
+    "DatasetConformance": "datasets",
     "GeneratorConformance": "generators",
     "LossConformance": "losses",
     "ObserverConformance": "observers",
+    "OptimizerConformance": "optimizers",
     "RewardConformance": "rewards",
+    "SchedulerConformance": "schedulers",
     "Violation": "conformance",
+    "same_as": "formula",
     "step_gradient": "core_step",
 }
 """Name -> the module that has it."""

@@ -9,7 +9,7 @@ class TestMine(AdvantageConformance):
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
@@ -21,10 +21,13 @@ from torch import Tensor
 from grpox.contracts import Rollout, Turn
 from grpox.errors import RunFailed
 from grpox.plugins.component import takes_inputs
-from grpox.rollout.advantages import Advantages, BatchScaler, ScoredBatch
+from grpox.rollout.advantages import BatchScaler, ScoredBatch
 from grpox.rollout.rewards.scoring import ScoredRow
 from grpox.runtime.foreign_code import call
 from grpox.testing.conformance import Conformance, Violation, require
+from grpox.testing.devices import device_problem
+from grpox.testing.direction import check_monotone
+from grpox.testing.formula import Reference, compare_advantage
 
 close = partial(torch.allclose, rtol=1e-4, atol=1e-5)
 """True if two float32 tensors differ by the order of sums alone."""
@@ -68,11 +71,30 @@ class AdvantageConformance(Conformance):
 
     kind = "advantage"
     columns: ClassVar[Mapping[str, Any]] = {}
+    """For a scaler of the form ``scale(inputs)``: column of the dataset -> its value in every row."""
+    reference: ClassVar[Reference | None] = None
+    """The paper's formula, as `grpox.testing.same_as` describes it."""
+
+    def build(self) -> Any:
+        """Build a scaler; one of the form ``scale(inputs)`` is called on completions of one turn."""
+        scaler = super().build()
+        return _OfInputs(scaler, ONE_TURN, self.columns) if takes_inputs(scaler) else scaler
+
+    def test_turns(self) -> None:
+        """Takes completions of several turns, with a token between them that the model did not write."""
+        scaler = self.build()
+        if not isinstance(scaler, _OfInputs):
+            raise SkipTest("its scale(rewards, weights, group_ids) sees no turns")
+        scaler = replace(scaler, like=TWO_TURNS)
+        for given in ORDINARY:
+            same = torch.equal(_scale(scaler, given), _scale(scaler, given))
+            require(same, "called twice on the same turns, it returned two results", given)
+        self.notes.append(f"returns one advantage per {getattr(scaler.scaler, 'per', 'completion')}")
 
     def test_runs(self) -> None:
         """Returns one finite number for each completion, without a gradient."""
         for given in ORDINARY:
-            scaled = self._scale(self.build(), given)
+            scaled = _scale(self.build(), given)
             shape = tuple(scaled.shape) if isinstance(scaled, Tensor) else type(scaled).__name__
             is_one_each = shape == (len(given.rewards),)
             require(is_one_each, f"it returned {shape}, not one number for each of N rows", given)
@@ -85,14 +107,48 @@ class AdvantageConformance(Conformance):
         scaler = self.build()
         for given in ORDINARY:
             copied = Batch(given.rewards.clone(), given.weights.clone(), given.group_ids.clone())
-            first = self._scale(scaler, copied)
-            unchanged = torch.equal(copied.rewards, given.rewards) and torch.equal(
-                copied.weights, given.weights
-            )
+            first = _scale(scaler, copied)
             advice = "the core logs them afterwards: copy before an in-place operation"
-            require(unchanged, "it changes the rewards or the weights in place", given, advice)
-            same = torch.equal(first, self._scale(scaler, copied))
+            for name in ("rewards", "weights", "group_ids"):
+                unchanged = torch.equal(getattr(copied, name), getattr(given, name))
+                require(unchanged, f"it changes the {name} in place", given, advice)
+            same = torch.equal(first, _scale(scaler, copied))
             require(same, "called twice on the same rewards, it returned two results", given)
+
+    def test_call_order(self) -> None:
+        """Returns the same for a batch whatever it was called on before."""
+        scaler = self.build()
+        if hasattr(scaler, "state_dict"):
+            raise SkipTest("it has a state")
+        first = [_scale(scaler, given) for given in ORDINARY]
+        for given, before in reversed(list(zip(ORDINARY, first, strict=True))):
+            advice = "keep nothing from one call to the next, or return it from state_dict()"
+            same = torch.equal(_scale(scaler, given), before)
+            require(same, "after calls on other batches it returns other advantages", given, advice)
+
+    def test_device(self) -> None:
+        """Creates its tensors on the device of the rewards."""
+
+        def run(move: Callable[[Tensor], Tensor]) -> list[Tensor]:
+            given = ORDINARY[-1]
+            moved = Batch(move(given.rewards), move(given.weights), move(given.group_ids))
+            return [_scale(self.build(), moved)]
+
+        problem, remark = device_problem(run)
+        advice = "pass device=rewards.device, or use rewards.new_zeros"
+        require(not problem, problem, ORDINARY[-1], advice)
+        self.notes.append(remark)
+
+    def test_direction(self) -> None:
+        """A better reward within a group gives no smaller advantage, and -1 and 1 get different signs."""
+        check_monotone(self._numbers_of, getattr(self.build(), "monotone", True) is False)
+
+    def test_same_as_reference(self) -> None:
+        """Is the formula of the reference."""
+        reference = type(self).reference
+        if reference is None:
+            raise SkipTest("no reference is given: see grpox.testing.same_as")
+        compare_advantage(self._numbers_of, reference)
 
     def test_order_of_rows(self) -> None:
         """The order of the rows does not matter: a group's need not follow one another."""
@@ -116,7 +172,7 @@ class AdvantageConformance(Conformance):
         self._finite(batch([[1.0]], [0]))
         self._finite(batch([[1.0], [1.0]], [0, 0]))
         self._finite(batch([[0.0], [1.0], [3.0]], [0, 0, 1]))
-        flat = self._scale(self.build(), batch([[0.7], [0.7]], [0, 0]))
+        flat = _scale(self.build(), batch([[0.7], [0.7]], [0, 0]))
         note = "is not trained on" if not bool((flat != 0).any()) else f"gets advantage {flat[0].item():.3g}"
         self.notes.append(f"a group of equal rewards {note}")
 
@@ -138,81 +194,118 @@ class AdvantageConformance(Conformance):
             advice = "weigh by `weights` before anything is summed or scaled over functions"
             self._check_same(given, wider, "a function of weight 0 counts", advice)
 
+    def test_weights(self) -> None:
+        """The weights decide between functions that disagree, and one that abstains from all counts as absent."""
+        given = batch([[1.0, 0.0], [0.0, 1.0]], [0, 0], [1.0, 0.25])
+        other = replace(given, weights=given.weights.flip(0))
+        first, second = (_scale(self.build(), each) for each in (given, other))
+        advice = "weigh by `weights` before anything is summed or scaled over functions"
+        require(not close(first, second), "with other weights it gives the same advantages", given, advice)
+        for given in ORDINARY:
+            absent = torch.full((len(given.rewards), 1), NAN)
+            wider = replace(
+                given,
+                rewards=torch.cat([given.rewards, absent], 1),
+                weights=torch.cat([given.weights, torch.ones(1)]),
+            )
+            advice = "rewards are NaN where a function abstained: it adds nothing, to sums as to counts"
+            self._check_same(given, wider, "a function that abstained from all counts", advice)
+
+    def test_unscored_completions(self) -> None:
+        """A completion that no function scored changes no other's advantage, and a batch of them is all 0."""
+        for given in ORDINARY:
+            unscored = torch.full((1, given.rewards.shape[1]), NAN)
+            longer = replace(
+                given,
+                rewards=torch.cat([given.rewards, unscored]),
+                group_ids=torch.cat([given.group_ids, given.group_ids[:1]]),
+            )
+            before, after = (_scale(self.build(), each) for each in (given, longer))
+            advice = "it belongs to no mean, spread or count: mask by rewards.isnan().all(1)"
+            require(close(before, after[:-1]), "one that nobody scored changes the others'", longer, advice)
+            nothing = replace(given, rewards=torch.full_like(given.rewards, NAN))
+            zero = not bool((_scale(self.build(), nothing) != 0).any())
+            require(zero, "where nobody scored anything, advantages are not 0", nothing, advice)
+
     def test_large_and_small_rewards(self) -> None:
         """Rewards of 10,000 and differences of a millionth give finite numbers."""
-        for given in (batch([[1e4], [-1e4]], [0, 0]), batch([[0.5], [0.500001]], [0, 0])):
+        lowest = 0.0 if getattr(self.build(), "needs_nonnegative_rewards", False) else -1e4
+        for given in (batch([[1e4], [lowest]], [0, 0]), batch([[0.5], [0.500001]], [0, 0])):
             self._finite(given, "a division by a spread that may be 0: add an epsilon")
-
-    def test_turns(self) -> None:
-        """Takes completions of several turns, with tokens that the model did not write between them."""
-        scaler = self.build()
-        if not takes_inputs(scaler):
-            raise SkipTest("its scale(rewards, weights, group_ids) sees no turns")
-        per = getattr(scaler, "per", "completion")
-        for given in ORDINARY:
-            scaled = self._scaled(scaler, given, TWO_TURNS)
-            again = self._scaled(scaler, given, TWO_TURNS)
-            same = torch.equal(scaled.values, again.values)
-            require(same, "called twice on the same turns, it returned two results", given)
-        self.notes.append(f"one advantage per {per}")
 
     def test_what_it_depends_on(self) -> None:
         """Reports if an advantage depends on more than its own group."""
         given = batch([[0.0], [1.0], [2.0], [2.5]], [0, 0, 1, 1])
-        other = batch([[0.0], [1.0], [-3.0], [9.0]], [0, 0, 1, 1])
-        alone = close(self._scale(self.build(), given)[:2], self._scale(self.build(), other)[:2])
+        other = batch([[0.0], [1.0], [3.0], [9.0]], [0, 0, 1, 1])
+        alone = close(_scale(self.build(), given)[:2], _scale(self.build(), other)[:2])
         self.notes.append(f"depends on its own group{'' if alone else ' and on the others of the batch'}")
 
-    def _scale(self, scaler: Any, given: Batch) -> Tensor:
-        """f32[N]; the mean over a completion's tokens where they have different advantages."""
-        try:
-            if takes_inputs(scaler):
-                return self._scaled(scaler, given, ONE_TURN).values
-            own: Tensor = call("advantage", scaler.scale, given.rewards, given.weights, given.group_ids)
-        except RunFailed as error:
-            raise Violation(str(error), str(given)) from error
-        return own
-
-    def _scaled(self, scaler: Any, given: Batch, rollout: Rollout) -> Advantages:
-        """Scale by ``scale(inputs)``, every completion like `rollout`; what a run refuses is a violation."""
-        groups, count = given.group_ids.tolist(), len(given.rewards)
-        steps = {"steps": STEPS} if rollout.turns else {}
-        rows = [
-            ScoredRow(replace(rollout, group_id=group, sample=place), (), (), {}, token_rewards=steps)
-            for place, group in enumerate(groups)
-        ]
-        columns = {name: [value] * count for name, value in self.columns.items()}
-        numbers = range(10, 11 + max(groups))
-        scored = ScoredBatch(
-            rows, given.rewards, given.weights, given.group_ids, numbers, lambda: columns, step=1
-        )
-        try:
-            return BatchScaler(scaler).scale(scored)
-        except RunFailed as error:
-            raise Violation(str(error), f"{given}\nof each completion {rollout}") from error
+    def _numbers_of(
+        self, rewards: Sequence[Sequence[float]], weights: Sequence[float], groups: Sequence[int]
+    ) -> list[float]:
+        rows = [list(row) for row in rewards]
+        scaled: list[float] = _scale(self.build(), batch(rows, list(groups), list(weights))).tolist()
+        return scaled
 
     def _finite(self, given: Batch, advice: str = "") -> Tensor:
-        scaled = self._scale(self.build(), given)
+        scaled = _scale(self.build(), given)
         example = f"{given}\nadvantages {_numbers(scaled.tolist())}"
         require(bool(scaled.isfinite().all()), "its advantages are not all finite", example, advice)
         return scaled
 
     def _check_same(self, given: Batch, other: Batch, what: str, advice: str, order: Any = ...) -> None:
         """Compare the advantages of two batches, the second of which has the rows `order` of the first."""
-        same = close(self._scale(self.build(), other), self._scale(self.build(), given)[order])
+        same = close(_scale(self.build(), other), _scale(self.build(), given)[order])
         require(same, what, other, advice)
+
+
+ONE_TURN = Rollout(0, 0, (1,), (2, 3, 4), "stop", 0)
+TWO_TURNS = replace(
+    ONE_TURN,
+    completion_ids=(2, 3, 4, 5),
+    model_mask=(True, True, False, True),
+    turns=(Turn(0, 2, "stop", 0, 0.5, "begin"), Turn(3, 4, "stop", 0, -1.0, "middle")),
+)
+STEPS = {"steps": (0.0, 0.25, 0.0, -0.5)}
+"""Rewards of the tokens of `TWO_TURNS`, by label."""
+
+
+@dataclass(frozen=True)
+class _OfInputs:
+    """A scaler of the form ``scale(inputs)``, called in the other form on completions that are all alike."""
+
+    scaler: Any
+    like: Rollout
+    columns: Mapping[str, Any]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.scaler, name)
+
+    def scale(self, rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
+        """f32[N]; the mean over a completion's tokens where they have different advantages.
+
+        Raises:
+            RunFailed: as in a run.
+        """
+        groups = group_ids.tolist()
+        steps = STEPS if self.like.turns else {}
+        rows = [
+            ScoredRow(replace(self.like, group_id=group, sample=row), (), (), {}, token_rewards=steps)
+            for row, group in enumerate(groups)
+        ]
+        columns = {name: [value] * len(rows) for name, value in self.columns.items()}
+        indices = range(10, 11 + max(groups))
+        batch = ScoredBatch(rows, rewards, weights, group_ids, indices, lambda: columns, step=1)
+        return BatchScaler(self.scaler).scale(batch).values
 
 
 def _numbers(values: list[float]) -> str:
     return "  ".join(f"{value:g}" for value in values)
 
 
-ONE_TURN = Rollout(0, 0, (1,), (2, 3, 4), "stop", 0)
-TWO_TURNS = Rollout(
-    *(0, 0, (1,), (2, 3, 4, 5), "done", 0),
-    model_mask=(True, True, False, True),
-    turns=(Turn(0, 2, "stop", 0, 0.5, "begin"), Turn(3, 4, "stop", 0, -1.0, "middle")),
-)
-"""The token between the turns is of an environment."""
-STEPS = (0.0, 0.25, 0.0, -0.5)
-"""Rewards of its tokens."""
+def _scale(scaler: Any, given: Batch) -> Tensor:
+    try:
+        scaled: Tensor = call("advantage", scaler.scale, given.rewards, given.weights, given.group_ids)
+    except RunFailed as error:
+        raise Violation(str(error), str(given)) from error
+    return scaled

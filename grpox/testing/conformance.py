@@ -6,21 +6,16 @@ with Test; `grpox.testing.runner` runs them for ``grpox plugins check``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from functools import cache, cached_property
+from collections.abc import Callable, Iterator
+from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
 
-from pydantic import ValidationError
-
-from grpox.config import ComponentRef
-from grpox.errors import ConfigError
-from grpox.errors.validation import problems_of
 from grpox.plugins.component import BoundComponent
-from grpox.plugins.discovery import discover
-from grpox.plugins.registry import Registry
+from grpox.plugins.registry import Mention, bind, installed
+from grpox.testing.exceptions import swallowing_handlers
 
-Mention = str | Mapping[str, Any]
-"""A component as a run file has it: ``"dapo"``, or ``{"name": "dapo", "clip_high": 0.28}``."""
+SAME_AS = "test_same_as_reference"
+"""The check that only a suite with a reference has."""
 
 
 class Violation(AssertionError):
@@ -57,6 +52,8 @@ class Conformance:
 
     kind: ClassVar[str]
     component: ClassVar[Mention]
+    reports_swallowed: ClassVar[bool] = False
+    """A handler that hides every exception is a remark, and no violation."""
 
     @cached_property
     def notes(self) -> list[str]:
@@ -74,7 +71,20 @@ class Conformance:
 
     def build(self) -> Any:
         """Build a new instance of the component."""
-        return registry().build(self.bound)
+        return installed().build(self.bound)
+
+    def test_exceptions(self) -> None:
+        """Hides no exception of every type: a fault would look like a result."""
+        handlers = list(swallowing_handlers(self.bound.load(), may_abstain=self.kind == "reward"))
+        if handlers and self.reports_swallowed:
+            self.notes.append(f"hides every exception at {'; '.join(map(str, handlers))}")
+        elif handlers:
+            what = f"it catches every exception and goes on, at {handlers[0].file}:{handlers[0].line}"
+            advice = (
+                "catch the exceptions that are expected, raise the others; where everything is meant, "
+                "write the reason behind `# noqa: BLE001 -` in that line"
+            )
+            raise Violation(what, "\n".join(map(str, handlers)), advice)
 
     @classmethod
     def teardown_class(cls) -> None:
@@ -82,26 +92,9 @@ class Conformance:
 
     def checks(self) -> Iterator[Check]:
         """Yield the checks in the order of their definition; the first is that the component runs at all."""
-        for name in dict.fromkeys(name for base in reversed(type(self).__mro__) for name in vars(base)):
-            if name.startswith("test_"):
+        bases = [base for base in reversed(type(self).__mro__) if base is not Conformance]
+        for name in dict.fromkeys(name for base in (*bases, Conformance) for name in vars(base)):
+            is_off = name == SAME_AS and getattr(type(self), "reference", None) is None
+            if name.startswith("test_") and not is_off:
                 method = getattr(self, name)
                 yield Check(name, (method.__doc__ or name).strip().partition("\n")[0].rstrip("."), method)
-
-
-@cache
-def registry() -> Registry:
-    """Create a registry of all installed plugins, once."""
-    return Registry(discover())
-
-
-def bind(kind: str, mention: Mention) -> BoundComponent:
-    """Bind a component to its checked parameters.
-
-    Raises:
-        ConfigError: no such component, or the parameters do not fit.
-    """
-    try:
-        reference = ComponentRef.model_validate(dict(mention) if isinstance(mention, Mapping) else mention)
-    except ValidationError as error:
-        raise ConfigError(problems_of(error, ComponentRef, kind)) from error
-    return registry().parse(kind, reference, kind)

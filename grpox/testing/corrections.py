@@ -8,15 +8,19 @@ class TestMine(CorrectionConformance):
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
+from unittest import SkipTest
 
 import torch
 from torch import Tensor
 
 from grpox.errors import RunFailed
 from grpox.testing.conformance import Conformance, Violation, require
+from grpox.testing.devices import device_problem
+from grpox.testing.direction import check_weights_grow
+from grpox.testing.formula import Reference, compare_correction
 from grpox.testing.loss_examples import SHAPES, close, example, mapped, padded, rows, shown
 from grpox.update.objective import apply_correction
 
@@ -48,6 +52,8 @@ class CorrectionConformance(Conformance):
     """The checks of a correction."""
 
     kind = "correction"
+    reference: ClassVar[Reference | None] = None
+    """The paper's formula, as `grpox.testing.same_as` describes it."""
 
     def test_runs(self) -> None:
         """Returns weights [B, T] and keep [B, T], finite, from 0, and without a gradient."""
@@ -63,11 +69,50 @@ class CorrectionConformance(Conformance):
         for given in _examples():
             copied = mapped(given, torch.clone)
             first = _correct(correction, copied)
-            unchanged = torch.equal(copied.old, given.old) and torch.equal(copied.sampler, given.sampler)
+            names = ("old", "sampler", "mask")
+            unchanged = all(torch.equal(getattr(copied, name), getattr(given, name)) for name in names)
             require(unchanged, "it changes its inputs in place", given, "copy before an in-place operation")
             second = _correct(correction, copied)
             same = torch.equal(first.weights, second.weights) and torch.equal(first.keep, second.keep)
             require(same, "called twice on the same inputs, it returned two results", given)
+
+    def test_call_order(self) -> None:
+        """Returns the same for a batch whatever it was called on before."""
+        correction = self.build()
+        if hasattr(correction, "state_dict"):
+            raise SkipTest("it has a state")
+        examples = list(_examples())
+        first = [_correct(correction, given).weights for given in examples]
+        for given, before in reversed(list(zip(examples, first, strict=True))):
+            advice = "keep nothing from one call to the next, or return it from state_dict()"
+            same = torch.equal(_correct(correction, given).weights, before)
+            require(same, "after calls on other batches it returns other weights", given, advice)
+
+    def test_device(self) -> None:
+        """Creates its tensors on the device of its arguments."""
+        *_, given = _examples()
+
+        def run(move: Callable[[Tensor], Tensor]) -> list[Tensor]:
+            corrected = _correct(self.build(), mapped(given, move))
+            return [corrected.weights, corrected.keep]
+
+        problem, remark = device_problem(run)
+        require(not problem, problem, given, "pass device=old.device, or use torch.ones_like(mask)")
+        self.notes.append(remark)
+
+    def test_direction(self) -> None:
+        """A token weighs no less the likelier the trainer finds it than the generator did."""
+        correction = self.build()
+        if getattr(correction, "monotone", True) is False:
+            raise SkipTest("it declares monotone = False")
+        check_weights_grow(correction.correct)
+
+    def test_same_as_reference(self) -> None:
+        """Is the formula of the reference, in weights and in tokens that are kept."""
+        reference = type(self).reference
+        if reference is None:
+            raise SkipTest("no reference is given: see grpox.testing.same_as")
+        compare_correction(self.build().correct, reference)
 
     def test_identity(self) -> None:
         """Every token is kept with weight 1 where sampler and trainer agree."""

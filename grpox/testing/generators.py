@@ -16,9 +16,8 @@ import torch
 
 from grpox.config import SamplingConfig
 from grpox.contracts import Capability, Rollout
-from grpox.errors import RunFailed
-from grpox.rollout.rollout_checks import check_content
-from grpox.testing.conformance import Conformance, Violation, require
+from grpox.testing.conformance import Conformance, require
+from grpox.testing.rollouts import check_rollout
 
 if TYPE_CHECKING:
     from grpox.testing.generator_stage import Stage
@@ -32,6 +31,7 @@ class GeneratorConformance(Conformance):
     """The checks of a generator. It is started once, and closed by `teardown_class`."""
 
     kind = "generator"
+    reports_swallowed = True
     _stage: ClassVar[Stage | None] = None
 
     def test_runs(self) -> None:
@@ -42,12 +42,10 @@ class GeneratorConformance(Conformance):
         wanted = [(group, sample) for group in range(len(stage.prompts)) for sample in range(4)]
         require(returned == wanted, f"of (group, sample) {wanted} it returned {returned}")
         for rollout in rollouts:
-            _check_content(rollout)
             same = tuple(rollout.prompt_ids) == stage.prompts[rollout.group_id]
             advice = "nothing is tokenised twice: return the prompt's ids as they came"
             require(same, "a rollout has other prompt tokens than its prompt", rollout, advice)
-            what = f"after sync(weights, 0) a rollout is of version {rollout.policy_version}"
-            require(rollout.policy_version == 0, what, rollout)
+            check_rollout(rollout, version=0)
 
     def test_ends(self) -> None:
         """A completion ends with its stop token, or at the maximal length, and says which."""
@@ -64,11 +62,11 @@ class GeneratorConformance(Conformance):
         stage = self._on_stage()
         limits = [1 + group % 3 for group in range(len(stage.prompts))]
         for rollout in stage.sample(SAMPLING.model_copy(update={"temperature": 2.0}), max_tokens=limits):
-            written, most = _length(rollout), limits[rollout.group_id]
+            mask = rollout.model_mask or [True] * len(rollout.completion_ids)
+            written, most = sum(mask), limits[rollout.group_id]
             require(written <= most, f"{written} tokens, where Prompt.max_tokens is {most}", rollout)
-            advice = "finish_reason is 'length' where max_tokens ended it"
             ended = rollout.finish_reason != "length" or written == most
-            require(ended, "it ended before max_tokens, by 'length'", rollout, advice)
+            require(ended, f"it ended by 'length', before Prompt.max_tokens {most}", rollout)
 
     def test_log_probabilities(self) -> None:
         """Reports the log-probability of each token under the model, at the temperature it was drawn with."""
@@ -168,21 +166,9 @@ class GeneratorConformance(Conformance):
         self.notes.append(f"largest difference from the model's: {largest:.1e} nats")
 
 
-def _check_content(rollout: Rollout) -> None:
-    try:
-        check_content(rollout, "it")
-    except RunFailed as error:
-        raise Violation(str(error), str(rollout)) from error
-
-
-def _length(rollout: Rollout) -> int:
-    return len(rollout.completion_ids) if rollout.model_mask is None else sum(rollout.model_mask)
-
-
 def _check_end(rollout: Rollout, length: int, stops: Sequence[int]) -> None:
     ids = rollout.completion_ids
-    if rollout.turns or rollout.finish_reason not in ("stop", "length"):  # it ends as an environment says
-        _check_content(rollout)
+    if rollout.turns or rollout.finish_reason not in ("stop", "length"):  # it ends as its environment says
         return
     require(1 <= len(ids) <= length, f"a completion has {len(ids)} tokens of at most {length}", rollout)
     stopped = ids[-1] in stops

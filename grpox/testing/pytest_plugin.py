@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 @pytest.fixture
 def grpox_component() -> Callable[..., Any]:
     """Build a component as a run does: ``grpox_component("loss", "mine", clip=0.2)``."""
-    from grpox.testing.conformance import bind, registry
+    from grpox.plugins.registry import bind, installed
 
     def build(kind: str, name: str, **params: Any) -> Any:
-        return registry().build(bind(kind, {"name": name, **params}))
+        return installed().build(bind(kind, {"name": name, **params}))
 
     return build
 

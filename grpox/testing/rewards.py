@@ -6,6 +6,7 @@ class TestMine(RewardConformance):
     component = "mine"
     completions = ("<answer>42</answer>", "no answer")   # what tells good from bad
     columns = {"answer": "42"}                            # of the dataset, the same in every row
+    ranked = ("<answer>42</answer>", "no answer")        # from the best to the worst, none better than the one before
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ TIMEOUT = 30.0
 """Seconds that a call may take; a run's own default is longer."""
 UNKNOWN_COLUMN = "42"
 """In every row of a column that the function asks for and the suite does not name."""
+OTHER_COLUMN = "7"
+"""In every second row, where rows must differ."""
 ODD = ("", " ", "42", "The answer is 42.", "\\boxed{42}", "x" * 5000, "\u4e2d\u6587 \U0001f600 \u0000")
 """Completions that a policy writes sooner or later."""
 
@@ -32,8 +35,11 @@ class RewardConformance(Conformance):
     """The checks of a reward function."""
 
     kind = "reward"
+    reports_swallowed = True
     completions: ClassVar[Sequence[str]] = ODD
     columns: ClassVar[Mapping[str, Any]] = {}
+    ranked: ClassVar[Sequence[str]] = ()
+    """Completions from the best to the worst."""
 
     def test_runs(self) -> None:
         """Returns one finite number, a list as its `per` says, or None to abstain, for each completion."""
@@ -69,6 +75,44 @@ class RewardConformance(Conformance):
             note = "scores the same completions otherwise a second time: runs will not repeat exactly"
         if not first == second == alone:
             self.notes.append(note)
+
+    def test_direction(self) -> None:
+        """Scores the completions of `ranked` from the highest to the lowest, the first above the last."""
+        if not self.ranked:
+            self.notes.append("name completions from the best to the worst in the suite's `ranked`")
+            return
+        scores = self._scores(self.build(), self.ranked)
+        numbers = [score for score in scores if score is not None]
+        example = f"{_shown(self.ranked)}\nscores {scores}"
+        require(len(numbers) == len(scores), "it abstains from a completion of `ranked`", example)
+        falls = numbers == sorted(numbers, reverse=True) and (len(numbers) < 2 or numbers[0] > numbers[-1])
+        require(falls, "a worse completion gets a better score, or all get the same", example)
+
+    def test_alignment(self) -> None:
+        """Each score belongs to the completion at its place: in another order, the scores are in that order."""
+        function = self.build()
+        if getattr(function, "uses_order", False):
+            raise SkipTest("it declares uses_order = True")
+        scores, again = (self._rows_scores(function, range(len(self.completions))) for _ in range(2))
+        if scores != again:
+            raise SkipTest("it scores the same completions otherwise a second time")
+        count = len(scores)
+        for order in (list(reversed(range(count))), [*range(1, count), 0]):
+            turned = self._rows_scores(function, order)
+            expected = [scores[place] for place in order]
+            example = (
+                f"{_shown([self.completions[place] for place in order])}\nscores {turned}\nnot    {expected}"
+            )
+            advice = (
+                "return scores in the order of completions; where the order counts, declare uses_order = True"
+            )
+            require(
+                turned == expected, "in another order, completions get the scores of others", example, advice
+            )
+        alone = [self._rows_scores(function, [place])[0] for place in range(count)]
+        is_shifted = alone != scores and sorted(alone, key=repr) == sorted(scores, key=repr)
+        example = f"{_shown(self.completions)}\nscores {scores}\nalone  {alone}"
+        require(not is_shifted, "among others, a completion gets the score of another", example)
 
     def test_two_at_once(self) -> None:
         """Two calls at the same time, in two threads, give what one gives."""
@@ -117,6 +161,13 @@ class RewardConformance(Conformance):
             "trainer_state": TrainerState(global_step=3, max_steps=10, epoch=0.5),
             **{name: [copy.deepcopy(value) for _ in range(count)] for name, value in columns.items()},
         }
+
+    def _rows_scores(self, function: Callable[..., Any], places: Sequence[int]) -> list[float | None]:
+        """Score the completions at `places`; an unknown column has another value in every second row."""
+        arguments = self._arguments(function, [self.completions[place] for place in places])
+        for name in missing_columns(function, self.columns):
+            arguments[name] = [OTHER_COLUMN if place % 2 else UNKNOWN_COLUMN for place in places]
+        return _called(function, arguments)
 
     def _scores(self, function: Callable[..., Any], completions: Sequence[str]) -> list[float | None]:
         return _called(function, self._arguments(function, completions))

@@ -15,10 +15,13 @@ from grpox.runtime.signals import raise_if_signal
 from grpox.testing.advantages import AdvantageConformance
 from grpox.testing.conformance import Check, Conformance, Violation
 from grpox.testing.corrections import CorrectionConformance
+from grpox.testing.datasets import DatasetConformance
 from grpox.testing.generators import GeneratorConformance
 from grpox.testing.losses import LossConformance
 from grpox.testing.observers import ObserverConformance
+from grpox.testing.optimizers import OptimizerConformance
 from grpox.testing.rewards import RewardConformance
+from grpox.testing.schedulers import SchedulerConformance
 
 SUITES: dict[str, type[Conformance]] = {
     suite.kind: suite
@@ -29,6 +32,9 @@ SUITES: dict[str, type[Conformance]] = {
         RewardConformance,
         GeneratorConformance,
         ObserverConformance,
+        DatasetConformance,
+        OptimizerConformance,
+        SchedulerConformance,
     )
 }
 """Component kind -> its conformance suite."""

@@ -31,6 +31,7 @@ from grpox.policy.engine import Engine
 from grpox.policy.lora.layers import parameter_counts
 from grpox.policy.memory_plan.of_run import generator_settings
 from grpox.rollout.rewards.isolation import OF_EVALUATION, reward_functions
+from grpox.runfile.checked import unchecked_message
 from grpox.runfile.load import ResolvedRun, load_run, resolve_config
 from grpox.runfile.lock.differences import check_ranks
 from grpox.runfile.lock.of_run import lock_of
@@ -122,6 +123,8 @@ def train_run(
         translate_exits(FOREIGN),
     ):
         lock = lock_of(run)
+        if world.is_main and (message := unchecked_message(run)):
+            logger.info("%s", message)
         check_ranks(world, lock, redacted(config.model_dump(mode="json")))
         check_deepspeed(config)
         if config.hub is not None and world.is_main:
@@ -188,6 +191,7 @@ def _train_and_save(parts: TrainerParts, generator: Generator, checkpoint: Check
         if checkpoint is not None:
             with times.phase("restore"):
                 checkpoint.restore(trainer.state, trainer.policy, trainer.schedule, config.train.seed)
+                trainer.steering.restore()
         enable_tcp_keepalive(config.watchdog.host_lost_after)  # connections of engine and generator too
         times.take()  # none of this is the first step's
         summary = trainer.run() | trainer.checkpoints.summary()

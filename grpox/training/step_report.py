@@ -11,6 +11,7 @@ import torch
 
 from grpox.checkpoint.progress import TrainingState
 from grpox.contracts import RunContext
+from grpox.observing.control import RunControl
 from grpox.observing.observers import Observers
 from grpox.policy.batch import Sample
 from grpox.rollout.collector import Collector, GenerationBatch
@@ -25,6 +26,7 @@ class StepReport:
     """Calls the observers at each step, and warns of metrics out of their healthy range.
 
     Args:
+        control: for observers that act on the run.
         logprobs_promised: True if the generator declares that it reports every log-probability.
     """
 
@@ -34,6 +36,7 @@ class StepReport:
     observers: Observers
     warn: WarnOnce
     is_main: bool
+    control: RunControl | None = None
     logprobs_promised: bool = False
 
     def rollouts_scored(self, step: int, batches: Sequence[GenerationBatch]) -> None:
@@ -77,12 +80,13 @@ class StepReport:
             generated = sum(model_length(row.rollout) for row in rows)
             own["tokens_per_second/generated"] = generated / times["time/generate"]
         own |= {"num_tokens": self.state.num_tokens, "epoch": epoch}
+        own |= self.state.control.metrics()
         own["observers/failures"] = sum(self.observers.failures.values())
         metrics, renamed = with_logged(own, mean_logged(batch.logged for batch in new))
         self.warn.all({what: what for what in renamed})
         self.warn.all(mismatch_warnings(metrics, step, promised=self.logprobs_promised))
         self.state.metrics = metrics
-        self.observers.step_finished(self.context, step, metrics)
+        self.observers.step_finished(self.context, step, metrics, self.control)
 
 
 def _peak_memory_gib() -> float:

@@ -22,6 +22,7 @@ from grpox.runtime.signals import Terminated, first_signal_waits, raise_if_signa
 from grpox.runtime.world import World
 from grpox.training.evaluation import Evaluator
 from grpox.training.generation_feed import GenerationFeed
+from grpox.training.steering import Steering
 from grpox.training.step_report import StepReport
 from grpox.update.policy_update import PolicyUpdate
 
@@ -41,6 +42,7 @@ class Trainer:
     evaluator: Evaluator | None
     observers: Observers
     report: StepReport
+    steering: Steering
     checkpoints: CheckpointSaver
     times: PhaseTimes
 
@@ -60,6 +62,7 @@ class Trainer:
                 train_seconds = self.state.seconds  # the last evaluation is no part of training
                 if self.evaluator is not None and self.evaluator.is_due(plan.step, self.schedule.total_steps):
                     self.evaluate(plan.step)
+                self.steering.apply()
                 self.checkpoints.after_step(self.state, plan.step, last=self.ended)
                 self.stop_if_signalled(plan.step)
         if not self.state.evaluation:  # a run that goes on from its last step, not evaluated yet
@@ -94,7 +97,7 @@ class Trainer:
         if self.world.is_main:
             of_evaluation = {f"{PREFIX}{bare_name(name)}": metrics[name] for name in metrics}
             self.state.metrics = self.state.metrics | of_evaluation
-            self.observers.evaluated(self.context, step, metrics)
+            self.observers.evaluated(self.context, step, metrics, self.steering.control)
         if self.state.early_stop is not None:
             self.state.early_stop.see(step, metrics)
         return metrics
@@ -103,6 +106,7 @@ class Trainer:
     def ended(self) -> bool:
         """True when the run takes no further step."""
         stops = self.state.early_stop is not None and self.state.early_stop.stops
+        stops = stops or bool(self.state.control.stop_reason)
         return stops or self.policy.engine.steps >= self.schedule.total_steps
 
     def stop_if_signalled(self, step: int) -> None:
@@ -121,6 +125,8 @@ class Trainer:
         if self.evaluator:
             before, after = state.evaluation_before["accuracy"], state.evaluation["accuracy"]
             summary |= {"accuracy_before": before, "accuracy_after": after}
-        if state.early_stop is not None and steps < self.schedule.total_steps:
+        if state.control.stop_reason:
+            summary["stopped_early"] = {"step": steps, "reason": state.control.stop_reason}
+        elif state.early_stop is not None and steps < self.schedule.total_steps:
             summary["stopped_early"] = state.early_stop.summary(steps)
         return summary

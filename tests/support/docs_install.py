@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from grpox.testing.conformance import registry
+from grpox.plugins.registry import installed
 from support.docs_blocks import ROOT
 from support.handlers import handlers_kept
 
@@ -32,7 +32,7 @@ OFFER_DAPO_TOO = ("my-plugin", "grpox-foo")
 def installing() -> Iterator[Install]:
     """``install(folder)`` does what ``pip install -e folder`` does, until the block ends."""
     before, folders = list(sys.path), []
-    registry.cache_clear()
+    installed.cache_clear()
 
     def install(folder: Path) -> None:
         about = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -46,7 +46,7 @@ def installing() -> Iterator[Install]:
         sys.path.insert(1, str(folder / "src"))
         folders.append(f"{folder}{os.sep}")
         importlib.invalidate_caches()
-        registry.cache_clear()
+        installed.cache_clear()
 
     with TemporaryDirectory() as site:
         sys.path.insert(1, site)
@@ -54,7 +54,7 @@ def installing() -> Iterator[Install]:
             yield install
         finally:
             sys.path[:] = before
-            registry.cache_clear()
+            installed.cache_clear()
             for name, module in list(sys.modules.items()):
                 if folders and str(getattr(module, "__file__", None) or "").startswith(tuple(folders)):
                     del sys.modules[name]

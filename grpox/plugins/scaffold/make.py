@@ -15,7 +15,7 @@ from string import Template
 from grpox import __version__
 from grpox.errors import ConfigError, Problem, nearest
 from grpox.plugins.discovery import PluginSet
-from grpox.plugins.hookspecs import API_VERSION, KINDS
+from grpox.plugins.hookspecs import API_VERSIONS, KINDS
 from grpox.plugins.requirements import canonical_name
 
 TRAIN = {
@@ -180,7 +180,7 @@ def _rendered(names: Names) -> dict[str, str]:
         "hook": KINDS[kind],
         "train": names.train_command,
         "run_file": RUN_FILE.get(kind, f"{kind}: {{}}").format(component),
-        "api": str(API_VERSION),
+        "api": str(API_VERSIONS[kind]),
         "grpox": ".".join(__version__.split(".")[:2]),
     }
     files = {}

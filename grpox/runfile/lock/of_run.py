@@ -16,7 +16,7 @@ from urllib.request import url2pathname
 
 from grpox.config import ComponentRef
 from grpox.errors.redaction import redact, redacted
-from grpox.plugins.hookspecs import API_VERSION
+from grpox.plugins.hookspecs import API_VERSIONS
 from grpox.runfile.load import ResolvedRun
 from grpox.runfile.lock.model import Lock, LockedComponent, LockedDistribution, config_hash
 from grpox.runfile.slots import selected
@@ -40,7 +40,7 @@ def lock_of(run: ResolvedRun) -> Lock:
     names = {component.distribution for component in components.values() if component.distribution}
     libraries = {name: library.version for name in LIBRARIES if (library := _installed(name)) is not None}
     return Lock(
-        api=API_VERSION,
+        api=max(API_VERSIONS.values()),
         config=config_hash(redacted(run.config.model_dump(mode="json"))),
         versions={"python": platform.python_version(), **libraries},
         distributions={name: _distribution(run, name, components.values()) for name in sorted(names)},
@@ -69,7 +69,7 @@ def _component(run: ResolvedRun, key: str, reference: ComponentRef) -> LockedCom
 def _distribution(run: ResolvedRun, name: str, components: Iterable[LockedComponent]) -> LockedDistribution:
     records = [record for record in run.registry.plugins.records if record.distribution == name]
     offers = [bound.offer for bound in run.components.values() if bound.offer]
-    api = min((offer.spec.api for offer in offers if offer.distribution == name), default=API_VERSION)
+    api = min((offer.spec.api for offer in offers if offer.distribution == name), default=1)
     distribution = _installed(name)
     modules = [record.module.partition(":")[0] for record in records]
     if distribution is None:  # metadata without a name

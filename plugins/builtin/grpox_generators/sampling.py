@@ -73,7 +73,7 @@ class Distribution(LogitsProcessor):  # type: ignore[misc]
         end_ids: as for `distribution_config`.
         prompts: i64[N, P], padded on the left.
         lengths: i64[N], of the prompts without padding.
-        limits: i64[N], of the completions.
+        limits: i64[N], the longest of each completion; default: that of `sampling`.
     """
 
     def __init__(
@@ -83,8 +83,10 @@ class Distribution(LogitsProcessor):  # type: ignore[misc]
         end_ids: Sequence[int],
         prompts: Tensor,
         lengths: Tensor,
-        limits: Tensor,
+        limits: Tensor | None = None,
     ) -> None:
+        if limits is None:
+            limits = torch.full_like(lengths, sampling.max_completion_length)
         columns, span = prompts.shape[1], int(limits.max()) + 1
         kinds = lengths * span + limits
         self._kinds = kinds if looks_back(sampling) else torch.full_like(lengths, columns * span + span - 1)

@@ -24,6 +24,7 @@ class Clipped:
     """The clipped surrogate of every token (PPO, arXiv 1707.06347, eq. 7), bounded by delta if that is set."""
 
     zero_at_zero_advantage: ClassVar[bool] = True
+    hyperparameters: ClassVar[tuple[str, ...]] = ("clip_low", "clip_high", "delta")
 
     def __init__(self, config: ClippedConfig) -> None:
         self.config = config
@@ -98,6 +99,7 @@ class Cispo:
     reduction: ClassVar[Reduction] = Reduction.TOKEN_MEAN
     gradient: ClassVar[Literal["value", "surrogate"]] = "surrogate"
     zero_at_zero_advantage: ClassVar[bool] = True
+    hyperparameters: ClassVar[tuple[str, ...]] = ("cap",)
 
     def __init__(self, config: CispoConfig) -> None:
         self.config = config
@@ -123,6 +125,7 @@ class Sapo:
 
     reduction: ClassVar[Reduction] = Reduction.SEQUENCE_MEAN
     zero_at_zero_advantage: ClassVar[bool] = True
+    hyperparameters: ClassVar[tuple[str, ...]] = ("tau_pos", "tau_neg")
 
     def __init__(self, config: SapoConfig) -> None:
         self.config = config

@@ -1,5 +1,5 @@
-"""Offers the built-in rewards: exact, regex, format, length, soft_overlong, math, code and
-reward_model.
+"""Offers the built-in rewards: exact, regex, format, length, soft_overlong, cosine, repetition, math, code,
+reward_model, http and judge.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from grpox import ComponentSpec, hookimpl
 
 @hookimpl
 def grpox_rewards() -> tuple[ComponentSpec, ...]:
-    """Eight rewards; those that read text read that of the completion's last message."""
+    """Twelve rewards; those that read text read that of the completion's last message."""
     return (
         ComponentSpec(
             name="exact",
@@ -52,6 +52,22 @@ def grpox_rewards() -> tuple[ComponentSpec, ...]:
             source="DAPO, arXiv 2503.14476, equation 13",
         ),
         ComponentSpec(
+            name="cosine",
+            target="grpox_rewards.cosine:Cosine",
+            config="grpox_rewards.configs:CosineConfig",
+            summary="Right answers score more the shorter they are, wrong ones the longer they are",
+            formula="end + (start - end) (1 + cos(pi length / max_length)) / 2, start and end by correctness",
+            source="Demystifying Long Chain-of-Thought Reasoning, arXiv 2502.03373, appendix C.1",
+        ),
+        ComponentSpec(
+            name="repetition",
+            target="grpox_rewards.repetition:Repetition",
+            config="grpox_rewards.configs:RepetitionConfig",
+            summary="A penalty for n-grams that repeat an earlier one, from 0 to -1",
+            formula="distinct n-grams / n-grams - 1",
+            source="Demystifying Long Chain-of-Thought Reasoning, arXiv 2502.03373, appendix C.2",
+        ),
+        ComponentSpec(
             name="math",
             target="grpox_rewards.math:Math",
             config="grpox_rewards.configs:MathConfig",
@@ -74,5 +90,21 @@ def grpox_rewards() -> tuple[ComponentSpec, ...]:
             summary="The score that a sequence-classification model gives prompt and completion",
             formula="logits[:, 0]",
             source="transformers' AutoModelForSequenceClassification",
+        ),
+        ComponentSpec(
+            name="http",
+            target="grpox_rewards.verifier:Http",
+            config="grpox_rewards.configs:HttpConfig",
+            summary="Scores of a verifier service, to which prompts and completions are posted as JSON",
+            formula="the scores that the service answers",
+            source="grpox",
+        ),
+        ComponentSpec(
+            name="judge",
+            target="grpox_rewards.judge:Judge",
+            config="grpox_rewards.configs:JudgeConfig",
+            summary="The score that a language model gives, asked through an OpenAI-compatible service",
+            formula="(score - lowest) / (highest - lowest)",
+            source="grpox; LLM-as-a-judge as in MT-Bench, arXiv 2306.05685",
         ),
     )

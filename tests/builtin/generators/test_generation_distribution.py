@@ -40,7 +40,7 @@ def scores(model, prompt, completion, ends=(EOS,), **sampling):
     """The processed scores of a completion's next token, for one row without padding."""
     rows = torch.tensor([prompt])
     settings = SamplingConfig(max_completion_length=4).model_copy(update=sampling)
-    distribution = Distribution(model, settings, ends, rows, torch.tensor([len(prompt)]), torch.tensor([4]))
+    distribution = Distribution(model, settings, ends, rows, torch.tensor([len(prompt)]))
     return distribution(torch.tensor([[*prompt, *completion]]), torch.tensor([LOGITS]))[0].tolist()
 
 

@@ -122,10 +122,10 @@ class Observed:
     def rollouts_scored(self, context, step, scored):
         self.versions.append({each.rollout.policy_version for each in scored})
 
-    def step_finished(self, context, step, metrics):
+    def step_finished(self, context, step, metrics, control):
         self.metrics.append(metrics)
 
-    def evaluated(self, context, step, metrics): ...
+    def evaluated(self, context, step, metrics, control): ...
 
 
 def trainer(generator, steps, max_staleness=1, evaluate=False, per_generation=1, accumulation=1):
@@ -164,6 +164,7 @@ def trainer_of(collector, schedule, policy, max_staleness=0, evaluator=None, cur
         report=StepReport(
             context, state, collector, observers, WarnOnce(get_logger("grpox.test")), is_main=True
         ),
+        steering=SimpleNamespace(apply=lambda: None, control=None),
         checkpoints=SimpleNamespace(after_step=lambda *_, **__: None, finish=lambda: None),
         times=collector.sampler.times,
     )

@@ -91,7 +91,7 @@ def test_a_steps_report_keeps_the_trainers_loss_and_tells_the_functions_beside_i
         context=None,
         state=TrainingState(),
         collector=SimpleNamespace(sampler=sampler, metrics=lambda batch: {}),
-        observers=SimpleNamespace(failures={}, step_finished=lambda run, step, metrics: told.append(metrics)),
+        observers=SimpleNamespace(failures={}, step_finished=lambda *arguments: told.append(arguments[2])),
         warn=WarnOnce(get_logger("grpox.test")),
         is_main=True,
     )

@@ -388,23 +388,28 @@ def test_a_wrong_per_of_a_reward_is_refused(attributes: dict[str, str]) -> None:
 @pytest.mark.parametrize(
     ("fields", "told"),
     [
-        ({"model_mask": (True,)}, "a model_mask of 1 values for 3 tokens"),
-        ({"model_mask": (False, False, False)}, "without a token that the model wrote"),
-        ({"sampler_logprobs": (0.0,)}, "1 sampler_logprobs for 3 tokens"),
-        ({"finish_reason": ""}, "finish_reason ''"),
-        ({"turns": (Turn(0, 4, "stop", 0),)}, "turn 0 .* tokens 0 to 4, of a completion of 3 tokens"),
-        ({"turns": (Turn(1, 1, "stop", 0),)}, "tokens 1 to 1"),
-        ({"turns": (Turn(0, 2, "stop", 0), Turn(1, 3, "stop", 0))}, "begins before the end of the turn"),
-        ({"turns": (Turn(0, 2, "stop", 0),)}, "True at token 2, which is in no turn"),
-        ({"turns": (Turn(0, 3, "stop", 0),), "model_mask": (True, False, True)}, "False at token 1"),
-        ({"turns": (Turn(0, 3, "stop", 0, math.nan),)}, "reward nan"),
-        ({"extra": {"score": np.float64(1)}}, r"extra.score = .*float64"),
+        ({"model_mask": (True,)}, "model_mask has 1 values for 3 completion tokens"),
+        ({"model_mask": (False, False, False)}, "the model wrote none"),
+        ({"sampler_logprobs": (0.0,)}, "sampler_logprobs has 1 values for 3"),
+        ({"finish_reason": ""}, "finish_reason is '' and no text"),
+        ({"turns": (Turn(0, 4, "stop", 0),)}, "turn 0 is tokens 0 to 4, after token 0 and of 3"),
+        ({"turns": (Turn(1, 1, "stop", 0),)}, "turn 0 is tokens 1 to 1"),
+        ({"turns": (Turn(0, 2, "stop", 0), Turn(1, 3, "stop", 0))}, "turn 1 is tokens 1 to 3, after token 2"),
+        ({"turns": (Turn(0, 2, "stop", 0),)}, "model_mask is True at token 2, which is in no turn"),
+        (
+            {"turns": (Turn(0, 3, "stop", 0),), "model_mask": (True, False, True)},
+            "model_mask is False at token 1, which is in a turn",
+        ),
+        ({"turns": (Turn(0, 3, "stop", 0, math.nan),)}, "turn 0 has the reward nan"),
+        ({"extra": {"score": np.float64(1)}}, r"extra.score is .*float64"),
     ],
 )
 def test_a_rollout_that_contradicts_itself_is_refused_by_the_generators_name(
     fields: dict[str, Any], told: str
 ) -> None:
-    with pytest.raises(RunFailed, match=f"generator 'Scripted' returned for sample 0 of group 0 .*{told}"):
+    with pytest.raises(
+        RunFailed, match=rf"generator 'Scripted' returned a rollout \(group 0, sample 0\) whose {told}"
+    ):
         collect(Group(), [rollout(0, [1, 2, 3], **fields)], flat)
 
 

@@ -37,6 +37,7 @@ class Run:
             "evaluator": self if evaluates else None,
             "observers": SimpleNamespace(evaluated=lambda *_: None),
             "report": None,
+            "steering": SimpleNamespace(apply=self.apply, control=None),
             "checkpoints": SimpleNamespace(after_step=self.after_step, finish=lambda: None),
         }
         alone = World(0, 1, torch.device("cpu"))
@@ -57,6 +58,9 @@ class Run:
     def evaluate(self, step: int) -> dict[str, float]:
         self.happened.append(f"evaluation {step}")
         return {"accuracy": VALUES[step]}
+
+    def apply(self) -> None:
+        """Do nothing between two steps: no observer asks for anything."""
 
     def after_step(self, state: TrainingState, step: int, last: bool) -> None:
         told = state.metrics.get("evaluation/accuracy")
@@ -156,3 +160,17 @@ def test_a_run_is_complete_whatever_changes_nothing_that_it_computed(tmp_path: P
     stopped = {"steps": 6, "stopped_early": {"step": 6}}
     assert is_done(stopped, tracking={})
     assert not is_done(stopped, evaluation=patient)  # it may go on
+
+
+def test_an_observer_ends_the_run_before_the_checkpoint_of_that_step() -> None:
+    run = Run()
+
+    def apply() -> None:
+        if run.trainer.policy.engine.steps == 4:
+            run.state.control.stop_reason = "enough"
+
+    run.trainer.steering.apply = apply
+    summary = run.trainer.run()
+    assert run.happened[-2:] == ["evaluation 4", "checkpoint 4 0.5 last"]
+    assert summary["stopped_early"] == {"step": 4, "reason": "enough"}
+    assert summary["accuracy_after"] == 0.5

@@ -1,0 +1,324 @@
+"""Compares a component with the formula of its paper, written as a plain Python function over lists of numbers.
+
+    def paper(logprobs, old_logprobs, advantages):
+        return [-math.exp(new - old) * A for new, old, A in zip(logprobs, old_logprobs, advantages)]
+
+    class TestMine(LossConformance):
+        component = "mine"
+        reference = staticmethod(paper)
+
+or ``same_as("loss", "mine", paper)``. The function takes what its parameters name. The inputs are random and extreme
+ones, from the smallest up, so that a difference shows on the first that has it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from grpox.contracts import LossInputs
+from grpox.errors import ConfigError, nearest
+from grpox.plugins.registry import Mention
+from grpox.testing.conformance import Violation
+from grpox.testing.direction import Correct, Scale, describe_batch
+from grpox.testing.loss_examples import example, measured_on, rows, shown, tensors_of
+
+Reference = Callable[..., Sequence[Any]]
+"""The formula: keyword arguments of lists -> a list."""
+RATIOS = (0.0, 0.05, 0.15, 0.21, 0.25, 0.3, 0.5, 0.69, 1.0, 1.2, 2.0, 4.0, 8.0, 12.0)
+"""Sizes of log-ratios of single tokens."""
+ADVANTAGES = (1.0, -1.0, 0.0, 2.5, -0.001)
+SHAPES = ((1, 2), (1, 3), (2, 3), (1, 6), (4, 6), (1, 24))
+OF_SEQUENCES = ("rewards", "group_ids", "sequence_ids")
+"""Inputs of a loss that are not one number for each token."""
+STEP = 1e-5
+"""Of the central differences by which the gradient of a reference is computed."""
+TOLERANCES = {
+    "loss": (1e-6, 1e-9),
+    "gradient": (2e-6, 1e-8),
+    "advantage": (1e-4, 1e-5),
+    "correction": (1e-6, 1e-9),
+}
+"""Relative and absolute difference that is rounding; advantages are of float32."""
+
+
+def same_as(kind: str, component: Mention, reference: Reference) -> None:
+    """Check that a component computes what a plain Python function says.
+
+    Args:
+        kind: ``loss``, ``advantage`` or ``correction``.
+        component: as in a run file: ``"mine"``, or ``{"name": "mine", "clip": 0.3}``.
+        reference: the formula, called with keyword arguments, those that its parameters name.
+
+            Of a loss, for one sequence: ``logprobs``, ``old_logprobs``, ``advantages``, and the other fields of
+            `grpox.contracts.LossInputs` that the loss needs, each a list of a number for each token; returns the
+            loss of each token. Its gradient is compared too. Of a loss with ``gradient = "surrogate"`` the
+            function returns the gradient of each token, d loss / d log pi, in place of the loss. Of one with
+            ``scope = "group"`` or ``mixes_rows`` each argument is a list of sequences, and so is the result.
+
+            Of a correction, for one completion: ``old`` and ``sampler``; returns (weight, keep) for each token.
+
+            The function gets tokens that are not masked, unless it has a parameter ``mask``: then it gets all
+            of them, and its results for masked tokens are ignored.
+
+            Of an advantage, for a generation batch: ``rewards``, N lists of K numbers, None where a function
+            abstained; ``weights``, K numbers; ``groups``, N numbers; returns N advantages.
+
+    Raises:
+        Violation: the two differ; it shows the smallest input.
+        ConfigError: no such component or kind, or the function has a parameter that is no input.
+    """
+    from grpox.testing.runner import SUITES
+
+    kinds = [name for name, suite in SUITES.items() if hasattr(suite, "reference")]
+    if kind not in kinds:
+        what = "there is no comparison with a function for this kind"
+        raise ConfigError(what, "kind", given=kind, allowed=", ".join(kinds), nearest=nearest(kind, kinds))
+    members = {"component": component, "reference": staticmethod(reference)}
+    suite: Any = type("Suite", (SUITES[kind],), members)()
+    suite.test_same_as_reference()
+
+
+# -- Losses ----------------------------------------------------------------------------------------------
+
+
+def compare_loss(loss: Any, reference: Reference, needs: Sequence[str], bounds: Sequence[float]) -> None:
+    """Compare value and gradient of a loss with those of a reference; see `same_as`.
+
+    Args:
+        bounds: numbers among the parameters of the loss, near which its ratios are tried too.
+
+    Raises:
+        Violation: they differ.
+    """
+    folds = bool(getattr(loss, "folds_correction", False))
+    is_surrogate = getattr(loss, "gradient", "value") == "surrogate"
+    is_whole = getattr(loss, "scope", "token") == "group" or bool(getattr(loss, "mixes_rows", False))
+    for inputs in _loss_cases(needs, folds, bounds):
+        measured = measured_on(loss, inputs)
+        parts = [inputs] if is_whole else [rows(inputs, [row]) for row in range(len(inputs.logprobs))]
+        result = torch.cat([_reference_loss(reference, part, is_whole) for part in parts])
+        if is_surrogate:
+            _require_same("gradient", measured.gradient, result, inputs)
+            continue
+        _require_same("loss", measured.loss, result, inputs)
+        slopes = torch.cat([_reference_slope(reference, part, is_whole) for part in parts])
+        _require_same("gradient", measured.gradient, slopes, inputs)
+
+
+def _loss_cases(needs: Sequence[str], folds: bool, bounds: Sequence[float]) -> Iterator[LossInputs]:
+    """Yield single tokens of many ratios, then sequences with masks, then long ones."""
+    one = example(1, 1, 0, needs, folds)
+    sizes = sorted({*RATIOS, *_near(bounds)})
+    for size, sign, advantage in product(sizes, (1, -1), ADVANTAGES):
+        yield replace(
+            one,
+            logprobs=one.old_logprobs + sign * size,
+            advantages=torch.full_like(one.advantages, advantage),
+        )
+    for (sequences, tokens), seed in product(SHAPES, range(3)):
+        inputs = example(sequences, tokens, seed, needs, folds)
+        generator = torch.Generator().manual_seed(seed)
+        shift = torch.randn(inputs.logprobs.shape, generator=generator, dtype=torch.float64)
+        factor = 1.0 if tokens < 10 else 0.1
+        masked = torch.where(inputs.token_mask, inputs.old_logprobs + factor * shift, 0.0)
+        yield replace(inputs, logprobs=masked)
+        yield replace(inputs, logprobs=masked, advantages=torch.where(inputs.token_mask, shift.flip(1), 0.0))
+        yield replace(inputs, logprobs=masked, advantages=torch.zeros_like(masked))
+
+
+def _near(bounds: Sequence[float]) -> Iterator[float]:
+    """Yield the sizes of log-ratios on both sides of 1 +- c, c and the log-ratio c, for each bound c."""
+    for bound in bounds:
+        for ratio in (1 - bound, 1 + bound, bound):
+            if 1e-5 < ratio < 1e5:
+                yield from (abs(math.log(ratio * (1 + 1e-3 * side))) for side in (1, -1))
+        if abs(bound) <= 12:
+            yield from (abs(bound) * (1 + 1e-3 * side) for side in (1, -1))
+
+
+def _reference_loss(reference: Reference, inputs: LossInputs, is_whole: bool) -> Tensor:
+    """Call the reference; its result at masked tokens is 0: f64[B, T]."""
+    arguments, keep = _arguments_of(reference, inputs)
+    if not is_whole:
+        result = [reference(**{name: values[0] for name, values in arguments.items()})]
+    else:
+        result = list(reference(**arguments))
+    lists = [[float(value) for value in values] for values in result]
+    if [len(values) for values in lists] != [int(row.sum()) for row in keep]:
+        what = f"the reference returned {[len(values) for values in lists]} numbers for sequences of "
+        raise Violation(f"{what}{[int(row.sum()) for row in keep]} tokens", shown(inputs))
+    filled = torch.zeros_like(inputs.logprobs)
+    filled[keep] = torch.tensor([value for values in lists for value in values], dtype=torch.float64)
+    return torch.where(inputs.token_mask, filled, 0.0)
+
+
+def _arguments_of(reference: Reference, inputs: LossInputs) -> tuple[dict[str, list[Any]], Tensor]:
+    """Name the inputs that the reference takes, a list for each sequence, and the tokens that are in them."""
+    named: dict[str, Tensor] = tensors_of(inputs)
+    mask = named.pop("token_mask")
+    names = _parameters(reference, {**named, "mask": mask})
+    keep = torch.ones_like(mask) if "mask" in names else mask
+    arguments: dict[str, list[Any]] = {}
+    for name in names:
+        tensor = {**named, "mask": mask}[name]
+        is_of_tokens = name not in OF_SEQUENCES
+        arguments[name] = [
+            (values[row] if is_of_tokens else values).tolist() for values, row in zip(tensor, keep, strict=True)
+        ]
+    return arguments, keep
+
+
+def _parameters(reference: Reference, known: Mapping[str, Any]) -> list[str]:
+    parameters = inspect.signature(reference).parameters.values()
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return list(known)
+    for parameter in parameters:
+        if parameter.name not in known and parameter.default is parameter.empty:
+            what, allowed = "the reference has a parameter that is none of the inputs", ", ".join(known)
+            raise ConfigError(
+                what, "reference", given=parameter.name, allowed=allowed, nearest=nearest(parameter.name, known)
+            )
+    return [parameter.name for parameter in parameters if parameter.name in known]
+
+
+def _reference_slope(reference: Reference, inputs: LossInputs, is_whole: bool) -> Tensor:
+    """Compute central differences of the reference's sum over tokens that are not masked: f64[B, T]."""
+    slopes = torch.zeros_like(inputs.logprobs)
+    for row, column in inputs.token_mask.nonzero().tolist():
+        moved = torch.zeros_like(inputs.logprobs)
+        moved[row, column] = STEP
+        above, below = (
+            _reference_loss(reference, replace(inputs, logprobs=inputs.logprobs + sign * moved), is_whole).sum()
+            for sign in (1, -1)
+        )
+        slopes[row, column] = (above - below) / (2 * STEP)
+    return slopes
+
+
+def _require_same(name: str, values: Tensor, expected: Tensor, inputs: LossInputs) -> None:
+    relative, absolute = TOLERANCES[name]
+    room = absolute * (1 + expected.abs().amax()) + relative * expected.abs()
+    excess = (values - expected).abs() - room
+    if bool((excess <= 0).all()):
+        return
+    place = divmod(int(excess.nan_to_num(nan=math.inf).argmax()), excess.shape[1])
+    what = (
+        f"at token {place} its {name} is {values[place]:.6g}, and that of the reference {expected[place]:.6g}"
+    )
+    raise Violation(what, shown(inputs, **{name: values, "reference": expected}))
+
+
+# -- Advantages ------------------------------------------------------------------------------------------
+
+
+def compare_advantage(scale: Scale, reference: Reference) -> None:
+    """Compare advantages with those of a reference; see `same_as`.
+
+    Raises:
+        Violation: they differ.
+    """
+    known = ("rewards", "weights", "groups")
+    names = _parameters(reference, dict.fromkeys(known))
+    for rewards, weights, groups in _batches():
+        values = scale(rewards, weights, groups)
+        plain = [[None if math.isnan(value) else value for value in row] for row in rewards]
+        arguments = {"rewards": plain, "weights": list(weights), "groups": list(groups)}
+        expected = [float(value) for value in reference(**{name: arguments[name] for name in names})]
+        batch = describe_batch(rewards, weights, groups, values)
+        if len(expected) != len(rewards):
+            what = f"the reference returned {len(expected)} numbers for {len(rewards)} completions"
+            raise Violation(what, batch)
+        relative, absolute = TOLERANCES["advantage"]
+        for row, (value, wanted) in enumerate(zip(values, expected, strict=True)):
+            if not math.isclose(value, wanted, rel_tol=relative, abs_tol=absolute):
+                what = f"the advantage of row {row} is {value:.6g}, and that of the reference {wanted:.6g}"
+                raise Violation(what, batch)
+
+
+def _batches() -> Iterator[tuple[list[list[float]], list[float], list[int]]]:
+    """Yield generation batches from one completion up: ties, abstentions, interleaved groups, weights."""
+    numbers, nan = random.Random(0), math.nan
+    yield [[1.0]], [1.0], [0]
+    yield [[0.0], [1.0]], [1.0], [0, 0]
+    yield [[0.5], [0.5]], [1.0], [0, 0]
+    yield [[nan], [0.0], [1.0]], [1.0], [0, 0, 0]
+    yield [[nan], [nan]], [1.0], [0, 0]
+    yield [[0.0], [1.0], [3.0]], [2.0], [0, 0, 0]
+    yield [[0.0, 1.0], [1.0, nan], [0.5, 0.25]], [1.0, 0.5], [0, 0, 0]
+    for size, functions, repeats in ((4, 1, 6), (6, 2, 6), (12, 3, 6), (64, 2, 2)):
+        for _ in range(repeats):
+            groups = [numbers.randrange(max(1, size // 4)) for _ in range(size)]
+            weights = [numbers.choice((1.0, 0.5, 2.0, 0.0, 0.25)) for _ in range(functions)]
+            binary = numbers.random() < 0.5
+            rewards = [
+                [nan if numbers.random() < 0.15 else _reward(numbers, binary) for _ in weights] for _ in groups
+            ]
+            yield rewards, weights, groups
+
+
+def _reward(numbers: random.Random, is_binary: bool) -> float:
+    # Sixteenths are exact in float32, as are their sums.
+    return float(numbers.randrange(2)) if is_binary else numbers.randrange(-80, 160) / 16
+
+
+# -- Corrections -----------------------------------------------------------------------------------------
+
+
+def compare_correction(correct: Correct, reference: Reference) -> None:
+    """Compare the weights of a correction, and the tokens that it keeps, with those of a reference; see `same_as`.
+
+    Raises:
+        Violation: they differ.
+    """
+    for old, sampler, mask in _completions():
+        weights, keep = correct(old, sampler, mask)
+        named = {"old": old[0], "sampler": sampler[0], "mask": mask[0]}
+        names = _parameters(reference, named)
+        there = torch.ones_like(mask[0]) if "mask" in names else mask[0]
+        pairs = list(reference(**{name: named[name][there].tolist() for name in names}))
+        text = "\n".join(
+            f"{name:8}" + "  ".join(f"{value:.4g}" for value in each) for name, each in named.items()
+        )
+        if len(pairs) != int(there.sum()):
+            what = f"the reference returned {len(pairs)} results for {int(there.sum())} tokens"
+            raise Violation(what, text)
+        places = there.nonzero().flatten().tolist()
+        for place, (weight, is_wanted) in zip(places, pairs, strict=True):
+            is_there, got = bool(keep[0, place]), weights[0, place].item()
+            if not mask[0, place]:
+                continue
+            verb = {True: "keeps", False: "drops"}
+            what = f"it {verb[is_there]} token {place}, which the reference {verb[bool(is_wanted)]}"
+            if is_there != bool(is_wanted):
+                raise Violation(what, text)
+            relative, absolute = TOLERANCES["correction"]
+            if is_there and not math.isclose(got, weight, rel_tol=relative, abs_tol=absolute):
+                what = f"token {place} weighs {got:.6g}, and by the reference {weight:.6g}"
+                raise Violation(what, text)
+
+
+def _completions() -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Yield completions from one token up, as old, sampler and mask [1, T], zeros where masked."""
+    for difference in (0.0, 0.1, -0.1, 0.5, -0.5, 0.75, -0.75, 1.5, -1.5, 3.0, -3.0, 8.0, -8.0):
+        yield _completion(torch.tensor([difference], dtype=torch.float64), torch.ones(1, dtype=torch.bool))
+    for (tokens, spread), seed in product(((2, 0.5), (3, 1.0), (6, 0.1), (6, 2.0), (40, 0.2)), range(4)):
+        generator = torch.Generator().manual_seed(seed)
+        difference = spread * torch.randn(tokens, generator=generator, dtype=torch.float64)
+        mask = torch.ones(tokens, dtype=torch.bool)
+        mask[1 + seed % tokens :: 3] = False
+        yield _completion(difference, mask)
+
+
+def _completion(difference: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    old = torch.where(mask, torch.linspace(-2.0, -10.0, len(mask), dtype=torch.float64), 0.0)
+    sampler = torch.where(mask, old - difference, 0.0)
+    return old.unsqueeze(0), sampler.unsqueeze(0), mask.unsqueeze(0)
