@@ -15,8 +15,10 @@ class Right:
         total = (rewards.nan_to_num(nan=0.0) * weights).sum(1)
         scored = ~rewards.isnan().all(1)
         names, groups = torch.unique(group_ids, return_inverse=True)
-        counts = torch.zeros(len(names)).index_add(0, groups, scored.float())
-        sums = torch.zeros(len(names)).index_add(0, groups, torch.where(scored, total, torch.zeros_like(total)))
+        counts = rewards.new_zeros(len(names)).index_add(0, groups, scored.float())
+        sums = rewards.new_zeros(len(names)).index_add(
+            0, groups, torch.where(scored, total, torch.zeros_like(total))
+        )
         deviations = total - (sums / counts.clamp(min=1))[groups]
         return torch.where(scored, deviations, torch.zeros_like(total))
 

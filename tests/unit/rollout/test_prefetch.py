@@ -33,8 +33,8 @@ class Prompts:
     def token_ids(self, index):
         return (index + 1,)
 
-    def texts(self, indices):
-        return [str(index) for index in indices]
+    def prompt_texts(self, token_ids):
+        return [str(ids[0] - 1) for ids in token_ids]
 
     def rows(self, indices):
         return [str(index) for index in indices], {}

@@ -389,7 +389,7 @@ def test_a_wrong_per_of_a_reward_is_refused(attributes: dict[str, str]) -> None:
     ("fields", "told"),
     [
         ({"model_mask": (True,)}, "model_mask has 1 values for 3 completion tokens"),
-        ({"model_mask": (False, False, False)}, "the model wrote none"),
+        ({"model_mask": (False, False, False)}, "model_mask is False for every token"),
         ({"sampler_logprobs": (0.0,)}, "sampler_logprobs has 1 values for 3"),
         ({"finish_reason": ""}, "finish_reason is '' and no text"),
         ({"turns": (Turn(0, 4, "stop", 0),)}, "turn 0 is tokens 0 to 4, after token 0 and of 3"),
