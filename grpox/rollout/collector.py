@@ -305,14 +305,15 @@ class Scorer:
 
 
 def check_same_data(digests: Sequence[str]) -> None:
-    """Compare the hashes of a batch's prompts, one a rank.
+    """Compare the hashes of a batch's prompts, one a rank; empty on a rank that sampled none of them.
 
     Raises:
         RunFailed: they differ.
     """
     by_digest: dict[str, list[str]] = {}
     for rank, digest in enumerate(digests):
-        by_digest.setdefault(digest, []).append(str(rank))
+        if digest:
+            by_digest.setdefault(digest, []).append(str(rank))
     if len(by_digest) > 1:
         ranks = " and ".join(", ".join(members) for members in by_digest.values())
         raise RunFailed(
@@ -350,7 +351,7 @@ def sample_and_score(
             rollouts = sampler.sample(request, prefetched, arrived)
             with sampler.times.phase("reward"):
                 scored = scorer.score(request, rollouts, state, streamed)
-                if sampler.world.size == 1:
+                if sampler.world.size == 1 or not rollouts:
                     return scored
                 return replace(scored, prompts_digest=request.digest())
 

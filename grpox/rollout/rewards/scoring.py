@@ -188,7 +188,8 @@ class ScoredRows:
     warnings: dict[str, str] = field(default_factory=dict)
     """Warnings for the user, by a key under which each is told once."""
     prompts_digest: str = ""
-    """Of the tokens of all prompts of the request, as this rank reads them; empty on a single rank."""
+    """Hash of the tokens of all prompts of the request, as this rank reads them; empty on a single rank, and
+    without rows."""
 
 
 @dataclass(frozen=True)

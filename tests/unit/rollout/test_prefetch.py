@@ -320,4 +320,4 @@ def test_prompts_of_what_was_begun_are_the_schedules():
     generator.begin = lambda prompts, *more: asked.append(prompts) or begin(prompts, *more)
     run.run()
     indices = run.schedule.sampler.prompts_for(1)
-    assert asked == [[Prompt(group, (index + 1,), 2) for group, index in enumerate(indices)]]
+    assert asked == [[Prompt(group, (index + 1,), 2, row=index) for group, index in enumerate(indices)]]
