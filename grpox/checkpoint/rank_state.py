@@ -126,6 +126,7 @@ def samples_state(samples: Sequence[Sample]) -> dict[str, Any]:
             torch.from_numpy(each) if isinstance(each := sample.advantage, np.ndarray) else each
             for sample in samples
         ],
+        "reward": [sample.reward for sample in samples],
         "old": computed("old_logprobs"),
         "reference": computed("reference_logprobs"),
         "policy_keep": computed("policy_keep"),
@@ -156,6 +157,7 @@ def samples_of_state(state: Mapping[str, Any], device: torch.device) -> list[Sam
         (each.numpy() for each in torch.split(state["sampler_logprobs"], lengths)),
         (each.numpy() if isinstance(each, Tensor) else each for each in state["advantages"]),
         *map(computed, ("old", "reference", "policy_keep")),
+        state["reward"],
     )
     samples = [Sample(*fields) for fields in zip(*columns, strict=True)]
     for name, values in state.get("carried", {}).items():

@@ -17,7 +17,7 @@ def end_ids(sampling: SamplingConfig, stop_token_ids: Sequence[int], vocabulary:
     """
     outside = [token for token in sampling.stop_token_ids if not 0 <= token < vocabulary]
     if outside:
-        what = "no token of the model's vocabulary"
+        what = "is not in the model's vocabulary"
         given, allowed = ", ".join(map(str, outside)), f"0 to {vocabulary - 1}"
         raise ConfigError(what, "sampling.stop_token_ids", given=given, allowed=allowed)
     return tuple(dict.fromkeys((*stop_token_ids, *sampling.stop_token_ids)))
@@ -36,7 +36,7 @@ def check_length(prompts: Sequence[Prompt], sampling: SamplingConfig, limit: int
     if tokens + longest > limit:
         key = "sampling.max_completion_length" if prompt.max_tokens is None else "its max_tokens"
         raise RunFailed(
-            f"a prompt of {tokens} tokens and {key} {longest} are more than the {limit} positions of {whose}"
+            f"a prompt of {tokens} tokens plus {key} {longest} exceed the {limit} positions of {whose}"
         )
 
 
