@@ -27,7 +27,13 @@ def test_every_installed_one_conforms(kind: str, name: str) -> None:
     assert failed(kind, name) == {}
 
 
-@pytest.mark.parametrize(("kind", "name"), [("advantage", "Right"), ("correction", "RightCorrection")])
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        *(("advantage", name) for name in ("Right", "OfInputs", "OfTurns", "OfTokens")),
+        ("correction", "RightCorrection"),
+    ],
+)
 def test_what_is_right_passes(kind: str, name: str) -> None:
     assert failed(kind, {"path": f"{BROKEN}:{name}"}) == {}
 
@@ -42,6 +48,7 @@ def test_what_is_right_passes(kind: str, name: str) -> None:
         ("DividesBySpread", "groups_of_one_reward", "not all finite"),
         ("IgnoresAbstentions", "abstentions", "without a score"),
         ("IgnoresWeights", "weight_of_zero", "weight 0"),
+        ("OneForAllTurns", "turns", "one number per turn"),
     ],
 )
 def test_each_fault_of_an_advantage_is_found(name: str, check: str, told: str) -> None:
