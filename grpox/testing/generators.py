@@ -72,7 +72,9 @@ class GeneratorConformance(Conformance):
         """Reports the log-probability of each token under the model, at the temperature it was drawn with."""
         if Capability.LOGPROBS not in self.bound.provides:
             raise SkipTest("it does not provide logprobs")
-        self._check_log_probabilities(self._on_stage())
+        stage = self._on_stage()
+        for temperature in (SAMPLING.temperature, 2.0):  # at the lower one, many tokens are nearly certain
+            self._check_log_probabilities(stage, temperature)
 
     def test_greedy(self) -> None:
         """Nearly at temperature 0 it takes the likeliest token."""
@@ -114,6 +116,18 @@ class GeneratorConformance(Conformance):
         require(versions == {7}, what, advice="keep the version that sync() is given")
         if Capability.LOGPROBS in self.bound.provides:
             self._check_log_probabilities(stage)
+        memory = getattr(self.bound.config, "memory", None)
+        if memory is None or memory(False).holds != "shards":
+            self._check_own_weights(stage)
+
+    def _check_own_weights(self, stage: Stage) -> None:
+        """Check that it goes on with the weights of the last sync while the policy is updated."""
+        before = _drawn(stage.sample(SAMPLING))
+        stage.change_policy()
+        same = _drawn(stage.sample(SAMPLING)) == before
+        advice = "copy what sync() is given: the tensors may be the policy's own memory"
+        require(same, "an update of the policy without a sync changes its samples", advice=advice)
+        stage.sync(7)
 
     def test_ahead(self) -> None:
         """Rollouts begun before a sync are sampled with the weights before it."""
@@ -148,13 +162,13 @@ class GeneratorConformance(Conformance):
             cls._stage.sync(0)
         return cls._stage
 
-    def _check_log_probabilities(self, stage: Stage) -> None:
+    def _check_log_probabilities(self, stage: Stage, temperature: float = SAMPLING.temperature) -> None:
         largest, allowed = 0.0, LARGEST_ERROR[Capability.OTHER_NUMERICS in self.bound.provides]
-        for rollout in stage.sample(SAMPLING):
+        for rollout in stage.sample(SAMPLING.model_copy(update={"temperature": temperature})):
             reported = torch.tensor(rollout.sampler_logprobs or ())
             is_whole = len(reported) == len(rollout.completion_ids)
             require(is_whole, "it provides logprobs and a rollout has none, or not one a token", rollout)
-            expected = torch.log_softmax(stage.logits(rollout) / SAMPLING.temperature, dim=1)
+            expected = torch.log_softmax(stage.logits(rollout) / temperature, dim=1)
             chosen = expected.gather(1, torch.tensor(rollout.completion_ids).unsqueeze(1)).squeeze(1)
             written = torch.tensor(rollout.model_mask or [True] * len(chosen))
             error = float((reported - chosen)[written].abs().max())

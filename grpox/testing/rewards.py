@@ -147,15 +147,19 @@ class RewardConformance(Conformance):
         expected = self._scores(function, self.completions)
         if self._scores(function, self.completions) != expected:
             raise SkipTest("it scores the same completions otherwise a second time")
-        count = len(self.completions)
-        each = [self._arguments(function, self.completions) for _ in range(2)]
-        lengths = _lengths(function, each[0])
-        calls = [RewardCall(function, arguments, count, lengths) for arguments in each]
-        for call in calls:
+        count, reversed_ = len(self.completions), list(reversed(self.completions))
+        # Other completions, so that what one call leaves on the object shows in the other.
+        pairs = [(self.completions, expected), (reversed_, self._scores(function, reversed_))]
+        calls = []
+        for completions, scores in pairs:
+            arguments = self._arguments(function, completions)
+            lengths = _lengths(function, arguments)
+            calls.append((RewardCall(function, arguments, count, lengths), scores))
+        for call, _ in calls:
             call.start()
-        for call in calls:
+        for call, scores in calls:
             call.wait(TIMEOUT)
-            same = call.scores is not None and call.scores.values == expected
+            same = call.scores is not None and call.scores.values == scores
             advice = "keep what belongs to a call in local variables, not on the object or the module"
             failure = f" ({call.failure})" if call.failure else ""
             require(same, f"two calls at once give other scores{failure}", _shown(self.completions), advice)

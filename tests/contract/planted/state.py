@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -220,8 +221,7 @@ class TextsOnTheObject:
 
     def __call__(self, *, completions: Sequence[Text], **columns: Any) -> list[float]:
         self._texts = [completion_text(text) for text in completions]
-        words = [len(text.split()) for text in completions if isinstance(text, str)] or [0]
-        sum(range(200_000 * len(words)))
+        time.sleep(0.02)  # a judge takes its time
         return [-len(text) / 100 for text in self._texts]
 
 

@@ -192,7 +192,22 @@ PLANTED: Mapping[str, Mapping[str, Mapping[str, Callable[..., Any] | None]]] = {
 """Family -> kind -> class -> the formula that its author would compare it with, None where there is none."""
 
 
-MISSED: Mapping[str, str] = {}
+MISSED: Mapping[str, str] = {
+    "LionWithoutInterpolation": "an optimizer is not compared with a reference",
+    "DapoBySequence": "a reference does not tell the reduction",
+    "ShareOfTheLongest": "that a score depends on the other completions of the call is reported only",
+    "NoAnswerIsWrong": "the suite has the same columns in every row, none of them None",
+    "Novelty": "that a second call gives other scores is reported only",
+    "CountsSteps": "an observer is not told of a resumed run",
+    "LengthsOnCpu": "rewards run on the CPU's lists; it shows on a GPU only",
+    "HashOfText": "a reward is not called in a second process",
+    "ClockSeeded": "that a second call gives other scores is reported only",
+    "JudgeDownIsZero": "an expected exception may stand for a score",
+    "MissingColumnAbstains": "that all completions abstain is reported only",
+    "WriteFailureIgnored": "an expected exception may be caught",
+    "BadLinesSkipped": "the suite cannot know how many rows there should be",
+    "BadStepsSkipped": "no rule says what a step on NaN gradients does",
+}
 """Class that no check finds -> why."""
 
 TWINS: Mapping[str, Mapping[str, Callable[..., Any] | None]] = {
