@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from grpox.contracts import Rollout, RunContext, ScoredRollout
+from grpox.observing.control import RunControl
 from grpox.observing.observers import Observers
 from grpox.observing.record import LocalRecord, files_of_observers
 from grpox.plugins.loader import new_manager
@@ -23,6 +24,7 @@ from grpox.runfile.load import load_run
 from grpox.testing.conformance import Conformance, require
 
 METRICS = {"reward": 0.5, "loss": -0.1, "grad_norm": 1.5, "time/generate": 0.2}
+HYPERPARAMETERS = {"learning_rate_factor": 1.0, "beta": 0.04, "entropy_coef": 0.001}
 ODD_METRICS = {"reward": float("nan"), "loss": float("inf"), "mine/with a space": -0.0, "kl": 1e-30}
 
 
@@ -79,11 +81,16 @@ class ObserverConformance(Conformance):
 
 def _middle(observers: Observers, run: RunContext, metrics: dict[str, float]) -> None:
     """Report two steps and an evaluation."""
-    observers.evaluated(run, 0, {"eval/accuracy": 0.3})
+    control = RunControl(HYPERPARAMETERS, dict.fromkeys(HYPERPARAMETERS, _accept))
+    observers.evaluated(run, 0, {"eval/accuracy": 0.3}, control)
     for step in (1, 2):
         observers.rollouts_scored(run, step, _rollouts())
-        observers.step_finished(run, step, metrics)
-    observers.evaluated(run, 2, {"eval/accuracy": metrics["reward"]})
+        observers.step_finished(run, step, metrics, control)
+    observers.evaluated(run, 2, {"eval/accuracy": metrics["reward"]}, control)
+
+
+def _accept(value: float) -> None:
+    """Accept every value."""
 
 
 def _finish(observers: Observers, run: RunContext, summary: dict[str, object]) -> None:
