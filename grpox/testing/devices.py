@@ -60,6 +60,11 @@ class _Elsewhere(Tensor):
 class _Factories(TorchDispatchMode):
     """Wraps the tensors that are created on the other device."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Spare the import of torch's compiler, which takes seconds."""
+        return False
+
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:

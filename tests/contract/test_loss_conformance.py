@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from grpox.plugins.registry import installed
+from grpox.plugins.load_object import load_object
 from grpox.testing import LossConformance
+from grpox.testing.exceptions import swallowing_handlers
 from grpox.testing.runner import Outcome, outcomes
 
 BROKEN = Path(__file__).with_name("broken_losses.py")
@@ -62,12 +64,40 @@ def test_what_is_right_passes() -> None:
         ("LosesDigits", "bfloat16", "bfloat16"),
         ("AveragesDiagnostics", "diagnostics", "micro-batch"),
         ("FirstSequenceOnly", "permutation", "another order"),
+        ("WrongSign", "sign", "lowers the probability of a token with advantage 1"),
+        ("AbsoluteAdvantage", "sign", "raises the probability of a token with advantage -1"),
+        ("PositiveOnly", "sign", "does not train on a token with advantage -1"),
+        ("ClipsOtherSide", "sign", "torch.min"),
+        ("OfTheCpu", "device", "mixes"),
+        ("RemembersTheLargest", "call_order", "other batches"),
     ],
 )
 def test_each_fault_is_found_by_the_check_meant_for_it(name: str, check: str, told: str) -> None:
     outcome = failed(name)[check]
     text = f"{outcome.what}\n{outcome.advice}"
     assert re.search(told, text), text
+
+
+@pytest.mark.parametrize("name", ["OtherSign", "OfTheirDevice"])
+def test_a_declared_sign_and_tensors_of_the_inputs_device_pass(name: str) -> None:
+    assert failed(name) == {}
+
+
+def test_a_hidden_exception_is_shown_with_its_line() -> None:
+    path = BROKEN.with_name("broken_handlers.py")
+    outcome = checked({"path": f"{path}:HidesErrors"})["exceptions"]
+    assert outcome.status == "failed"
+    # The second is of a reward, which may abstain in it.
+    assert outcome.example.splitlines() == [
+        "broken_handlers.py:18: except Exception: return LossOutput(-inputs.logprobs)",
+        "broken_handlers.py:55: except Exception: scores.append(None)",
+    ]
+
+
+def test_a_reward_may_abstain_in_a_handler() -> None:
+    abstains = load_object(f"{BROKEN.with_name('broken_handlers.py')}:abstains")
+    lines = [swallow.line for swallow in swallowing_handlers(abstains, may_abstain=True)]
+    assert lines == [18]
 
 
 def test_the_smallest_example_is_shown() -> None:
