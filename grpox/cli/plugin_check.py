@@ -42,8 +42,7 @@ def check_path(console: Console, path: str, params: Mapping[str, Any], kind: str
         kind: its kind; None: inferred from its methods.
 
     Raises:
-        ConfigError: there is no such file, object or kind, the kind cannot be inferred, or the parameters do not
-            fit.
+        ConfigError: there is no such file, object or kind, or the parameters do not fit.
     """
     if kind is not None and kind not in SUITES:
         near = nearest(kind, SUITES)
@@ -58,7 +57,7 @@ def check_path(console: Console, path: str, params: Mapping[str, Any], kind: str
 def _check(
     console: Console, kind: str, component: Mapping[str, Any], heading: str, before: Iterable[Outcome]
 ) -> bool:
-    """Run the suite of a kind, print each outcome after those `before`, and take note of a component that passes."""
+    """Run a kind's suite, print each outcome after those `before`, and take note of a component that passes."""
     suite = type("Suite", (SUITES[kind],), {"component": component})()
     bound = suite.bound  # parameters that do not fit are an error of the command, not a failed check
     console.print(heading)

@@ -146,7 +146,8 @@ def show_component(name: Component) -> None:
 @app.command("check")
 def check_component(
     name: Annotated[
-        str, typer.Argument(metavar="NAME", help="NAME, KIND/NAME, DIST:NAME or KIND/DIST:NAME; or FILE.py:OBJECT.")
+        str,
+        typer.Argument(metavar="NAME", help="NAME, KIND/NAME, DIST:NAME or KIND/DIST:NAME; or FILE.py:OBJECT."),
     ],
     params: Annotated[
         list[str] | None, typer.Argument(metavar="[key=value ...]", help="Parameters, as in a run file.")

@@ -81,7 +81,7 @@ BUILD_ARGUMENTS = {"optimizer": {"parameters", "learning_rate"}, "scheduler": {"
 
 
 def kind_of(target: Any) -> str:
-    """Infer the kind of a class or function from its methods and parameters; empty if it could be none or several."""
+    """Infer the kind of a class or function from its methods; empty if it could be of none or several."""
     if not inspect.isclass(target):
         return "reward" if callable(target) else ""
     if any(name.startswith("grpox_") for name in dir(target)):
@@ -89,8 +89,9 @@ def kind_of(target: Any) -> str:
     kinds = [kind for kind, names in METHODS.items() if all(callable(getattr(target, n, None)) for n in names)]
     if kinds == ["optimizer", "scheduler"]:
         # Both build; they differ in the argument besides what they build on.
-        names = list(inspect.signature(target.build).parameters)
-        kinds = [kind for kind in kinds if BUILD_ARGUMENTS[kind] & set(names)]
+        build: Any = getattr(target, "build", None)
+        names = set(inspect.signature(build).parameters)
+        kinds = [kind for kind in kinds if BUILD_ARGUMENTS[kind] & names]
     is_reward = not kinds and "__call__" in dir(target)
     return "reward" if is_reward else kinds[0] if len(kinds) == 1 else ""
 

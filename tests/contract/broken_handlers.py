@@ -1,3 +1,4 @@
+# ruff: noqa: BLE001, RUF100
 """Components whose file hides exceptions: the whole file of a component is read."""
 
 from __future__ import annotations

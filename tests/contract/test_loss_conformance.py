@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from grpox.plugins.registry import installed
 from grpox.plugins.load_object import load_object
+from grpox.plugins.registry import installed
 from grpox.testing import LossConformance
 from grpox.testing.exceptions import swallowing_handlers
 from grpox.testing.runner import Outcome, outcomes
@@ -89,15 +89,15 @@ def test_a_hidden_exception_is_shown_with_its_line() -> None:
     assert outcome.status == "failed"
     # The second is of a reward, which may abstain in it.
     assert outcome.example.splitlines() == [
-        "broken_handlers.py:18: except Exception: return LossOutput(-inputs.logprobs)",
-        "broken_handlers.py:55: except Exception: scores.append(None)",
+        "broken_handlers.py:19: except Exception: return LossOutput(-inputs.logprobs)",
+        "broken_handlers.py:56: except Exception: scores.append(None)",
     ]
 
 
 def test_a_reward_may_abstain_in_a_handler() -> None:
     abstains = load_object(f"{BROKEN.with_name('broken_handlers.py')}:abstains")
     lines = [swallow.line for swallow in swallowing_handlers(abstains, may_abstain=True)]
-    assert lines == [18]
+    assert lines == [19]
 
 
 def test_the_smallest_example_is_shown() -> None:

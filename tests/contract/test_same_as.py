@@ -67,7 +67,8 @@ def group(rewards: list[list[float | None]], weights: list[float], groups: list[
 def group_of_population(rewards: Any, weights: Any, groups: Any) -> list[float]:
     """Divides the squares by n, not by n - 1."""
     sizes = [sum(other == own for other in groups) for own in groups]
-    return [a * math.sqrt(n / max(1, n - 1)) for a, n in zip(group(rewards, weights, groups), sizes, strict=True)]
+    right = group(rewards, weights, groups)
+    return [a * math.sqrt(n / max(1, n - 1)) for a, n in zip(right, sizes, strict=True)]
 
 
 def sequence_mask(old: list[float], sampler: list[float]) -> list[tuple[float, bool]]:
