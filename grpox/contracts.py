@@ -249,6 +249,9 @@ class AdvantageInputs:
 class AdvantageScaler(Protocol):
     """Turns the rewards of a whole generation batch (all ranks) into advantages.
 
+    Optional, and read by the conformance suite: ``needs_nonnegative_rewards: bool = False``, True for a scaler
+    that raises where a weighted sum of rewards is below 0.
+
     Alternatively ``scale(inputs: AdvantageInputs)``; the number of parameters tells the two forms apart. A
     scaler of that form may have ``per: "completion" | "turn" | "token" = "completion"``, and then returns a
     list of N tensors in place of f32[N]: f32[turns of the completion] or f32[T_i]. A turn's advantage is for
@@ -287,6 +290,22 @@ Text = str | Sequence[Message]
 """A prompt or completion: a string (plain dataset) or role/content messages (conversational dataset)."""
 
 Scores = Sequence[float | Sequence[float] | None]
+
+
+class FailedScore(float):
+    """A score that a reward function could not obtain: NaN with a reason, of which `on_error` decides.
+
+    A function that fails for some of its completions returns it for those, and scores for the others. One that
+    has nothing to say returns None instead.
+    """
+
+    def __new__(cls, reason: str) -> FailedScore:
+        score = super().__new__(cls, "nan")
+        score.reason = reason
+        return score
+
+    reason: str
+    """Why there is no score, as the user should read it."""
 
 
 def completion_text(completion: Text) -> str:

@@ -7,9 +7,9 @@ nothing heavy.
 |---|---|
 | generators, and rewards with models | `stream_weights`, `stream_base`, `stream_adapters`, `write_adapter`, `adapted_layers`, `base_parameters`, `base_buffers`, `persistent_buffers`, `ADAPTER`, `hub_kernels`, `preserve_random_state`, `world_size` |
 | advantages | `weighted_sum`, `ROUNDING` |
-| trackers | `checkpoints_in`, `step_of`, `read_samples`, `Curve`, `binned`, `describe_early_stop`, `look_at`, `UnreadableData`, `LOCK_FILE`, `read_lock`, `parameter_defaults` |
+| trackers | `checkpoints_in`, `step_of`, `MetricsLine`, `read_samples`, `Curve`, `binned`, `describe_early_stop`, `look_at`, `UnreadableData`, `LOCK_FILE`, `read_lock`, `parameter_defaults` |
 | commands | `load_run`, `recipe_names`, `input_path`, `model_problems` |
-| files and processes | `write_atomically`, `atomic_path`, `flush_to_disk`, `hold`, `preserve_env` |
+| files and processes | `write_atomically`, `atomic_path`, `read_mapping`, `flush_to_disk`, `hold`, `preserve_env` |
 | messages | `pluralize`, `format_bytes`, `duration`, `some`, `text_of`, `describe`, `chain`, `shorten`, `TEXT`, `MASK` |
 """  # noqa: E501 - a table
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from grpox.errors.formatting import duration, format_bytes, pluralize, some
     from grpox.errors.redaction import MASK
     from grpox.observing.early_stop import describe_early_stop
+    from grpox.observing.record_files import MetricsLine
     from grpox.observing.report.charts import Curve, binned
     from grpox.observing.report.data import read_samples
     from grpox.policy.adapter_folder import write_adapter
@@ -44,58 +45,23 @@ if TYPE_CHECKING:
     from grpox.runfile.paths import input_path, model_problems
     from grpox.runfile.recipe_files import recipe_names
     from grpox.runfile.slots import parameter_defaults
-    from grpox.runtime.files import atomic_path, write_atomically
+    from grpox.runtime.files import atomic_path, read_mapping, write_atomically
     from grpox.runtime.files import sync as flush_to_disk
     from grpox.runtime.launch import world_size
     from grpox.runtime.run_lock import hold
     from grpox.runtime.setup import preserve_env
 
-__all__ = [
-    "ADAPTER",
-    "LOCK_FILE",
-    "MASK",
-    "ROUNDING",
-    "TEXT",
-    "Curve",
-    "UnreadableData",
-    "adapted_layers",
-    "atomic_path",
-    "base_buffers",
-    "base_parameters",
-    "binned",
-    "chain",
-    "checkpoints_in",
-    "describe",
-    "describe_early_stop",
-    "duration",
-    "flush_to_disk",
-    "format_bytes",
-    "hold",
-    "hub_kernels",
-    "input_path",
-    "load_run",
-    "look_at",
-    "model_problems",
-    "parameter_defaults",
-    "persistent_buffers",
-    "pluralize",
-    "preserve_env",
-    "preserve_random_state",
-    "read_lock",
-    "read_samples",
-    "recipe_names",
-    "shorten",
-    "some",
-    "step_of",
-    "stream_adapters",
-    "stream_base",
-    "stream_weights",
-    "text_of",
-    "weighted_sum",
-    "world_size",
-    "write_adapter",
-    "write_atomically",
-]
+__all__ = ["ADAPTER", "adapted_layers", "base_buffers", "base_parameters", "hub_kernels"]
+__all__ += ["persistent_buffers", "preserve_random_state", "world_size", "write_adapter"]
+__all__ += ["stream_adapters", "stream_base", "stream_weights"]
+__all__ += ["ROUNDING", "weighted_sum"]
+__all__ += ["Curve", "MetricsLine", "UnreadableData", "binned", "checkpoints_in"]
+__all__ += ["describe_early_stop", "look_at", "read_samples", "step_of"]
+__all__ += ["LOCK_FILE", "parameter_defaults", "read_lock"]
+__all__ += ["input_path", "load_run", "model_problems", "recipe_names"]
+__all__ += ["atomic_path", "flush_to_disk", "hold", "preserve_env", "read_mapping", "write_atomically"]
+__all__ += ["MASK", "TEXT", "chain", "describe", "shorten", "text_of"]
+__all__ += ["duration", "format_bytes", "pluralize", "some"]
 
 _HOMES = {
     "grpox.checkpoint.folders": ("checkpoints_in", "step_of"),
@@ -105,6 +71,7 @@ _HOMES = {
     "grpox.errors.formatting": ("format_bytes", "pluralize", "duration", "some"),
     "grpox.errors.redaction": ("MASK",),
     "grpox.observing.early_stop": ("describe_early_stop",),
+    "grpox.observing.record_files": ("MetricsLine",),
     "grpox.observing.report.charts": ("Curve", "binned"),
     "grpox.observing.report.data": ("read_samples",),
     "grpox.policy.adapter_folder": ("write_adapter",),
@@ -125,7 +92,7 @@ _HOMES = {
     "grpox.runfile.lock.model": ("LOCK_FILE", "read_lock"),
     "grpox.runfile.recipe_files": ("recipe_names",),
     "grpox.runtime.setup": ("preserve_env",),
-    "grpox.runtime.files": ("flush_to_disk", "atomic_path", "write_atomically"),
+    "grpox.runtime.files": ("flush_to_disk", "atomic_path", "read_mapping", "write_atomically"),
     "grpox.runtime.launch": ("world_size",),
     "grpox.runtime.run_lock": ("hold",),
 }

@@ -33,7 +33,7 @@ def _blocks(plugins: PluginSet, offers: list[Offer]) -> Iterator[str]:
         yield f"## {plural.capitalize()}"
         if not of_kind:
             hook = KINDS[kind]
-            yield f"None is built in. The hook is [`{hook}`](hooks.md#grpox.plugins.hookspecs.{hook})."
+            yield f"None is built in. The hook is [`{hook}`](hooks.md#{hook})."
         for offer in of_kind:
             yield f"### `{offer.spec.name}` {{ #{anchor(kind, offer.spec.name)} }}"
             yield f"{prose(offer.spec.summary)}."

@@ -258,14 +258,16 @@ def replay(dump: Dump, overrides: Sequence[str] = ()) -> Replay:
     """
     config = _config(dump, overrides)
     registry = Registry(discover(config.plugins.disable))
-    loss = registry.build(registry.parse("loss", config.loss, "loss"))
+    bound = registry.parse("loss", config.loss, "loss")
     correction = registry.build(registry.parse("correction", config.correction, "correction"))
-    step_loss = StepLoss.of(loss, correction, config.train)
+    step_loss = StepLoss.of(registry.build(bound), correction, config.train, bound.needs)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     ranks = dump.micro_batches(device)
     samples = [sample for of_rank in ranks for micro_batch in of_rank for sample in micro_batch]
-    if config.train.beta > 0 and any(sample.reference_logprobs is None for sample in samples):
+    if step_loss.needs_reference and any(sample.reference_logprobs is None for sample in samples):
         what = "the run had no reference, so that the dump holds none of its log-probabilities"
+        if config.train.beta == 0:
+            raise ConfigError(what, "loss", COMMAND_LINE, given=str(bound), allowed="one without a reference")
         raise ConfigError(what, "train.beta", COMMAND_LINE, given=str(config.train.beta), allowed="0")
     disable_progress_bar()
     model = load_model(config.model).to(device)

@@ -34,6 +34,8 @@ _DTYPES = {
     "model_mask": torch.bool,
 }
 """Fields of a rollout that are saved as tensors."""
+CARRIED = ("rewards", "group_id", "sequence_id", "columns")
+"""Fields of samples that only some losses need."""
 
 
 def rank_state(state: TrainingState, world: World, times: PhaseTimes) -> dict[str, Any]:
@@ -111,6 +113,8 @@ def samples_state(samples: Sequence[Sample]) -> dict[str, Any]:
         known = [row for row in rows if row is not None]
         return [row is not None for row in rows], torch.cat(known).cpu() if known else None
 
+    carried = {name: [_plain(getattr(sample, name)) for sample in samples] for name in CARRIED}
+    known = {name: values for name, values in carried.items() if any(value is not None for value in values)}
     return {
         "prompt_lengths": [len(sample.prompt) for sample in samples],
         "completion_lengths": [len(sample.completion) for sample in samples],
@@ -122,7 +126,13 @@ def samples_state(samples: Sequence[Sample]) -> dict[str, Any]:
         "old": computed("old_logprobs"),
         "reference": computed("reference_logprobs"),
         "policy_keep": computed("policy_keep"),
+        **({"carried": known} if known else {}),
     }
+
+
+def _plain(value: Any) -> Any:
+    """Return a field's value as ``weights_only=True`` can read it."""
+    return value.tolist() if isinstance(value, np.ndarray) else value
 
 
 def samples_of_state(state: Mapping[str, Any], device: torch.device) -> list[Sample]:
@@ -144,7 +154,12 @@ def samples_of_state(state: Mapping[str, Any], device: torch.device) -> list[Sam
         state["advantages"],
         *map(computed, ("old", "reference", "policy_keep")),
     )
-    return [Sample(*fields) for fields in zip(*columns, strict=True)]
+    samples = [Sample(*fields) for fields in zip(*columns, strict=True)]
+    for name, values in state.get("carried", {}).items():
+        for sample, value in zip(samples, values, strict=True):
+            is_array = name == "rewards" and value is not None
+            setattr(sample, name, np.asarray(value, np.float32) if is_array else value)
+    return samples
 
 
 def _samples(state: Mapping[str, Any], device: torch.device) -> dict[Key, Sample]:

@@ -19,6 +19,7 @@ from grpox.observing.record import began
 from grpox.runfile.load import load_run
 from grpox.runfile.overrides import COMMAND_LINE
 from grpox.runfile.yaml_lines import read_yaml
+from grpox.runtime.files import read_mapping
 
 SEED = "train.seed"
 OUTPUT = "output_dir"
@@ -81,11 +82,8 @@ class Child:
 
     def summary(self) -> dict[str, Any] | None:
         """Read ``summary.json``; None unless the run is complete and of this very config."""
-        try:
-            read: dict[str, Any] = json.loads((self.folder / "summary.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return None
-        return read if began(self.config) else None
+        summary = read_mapping(self.folder / "summary.json")
+        return summary if summary and began(self.config) else None
 
 
 def read_grid(arguments: Sequence[str], seeds: str | None) -> Grid:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from grpox.cli.sweep_grid import SEED
 from grpox.contracts import SweepResults
+from grpox.observing.record_files import MetricsLine
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -48,12 +48,10 @@ def tail_lines(path: Path, size: int) -> list[str]:
 def _values(line: str) -> dict[str, float]:
     """Parse a line of metrics.jsonl; no values if its process was killed while it wrote."""
     try:
-        record: dict[str, Any] = json.loads(line)
-        kind, prefix = ("evaluation", "evaluation/") if "evaluation" in record else ("metrics", "")
-        values = {prefix + name.removeprefix(prefix): float(value) for name, value in record[kind].items()}
-        return values | {"step": float(record["step"])}
-    except (ValueError, TypeError, KeyError, AttributeError):
+        parsed = MetricsLine.parse(line)
+    except ValueError:
         return {}
+    return parsed.named_values | {"step": float(parsed.step)}
 
 
 def as_table(results: SweepResults, names: Mapping[str, str]) -> Table:

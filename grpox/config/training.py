@@ -83,7 +83,8 @@ class TrainConfig(Section):
     """Estimator of that KL, with rho = log ref - log pi: -rho, rho^2/2, exp(rho) - rho - 1 (Schulman 2020), or
     the last times the ratio pi/pi_old, whose gradient is unbiased off-policy (arXiv 2512.02556)."""
     sync_ref_model: bool = False
-    """Let the reference follow the policy (TR-DPO, arXiv 2404.09656); needs beta > 0."""
+    """Let the reference follow the policy (TR-DPO, arXiv 2404.09656); needs beta > 0, or a
+    loss that needs reference_logprobs."""
     ref_sync_alpha: float = Field(0.6, gt=0, le=1)
     """The reference becomes alpha * policy + (1 - alpha) * reference; 0.6 in TR-DPO."""
     ref_sync_steps: int = Field(512, ge=1)
@@ -118,8 +119,6 @@ class TrainConfig(Section):
 
     @model_validator(mode="after")
     def _has_a_reference(self) -> Self:
-        if self.sync_ref_model and self.beta == 0:
-            raise ValueError("sync_ref_model needs beta > 0: with beta 0 there is no reference")
         return self
 
 

@@ -22,12 +22,12 @@ from grpox.config import RunConfig
 from grpox.errors import RunFailed, text_of
 from grpox.errors.formatting import format_bytes, pluralize
 from grpox.errors.redaction import redact, redacted
-from grpox.observing.record_files import CompletionFiles, MetricsFile, write_completions
+from grpox.observing.record_files import CompletionFiles, MetricsFile, MetricsLine, write_completions
 from grpox.plugins.hookspecs import hookimpl
 from grpox.runfile.lock.differences import changes
 from grpox.runfile.masked import VERSIONS
 from grpox.runfile.yaml_lines import Dumper
-from grpox.runtime.files import sync, write_atomically, write_error_message
+from grpox.runtime.files import read_mapping, sync, write_atomically, write_error_message
 from grpox.runtime.logs import get_logger
 
 if TYPE_CHECKING:
@@ -192,7 +192,7 @@ def finished(config: RunConfig, steps: int) -> dict[str, Any] | None:
     Args:
         steps: steps of the schedule; a run that stopped early has taken fewer.
     """
-    summary = _read_json(Path(config.output_dir) / "summary.json")
+    summary = read_mapping(Path(config.output_dir) / "summary.json")
     recorded = _recorded(config)
     if not summary or recorded is None:
         return None
@@ -208,15 +208,6 @@ def _recorded(config: RunConfig) -> RunConfig | None:
     except (OSError, ValueError, yaml.YAMLError):
         return None
     return None if changes(recorded.model_dump(mode="json"), config) else recorded
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    """Read the mapping in a file; empty if it holds none."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return value if isinstance(value, dict) else {}
 
 
 def sync_record(folder: Path, after: int) -> int:
@@ -238,7 +229,7 @@ def _source(run: RunContext) -> dict[str, str]:
     """Return name and path of the run file; for a run resumed from its own record, the original run file's."""
     path = Path(run.source).absolute()
     if path == (run.output_dir / "config.yaml").absolute() and (
-        recorded := _read_json(run.output_dir / VERSIONS)
+        recorded := read_mapping(run.output_dir / VERSIONS)
     ):
         return {key: str(recorded[key]) for key in ("source", "file") if key in recorded}
     return {"source": run.source, **({"file": str(path)} if path.is_file() else {})}
@@ -251,7 +242,7 @@ def files_of_observers(observers: Iterable[object]) -> list[str]:
 
 def _files_of_observers(folder: Path) -> list[str]:
     """List the observers' files of the run in the folder; names outside of it are ignored."""
-    names = _read_json(folder / VERSIONS).get(OBSERVERS)
+    names = read_mapping(folder / VERSIONS).get(OBSERVERS)
     names = [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
     return [name for name in names if Path(name).name == name]
 
@@ -336,7 +327,7 @@ def _is_of_before(line: bytes, step: int) -> bool:
     """Tell whether a line belongs before the checkpoint after `step`; it was written late, on a full disk."""
     try:
         # An evaluation comes before the checkpoint of its step; that of step 0 is made again.
-        return 0 < int(json.loads(line)["step"]) <= step
+        return 0 < MetricsLine.parse(line).step <= step
     except ValueError:
         return False
 

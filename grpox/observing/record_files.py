@@ -3,18 +3,51 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 from collections import Counter, deque
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from grpox.errors import describe
 from grpox.runtime.files import atomic_path
 
 if TYPE_CHECKING:
     import pyarrow
 
     from grpox.contracts import RunContext, ScoredRollout
+
+
+class MetricsLine(NamedTuple):
+    """Values that one optimizer step or one evaluation logged: a line of ``metrics.jsonl``."""
+
+    step: int
+    time: float
+    """Unix seconds."""
+    values: dict[str, float]
+    is_evaluation: bool
+
+    @classmethod
+    def parse(cls, line: str | bytes) -> MetricsLine:
+        """Read it.
+
+        Raises:
+            ValueError: it is no such line; a process that was killed may leave half of one.
+        """
+        try:
+            fields = json.loads(line)
+            kind = "metrics" if "metrics" in fields else "evaluation"
+            values = {name: float(value) for name, value in fields[kind].items()}
+            return cls(int(fields["step"]), float(fields["time"]), values, kind == "evaluation")
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(describe(error)) from error
+
+    @property
+    def named_values(self) -> dict[str, float]:
+        """The values, those of an evaluation below ``evaluation/``."""
+        prefix = "evaluation/" if self.is_evaluation else ""
+        return {prefix + name.removeprefix(prefix): value for name, value in self.values.items()}
 
 
 class CompletionFiles:

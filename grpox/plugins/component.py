@@ -105,9 +105,11 @@ def contract_problem(kind: str, target: Any) -> str:
     missing = [name for name in METHODS.get(kind, ()) if not callable(getattr(target, name, None))]
     if missing:
         return f"has no method {' and no method '.join(missing)} (see grpox.contracts)"
+    if kind != "loss":
+        return ""
     # The value of a property is known only once the object is built.
-    is_known = kind == "loss" and not isinstance(getattr(target, "reduction", None), property)
-    return reduction_problem(target) if is_known else ""
+    is_known = not isinstance(getattr(target, "reduction", None), property)
+    return (reduction_problem(target) if is_known else "") or scope_problem(target)
 
 
 def reduction_problem(loss: Any) -> str:
@@ -117,6 +119,14 @@ def reduction_problem(loss: Any) -> str:
         return ""
     allowed = ", ".join(member.name for member in Reduction)
     return f"has the reduction {reduction!r}; it is a grpox.contracts.Reduction: {allowed}"
+
+
+def scope_problem(loss: Any) -> str:
+    """Describe the problem with the scope that a loss declares; empty if there is none."""
+    scope = getattr(loss, "scope", "token")
+    if scope in ("token", "group") or isinstance(scope, property):
+        return ""
+    return f"has the scope {scope!r}; it is 'token' or 'group'"
 
 
 def _capabilities(target: Any, attribute: str, key: str) -> tuple[str, ...]:

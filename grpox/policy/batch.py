@@ -11,13 +11,14 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from grpox.contracts import Rollout
+from grpox.runtime.foreign_code import copied
 
 
 @dataclass(eq=False)
@@ -40,6 +41,14 @@ class Sample:
     policy_keep: Tensor | None = None
     """bool[T]: tokens that the policy loss of the step at hand is made of; None between steps, and where all
     are."""
+    rewards: np.ndarray | None = None
+    """f32[K], NaN where a function abstained; None unless the loss needs it, as are those below."""
+    group_id: int | None = None
+    """Equal for samples of one prompt in one generation batch of the run, and for no others."""
+    sequence_id: int | None = None
+    """Number of the sample in the run."""
+    columns: Mapping[str, Any] | None = None
+    """Column of the dataset -> its value in the row of the prompt."""
 
     def __len__(self) -> int:
         """Tokens of prompt and completion."""
@@ -127,6 +136,23 @@ class RolloutBatch:
             for row, mask in enumerate(self.cut(self.token_mask))
         ]
 
+    @property
+    def rewards(self) -> Tensor | None:
+        """f32[B, K], NaN where a function abstained; None where the samples carry none."""
+        rows = _carried(self.samples, "rewards")
+        return None if rows is None else from_lists(np.stack(rows), np.float32, self.token_mask.device)
+
+    def ids(self, name: Literal["group_id", "sequence_id"]) -> Tensor | None:
+        """i64[B]: this number of each sample; None where the samples carry none."""
+        numbers = _carried(self.samples, name)
+        return None if numbers is None else from_lists(numbers, np.int64, self.token_mask.device)
+
+    @property
+    def columns(self) -> dict[str, list[Any]] | None:
+        """Column of the dataset -> B values, which are copies; None where the samples carry none."""
+        rows = _carried(self.samples, "columns")
+        return None if rows is None else {name: [copied(row[name]) for row in rows] for name in rows[0]}
+
     @cached_property
     def attention_mask(self) -> Tensor:
         """i64[B, P + T], 1 where there is a token; prompts are padded on the left to the longest, P."""
@@ -158,6 +184,12 @@ class RolloutBatch:
         completions = np.array([len(sample.completion) for sample in self.samples])[:, None]
         column = np.arange(-int(prompts.max()), self.token_mask.shape[1])
         return int(prompts.max()), (column >= -prompts) & (column < completions)
+
+
+def _carried(samples: Sequence[Sample], field: str) -> list[Any] | None:
+    """List a field of all samples; None where any lacks it."""
+    values = [getattr(sample, field) for sample in samples]
+    return None if any(value is None for value in values) else values
 
 
 def collate(samples: Sequence[Sample], device: torch.device) -> RolloutBatch:

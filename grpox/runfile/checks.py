@@ -12,6 +12,7 @@ from grpox.plugins.component import BoundComponent
 from grpox.plugins.discovery import PluginSet
 from grpox.plugins.requirements import canonical_name, unmet
 from grpox.runfile.given import Given
+from grpox.runtime.signals import raise_if_signal
 
 NEUTRAL = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "min_completion_length": 0}
 """Keys of `sampling` that change the generator's distribution alone -> the value that changes nothing.
@@ -131,6 +132,74 @@ def old_logprobs_problems(context: CheckContext) -> Iterator[Problem]:
     if correction is not None and Capability.LOGPROBS in correction.needs:
         what = f"{correction} would correct nothing: the ratio itself is to the generator's probabilities"
         yield Problem(what, "correction", allowed="none")
+
+
+def sampler_logprobs_problems(context: CheckContext) -> Iterator[Problem]:
+    """Find reasons why a loss cannot be given the generator's log-probabilities."""
+    loss = context.components.get("loss")
+    if loss is not None and Capability.SAMPLER_LOGPROBS in loss.needs:
+        given = f"{loss}, which needs sampler_logprobs"
+        yield from _without_logprobs(context, "loss", given, "a loss without them, or another generator")
+
+
+def reference_sync_problems(context: CheckContext) -> Iterator[Problem]:
+    """Find out whether a reference that is to follow the policy exists."""
+    train, loss = context.config.train, context.components.get("loss")
+    if not train.sync_ref_model or train.beta > 0 or loss is None:
+        return
+    if Capability.REFERENCE_LOGPROBS not in loss.needs:
+        what = "sync_ref_model needs beta > 0: with beta 0 there is no reference"
+        allowed = "false, or train.beta above 0, or a loss that needs reference_logprobs"
+        yield Problem(what, "train.sync_ref_model", given="true", allowed=allowed)
+
+
+def group_scope_problems(context: CheckContext) -> Iterator[Problem]:
+    """Find keys that would part the groups of a loss that is given whole ones."""
+    loss = context.components.get("loss")
+    if loss is not None and declared_scope(loss) == "group":
+        yield from parted_groups(context.config, loss)
+
+
+def parted_groups(config: RunConfig, loss: BoundComponent) -> Iterator[Problem]:
+    """Find reasons why `loss`, of scope "group", cannot be given whole groups."""
+    if Capability.GROUP_IDS not in loss.needs:
+        what = f"{loss} has scope 'group' and cannot tell groups apart: it has to need group_ids"
+        yield Problem(what, "loss", given=f"needs {loss.needs}", allowed="needs = ('group_ids',)")
+    train, budget = config.train, config.train.max_tokens_per_micro_batch
+    size, group = train.per_device_train_batch_size, train.num_generations
+    if size % group:
+        below = size // group * group
+        yield Problem(
+            f"would part groups of {group}: {loss} has scope 'group' and is given whole groups",
+            "train.per_device_train_batch_size",
+            given=str(size),
+            allowed=f"a multiple of train.num_generations, {group}",
+            nearest=f"{below} or {below + group}" if below else str(group),
+        )
+    longest = (config.data.max_prompt_length or 1) + config.sampling.max_completion_length
+    if budget is not None and budget < group * longest:
+        what = f"is less than a whole group can need, and {loss} has scope 'group': its groups cannot be parted"
+        prompt = config.data.max_prompt_length or "a prompt"
+        formula = f"{group} * ({prompt} + {config.sampling.max_completion_length})"
+        allowed = f"null, or at least train.num_generations * the longest sequence, {formula} tokens"
+        yield Problem(what, "train.max_tokens_per_micro_batch", given=str(budget), allowed=allowed)
+
+
+def declared_scope(loss: BoundComponent, imports: bool = False) -> str:
+    """Read the scope of a loss: its class's, or "token" where that is known only when the run builds it.
+
+    Args:
+        imports: import a plugin's class, which may take seconds, in any case; else only if it needs group_ids,
+            as one of scope "group" has to.
+    """
+    if loss.offer is not None and Capability.GROUP_IDS not in loss.needs and not imports:
+        return "token"
+    try:
+        scope = getattr(loss.load(), "scope", "token")
+    except BaseException as error:  # noqa: BLE001 - a plugin's own code; building it reports the failure
+        raise_if_signal(error)
+        return "token"
+    return scope if isinstance(scope, str) else "token"
 
 
 def off_policy_problems(context: CheckContext) -> Iterator[Problem]:

@@ -50,6 +50,9 @@ CHECKS: tuple[Check, ...] = (
     of_section("hub", hub_problems),
     evaluation_problems,
     checks.old_logprobs_problems,
+    checks.sampler_logprobs_problems,
+    checks.group_scope_problems,
+    checks.reference_sync_problems,
     checks.staleness_problems,
     checks.off_policy_problems,
     checks.dynamic_sampling_problems,
@@ -58,6 +61,18 @@ CHECKS: tuple[Check, ...] = (
     lora_problems,
 )
 """Checks of a run file that fits its schema, in this order."""
+LOSS_INPUTS = (
+    Capability.ENTROPY,
+    Capability.OLD_LOGPROBS,
+    Capability.ENTROPY_GRADIENT,
+    Capability.REFERENCE_LOGPROBS,
+    Capability.SAMPLER_LOGPROBS,
+    Capability.REWARDS,
+    Capability.GROUP_IDS,
+    Capability.SEQUENCE_IDS,
+    Capability.COLUMNS,
+)
+"""Capabilities that the core provides."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +95,11 @@ class ResolvedRun:
     def build(self, key: str) -> Any:
         """Build the component under `key`; see `grpox.plugins.registry.Registry.build`."""
         return self.registry.build(self.components[key])
+
+    @property
+    def needs_reference(self) -> bool:
+        """True where the KL penalty or the loss needs log-probabilities under the reference."""
+        return self.config.train.beta > 0 or Capability.REFERENCE_LOGPROBS in self.components["loss"].needs
 
     @property
     def distributions(self) -> list[str]:
@@ -270,7 +290,7 @@ def _bind(
         except ConfigError as error:
             problems += error.problems
     if not problems:
-        problems = registry.negotiate(list(components.values()), {Capability.ENTROPY, Capability.OLD_LOGPROBS})
+        problems = registry.negotiate(list(components.values()), LOSS_INPUTS)
     return components, problems
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from grpox.config import LoraConfig, ModelConfig, TrainConfig
 from grpox.errors import Problem, nearest
 from grpox.runfile.checks import CheckContext
+from grpox.runtime.files import read_mapping
 
 INSTALL = "pip install 'grpox[lora]'"
 LONGEST_HEADER = 2**26
@@ -110,11 +111,7 @@ def media_problem(config: Mapping[str, Any], key: str, given: str) -> Problem | 
 
 def media_problem_of(folder: Path, key: str) -> Problem | None:
     """Check the model of a folder in the same way; loading refuses an unreadable configuration."""
-    try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return None
-    return media_problem(config, key, str(folder)) if isinstance(config, dict) else None
+    return media_problem(read_mapping(folder / "config.json"), key, str(folder))
 
 
 def lora_problems(context: CheckContext) -> Iterator[Problem]:

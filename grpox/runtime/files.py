@@ -5,6 +5,7 @@ Other users of the machine may at most read the files of a run.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -13,6 +14,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from grpox.errors import text_of
 from grpox.errors.formatting import format_bytes
@@ -48,6 +50,15 @@ def write_atomically(path: Path, text: str) -> None:
     except OSError as error:
         error.filename = error.filename or str(path)
         raise
+
+
+def read_mapping(path: Path) -> dict[str, Any]:
+    """Read the mapping in a file of JSON; empty if the file cannot be read or holds none."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return content if isinstance(content, dict) else {}
 
 
 def write_error_message(error: Exception, path: Path, needed: int | None = None) -> str:

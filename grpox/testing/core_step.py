@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from grpox.contracts import Capability
 from grpox.errors import ConfigError, Problem, nearest, text_of
 from grpox.plugins.registry import bind, installed
 from grpox.runtime.world import World
@@ -19,6 +20,14 @@ from grpox.update.token_masks import choose
 
 REQUIRED = ("logprobs", "advantages", "token_mask")
 OPTIONAL = ("old_logprobs", "sampler_logprobs", "ref_logprobs", "entropy")
+BY_SEQUENCE = ("rewards", "group_ids", "sequence_ids")
+"""Tensors of a micro-batch for losses that need them, under the names of `grpox.contracts.LossInputs`."""
+INPUT_NAMES = {
+    Capability.REFERENCE_LOGPROBS: "ref_logprobs",
+    Capability.ENTROPY_GRADIENT: "entropy",
+    **{capability: capability.value for capability in Capability if capability.value in BY_SEQUENCE},
+}
+"""Capability that a loss may need -> the tensor that a micro-batch must have."""
 
 
 def step_gradient(
@@ -44,7 +53,8 @@ def step_gradient(
             different numbers of them. Each is a mapping with `logprobs` f64[B, T], `advantages` f64[B] or
             f64[B, T], `token_mask` bool[B, T], and where there are any `old_logprobs` (default: equal to
             logprobs, as before the first update), `sampler_logprobs` (NaN: unknown), `ref_logprobs` and
-            `entropy`, f64[B, T] each. B and T may differ between micro-batches.
+            `entropy`, f64[B, T] each. For a loss that needs them `rewards` f64[B, K], `group_ids` and
+            `sequence_ids` i64[B]. B and T may differ between micro-batches.
         correction: as in a run file.
         beta: weight of the KL to the reference; more than 0 needs `ref_logprobs`.
         kl: its estimator: k1, k2, k3 or unbiased.
@@ -71,9 +81,14 @@ def step_gradient(
     needed = [*REQUIRED, *(["ref_logprobs"] if beta > 0 else [])]
     if entropy_coef > 0 or top_entropy_quantile < 1:
         needed.append("entropy")
-    inputs = _all_inputs(micro_batches, needed, top_entropy_quantile)
-    built, corrects = (installed().build(bind(*each)) for each in (("loss", loss), ("correction", correction)))
-    step_loss = StepLoss(built, corrects, beta, kl, entropy_coef, off_policy_mask_threshold)
+    bound, corrects = bind("loss", loss), installed().build(bind("correction", correction))
+    if Capability.COLUMNS in bound.needs:
+        raise ConfigError(f"{bound} needs columns, and no dataset is here", "loss", given=bound.label)
+    needed += [name for capability, name in INPUT_NAMES.items() if capability in bound.needs]
+    inputs = _all_inputs(micro_batches, list(dict.fromkeys(needed)), top_entropy_quantile)
+    needs = frozenset(bound.needs)
+    built = installed().build(bound)
+    step_loss = StepLoss(built, corrects, beta, kl, entropy_coef, off_policy_mask_threshold, needs)
     # Each rank counts its own and the counts are added, as the all-reduce of a run does.
     counts = [count_masks(i.token_mask for i in inputs[rank::world_size]) for rank in range(world_size)]
     tokens, sequences, number = (sum(column) for column in zip(*counts, strict=True))
@@ -119,7 +134,7 @@ def _inputs(place: int, given: Any, needed: Sequence[str]) -> MicroBatchInputs:
     key = f"micro_batches[{place}]"
     if not isinstance(given, Mapping):
         raise ConfigError("a micro-batch is a mapping of names to tensors", key, given=type(given).__name__)
-    known = (*REQUIRED, *OPTIONAL)
+    known = (*REQUIRED, *OPTIONAL, *BY_SEQUENCE)
     problems = [
         Problem("no such tensor", f"{key}.{name}", allowed=", ".join(known), nearest=nearest(name, known))
         for name in given
@@ -134,13 +149,20 @@ def _inputs(place: int, given: Any, needed: Sequence[str]) -> MicroBatchInputs:
         raise ConfigError("must have the shape [B, T]", f"{key}.logprobs", given=str(shape))
     for name, tensor in tensors.items():
         shapes = [shape, shape[:1]] if name == "advantages" else [shape]
+        if name in BY_SEQUENCE:
+            columns = tensor.shape[1:2] if name == "rewards" else ()
+            shapes = [(shape[0], *columns)]
         if tuple(tensor.shape) not in shapes:
             allowed, other = " or ".join(map(str, shapes)), str(tuple(tensor.shape))
             problems.append(Problem("wrong shape", f"{key}.{name}", given=other, allowed=allowed))
     if problems:
         raise ConfigError(problems)
     # Detached, so that a caller's own graph is neither needed nor changed.
-    f64 = {name: tensor.detach().to(torch.float64) for name, tensor in tensors.items() if name != "token_mask"}
+    f64 = {
+        name: tensor.detach().to(torch.float64)
+        for name, tensor in tensors.items()
+        if name not in ("token_mask", "group_ids", "sequence_ids")
+    }
     return MicroBatchInputs(
         logprobs=f64["logprobs"].clone().requires_grad_(),
         token_mask=tensors["token_mask"].bool(),
@@ -149,6 +171,9 @@ def _inputs(place: int, given: Any, needed: Sequence[str]) -> MicroBatchInputs:
         sampler_logprobs=f64.get("sampler_logprobs"),
         reference_logprobs=f64.get("ref_logprobs"),
         entropy=f64.get("entropy"),
+        rewards=f64.get("rewards"),
+        group_ids=tensors.get("group_ids"),
+        sequence_ids=tensors.get("sequence_ids"),
     )
 
 

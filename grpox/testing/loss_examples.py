@@ -9,7 +9,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -27,6 +27,13 @@ SHAPES = ((1, 1), (1, 2), (2, 1), (2, 3), (4, 6))
 """(sequences, tokens): a violation is shown on the first shape that has it."""
 SPREAD = 0.3
 """Standard deviation of the log-ratios: some are clipped by the usual bounds, most are not."""
+BY_SEQUENCE = ("rewards", "group_ids", "sequence_ids")
+"""Inputs of a loss that have no position of a token."""
+GROUP = 2
+"""Sequences of a group."""
+REWARD_FUNCTIONS = 2
+COLUMNS: Mapping[str, Sequence[Any]] = {"answer": ("yes", "no")}
+"""Column of a dataset -> values, for a loss that names none of its own in `example_columns`."""
 close = partial(torch.allclose, rtol=1e-9, atol=1e-12)
 """True for two float64 tensors that differ by the order of sums alone."""
 
@@ -38,12 +45,16 @@ def example(
     needs: Sequence[str] = (),
     folds_correction: bool = False,
     dtype: torch.dtype = torch.float64,
+    columns: Mapping[str, Sequence[Any]] = COLUMNS,
 ) -> LossInputs:
     """Build sequences of several lengths with advantages of both signs; a long one has a masked token inside.
 
+    Two after the other are a group.
+
     Args:
-        needs: capabilities that the loss declares; without `entropy` that tensor is None, as in a run.
+        needs: capabilities that the loss declares; the inputs are None for others.
         folds_correction: give it correction weights.
+        columns: column of the dataset -> values, which the sequences take in turn.
     """
     generator, shape = torch.Generator().manual_seed(seed), (sequences, tokens)
     uniform = partial(torch.rand, generator=generator, dtype=torch.float64)
@@ -59,10 +70,22 @@ def example(
         old_logprobs=old,
         advantages=advantages.unsqueeze(1).expand(shape),
         token_mask=mask,
-        entropy=2 * uniform(shape) if Capability.ENTROPY in needs else None,
+        entropy=2 * uniform(shape) if {Capability.ENTROPY, Capability.ENTROPY_GRADIENT} & set(needs) else None,
         correction_weights=2 * uniform(shape) if folds_correction else None,
     )
-    return filled(to_dtype(given, dtype), 0.0)
+    further = {
+        Capability.REFERENCE_LOGPROBS: (old + SPREAD * (uniform(shape) - 0.5)).clamp(max=-0.01),
+        Capability.SAMPLER_LOGPROBS: (old + SPREAD * (uniform(shape) - 0.5)).clamp(max=-0.01),
+        Capability.REWARDS: uniform((sequences, REWARD_FUNCTIONS)),
+        Capability.GROUP_IDS: row // GROUP + 3,
+        Capability.SEQUENCE_IDS: row + 100,
+        Capability.COLUMNS: {name: [values[n % len(values)] for n in row] for name, values in columns.items()},
+    }
+    needed: dict[str, Any] = {str(name): values for name, values in further.items() if name in needs}
+    inputs = filled(to_dtype(replace(given, **needed), dtype), 0.0)
+    if inputs.entropy is not None and Capability.ENTROPY_GRADIENT in needs:
+        inputs.entropy.requires_grad_()
+    return inputs
 
 
 def tensors_of(inputs: DataclassInstance) -> dict[str, Tensor]:
@@ -76,6 +99,12 @@ def mapped(inputs: Tensors, function: Callable[[Tensor], Tensor]) -> Tensors:
     return replace(inputs, **{name: function(tensor) for name, tensor in tensors_of(inputs).items()})
 
 
+def mapped_tokens(inputs: Tensors, function: Callable[[Tensor], Tensor]) -> Tensors:
+    """Apply `function` to every tensor that has positions of tokens, [B, T]."""
+    named = tensors_of(inputs).items()
+    return replace(inputs, **{name: function(tensor) for name, tensor in named if name not in BY_SEQUENCE})
+
+
 def to_dtype(inputs: LossInputs, dtype: torch.dtype) -> LossInputs:
     """Convert every tensor but the mask."""
     return mapped(inputs, lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)
@@ -83,37 +112,49 @@ def to_dtype(inputs: LossInputs, dtype: torch.dtype) -> LossInputs:
 
 def filled(inputs: LossInputs, value: float) -> LossInputs:
     """Put `value` where masked: 0 as `grpox.update.objective` does, or any number that a model may return."""
-    changed = mapped(inputs, lambda tensor: torch.where(inputs.token_mask, tensor, value))
+    changed = mapped_tokens(inputs, lambda tensor: torch.where(inputs.token_mask, tensor, value))
     return replace(changed, token_mask=inputs.token_mask)
 
 
 def rows(inputs: Tensors, places: Any) -> Tensors:
     """Select sequences, in this order."""
-    return mapped(inputs, lambda tensor: tensor[places])
+    selected, columns = mapped(inputs, lambda tensor: tensor[places]), getattr(inputs, "columns", None)
+    if columns is None:
+        return selected
+    count = len(next(iter(tensors_of(inputs).values())))
+    numbers = torch.arange(count)[places].tolist()
+    of_rows = {name: [values[number] for number in numbers] for name, values in columns.items()}
+    return replace(selected, columns=of_rows)
 
 
 def padded(inputs: Tensors, tokens: int) -> Tensors:
     """Append positions, all masked."""
-    return mapped(inputs, lambda tensor: torch.nn.functional.pad(tensor, (0, tokens)))
+    return mapped_tokens(inputs, lambda tensor: torch.nn.functional.pad(tensor, (0, tokens)))
 
 
 def shown(inputs: DataclassInstance, **further: Tensor) -> str:
     """Write the inputs as text, a line for each sequence of each tensor."""
     named = tensors_of(inputs) | further
-    width = max(map(len, named))
-    return "\n".join(
+    columns: Mapping[str, Sequence[Any]] = getattr(inputs, "columns", None) or {}
+    width = max(map(len, (*named, *columns)))
+    lines = [
         f"{name:{width}} [{row}]  " + "  ".join(f"{float(value):.4g}" for value in values)
         for name, tensor in named.items()
-        for row, values in enumerate(tensor.tolist())
-    )
+        for row, values in enumerate(tensor.reshape(len(tensor), -1).tolist())
+    ]
+    lines += [
+        f"{name:{width}} [{row}]  {cell!r}" for name, cells in columns.items() for row, cell in enumerate(cells)
+    ]
+    return "\n".join(lines)
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A loss and its gradient by the log-probabilities."""
+    """A loss and its gradient by the log-probabilities, and by the entropies where these have a gradient."""
 
     loss: Tensor  # f64[B, T], zero where masked
     gradient: Tensor  # f64[B, T]
+    by_entropy: Tensor  # f64[B, T], zero where the entropies have no gradient
     diagnostics: Mapping[str, Tensor]  # name -> f64[B, T], zero where masked
 
 
@@ -126,10 +167,20 @@ def measured_on(loss: PolicyLoss, inputs: LossInputs) -> Measured:
     given = leaf(inputs)
     output = per_token_loss(loss, given)
     values = torch.where(inputs.token_mask, output.loss, 0.0)
-    [gradient] = torch.autograd.grad(values.sum(), [given.logprobs])
+    gradient, by_entropy = gradients_of(values.sum(), given)
     named = output.diagnostics.items()
     diagnostics = {name: torch.where(inputs.token_mask, each.detach(), 0.0) for name, each in named}
-    return Measured(values.detach(), gradient, diagnostics)
+    return Measured(values.detach(), gradient, by_entropy, diagnostics)
+
+
+def gradients_of(total: Tensor, inputs: LossInputs) -> tuple[Tensor, Tensor]:
+    """Compute the gradients f64[B, T] of `total` by log-probabilities and entropies, 0 by what has none."""
+    entropy = inputs.entropy
+    if entropy is None or not entropy.requires_grad:
+        [gradient] = torch.autograd.grad(total, [inputs.logprobs])
+        return gradient, torch.zeros_like(gradient)
+    both = torch.autograd.grad(total, [inputs.logprobs, entropy], allow_unused=True, materialize_grads=True)
+    return both[0], both[1]
 
 
 def step_gradient_on(loss: PolicyLoss, inputs: LossInputs, weights: Tensor | None = None) -> Tensor:
@@ -147,7 +198,13 @@ def step_gradient_on(loss: PolicyLoss, inputs: LossInputs, weights: Tensor | Non
         token_mask=given.token_mask,
         advantages=given.advantages,
         old_logprobs=given.old_logprobs,
+        sampler_logprobs=given.sampler_logprobs,
+        reference_logprobs=given.reference_logprobs,
         entropy=given.entropy,
+        rewards=given.rewards,
+        group_ids=given.group_ids,
+        sequence_ids=given.sequence_ids,
+        columns=given.columns,
     )
     share = objective(
         loss,
@@ -155,9 +212,16 @@ def step_gradient_on(loss: PolicyLoss, inputs: LossInputs, weights: Tensor | Non
         torch.ones_like(given.logprobs) if weights is None else weights,
         factor=given.correction_weights,
         folds_correction=LossTraits.of(loss).folds_correction,
+        needs=_needs_of(given),
     )
-    [gradient] = torch.autograd.grad(share.loss, [given.logprobs])
-    return gradient
+    return gradients_of(share.loss, given)[0]
+
+
+def _needs_of(inputs: LossInputs) -> set[str]:
+    """Return the capabilities for which a run would give these inputs."""
+    needs = {name for name in Capability if getattr(inputs, name, None) is not None}
+    trains_entropy = inputs.entropy is not None and inputs.entropy.requires_grad
+    return {*needs, *([Capability.ENTROPY_GRADIENT] if trains_entropy else [])}
 
 
 def step_gradient_of(loss: PolicyLoss, parts: Sequence[LossInputs]) -> Tensor:
@@ -167,23 +231,32 @@ def step_gradient_of(loss: PolicyLoss, parts: Sequence[LossInputs]) -> Tensor:
     return torch.cat([step_gradient_on(loss, part, own) for part, own in zip(parts, weights, strict=True)])
 
 
-def slope(loss: PolicyLoss, inputs: LossInputs, step: float = 1e-6) -> Tensor:
-    """Compute central differences of the summed loss by each token's log-probability: f64[B, T]."""
+def slope(
+    loss: PolicyLoss, inputs: LossInputs, of: Literal["logprobs", "entropy"] = "logprobs", step: float = 1e-6
+) -> Tensor:
+    """Compute central differences of the summed loss by each token's log-probability or entropy: f64[B, T]."""
+    given: Tensor = getattr(inputs, of)
     slopes = torch.zeros_like(inputs.logprobs)
     for row, column in inputs.token_mask.nonzero().tolist():
         moved = torch.zeros_like(inputs.logprobs)
         moved[row, column] = step
         above, below = (
-            measured_on(loss, replace(inputs, logprobs=logprobs)).loss.sum()
-            for logprobs in (inputs.logprobs + moved, inputs.logprobs - moved)
+            measured_on(loss, _with(inputs, of, values)).loss.sum() for values in (given + moved, given - moved)
         )
         slopes[row, column] = (above - below) / (2 * step)
     return slopes
 
 
+def _with(inputs: LossInputs, name: Literal["logprobs", "entropy"], values: Tensor) -> LossInputs:
+    return replace(inputs, logprobs=values) if name == "logprobs" else replace(inputs, entropy=values)
+
+
 def leaf(inputs: LossInputs) -> LossInputs:
-    """Replace the log-probabilities by a copy that takes a gradient."""
-    return replace(inputs, logprobs=inputs.logprobs.detach().clone().requires_grad_())
+    """Replace the log-probabilities by a copy that takes a gradient, and so entropies that have one."""
+    entropy = inputs.entropy
+    if entropy is not None and entropy.requires_grad:
+        entropy = entropy.detach().clone().requires_grad_()
+    return replace(inputs, logprobs=inputs.logprobs.detach().clone().requires_grad_(), entropy=entropy)
 
 
 def leaves(tensor: Tensor) -> list[Tensor]:

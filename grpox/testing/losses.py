@@ -16,13 +16,15 @@ from unittest import SkipTest
 import torch
 from torch import Tensor
 
-from grpox.contracts import LossInputs, Reduction
+from grpox.contracts import Capability, LossInputs, Reduction
 from grpox.errors import RunFailed
 from grpox.testing.conformance import Conformance, Violation, require
 from grpox.testing.devices import device_problem
 from grpox.testing.direction import check_loss_sign
 from grpox.testing.formula import Reference, compare_loss
 from grpox.testing.loss_examples import (
+    COLUMNS,
+    GROUP,
     SHAPES,
     Measured,
     close,
@@ -31,6 +33,7 @@ from grpox.testing.loss_examples import (
     leaf,
     leaves,
     mapped,
+    mapped_tokens,
     measured_on,
     padded,
     random_numbers,
@@ -42,12 +45,22 @@ from grpox.testing.loss_examples import (
     tensors_of,
     to_dtype,
 )
+from grpox.testing.loss_inputs import (
+    NEEDED,
+    check_constant_entropy,
+    check_entropy_gradient,
+    check_scope,
+    is_of_groups,
+    selected,
+    units_of,
+    without_gaps,
+)
 from grpox.update.objective import per_token_loss
 
 LARGEST_LOG_RATIO = 20.0
 BFLOAT16_ERROR = 0.05
 """Of the largest loss: some six roundings to eight bits of mantissa."""
-OPTIONAL = {"entropy": "needs=('entropy',)", "correction_weights": "folds_correction = True"}
+OPTIONAL = {**NEEDED, "correction_weights": "folds_correction = True"}
 """Inputs that are None unless the loss declares them, and the declaration."""
 
 
@@ -63,6 +76,7 @@ class LossConformance(Conformance):
     def test_runs_on_what_it_declares(self) -> None:
         """Runs on what it declares to need, and returns one number for each token."""
         for loss, inputs in self._examples():
+            check_scope(loss, inputs)
             try:
                 per_token_loss(loss, leaf(inputs))
             except RunFailed as error:
@@ -126,13 +140,13 @@ class LossConformance(Conformance):
     # -- Its gradient ------------------------------------------------------------------------------------
 
     def test_gradient_reaches_log_probabilities_only(self) -> None:
-        """Its gradient reaches the log-probabilities, and nothing that it keeps itself."""
+        """Its gradient reaches log-probabilities, perhaps entropies, and nothing that it keeps itself."""
         for loss, inputs in self._examples():
             given = leaf(inputs)
             for variable in leaves(per_token_loss(loss, given).loss):
                 what = f"its gradient reaches a tensor of its own, {tuple(variable.shape)}"
                 advice = "only the policy is trained: keep numbers, or tensors without requires_grad"
-                require(variable is given.logprobs, what, shown(inputs), advice)
+                require(variable is given.logprobs or variable is given.entropy, what, shown(inputs), advice)
 
     def test_gradient_is_that_of_its_value(self) -> None:
         """Its gradient is that of its value, or for a surrogate the one it declares."""
@@ -156,6 +170,13 @@ class LossConformance(Conformance):
                 advice,
             )
 
+    def test_entropy(self) -> None:
+        """Trains on the entropy that its value depends on, or declares that it does not."""
+        for loss, inputs in self._examples():
+            check_constant_entropy(loss, inputs)
+            if getattr(loss, "gradient", "value") == "value":
+                check_entropy_gradient(loss, inputs)
+
     def test_on_policy_gradient(self) -> None:
         """On policy (pi = pi_old) its gradient is finite, and reported."""
         loss, inputs = self._example(1, 1)
@@ -165,7 +186,7 @@ class LossConformance(Conformance):
         gradients = []
         for advantage in (1.0, -1.0):
             at = replace(inputs, advantages=torch.full_like(inputs.advantages, advantage))
-            gradients.append(_finite(loss, at).gradient.item() / advantage)
+            gradients.append(_finite(loss, at).gradient.mean().item() / advantage)
         values = " and ".join(f"{value:.4g} A" for value in dict.fromkeys(gradients))
         self.notes.append(f"d loss / d log pi at pi = pi_old is {values}; the policy gradient's is -1 A")
 
@@ -189,7 +210,8 @@ class LossConformance(Conformance):
         declared = getattr(self.build(), "zero_at_zero_advantage", False)
         for loss, inputs in self._examples():
             at = replace(inputs, advantages=torch.zeros_like(inputs.advantages))
-            if bool((measured_on(loss, at).gradient != 0).any()):
+            measured = measured_on(loss, at)
+            if bool(((measured.gradient != 0) | (measured.by_entropy != 0)).any()):
                 advice = "drop zero_at_zero_advantage, or make the loss a multiple of the advantage"
                 require(not declared, "it trains on tokens whose advantage is 0", shown(at), advice)
                 self.notes.append("trains on tokens whose advantage is 0, as an entropy term does")
@@ -223,16 +245,30 @@ class LossConformance(Conformance):
                 "two masked positions at the end change its loss or gradient",
                 "a mean over positions counts masked ones: weigh by inputs.token_mask and divide by its sum",
             )
+            if is_of_groups(loss):
+                self._check_gaps(loss, inputs)
+                continue
             for row, mask in enumerate(inputs.token_mask):
                 one = rows(inputs, [row])
                 _same(
-                    measured_on(loss, mapped(one, lambda tensor, mask=mask: tensor[:, mask])),  # type: ignore[misc]
+                    measured_on(loss, mapped_tokens(one, lambda tensor, mask=mask: tensor[:, mask])),  # type: ignore[misc]
                     measured_on(loss, one),
                     (..., mask),
                     one,
                     "a masked token within a sequence changes the loss or gradient of its neighbours",
                     "a token's neighbour may be masked: count positions by inputs.token_mask.cumsum(1)",
                 )
+
+    def _check_gaps(self, loss: Any, inputs: LossInputs) -> None:
+        """Check that a loss of groups does not see where the masked tokens of a sequence lie."""
+        closed, order = without_gaps(inputs)
+        one, whole = measured_on(loss, closed), measured_on(loss, inputs)
+        same = close(one.loss, whole.loss.gather(1, order)) and close(
+            one.gradient, whole.gradient.gather(1, order)
+        )
+        what = "a masked token within a sequence changes the loss or gradient of its neighbours"
+        advice = "a token's neighbour may be masked: count positions by inputs.token_mask.cumsum(1)"
+        require(same, what, shown(inputs), advice)
 
     def test_all_masked(self) -> None:
         """Takes a batch without one token to learn from."""
@@ -250,26 +286,28 @@ class LossConformance(Conformance):
     # -- Batches, ranks ----------------------------------------------------------------------------------
 
     def test_rows_are_independent(self) -> None:
-        """Changing one sequence changes no other sequence's loss or gradient, unless it declares mixes_rows."""
+        """Changing one sequence, or one group of a loss of groups, changes no other's loss or gradient."""
         if getattr(self.build(), "mixes_rows", False):
             raise SkipTest("it declares mixes_rows: what a sequence learns may depend on its neighbours")
         for loss, inputs in self._examples():
             whole = measured_on(loss, inputs)
-            for row in range(len(inputs.logprobs)):
+            for number, unit in enumerate(units_of(loss, inputs)):
                 _same(
-                    measured_on(loss, rows(inputs, [row])),
+                    measured_on(loss, rows(inputs, unit)),
                     whole,
-                    [row],
+                    unit,
                     inputs,
-                    f"sequence {row} has another loss or gradient by itself than among the others",
+                    f"{'group' if is_of_groups(loss) else 'sequence'} {number} has another loss or gradient by "
+                    "itself than among the others",
                     "something is averaged over the batch, and a loss sees one micro-batch, not the step: "
-                    "return one number for each token and let `reduction` average",
+                    "return one number for each token and let `reduction` average. A loss that compares the "
+                    "sequences of a group declares scope = 'group'",
                 )
 
     def test_permutation(self) -> None:
-        """The order of the sequences does not matter."""
+        """The order of the sequences, or of the groups of a loss of groups, does not matter."""
         for loss, inputs in self._examples():
-            order = torch.arange(len(inputs.logprobs)).flip(0)
+            order = torch.tensor([row for unit in reversed(units_of(loss, inputs)) for row in unit])
             whole, turned = measured_on(loss, inputs), measured_on(loss, rows(inputs, order))
             advice = "it treats a place in the batch as if it meant something"
             _same(whole, turned, order, inputs, "in another order it gives other losses", advice)
@@ -281,11 +319,13 @@ class LossConformance(Conformance):
             raise SkipTest("its reduction LOCAL_TOKEN_MEAN depends on the micro-batch size by definition")
         if getattr(loss, "mixes_rows", False):
             raise SkipTest("it declares mixes_rows")
-        whole = step_gradient_of(loss, [inputs])
+        whole, units = step_gradient_of(loss, [inputs]), units_of(loss, inputs)
         for size in (1, 2, 3):
-            split = step_gradient_of(loss, [rows(inputs, slice(at, at + size)) for at in range(0, 4, size)])
+            parts = [selected(inputs, units[at : at + size]) for at in range(0, len(units), size)]
+            split = step_gradient_of(loss, parts)
             advice = "it divides by a count of its own: the core divides, by those of the whole step"
-            what = f"in micro-batches of {size} its gradient is another one than at once"
+            of = "groups" if is_of_groups(loss) else "sequences"
+            what = f"in micro-batches of {size} {of} its gradient is another one than at once"
             require(close(whole, split), what, shown(inputs, at_once=whole, split=split), advice)
 
     # -- Numbers -----------------------------------------------------------------------------------------
@@ -314,7 +354,7 @@ class LossConformance(Conformance):
         """Its diagnostics are finite, and their mean over tokens is the same for every split of the batch."""
         loss, inputs = self._example(4, 6)
         whole = measured_on(loss, inputs).diagnostics
-        alone = [measured_on(loss, rows(inputs, [row])).diagnostics for row in range(4)]
+        alone = [measured_on(loss, rows(inputs, unit)).diagnostics for unit in units_of(loss, inputs)]
         for name, values in whole.items():
             example = shown(inputs, **{name: values})
             require(bool(values.isfinite().all()), f"diagnostic '{name}' is not finite", example)
@@ -345,14 +385,17 @@ class LossConformance(Conformance):
     ) -> tuple[Any, LossInputs]:
         loss = loss or self.build()
         folds = bool(getattr(loss, "folds_correction", False))
-        return loss, example(sequences, tokens, seed, self.bound.needs, folds, dtype)
+        sequences *= GROUP if is_of_groups(loss) else 1
+        columns = getattr(loss, "example_columns", COLUMNS)
+        return loss, example(sequences, tokens, seed, self.bound.needs, folds, dtype, columns)
 
     def _undeclared(self, inputs: LossInputs) -> str:
         """Name the missing declaration, if the loss runs once it is given an undeclared input."""
-        loss = self.build()
+        loss, (sequences, tokens) = self.build(), inputs.logprobs.shape
+        others = example(sequences, tokens, 0, list(Capability), True, inputs.logprobs.dtype)
         for name, declaration in OPTIONAL.items():
             if getattr(inputs, name) is None:
-                given = replace(inputs, **{name: torch.ones_like(inputs.logprobs)})  # type: ignore[arg-type]
+                given = replace(inputs, **{name: getattr(others, name)})
                 try:
                     per_token_loss(loss, leaf(given))
                 except RunFailed:

@@ -38,6 +38,7 @@ from grpox.training.evaluation import Evaluator
 from grpox.training.generation_feed import GenerationFeed
 from grpox.training.inputs import (
     EvaluationInputs,
+    check_scope,
     open_prompts,
     open_reference,
     open_schedule,
@@ -77,6 +78,7 @@ class TrainInputs:
             ConfigError: an input cannot be used; see `grpox.training.inputs`.
             RunFailed: the first rows of a stream cannot be read.
         """
+        check_scope(run)
         tokenizer = open_tokenizer(run)
         prompts, evaluation_prompts = open_prompts(run, tokenizer)
         rewards = bind_rewards(run.config.rewards, functions, prompts)
@@ -119,7 +121,7 @@ def build_engines(
     """Shard the policy, and the reference where there is one; a collective."""
     config, world, train = parts.run.config, parts.world, parts.run.config.train
     reference: FrozenEngine | BaseAsReference | None = None
-    if train.beta > 0 and config.model.lora is None:
+    if parts.run.needs_reference and config.model.lora is None:
         # Before the policy's engine takes the weights that the reference begins with.
         reference = FrozenEngine(open_reference(parts.run, model), config, world)
     optimizer = parts.run.build("train.optimizer") if train.optimizer else AdamW(train)
@@ -132,7 +134,7 @@ def build_engines(
     if config.model.lora is not None:
         if world.is_main:
             logger.info("%s", describe_training(engine.module))
-        reference = BaseAsReference(engine) if train.beta > 0 else None
+        reference = BaseAsReference(engine) if parts.run.needs_reference else None
     return engine, reference
 
 
@@ -162,9 +164,11 @@ def build_trainer(
     if config.evaluation is not None and inputs.evaluation is not None:
         scorer = Scorer(inputs.evaluation.rewards, streaming, warn)
         evaluator = Evaluator(sampler, scorer, inputs.evaluation.prompts, config.evaluation, config.sampling)
+    needs = run.components["loss"].needs
+    check_scope(run, loss)
     dumps = FaultDumps(engine, config, inputs.tokenizer, world)
     nonfinite = NonFinitePolicy(config.train, world, dumps, warn)
-    policy = PolicyUpdate(engine, reference, loss, correction, config, world, nonfinite)
+    policy = PolicyUpdate(engine, reference, loss, correction, config, world, nonfinite, needs)
     early_stop = config.evaluation.early_stop if config.evaluation is not None else None
     state = TrainingState(
         cursor=PromptCursor(inputs.schedule.sampler) if config.train.dynamic_sampling_rounds else None,
@@ -180,7 +184,7 @@ def build_trainer(
         world=world,
         schedule=inputs.schedule,
         state=state,
-        feed=GenerationFeed(config.train, inputs.schedule, collector, state, world),
+        feed=GenerationFeed(config.train, inputs.schedule, collector, state, world, needs),
         policy=policy,
         evaluator=evaluator,
         observers=parts.observers,

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from types import NoneType
+from typing import Any
 
 import numpy as np
 import torch
 
 from grpox.checkpoint.progress import TrainingState
 from grpox.config import TrainConfig
-from grpox.contracts import TrainerState
+from grpox.contracts import Capability, TrainerState
 from grpox.data.schedule import MicroBatchPlan, Schedule, StepPlan
 from grpox.errors import RunFailed
 from grpox.policy.batch import Sample, samples_of
@@ -27,6 +29,8 @@ class GenerationFeed:
     collector: Collector
     state: TrainingState
     world: World
+    needs: Collection[str] = ()
+    """Capabilities that the loss needs; the samples carry nothing for others."""
 
     def collect(self, plan: StepPlan) -> list[GenerationBatch]:
         """Collect the missing generation batches of a step; a collective."""
@@ -50,8 +54,34 @@ class GenerationFeed:
         )
         if self.config.old_logprobs == "generator":
             keep_reported(samples, generation, self.world.device)
+        self._carry(samples, rows, generation, batch)
         self.state.samples |= {(generation, row): sample for row, sample in zip(rows, samples, strict=True)}
         return batch
+
+    def _carry(
+        self, samples: Sequence[Sample], rows: Sequence[int], generation: int, batch: GenerationBatch
+    ) -> None:
+        """Let the samples of `rows` of a generation batch carry what only the run's loss needs."""
+        plan, needs = self.schedule.plan, self.needs
+        if Capability.REWARDS in needs:
+            for sample, rewards in zip(samples, batch.rewards[rows].numpy(), strict=True):
+                sample.rewards = rewards
+        groups = [row // plan.num_generations for row in rows]
+        for sample, row, group in zip(samples, rows, groups, strict=True):
+            if Capability.GROUP_IDS in needs:
+                sample.group_id = generation * plan.prompts_per_generation + group
+            if Capability.SEQUENCE_IDS in needs:
+                sample.sequence_id = generation * plan.generation_batch_size + row
+        if Capability.COLUMNS in needs:
+            numbers = list(dict.fromkeys(groups))
+            _, columns = self.collector.prompts.rows([batch.indices[number] for number in numbers])
+            check_plain(columns)
+            cells = zip(*columns.values(), strict=True) if columns else ((),) * len(numbers)
+            of_group = {
+                number: dict(zip(columns, row, strict=True)) for number, row in zip(numbers, cells, strict=True)
+            }
+            for sample, group in zip(samples, groups, strict=True):
+                sample.columns = of_group[group]
 
     def prefetch(self, plan: StepPlan) -> None:
         """Begin the generation batch after those of the step, if there is one and samples may be old."""
@@ -91,6 +121,33 @@ class GenerationFeed:
     def _samples(self, micro_batch: MicroBatchPlan) -> list[Sample]:
         rows = micro_batch.rank_rows(self.world.rank)
         return [self.state.samples[micro_batch.generation, row] for row in rows]
+
+
+PLAIN = (str, int, float, bool, bytes, NoneType)
+"""Types of values that a checkpoint can hold, as can lists, tuples and dicts of them."""
+
+
+def check_plain(columns: Mapping[str, Sequence[Any]]) -> None:
+    """Check that a checkpoint can hold the columns that a loss needs.
+
+    Raises:
+        RunFailed: a value is of another type.
+    """
+    for name, values in columns.items():
+        if (odd := _odd_value(values)) is not None:
+            raise RunFailed(
+                f"the loss needs the dataset's columns, and column '{name}' holds a {type(odd).__name__}, "
+                "which no checkpoint can hold: turn it into numbers or text, or remove the column from the data"
+            )
+
+
+def _odd_value(value: Any) -> Any:
+    """Find a value that a checkpoint cannot hold; None if there is none."""
+    if isinstance(value, dict):
+        return _odd_value([*value, *value.values()])
+    if isinstance(value, list | tuple):
+        return next((odd for each in value if (odd := _odd_value(each)) is not None), None)
+    return None if type(value) in PLAIN else value
 
 
 def keep_reported(samples: Sequence[Sample], generation: int, device: torch.device) -> None:

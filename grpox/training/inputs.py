@@ -18,7 +18,7 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 from grpox.config import EvaluationConfig, RunConfig, SamplingConfig
 from grpox.config.run import rewards_of
 from grpox.config.sampling import sampling_of
-from grpox.contracts import Capability, Generator, GeneratorContext
+from grpox.contracts import Capability, Generator, GeneratorContext, PolicyLoss
 from grpox.data.open_data import open_data
 from grpox.data.prompts import PromptLimit, PromptSet
 from grpox.data.row_stream import RowStream
@@ -38,7 +38,7 @@ from grpox.policy.models import (
 from grpox.rollout.rewards import NamedReward
 from grpox.rollout.rewards.isolation import OF_EVALUATION, OF_TRAINING, bind_rewards
 from grpox.rollout.sampler import CompletionSampler, WeightSource
-from grpox.runfile.checks import stream_problems
+from grpox.runfile.checks import declared_scope, parted_groups, stream_problems
 from grpox.runfile.model_options import media_problem
 from grpox.runtime.foreign_code import call, translate_exits
 from grpox.runtime.phases import PhaseTimes
@@ -118,6 +118,23 @@ def _prompt_set(
     limit, vocabulary = PromptLimit.of_run(config.data, sampling, model), vocabulary_of(model)
     column, template = config.data.prompt_column, config.model.chat_template_kwargs
     return PromptSet(rows(), column, tokenizer, template, limit, vocabulary=vocabulary, **name)
+
+
+def check_scope(run: ResolvedRun, loss: PolicyLoss | None = None) -> None:
+    """Check that the run does not part the groups of a loss of scope "group".
+
+    The checks of a run file do not import every loss, and so do not see all scopes.
+
+    Args:
+        loss: once it is built; its class is enough for most.
+
+    Raises:
+        ConfigError: the run would part its groups.
+    """
+    bound = run.components["loss"]
+    scope = declared_scope(bound, imports=True) if loss is None else getattr(loss, "scope", "token")
+    if scope == "group" and (problems := list(parted_groups(run.config, bound))):
+        raise ConfigError(problems)
 
 
 def open_schedule(run: ResolvedRun, prompts: PromptSet, world_size: int) -> Schedule:

@@ -107,7 +107,8 @@ def _settings_of_components(components: Mapping[str, object]) -> dict[str, Hyper
         for kind, component in components.items()
         if kind in STEERED
         for name in getattr(component, "hyperparameters", ())
-        if getattr(getattr(component, "config", None), name, name) is not None  # a setting that is off stays off
+        # A setting that is off stays off.
+        if getattr(getattr(component, "config", None), name, name) is not None
     }
 
 

@@ -11,15 +11,16 @@ Schulman, "Approximating KL divergence" (2020), for k1, k2 and k3.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from grpox.config import TrainConfig
-from grpox.contracts import Correction, LossInputs, LossOutput, PolicyLoss, Reduction
+from grpox.contracts import Capability, Correction, LossInputs, LossOutput, PolicyLoss, Reduction
 from grpox.errors import RunFailed
 from grpox.runtime.foreign_code import call, unchanged
 from grpox.update.packing import LossTraits, StepTotals, token_weights
@@ -56,9 +57,14 @@ class MicroBatchInputs:
     advantages: Tensor  # f32[B] or f32[B, T]
     old_logprobs: Tensor | None = None  # f32[B, T]; None: no update since sampling, so it is sg[logprobs]
     sampler_logprobs: Tensor | None = None  # f32[B, T], NaN where unknown; None: all are unknown
-    reference_logprobs: Tensor | None = None  # f32[B, T], only when beta > 0
-    entropy: Tensor | None = None  # f32[B, T], with gradient where there is a bonus
+    reference_logprobs: Tensor | None = None  # f32[B, T], only when beta > 0 or the loss needs it
+    entropy: Tensor | None = None  # f32[B, T], with gradient where there is a bonus or the loss needs one
     policy_keep: Tensor | None = None  # bool[B, T]: tokens whose policy term counts; None: all of them
+    # The following are None unless the loss needs them; see `grpox.contracts.LossInputs`.
+    rewards: Tensor | None = None  # f32[B, K]
+    group_ids: Tensor | None = None  # i64[B]
+    sequence_ids: Tensor | None = None  # i64[B]
+    columns: Mapping[str, Sequence[Any]] | None = None
 
 
 @dataclass(frozen=True)
@@ -158,7 +164,8 @@ def per_token_loss(policy_loss: PolicyLoss, inputs: LossInputs) -> LossOutput:
             [B, T] tensors that the gradient of the log-probabilities can flow through.
     """
     name = type(policy_loss).__name__
-    with unchanged("loss", policy_loss.per_token, vars(inputs)):
+    tensors = {name: values for name, values in vars(inputs).items() if isinstance(values, Tensor)}
+    with unchanged("loss", policy_loss.per_token, tensors):
         output = call("loss", policy_loss.per_token, inputs)
     if not isinstance(output, LossOutput):
         raise RunFailed(f"loss '{name}' returned a {type(output).__name__}; per_token returns a LossOutput")
@@ -192,6 +199,7 @@ def objective(
     bonus_weights: Tensor | None = None,
     beta: float = 0.0,
     kl: str = "k3",
+    needs: Collection[str] = (),
 ) -> MicroBatchLoss:
     """This micro-batch's share of the step's loss; shares of all micro-batches and ranks simply add up.
 
@@ -202,9 +210,10 @@ def objective(
         bonus_weights: f32[B, T], those of the entropy in the step's loss; None: no bonus.
         beta: weight of the KL to the reference.
         kl: its estimator, one of `KL_ESTIMATORS`.
+        needs: capabilities that the loss needs; see `grpox.contracts.LossInputs`.
 
     Raises:
-        RunFailed: the loss raised or returned what is no loss.
+        RunFailed: the loss raised or returned what is no loss, or needs what `inputs` lack.
     """
     mask, nothing = inputs.token_mask, inputs.logprobs.new_zeros(())
 
@@ -221,8 +230,9 @@ def objective(
         old_logprobs=old,
         advantages=neutral(advantages),
         token_mask=mask,
-        entropy=None if entropy is None else entropy.detach(),
+        entropy=entropy if entropy is None or Capability.ENTROPY_GRADIENT in needs else entropy.detach(),
         correction_weights=correction if folds_correction else None,
+        **_needed_inputs(policy_loss, inputs, old, needs),
     )
     output = per_token_loss(policy_loss, given)
     per_token = of_plugin = neutral(output.loss)
@@ -237,11 +247,53 @@ def objective(
     if inputs.reference_logprobs is not None:
         divergence = KL_ESTIMATORS[kl](neutral(inputs.reference_logprobs), logprobs, old)
         diagnostics["kl"] = divergence.detach()
-        per_token = per_token + beta * divergence
+        if beta > 0:  # otherwise only the loss itself needs the reference
+            per_token = per_token + beta * divergence
     loss = (per_token * token_weights).sum()
     if bonus_weights is not None and entropy is not None:
         loss = loss - (entropy * bonus_weights).sum()
     return MicroBatchLoss(inputs, loss, of_plugin.detach(), diagnostics)
+
+
+def _needed_inputs(
+    policy_loss: PolicyLoss, inputs: MicroBatchInputs, old: Tensor, needs: Collection[str]
+) -> dict[str, Any]:
+    """Collect the inputs that only a loss that needs them is given: field of `LossInputs` -> its value.
+
+    Args:
+        old: f32[B, T], 0 where masked.
+
+    Raises:
+        RunFailed: it needs one that `inputs` lack.
+    """
+    if not needs:
+        return {}
+    reference, mask = inputs.reference_logprobs, inputs.token_mask
+    known = {
+        Capability.REFERENCE_LOGPROBS: None if reference is None else torch.where(mask, reference, 0.0),
+        Capability.SAMPLER_LOGPROBS: _known_sampler(inputs.sampler_logprobs, old, mask),
+        Capability.REWARDS: inputs.rewards,
+        Capability.GROUP_IDS: inputs.group_ids,
+        Capability.SEQUENCE_IDS: inputs.sequence_ids,
+        Capability.COLUMNS: inputs.columns,
+    }
+    needed = {capability.value: values for capability, values in known.items() if capability in needs}
+    if lacking := [name for name, values in needed.items() if values is None]:
+        raise RunFailed(
+            f"loss '{type(policy_loss).__name__}' needs {' and '.join(lacking)}, which these samples lack: "
+            "they were made for another loss"
+        )
+    return needed
+
+
+def _known_sampler(sampler: Tensor | None, old: Tensor, mask: Tensor) -> Tensor:
+    """Replace unknown log-probabilities of the generator by pi_old: f32[B, T], 0 where masked.
+
+    Args:
+        sampler: f32[B, T], NaN where unknown; None: all are unknown.
+        old: f32[B, T], 0 where masked.
+    """
+    return old if sampler is None else torch.where(sampler.isnan() | ~mask, old, sampler)
 
 
 @dataclass(frozen=True)
@@ -254,9 +306,13 @@ class StepLoss:
     kl: str = "k3"
     entropy_coef: float = 0.0
     off_policy_mask_threshold: float | None = None
+    needs: frozenset[str] = frozenset()
+    """Capabilities that the loss needs."""
 
     @classmethod
-    def of(cls, policy_loss: PolicyLoss, correction: Correction, train: TrainConfig) -> StepLoss:
+    def of(
+        cls, policy_loss: PolicyLoss, correction: Correction, train: TrainConfig, needs: Collection[str] = ()
+    ) -> StepLoss:
         """Bind the run's components with its settings."""
         return cls(
             policy_loss,
@@ -265,6 +321,7 @@ class StepLoss:
             train.kl,
             train.entropy_coef,
             train.off_policy_mask_threshold,
+            frozenset(needs),
         )
 
     @cached_property
@@ -280,7 +337,12 @@ class StepLoss:
     @property
     def entropy_gradient(self) -> bool:
         """True where the entropy has to have a gradient."""
-        return self.entropy_coef > 0
+        return self.entropy_coef > 0 or Capability.ENTROPY_GRADIENT in self.needs
+
+    @property
+    def needs_reference(self) -> bool:
+        """True where the log-probabilities under the reference are used."""
+        return self.beta > 0 or Capability.REFERENCE_LOGPROBS in self.needs
 
     def micro_batch(self, inputs: MicroBatchInputs, totals: StepTotals) -> MicroBatchLoss:
         """The share of one micro-batch; the shares of all micro-batches and ranks add up.
@@ -301,7 +363,7 @@ class StepLoss:
             replace(
                 inputs,
                 policy_keep=_both(near, inputs.policy_keep),
-                reference_logprobs=inputs.reference_logprobs if self.beta > 0 else None,
+                reference_logprobs=inputs.reference_logprobs if self.needs_reference else None,
             ),
             weights(self.traits.reduction),
             factor=corrected.factor,
@@ -310,6 +372,7 @@ class StepLoss:
             bonus_weights=weights(Reduction.TOKEN_MEAN) * self.entropy_coef if self.entropy_coef else None,
             beta=self.beta,
             kl=self.kl,
+            needs=self.needs,
         )
         return replace(output, inputs=inputs, corrected=corrected, off_policy_keep=near)
 
@@ -346,7 +409,7 @@ def apply_correction(correction: Correction, old: Tensor, sampler: Tensor | None
         RunFailed: the correction raised, changed an argument in place, or returned what is none.
     """
     old = torch.where(mask, old, 0.0)
-    known = old if sampler is None else torch.where(sampler.isnan() | ~mask, old, sampler)
+    known = _known_sampler(sampler, old, mask)
     name = type(correction).__name__
     with unchanged("correction", correction.correct, {"old": old, "sampler": known, "mask": mask}):
         result = call("correction", correction.correct, old, known, mask)

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from grpox.config import TrainConfig
 from grpox.contracts import PolicyLoss, Reduction
+from grpox.errors import RunFailed
 from grpox.policy.batch import Row, Sample, rows_of
 from grpox.policy.logprobs import FULL_LOGITS, ForwardMode
 from grpox.runtime.world import World
@@ -32,6 +33,8 @@ class LossTraits:
     """The loss applies the correction R itself."""
     zero_at_zero_advantage: bool = False
     """A sequence whose advantage is 0 adds nothing to the gradient."""
+    whole_groups: bool = False
+    """All sequences of a prompt have to lie in one micro-batch."""
 
     @classmethod
     def of(cls, loss: PolicyLoss) -> LossTraits:
@@ -40,6 +43,7 @@ class LossTraits:
             loss.reduction,
             getattr(loss, "folds_correction", False),
             getattr(loss, "zero_at_zero_advantage", False),
+            getattr(loss, "scope", "token") == "group",
         )
 
 
@@ -72,6 +76,8 @@ class MicroBatchPacker:
     """The micro-batches of the schedule stay as they are."""
     skips_backward: bool
     """A sequence without advantage needs no backward pass."""
+    whole_groups: bool = False
+    """The sequences of a prompt stay together, and need a backward pass if one of them does."""
 
     @classmethod
     def of(cls, train: TrainConfig, traits: LossTraits, mode: ForwardMode) -> MicroBatchPacker:
@@ -80,7 +86,7 @@ class MicroBatchPacker:
         silent = traits.zero_at_zero_advantage and train.beta == 0 and train.entropy_coef == 0
         skips = train.skip_zero_advantage and silent and not local
         nothing = not skips and not mode.shared_width and train.max_tokens_per_micro_batch is None
-        return cls(train, mode, keeps_schedule=local or nothing, skips_backward=skips)
+        return cls(train, mode, local or nothing, skips, traits.whole_groups)
 
     def pack(
         self, micro_batches: Sequence[Sequence[Sample]], world: World, backward: bool = True
@@ -89,28 +95,33 @@ class MicroBatchPacker:
 
         Args:
             backward: whether to update; else no micro-batch needs a backward pass.
+
+        Raises:
+            RunFailed: a group that has to stay together is larger than a micro-batch may be.
         """
         if self.keeps_schedule:
             return self._as_scheduled(micro_batches, world, backward)
         samples = [sample for micro_batch in micro_batches for sample in micro_batch]
         kinds: tuple[list[Sample], list[Sample]] = ([], [])  # without a backward pass, and with one
-        for sample in samples:
-            live = not self.skips_backward or (sample.advantage != 0 and bool(sample.token_mask.any()))
+        for sample, live in zip(samples, self._live(samples), strict=True):
             kinds[backward and live].append(sample)
         cuts = [self._cut(kind, len(samples)) for kind in kinds]
         real = sum(row.length for cut in cuts for rows in cut for row in rows)
-        computed = sum(self._positions(rows) for cut in cuts for rows in cut)
-        sizes = world.gather([(len(cuts[0]), len(cuts[1]), real, computed)])
+        positions = [self._positions(rows) for cut in cuts for rows in cut]
+        if self.whole_groups:
+            self._check_groups(max(world.gather([max(positions)])))
+        sizes = world.gather([(len(cuts[0]), len(cuts[1]), real, sum(positions))])
         counts = [max(size[kind] for size in sizes) for kind in (0, 1)]
         if backward and counts[1] == 0:  # the optimizer steps all the same
             counts[1] = 1
         packed = []
         for kind, (of_kind, cut) in enumerate(zip(kinds, cuts, strict=True)):
             for rows in cut:
-                together = [of_kind[member] for row in rows for member in row.members]
+                members = [member for row in rows for member in row.members]
+                together = [of_kind[member] for member in (sorted(members) if self.whole_groups else members)]
                 packed.append(PackedMicroBatch(together, needs_backward=kind == 1))
             if missing := counts[kind] - len(cut):
-                packed += [PackedMicroBatch([_filler(samples)], kind == 1)] * missing
+                packed += [PackedMicroBatch(self._filler(samples), kind == 1)] * missing
         return PackedStep(packed, _padding(sizes))
 
     def _as_scheduled(
@@ -128,17 +139,47 @@ class MicroBatchPacker:
         packed = [PackedMicroBatch(samples, backward) for samples in micro_batches]
         return PackedStep(packed, _padding(world.gather([(0, 0, real, computed)])))
 
+    def _live(self, samples: Sequence[Sample]) -> list[bool]:
+        """Tell for each sample of a step whether it can have a gradient."""
+        if not self.skips_backward:
+            return [True] * len(samples)
+        own = [sample.advantage != 0 and bool(sample.token_mask.any()) for sample in samples]
+        if not self.whole_groups:
+            return own
+        groups = {sample.group_id for sample, live in zip(samples, own, strict=True) if live}
+        return [sample.group_id in groups for sample in samples]
+
+    def _check_groups(self, largest: int) -> None:
+        """Check the positions of the largest micro-batch, where it may be a single group that cannot be cut."""
+        budget = self.train.max_tokens_per_micro_batch
+        if self.whole_groups and budget is not None and largest > budget:
+            raise RunFailed(
+                f"train.max_tokens_per_micro_batch is {budget}, and a group of {self.train.num_generations} "
+                f"completions takes {largest} tokens with its padding; the loss has scope 'group' and is given "
+                f"whole groups: set it to {largest} or more, or to null"
+            )
+
     def _cut(self, samples: Sequence[Sample], step_size: int) -> list[list[Row]]:
         """Group `samples` into rows that go together, longest first; `step_size` samples make up the step."""
         budget = self.train.max_tokens_per_micro_batch
         most = self.train.per_device_train_batch_size if budget is None else step_size
         cut: list[list[Row]] = []
-        for row in rows_of(samples, self.mode.shared_width, most, budget):
-            if cut and self._fits([*cut[-1], row], most):
-                cut[-1].append(row)
+        for rows in self._units(samples, most, budget):
+            if cut and self._fits([*cut[-1], *rows], most):
+                cut[-1] += rows
             else:
-                cut.append([row])
+                cut.append(rows)
         return cut
+
+    def _units(self, samples: Sequence[Sample], most: int, budget: int | None) -> list[list[Row]]:
+        """List the rows that cannot be parted, longest first: single ones, or those of a group."""
+        if not self.whole_groups:
+            return [[row] for row in rows_of(samples, self.mode.shared_width, most, budget)]
+        units = []
+        for numbers in _groups_of(samples):
+            rows = rows_of([samples[number] for number in numbers], self.mode.shared_width, most, budget)
+            units.append([replace(row, members=tuple(numbers[m] for m in row.members)) for row in rows])
+        return sorted(units, key=lambda rows: -rows[0].length)
 
     def _fits(self, rows: Sequence[Row], most: int) -> bool:
         budget = self.train.max_tokens_per_micro_batch
@@ -147,14 +188,33 @@ class MicroBatchPacker:
         )
 
     def _positions(self, rows: Sequence[Row]) -> int:
-        """Count the positions that the model computes for rows that go together, longest first."""
-        return sum(row.length for row in rows) if self.mode.packed else len(rows) * rows[0].length
+        """Count the positions that the model computes for rows that go together."""
+        lengths = [row.length for row in rows]
+        return sum(lengths) if self.mode.packed else len(lengths) * max(lengths)
+
+    def _filler(self, samples: Sequence[Sample]) -> list[Sample]:
+        """Return samples in which no token counts, for a forward that only the other ranks need."""
+        if not self.whole_groups:
+            return [_silent(min(samples, key=len))]
+        groups = [[samples[number] for number in numbers] for numbers in _groups_of(samples)]
+        return [_silent(sample) for sample in min(groups, key=lambda group: max(map(len, group)))]
 
 
-def _filler(samples: Sequence[Sample]) -> Sample:
-    """Return a sample in which no token counts, for a forward that only the other ranks need."""
-    shortest = min(samples, key=len)
-    return replace(shortest, token_mask=np.zeros_like(shortest.token_mask))
+def _groups_of(samples: Sequence[Sample]) -> list[list[int]]:
+    """List the numbers of the samples of each group, in their order."""
+    groups: dict[int, list[int]] = {}
+    for number, sample in enumerate(samples):
+        if sample.group_id is None:
+            raise ValueError("a loss of scope 'group' trains on samples with a group_id, and one has none")
+        groups.setdefault(sample.group_id, []).append(number)
+    return list(groups.values())
+
+
+def _silent(sample: Sample) -> Sample:
+    """Copy a sample without a token that counts; its numbers become negative, which no real sample has."""
+    group, sequence = (None if n is None else -1 - n for n in (sample.group_id, sample.sequence_id))
+    mask = np.zeros_like(sample.token_mask)
+    return replace(sample, token_mask=mask, group_id=group, sequence_id=sequence)
 
 
 def _padding(sizes: Sequence[tuple[int, int, int, int]]) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -43,14 +43,16 @@ class PolicyUpdate:
         config: RunConfig,
         world: World,
         nonfinite: NonFinitePolicy | None = None,
+        needs: Collection[str] = (),
     ) -> None:
         """
         Args:
+            needs: capabilities that the loss needs.
             nonfinite: what becomes of a step that is not finite; default: as the config says, keeping no batch.
         """
         self.engine = engine
         self.reference = reference
-        self.step_loss = StepLoss.of(policy_loss, correction, config.train)
+        self.step_loss = StepLoss.of(policy_loss, correction, config.train, needs)
         self.top_entropy = config.train.top_entropy_quantile
         self.reference_sync = ReferenceSync(config.train) if config.train.sync_ref_model else None
         self.temperature = config.sampling.temperature
@@ -217,6 +219,10 @@ def forward_pass(
         reference_logprobs=batch.pad_known([s.reference_logprobs for s in batch.samples]),
         entropy=entropy,
         policy_keep=batch.pad_known([s.policy_keep for s in batch.samples]),
+        rewards=batch.rewards,
+        group_ids=batch.ids("group_id"),
+        sequence_ids=batch.ids("sequence_id"),
+        columns=batch.columns,
     )
     return step_loss.micro_batch(inputs, totals)
 

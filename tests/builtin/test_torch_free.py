@@ -49,8 +49,27 @@ def test_plugin_and_configs_import_without_torch(package: str) -> None:
 
 def test_names() -> None:
     assert {package: [spec.name for spec in specs] for package, specs in SPECS.items()} == {
-        "grpox_losses": ["grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo"],
-        "grpox_advantages": ["group", "batch", "none"],
+        "grpox_losses": [
+            "grpo",
+            "dr_grpo",
+            "dapo",
+            "bnpo",
+            "cispo",
+            "sapo",
+            "gspo-token",
+            "dppo",
+            "topr",
+        ],
+        "grpox_advantages": [
+            "group",
+            "batch",
+            "none",
+            "rloo",
+            "reinforce_plus_plus",
+            "maxrl",
+            "opo",
+            "quantile",
+        ],
         "grpox_corrections": [
             "none",
             "token-truncate",

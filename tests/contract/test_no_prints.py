@@ -12,12 +12,8 @@ ALLOWED = {
     "grpox/runtime/watchdog.py": "writes a heading into the file of stacks, not on the screen",
     "grpox/observing/display.py": "the live line and the tables of a run, which are no records",
     "grpox/data/prompts.py": "a progress bar",
-    "grpox/policy/memory_plan/table.py": "a program of its own, whose result it prints",
     "plugins/builtin/grpox_mlflow/commands.py": "commands, whose results they print",
     "plugins/builtin/grpox_vllm_serving/command.py": "a command, whose result it prints",
-    "grpox/runfile/recipes/quickstart/make_quickstart.py": "a program that a user copies and runs",
-    "grpox/runfile/recipes/smollm2/make_data.py": "a program that a user copies and runs",
-    "grpox/runfile/recipes/tldr-length/make_prompts.py": "a program that a user copies and runs",
 }
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.scoring_server import Answer, chat, scoring_server
 
 from grpox.plugins.registry import installed
 from grpox.testing import RewardConformance
@@ -21,8 +22,12 @@ INSTALLED: dict[str, dict[str, Any]] = {
     "format": {},
     "length": {"target": 10},
     "soft_overlong": {"max_length": 8, "buffer": 4},
+    "cosine": {"max_length": 8},
+    "repetition": {},
 }
-"""All but reward_model, which needs a model: name -> parameters."""
+"""All but those that need a model or a server: name -> parameters."""
+SERVED: dict[str, dict[str, Any]] = {"http": {}, "judge": {"model": "m", "prompt": "{prompt}: {completion}"}}
+"""Rewards of a server: name -> parameters beside its address."""
 
 
 def checked(component: str | dict[str, Any], **own: Any) -> dict[str, Outcome]:
@@ -36,15 +41,27 @@ def failed(name: str) -> dict[str, Outcome]:
 
 
 def test_all_rewards_but_a_model_are_checked_here() -> None:
-    assert {o.spec.name for o in installed().plugins.offers if o.kind == "reward"} - set(INSTALLED) == {
-        "reward_model"
-    }
+    names = {o.spec.name for o in installed().plugins.offers if o.kind == "reward"}
+    assert names - set(INSTALLED) - set(SERVED) == {"reward_model"}
 
 
 @pytest.mark.parametrize("name", INSTALLED)
 def test_every_installed_one_conforms(name: str) -> None:
     made = checked({"name": name, **INSTALLED[name]})
     assert {check: outcome for check, outcome in made.items() if outcome.status == "failed"} == {}
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_those_of_a_server_conform_with_one(name: str) -> None:
+    def answer(body: Any, _: int) -> Answer:
+        texts = body.get("completions") or [body["messages"][-1]["content"]]
+        scores = [float(len(str(text)) % 10) for text in texts]
+        return 200, {"scores": scores} if name == "http" else chat(f"Score: {scores[0]:g}")
+
+    with scoring_server(answer) as server:
+        made = checked({"name": name, "url": server.url, **SERVED[name]})
+    assert {check: outcome for check, outcome in made.items() if outcome.status == "failed"} == {}
+    assert {"alignment", "direction"} <= made.keys()
 
 
 def test_completions_that_the_author_ranks_are_scored_in_that_order() -> None:

@@ -41,6 +41,16 @@ Names = dict[str, Any]
 ELSEWHERE = {
     ("docs/algorithms.md", "step_gradient"): "test_docs.py",
     ("docs/run-file.md", "class Momentum"): "test_own_optimizer.py",
+    ("docs/own-correction.md", "class IcePop"): "test_docs_components.py",
+    ("docs/own-generator.md", "rollout = Rollout("): "test_docs_components.py",
+    ("docs/own-generator.md", "rollout = replace("): "test_docs_components.py",
+    ("docs/own-training-parts.md", "class FromCsv"): "test_docs_components.py",
+    ("docs/own-training-parts.md", "class LionFactory"): "test_docs_components.py",
+    ("docs/own-training-parts.md", "class Restarts"): "test_docs_components.py",
+    ("docs/observers.md", "def grpox_observers"): "test_docs_components.py",
+    ("docs/observers.md", "class Patience"): "test_docs_components.py",
+    ("docs/observers.md", "hyperparameters = "): "test_docs_components.py",
+    ("docs/capabilities.md", "group_ids"): "test_docs_components.py",
 }
 """Page and what a block of it holds -> the test that executes it."""
 

@@ -406,7 +406,7 @@ def _meanings() -> list[Case]:
             {"train.lr_scheduler_type": "polynomial", "train.lr_scheduler_kwargs": {"lr_end": 1}},
             ("lr_end",),
         ),
-        "a reference that follows nothing": ({"train.sync_ref_model": True}, ("train", "beta")),
+        "a reference that follows nothing": ({"train.sync_ref_model": True}, ("train.sync_ref_model", "beta")),
         "a least length above the most": ({"sampling.min_completion_length": 9}, ("sampling", "9")),
         "an init that the engine sets": ({"model.init": {"device_map": "auto"}}, ("model.init.device_map",)),
         "an init that hides weights": (

@@ -13,7 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from grpox.observing.report.data import Recorded, RunRecord
+from grpox.observing.record_files import MetricsLine
+from grpox.observing.report.data import RunRecord
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -151,7 +152,7 @@ def binned(curve: Curve, most: int = MOST_POINTS) -> Curve:
     )
 
 
-def curve_of(recorded: Sequence[Recorded], metric: str) -> Curve:
+def curve_of(recorded: Sequence[MetricsLine], metric: str) -> Curve:
     """Return the logged values of `metric`; infinities are NaN."""
     having = [entry for entry in recorded if metric in entry.values]
     values = [entry.values[metric] for entry in having]

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from grpox.errors import ConfigError, Problem, describe, nearest, text_of
+from grpox.errors import ConfigError, nearest, text_of
+from grpox.observing.record_files import MetricsLine
 from grpox.runfile.yaml_lines import read_yaml
 
 METRICS = "metrics.jsonl"
@@ -31,23 +32,13 @@ _INVISIBLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\
 
 
 @dataclass(frozen=True)
-class Recorded:
-    """Values that one optimizer step or one evaluation logged."""
-
-    step: int
-    time: float
-    """Unix seconds."""
-    values: Mapping[str, float]
-
-
-@dataclass(frozen=True)
 class RunRecord:
     """The record of a run; missing parts are empty."""
 
     folder: Path
-    steps: list[Recorded]
+    steps: list[MetricsLine]
     """In order; for a repeated step, the last one."""
-    evaluations: list[Recorded]
+    evaluations: list[MetricsLine]
     config_text: str
     config: Mapping[str, Any]
     versions: Mapping[str, str]
@@ -117,22 +108,19 @@ def _runs_in(folder: Path) -> list[str]:
     return sorted(path.parent.name for path in folder.glob(f"*/{METRICS}"))
 
 
-def _read_metrics(path: Path) -> tuple[list[Recorded], list[Recorded]]:
+def _read_metrics(path: Path) -> tuple[list[MetricsLine], list[MetricsLine]]:
     lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
-    entries: dict[str, dict[int, Recorded]] = {"metrics": {}, "evaluation": {}}
+    entries: dict[bool, dict[int, MetricsLine]] = {False: {}, True: {}}
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
-            fields = json.loads(line)
-            kind = "metrics" if "metrics" in fields else "evaluation"
-            values = {name: float(value) for name, value in fields[kind].items()}
-            entries[kind][fields["step"]] = Recorded(int(fields["step"]), float(fields["time"]), values)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            parsed = MetricsLine.parse(line)
+            entries[parsed.is_evaluation][parsed.step] = parsed
+        except ValueError as error:
             # A process that was killed may have left half a line at the end.
             if number < len(lines):
-                problem = Problem(f"not a line of metrics: {describe(error)}", where=f"{path}:{number}")
-                raise ConfigError(problem) from error
+                raise ConfigError(f"not a line of metrics: {error}", where=f"{path}:{number}") from error
     if not any(entries.values()):
         raise ConfigError("holds no finished step and no evaluation", where=str(path))
     steps, evaluations = ([of[step] for step in sorted(of)] for of in entries.values())

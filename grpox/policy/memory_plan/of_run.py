@@ -49,7 +49,7 @@ def run_setting(run: ResolvedRun, gpu: bool, prompt_tokens: int | None = None) -
         budget=train.max_tokens_per_micro_batch,
         checkpointing=train.gradient_checkpointing,
         chunked=train.chunked_logprobs,
-        reference=train.beta > 0 and lora is None,
+        reference=run.needs_reference and lora is None,
         fused=train.optim == "adamw_torch_fused",
         offload_optimizer=config.deepspeed.offload_optimizer,
         offload_param=config.deepspeed.offload_param,

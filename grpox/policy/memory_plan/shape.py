@@ -5,7 +5,6 @@ Both come from its config.json alone, or from the model that transformers builds
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 from grpox.config import ModelConfig
 from grpox.errors import ConfigError, describe
+from grpox.runtime.files import read_mapping
 
 DENSE = ("llama", "mistral", "qwen2", "qwen3")
 """Values of model_type whose weights are counted here; transformers builds other models without data."""
@@ -82,11 +82,7 @@ def model_shape(config: ModelConfig) -> ModelShape:
     Raises:
         ConfigError: as `built_shape`.
     """
-    try:
-        loaded = json.loads((Path(config.path) / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        loaded = None
-    return (shape_of(loaded) if isinstance(loaded, dict) else None) or built_shape(config)
+    return shape_of(read_mapping(Path(config.path) / "config.json")) or built_shape(config)
 
 
 def shape_of(config: Mapping[str, Any]) -> ModelShape | None:

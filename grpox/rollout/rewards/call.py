@@ -22,8 +22,9 @@ from pathlib import Path
 from typing import Any, SupportsFloat
 from weakref import WeakKeyDictionary
 
+from grpox.contracts import FailedScore
 from grpox.data.unusable_columns import REWARD_ARGUMENTS
-from grpox.errors import chain, text_of
+from grpox.errors import TEXT, chain, shorten, text_of
 from grpox.rollout.rewards.background_loop import BackgroundCall
 from grpox.runtime.foreign_code import copied
 from grpox.runtime.signals import raise_if_signal
@@ -301,6 +302,9 @@ def checked_scores(returned: Any, count: int) -> CheckedScores:
         if number is not None and abs(number) > FLOAT32_MAX:
             number = None
         checked.values[index] = number
+        if isinstance(score, FailedScore):
+            checked.refused[index] = f"has no score for completion {index}: {shorten(score.reason, TEXT)}"
+            continue
         if number is None and score is not None:
             hint = " (None abstains)" if isinstance(score, SupportsFloat) else ""
             what = f"returned {_described(score)} for completion {index}; a score is a finite float32 or None"

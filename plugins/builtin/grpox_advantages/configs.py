@@ -10,7 +10,7 @@ from grpox.config import Parameters
 
 
 class ScaledConfig(Parameters):
-    """The parameters of batch, which group has too."""
+    """The parameters of batch and reinforce_plus_plus, which group and quantile have too."""
 
     eps: float = Field(1e-4, ge=0)
     """Added to every standard deviation, at least 0; 1e-4 as in TRL."""
@@ -29,3 +29,23 @@ class GroupConfig(ScaledConfig):
 
 class CentredConfig(Parameters):
     """none has no parameters."""
+
+
+class RlooConfig(Parameters):
+    """rloo has no parameters."""
+
+
+class MaxRlConfig(Parameters):
+    """maxrl has no parameters."""
+
+
+class OpoConfig(Parameters):
+    """opo has no parameters."""
+
+
+class QuantileConfig(ScaledConfig):
+    """The parameters of quantile."""
+
+    q: float = Field(0.4, gt=0, lt=1)
+    """Share of the group's rewards that the baseline is not below; 0.4 in the QAE paper (arXiv 2509.22611). A
+    smaller q turns more groups into groups whose failures are punished."""

@@ -51,3 +51,41 @@ class SapoConfig(Parameters):
     tau_neg: float = Field(1.05, gt=0)
     """Sharpness of the gate where it is negative; 1.05 in the SAPO paper, sharper than tau_pos because
     gradients of negative advantages spread over the whole vocabulary."""
+
+
+class GspoTokenConfig(Parameters):
+    """The parameters of gspo-token."""
+
+    clip_low: float = Field(3e-4, gt=0, le=1)
+    """The sequence's ratio is clipped below at 1 - clip_low; 3e-4 in the GSPO paper (arXiv 2507.18071,
+    section 5.1)."""
+    clip_high: float = Field(4e-4, gt=0)
+    """The sequence's ratio is clipped above at 1 + clip_high; 4e-4 in the GSPO paper."""
+
+
+class DppoConfig(Parameters):
+    """The parameters of dppo."""
+
+    divergence: Literal["tv", "kl"] = "tv"
+    """Distance between a token's probability before and now: tv, their difference, or kl, the KL of the two
+    Bernoulli distributions with these probabilities (arXiv 2602.04879)."""
+    delta: float | None = Field(None, gt=0)
+    """Largest distance at which a token that moves outwards is trained on. Default: 0.2 for tv, 0.05 for kl."""
+    cap: float = Field(20.0, ge=1)
+    """Largest ratio used as a weight."""
+
+    @property
+    def bound(self) -> float:
+        """`delta`, or its default for this divergence."""
+        return self.delta if self.delta is not None else {"tv": 0.2, "kl": 0.05}[self.divergence]
+
+    @field_validator("delta")
+    @classmethod
+    def _below_one(cls, delta: float | None, info: ValidationInfo) -> float | None:
+        if delta is not None and info.data.get("divergence") == "tv" and delta >= 1:
+            raise ValueError("must be below 1, the largest difference of two probabilities")
+        return delta
+
+
+class ToprConfig(Parameters):
+    """topr has no parameters."""

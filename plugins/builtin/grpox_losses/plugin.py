@@ -1,4 +1,4 @@
-"""Offers the built-in policy losses: grpo, dr_grpo, dapo, bnpo, cispo and sapo."""
+"""Offers the built-in policy losses: grpo, dr_grpo, dapo, bnpo, cispo, sapo, gspo-token, dppo and topr."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ CLIPPED = "-min(w~ A, clip(w, 1-clip_low, 1+clip_high) A), w~ = min(w, delta) if
 
 @hookimpl
 def grpox_losses() -> tuple[ComponentSpec, ...]:
-    """The six losses; the first four share the clipped surrogate and differ in their reduction."""
+    """The nine losses; the first four share the clipped surrogate and differ in their reduction."""
     return (
         ComponentSpec(
             name="grpo",
@@ -58,5 +58,30 @@ def grpox_losses() -> tuple[ComponentSpec, ...]:
             summary="A soft gate on the ratio in place of clipping",
             formula="-A (4/tau) sigmoid(tau (w-1)), tau = tau_pos if A > 0 else tau_neg; as grpo",
             source="Soft Adaptive Policy Optimization, arXiv 2511.20347",
+        ),
+        ComponentSpec(
+            name="gspo-token",
+            target="grpox_losses.gspo_token:GspoToken",
+            config="grpox_losses.configs:GspoTokenConfig",
+            summary="Clipped by the ratio of the sequence, with an advantage for each token",
+            formula="-min(s A_t, clip(s, 1-clip_low, 1+clip_high) A_t), s = sg[w_i] pi / sg[pi]; as grpo",
+            source="Group Sequence Policy Optimization, arXiv 2507.18071, section 4.3",
+        ),
+        ComponentSpec(
+            name="dppo",
+            target="grpox_losses.dppo:Dppo",
+            config="grpox_losses.configs:DppoConfig",
+            summary="Policy gradient without the tokens whose probability has moved too far",
+            formula="-keep sg[min(w, cap)] A log pi, keep = 0 if A > 0 and pi - mu > delta, or A < 0 and "
+            "pi - mu < -delta; sum_i,t / N_tok",
+            source="Rethinking the Trust Region in LLM RL (DPPO), arXiv 2602.04879",
+        ),
+        ComponentSpec(
+            name="topr",
+            target="grpox_losses.topr:Topr",
+            config="grpox_losses.configs:ToprConfig",
+            summary="REINFORCE, with importance weights of at most 1 on completions of negative advantage",
+            formula="-sg[a] A log pi, a = 1 if A > 0 else min(prod_t w, 1); (1/N_seq) sum_i sum_t",
+            source="Tapered Off-Policy REINFORCE, arXiv 2503.14286",
         ),
     )

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from grpox.errors import ConfigError, redact
-from grpox.toolkit import MASK, atomic_path, checkpoints_in, describe_early_stop, flush_to_disk
+from grpox.toolkit import MASK, atomic_path, checkpoints_in, describe_early_stop, flush_to_disk, read_mapping
 from grpox_mlflow.naming import CHANGED, PARENT_TAG, TAG_LENGTH, Names, changes, shortened
 
 FILE = "mlflow.json"
@@ -112,7 +112,7 @@ def ending(folder: Path) -> tuple[str, int]:
     FINISHED with a summary; FAILED or, where a signal ended it, KILLED with a failure; KILLED with neither,
     since it had no time to say anything.
     """
-    error = _json(folder / "failure.json").get("error")
+    error = read_mapping(folder / "failure.json").get("error")
     if (folder / "summary.json").exists():
         status, last = "FINISHED", folder / "summary.json"
     elif error is not None:
@@ -126,7 +126,7 @@ def ending(folder: Path) -> tuple[str, int]:
 
 def tags_of(folder: Path) -> dict[str, str]:
     """Tags that follow from a run's files as they are now."""
-    summary, error = _json(folder / "summary.json"), _json(folder / "failure.json").get("error")
+    summary, error = read_mapping(folder / "summary.json"), read_mapping(folder / "failure.json").get("error")
     stopped = summary.get("stopped_early")
     tags = {
         STOPPED_EARLY: describe_early_stop(stopped) if isinstance(stopped, dict) else None,
@@ -134,11 +134,3 @@ def tags_of(folder: Path) -> dict[str, str]:
         ERROR: error,
     }
     return {key: str(value)[:TAG_LENGTH] for key, value in tags.items() if value is not None}
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
+from grpox.toolkit import MetricsLine
 from grpox_mlflow.naming import Names
 
 if TYPE_CHECKING:
@@ -79,13 +80,13 @@ def recorded_metrics(path: Path) -> RecordedLines[Metric]:
         from mlflow.entities import Metric
 
         try:
-            record: dict[str, Any] = json.loads(line)
-            kind, prefix = ("evaluation", "evaluation/") if "evaluation" in record else ("metrics", "")
-            time, step = int(record["time"] * 1000), record["step"]
-            values = [(prefix + name.removeprefix(prefix), float(record[kind][name])) for name in record[kind]]
-        except (ValueError, TypeError, KeyError):
+            parsed = MetricsLine.parse(line)
+        except ValueError:
             return []
-        return [Metric(names[name], value, time, step) for name, value in values]
+        milliseconds = int(parsed.time * 1000)
+        return [
+            Metric(names[name], value, milliseconds, parsed.step) for name, value in parsed.named_values.items()
+        ]
 
     return RecordedLines(path, read, METRICS_PER_BATCH)
 

@@ -8,14 +8,25 @@ import pytest
 import torch
 
 from grpox.contracts import LossInputs, PolicyLoss, Reduction
-from grpox_losses.configs import CispoConfig, ClippedConfig, SapoConfig
+from grpox_losses.configs import (
+    CispoConfig,
+    ClippedConfig,
+    DppoConfig,
+    GspoTokenConfig,
+    SapoConfig,
+    ToprConfig,
+)
+from grpox_losses.dppo import Dppo
+from grpox_losses.gspo_token import GspoToken
 from grpox_losses.losses import Bnpo, Cispo, Dapo, DrGrpo, Grpo, Sapo
+from grpox_losses.topr import Topr
 
 MakeInputs = Callable[..., LossInputs]
 LOSSES = {
-    Reduction.SEQUENCE_MEAN: [Grpo(ClippedConfig()), Sapo(SapoConfig())],
+    Reduction.SEQUENCE_MEAN: [Grpo(ClippedConfig()), Sapo(SapoConfig()), GspoToken(GspoTokenConfig())],
     Reduction.SEQUENCE_SUM_BY_MAX_LENGTH: [DrGrpo(ClippedConfig())],
-    Reduction.TOKEN_MEAN: [Dapo(ClippedConfig()), Cispo(CispoConfig())],
+    Reduction.TOKEN_MEAN: [Dapo(ClippedConfig()), Cispo(CispoConfig()), Dppo(DppoConfig())],
+    Reduction.SEQUENCE_SUM: [Topr(ToprConfig())],
     Reduction.LOCAL_TOKEN_MEAN: [Bnpo(ClippedConfig())],
 }
 ALL = [loss for losses in LOSSES.values() for loss in losses]

@@ -44,8 +44,12 @@ def schedule(plan: BatchPlan) -> Schedule:
     return Schedule(plan, PromptSampler(100, plan.prompts_per_generation, True, 0), max_steps=6)
 
 
-def samples(count: int, seed: int) -> list[Sample]:
-    """Ragged samples: some without a completion, some without log-probabilities of one kind or another."""
+def samples(count: int, seed: int, carries: bool = True) -> list[Sample]:
+    """Ragged samples: some without a completion, some without log-probabilities of one kind or another.
+
+    Args:
+        carries: all but the first carry what only some losses need.
+    """
     rng = random.Random(seed)
     numbers = torch.Generator().manual_seed(seed)
     made = []
@@ -63,6 +67,10 @@ def samples(count: int, seed: int) -> list[Sample]:
                 old_logprobs=torch.randn(length, generator=numbers) if row % 3 else None,
                 reference_logprobs=torch.randn(length, generator=numbers) if row % 4 else None,
                 policy_keep=torch.rand(length, generator=numbers) < 0.5 if row % 2 else None,
+                rewards=np.array([rng.random(), np.nan], np.float32) if carries and row else None,
+                group_id=row // 4 if carries and row else None,
+                sequence_id=1000 * seed + row if carries and row else None,
+                columns={"answer": str(row), "tags": [row, None, {"b": b"c"}]} if carries and row else None,
             )
         )
     return made
@@ -86,6 +94,15 @@ def assert_same(found: Sample, wanted: Sample) -> None:
     for name in ("token_mask", "sampler_logprobs"):
         one, other = getattr(found, name), getattr(wanted, name)
         assert (one.dtype, one.shape, one.tobytes()) == (other.dtype, other.shape, other.tobytes()), name
+    assert (found.group_id, found.sequence_id, found.columns) == (
+        wanted.group_id,
+        wanted.sequence_id,
+        wanted.columns,
+    )
+    assert (found.rewards is None) == (wanted.rewards is None)
+    if wanted.rewards is not None:
+        assert found.rewards is not None
+        assert (found.rewards.dtype, found.rewards.tobytes()) == (np.float32, wanted.rewards.tobytes())
     for name in ("old_logprobs", "reference_logprobs", "policy_keep"):
         one, other = getattr(found, name), getattr(wanted, name)
         assert (one is None) == (other is None), name
@@ -164,7 +181,7 @@ def test_samples_that_share_memory_are_written_once(tmp_path: Path) -> None:
 
 def test_a_file_is_as_long_as_its_samples(tmp_path: Path) -> None:
     def size(count: int) -> int:
-        write_state(samples_state(samples(count, seed=1)), tmp_path / "samples.pt")
+        write_state(samples_state(samples(count, seed=1, carries=False)), tmp_path / "samples.pt")
         return (tmp_path / "samples.pt").stat().st_size
 
     # A prompt of 3.5 tokens and a completion of as many in the mean: tokens 8 bytes, numbers 4, truths 1.
@@ -219,3 +236,13 @@ def test_a_rank_that_joins_has_numbers_of_its_own() -> None:
     states = [fresh_random_state(0, rank, 7)["python"][1] for rank in (1, 2, 1)]
     assert states[0] == states[2] != states[1]
     assert random_state()["python"] == before["python"]
+
+
+def test_samples_that_carry_nothing_for_the_loss_are_saved_as_before() -> None:
+    assert "carried" not in samples_state(samples(2, seed=0, carries=False))
+    assert set(samples_state(samples(2, seed=0))["carried"]) == {
+        "rewards",
+        "group_id",
+        "sequence_id",
+        "columns",
+    }

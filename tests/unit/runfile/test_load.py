@@ -389,11 +389,11 @@ def test_what_is_wrong_with_components(
 def test_a_component_whose_needs_nothing_meets_is_refused(refuse: Refuse, load: Load, tmp_path: Path) -> None:
     contract = "from grpox.contracts import Reduction\nclass %s:\n    reduction = Reduction.TOKEN_MEAN\n"
     contract += "    def per_token(self, inputs): ...\n"
-    source = contract % "Needy" + "    needs = ('reference_logprobs',)\n"
+    source = contract % "Needy" + "    needs = ('attention_weights',)\n"
     (tmp_path / "inputs" / "needy.py").write_text(source)
     [problem] = refuse("{name: dapo, clip_high: 0.28}", "{path: needy.py:Needy}")
     assert told(problem)[:2] == ("run.yaml:6", "loss")
-    assert "needs 'reference_logprobs'" in problem.what
+    assert "needs 'attention_weights'" in problem.what
     source = contract % "Met" + "    needs = ('logprobs', 'entropy')\n"
     (tmp_path / "inputs" / "met.py").write_text(source)
     assert load("{name: dapo, clip_high: 0.28}", "{path: met.py:Met}")

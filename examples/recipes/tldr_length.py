@@ -1,6 +1,6 @@
 """Make the posts that the recipe's model summarises: short stories of everyday trouble, ending in "TL;DR:".
 
-python grpox/runfile/recipes/tldr-length/make_prompts.py
+python examples/recipes/tldr_length.py
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import random
 from itertools import product
 from pathlib import Path
 
+RECIPE = Path(__file__).parents[2] / "grpox/runfile/recipes/tldr-length"
 SUBJECTS = (
     ("my flatmate", "cooks fish at midnight", "the whole kitchen smells until noon"),
     ("my brother", "borrows my car every weekend", "the tank is always empty on Monday"),
@@ -41,7 +42,7 @@ def post(subject: tuple[str, str, str], attempt: str, question: str) -> str:
 def main() -> None:
     rows = [{"prompt": post(*parts)} for parts in product(SUBJECTS, ATTEMPTS, QUESTIONS)]
     random.Random(0).shuffle(rows)
-    path = Path(__file__).parent / "train.jsonl"
+    path = RECIPE / "train.jsonl"
     path.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
     print(f"{path}: {len(rows)} posts")
 

@@ -1,7 +1,7 @@
 """Make the SmolLM2 recipe's problems: reasoning-gym's chain_sum of two one-digit terms, each problem once.
 
 pip install reasoning-gym
-python -m grpox.runfile.recipes.smollm2.make_data
+python examples/recipes/smollm2.py
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from pathlib import Path
 
 import reasoning_gym
 
+RECIPE = Path(__file__).parents[2] / "grpox/runfile/recipes/smollm2"
 NUM_HELDOUT = 40
 DRAWN = 5000  # far more than there are problems (100 sums and 100 differences), so that none is missed
 
@@ -32,7 +33,7 @@ def main() -> None:
     rows = [row(question, answers[question]) for question in sorted(answers)]
     random.Random(0).shuffle(rows)
     for name, part in (("heldout", rows[:NUM_HELDOUT]), ("train", rows[NUM_HELDOUT:])):
-        path = Path(__file__).parent / f"{name}.jsonl"
+        path = RECIPE / f"{name}.jsonl"
         path.write_text("".join(f"{json.dumps(line)}\n" for line in part), encoding="utf-8")
         print(f"{path}: {len(part)} problems")
 

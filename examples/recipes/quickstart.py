@@ -15,7 +15,7 @@ is about prompts the model was never shown (for most of them it was shown the mi
 Everything is drawn from one seed on one thread: the same versions of torch and transformers on the same kind
 of machine make the same files again.
 
-    python -m grpox.runfile.recipes.quickstart.make_quickstart --out my-quickstart
+    python examples/recipes/quickstart.py --out my-quickstart
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ NUM_HELDOUT = 500
 RIGHT_CARRIES = 0.12  # how often the teacher carries: enough for RL to find, too rare to be the mode
 STEPS, WARMUP_STEPS, BATCH_SIZE, LEARNING_RATE = 600, 50, 128, 2e-3
 MAX_NEW_TOKENS = 4  # three digits and the EOS
+RECIPE = Path(__file__).parents[2] / "grpox/runfile/recipes/quickstart"
 IGNORED = -100  # transformers' label for positions without loss
 
 
@@ -188,7 +189,7 @@ def report(problems: Sequence[Problem], right: Sequence[bool]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Make the quickstart's model and data.")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent, help="folder to write into")
+    parser.add_argument("--out", type=Path, default=RECIPE, help="folder to write into")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     torch.set_num_threads(1)  # sums over several threads come in no fixed order

@@ -1,1 +1,0 @@
-"""The quickstart's small model and data, and the script that made them."""

@@ -1,0 +1,98 @@
+"""Checks of a loss that asks for more inputs than every loss is given: the entropy, whole groups."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from grpox.contracts import Capability, LossInputs
+from grpox.testing.conformance import require
+from grpox.testing.loss_examples import leaf, mapped_tokens, measured_on, rows, shown, slope
+from grpox.update.objective import per_token_loss
+
+NEEDED = {
+    capability.value: f"needs=('{capability}',)"
+    for capability in (
+        Capability.ENTROPY,
+        Capability.REFERENCE_LOGPROBS,
+        Capability.SAMPLER_LOGPROBS,
+        Capability.REWARDS,
+        Capability.GROUP_IDS,
+        Capability.SEQUENCE_IDS,
+        Capability.COLUMNS,
+    )
+}
+"""Inputs that are None unless a loss needs them, and the declaration."""
+
+
+def is_of_groups(loss: Any) -> bool:
+    """Tell whether the loss is given whole groups."""
+    return getattr(loss, "scope", "token") == "group"
+
+
+def check_scope(loss: Any, inputs: LossInputs) -> None:
+    """Check that a loss of groups can tell them apart."""
+    what = "it has scope 'group' and does not ask which sequences belong together"
+    advice = "declare needs = ('group_ids',), in the ComponentSpec if it is a plugin's"
+    require(not is_of_groups(loss) or inputs.group_ids is not None, what, shown(inputs), advice)
+
+
+def units_of(loss: Any, inputs: LossInputs) -> list[list[int]]:
+    """List the sequences that a run never parts: those of each group for a loss of groups, else single ones."""
+    if not is_of_groups(loss) or inputs.group_ids is None:
+        return [[row] for row in range(len(inputs.logprobs))]
+    groups: dict[int, list[int]] = {}
+    for row, group in enumerate(inputs.group_ids.tolist()):
+        groups.setdefault(group, []).append(row)
+    return list(groups.values())
+
+
+def without_gaps(inputs: LossInputs) -> tuple[LossInputs, Tensor]:
+    """Move the tokens that are masked within a sequence to its end.
+
+    Returns:
+        the inputs, and the order i64[B, T] of the positions in them.
+    """
+    order = torch.argsort((~inputs.token_mask).long(), dim=1, stable=True)
+    return mapped_tokens(inputs, lambda tensor: tensor.gather(1, order)), order
+
+
+def check_constant_entropy(loss: Any, inputs: LossInputs) -> None:
+    """Check that a loss whose value depends on an entropy without gradient says so on purpose."""
+    if inputs.entropy is None or inputs.entropy.requires_grad or getattr(loss, "entropy_as_constant", False):
+        return
+    entropy = inputs.entropy.clone().requires_grad_()
+    values = per_token_loss(loss, replace(leaf(inputs), entropy=entropy)).loss
+    [gradient] = torch.autograd.grad(
+        torch.where(inputs.token_mask, values, 0.0).sum(), [entropy], allow_unused=True, materialize_grads=True
+    )
+    require(
+        not bool((gradient != 0).any()),
+        "its value depends on the entropy, and its gradient does not: the entropy that it is given has none",
+        shown(inputs, gradient_by_entropy=gradient),
+        "declare needs = ('entropy_gradient',) to train on the entropy, or entropy_as_constant = True if it is "
+        "meant as a constant",
+    )
+
+
+def check_entropy_gradient(loss: Any, inputs: LossInputs) -> None:
+    """Check that the gradient of a loss by its entropies is that of its value."""
+    if inputs.entropy is None or not inputs.entropy.requires_grad:
+        return
+    gradient, expected = measured_on(loss, inputs).by_entropy, slope(loss, inputs, "entropy")
+    place = divmod(int((gradient - expected).abs().argmax()), gradient.shape[1])
+    require(
+        torch.allclose(gradient, expected, rtol=1e-5, atol=1e-7),
+        f"at token {place} autograd gives {gradient[place].item():.6g} by the entropy, and the slope of its "
+        f"value is {expected[place].item():.6g}",
+        shown(inputs, gradient=gradient, expected=expected),
+        "a detach() hides a part of the value from autograd: use inputs.entropy as it is",
+    )
+
+
+def selected(inputs: LossInputs, units: list[list[int]]) -> LossInputs:
+    """Select the sequences of `units`, in their order."""
+    return rows(inputs, [row for unit in units for row in unit])

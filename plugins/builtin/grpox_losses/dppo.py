@@ -1,0 +1,74 @@
+"""DPPO: a trust region in the probability itself, in place of clipping its ratio."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from grpox.contracts import LossInputs, LossOutput, Reduction
+from grpox_losses.configs import DppoConfig
+from grpox_losses.losses import token_ratio
+
+
+class Dppo:
+    """`-keep sg[min(w, cap)] A log pi`, `sum_i,t / N_tok` (DPPO, arXiv 2602.04879).
+
+    keep is 0 where the token has moved in the direction of its advantage by more than delta: in its
+    probability, `A > 0 and pi - mu > delta` or `A < 0 and pi - mu < -delta` (divergence tv), or in the KL of
+    the two Bernoulli distributions "this token or another" (divergence kl). A clipped ratio stops a rare token
+    after a tiny move of probability and lets a likely one go far; this loss does neither.
+
+    mu is log pi_old of the run: with `train.old_logprobs: generator` what the generator reported, as the paper
+    has it. The loss is a surrogate: only its gradient has a meaning.
+    """
+
+    reduction: ClassVar[Reduction] = Reduction.TOKEN_MEAN
+    gradient: ClassVar[Literal["value", "surrogate"]] = "surrogate"
+    zero_at_zero_advantage: ClassVar[bool] = True
+    hyperparameters: ClassVar[tuple[str, ...]] = ("delta", "cap")
+
+    def __init__(self, config: DppoConfig) -> None:
+        self.config = config
+
+    def per_token(self, inputs: LossInputs) -> LossOutput:
+        """Compute the surrogate of every token.
+
+        Returns:
+            loss f32[B, T], and as diagnostics, 1 where it holds and 0 elsewhere: ``clip_ratio/low`` and
+            ``clip_ratio/high``, tokens dropped with a negative or positive advantage; ``clip_ratio/region``,
+            either; ``clip_ratio/cap``, kept tokens whose weight the cap bounds.
+        """
+        loss = self.expected_gradient(inputs) * inputs.logprobs
+        dropped = self._dropped(inputs)
+        capped = (token_ratio(inputs).detach() > self.config.cap) & ~dropped & (inputs.advantages != 0)
+        diagnostics = {
+            "clip_ratio/low": dropped & (inputs.advantages < 0),
+            "clip_ratio/high": dropped & (inputs.advantages > 0),
+            "clip_ratio/region": dropped,
+            "clip_ratio/cap": capped,
+        }
+        return LossOutput(loss, {name: where.to(loss.dtype) for name, where in diagnostics.items()})
+
+    def expected_gradient(self, inputs: LossInputs) -> Tensor:
+        """The derivative of each token's loss by its log-probability, `-keep min(w, cap) A`: f32[B, T]."""
+        weight = token_ratio(inputs).detach().clamp(max=self.config.cap)
+        return (-weight * inputs.advantages).masked_fill(self._dropped(inputs), 0.0)
+
+    def _dropped(self, inputs: LossInputs) -> Tensor:
+        """Tokens outside of the trust region that would move on outwards: bool[B, T]."""
+        pi, mu = inputs.logprobs.detach().exp(), inputs.old_logprobs.exp()  # f32[B, T]
+        outwards = (pi - mu) * inputs.advantages.sign() > 0
+        divergence = (pi - mu).abs() if self.config.divergence == "tv" else bernoulli_kl(mu, pi)
+        return outwards & (divergence > self.config.bound)
+
+
+def bernoulli_kl(mu: Tensor, pi: Tensor) -> Tensor:
+    """`mu log(mu/pi) + (1-mu) log((1-mu)/(1-pi))` of probabilities, elementwise.
+
+    Both are kept off 0 and 1 by the rounding of their type, so that the result is finite.
+    """
+    information = torch.finfo(mu.dtype)
+    mu, pi = (p.clamp(information.tiny, 1 - information.eps) for p in (mu, pi))
+    return mu * (mu.log() - pi.log()) + (1 - mu) * (torch.log1p(-mu) - torch.log1p(-pi))

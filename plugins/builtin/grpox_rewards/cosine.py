@@ -1,0 +1,61 @@
+"""A reward for right answers that falls with their length, and for wrong ones that rises: half a cosine."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from grpox.contracts import Text
+from grpox_rewards.configs import CosineConfig, ExactConfig, MathConfig
+
+
+class Cosine:
+    """`end + (start - end) (1 + cos(pi length / max_length)) / 2`, start and end by correctness.
+
+    A right answer scores `max_value_correct` at length 0 and `min_value_correct` at max_length; a wrong one
+    `min_value_wrong` and `max_value_wrong`: a short wrong answer is the worst, so that the model thinks longer
+    where it fails (arXiv 2502.03373, appendix C.1). Lengths are in tokens, the ending EOS included.
+    """
+
+    def __init__(self, config: CosineConfig) -> None:
+        self.config = config
+        self.reads_columns = (config.column,)
+        self._judge = _judge(config)
+
+    def __call__(
+        self,
+        *,
+        completions: Sequence[Text],
+        completion_ids: Sequence[Sequence[int]],
+        log_metric: Callable[[str, float], None] | None = None,
+        **columns: Any,
+    ) -> list[float | None]:
+        """One score per completion; None where the judge of correctness abstains."""
+        answers = {self.config.column: columns[self.config.column]}
+        verdicts: list[float | None] = self._judge(completions=completions, log_metric=log_metric, **answers)
+        return [
+            None if verdict is None else self._score(verdict > 0, len(ids))
+            for verdict, ids in zip(verdicts, completion_ids, strict=True)
+        ]
+
+    def _score(self, is_right: bool, length: int) -> float:
+        config = self.config
+        if length > config.max_length and config.exceeded is not None:
+            return config.exceeded
+        start, end = config.max_value_correct, config.min_value_correct
+        if not is_right:
+            start, end = config.min_value_wrong, config.max_value_wrong
+        progress = min(1.0, length / config.max_length)
+        return end + (start - end) * (1 + math.cos(math.pi * progress)) / 2
+
+
+def _judge(config: CosineConfig) -> Callable[..., list[float | None]]:
+    """Build the reward that tells right from wrong."""
+    if config.correct_by == "math":
+        from grpox_rewards.math import Math
+
+        return Math(MathConfig(column=config.column))
+    from grpox_rewards.text import Exact
+
+    return Exact(ExactConfig(column=config.column))

@@ -1,0 +1,182 @@
+"""Scores from a language model that judges: an OpenAI-compatible service is asked about each completion."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from grpox.contracts import FailedScore, Text, completion_text
+from grpox_rewards.configs import JudgeConfig
+from grpox_rewards.reply_cache import ReplyCache
+from grpox_rewards.service import Service, ServiceFailed, Session
+
+FENCED = re.compile(r"\A```(?:json)?\s*\n(.*)\n```\Z", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One reply of the judge, read."""
+
+    score: float
+    """In [0, 1], or a `FailedScore`."""
+    tokens_in: int = 0
+    tokens_out: int = 0
+    is_cached: bool = False
+    is_unreadable: bool = False
+
+
+class Judge:
+    """`(score - lowest) / (highest - lowest)` of the score in the judge's reply.
+
+    Equal requests of a call are sent once. A reply without exactly one score in range is a failure, like a
+    service that does not answer: it gets no default score, and `on_error` decides.
+
+    Raises:
+        ConfigError: the environment lacks the key, or the cache's folder cannot be made.
+    """
+
+    def __init__(self, config: JudgeConfig) -> None:
+        self.config = config
+        self.reads_columns = tuple(config.columns)
+        self._service = Service(config)
+        self._url = config.url.rstrip("/") + "/chat/completions"
+        self._cache = ReplyCache(config.cache, self._url) if config.cache is not None else None
+
+    async def __call__(
+        self,
+        *,
+        prompts: Sequence[Text],
+        completions: Sequence[Text],
+        log_metric: Callable[[str, float], None] | None = None,
+        **columns: Any,
+    ) -> list[float]:
+        """One score in [0, 1] per completion; `FailedScore` for those without a readable reply."""
+        rows = [dict(zip(self.config.columns, row, strict=True)) for row in self._rows(columns, len(prompts))]
+        bodies = [
+            self._body(prompt, completion, row)
+            for prompt, completion, row in zip(prompts, completions, rows, strict=True)
+        ]
+        distinct = list(dict.fromkeys(bodies))
+        async with self._service.session() as session:
+            verdicts = await asyncio.gather(*(self._ask(session, body) for body in distinct))
+        if log_metric is not None:
+            self._log(log_metric, verdicts, session, len(bodies))
+        scores = {body: verdict.score for body, verdict in zip(distinct, verdicts, strict=True)}
+        return [scores[body] for body in bodies]
+
+    def _rows(self, columns: Mapping[str, Sequence[Any]], count: int) -> list[tuple[Any, ...]]:
+        """The values of the template's columns, for each completion."""
+        named = [columns[name] for name in self.config.columns]
+        return list(zip(*named, strict=True)) if named else [()] * count
+
+    def _body(self, prompt: Text, completion: Text, row: Mapping[str, Any]) -> bytes:
+        """The request about one completion, the same bytes for the same content."""
+        config = self.config
+        asked = config.prompt.format(prompt=plain(prompt), completion=completion_text(completion), **row)
+        messages = [{"role": "system", "content": config.system}] if config.system is not None else []
+        body = {"model": config.model, "messages": [*messages, {"role": "user", "content": asked}]}
+        limits = {"temperature": config.temperature, "max_tokens": config.max_tokens}
+        body |= {name: value for name, value in limits.items() if value is not None} | config.extra
+        return json.dumps(body, sort_keys=True).encode()
+
+    async def _ask(self, session: Session, body: bytes) -> Verdict:
+        answer = self._cache.find(body) if self._cache is not None else None
+        is_cached = answer is not None
+        try:
+            if answer is None:
+                answer = await self._service.post(session, self._url, body)
+            reply, tokens_in, tokens_out = read_answer(answer)
+        except ServiceFailed as error:
+            return Verdict(FailedScore(str(error)))
+        try:
+            score = read_score(reply, self.config)
+        except ValueError as error:
+            failed = FailedScore(f"the judge's reply {error}")
+            return Verdict(failed, tokens_in, tokens_out, is_unreadable=True)
+        if is_cached:
+            return Verdict(score, is_cached=True)
+        if self._cache is not None:
+            self._cache.keep(body, answer)
+        return Verdict(score, tokens_in, tokens_out)
+
+    def _log(
+        self,
+        log_metric: Callable[[str, float], None],
+        verdicts: Sequence[Verdict],
+        session: Session,
+        count: int,
+    ) -> None:
+        """Log shares of the distinct requests, and tokens and cost per completion."""
+        tokens_in, tokens_out = sum(v.tokens_in for v in verdicts), sum(v.tokens_out for v in verdicts)
+        cost = (tokens_in * self.config.price_in + tokens_out * self.config.price_out) / 1e6
+        log_metric("judge/failures", sum(isinstance(v.score, FailedScore) for v in verdicts) / len(verdicts))
+        log_metric("judge/unreadable", sum(v.is_unreadable for v in verdicts) / len(verdicts))
+        log_metric("judge/cached", sum(v.is_cached for v in verdicts) / len(verdicts))
+        log_metric("judge/requests", sum(session.attempts) / count)
+        log_metric("judge/tokens_in", tokens_in / count)
+        log_metric("judge/tokens_out", tokens_out / count)
+        log_metric("judge/cost", cost / count)
+
+
+def plain(prompt: Text) -> str:
+    """Return a prompt as text: the string itself, or a paragraph for each message."""
+    if isinstance(prompt, str):
+        return prompt
+    return "\n\n".join(f"{message.get('role', '')}: {completion_text([message])}" for message in prompt)
+
+
+def read_answer(answer: Any) -> tuple[str, int, int]:
+    """Return the reply in an answer of the service, and the tokens of request and reply (0 where unknown).
+
+    Raises:
+        ServiceFailed: the answer has no reply.
+    """
+    try:
+        reply = answer["choices"][0]["message"]["content"]
+        usage = answer.get("usage") or {}
+        tokens = [int(usage.get(name) or 0) for name in ("prompt_tokens", "completion_tokens")]
+    except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
+        raise ServiceFailed(f"the judge answered no chat completion: {answer!r}"[:200]) from error
+    if not isinstance(reply, str):
+        raise ServiceFailed("the judge answered a chat completion without text")
+    return reply, tokens[0], tokens[1]
+
+
+def read_score(reply: str, config: JudgeConfig) -> float:
+    """Return the score of a reply, in [0, 1].
+
+    Raises:
+        ValueError: the reply has none, several, or one out of range; the text says which.
+    """
+    score = _in_json(reply, config.json_field) if config.json_field else _by_pattern(reply, config.pattern)
+    if not config.lowest <= score <= config.highest:
+        raise ValueError(f"has the score {score:g}, not in {config.lowest:g} to {config.highest:g}")
+    return (score - config.lowest) / (config.highest - config.lowest)
+
+
+def _by_pattern(reply: str, pattern: str) -> float:
+    found = {match or "" for match in re.findall(pattern, reply)}
+    try:
+        scores = {float(text) for text in found}
+    except ValueError:
+        raise ValueError(f"has a score that is no number: {sorted(found)!r}"[:200]) from None
+    if len(scores) != 1:
+        raise ValueError(f"has {len(scores) or 'no'} scores: {reply.strip()[-100:]!r}")
+    return scores.pop()
+
+
+def _in_json(reply: str, name: str) -> float:
+    fenced = FENCED.match(reply.strip())
+    try:
+        content = json.loads(fenced[1] if fenced else reply)
+    except ValueError:
+        raise ValueError(f"is no JSON: {reply.strip()[:100]!r}") from None
+    score = content.get(name) if isinstance(content, dict) else None
+    if not isinstance(score, int | float) or isinstance(score, bool) or not math.isfinite(score):
+        raise ValueError(f"has no number {name!r}: {reply.strip()[:100]!r}")
+    return float(score)

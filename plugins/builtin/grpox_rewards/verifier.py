@@ -1,0 +1,82 @@
+"""Scores from a service of one's own: completions are posted as JSON, and a list of scores comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from grpox.contracts import FailedScore, Text
+from grpox_rewards.configs import HttpConfig
+from grpox_rewards.service import Service, ServiceFailed, Session
+
+
+class Http:
+    """Posts ``{"prompts": [...], "completions": [...], "columns": {...}}``, expects ``{"scores": [...]}``.
+
+    Prompts and completions are strings or lists of messages, as in the data. A score is a number, or null to
+    abstain. A bare list is taken as well.
+
+    Raises:
+        ConfigError: the environment lacks the key.
+    """
+
+    def __init__(self, config: HttpConfig) -> None:
+        self.config = config
+        self.reads_columns = tuple(config.columns)
+        self._service = Service(config)
+
+    async def __call__(
+        self,
+        *,
+        prompts: Sequence[Text],
+        completions: Sequence[Text],
+        log_metric: Callable[[str, float], None] | None = None,
+        **columns: Any,
+    ) -> list[float | None]:
+        """One score per completion; `FailedScore` for those of a request that failed."""
+        size, scores = self.config.batch_size, list[float | None]()
+        async with self._service.session() as session:
+            batches = [slice(start, start + size) for start in range(0, len(completions), size)]
+            sent = {name: columns[name] for name in self.config.columns}
+            asked = [self._ask(session, prompts[at], completions[at], cut(sent, at)) for at in batches]
+            for part in await asyncio.gather(*asked):
+                scores += part
+        if log_metric is not None:
+            log_metric("http/failures", sum(isinstance(s, FailedScore) for s in scores) / len(scores))
+            log_metric("http/attempts", sum(session.attempts) / len(session.attempts))
+        return scores
+
+    async def _ask(
+        self, session: Session, prompts: Sequence[Text], completions: Sequence[Text], columns: dict[str, Any]
+    ) -> Sequence[float | None]:
+        body = {"prompts": prompts, "completions": completions, "columns": columns}
+        try:
+            answer = await self._service.post(session, self.config.url, json.dumps(body, default=str).encode())
+            return checked(answer, len(completions))
+        except ServiceFailed as error:
+            return [FailedScore(str(error))] * len(completions)
+
+
+def cut(columns: dict[str, Sequence[Any]], part: slice) -> dict[str, Sequence[Any]]:
+    """Select the rows `part` of every column."""
+    return {name: values[part] for name, values in columns.items()}
+
+
+def checked(answer: Any, count: int) -> list[float | None]:
+    """Return the scores of an answer.
+
+    Raises:
+        ServiceFailed: it is not `count` finite numbers or null.
+    """
+    scores = answer.get("scores") if isinstance(answer, dict) else answer
+    if not isinstance(scores, list) or len(scores) != count:
+        what = f"{len(scores)} scores" if isinstance(scores, list) else "no list of scores"
+        raise ServiceFailed(f"the service answered {what} for {count} completions")
+    for score in scores:
+        is_number = isinstance(score, int | float) and not isinstance(score, bool) and math.isfinite(score)
+        if score is not None and not is_number:
+            raise ServiceFailed(f"the service answered {score!r}, which is no finite number or null"[:200])
+    return scores
