@@ -1,4 +1,4 @@
-"""`grpox plugins check` of a class or function in a file: its kind, its outcome, and the record of what passed."""
+"""`grpox plugins check` of an object in a file: its kind, its outcome, and the record of what passed."""
 
 from __future__ import annotations
 
