@@ -1,4 +1,5 @@
-"""Remembers the components that passed ``grpox plugins check`` here, and names those of a run that did not.
+"""Remembers which components have passed ``grpox plugins check`` on this machine, and names those of a run that
+have not.
 
 The record is ``grpox/checks.json`` in the user's cache folder (`XDG_CACHE_HOME`, or ``~/.cache``). Built-in
 components are not in it.
@@ -59,7 +60,8 @@ def record_pass(bound: BoundComponent) -> str:
 
 
 def unchecked_message(run: ResolvedRun) -> str:
-    """Name a run's components that have not passed their check here, or changed since; empty if none."""
+    """Name the components of a run that have never passed their check here, or have changed since; empty if
+    none."""
     passed, names, commands = _read(checks_file()), [], []
     for key, bound in run.components.items():
         if is_built_in(bound) or key in run.given.functions:
@@ -80,7 +82,7 @@ def _kinds(count: int) -> str:
 
 
 def name_of(bound: BoundComponent) -> str:
-    """Name a component in the record: ``loss/grpox-mine:mine``, or ``loss//home/me/mine.py:Mine``."""
+    """Name a component in the record: ``loss/grpox-mine:mine``, or ``loss//path/mine.py:Mine``."""
     return f"{bound.kind}/{command_argument(bound).removeprefix(f'{bound.kind}/')}"
 
 

@@ -117,8 +117,10 @@ class AdvantageConformance(Conformance):
         self.notes.append(remark)
 
     def test_direction(self) -> None:
-        """A better reward within a group gives no smaller advantage, and rewards of 0 and 1 are told apart."""
-        check_monotone(self._numbers_of, getattr(self.build(), "monotone", True) is False)
+        """A better reward within a group gives no smaller advantage, and 0 is between."""
+        scaler = self.build()
+        needs_nonnegative = getattr(scaler, "needs_nonnegative_rewards", False)
+        check_monotone(self._numbers_of, getattr(scaler, "monotone", True) is False, needs_nonnegative)
 
     def test_same_as_reference(self) -> None:
         """Is the formula of the reference."""
@@ -172,7 +174,7 @@ class AdvantageConformance(Conformance):
             self._check_same(given, wider, "a function of weight 0 counts", advice)
 
     def test_weights(self) -> None:
-        """Weights decide between functions that disagree, and one that always abstains counts as absent."""
+        """The weights decide between functions that disagree, and one that abstains from all counts as absent."""
         given = batch([[1.0, 0.0], [0.0, 1.0]], [0, 0], [1.0, 0.25])
         other = replace(given, weights=given.weights.flip(0))
         first, second = (_scale(self.build(), each) for each in (given, other))

@@ -1,8 +1,8 @@
 """Checks of direction: which way a loss, an advantage and a correction push, and on which side they clip.
 
 A formula with the wrong sign trains without an error. It shows on a few inputs whose outcome every algorithm of
-policy gradients shares. A component that means something else declares it: a loss ``sign = "other"``, an
-advantage or a correction ``monotone = False``.
+policy gradients shares. A component that means something else declares it: a loss ``sign = "other"``, an advantage
+or a correction ``monotone = False``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from grpox.contracts import LossInputs
-from grpox.testing.conformance import Violation, require
+from grpox.testing.conformance import require
 from grpox.testing.loss_examples import measured_on, shown
 
 NEAR = (0.0, 0.02, -0.02, 0.1, -0.1)
@@ -29,10 +29,11 @@ Rewards = Sequence[Sequence[float]]
 Scale = Callable[[Rewards, Sequence[float], Sequence[int]], Sequence[float]]
 """(rewards of N rows and K functions, K weights, N groups) -> N advantages."""
 GROUPS: tuple[tuple[Rewards, Sequence[float], Sequence[int]], ...] = (
+    ([[-1.0], [1.0]], [1.0], [0, 0]),
     ([[0.0], [1.0]], [1.0], [0, 0]),
     ([[1.0], [0.0]], [-1.0], [0, 0]),
     ([[0.0], [0.0], [1.0]], [1.0], [0, 0, 0]),
-    ([[0.5], [2.0], [0.25], [0.75]], [1.0], [0, 0, 0, 0]),
+    ([[0.5], [2.0], [-1.0], [0.75]], [1.0], [0, 0, 0, 0]),
     ([[5.0], [0.0], [7.0], [1.0]], [1.0], [0, 1, 0, 1]),
     ([[0.0, 1.0], [1.0, 1.0], [1.0, 2.0], [0.0, 0.0]], [1.0, 0.5], [0, 0, 0, 0]),
 )
@@ -40,7 +41,7 @@ GROUPS: tuple[tuple[Rewards, Sequence[float], Sequence[int]], ...] = (
 
 
 def check_loss_sign(loss: Any, examples: Iterator[LossInputs], notes: list[str]) -> None:
-    """Check that a step raises the probability of tokens with positive advantage, and lowers the others.
+    """Check that a gradient step raises the probability of tokens with positive advantage, and lowers the others.
 
     Args:
         examples: from the smallest up, each all that the loss is given at once.
@@ -107,13 +108,14 @@ def _at(inputs: LossInputs, log_ratio: float, advantage: float) -> LossInputs:
     )
 
 
-def check_monotone(scale: Scale, is_declared: bool) -> None:
-    """Check that a better reward in a group gives no smaller advantage, and that 0 and 1 are told apart.
+def check_monotone(scale: Scale, is_declared: bool, needs_nonnegative: bool = False) -> None:
+    """Check that a better reward within a group gives no smaller advantage, and that 0 is between.
 
     With several functions, a completion is better that no function rates lower, each by the sign of its weight.
 
     Args:
         is_declared: the scaler declares ``monotone = False``.
+        needs_nonnegative: it refuses negative rewards, and is given none.
 
     Raises:
         Violation: it does.
@@ -121,24 +123,25 @@ def check_monotone(scale: Scale, is_declared: bool) -> None:
     if is_declared:
         raise SkipTest("it declares monotone = False")
     advice = "check the sign: A grows with the reward. Where that is not the point, declare monotone = False"
-    for rewards, weights, groups in GROUPS:
-        try:
-            advantages = scale(rewards, weights, groups)
-        except Violation:
-            if min(weights) < 0:  # a scaler may refuse sums below 0
-                continue
-            raise
+    batches = [each for each in GROUPS if not needs_nonnegative or _is_nonnegative(*each[:2])]
+    for rewards, weights, groups in batches:
+        advantages = scale(rewards, weights, groups)
         example = describe_batch(rewards, weights, groups, advantages)
         for worse, better in permutations(range(len(rewards)), 2):
             is_pair = groups[worse] == groups[better] and _dominates(rewards[better], rewards[worse], weights)
             is_right = advantages[better] >= advantages[worse] - 1e-6
             what = f"row {better} has a better reward than row {worse} of its group, and a smaller advantage"
             require(is_right or not is_pair, what, example, advice)
-    rewards, weights, groups = GROUPS[0]
+    rewards, weights, groups = batches[0]
     worst, best = scale(rewards, weights, groups)
     example = describe_batch(rewards, weights, groups, (worst, best))
-    what = f"of rewards 0 and 1 the advantages are {worst:g} and {best:g}"
+    what = f"a worse and a better reward get advantages {worst:g} and {best:g}, not around 0"
+    # A baseline may be one of the rewards, as a quantile is.
     require(worst <= 0 <= best and worst < best, what, example, advice)
+
+
+def _is_nonnegative(rewards: Rewards, weights: Sequence[float]) -> bool:
+    return all(sum(w * r for w, r in zip(weights, row, strict=True)) >= 0 for row in rewards)
 
 
 def _dominates(better: Sequence[float], worse: Sequence[float], weights: Sequence[float]) -> bool:
@@ -184,8 +187,8 @@ def check_weights_grow(correct: Correct) -> None:
                 continue
             weight = weights[0, 0].item()
             if before is not None:
-                what = f"with old - sampler = {difference:g} the token weighs {weight:.4g}"
-                what += f", less than {before[1]:.4g} with {before[0]:g}"
+                what = f"with old - sampler = {difference:g} the token weighs {weight:.4g}, less than {before[1]:.4g}"
+                what += f" with {before[0]:g}"
                 example = f"old      {old.tolist()}\nsampler  {sampler.tolist()}"
                 require(weight >= before[1] - ROUNDING, what, example, advice)
             before = (difference, weight)

@@ -149,6 +149,8 @@ def build_trainer(
     run, config, world, inputs = parts.run, parts.run.config, parts.world, parts.inputs
     warn = WarnOnce(logger)
     loss, correction, scaler = run.build("loss"), run.build("correction"), run.build("advantage")
+    check_scope(run, loss)
+    needs = run.components["loss"].needs
     streaming = provides(run, Capability.STREAMING)
     collector = Collector(
         sampler,
@@ -164,8 +166,6 @@ def build_trainer(
     if config.evaluation is not None and inputs.evaluation is not None:
         scorer = Scorer(inputs.evaluation.rewards, streaming, warn)
         evaluator = Evaluator(sampler, scorer, inputs.evaluation.prompts, config.evaluation, config.sampling)
-    needs = run.components["loss"].needs
-    check_scope(run, loss)
     dumps = FaultDumps(engine, config, inputs.tokenizer, world)
     nonfinite = NonFinitePolicy(config.train, world, dumps, warn)
     policy = PolicyUpdate(engine, reference, loss, correction, config, world, nonfinite, needs)

@@ -106,7 +106,7 @@ def test_that_it_scored_nothing_is_told() -> None:
     assert "abstained from all" in checked({"path": f"{BROKEN}:of_other_data"})["runs"].what
 
 
-def test_what_does_not_repeat_or_depends_on_others_is_told_and_allowed() -> None:
+def test_randomness_and_dependence_on_others_are_reported_and_allowed() -> None:
     assert "second time" in checked({"path": f"{BROKEN}:never_the_same"})["the_same_twice"].what
     assert "other completions" in checked({"path": f"{BROKEN}:compares_with_others"})["the_same_twice"].what
     assert failed("never_the_same") == {}
