@@ -22,7 +22,7 @@ from grpox.runtime.files import sync
 
 FOLDER = "checkpoints"
 MANIFEST = "manifest.json"
-FORMAT = 3
+FORMAT = 4
 """Version of the layout of a checkpoint."""
 _NAME = re.compile(r"step-(\d{8,})")
 

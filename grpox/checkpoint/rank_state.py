@@ -123,6 +123,7 @@ def samples_state(samples: Sequence[Sample]) -> dict[str, Any]:
         "token_mask": flat("token_mask", np.bool_),
         "sampler_logprobs": flat("sampler_logprobs", np.float32),
         "advantages": [sample.advantage for sample in samples],
+        "reward": [sample.reward for sample in samples],
         "old": computed("old_logprobs"),
         "reference": computed("reference_logprobs"),
         "policy_keep": computed("policy_keep"),
@@ -153,6 +154,7 @@ def samples_of_state(state: Mapping[str, Any], device: torch.device) -> list[Sam
         (each.numpy() for each in torch.split(state["sampler_logprobs"], lengths)),
         state["advantages"],
         *map(computed, ("old", "reference", "policy_keep")),
+        state["reward"],
     )
     samples = [Sample(*fields) for fields in zip(*columns, strict=True)]
     for name, values in state.get("carried", {}).items():

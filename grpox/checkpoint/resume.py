@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from grpox.checkpoint.component_states import ComponentStates
 from grpox.checkpoint.folders import checkpoints_in, faults, read_manifest
 from grpox.checkpoint.progress import SPLITS, Progress, TrainingState, other_batches, plan_of, same_steps
 from grpox.checkpoint.rank_state import restore_rank
@@ -56,8 +57,23 @@ class Checkpoint:
     folder: Path
     progress: Progress
 
-    def restore(self, state: TrainingState, policy: PolicyUpdate, schedule: Schedule, seed: int) -> None:
-        """Restore a run, split over its present ranks; a collective."""
+    def restore(
+        self,
+        state: TrainingState,
+        policy: PolicyUpdate,
+        components: ComponentStates,
+        schedule: Schedule,
+        seed: int,
+        allow: bool = False,
+    ) -> None:
+        """Restore a run, split over its present ranks; a collective.
+
+        Args:
+            allow: go on even if states and components do not belong together.
+
+        Raises:
+            ConfigError: a component's state cannot be restored.
+        """
         engine, world, progress = policy.engine, policy.world, self.progress
         if progress.world_size == world.size:
             engine.load(self.folder, ENGINE, progress.step)
@@ -68,6 +84,7 @@ class Checkpoint:
             load_of_other_ranks(engine, self.folder, ENGINE, progress.step)
         read_reference(policy, self.folder, world)
         progress.restore(state)
+        components.restore(self.folder, allow)
         restore_rank(state, self.folder, progress, schedule, world, seed)
 
 

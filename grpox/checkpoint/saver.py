@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from grpox.checkpoint.component_states import FILE as COMPONENTS
+from grpox.checkpoint.component_states import ComponentStates
 from grpox.checkpoint.folders import (
     checkpoints_in,
     clear_unfinished,
@@ -53,6 +55,7 @@ class CheckpointSaver:
     shards: ShardFiles
     policy: PolicyUpdate
     """Holds the engine and the reference."""
+    components: ComponentStates
     times: PhaseTimes
     warn: WarnOnce = field(default_factory=lambda: WarnOnce(get_logger(__name__)))
     _pending: bool = False
@@ -111,6 +114,7 @@ class CheckpointSaver:
     def _begin(self, state: TrainingState, step: int) -> None:
         output_dir, before, self._saved = self.context.output_dir, self._saved, step
         folder = unfinished_of(folder_of(output_dir, step))
+        components = self.components.saved()
 
         def begin() -> None:
             clear_unfinished(output_dir)
@@ -122,6 +126,8 @@ class CheckpointSaver:
         with self.times.phase("checkpoint"):
             self.policy.engine.save(folder, ENGINE)
             self.shards.submit(rank_state(state, self.world, self.times), rank_file(folder, self.world.rank))
+            if self.world.is_main:
+                self.shards.submit(components, folder / COMPONENTS)
             write_reference(self.policy, folder, self.shards, self.world)
         self._pending = True
 

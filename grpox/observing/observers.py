@@ -161,11 +161,11 @@ class Observers:
                     if id(impl.plugin) in self._selected:
                         message = f"observer {self._name(impl)!r} cannot start: {_error_message(error)}"
                         raise RunFailed(message) from error
-                self._failed(impl, hook, error)
+                self.note_failure(self._name(impl), hook, error)
         return answers
 
-    def _failed(self, impl: HookImpl, hook: str, error: BaseException) -> None:
-        name = self._name(impl)
+    def note_failure(self, name: str, hook: str, error: BaseException) -> None:
+        """Count a failure of an observer, and warn of the first one in `hook`."""
         self.failures[name, hook] += 1
         if self.failures[name, hook] == 1:
             message = f"observer {name!r} failed in {hook}: {_error_message(error)}"

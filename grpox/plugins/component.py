@@ -13,6 +13,7 @@ from grpox.contracts import Reduction
 from grpox.errors import ConfigError, Problem, describe
 from grpox.errors.validation import problems_of, truths_for_numbers
 from grpox.plugins.discovery import Offer
+from grpox.plugins.optional_methods import methods_problem
 from grpox.runtime.signals import raise_if_signal
 
 
@@ -100,12 +101,14 @@ def kind_of(target: Any) -> str:
 def contract_problem(kind: str, target: Any) -> str:
     """Return the reason why a class (or a reward function) is not a component of this kind; empty if it is."""
     if kind == "reward":
-        return "" if callable(target) else "is not callable"
+        return methods_problem(target) if callable(target) else "is not callable"
     if not inspect.isclass(target):
         return "is not a class"
     missing = [name for name in METHODS.get(kind, ()) if not callable(getattr(target, name, None))]
     if missing:
         return f"has no method {' and no method '.join(missing)} (see grpox.contracts)"
+    if problem := methods_problem(target):
+        return problem
     if kind != "loss":
         return ""
     # The value of a property is known only once the object is built.

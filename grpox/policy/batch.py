@@ -7,6 +7,7 @@ completions, computed only to be masked: a row grows while the first is worth mo
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -41,6 +42,8 @@ class Sample:
     policy_keep: Tensor | None = None
     """bool[T]: tokens that the policy loss of the step at hand is made of; None between steps, and where all
     are."""
+    reward: float = math.nan
+    """Weighted sum of the rewards; NaN where every function abstained."""
     rewards: np.ndarray | None = None
     """f32[K], NaN where a function abstained; None unless the loss needs it, as are those below."""
     group_id: int | None = None

@@ -11,8 +11,10 @@ from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
 
 from grpox.plugins.component import BoundComponent
+from grpox.plugins.component_state import NotPlain
 from grpox.plugins.registry import Mention, bind, installed
 from grpox.testing.exceptions import swallowing_handlers
+from grpox.testing.state import state_problem
 
 SAME_AS = "test_same_as_reference"
 """The check that only a suite with a reference has."""
@@ -85,6 +87,16 @@ class Conformance:
                 "write the reason behind `# noqa: BLE001 -` in that line"
             )
             raise Violation(what, "\n".join(map(str, handlers)), advice)
+
+    def test_state(self) -> None:
+        """A component with state goes on alike in a new instance that loads it."""
+        try:
+            what, advice = state_problem(
+                self.kind, self.build, self.bound.needs, getattr(self, "columns", None)
+            )
+        except NotPlain as error:
+            raise Violation(str(error), advice="see grpox.contracts.Stateful") from error
+        require(not what, what, advice=advice)
 
     @classmethod
     def teardown_class(cls) -> None:

@@ -27,13 +27,14 @@ from grpox.policy.reference import BaseAsReference
 from grpox.policy.scoring_forward import describe_unused_modes
 from grpox.rollout.collector import Collector, Scorer
 from grpox.rollout.rewards import NamedReward
-from grpox.rollout.rewards.isolation import bind_rewards
+from grpox.rollout.rewards.isolation import OF_EVALUATION, OF_TRAINING, bind_rewards
 from grpox.rollout.sampler import CompletionSampler
 from grpox.runfile.load import ResolvedRun
 from grpox.runfile.lock.model import Lock, LockFile
 from grpox.runtime.logs import WarnOnce, get_logger
 from grpox.runtime.phases import PhaseTimes
 from grpox.runtime.world import World
+from grpox.training.components import RunComponents
 from grpox.training.evaluation import Evaluator
 from grpox.training.generation_feed import GenerationFeed
 from grpox.training.inputs import (
@@ -66,11 +67,17 @@ class TrainInputs:
 
     @classmethod
     def open(
-        cls, run: ResolvedRun, world: World, functions: Sequence[Any], of_evaluation: Sequence[Any]
+        cls,
+        run: ResolvedRun,
+        world: World,
+        components: RunComponents,
+        functions: Sequence[Any],
+        of_evaluation: Sequence[Any],
     ) -> TrainInputs:
         """Open and check the inputs of a run.
 
         Args:
+            components: the reward functions and the dataset's component are added to them.
             functions: reward functions of training, in the order of the run file.
             of_evaluation: reward functions of the evaluation; empty if those of training score it.
 
@@ -80,11 +87,14 @@ class TrainInputs:
         """
         check_scope(run)
         tokenizer = open_tokenizer(run)
-        prompts, evaluation_prompts = open_prompts(run, tokenizer)
+        prompts, evaluation_prompts = open_prompts(run, tokenizer, components.build)
         rewards = bind_rewards(run.config.rewards, functions, prompts)
         evaluation = None
         if evaluation_prompts is not None:
             evaluation = EvaluationInputs.bind(run.config, evaluation_prompts, of_evaluation or functions)
+        for key, built in ((OF_TRAINING, functions), (OF_EVALUATION, of_evaluation)):
+            for place, function in enumerate(built):
+                components.add(f"{key}[{place}]", function)
         return cls(tokenizer, prompts, rewards, evaluation, open_schedule(run, prompts, world.size))
 
 
@@ -95,18 +105,19 @@ class TrainerParts:
     run: ResolvedRun
     world: World
     inputs: TrainInputs
+    components: RunComponents
     context: RunContext
     observers: Observers
     lock: Lock
     times: PhaseTimes
 
 
-def build_observers(run: ResolvedRun, world: World, lock: Lock) -> Observers:
+def build_observers(run: ResolvedRun, world: World, components: RunComponents, lock: Lock) -> Observers:
     """Build the observers of rank 0: the run's own record and trackers; other ranks have none."""
     selected: list[tuple[str, object]] = []
     if world.is_main:
         # Registered before the record, so called after it, when the folder exists; the trackers come last.
-        trackers = [(name, run.build(f"tracking.{name}")) for name in run.config.tracking]
+        trackers = [(name, components.build(f"tracking.{name}")) for name in run.config.tracking]
         record = LocalRecord(files_of_observers(tracker for _, tracker in trackers))
         selected = [("plugin lock", LockFile(lock)), ("record", record), ("terminal", TerminalDisplay())]
         selected += trackers
@@ -124,8 +135,9 @@ def build_engines(
     if parts.run.needs_reference and config.model.lora is None:
         # Before the policy's engine takes the weights that the reference begins with.
         reference = FrozenEngine(open_reference(parts.run, model), config, world)
-    optimizer = parts.run.build("train.optimizer") if train.optimizer else AdamW(train)
-    scheduler = parts.run.build("train.scheduler") if train.scheduler else NamedSchedule(train)
+    build = parts.components.build
+    optimizer = build("train.optimizer") if train.optimizer else AdamW(train)
+    scheduler = build("train.scheduler") if train.scheduler else NamedSchedule(train)
     steps = parts.inputs.schedule.total_steps
     engine = Engine(model, config, world, steps, optimizer, scheduler, files)
     slower = describe_unused_modes(model, train, engine.mode)
@@ -148,9 +160,11 @@ def build_trainer(
     """Put the loop together."""
     run, config, world, inputs = parts.run, parts.run.config, parts.world, parts.inputs
     warn = WarnOnce(logger)
-    loss, correction, scaler = run.build("loss"), run.build("correction"), run.build("advantage")
+    components = parts.components
+    loss, correction, scaler = map(components.build, ("loss", "correction", "advantage"))
     check_scope(run, loss)
     needs = run.components["loss"].needs
+    components.complete(parts.observers, config.train.beta)
     streaming = provides(run, Capability.STREAMING)
     collector = Collector(
         sampler,
@@ -168,7 +182,8 @@ def build_trainer(
         evaluator = Evaluator(sampler, scorer, inputs.evaluation.prompts, config.evaluation, config.sampling)
     dumps = FaultDumps(engine, config, inputs.tokenizer, world)
     nonfinite = NonFinitePolicy(config.train, world, dumps, warn)
-    policy = PolicyUpdate(engine, reference, loss, correction, config, world, nonfinite, needs)
+    statistics = components.statistics
+    policy = PolicyUpdate(engine, reference, loss, correction, config, world, nonfinite, needs, statistics)
     early_stop = config.evaluation.early_stop if config.evaluation is not None else None
     state = TrainingState(
         cursor=PromptCursor(inputs.schedule.sampler) if config.train.dynamic_sampling_rounds else None,
@@ -199,6 +214,7 @@ def build_trainer(
             promised,
         ),
         steering=steering,
+        components=components,
         checkpoints=CheckpointSaver(
             config.checkpoint,
             parts.context,
@@ -207,6 +223,7 @@ def build_trainer(
             parts.observers,
             files,
             policy,
+            components.states,
             parts.times,
             warn,
         ),

@@ -52,6 +52,8 @@ class GenerationFeed:
             batch.advantages[rows].tolist(),
             self.config.mask_truncated_completions,
         )
+        for sample, reward in zip(samples, batch.totals[rows].tolist(), strict=True):
+            sample.reward = reward
         if self.config.old_logprobs == "generator":
             keep_reported(samples, generation, self.world.device)
         self._carry(samples, rows, generation, batch)

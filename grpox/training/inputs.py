@@ -77,8 +77,13 @@ def open_tokenizer(run: ResolvedRun) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def open_prompts(run: ResolvedRun, tokenizer: PreTrainedTokenizerBase) -> tuple[PromptSet, PromptSet | None]:
+def open_prompts(
+    run: ResolvedRun, tokenizer: PreTrainedTokenizerBase, build: Callable[[str], Any] | None = None
+) -> tuple[PromptSet, PromptSet | None]:
     """Open and check the prompts to train on, and those of the evaluation if there is one.
+
+    Args:
+        build: builds the dataset component under a key; default: `ResolvedRun.build`.
 
     Raises:
         ConfigError: data cannot be opened, or a prompt is invalid or too long, see `PromptSet`; the tokenizer's
@@ -88,7 +93,7 @@ def open_prompts(run: ResolvedRun, tokenizer: PreTrainedTokenizerBase) -> tuple[
     config, model = run.config, model_config(run)
     if problem := media_problem(model.to_dict(), "model.path", config.model.path):
         raise ConfigError(problem)
-    prompts = _prompt_set(run, tokenizer, lambda: _training_rows(run), config.sampling)
+    prompts = _prompt_set(run, tokenizer, lambda: _training_rows(run, build or run.build), config.sampling)
     return prompts, None if config.evaluation is None else open_evaluation_prompts(
         run, tokenizer, config.evaluation
     )
@@ -155,8 +160,8 @@ def open_schedule(run: ResolvedRun, prompts: PromptSet, world_size: int) -> Sche
     return Schedule(plan, sampler, train.max_steps, train.num_train_epochs)
 
 
-def _training_rows(run: ResolvedRun) -> datasets.Dataset | RowStream:
-    config, rows = run.config, _dataset(run)
+def _training_rows(run: ResolvedRun, build: Callable[[str], Any]) -> datasets.Dataset | RowStream:
+    config, rows = run.config, _dataset(run, build)
     if config.data.streaming and isinstance(rows, datasets.Dataset):
         rows = rows.to_iterable_dataset()
     if isinstance(rows, datasets.Dataset):
@@ -167,7 +172,7 @@ def _training_rows(run: ResolvedRun) -> datasets.Dataset | RowStream:
     return RowStream(rows, config.train.shuffle_dataset, config.train.seed)
 
 
-def _dataset(run: ResolvedRun) -> datasets.Dataset | datasets.IterableDataset:
+def _dataset(run: ResolvedRun, build: Callable[[str], Any]) -> datasets.Dataset | datasets.IterableDataset:
     data = run.config.data
     rows: Any
     if run.given.dataset is not None:
@@ -175,7 +180,7 @@ def _dataset(run: ResolvedRun) -> datasets.Dataset | datasets.IterableDataset:
     elif data.path is not None:
         rows = open_data(data.path, data.subset, data.split, data.streaming)
     else:
-        rows = call("dataset", run.build("data.source").load)
+        rows = call("dataset", build("data.source").load)
     if not isinstance(rows, datasets.Dataset | datasets.IterableDataset):
         what = f"{run.components['data.source']} loads no dataset"
         allowed = "a datasets.Dataset or IterableDataset"

@@ -44,6 +44,7 @@ from grpox.runtime.setup import quieten, seed_libraries
 from grpox.runtime.watchdog import GRACE, Watchdog, enable_tcp_keepalive
 from grpox.runtime.world import World, on_every_rank, start_world, translate_lost_ranks
 from grpox.training.build import TrainerParts, TrainInputs, build_engines, build_observers, build_trainer
+from grpox.training.components import RunComponents
 from grpox.training.given import given_objects, make_whole
 from grpox.training.inputs import (
     generator_context,
@@ -130,13 +131,16 @@ def train_run(
         if config.hub is not None and world.is_main:
             check_hub(config.hub)
         seed_libraries(config.train.seed)
-        inputs = TrainInputs.open(run, world, functions, of_evaluation)
+        times = PhaseTimes(generator=generator_settings(run))
+        components = RunComponents(run, lock, world, times)
+        inputs = TrainInputs.open(run, world, components, functions, of_evaluation)
         if resume and (done := finished(config, inputs.schedule.total_steps)):
             if world.is_main:
                 early = ", where it stopped early" if "stopped_early" in done else ""
                 logger.info("%s: the run is complete, %s steps%s", config.output_dir, done["steps"], early)
             return done
         generator = open_generator(run, world)
+        components.add("generator", generator)
         data = fingerprints(config)
         checkpoint = newest_good(Path(config.output_dir), world) if resume else None
         if checkpoint is not None:
@@ -144,15 +148,15 @@ def train_run(
         elif needs_checkpoint:
             raise no_checkpoint(Path(config.output_dir))
         context = _context(run, world, inputs.schedule, resume, checkpoint, data)
-        observers, times = build_observers(run, world, lock), PhaseTimes(generator=generator_settings(run))
+        observers = build_observers(run, world, components, lock)
         with (
             Watchdog(config.watchdog, times, context.output_dir / "stalls", world.rank),
             _observed(context, observers, world) as summary,
             translate_lost_ranks(world, times),
             machine_metrics(context.output_dir, config.logging.system_metrics_every, world),
         ):
-            parts = TrainerParts(run, world, inputs, context, observers, lock, times)
-            summary |= _train_and_save(parts, generator, checkpoint)
+            parts = TrainerParts(run, world, inputs, components, context, observers, lock, times)
+            summary |= _train_and_save(parts, generator, checkpoint, allow_changes)
         if world.is_main and config.hub is not None:
             # Last, so that a failed push loses nothing.
             address = push_model(Path(summary["model"]), config, config.hub, summary)
@@ -177,7 +181,9 @@ def _observed(context: RunContext, observers: Observers, world: World) -> Iterat
 
 
 @translate_exits(FOREIGN)
-def _train_and_save(parts: TrainerParts, generator: Generator, checkpoint: Checkpoint | None) -> dict[str, Any]:
+def _train_and_save(
+    parts: TrainerParts, generator: Generator, checkpoint: Checkpoint | None, allow_changes: bool
+) -> dict[str, Any]:
     config, world, times = parts.run.config, parts.world, parts.times
     model = on_every_rank(world, times, times.phase("load")(lambda: open_model(parts.run)))
     home, generation_config = model.device, model.generation_config
@@ -190,8 +196,16 @@ def _train_and_save(parts: TrainerParts, generator: Generator, checkpoint: Check
         trainer = build_trainer(parts, engine, reference, sampler, files)
         if checkpoint is not None:
             with times.phase("restore"):
-                checkpoint.restore(trainer.state, trainer.policy, trainer.schedule, config.train.seed)
+                checkpoint.restore(
+                    trainer.state,
+                    trainer.policy,
+                    parts.components.states,
+                    trainer.schedule,
+                    config.train.seed,
+                    allow_changes,
+                )
                 trainer.steering.restore()
+        parts.components.start()
         enable_tcp_keepalive(config.watchdog.host_lost_after)  # connections of engine and generator too
         times.take()  # none of this is the first step's
         summary = trainer.run() | trainer.checkpoints.summary()

@@ -20,6 +20,7 @@ from grpox.observing.observers import Observers
 from grpox.runtime.phases import PhaseTimes
 from grpox.runtime.signals import Terminated, first_signal_waits, raise_if_signalled, signalled
 from grpox.runtime.world import World
+from grpox.training.components import RunComponents
 from grpox.training.evaluation import Evaluator
 from grpox.training.generation_feed import GenerationFeed
 from grpox.training.steering import Steering
@@ -43,6 +44,7 @@ class Trainer:
     observers: Observers
     report: StepReport
     steering: Steering
+    components: RunComponents
     checkpoints: CheckpointSaver
     times: PhaseTimes
 
@@ -74,6 +76,7 @@ class Trainer:
     def train_step(self, plan: StepPlan) -> None:
         """Take one optimizer step: collect the missing samples, then update the policy."""
         start = time.perf_counter()
+        self.components.begin_step(plan.step, self.feed.progress(plan.step - 1))
         new = self.feed.collect(plan)
         self.feed.prefetch(plan)
         micro_batches = self.feed.micro_batches(plan)
@@ -83,6 +86,7 @@ class Trainer:
                 update = self.policy.step(micro_batches)
         finally:  # also of a step that ends the run
             self.report.rollouts_scored(plan.step, new)
+        self.components.end_step(plan, micro_batches)
         self.feed.forget_used(plan)
         seconds, epoch = time.perf_counter() - start, self.feed.progress(plan.step).epoch
         self.report.step_finished(plan.step, epoch, new, micro_batches, update, seconds)

@@ -22,6 +22,7 @@ from grpox.update.mismatch import mismatch_metrics, mismatch_of
 from grpox.update.nonfinite import NonFinitePolicy, Row
 from grpox.update.objective import MicroBatchInputs, MicroBatchLoss, StepLoss
 from grpox.update.packing import MicroBatchPacker, PackedMicroBatch, StepTotals, count_step
+from grpox.update.step_statistics import StepStatistics
 from grpox.update.token_masks import choose
 from grpox.update.token_metrics import TokenMetrics
 
@@ -44,11 +45,13 @@ class PolicyUpdate:
         world: World,
         nonfinite: NonFinitePolicy | None = None,
         needs: Collection[str] = (),
+        statistics: StepStatistics | None = None,
     ) -> None:
         """
         Args:
             needs: capabilities that the loss needs.
             nonfinite: what becomes of a step that is not finite; default: as the config says, keeping no batch.
+            statistics: records the values of tokens that components ask for; default: none.
         """
         self.engine = engine
         self.reference = reference
@@ -59,6 +62,7 @@ class PolicyUpdate:
         self.max_completion_length = config.sampling.max_completion_length
         self.world = world
         self.nonfinite = nonfinite or NonFinitePolicy(config.train, world)
+        self.statistics = statistics or StepStatistics({})
         self.packer = MicroBatchPacker.of(config.train, self.step_loss.traits, engine.mode)
 
     def score_old(self, micro_batches: MicroBatches) -> None:
@@ -90,6 +94,7 @@ class PolicyUpdate:
         chosen = self._choose_tokens(micro_batches)
         packed = self.packer.pack(micro_batches, self.world)
         scored = self._gradient(packed.micro_batches, totals)
+        self.statistics.record(scored)
         shares = torch.zeros((), dtype=torch.float64, device=self.world.device)
         for _, result in scored:
             shares += result.loss

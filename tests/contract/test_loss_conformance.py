@@ -32,7 +32,7 @@ def failed(name: str) -> dict[str, Outcome]:
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_every_installed_loss_conforms(name: str) -> None:
     made = checked(name)
-    assert {"sign", "device", "call_order", "exceptions"} <= made.keys()
+    assert {"sign", "device", "call_order", "exceptions", "state"} <= made.keys()
     assert {check: o for check, o in made.items() if o.status == "failed"} == {}
 
 

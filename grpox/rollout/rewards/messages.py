@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from grpox.contracts import StatisticReduction
 from grpox.errors import Problem
 from grpox.rollout.rewards.call import CallLog, CheckedScores
 
@@ -44,6 +45,12 @@ class Ready:
     """Arguments that it takes; None if it takes any."""
     begins: str = ""
     """Line at which it is defined: ``rewards.py:12``."""
+    methods: frozenset[str] = frozenset()
+    """Optional methods that it has: those of state and steps."""
+    statistics: Mapping[str, StatisticReduction] = field(default_factory=dict)
+    """Statistics that its `end_step` asks for."""
+    stateless: bool = False
+    """True if it declares that it has no state."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +62,28 @@ class Request:
     """Completions."""
     seed: int
     """Seed of the random generators of Python, numpy and torch, set before the call."""
+
+
+ATTRIBUTES = "attribute_hashes"
+"""The method of each process that hashes the function's attributes; see `grpox.plugins.component_state`."""
+
+
+@dataclass(frozen=True)
+class MethodRequest:
+    """One call of an optional method of the function."""
+
+    name: str
+    arguments: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True)
+class MethodReply:
+    """The outcome of a call of an optional method."""
+
+    value: Any = None
+    failure: str = ""
+    trace: str = ""
+    """The traceback, as text."""
 
 
 @dataclass(frozen=True)

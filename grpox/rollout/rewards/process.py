@@ -10,17 +10,31 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import psutil
 
-from grpox.errors import ConfigError, describe, text_of
+from grpox.contracts import StepContext
+from grpox.errors import ConfigError, RunFailed, describe, text_of
 from grpox.errors.formatting import format_bytes
 from grpox.rollout.rewards.call import CallLog, CheckedScores, dumped_at
-from grpox.rollout.rewards.messages import WHERE, Blueprint, Ready, Reply, Request
+from grpox.rollout.rewards.messages import (
+    ATTRIBUTES,
+    WHERE,
+    Blueprint,
+    MethodReply,
+    MethodRequest,
+    Ready,
+    Reply,
+    Request,
+)
 from grpox.rollout.rewards.output import RewardOutput
 from grpox.runtime.child import MOST_BYTES, Child, ChildCut, ChildEnded, ChildFailed, ChildLate, Restarted
+from grpox.runtime.logs import get_logger
 from grpox.runtime.signals import raise_if_signal
+
+logger = get_logger(__name__)
 
 START_SECONDS = 600.0
 """The function's module may load a model as it is imported."""
@@ -41,8 +55,11 @@ class RewardProcess:
     def __init__(self, blueprint: Blueprint, timeout: float, memory: float) -> None:
         self.blueprint = blueprint
         self._ready: Ready | None = None
+        self._state: Mapping[str, Any] | None = None
+        """The state that a process that is started again begins with."""
+        self._step: StepContext | None = None
         self._running = Restarted(lambda: _Running(blueprint, timeout, memory))
-        self._running.get()
+        self._running.get().is_prepared = True
 
     @property
     def ready(self) -> Ready:
@@ -74,14 +91,61 @@ class RewardProcess:
         """
         takes = self.ready.takes
         accepted = {n: v for n, v in arguments.items() if takes is None or n in takes}  # the rest is not sent
+        reply: Reply = self._ask(Request(accepted, count, _seed_of(arguments)))
+        return reply
+
+    def call_method(self, name: str, *arguments: Any) -> Any:
+        """Call an optional method of the function.
+
+        A process that has to be started again begins with the state that was last read or restored, and with
+        the last `begin_step`.
+
+        Raises:
+            RunFailed: the method raised, or the process did not answer; it is gone.
+        """
+        reward = f"reward '{self.blueprint.label}'"
+        try:
+            reply: MethodReply = self._ask(MethodRequest(name, arguments))
+        except ProcessFailed as error:
+            raise RunFailed(f"{reward} {error}, in {name}") from error
+        if reply.failure:
+            raise RunFailed(f"{reward} {reply.failure}") from RemoteError(reply.trace)
+        if name == "state_dict":
+            self._state = reply.value
+        elif name == "load_state_dict":
+            self._state = arguments[0]
+        elif name == "begin_step":
+            self._step = arguments[0]
+        return reply.value
+
+    def _ask(self, request: Request | MethodRequest) -> Any:
         running = self._started()
         try:
             running.wait_ready()
-            return running.ask(Request(accepted, count, _seed_of(arguments)))
+            self._prepare(running)
+            return running.ask(request)
         except ProcessFailed:
             self.stop()
             running.kill()  # where another thread has stopped it in the middle of the call
             raise
+
+    def _prepare(self, running: _Running) -> None:
+        """Give a process that was started again the last known state and step, once."""
+        if running.is_prepared:
+            return
+        if self._state is not None:
+            logger.warning(
+                "the process of reward '%s' was started again, with the state after the last step: changes "
+                "since then are lost (docs/state-and-steps.md)",
+                self.blueprint.label,
+            )
+        calls = (("load_state_dict", self._state), ("begin_step", self._step))
+        for name, argument in calls:
+            if argument is not None:
+                reply = running.ask(MethodRequest(name, (argument,)))
+                if reply.failure:
+                    raise ProcessFailed(f"{reply.failure} after its process was started again")
+        running.is_prepared = True
 
     def stop(self) -> None:
         """Kill the process and what it has started; the next call starts another."""
@@ -104,6 +168,8 @@ class _Running:
     def __init__(self, blueprint: Blueprint, timeout: float, memory: float) -> None:
         self.timeout = timeout
         self.memory = memory
+        self.is_prepared = False
+        """True once it has the state and the step of the process before it."""
         self._ready: Ready | None = None
         self._stacks = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
         # The folder of the run may hold a file named as a module: it comes after the trainer's own path.
@@ -126,7 +192,7 @@ class _Running:
                 self._ready = self._receive(time.monotonic() + START_SECONDS, late)
             return self._ready
 
-    def ask(self, request: Request) -> Reply:
+    def ask(self, request: Request | MethodRequest) -> Any:
         """Return the answer to a request."""
         with self._child.in_use:
             os.ftruncate(self._stacks.fileno(), 0)
@@ -139,8 +205,7 @@ class _Running:
             except (pickle.PicklingError, TypeError, AttributeError, RecursionError) as error:
                 why = f"which cannot be pickled ({text_of(error)}): say isolation: thread"
                 raise ProcessFailed(f"cannot be sent its arguments, {why}") from error
-            reply: Reply = self._receive(deadline, f"took longer than its timeout of {self.timeout:g} s")
-            return reply
+            return self._receive(deadline, f"took longer than its timeout of {self.timeout:g} s")
 
     def _receive(self, deadline: float, too_long: str) -> Any:
         try:
@@ -203,6 +268,24 @@ class _Running:
         """End it and all that it has started and that has not left its process group."""
         self._child.kill()
         self._output.end_call()
+
+
+class RemoteComponent:
+    """The optional methods and attributes of a function in its process, as if it were here."""
+
+    def __init__(self, process: RewardProcess) -> None:
+        self._process = process
+        ready = process.ready
+        self.stateless = ready.stateless
+        if "end_step" in ready.methods:
+            self.statistics = ready.statistics
+        for name in ready.methods:
+            setattr(self, name, partial(process.call_method, name))
+
+    def attribute_hashes(self) -> dict[str, str]:
+        """Hash the attributes of the function."""
+        hashes: dict[str, str] = self._process.call_method(ATTRIBUTES)
+        return hashes
 
 
 class RemoteError(Exception):

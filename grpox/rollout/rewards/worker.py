@@ -1,7 +1,8 @@
 """The program in which a reward function runs apart from the trainer.
 
 Started as ``python -m grpox.rollout.rewards.worker``.
-It builds the function from a `Blueprint`, then answers each `Request` with a `Reply`, until the trainer ends.
+It builds the function from a `Blueprint`, then answers each `Request` with a `Reply`, and each `MethodRequest`
+with a `MethodReply`, until the trainer ends.
 """
 
 from __future__ import annotations
@@ -19,11 +20,22 @@ from typing import Any
 
 from grpox.errors import ConfigError, Problem, describe, traceback_of
 from grpox.plugins.component import BoundComponent
+from grpox.plugins.component_state import NotPlain, attribute_hashes, plain_state
 from grpox.plugins.discovery import PluginSet
 from grpox.plugins.load_object import load_object
+from grpox.plugins.optional_methods import is_stateless, methods_of, statistics_of
 from grpox.plugins.registry import Registry
 from grpox.rollout.rewards.call import RewardCall, argument_names, defined_at, missing_columns
-from grpox.rollout.rewards.messages import WHERE, Blueprint, Ready, Reply, Request
+from grpox.rollout.rewards.messages import (
+    ATTRIBUTES,
+    WHERE,
+    Blueprint,
+    MethodReply,
+    MethodRequest,
+    Ready,
+    Reply,
+    Request,
+)
 from grpox.runtime.child import connect_to_parent
 from grpox.runtime.logs import show_logs_of_child
 
@@ -46,7 +58,9 @@ def _serve(trainer: Connection) -> None:
         function, ready = _built(trainer.recv())
         trainer.send(ready)
         while function is not None:
-            message = _answer(function, trainer.recv())
+            request = trainer.recv()
+            answer = _answer_method if isinstance(request, MethodRequest) else _answer
+            message = answer(function, request)
             if os.getpid() != own:  # the function forked, and this is the child
                 os._exit(0)
             _flush()
@@ -71,7 +85,15 @@ def _built(blueprint: Blueprint) -> tuple[Any, Ready]:
         what = f"reward '{blueprint.label}' cannot be built: {describe(error)}"
         return None, Ready((Problem(what, blueprint.key),))
     needs = tuple(missing_columns(function, ()))
-    return function, Ready((), needs, argument_names(function), defined_at(function))
+    return function, Ready(
+        (),
+        needs,
+        argument_names(function),
+        defined_at(function),
+        methods_of(function),
+        statistics_of(function),
+        is_stateless(function),
+    )
 
 
 def _answer(function: Any, request: Request) -> bytes:
@@ -89,6 +111,20 @@ def _answer(function: Any, request: Request) -> bytes:
     except BaseException as error:  # noqa: BLE001 - whatever a user's object raises
         what = f"logged by log_extra what cannot be pickled ({describe(error)}), as its own process needs"
         return pickle.dumps(Reply(failure=what))
+
+
+def _answer_method(function: Any, request: MethodRequest) -> bytes:
+    """Call an optional method of the function; return what became of it, pickled."""
+    try:
+        if request.name == ATTRIBUTES:
+            return pickle.dumps(MethodReply(attribute_hashes(function)))
+        value = getattr(function, request.name)(*request.arguments)
+        return pickle.dumps(MethodReply(plain_state(value) if request.name == "state_dict" else None))
+    except NotPlain as error:
+        return pickle.dumps(MethodReply(failure=str(error)))
+    except BaseException as error:  # noqa: BLE001 - whatever the user's method raises is told
+        failure = f"raised {describe(error)} in {request.name}"
+        return pickle.dumps(MethodReply(failure=failure, trace=traceback_of(error)))
 
 
 def _seed(seed: int) -> None:

@@ -49,6 +49,8 @@ from grpox_generators.stretches import (
 class HfGenerator:
     """Generates one group per prompt, the prompt's keys and values computed once and shared by its group."""
 
+    stateless = True
+
     def __init__(self, config: HfConfig) -> None:
         self.config = config
         self.version = 0

@@ -62,6 +62,8 @@ NAME, NUMBER = "policy", 1
 class VllmColocateGenerator:
     """One request per prompt for its whole group, so that the prompt is computed once."""
 
+    stateless = True
+
     def __init__(self, config: VllmColocateConfig) -> None:
         # Here and not in `start`, which comes after the model is loaded.
         size, ranks = config.tensor_parallel_size, world_size()

@@ -40,6 +40,8 @@ class VllmServerGenerator:
     sends it the weights and asks for what is missing. A sample drawn again is the same one, and counts once.
     """
 
+    stateless = True
+
     def __init__(self, config: VllmServerConfig) -> None:
         self.config = config
         self.version = 0

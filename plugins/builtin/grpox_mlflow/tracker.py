@@ -59,6 +59,7 @@ class MlflowTracker:
     """
 
     files = (FOLLOWED, TRACES, EVAL_TABLE)
+    stateless = True
 
     def __init__(self, config: MlflowConfig) -> None:
         self._config = config

@@ -204,7 +204,7 @@ def test_of_much_damage_three_files_are_named(tmp_path: Path) -> None:
     [
         (None, "manifest.json is missing"),
         ("{", "manifest.json cannot be read: JSONDecodeError"),
-        ('{"format": 3, "files": {}}', "manifest.json names no files"),
+        ('{"format": 4, "files": {}}', "manifest.json names no files"),
     ],
 )
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -299,7 +299,8 @@ def restored(
 ) -> Any:
     """The policy of a run that was made what a checkpoint says."""
     policy: Any = SimpleNamespace(engine=Noted(calls), world=world)
-    Checkpoint(folder, progress).restore(state, policy, SCHEDULE, seed=7)
+    states: Any = SimpleNamespace(restore=lambda folder, allow: calls.append(("components", folder, allow)))
+    Checkpoint(folder, progress).restore(state, policy, states, SCHEDULE, seed=7)
     return policy
 
 
@@ -319,6 +320,7 @@ def test_a_run_becomes_what_it_was(
         ("load", tmp_path, "engine", 5),
         ("reference", policy, tmp_path, ALONE),
         *of_parts,
+        ("components", tmp_path, False),
         (
             "rank",
             state,
@@ -349,7 +351,7 @@ def test_the_engines_states_of_other_ranks_are_taken_over_and_told_by_rank_0(
     world, progress = World(rank, now, CPU), progress_of(world_size=saved)
     restored(calls, tmp_path, progress, state_of(calls, False), world)
     assert calls[0] == ("load_of_other_ranks", tmp_path, "engine", 5)
-    assert [name for name, *_ in calls] == ["load_of_other_ranks", "reference", "rank"]
+    assert [name for name, *_ in calls] == ["load_of_other_ranks", "reference", "components", "rank"]
     assert logged() == (f"taking {tmp_path} {told}\n" if rank == 0 else "")
 
 

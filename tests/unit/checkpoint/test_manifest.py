@@ -78,12 +78,12 @@ def test_a_manifest_is_read_back_as_it_was_written_whatever_the_order(folder: Pa
 
 def test_the_text_of_a_manifest_is_what_earlier_and_later_versions_read(tmp_path: Path) -> None:
     write_manifest(tmp_path, {"b.pt": FileFacts(7, "beef"), "ä.pt": FileFacts(0, "")})
-    assert FORMAT == 3
+    assert FORMAT == 4
     text = (tmp_path / MANIFEST).read_text(encoding="utf-8")
     assert text.endswith("}\n")
-    assert text.splitlines()[:2] == ["{", ' "format": 3,']  # for people, a line each
+    assert text.splitlines()[:2] == ["{", ' "format": 4,']  # for people, a line each
     assert json.loads(text) == {
-        "format": 3,
+        "format": 4,
         "files": {"b.pt": {"size": 7, "xxh3": "beef"}, "ä.pt": {"size": 0, "xxh3": ""}},
     }
 
@@ -128,13 +128,13 @@ def test_syncing_leaves_nothing_open(folder: Path, monkeypatch: pytest.MonkeyPat
         (b"\xff", r"^manifest\.json cannot be read: UnicodeDecodeError: "),
         ("[]", r"^manifest\.json cannot be read: TypeError: "),
         ('{"files": {"a": {"size": 1, "xxh3": ""}}}', r"^manifest\.json cannot be read: KeyError: 'format'"),
-        ('{"format": 3}', r"^manifest\.json cannot be read: KeyError: 'files'"),
-        ('{"format": 3, "files": ["a"]}', r"^manifest\.json cannot be read: AttributeError: "),
-        ('{"format": 3, "files": {"a": {"size": 1}}}', r"^manifest\.json cannot be read: TypeError: .*xxh3"),
-        ('{"format": 3, "files": {}}', r"^manifest\.json names no files$"),
-        ('{"format": 1, "files": {}}', r"^its layout is version 1, this grpox reads 3$"),
+        ('{"format": 4}', r"^manifest\.json cannot be read: KeyError: 'files'"),
+        ('{"format": 4, "files": ["a"]}', r"^manifest\.json cannot be read: AttributeError: "),
+        ('{"format": 4, "files": {"a": {"size": 1}}}', r"^manifest\.json cannot be read: TypeError: .*xxh3"),
+        ('{"format": 4, "files": {}}', r"^manifest\.json names no files$"),
+        ('{"format": 1, "files": {}}', r"^its layout is version 1, this grpox reads 4$"),
         ('{"format": 2, "files": {"a": {"size": 1, "xxh3": ""}}}', r"^its layout is version 2, "),
-        ('{"format": 4, "files": {"a": {"size": 1, "xxh3": ""}}}', r"^its layout is version 4, "),
+        ('{"format": 5, "files": {"a": {"size": 1, "xxh3": ""}}}', r"^its layout is version 5, "),
     ],
 )
 def test_a_manifest_that_is_none_is_refused_by_its_reason(folder: Path, text: str | bytes, told: str) -> None:

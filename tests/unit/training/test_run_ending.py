@@ -37,6 +37,7 @@ class Run:
             "evaluator": self if evaluates else None,
             "observers": SimpleNamespace(evaluated=lambda *_: None),
             "report": None,
+            "components": None,
             "steering": SimpleNamespace(apply=self.apply, control=None),
             "checkpoints": SimpleNamespace(after_step=self.after_step, finish=lambda: None),
         }

@@ -1,0 +1,155 @@
+"""States of components as plain values, and hashes by which changes are seen. Torch need not be loaded."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import is_dataclass
+from typing import Any
+
+PLAIN = (str, int, float, bool, type(None))
+"""Types of single values in a state; each value is exactly of one of them."""
+LARGE = 2**20
+"""Elements of a tensor or array above which its attribute is compared by place and version, not by content."""
+DEEPEST = 20
+"""Levels of nested containers of an attribute that are compared."""
+
+
+class NotPlain(ValueError):
+    """A state holds a value that a checkpoint cannot; the text names its place and its type."""
+
+
+def plain_state(state: Any) -> dict[str, Any]:
+    """Copy the result of `state_dict`, tensors to the CPU.
+
+    Raises:
+        NotPlain: it is no mapping, or a value is neither plain nor a tensor.
+    """
+    if not isinstance(state, Mapping):
+        raise NotPlain(f"state_dict returned a {_type_name(state)}, not a dict")
+    try:
+        copy: dict[str, Any] = _plain(state, "")
+    except RecursionError as error:
+        raise NotPlain("state_dict returned a dict that contains itself, or is nested too deeply") from error
+    return copy
+
+
+def _plain(value: Any, path: str) -> Any:
+    if type(value) in PLAIN:
+        return value
+    if _is_tensor(value):
+        if str(value.layout) != "torch.strided" or value.is_quantized:
+            raise NotPlain(f"the state's value {path} is a sparse or quantized tensor, which is not compared")
+        return value.detach().to("cpu", copy=True)
+    if type(value) in (list, tuple):
+        return type(value)(_plain(item, f"{path}[{place}]") for place, item in enumerate(value))
+    if isinstance(value, Mapping):
+        for name in value:
+            if type(name) not in PLAIN:
+                raise NotPlain(f"the state has a key of type {_type_name(name)} in {path or 'its first level'}")
+        return {name: _plain(item, f"{path}[{name!r}]") for name, item in value.items()}
+    advice = "a state holds numbers, strings, None, tensors, and lists, tuples and dicts of these"
+    raise NotPlain(f"the state's value {path} is a {_type_name(value)}; {advice}")
+
+
+def state_hashes(state: Mapping[str, Any]) -> dict[str, str]:
+    """Return the hash of each single value of a `plain_state`, by its path."""
+    return dict(_hashes(state, ""))
+
+
+def _hashes(value: Any, path: str) -> Iterator[tuple[str, str]]:
+    # The empty containers themselves count, and their lengths.
+    if isinstance(value, dict):
+        yield f"{path} keys", _hash(repr(list(value)))
+        for name, item in value.items():
+            yield from _hashes(item, f"{path}[{name!r}]")
+    elif isinstance(value, list | tuple):
+        yield f"{path} length", _hash(f"{type(value).__name__} {len(value)}")
+        for place, item in enumerate(value):
+            yield from _hashes(item, f"{path}[{place}]")
+    elif _is_tensor(value):
+        yield path, _hash_of_tensor(value, sys.maxsize)
+    else:
+        yield path, _hash(f"{type(value).__name__} {value!r}")
+
+
+def attribute_hashes(component: object) -> dict[str, str]:
+    """Return the hash of each attribute of a component that holds plain values, tensors or arrays.
+
+    Objects count by their type alone, so that a model, a lock or a connection changes nothing.
+    """
+    return {name: _attribute_hash(value) for name, value in getattr(component, "__dict__", {}).items()}
+
+
+def changed_attributes(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
+    """List the attributes whose hashes differ, in alphabetical order."""
+    return sorted(name for name in {*before, *after} if before.get(name) != after.get(name))
+
+
+def _attribute_hash(value: Any) -> str:
+    digest = hashlib.sha256()
+    for part in _parts(value, 0):
+        digest.update(part.encode("utf-8", "surrogatepass") + b"\0")
+    return digest.hexdigest()
+
+
+def _parts(value: Any, depth: int) -> Iterator[str]:
+    kind = type(value).__name__
+    if type(value) in (*PLAIN, bytes, complex):
+        yield f"{kind} {value!r}"
+    elif depth > DEEPEST:
+        yield kind
+    elif _is_tensor(value) or _is_array(value):
+        yield _hash_of_tensor(value, LARGE)
+    elif isinstance(value, Mapping):
+        yield f"{kind} {len(value)}"
+        for name, item in list(value.items()):
+            yield from _parts(name, depth + 1)
+            yield from _parts(item, depth + 1)
+    elif isinstance(value, list | tuple):
+        yield f"{kind} {len(value)}"
+        for item in value:
+            yield from _parts(item, depth + 1)
+    elif isinstance(value, set | frozenset):
+        yield f"{kind} {len(value)}"
+        yield from sorted(" ".join(_parts(item, depth + 1)) for item in value)
+    elif is_dataclass(value) and not isinstance(value, type):
+        yield kind
+        yield from _parts(dict(getattr(value, "__dict__", {})), depth + 1)
+    else:
+        yield kind
+
+
+def _hash_of_tensor(value: Any, large: int) -> str:
+    """Hash a tensor or an array: its content; of one with more than `large` elements place and version."""
+    about = f"{type(value).__name__} {value.dtype} {tuple(value.shape)}"
+    if _is_array(value):
+        return _hash(about, b"" if value.size > large or value.dtype.hasobject else value.tobytes())
+    tensor = value.detach()
+    if tensor.numel() > large:
+        return _hash(f"{about} {tensor.data_ptr()} {value._version}")
+    if str(tensor.layout) != "torch.strided" or tensor.is_quantized:
+        return _hash(about)
+    torch = sys.modules["torch"]
+    whole = tensor.to("cpu").contiguous().reshape(-1)
+    return _hash(about, whole.view(torch.uint8).numpy().tobytes() if whole.numel() else b"")
+
+
+def _is_tensor(value: object) -> bool:
+    torch = sys.modules.get("torch")  # where it is not loaded, nobody has a tensor
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def _is_array(value: object) -> bool:
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(value, numpy.ndarray)
+
+
+def _hash(text: str, content: bytes = b"") -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass") + b"\0" + content).hexdigest()
+
+
+def _type_name(value: object) -> str:
+    kind = type(value)
+    return kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"

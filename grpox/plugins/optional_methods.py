@@ -1,0 +1,59 @@
+"""Optional methods of components of every kind, as `grpox.contracts.Stateful` and `StepAware` describe."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import get_args
+
+from grpox.contracts import StatisticReduction
+from grpox.errors import nearest
+
+STATE = ("state_dict", "load_state_dict")
+STEPS = ("begin_step", "end_step")
+REDUCTIONS = get_args(StatisticReduction)
+
+
+def has_method(component: object, name: str) -> bool:
+    """Tell whether a component has an optional method."""
+    return callable(getattr(component, name, None))
+
+
+def has_state(component: object) -> bool:
+    """Tell whether checkpoints save the state of a component."""
+    return not is_stateless(component) and all(has_method(component, name) for name in STATE)
+
+
+def is_stateless(component: object) -> bool:
+    """Tell whether a component declares that it has no state."""
+    return getattr(component, "stateless", False) is True
+
+
+def methods_of(component: object) -> frozenset[str]:
+    """Return the optional methods that a component has."""
+    return frozenset(name for name in (*STATE, *STEPS) if has_method(component, name))
+
+
+def statistics_of(component: object) -> dict[str, StatisticReduction]:
+    """Return the statistics that a component without a `methods_problem` asks for."""
+    return dict(getattr(component, "statistics", {})) if has_method(component, "end_step") else {}
+
+
+def methods_problem(target: object) -> str:
+    """Return what is wrong with the optional methods of a component or its class; empty if nothing is."""
+    one, other = (has_method(target, name) for name in STATE)
+    if one != other and not is_stateless(target):
+        present, missing = STATE if one else STATE[::-1]
+        return f"has {present} and no {missing}: a checkpoint needs both (see grpox.contracts.Stateful)"
+    if not has_method(target, "end_step"):
+        return ""
+    statistics = getattr(target, "statistics", {})
+    if isinstance(statistics, property):  # its value is known only once the object is built
+        return ""
+    if not isinstance(statistics, Mapping) or not all(isinstance(name, str) for name in statistics):
+        return f"has the statistics {statistics!r}; they are a dict such as {{'ratio': 'gather'}}"
+    for name, reduction in statistics.items():
+        if reduction not in REDUCTIONS:
+            near = nearest(str(reduction), REDUCTIONS)
+            hint = f"; did you mean '{near}'?" if near else ""
+            return f"asks for '{name}' reduced by {reduction!r}, which is none of {', '.join(REDUCTIONS)}{hint}"
+    return ""

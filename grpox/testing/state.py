@@ -1,0 +1,107 @@
+"""The check of a component with state: a new instance that loads it goes on as the original does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from grpox.contracts import StepContext
+from grpox.plugins.component_state import changed_attributes, plain_state, state_hashes
+from grpox.plugins.optional_methods import has_method, has_state, methods_problem, statistics_of
+from grpox.rollout.rewards.call import RewardCall, missing_columns
+from grpox.testing.loss_examples import example
+
+CALLS = 3
+"""Steps before the state is saved, and after it is loaded."""
+ADVICE = "state_dict returns all that later calls depend on, and load_state_dict sets all of it"
+
+
+def state_problem(
+    kind: str, build: Callable[[], Any], needs: tuple[str, ...] = (), columns: Mapping[str, Any] | None = None
+) -> tuple[str, str]:
+    """Return what is wrong with the state of a component, and advice; two empty texts if nothing is.
+
+    Args:
+        build: builds a new instance.
+        needs: capabilities that the component declares.
+        columns: columns of the dataset for a reward function -> a value.
+
+    Raises:
+        NotPlain: the state holds a value that a checkpoint cannot.
+        Exception: what the component raised.
+    """
+    original = build()
+    if problem := methods_problem(original):
+        return f"it {problem}", ""
+    if not has_state(original):
+        return "", ""
+
+    def take_steps(component: Any, first: int) -> dict[str, str]:
+        torch.manual_seed(first)
+        return state_hashes(
+            {
+                f"step {step}": _as_plain(_step(kind, component, step, needs, columns or {}))
+                for step in range(first, first + CALLS)
+            }
+        )
+
+    take_steps(original, 1)
+    saved = plain_state(original.state_dict())
+    copy = build()
+    copy.load_state_dict(plain_state(saved))
+    if changed := changed_attributes(state_hashes(saved), state_hashes(plain_state(copy.state_dict()))):
+        return f"a new instance that loads its state returns another one, at {', '.join(changed[:3])}", ADVICE
+    if changed_attributes(take_steps(original, CALLS + 1), take_steps(copy, CALLS + 1)):
+        return "a new instance that loads its state goes on otherwise than the original", ADVICE
+    ends = (state_hashes(plain_state(each.state_dict())) for each in (original, copy))
+    if changed := changed_attributes(*ends):
+        return f"a new instance that loads its state ends in another one, at {', '.join(changed[:3])}", ADVICE
+    return "", ""
+
+
+def _step(kind: str, component: Any, step: int, needs: tuple[str, ...], columns: Mapping[str, Any]) -> object:
+    """Take a step with a component: the result of a call on inputs that depend on the step alone."""
+    if has_method(component, "begin_step"):
+        component.begin_step(StepContext(step, 2 * CALLS, step / 10))
+    result = _call(kind, component, step, needs, columns)
+    if has_method(component, "end_step"):
+        random = torch.Generator().manual_seed(step)
+        component.end_step(
+            {
+                name: 0.5 + torch.rand(12, generator=random) if reduction == "gather" else 0.5 + 0.1 * step
+                for name, reduction in statistics_of(component).items()
+            }
+        )
+    return result
+
+
+def _call(kind: str, component: Any, step: int, needs: tuple[str, ...], columns: Mapping[str, Any]) -> object:
+    folds = getattr(component, "folds_correction", False)
+    inputs = example(4, 6, seed=step, needs=needs, folds_correction=folds)
+    match kind:
+        case "loss":
+            return component.per_token(inputs).loss
+        case "correction":
+            return component.correct(inputs.logprobs, inputs.old_logprobs, inputs.token_mask)
+        case "advantage" if has_method(component, "scale"):
+            rewards = torch.tensor([[0.0], [1.0], [2.0], [2.5]]) * step
+            return component.scale(rewards, torch.ones(1), torch.tensor([0, 0, 1, 1]))
+        case "reward":
+            completions = ["", "42", "x" * step]
+            others = {**dict.fromkeys(missing_columns(component, columns), "42"), **columns}
+            arguments = {
+                "prompts": ["What is 6 x 7?"] * 3,
+                "completions": completions,
+                "completion_ids": [[1] * (1 + len(text)) for text in completions],
+                **{name: [value] * 3 for name, value in others.items()},
+            }
+            call = RewardCall(component, arguments, 3)
+            call.run()
+            return call.scores.values if call.scores is not None else call.failure
+    return None  # of other kinds only the steps are taken
+
+
+def _as_plain(value: object) -> object:
+    return list(value) if isinstance(value, tuple) else value

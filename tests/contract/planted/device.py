@@ -1,0 +1,160 @@
+"""Components that create tensors on the CPU, though their inputs may be on another device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from grpox.contracts import LossInputs, LossOutput, Reduction
+
+
+def _log_ratio(inputs: LossInputs) -> Tensor:
+    return (inputs.logprobs - inputs.old_logprobs).clamp(-20, 20)
+
+
+def _clipped(ratio: Tensor, advantages: Tensor, low: float, high: float) -> Tensor:
+    return -torch.min(ratio * advantages, ratio.clamp(1 - low, 1 + high) * advantages)
+
+
+class PositionsOnCpu:
+    """DAPO whose tokens fade by position, with torch.arange on the default device."""
+
+    reduction: ClassVar[Reduction] = Reduction.TOKEN_MEAN
+    zero_at_zero_advantage = True
+
+    def per_token(self, inputs: LossInputs) -> LossOutput:
+        loss = _clipped(_log_ratio(inputs).exp(), inputs.advantages, 0.2, 0.28)
+        return LossOutput(loss * 0.99 ** torch.arange(loss.shape[1]))
+
+
+class SumsOnCpu:
+    """GSPO that gathers the sums of its sequences in torch.zeros on the default device."""
+
+    reduction: ClassVar[Reduction] = Reduction.SEQUENCE_MEAN
+    zero_at_zero_advantage = True
+
+    def per_token(self, inputs: LossInputs) -> LossOutput:
+        log_ratio = torch.where(inputs.token_mask, _log_ratio(inputs), 0.0)
+        sums = torch.zeros(len(log_ratio), dtype=log_ratio.dtype) + log_ratio.sum(dim=1)
+        ratio = (sums / inputs.token_mask.sum(dim=1).clamp(min=1)).exp().unsqueeze(1).expand_as(log_ratio)
+        return LossOutput(_clipped(ratio, inputs.advantages, 3e-4, 4e-4))
+
+
+class BoundsOnCpu:
+    """GRPO whose clip bounds are a tensor by row, made from a list on the default device."""
+
+    reduction: ClassVar[Reduction] = Reduction.SEQUENCE_MEAN
+    zero_at_zero_advantage = True
+
+    def per_token(self, inputs: LossInputs) -> LossOutput:
+        ratio, advantages = _log_ratio(inputs).exp(), inputs.advantages
+        width = torch.tensor([[0.2]] * len(ratio), dtype=ratio.dtype)
+        clipped = torch.minimum(torch.maximum(ratio, 1 - width), 1 + width)
+        return LossOutput(-torch.min(ratio * advantages, clipped * advantages))
+
+
+class ThroughNumpy:
+    """Policy gradient whose weights make a detour by numpy, which reads the CPU's memory alone."""
+
+    reduction: ClassVar[Reduction] = Reduction.TOKEN_MEAN
+    gradient = "surrogate"
+    zero_at_zero_advantage = True
+
+    def per_token(self, inputs: LossInputs) -> LossOutput:
+        return LossOutput(self.expected_gradient(inputs) * inputs.logprobs)
+
+    def expected_gradient(self, inputs: LossInputs) -> Tensor:
+        weights = torch.from_numpy(_log_ratio(inputs).exp().detach().numpy().clip(max=5.0))
+        return -weights * inputs.advantages
+
+
+class GroupTableOnCpu:
+    """Dr. GRPO's advantage that sums each group in torch.zeros on the default device."""
+
+    def scale(self, rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
+        total = (rewards.double() * weights).nansum(dim=1)
+        scored = ~rewards.isnan().all(dim=1)
+        names, groups = group_ids.unique(return_inverse=True)
+        sums = torch.zeros(len(names), dtype=torch.float64).index_add(0, groups, total)
+        counts = torch.zeros(len(names), dtype=torch.float64).index_add(0, groups, scored.double())
+        return torch.where(scored, total - (sums / counts.clamp(min=1))[groups], 0.0).float()
+
+
+class RanksOnCpu:
+    """Advantages by rank in the group, with torch.arange on the default device."""
+
+    def scale(self, rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
+        total = (rewards.double() * weights).nansum(dim=1)
+        scored = ~rewards.isnan().all(dim=1)
+        result = torch.zeros_like(total)
+        for group in group_ids.unique():
+            rows = (group_ids == group) & scored
+            values = total[rows]
+            if len(values) > 1:
+                names, inverse, sizes = values.unique(return_inverse=True, return_counts=True)
+                last = sizes.cumsum(0).double() - 1
+                middle = last - (sizes - 1) / 2 - (len(values) - 1) / 2
+                result[rows] = (middle + 0 * torch.arange(len(names)))[inverse] / len(values)
+        return result.float()
+
+
+class WeightsOnCpu:
+    """Sequence truncation whose weights are filled into torch.ones on the default device."""
+
+    def correct(self, old: Tensor, sampler: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        total = torch.where(mask, old - sampler, 0.0).sum(dim=1, keepdim=True).clamp(-20, 20)
+        weights = torch.ones(mask.shape, dtype=old.dtype) * total.exp().clamp(max=2.0)
+        return weights, torch.ones(mask.shape, dtype=torch.bool)
+
+
+class _MomentumOnCpu(torch.optim.Optimizer):
+    def __init__(self, parameters: Iterable[Any], lr: float) -> None:
+        super().__init__(parameters, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                state = self.state[parameter]
+                if "momentum" not in state:
+                    state["momentum"] = torch.zeros(parameter.shape, dtype=parameter.dtype)
+                state["momentum"].mul_(0.9).add_(parameter.grad)
+                parameter.add_(state["momentum"], alpha=-group["lr"])
+
+
+class MomentumOnCpu:
+    """Momentum whose buffers are created on the default device."""
+
+    def build(self, parameters: Iterable[Any], learning_rate: float) -> torch.optim.Optimizer:
+        return _MomentumOnCpu(parameters, learning_rate)
+
+
+class PenaltyOnCpu:
+    """Policy gradient that lessens repeated ratios by a table of the batch on the default device."""
+
+    reduction: ClassVar[Reduction] = Reduction.TOKEN_MEAN
+    zero_at_zero_advantage = True
+
+    def per_token(self, inputs: LossInputs) -> LossOutput:
+        table = torch.full((1, inputs.logprobs.shape[1]), 0.5, dtype=inputs.logprobs.dtype)
+        ratio = _log_ratio(inputs).exp()
+        return LossOutput(-torch.minimum(ratio, table + 1.5) * inputs.advantages)
+
+
+class LengthsOnCpu:
+    """Reward of a scoring head whose weights stay on the CPU, while its inputs go to the accelerator."""
+
+    isolation = "thread"
+
+    def __init__(self) -> None:
+        self._weight = torch.full((2, 1), 0.1)
+
+    def __call__(self, *, completion_ids: Sequence[Sequence[int]], **columns: Any) -> list[float]:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        features = torch.tensor([[float(len(ids)), 1.0] for ids in completion_ids], device=device)
+        return [float(score) for score in (features @ self._weight).squeeze(-1)]

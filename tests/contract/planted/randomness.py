@@ -1,0 +1,140 @@
+"""Components whose result depends on random numbers that the seed of the run, or of the call, does not fix."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Sequence
+from typing import Any, ClassVar
+
+import datasets
+import numpy
+import torch
+from torch import Tensor
+
+from grpox.contracts import LossInputs, LossOutput, Reduction, Text, completion_text
+
+
+def _ratio(inputs: LossInputs) -> Tensor:
+    return (inputs.logprobs - inputs.old_logprobs).clamp(-20, 20).exp()
+
+
+def _clipped(ratio: Tensor, advantages: Tensor, low: float, high: float) -> Tensor:
+    return -torch.min(ratio * advantages, ratio.clamp(1 - low, 1 + high) * advantages)
+
+
+class TokenDropout:
+    """DAPO that drops a tenth of the tokens by torch's global numbers."""
+
+    reduction: ClassVar[Reduction] = Reduction.TOKEN_MEAN
+    zero_at_zero_advantage = True
+
+    def per_token(self, inputs: LossInputs) -> LossOutput:
+        loss = _clipped(_ratio(inputs), inputs.advantages, 0.2, 0.28)
+        return LossOutput(torch.where(torch.rand_like(loss) < 0.1, 0.0, loss))
+
+
+class NumpyNoise:
+    """Policy gradient whose advantages get noise from numpy's global numbers."""
+
+    reduction: ClassVar[Reduction] = Reduction.TOKEN_MEAN
+
+    def per_token(self, inputs: LossInputs) -> LossOutput:
+        noise = torch.from_numpy(numpy.random.normal(0.0, 0.01, inputs.advantages.shape))
+        return LossOutput(-_ratio(inputs) * (inputs.advantages + noise.to(inputs.advantages)))
+
+
+class FreshGenerator:
+    """GRPO that draws its clip range from a generator seeded by the system's clock."""
+
+    reduction: ClassVar[Reduction] = Reduction.SEQUENCE_MEAN
+    zero_at_zero_advantage = True
+
+    def per_token(self, inputs: LossInputs) -> LossOutput:
+        width = random.SystemRandom().uniform(0.1, 0.3)
+        return LossOutput(_clipped(_ratio(inputs), inputs.advantages, width, width))
+
+
+class TiesByChance:
+    """Advantages by rank in the group that break ties by torch's global numbers."""
+
+    def scale(self, rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
+        total = (rewards.double() * weights).nansum(dim=1)
+        scored = ~rewards.isnan().all(dim=1)
+        result = torch.zeros_like(total)
+        for group in group_ids.unique():
+            rows = (group_ids == group) & scored
+            values = total[rows]
+            if len(values) > 1 and values.max() > values.min():
+                ranks = (values + 1e-9 * torch.rand_like(values)).argsort().argsort().double()
+                result[rows] = ranks / (len(values) - 1) - 0.5
+        return result.float()
+
+
+class RandomPartner:
+    """Baseline by the reward of one other completion of the group, drawn by Python's global numbers."""
+
+    def scale(self, rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
+        total = (rewards.double() * weights).nansum(dim=1)
+        scored = ~rewards.isnan().all(dim=1)
+        result = torch.zeros_like(total)
+        for group in group_ids.unique():
+            rows = ((group_ids == group) & scored).nonzero().flatten().tolist()
+            for row in rows:
+                result[row] = total[row] - total[random.choice(rows)]
+        return result.float()
+
+
+class RejectionSampling:
+    """Correction that keeps a token with probability min(1, pi_old / mu), by torch's global numbers."""
+
+    def correct(self, old: Tensor, sampler: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        ratio = torch.where(mask, old - sampler, 0.0).clamp(-20, 20).exp()
+        keep = torch.rand_like(ratio) < ratio.clamp(max=1.0)
+        return keep.to(old.dtype), keep
+
+
+class HashOfText:
+    """Reward by a stand-in judge that takes Python's hash of the text, which differs between processes."""
+
+    def __call__(self, *, completions: Sequence[Text], **columns: Any) -> list[float]:
+        return [hash(completion_text(text)) % 100 / 100 for text in completions]
+
+
+class ClockSeeded:
+    """Reward with noise from a generator that nothing seeds."""
+
+    def __init__(self) -> None:
+        self._random = random.SystemRandom()
+
+    def __call__(self, *, completions: Sequence[Text], **columns: Any) -> list[float]:
+        return [float(len(completion_text(text)) > 3) + 0.01 * self._random.random() for text in completions]
+
+
+class ShuffledRows:
+    """Dataset that shuffles its rows without a seed, so that each rank has another order."""
+
+    def load(self) -> datasets.Dataset:
+        rows = [{"prompt": f"{a}+{a}=", "answer": str(2 * a)} for a in range(1, 33)]
+        return datasets.Dataset.from_list(rows).shuffle()
+
+
+class _NoisySgd(torch.optim.Optimizer):
+    def __init__(self, parameters: Iterable[Any], lr: float) -> None:
+        super().__init__(parameters, {"lr": lr})
+        self._generator = torch.Generator()
+        self._generator.seed()
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    noise = torch.randn(parameter.shape, generator=self._generator).to(parameter)
+                    parameter.add_(parameter.grad + 0.01 * noise, alpha=-group["lr"])
+
+
+class LangevinUnseeded:
+    """Gradient descent with noise from a generator that nothing seeds."""
+
+    def build(self, parameters: Iterable[Any], learning_rate: float) -> torch.optim.Optimizer:
+        return _NoisySgd(parameters, learning_rate)

@@ -1,0 +1,190 @@
+"""The formulas of the papers in plain Python, as `grpox.testing.same_as` takes them.
+
+A loss: lists of a sequence's tokens -> the loss of each token, or of a surrogate its gradient. An advantage:
+rewards of N completions, weights, groups -> N numbers. A correction: lists of a completion's tokens -> (weight,
+keep) of each.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from statistics import mean, stdev
+
+Row = Sequence[float]
+Loss = Callable[[Row, Row, Row], list[float]]
+Correction = Callable[[Row, Row], list[tuple[float, bool]]]
+Rewards = Sequence[Sequence[float | None]]
+
+
+def clipped(low: float, high: float) -> Loss:
+    """PPO's clipped surrogate, arXiv 1707.06347, eq. 7; of DAPO 0.2 and 0.28."""
+
+    def losses(logprobs: Row, old_logprobs: Row, advantages: Row) -> list[float]:
+        return [
+            _surrogate(w, a, low, high)
+            for w, a in zip(_ratios(logprobs, old_logprobs), advantages, strict=True)
+        ]
+
+    return losses
+
+
+def gspo(low: float, high: float) -> Loss:
+    """GSPO, arXiv 2507.18071, eq. 5 to 7."""
+
+    def losses(logprobs: Row, old_logprobs: Row, advantages: Row) -> list[float]:
+        ratio = _geometric_mean(logprobs, old_logprobs)
+        return [_surrogate(ratio, a, low, high) for a in advantages]
+
+    return losses
+
+
+def gspo_token_gradient(low: float, high: float) -> Loss:
+    """GSPO-token, arXiv 2507.18071, eq. 17: the gradient, -s_i A unless the clip takes it away."""
+
+    def gradients(logprobs: Row, old_logprobs: Row, advantages: Row) -> list[float]:
+        ratio = _geometric_mean(logprobs, old_logprobs)
+        return [0.0 if (ratio > 1 + high if a > 0 else ratio < 1 - low) else -ratio * a for a in advantages]
+
+    return gradients
+
+
+def gmpo(clip: float) -> Loss:
+    """GMPO, arXiv 2507.20673, eq. 5."""
+
+    def losses(logprobs: Row, old_logprobs: Row, advantages: Row) -> list[float]:
+        logs = [
+            min(new - old, clip) if a > 0 else max(new - old, -clip)
+            for new, old, a in zip(logprobs, old_logprobs, advantages, strict=True)
+        ]
+        return [-math.exp(mean(logs)) * a for a in advantages]
+
+    return losses
+
+
+def sapo(tau_pos: float, tau_neg: float) -> Loss:
+    """SAPO, arXiv 2511.20347, eq. 6."""
+
+    def loss(w: float, a: float) -> float:
+        tau = tau_pos if a > 0 else tau_neg
+        return -a * 4 / tau * (1 + math.tanh(tau * (w - 1) / 2)) / 2
+
+    def losses(logprobs: Row, old_logprobs: Row, advantages: Row) -> list[float]:
+        return [loss(w, a) for w, a in zip(_ratios(logprobs, old_logprobs), advantages, strict=True)]
+
+    return losses
+
+
+def capped(cap: float) -> Loss:
+    """Policy gradient with a truncated ratio, -min(w, cap) A; the gradient of CISPO (arXiv 2506.13585)."""
+
+    def losses(logprobs: Row, old_logprobs: Row, advantages: Row) -> list[float]:
+        return [-min(w, cap) * a for w, a in zip(_ratios(logprobs, old_logprobs), advantages, strict=True)]
+
+    return losses
+
+
+def prefix(low: float, high: float) -> Loss:
+    """Clipped surrogate of the product of the ratios up to each token."""
+
+    def losses(logprobs: Row, old_logprobs: Row, advantages: Row) -> list[float]:
+        total, result = 0.0, []
+        for new, old, a in zip(logprobs, old_logprobs, advantages, strict=True):
+            total += new - old
+            result.append(_surrogate(math.exp(total), a, low, high))
+        return result
+
+    return losses
+
+
+def with_reference(logprobs: Row, old_logprobs: Row, advantages: Row, reference_logprobs: Row) -> list[float]:
+    """Policy gradient with the KL penalty k3 (arXiv 2402.03300, eq. 4) of weight 0.04."""
+    return [
+        -w * a + 0.04 * (math.exp(ref - new) - (ref - new) - 1)
+        for w, a, ref, new in zip(
+            _ratios(logprobs, old_logprobs), advantages, reference_logprobs, logprobs, strict=True
+        )
+    ]
+
+
+def with_entropy(logprobs: Row, old_logprobs: Row, advantages: Row, entropy: Row) -> list[float]:
+    """Policy gradient with an entropy bonus of weight 0.01."""
+    ratios = _ratios(logprobs, old_logprobs)
+    return [-w * a - 0.01 * h for w, a, h in zip(ratios, advantages, entropy, strict=True)]
+
+
+def centred(rewards: Rewards, weights: Row, groups: Sequence[int]) -> list[float]:
+    """Dr. GRPO, arXiv 2503.20783: the reward less the mean of its group."""
+    return _by_group(rewards, weights, groups, lambda own, all_: own - mean(all_))
+
+
+def leave_one_out(rewards: Rewards, weights: Row, groups: Sequence[int]) -> list[float]:
+    """RLOO, arXiv 2402.14740, eq. 8: the reward less the mean of the others."""
+
+    def advantage(own: float, all_: Row) -> float:
+        return own - (sum(all_) - own) / (len(all_) - 1) if len(all_) > 1 else 0.0
+
+    return _by_group(rewards, weights, groups, advantage)
+
+
+def standardised(rewards: Rewards, weights: Row, groups: Sequence[int]) -> list[float]:
+    """GRPO, arXiv 2402.03300, section 4.1.2: the standard score within the group."""
+
+    def advantage(own: float, all_: Row) -> float:
+        return (own - mean(all_)) / (stdev(all_) + 1e-4) if len(all_) > 1 and max(all_) > min(all_) else 0.0
+
+    return _by_group(rewards, weights, groups, advantage)
+
+
+def ranked(rewards: Rewards, weights: Row, groups: Sequence[int]) -> list[float]:
+    """Rank in the group: the completions that are worse less those that are better, over the group's size."""
+
+    def advantage(own: float, all_: Row) -> float:
+        return (sum(each < own for each in all_) - sum(each > own for each in all_)) / len(all_)
+
+    return _by_group(rewards, weights, groups, advantage)
+
+
+def token_truncate(cap: float) -> Correction:
+    """Truncated importance sampling (Yao et al. 2025): min(pi_old / mu, cap)."""
+    return lambda old, sampler: [(min(ratio, cap), True) for ratio in _ratios(old, sampler)]
+
+
+def sequence_truncate(cap: float) -> Correction:
+    """Sequence-level truncation: min(prod pi_old / mu, cap)."""
+    return lambda old, sampler: [(min(math.prod(_ratios(old, sampler)), cap), True)] * len(old)
+
+
+def icepop(low: float, high: float) -> Correction:
+    """IcePop, arXiv 2510.18855: pi_old / mu within the band, else dropped."""
+    return lambda old, sampler: [(ratio, low <= ratio <= high) for ratio in _ratios(old, sampler)]
+
+
+def _ratios(new: Row, old: Row) -> list[float]:
+    return [math.exp(a - b) for a, b in zip(new, old, strict=True)]
+
+
+def _geometric_mean(new: Row, old: Row) -> float:
+    return math.prod(_ratios(new, old)) ** (1 / len(new)) if new else 1.0
+
+
+def _surrogate(w: float, a: float, low: float, high: float) -> float:
+    return -min(w * a, min(max(w, 1 - low), 1 + high) * a)
+
+
+def _by_group(
+    rewards: Rewards, weights: Row, groups: Sequence[int], advantage: Callable[[float, Row], float]
+) -> list[float]:
+    totals = [_total(row, weights) for row in rewards]
+    pairs = list(zip(totals, groups, strict=True))
+    return [
+        0.0
+        if own is None
+        else advantage(own, [total for total, other in pairs if other == group and total is not None])
+        for own, group in pairs
+    ]
+
+
+def _total(row: Sequence[float | None], weights: Row) -> float | None:
+    scores = [score * weight for score, weight in zip(row, weights, strict=True) if score is not None]
+    return sum(scores) if scores else None

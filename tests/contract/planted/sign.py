@@ -1,0 +1,205 @@
+"""Components with the opposite sign somewhere."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from grpox.contracts import LossInputs, LossOutput, Reduction
+
+
+def _ratio(inputs: LossInputs) -> Tensor:
+    return (inputs.logprobs - inputs.old_logprobs).clamp(-20, 20).exp()
+
+
+class LargerBranch:
+    """GRPO that takes the larger of the clipped and the unclipped term, where the paper takes the smaller."""
+
+    reduction: ClassVar[Reduction] = Reduction.SEQUENCE_MEAN
+    zero_at_zero_advantage = True
+
+    def per_token(self, inputs: LossInputs) -> LossOutput:
+        ratio, advantages = _ratio(inputs), inputs.advantages
+        return LossOutput(-torch.max(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages))
+
+
+class ObjectiveNotNegated:
+    """GRPO's objective as the paper writes it, to be maximised, returned as a loss."""
+
+    reduction: ClassVar[Reduction] = Reduction.SEQUENCE_MEAN
+    zero_at_zero_advantage = True
+
+    def per_token(self, inputs: LossInputs) -> LossOutput:
+        ratio, advantages = _ratio(inputs), inputs.advantages
+        return LossOutput(torch.min(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages))
+
+
+class InverseRatio:
+    """DAPO with pi_old / pi in place of pi / pi_old."""
+
+    reduction: ClassVar[Reduction] = Reduction.TOKEN_MEAN
+    zero_at_zero_advantage = True
+
+    def per_token(self, inputs: LossInputs) -> LossOutput:
+        ratio = (inputs.old_logprobs - inputs.logprobs).clamp(-20, 20).exp()
+        advantages = inputs.advantages
+        return LossOutput(-torch.min(ratio * advantages, ratio.clamp(0.8, 1.28) * advantages))
+
+
+class CispoNotNegated:
+    """CISPO without the minus, in the value and in what it expects of its gradient."""
+
+    reduction: ClassVar[Reduction] = Reduction.TOKEN_MEAN
+    gradient = "surrogate"
+    zero_at_zero_advantage = True
+
+    def per_token(self, inputs: LossInputs) -> LossOutput:
+        return LossOutput(self.expected_gradient(inputs) * inputs.logprobs)
+
+    def expected_gradient(self, inputs: LossInputs) -> Tensor:
+        return _ratio(inputs).detach().clamp(max=5.0) * inputs.advantages
+
+
+class SapoGateReversed:
+    """SAPO whose gate opens as the ratio falls: sigmoid(tau (1 - w))."""
+
+    reduction: ClassVar[Reduction] = Reduction.SEQUENCE_MEAN
+    zero_at_zero_advantage = True
+
+    def per_token(self, inputs: LossInputs) -> LossOutput:
+        advantages = inputs.advantages
+        tau = torch.where(advantages > 0, 1.0, 1.05).to(advantages.dtype)
+        return LossOutput(-advantages * 4 / tau * torch.sigmoid(tau * (1 - _ratio(inputs))))
+
+
+class AbsoluteAdvantage:
+    """REINFORCE with clipping that weighs by the size of the advantage, so that bad tokens are learnt too."""
+
+    reduction: ClassVar[Reduction] = Reduction.TOKEN_MEAN
+    zero_at_zero_advantage = True
+
+    def per_token(self, inputs: LossInputs) -> LossOutput:
+        return LossOutput(-_ratio(inputs).clamp(max=5.0) * inputs.advantages.abs())
+
+
+class EntropyPunished:
+    """Policy gradient whose entropy bonus is added to the loss, which lowers the entropy."""
+
+    reduction: ClassVar[Reduction] = Reduction.TOKEN_MEAN
+    needs = ("entropy_gradient",)
+
+    def per_token(self, inputs: LossInputs) -> LossOutput:
+        assert inputs.entropy is not None
+        return LossOutput(-_ratio(inputs) * inputs.advantages + 0.01 * inputs.entropy)
+
+
+class ReferenceDistanceNegated:
+    """Policy gradient with a KL penalty k3 whose log-ratio to the reference is the wrong way round."""
+
+    reduction: ClassVar[Reduction] = Reduction.TOKEN_MEAN
+    needs = ("reference_logprobs",)
+
+    def per_token(self, inputs: LossInputs) -> LossOutput:
+        assert inputs.reference_logprobs is not None
+        rho = (inputs.logprobs - inputs.reference_logprobs).clamp(-20, 20)
+        return LossOutput(-_ratio(inputs) * inputs.advantages + 0.04 * (rho.exp() - rho - 1))
+
+
+class MeanMinusReward:
+    """Dr. GRPO's advantage with the terms exchanged: mean - r."""
+
+    def scale(self, rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
+        total = (rewards.double() * weights).nansum(dim=1)
+        scored = ~rewards.isnan().all(dim=1)
+        result = torch.zeros_like(total)
+        for group in group_ids.unique():
+            rows = (group_ids == group) & scored
+            result[rows] = total[rows].mean() - total[rows]
+        return result.float()
+
+
+class LeaveOneOutReversed:
+    """RLOO that subtracts a completion's own reward from its baseline."""
+
+    def scale(self, rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
+        total = (rewards.double() * weights).nansum(dim=1)
+        scored = ~rewards.isnan().all(dim=1)
+        result = torch.zeros_like(total)
+        for group in group_ids.unique():
+            rows = (group_ids == group) & scored
+            count = int(rows.sum())
+            if count > 1:
+                result[rows] = (total[rows].sum() - total[rows]) / (count - 1) - total[rows]
+        return result.float()
+
+
+class BestRankedLowest:
+    """Advantages by rank in the group that sort downwards: the best completion gets the lowest rank."""
+
+    def scale(self, rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
+        total = (rewards.double() * weights).nansum(dim=1)
+        scored = ~rewards.isnan().all(dim=1)
+        result = torch.zeros_like(total)
+        for group in group_ids.unique():
+            rows = (group_ids == group) & scored
+            above = (total[rows][None, :] > total[rows][:, None]).sum(dim=1)
+            below = (total[rows][None, :] < total[rows][:, None]).sum(dim=1)
+            result[rows] = (above - below).double() / max(int(rows.sum()), 1)
+        return result.float()
+
+
+class TruncateInverted:
+    """Truncated importance sampling with mu / pi_old in place of pi_old / mu."""
+
+    def correct(self, old: Tensor, sampler: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        difference = torch.where(mask, sampler - old, 0.0).clamp(-20, 20)
+        return difference.exp().clamp(max=2.0), torch.ones_like(mask)
+
+
+class IcepopBandInverted:
+    """IcePop whose band [0.5, 5] is put to mu / pi_old, while kept tokens weigh pi_old / mu."""
+
+    def correct(self, old: Tensor, sampler: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        difference = torch.where(mask, old - sampler, 0.0).clamp(-20, 20)
+        inverse = (-difference).exp()
+        keep = (inverse >= 0.5) & (inverse <= 5.0)
+        return torch.where(keep, difference.exp(), 0.0), keep
+
+
+class OverlongRewarded:
+    """DAPO's soft overlong punishment without its minus."""
+
+    def __call__(self, *, completion_ids: Sequence[Sequence[int]], **columns: Any) -> list[float]:
+        return [min(1.0, max(0.0, (len(ids) - 4) / 4)) for ids in completion_ids]
+
+
+class _Ascent(torch.optim.Optimizer):
+    def __init__(self, parameters: Iterable[Any], lr: float) -> None:
+        super().__init__(parameters, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter.add_(parameter.grad.sign(), alpha=group["lr"])
+
+
+class SignAscent:
+    """Sign descent that adds the sign of the gradient."""
+
+    def build(self, parameters: Iterable[Any], learning_rate: float) -> torch.optim.Optimizer:
+        return _Ascent(parameters, learning_rate)
+
+
+class RisingCosine:
+    """Cosine decay with the sign of the cosine lost: the learning rate begins at 0 and rises."""
+
+    def build(self, optimizer: torch.optim.Optimizer, total_steps: int) -> Any:
+        return torch.optim.lr_scheduler.LambdaLR(
+            optimizer, lambda step: 0.5 * (1 - math.cos(math.pi * min(1.0, step / total_steps)))
+        )

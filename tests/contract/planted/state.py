@@ -1,0 +1,308 @@
+"""Components that keep something between calls which a checkpoint does not restore, or which calls change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from grpox import hookimpl
+from grpox.contracts import LossInputs, LossOutput, Reduction, StepContext, Text, completion_text
+
+
+def _ratio(inputs: LossInputs) -> Tensor:
+    return (inputs.logprobs - inputs.old_logprobs).clamp(-20, 20).exp()
+
+
+def _clipped(ratio: Tensor, advantages: Tensor, low: float, high: float) -> Tensor:
+    return -torch.min(ratio * advantages, ratio.clamp(1 - low, 1 + high) * advantages)
+
+
+class RunningBaseline:
+    """Policy gradient whose running mean of advantages is updated by each micro-batch, and by no checkpoint."""
+
+    reduction: ClassVar[Reduction] = Reduction.TOKEN_MEAN
+
+    def __init__(self) -> None:
+        self.mean = 0.0
+
+    def per_token(self, inputs: LossInputs) -> LossOutput:
+        chosen = inputs.advantages[inputs.token_mask]
+        if len(chosen):
+            self.mean = 0.9 * self.mean + 0.1 * float(chosen.mean())
+        return LossOutput(-_ratio(inputs) * (inputs.advantages - self.mean))
+
+
+class WarmsUpByCalls:
+    """GRPO whose clip range widens with each call, so that more micro-batches widen it sooner."""
+
+    reduction: ClassVar[Reduction] = Reduction.SEQUENCE_MEAN
+    zero_at_zero_advantage = True
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def per_token(self, inputs: LossInputs) -> LossOutput:
+        self.calls += 1
+        width = min(0.2, 0.01 * self.calls)
+        return LossOutput(_clipped(_ratio(inputs), inputs.advantages, width, width))
+
+    def state_dict(self) -> Mapping[str, Any]:
+        return {"calls": self.calls}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.calls = state["calls"]
+
+
+class _AdaptiveClip:
+    """A clip range that follows the KL between pi_old and pi, as PPO's adaptive penalty does."""
+
+    reduction: ClassVar[Reduction] = Reduction.TOKEN_MEAN
+    statistics: ClassVar[Mapping[str, Any]] = {"kl_old": "mean"}
+    zero_at_zero_advantage = True
+
+    def __init__(self) -> None:
+        self.width = 0.2
+        self.steps = 0
+
+    def per_token(self, inputs: LossInputs) -> LossOutput:
+        return LossOutput(_clipped(_ratio(inputs), inputs.advantages, self.width, self.width))
+
+    def end_step(self, statistics: Mapping[str, Any]) -> None:
+        self.steps += 1
+        factor = 0.9 if statistics["kl_old"] > 0.01 else 1.1
+        self.width = min(0.5, max(0.05, self.width * factor ** (1 / self.steps)))
+
+
+class ClipForgotten(_AdaptiveClip):
+    """Adaptive clip range without state methods: a resumed run begins with 0.2 again."""
+
+
+class StepsForgotten(_AdaptiveClip):
+    """Adaptive clip range whose checkpoint holds the range and not the number of steps it has averaged."""
+
+    def state_dict(self) -> Mapping[str, Any]:
+        return {"width": self.width}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.width = state["width"]
+
+
+class RestoresDefaults(_AdaptiveClip):
+    """Adaptive clip range that restores by .get with a misspelt key, and so the default."""
+
+    def state_dict(self) -> Mapping[str, Any]:
+        return {"width": self.width, "steps": self.steps}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.width = state.get("clip_width", 0.2)
+        self.steps = state.get("steps", 0)
+
+
+class LiveState:
+    """Running mean of ratios whose state_dict is the tensor itself, which the next step overwrites."""
+
+    reduction: ClassVar[Reduction] = Reduction.TOKEN_MEAN
+    statistics: ClassVar[Mapping[str, Any]] = {"ratio": "mean"}
+    zero_at_zero_advantage = True
+
+    def __init__(self) -> None:
+        self.mean = torch.ones(1)
+
+    def per_token(self, inputs: LossInputs) -> LossOutput:
+        return LossOutput(-_ratio(inputs) / float(self.mean) * inputs.advantages)
+
+    def end_step(self, statistics: Mapping[str, Any]) -> None:
+        self.mean.mul_(0.9).add_(0.1 * float(statistics["ratio"]))
+
+    def state_dict(self) -> Mapping[str, Any]:
+        return {"mean": self.mean}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.mean = state["mean"]
+
+
+class RememberedMask:
+    """DAPO that computes its mask once per shape of a batch and reuses it, though masks differ."""
+
+    reduction: ClassVar[Reduction] = Reduction.TOKEN_MEAN
+    zero_at_zero_advantage = True
+    stateless = True
+
+    def __init__(self) -> None:
+        self._masks: dict[tuple[int, ...], Tensor] = {}
+
+    def per_token(self, inputs: LossInputs) -> LossOutput:
+        mask = self._masks.setdefault(tuple(inputs.token_mask.shape), inputs.token_mask.clone())
+        return LossOutput(_clipped(_ratio(inputs), inputs.advantages, 0.2, 0.28) * mask)
+
+
+class RunningStdForgotten:
+    """REINFORCE++ by a running standard deviation of rewards, which no checkpoint holds."""
+
+    def __init__(self) -> None:
+        self.square = 0.0
+
+    def scale(self, rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
+        total = (rewards.double() * weights).nansum(dim=1)
+        scored = ~rewards.isnan().all(dim=1)
+        result = torch.zeros_like(total)
+        for group in group_ids.unique():
+            rows = (group_ids == group) & scored
+            if rows.any():
+                result[rows] = total[rows] - total[rows].mean()
+        self.square = 0.9 * self.square + 0.1 * float(result.square().mean())
+        return (result / (self.square**0.5 + 1e-4)).float()
+
+
+class FirstBatchMeans:
+    """Baseline of a prompt remembered by the number of its group, which the next batch gives to another."""
+
+    def __init__(self) -> None:
+        self._means: dict[int, float] = {}
+
+    def scale(self, rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
+        total = (rewards.double() * weights).nansum(dim=1)
+        scored = ~rewards.isnan().all(dim=1)
+        result = torch.zeros_like(total)
+        for group in group_ids.unique().tolist():
+            rows = (group_ids == group) & scored
+            if rows.any():
+                result[rows] = total[rows] - self._means.setdefault(group, float(total[rows].mean()))
+        return result.float()
+
+
+class StateOfObjects:
+    """Running maximum of rewards whose state is an object of its own, which a checkpoint cannot hold."""
+
+    def __init__(self) -> None:
+        self.seen: set[float] = set()
+
+    def scale(self, rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
+        total = (rewards.double() * weights).nansum(dim=1)
+        scored = ~rewards.isnan().all(dim=1)
+        result = torch.zeros_like(total)
+        for group in group_ids.unique():
+            rows = (group_ids == group) & scored
+            if rows.any():
+                result[rows] = total[rows] - total[rows].mean()
+        self.seen.update(total[scored].tolist())
+        return (result / max(1.0, *(abs(value) for value in self.seen), 1.0)).float()
+
+    def state_dict(self) -> Mapping[str, Any]:
+        return {"seen": self.seen}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.seen = state["seen"]
+
+
+class CapByOwnSteps:
+    """Token truncation whose cap falls with the steps that it has counted itself, from 0 after a resume."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+
+    def begin_step(self, context: StepContext) -> None:
+        self.steps += 1
+
+    def correct(self, old: Tensor, sampler: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        cap = max(1.0, 4.0 - 0.1 * self.steps)
+        return torch.where(mask, old - sampler, 0.0).clamp(-20, 20).exp().clamp(max=cap), torch.ones_like(mask)
+
+
+class CapByCalls:
+    """Token truncation whose cap falls with each micro-batch."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def correct(self, old: Tensor, sampler: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        self.calls += 1
+        cap = max(1.0, 4.0 - 0.5 * self.calls)
+        return torch.where(mask, old - sampler, 0.0).clamp(-20, 20).exp().clamp(max=cap), torch.ones_like(mask)
+
+
+class Novelty:
+    """Reward for completions never seen before, remembered on the object, of one rank and one process."""
+
+    def __init__(self) -> None:
+        self._seen: set[str] = set()
+
+    def __call__(self, *, completions: Sequence[Text], **columns: Any) -> list[float]:
+        scores = []
+        for text in map(completion_text, completions):
+            scores.append(float(text not in self._seen))
+            self._seen.add(text)
+        return scores
+
+
+class TextsOnTheObject:
+    """Length reward that leaves its texts on the object between two loops, where another call changes them."""
+
+    def __call__(self, *, completions: Sequence[Text], **columns: Any) -> list[float]:
+        self._texts = [completion_text(text) for text in completions]
+        words = [len(text.split()) for text in completions if isinstance(text, str)] or [0]
+        sum(range(200_000 * len(words)))
+        return [-len(text) / 100 for text in self._texts]
+
+
+class SharedHistory:
+    """Observer whose list of steps is the class's, and so of all runs of the process."""
+
+    steps: ClassVar[list[int]] = []
+
+    @hookimpl
+    def grpox_step_finished(self, run: Any, step: int, metrics: Mapping[str, float]) -> None:
+        if self.steps and step <= self.steps[-1]:
+            raise RuntimeError(f"step {step} came after step {self.steps[-1]}")
+        self.steps.append(step)
+
+
+class CountsSteps:
+    """Observer that writes one file a step by its own count, which begins at 0 in a resumed run."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    @hookimpl
+    def grpox_step_finished(self, run: Any, step: int, metrics: Mapping[str, float]) -> None:
+        self._count += 1
+        (run.output_dir / f"step-{self._count}.txt").write_text(f"{metrics.get('reward')}", encoding="utf-8")
+
+
+class _LionElsewhere(torch.optim.Optimizer):
+    def __init__(self, parameters: Iterable[Any], lr: float) -> None:
+        super().__init__(parameters, {"lr": lr})
+        self._momenta: dict[Any, Tensor] = {}
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                momentum = self._momenta.setdefault(parameter, torch.zeros_like(parameter))
+                parameter.add_(momentum.lerp(parameter.grad, 0.1).sign(), alpha=-group["lr"])
+                momentum.lerp_(parameter.grad, 0.01)
+
+
+class MomentaElsewhere:
+    """Lion whose momenta are in a dict of its own, not in the optimizer's state, which checkpoints save."""
+
+    def build(self, parameters: Iterable[Any], learning_rate: float) -> torch.optim.Optimizer:
+        return _LionElsewhere(parameters, learning_rate)
+
+
+class CountsInAClosure:
+    """Schedule that counts its own calls, and so begins again in a resumed run."""
+
+    def build(self, optimizer: torch.optim.Optimizer, total_steps: int) -> Any:
+        calls = [0]
+
+        def factor(step: int) -> float:
+            calls[0] += 1
+            return max(0.0, 1 - (calls[0] - 1) / total_steps)
+
+        return torch.optim.lr_scheduler.LambdaLR(optimizer, factor)

@@ -1,0 +1,213 @@
+"""Components that go on with a made-up value where something failed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import datasets
+import torch
+from torch import Tensor
+
+from grpox import hookimpl
+from grpox.config import SamplingConfig
+from grpox.contracts import LossInputs, LossOutput, Prompt, Reduction, Rollout, Text, completion_text
+from grpox_generators.configs import HfConfig
+from grpox_generators.hf import HfGenerator
+
+
+def _ratio(inputs: LossInputs) -> Tensor:
+    return (inputs.logprobs - inputs.old_logprobs).clamp(-20, 20).exp()
+
+
+def _clipped(ratio: Tensor, advantages: Tensor, low: float, high: float) -> Tensor:
+    return -torch.min(ratio * advantages, ratio.clamp(1 - low, 1 + high) * advantages)
+
+
+class NanIsZero:
+    """DAPO whose loss replaces what is not finite by 0, so that a broken model looks healthy."""
+
+    reduction: ClassVar[Reduction] = Reduction.TOKEN_MEAN
+    zero_at_zero_advantage = True
+
+    def per_token(self, inputs: LossInputs) -> LossOutput:
+        loss = _clipped(_ratio(inputs), inputs.advantages, 0.2, 0.28)
+        return LossOutput(torch.nan_to_num(loss, nan=0.0, posinf=0.0, neginf=0.0))
+
+
+class BadRowsSkipped:
+    """GRPO that leaves out sequences with a log-probability that is not finite."""
+
+    reduction: ClassVar[Reduction] = Reduction.SEQUENCE_MEAN
+    zero_at_zero_advantage = True
+
+    def per_token(self, inputs: LossInputs) -> LossOutput:
+        good = inputs.logprobs.isfinite().all(dim=1, keepdim=True)
+        loss = _clipped(_ratio(inputs), inputs.advantages, 0.2, 0.2)
+        return LossOutput(torch.where(good, loss, 0.0))
+
+
+class ReplacesRatios:
+    """Policy gradient that takes ratio 1 where the ratio is not a number."""
+
+    reduction: ClassVar[Reduction] = Reduction.TOKEN_MEAN
+    zero_at_zero_advantage = True
+
+    def per_token(self, inputs: LossInputs) -> LossOutput:
+        ratio = _ratio(inputs)
+        return LossOutput(-torch.where(ratio.isnan(), torch.ones_like(ratio), ratio) * inputs.advantages)
+
+
+class AnyErrorIsZero:
+    """Loss by row weights from a column that is 0 where the column is missing or unreadable."""
+
+    reduction: ClassVar[Reduction] = Reduction.TOKEN_MEAN
+    zero_at_zero_advantage = True
+    needs = ("columns",)
+
+    def per_token(self, inputs: LossInputs) -> LossOutput:
+        try:
+            values = [float(value) for value in (inputs.columns or {})["importance"]]
+            weights = inputs.logprobs.new_tensor(values).unsqueeze(1)
+        except Exception:  # noqa: BLE001 - the slip
+            weights = torch.zeros_like(inputs.logprobs[:, :1])
+        return LossOutput(-_ratio(inputs) * inputs.advantages * weights)
+
+
+class WithoutReference:
+    """Policy gradient with a KL penalty that is left out, without a word, where there is no reference."""
+
+    reduction: ClassVar[Reduction] = Reduction.TOKEN_MEAN
+
+    def per_token(self, inputs: LossInputs) -> LossOutput:
+        loss = -_ratio(inputs) * inputs.advantages
+        if inputs.reference_logprobs is not None:
+            rho = (inputs.reference_logprobs - inputs.logprobs).clamp(-20, 20)
+            loss = loss + 0.04 * (rho.exp() - rho - 1)
+        return LossOutput(loss)
+
+
+class NanAdvantageIsZero:
+    """GRPO's advantage without a floor under its divisor, whose NaN and infinity become 0 and 1e4."""
+
+    def scale(self, rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
+        total = (rewards * weights).nansum(dim=1)
+        scored = ~rewards.isnan().all(dim=1)
+        result = torch.zeros_like(total)
+        for group in group_ids.unique():
+            rows = (group_ids == group) & scored
+            if rows.any():
+                result[rows] = (total[rows] - total[rows].mean()) / total[rows].std(correction=0)
+        return result.nan_to_num(nan=0.0, posinf=1e4, neginf=-1e4)
+
+
+class TooSmallIsZero:
+    """Advantage by pairs that catches every error of a group and gives the whole batch 0."""
+
+    def scale(self, rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
+        total = (rewards.double() * weights).sum(dim=1)
+        try:
+            groups = [total[group_ids == group] for group in group_ids.unique()]
+            if any(bool(values.isnan().any()) for values in groups):
+                raise ValueError("a completion without a score")
+            result = torch.zeros_like(total)
+            for group in group_ids.unique():
+                rows = group_ids == group
+                result[rows] = total[rows] - total[rows].mean()
+        except ValueError:
+            return torch.zeros(len(total), device=total.device)
+        return result.float()
+
+
+class InfiniteIsOne:
+    """Token truncation that weighs 1 where the ratio overflows: the largest mismatches count as none."""
+
+    def correct(self, old: Tensor, sampler: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        ratio = torch.where(mask, old - sampler, 0.0).exp()
+        return torch.where(ratio.isinf(), torch.ones_like(ratio), ratio.clamp(max=2.0)), torch.ones_like(mask)
+
+
+class JudgeDownIsZero:
+    """Judge over HTTP that scores 0 when it cannot be reached, as if the completion were wrong."""
+
+    def __call__(self, *, completions: Sequence[Text], **columns: Any) -> list[float]:
+        return [self._ask(completion_text(text)) for text in completions]
+
+    def _ask(self, text: str) -> float:
+        from urllib.request import urlopen
+
+        try:
+            with urlopen("http://127.0.0.1:9/judge", data=text.encode(), timeout=1) as answer:
+                return float(answer.read())
+        except OSError:
+            return 0.0
+
+
+class MissingColumnAbstains:
+    """Exact match that abstains from everything when the column with the answers is misspelt."""
+
+    def __call__(self, *, completions: Sequence[Text], **columns: Any) -> list[float | None]:
+        answers = columns.get("answer") or [None] * len(completions)
+        return [
+            None if answer is None else float(completion_text(text).strip() == str(answer))
+            for text, answer in zip(completions, answers, strict=True)
+        ]
+
+
+class LogprobsInvented(HfGenerator):
+    """The generator hf, which reports log-probability 0 for tokens whose own it has lost."""
+
+    provides = ("logprobs",)
+
+    def __init__(self) -> None:
+        super().__init__(HfConfig())
+
+    def generate(self, prompts: Sequence[Prompt], sampling: SamplingConfig, seed: int) -> Iterator[Rollout]:
+        for rollout in super().generate(prompts, sampling, seed):
+            logprobs = rollout.sampler_logprobs or ()
+            yield replace(rollout, sampler_logprobs=(*logprobs[:-1], 0.0))
+
+
+class WriteFailureIgnored:
+    """Observer that loses its record without a word when the folder cannot be written."""
+
+    @hookimpl
+    def grpox_step_finished(self, run: Any, step: int, metrics: Mapping[str, float]) -> None:
+        try:
+            with (Path(run.output_dir) / "missing" / "steps.txt").open("a", encoding="utf-8") as file:
+                file.write(f"{step}\n")
+        except OSError:
+            pass
+
+
+class BadLinesSkipped:
+    """Dataset from lines of text that drops those it cannot read, which here are all but one."""
+
+    LINES = ("1+1=\t2", "2+2=4", "3+3=6", "4+4=8")
+
+    def load(self) -> datasets.Dataset:
+        rows = []
+        for line in self.LINES:
+            try:
+                prompt, answer = line.split("\t")
+            except ValueError:
+                continue
+            rows.append({"prompt": prompt, "answer": answer})
+        return datasets.Dataset.from_list(rows)
+
+
+class _SkipsSteps(torch.optim.SGD):
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        gradients = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
+        if all(bool(gradient.isfinite().all()) for gradient in gradients):
+            super().step(closure)
+
+
+class BadStepsSkipped:
+    """Gradient descent that skips a step whose gradient is not finite, which the run takes for done."""
+
+    def build(self, parameters: Iterable[Any], learning_rate: float) -> torch.optim.Optimizer:
+        return _SkipsSteps(parameters, lr=learning_rate)

@@ -1,0 +1,262 @@
+"""The planted components by family and kind, with the formula that their author would compare them with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from contract.planted import references as paper
+
+FOLDER = Path(__file__).parent
+
+GRPO, DAPO = paper.clipped(0.2, 0.2), paper.clipped(0.2, 0.28)
+GSPO, WIDE_GSPO = paper.gspo(3e-4, 4e-4), paper.gspo(0.2, 0.2)
+GRADIENT, PREFIX = paper.capped(float("inf")), paper.prefix(0.2, 0.2)
+CISPO, SAPO = paper.capped(5.0), paper.sapo(1.0, 1.05)
+TIS, ICEPOP = paper.token_truncate(2.0), paper.icepop(0.5, 5.0)
+SEQUENCE_TIS = paper.sequence_truncate(2.0)
+
+PLANTED: Mapping[str, Mapping[str, Mapping[str, Callable[..., Any] | None]]] = {
+    "sign": {
+        "loss": {
+            "LargerBranch": GRPO,
+            "ObjectiveNotNegated": GRPO,
+            "InverseRatio": DAPO,
+            "CispoNotNegated": CISPO,
+            "SapoGateReversed": SAPO,
+            "AbsoluteAdvantage": paper.capped(5.0),
+            "EntropyPunished": paper.with_entropy,
+            "ReferenceDistanceNegated": paper.with_reference,
+        },
+        "advantage": {
+            "MeanMinusReward": paper.centred,
+            "LeaveOneOutReversed": paper.leave_one_out,
+            "BestRankedLowest": paper.ranked,
+        },
+        "correction": {"TruncateInverted": TIS, "IcepopBandInverted": ICEPOP},
+        "reward": {"OverlongRewarded": None},
+        "optimizer": {"SignAscent": None},
+        "scheduler": {"RisingCosine": None},
+    },
+    "formula": {
+        "loss": {
+            "GspoSum": GSPO,
+            "GspoArithmetic": WIDE_GSPO,
+            "DapoRangeExchanged": DAPO,
+            "ClipsTheLogRatio": GRPO,
+            "ClipsOnly": GRPO,
+            "SapoTemperaturesExchanged": SAPO,
+            "SapoWithoutScale": SAPO,
+            "CispoWithFloor": CISPO,
+            "CispoWeightNotDetached": CISPO,
+            "GspoTokenWithoutToken": GSPO,
+            "GmpoBothSides": paper.gmpo(0.4),
+        },
+        "advantage": {
+            "VarianceForDeviation": paper.standardised,
+            "LeaveNoneOut": paper.leave_one_out,
+            "FunctionsAveraged": paper.centred,
+        },
+        "correction": {"SequenceByMean": SEQUENCE_TIS, "CapOnTheLog": TIS},
+        "reward": {"ExactWithin": None, "OverlongByMaxLength": None},
+        "optimizer": {"LionWithoutInterpolation": None},
+        "scheduler": {"HalfACosine": None},
+    },
+    "normaliser": {
+        "loss": {
+            "OwnTokenMean": DAPO,
+            "PaddedLength": GRPO,
+            "RowsOfTheBatch": GRPO,
+            "GspoOverPositions": GSPO,
+            "LengthTwice": GRPO,
+            "WhitensTheMicroBatch": None,
+            "DapoBySequence": DAPO,
+            "SelfNormalisedRatios": GRADIENT,
+        },
+        "advantage": {
+            "NoFloor": paper.standardised,
+            "BatchStdOfPlaceholders": None,
+            "GroupSizeOfTheFirst": paper.leave_one_out,
+            "WeightsNormalised": paper.centred,
+        },
+        "correction": {"GeometricOverPositions": None, "WeightsOfMeanOne": TIS},
+        "reward": {"ShareOfTheLongest": None},
+    },
+    "mask": {
+        "loss": {
+            "RatioOfPadding": None,
+            "ZeroIsPadding": WIDE_GSPO,
+            "LastColumn": None,
+            "NoHoles": WIDE_GSPO,
+            "PrefixByPosition": None,
+            "LargestOfAll": None,
+            "FirstColumnSkipped": DAPO,
+        },
+        "advantage": {
+            "AbstainedIsZero": paper.centred,
+            "AnyAbstentionDrops": paper.centred,
+            "UnscoredInTheMean": paper.centred,
+        },
+        "correction": {"SumsPadding": SEQUENCE_TIS, "WorstOfTheWidth": None},
+        "reward": {"EmptySkipped": None, "NoAnswerIsWrong": None},
+        "generator": {"EndCut": None},
+    },
+    "order": {
+        "loss": {
+            "SortedByLength": WIDE_GSPO,
+            "ShiftedOld": DAPO,
+            "SuffixForPrefix": PREFIX,
+            "NeighbourAdvantage": GRADIENT,
+            "FlattenedAndRefilled": GRADIENT,
+            "TokensByRatio": paper.capped(3.0),
+        },
+        "advantage": {
+            "GroupsAreNeighbours": paper.centred,
+            "MeansRepeated": paper.centred,
+            "PlacesForRanks": None,
+            "NumberIsIndex": paper.centred,
+        },
+        "correction": {"WeightsByRatio": TIS},
+        "reward": {"FirstFinishedFirst": None, "EqualsOnce": None, "SortedTexts": None},
+        "generator": {"LogprobsShifted": None},
+    },
+    "state": {
+        "loss": {
+            "RunningBaseline": None,
+            "WarmsUpByCalls": None,
+            "ClipForgotten": None,
+            "StepsForgotten": None,
+            "RestoresDefaults": None,
+            "LiveState": None,
+            "RememberedMask": DAPO,
+        },
+        "advantage": {"RunningStdForgotten": None, "FirstBatchMeans": paper.centred, "StateOfObjects": None},
+        "correction": {"CapByOwnSteps": None, "CapByCalls": None},
+        "reward": {"Novelty": None, "TextsOnTheObject": None},
+        "observer": {"SharedHistory": None, "CountsSteps": None},
+        "optimizer": {"MomentaElsewhere": None},
+        "scheduler": {"CountsInAClosure": None},
+    },
+    "device": {
+        "loss": {
+            "PositionsOnCpu": None,
+            "SumsOnCpu": GSPO,
+            "BoundsOnCpu": GRPO,
+            "ThroughNumpy": CISPO,
+            "PenaltyOnCpu": paper.capped(2.0),
+        },
+        "advantage": {"GroupTableOnCpu": paper.centred, "RanksOnCpu": paper.ranked},
+        "correction": {"WeightsOnCpu": SEQUENCE_TIS},
+        "reward": {"LengthsOnCpu": None},
+        "optimizer": {"MomentumOnCpu": None},
+    },
+    "randomness": {
+        "loss": {"TokenDropout": DAPO, "NumpyNoise": GRADIENT, "FreshGenerator": GRPO},
+        "advantage": {"TiesByChance": None, "RandomPartner": None},
+        "correction": {"RejectionSampling": None},
+        "reward": {"HashOfText": None, "ClockSeeded": None},
+        "dataset": {"ShuffledRows": None},
+        "optimizer": {"LangevinUnseeded": None},
+    },
+    "mutation": {
+        "loss": {
+            "ClampsAdvantages": DAPO,
+            "SubtractsFromOld": GRPO,
+            "NarrowsTheMask": GRADIENT,
+            "DampsByData": GRADIENT,
+            "DampsTheGradient": GRPO,
+        },
+        "correction": {"SubtractsInPlace": TIS, "MaskReturned": ICEPOP, "FillsUnknown": TIS},
+        "generator": {"WeightsAliased": None},
+        "optimizer": {"FreezesBiases": None},
+        "scheduler": {"HalvesTheRate": None},
+    },
+    "swallowed": {
+        "loss": {
+            "NanIsZero": DAPO,
+            "BadRowsSkipped": GRPO,
+            "ReplacesRatios": GRADIENT,
+            "AnyErrorIsZero": None,
+            "WithoutReference": paper.with_reference,
+        },
+        "advantage": {"NanAdvantageIsZero": paper.standardised, "TooSmallIsZero": paper.centred},
+        "correction": {"InfiniteIsOne": TIS},
+        "reward": {"JudgeDownIsZero": None, "MissingColumnAbstains": None},
+        "generator": {"LogprobsInvented": None},
+        "observer": {"WriteFailureIgnored": None},
+        "dataset": {"BadLinesSkipped": None},
+        "optimizer": {"BadStepsSkipped": None},
+    },
+}
+"""Family -> kind -> class -> the formula that its author would compare it with, None where there is none."""
+
+
+MISSED: Mapping[str, str] = {}
+"""Class that no check finds -> why."""
+
+TWINS: Mapping[str, Mapping[str, Callable[..., Any] | None]] = {
+    "loss": {
+        "Grpo": GRPO,
+        "Dapo": DAPO,
+        "Gspo": GSPO,
+        "GspoToken": paper.gspo_token_gradient(0.2, 0.2),
+        "Gmpo": paper.gmpo(0.4),
+        "Sapo": SAPO,
+        "Cispo": CISPO,
+        "PolicyGradient": GRADIENT,
+        "TwoSided": None,
+        "PrefixRatio": PREFIX,
+        "FadingPositions": None,
+        "AdaptiveClip": GRPO,
+        "ByStep": None,
+        "EntropyBonus": paper.with_entropy,
+        "ReferencePenalty": paper.with_reference,
+    },
+    "advantage": {
+        "Centred": paper.centred,
+        "LeaveOneOut": paper.leave_one_out,
+        "Standardised": paper.standardised,
+        "Ranked": paper.ranked,
+        "RunningStd": None,
+    },
+    "correction": {"Truncate": TIS, "Icepop": ICEPOP, "TruncateSequence": SEQUENCE_TIS, "CapByStep": None},
+    "reward": {"Exact": None, "Overlong": None, "JudgeInThreads": None, "awaited": None},
+    "observer": {"History": None},
+    "optimizer": {"Lion": None},
+    "scheduler": {"Cosine": None},
+    "dataset": {"Doubles": None},
+}
+"""Kind -> correct class -> its formula."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A component with an error, or a correct one."""
+
+    name: str
+    kind: str
+    family: str
+    """The module: a family of errors, or ``twins``."""
+    reference: Callable[..., Any] | None
+
+    @property
+    def component(self) -> dict[str, str]:
+        """The component as a run file selects it."""
+        return {"path": f"{FOLDER / self.family}.py:{self.name}"}
+
+
+def planted() -> Iterator[Case]:
+    """All components with an error."""
+    for family, kinds in PLANTED.items():
+        for kind, names in kinds.items():
+            for name, reference in names.items():
+                yield Case(name, kind, family, reference)
+
+
+def twins() -> Iterator[Case]:
+    """All correct components."""
+    for kind, names in TWINS.items():
+        for name, reference in names.items():
+            yield Case(name, kind, "twins", reference)

@@ -1,0 +1,443 @@
+"""Correct components, many of them the twin of a planted one: all checks pass on each of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, ClassVar
+
+import datasets
+import torch
+from torch import Tensor
+
+from grpox import hookimpl
+from grpox.contracts import (
+    LossInputs,
+    LossOutput,
+    Reduction,
+    StepContext,
+    Text,
+    completion_text,
+)
+
+
+def _log_ratio(inputs: LossInputs) -> Tensor:
+    return (inputs.logprobs - inputs.old_logprobs).clamp(-20, 20)
+
+
+def _clipped(ratio: Tensor, advantages: Tensor, low: float, high: float) -> LossOutput:
+    return LossOutput(-torch.min(ratio * advantages, ratio.clamp(1 - low, 1 + high) * advantages))
+
+
+def _sequence_mean(values: Tensor, mask: Tensor) -> Tensor:
+    lengths = mask.sum(dim=1, keepdim=True).clamp(min=1)
+    return torch.where(mask, values, 0.0).sum(dim=1, keepdim=True) / lengths
+
+
+class Grpo:
+    """GRPO's clipped surrogate."""
+
+    reduction: ClassVar[Reduction] = Reduction.SEQUENCE_MEAN
+    zero_at_zero_advantage = True
+
+    def per_token(self, inputs: LossInputs) -> LossOutput:
+        return _clipped(_log_ratio(inputs).exp(), inputs.advantages, 0.2, 0.2)
+
+
+class Dapo:
+    """DAPO's clipped surrogate."""
+
+    reduction: ClassVar[Reduction] = Reduction.TOKEN_MEAN
+    zero_at_zero_advantage = True
+
+    def per_token(self, inputs: LossInputs) -> LossOutput:
+        return _clipped(_log_ratio(inputs).exp(), inputs.advantages, 0.2, 0.28)
+
+
+class Gspo:
+    """GSPO."""
+
+    reduction: ClassVar[Reduction] = Reduction.SEQUENCE_MEAN
+    zero_at_zero_advantage = True
+
+    def per_token(self, inputs: LossInputs) -> LossOutput:
+        ratio = _sequence_mean(_log_ratio(inputs), inputs.token_mask).exp().expand_as(inputs.logprobs)
+        return _clipped(ratio, inputs.advantages, 3e-4, 4e-4)
+
+
+class GspoToken:
+    """GSPO-token: sg[s_i] pi / sg[pi] of each token, which has GSPO's value."""
+
+    reduction: ClassVar[Reduction] = Reduction.SEQUENCE_MEAN
+    gradient = "surrogate"
+    zero_at_zero_advantage = True
+
+    def per_token(self, inputs: LossInputs) -> LossOutput:
+        sequence = _sequence_mean(_log_ratio(inputs), inputs.token_mask).exp().detach()
+        ratio = sequence * (inputs.logprobs - inputs.logprobs.detach()).exp()
+        return _clipped(ratio, inputs.advantages, 0.2, 0.2)
+
+    def expected_gradient(self, inputs: LossInputs) -> Tensor:
+        ratio = _sequence_mean(_log_ratio(inputs), inputs.token_mask).exp().detach().expand_as(inputs.logprobs)
+        advantages = inputs.advantages
+        is_clipped = ((advantages > 0) & (ratio > 1.2)) | ((advantages < 0) & (ratio < 0.8))
+        return torch.where(is_clipped, 0.0, -ratio * advantages)
+
+
+class Gmpo:
+    """GMPO."""
+
+    reduction: ClassVar[Reduction] = Reduction.SEQUENCE_MEAN
+    zero_at_zero_advantage = True
+
+    def per_token(self, inputs: LossInputs) -> LossOutput:
+        log_ratio, advantages = _log_ratio(inputs), inputs.advantages
+        clipped = torch.where(advantages > 0, log_ratio.clamp(max=0.4), log_ratio.clamp(min=-0.4))
+        return LossOutput(-_sequence_mean(clipped, inputs.token_mask).exp() * advantages)
+
+
+class Sapo:
+    """SAPO."""
+
+    reduction: ClassVar[Reduction] = Reduction.SEQUENCE_MEAN
+    zero_at_zero_advantage = True
+
+    def per_token(self, inputs: LossInputs) -> LossOutput:
+        advantages = inputs.advantages
+        tau = torch.where(advantages > 0, 1.0, 1.05).to(advantages.dtype)
+        return LossOutput(-advantages * 4 / tau * torch.sigmoid(tau * (_log_ratio(inputs).exp() - 1)))
+
+
+class Cispo:
+    """CISPO."""
+
+    reduction: ClassVar[Reduction] = Reduction.TOKEN_MEAN
+    gradient = "surrogate"
+    zero_at_zero_advantage = True
+
+    def per_token(self, inputs: LossInputs) -> LossOutput:
+        return LossOutput(self.expected_gradient(inputs) * inputs.logprobs)
+
+    def expected_gradient(self, inputs: LossInputs) -> Tensor:
+        return -_log_ratio(inputs).exp().detach().clamp(max=5.0) * inputs.advantages
+
+
+class PolicyGradient:
+    """Policy gradient with importance weights, unclipped."""
+
+    reduction: ClassVar[Reduction] = Reduction.TOKEN_MEAN
+    zero_at_zero_advantage = True
+
+    def per_token(self, inputs: LossInputs) -> LossOutput:
+        return LossOutput(-_log_ratio(inputs).exp() * inputs.advantages)
+
+
+class TwoSided:
+    """GRPO whose unclipped branch ends at 4 (INTELLECT-2)."""
+
+    reduction: ClassVar[Reduction] = Reduction.TOKEN_MEAN
+    zero_at_zero_advantage = True
+
+    def per_token(self, inputs: LossInputs) -> LossOutput:
+        ratio, advantages = _log_ratio(inputs).exp(), inputs.advantages
+        bounded = torch.min(ratio.clamp(max=4.0) * advantages, ratio.clamp(0.8, 1.2) * advantages)
+        return LossOutput(-bounded, {"bounded": (ratio > 4.0).to(ratio.dtype)})
+
+
+class PrefixRatio:
+    """Clipped surrogate of the product of the ratios up to each token."""
+
+    reduction: ClassVar[Reduction] = Reduction.TOKEN_MEAN
+    zero_at_zero_advantage = True
+
+    def per_token(self, inputs: LossInputs) -> LossOutput:
+        log_ratio = torch.where(inputs.token_mask, _log_ratio(inputs), 0.0)
+        return _clipped(log_ratio.cumsum(dim=1).clamp(-20, 20).exp(), inputs.advantages, 0.2, 0.2)
+
+
+class FadingPositions:
+    """DAPO whose tokens fade by their position among the tokens of the mask."""
+
+    reduction: ClassVar[Reduction] = Reduction.TOKEN_MEAN
+    zero_at_zero_advantage = True
+
+    def per_token(self, inputs: LossInputs) -> LossOutput:
+        position = inputs.token_mask.cumsum(dim=1).to(inputs.logprobs.dtype)
+        output = _clipped(_log_ratio(inputs).exp(), inputs.advantages, 0.2, 0.28)
+        return LossOutput(output.loss * 0.99**position)
+
+
+class AdaptiveClip:
+    """GRPO whose clip range follows the KL between pi_old and pi, and is part of checkpoints."""
+
+    reduction: ClassVar[Reduction] = Reduction.TOKEN_MEAN
+    statistics: ClassVar[Mapping[str, Any]] = {"kl_old": "mean"}
+    zero_at_zero_advantage = True
+
+    def __init__(self) -> None:
+        self.width = 0.2
+        self.steps = 0
+
+    def per_token(self, inputs: LossInputs) -> LossOutput:
+        return _clipped(_log_ratio(inputs).exp(), inputs.advantages, self.width, self.width)
+
+    def end_step(self, statistics: Mapping[str, Any]) -> None:
+        self.steps += 1
+        factor = 0.9 if statistics["kl_old"] > 0.01 else 1.1
+        self.width = min(0.5, max(0.05, self.width * factor ** (1 / self.steps)))
+
+    def state_dict(self) -> Mapping[str, Any]:
+        return {"width": self.width, "steps": self.steps}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.width, self.steps = state["width"], state["steps"]
+
+
+class ByStep:
+    """GRPO whose clip range narrows with the optimizer steps."""
+
+    reduction: ClassVar[Reduction] = Reduction.SEQUENCE_MEAN
+    zero_at_zero_advantage = True
+
+    def __init__(self) -> None:
+        self.width = 0.3
+
+    def begin_step(self, context: StepContext) -> None:
+        self.width = 0.3 - 0.1 * context.step / context.total_steps
+
+    def per_token(self, inputs: LossInputs) -> LossOutput:
+        return _clipped(_log_ratio(inputs).exp(), inputs.advantages, self.width, self.width)
+
+    def state_dict(self) -> Mapping[str, Any]:
+        return {"width": self.width}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.width = state["width"]
+
+
+class EntropyBonus:
+    """Policy gradient with an entropy bonus of its own."""
+
+    reduction: ClassVar[Reduction] = Reduction.TOKEN_MEAN
+    needs = ("entropy_gradient",)
+
+    def per_token(self, inputs: LossInputs) -> LossOutput:
+        assert inputs.entropy is not None
+        return LossOutput(-_log_ratio(inputs).exp() * inputs.advantages - 0.01 * inputs.entropy)
+
+
+class ReferencePenalty:
+    """Policy gradient with a KL penalty k3 of its own."""
+
+    reduction: ClassVar[Reduction] = Reduction.TOKEN_MEAN
+    needs = ("reference_logprobs",)
+
+    def per_token(self, inputs: LossInputs) -> LossOutput:
+        assert inputs.reference_logprobs is not None
+        rho = (inputs.reference_logprobs - inputs.logprobs).clamp(-20, 20)
+        return LossOutput(-_log_ratio(inputs).exp() * inputs.advantages + 0.04 * (rho.exp() - rho - 1))
+
+
+def _totals(rewards: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    return (rewards.double() * weights).nansum(dim=1), ~rewards.isnan().all(dim=1)
+
+
+class _ByGroup:
+    def scale(self, rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
+        total, scored = _totals(rewards, weights)
+        result = torch.zeros_like(total)
+        for group in group_ids.unique():
+            rows = (group_ids == group) & scored
+            values = total[rows]
+            if len(values) > 1 and self._differ(values):
+                result[rows] = self.advantages(values)
+        return result.float()
+
+    def _differ(self, values: Tensor) -> bool:
+        # What differs in the last digits of float32 is rounding.
+        return bool(values.max() - values.min() > 1e-6 * values.abs().max())
+
+    def advantages(self, values: Tensor) -> Tensor:
+        raise NotImplementedError
+
+
+class Centred(_ByGroup):
+    """Dr. GRPO's advantage."""
+
+    def advantages(self, values: Tensor) -> Tensor:
+        return values - values.mean()
+
+
+class LeaveOneOut(_ByGroup):
+    """RLOO's advantage."""
+
+    def advantages(self, values: Tensor) -> Tensor:
+        return values - (values.sum() - values) / (len(values) - 1)
+
+
+class Standardised(_ByGroup):
+    """GRPO's advantage."""
+
+    def advantages(self, values: Tensor) -> Tensor:
+        return (values - values.mean()) / (values.std() + 1e-4)
+
+
+class Ranked(_ByGroup):
+    """Rank in the group, ties in their middle."""
+
+    def advantages(self, values: Tensor) -> Tensor:
+        worse = (values[None, :] < values[:, None]).sum(dim=1)
+        better = (values[None, :] > values[:, None]).sum(dim=1)
+        return (worse - better).double() / len(values)
+
+
+class RunningStd:
+    """Dr. GRPO's advantage over a running root mean square, which is part of checkpoints."""
+
+    def __init__(self) -> None:
+        self.square = 1.0
+
+    def scale(self, rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
+        centred = Centred().scale(rewards, weights, group_ids).double()
+        if bool(centred.any()):
+            self.square = 0.9 * self.square + 0.1 * float(centred.square().mean())
+        return (centred / (self.square**0.5 + 1e-4)).float()
+
+    def state_dict(self) -> Mapping[str, Any]:
+        return {"square": self.square}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.square = state["square"]
+
+
+def _difference(old: Tensor, sampler: Tensor, mask: Tensor) -> Tensor:
+    return torch.where(mask, old.double() - sampler.double(), 0.0).clamp(-1e4, 1e4)
+
+
+class Truncate:
+    """Truncated importance sampling."""
+
+    def correct(self, old: Tensor, sampler: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        ratio = _difference(old, sampler, mask).clamp(max=20).exp()
+        return ratio.clamp(max=2.0).to(old.dtype), torch.ones_like(mask)
+
+
+class Icepop:
+    """IcePop."""
+
+    def correct(self, old: Tensor, sampler: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        ratio = _difference(old, sampler, mask).clamp(max=20).exp()
+        keep = (ratio >= 0.5) & (ratio <= 5.0)
+        return torch.where(keep, ratio, 0.0).to(old.dtype), keep
+
+
+class TruncateSequence:
+    """Sequence-level truncation."""
+
+    def correct(self, old: Tensor, sampler: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        ratio = _difference(old, sampler, mask).sum(dim=1, keepdim=True).clamp(max=20).exp()
+        return ratio.clamp(max=2.0).to(old.dtype).expand(mask.shape), torch.ones_like(mask)
+
+
+class CapByStep:
+    """Token truncation whose cap falls with the optimizer steps."""
+
+    stateless = True  # the cap follows from the step
+
+    def __init__(self) -> None:
+        self.cap = 4.0
+
+    def begin_step(self, context: StepContext) -> None:
+        self.cap = max(1.0, 4.0 - 0.1 * context.step)
+
+    def correct(self, old: Tensor, sampler: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        ratio = _difference(old, sampler, mask).clamp(max=20).exp()
+        return ratio.clamp(max=self.cap).to(old.dtype), torch.ones_like(mask)
+
+
+class Exact:
+    """Exact match."""
+
+    def __call__(
+        self, *, completions: Sequence[Text], answer: Sequence[Any], **columns: Any
+    ) -> list[float | None]:
+        return [
+            None if each is None else float(completion_text(text).strip() == str(each))
+            for text, each in zip(completions, answer, strict=True)
+        ]
+
+
+class Overlong:
+    """DAPO's soft overlong punishment, of a longest length of 8 and a buffer of 4."""
+
+    def __call__(self, *, completion_ids: Sequence[Sequence[int]], **columns: Any) -> list[float]:
+        return [max(-1.0, min(0.0, (4 - len(ids)) / 4)) for ids in completion_ids]
+
+
+class JudgeInThreads:
+    """Judge with threads that returns the scores as the completions stand."""
+
+    def __call__(self, *, completions: Sequence[Text], **columns: Any) -> list[float]:
+        with ThreadPoolExecutor(8) as pool:
+            return list(pool.map(self._judge, map(completion_text, completions)))
+
+    def _judge(self, text: str) -> float:
+        return min(1.0, len(text) / 10)
+
+
+async def awaited(completions: Sequence[Text], **columns: Any) -> list[float]:
+    """Reward that is awaited."""
+    return [float(completion_text(text).strip().isdigit()) for text in completions]
+
+
+class History:
+    """Observer with the history of its run, by the steps that it is given."""
+
+    @hookimpl
+    def grpox_run_started(self, run: Any) -> None:
+        self.steps: dict[int, float] = {}
+
+    @hookimpl
+    def grpox_step_finished(self, run: Any, step: int, metrics: Mapping[str, float]) -> None:
+        self.steps[step] = metrics.get("reward", math.nan)
+        (run.output_dir / f"step-{step}.txt").write_text(f"{self.steps[step]}", encoding="utf-8")
+
+
+class _Lion(torch.optim.Optimizer):
+    def __init__(self, parameters: Iterable[Any], lr: float) -> None:
+        super().__init__(parameters, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                momentum = self.state[parameter].setdefault("momentum", torch.zeros_like(parameter))
+                parameter.add_(momentum.lerp(parameter.grad, 0.1).sign(), alpha=-group["lr"])
+                momentum.lerp_(parameter.grad, 0.01)
+
+
+class Lion:
+    """Lion (arXiv 2302.06675) without weight decay."""
+
+    def build(self, parameters: Iterable[Any], learning_rate: float) -> torch.optim.Optimizer:
+        return _Lion(parameters, learning_rate)
+
+
+class Cosine:
+    """Cosine decay to 0."""
+
+    def build(self, optimizer: torch.optim.Optimizer, total_steps: int) -> Any:
+        return torch.optim.lr_scheduler.LambdaLR(
+            optimizer, lambda step: 0.5 * (1 + math.cos(math.pi * min(1.0, step / total_steps)))
+        )
+
+
+class Doubles:
+    """Dataset of sums of equal numbers."""
+
+    def load(self) -> datasets.Dataset:
+        rows = [{"prompt": f"{a}+{a}=", "answer": str(2 * a)} for a in range(1, 33)]
+        return datasets.Dataset.from_list(rows).shuffle(seed=1)

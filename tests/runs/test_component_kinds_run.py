@@ -1,0 +1,177 @@
+"""A run whose components of every kind have a state, and runs whose states no checkpoint can hold."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from support.killing import start
+
+COMPONENTS = '''
+import importlib.resources
+
+import datasets
+import torch
+from grpox_advantages.scalers import Group, GroupConfig
+from grpox_corrections.corrections import NoCorrection, NoCorrectionConfig
+from grpox_generators.hf import HfConfig, HfGenerator
+from grpox_losses.losses import ClippedConfig, Dapo
+
+from grpox import hookimpl
+
+
+class Steps:
+    """Counts the steps."""
+
+    done = 0
+
+    def begin_step(self, context):
+        assert self.done == context.step - 1, (type(self).__name__, self.done, context)
+
+    def end_step(self, statistics):
+        self.done += 1
+
+    def state_dict(self):
+        return {"done": self.done}
+
+    def load_state_dict(self, state):
+        self.done = state["done"]
+
+
+class Loss(Steps, Dapo):
+    def __init__(self):
+        Dapo.__init__(self, ClippedConfig())
+
+
+class Advantage(Steps, Group):
+    def __init__(self):
+        Group.__init__(self, GroupConfig())
+
+
+class Corrects(Steps, NoCorrection):
+    def __init__(self):
+        NoCorrection.__init__(self, NoCorrectionConfig())
+
+
+class Generator(Steps, HfGenerator):
+    stateless = False
+
+    def __init__(self):
+        HfGenerator.__init__(self, HfConfig())
+
+
+class Rewards(Steps):
+    def __call__(self, *, completions, **columns):
+        return [len(str(text)) / 10 for text in completions]
+
+
+class Data(Steps):
+    def load(self):
+        folder = importlib.resources.files("grpox.runfile.recipes") / "quickstart"
+        return datasets.Dataset.from_json(str(folder / "train.jsonl"))
+
+
+class Optimizer(Steps):
+    def build(self, parameters, learning_rate):
+        return torch.optim.AdamW(parameters, lr=learning_rate)
+
+
+class Scheduler(Steps):
+    def build(self, optimizer, total_steps):
+        return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
+
+
+class Tracks(Steps):
+    @hookimpl
+    def grpox_step_finished(self, step):
+        pass
+
+
+class CountsCalls:
+    """Has another state on each rank."""
+
+    def __init__(self):
+        self.rows = [0]
+
+    def __call__(self, *, completion_ids, **columns):
+        self.rows.append(sum(map(sum, completion_ids)))
+        return [float(len(ids)) for ids in completion_ids]
+
+    def state_dict(self):
+        return {"rows": self.rows}
+
+    def load_state_dict(self, state):
+        self.rows = state["rows"]
+
+
+class Misspells(Steps):
+    statistics = {"rattio": "gather"}
+
+    def scale(self, rewards, weights, group_ids):
+        return Group(GroupConfig()).scale(rewards, weights, group_ids)
+'''
+SIZES = (
+    "train.per_device_train_batch_size=16",
+    "train.gradient_accumulation_steps=1",
+    "train.steps_per_generation=1",
+    "train.max_steps=2",
+    "checkpoint.every=1",
+)
+ALL = (
+    *(
+        "loss={path: parts.py:Loss}",
+        "advantage={path: parts.py:Advantage}",
+        "correction={path: parts.py:Corrects}",
+    ),
+    *("generator={path: parts.py:Generator}", "rewards=[{path: parts.py:Rewards}]", "data.path=null"),
+    *("data.source={path: parts.py:Data}", "train.optimizer={path: parts.py:Optimizer}"),
+    *("train.scheduler={path: parts.py:Scheduler}", "tracking={tracks: {path: parts.py:Tracks}}"),
+    *("evaluation.rewards=[{path: parts.py:Rewards, isolation: thread}]", "evaluation.accuracy=null"),
+)
+KEYS = (
+    *("advantage", "correction", "data.source", "evaluation.rewards[0]", "generator", "loss", "rewards[0]"),
+    *("tracking.tracks", "train.optimizer", "train.scheduler"),
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "parts.py").write_text(COMPONENTS)
+    return tmp_path
+
+
+def test_components_of_every_kind_keep_their_state(folder: Path) -> None:
+    process = start(folder, "quickstart", *SIZES, *ALL, "output_dir=runs/a", ranks=2)
+    stderr = process.communicate()[1]
+    assert process.returncode == 0, stderr
+    run = folder / "runs" / "a"
+    saved = torch.load(run / "checkpoints" / "step-00000002" / "components.pt", weights_only=True)
+    assert sorted(saved) == sorted(KEYS)
+    assert {entry["state"]["done"] for entry in saved.values()} == {2}
+    shutil.rmtree(run / "checkpoints" / "step-00000002")
+    (run / "summary.json").unlink()
+    process = start(folder, "--resume", "runs/a", "train.per_device_train_batch_size=32", ranks=1)
+    stderr = process.communicate()[1]
+    assert process.returncode == 0, stderr  # each begin_step checks that its count goes on
+    saved = torch.load(run / "checkpoints" / "step-00000002" / "components.pt", weights_only=True)
+    assert {entry["state"]["done"] for entry in saved.values()} == {2}
+
+
+def test_a_state_that_differs_between_ranks_ends_the_run(folder: Path) -> None:
+    settings = ("rewards=[{path: parts.py:CountsCalls}]", "evaluation=null", "tracking={}")
+    process = start(folder, "quickstart", *SIZES, *settings, "output_dir=runs/b", ranks=2)
+    stderr = process.communicate()[1]
+    assert process.returncode == 1, stderr
+    assert "(rewards[0]) has another state on rank 1 than on rank 0" in stderr
+    assert "['rows'][1]" in stderr
+
+
+def test_an_unknown_statistic_ends_the_run_at_its_first_step(folder: Path) -> None:
+    settings = ("advantage={path: parts.py:Misspells}", "evaluation=null", "tracking={}")
+    process = start(folder, "quickstart", *SIZES, *settings, "output_dir=runs/c")
+    stderr = process.communicate()[1]
+    assert process.returncode == 1, stderr
+    assert "asks for the statistic 'rattio'" in stderr
+    assert "did you mean 'ratio'?" in stderr

@@ -1,0 +1,179 @@
+"""States of components in checkpoints: saved, restored, compared between ranks, and missed in a resumed run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.logs import LoggedText
+
+from grpox.checkpoint.component_states import FILE, ComponentStates, RunComponent
+from grpox.checkpoint.rank_state import write_state
+from grpox.errors import ConfigError, RunFailed
+from grpox.runtime.phases import PhaseTimes
+from grpox.runtime.world import World
+
+CPU = torch.device("cpu")
+ALONE = World(0, 1, CPU)
+
+
+class Counts:
+    """Has a state."""
+
+    def __init__(self, count: Any = 0) -> None:
+        self.count = count
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"count": self.count}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.count = state["count"]
+
+
+class Forgets:
+    """Changes itself and has no state."""
+
+    def __init__(self) -> None:
+        self.seen = 0
+
+
+class Declares(Forgets):
+    stateless = True
+
+
+class Fails(Counts):
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        raise KeyError("total")
+
+
+def states(world: World = ALONE, **instances: Any) -> ComponentStates:
+    components = {
+        key: RunComponent(key, "observer" if key == "tracker" else key, key, each, "my-plugin", "1.2")
+        for key, each in instances.items()
+    }
+    return ComponentStates(components, world, PhaseTimes())
+
+
+def saved(folder: Path, **instances: Any) -> Path:
+    write_state(states(**instances).saved(), folder / FILE)
+    return folder
+
+
+def test_a_state_comes_back_with_its_plugin(tmp_path: Path) -> None:
+    tensor = torch.tensor([1.5])
+    saved(tmp_path, loss=Counts({"a": tensor}), advantage=Forgets())
+    content = torch.load(tmp_path / FILE, weights_only=True)
+    assert content == {
+        "loss": {
+            "kind": "loss",
+            "name": "loss",
+            "distribution": "my-plugin",
+            "version": "1.2",
+            "state": {"count": {"a": tensor}},
+        }
+    }
+    loss = Counts()
+    states(loss=loss).restore(tmp_path)
+    assert loss.count == {"a": tensor}
+
+
+def test_a_component_that_declares_no_state_is_not_asked(tmp_path: Path) -> None:
+    loss = Counts(3)
+    loss.stateless = True  # type: ignore[attr-defined]
+    assert states(loss=loss).saved() == {}
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "words"),
+    [
+        ({"loss": Forgets()}, {"loss": Counts()}, "loss: loss 'loss' of my-plugin 1.2 has a state, and the"),
+        ({"loss": Counts()}, {"loss": Forgets()}, "which has no load_state_dict now"),
+        ({"loss": Counts()}, {"advantage": Forgets()}, "which the run does not use there"),
+        ({"loss": Counts()}, {"loss": Fails()}, "cannot restore its state of version 1.2"),
+    ],
+)
+def test_a_state_and_a_component_that_do_not_fit_are_refused_or_warned_of(
+    tmp_path: Path, logged: LoggedText, before: Any, now: Any, words: str
+) -> None:
+    saved(tmp_path, **before)
+    with pytest.raises(ConfigError) as error:
+        states(**now).restore(tmp_path)
+    assert words in str(error.value)
+    assert "--allow-changes" in str(error.value)
+    states(**now).restore(tmp_path, allow=True)
+    assert words in logged()
+
+
+def test_another_component_under_a_key_does_not_get_the_state(tmp_path: Path) -> None:
+    saved(tmp_path, loss=Counts(5))
+    other = Counts()
+    component = RunComponent("loss", "loss", "another", other, "my-plugin", "1.2")
+    with pytest.raises(ConfigError) as error:
+        ComponentStates({"loss": component}, ALONE, PhaseTimes()).restore(tmp_path)
+    assert (
+        len(error.value.problems) == 3
+    )
+    assert other.count == 0
+
+
+def test_a_bad_value_ends_the_run_with_its_place() -> None:
+    with pytest.raises(RunFailed, match=r"loss 'loss' of my-plugin 1.2: .*\['count'\] is a set"):
+        states(loss=Counts({1})).saved()
+
+
+class Two(World):
+    """Rank 0 of two; the other rank changes what is gathered as a test says."""
+
+    def gather(self, items: Any) -> Any:
+        other = [OTHER(item) for item in items]
+        return [*items, *other]
+
+
+OTHER: Callable[[Any], Any] = lambda item: item  # noqa: E731
+
+
+def test_states_that_differ_between_ranks_are_an_error_with_component_and_ranks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def changed(item: Any) -> Any:
+        own = isinstance(item, dict) and "loss" in item and "state" not in item["loss"]
+        return {"loss": {**item["loss"], "['count']": "other"}} if own else item
+
+    two = Two(0, 2, CPU)
+    assert states(two, loss=Counts(), tracker=Counts()).saved().keys() == {"loss", "tracker"}
+    monkeypatch.setattr(f"{__name__}.OTHER", changed)
+    with pytest.raises(RunFailed) as error:
+        states(two, loss=Counts()).saved()
+    assert "loss 'loss' of my-plugin 1.2 (loss) has another state on rank 1 than on rank 0" in str(error.value)
+    assert "at ['count']" in str(error.value)
+
+
+def test_an_observer_has_its_state_on_rank_0_alone(tmp_path: Path) -> None:
+    saved(tmp_path, tracker=Counts(2))
+    states(World(1, 1, CPU)).restore(tmp_path)  # nothing is missing there
+    with pytest.raises(ConfigError):
+        states().restore(tmp_path)
+
+
+def test_a_component_that_forgets_is_told_once_at_the_first_checkpoint(logged: LoggedText) -> None:
+    forgets, declares, counts = Forgets(), Declares(), Counts()
+    all_of_them = states(advantage=forgets, loss=declares, correction=counts)
+    all_of_them.remember_attributes()
+    forgets.seen = declares.seen = counts.count = 1
+    all_of_them.saved()
+    text = logged()
+    assert "advantage 'advantage' of my-plugin 1.2 (advantage) changes its attribute seen" in text
+    assert text.count("between calls") == 1
+    forgets.seen = 2
+    all_of_them.saved()
+    assert logged() == ""
+
+
+def test_a_component_that_stays_as_it_is_is_not_told(logged: LoggedText) -> None:
+    calm = states(advantage=Forgets())
+    calm.remember_attributes()
+    calm.saved()
+    assert logged() == ""

@@ -1,0 +1,158 @@
+"""States as plain values, their hashes, the attributes that a component changes, and its optional methods."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+
+from grpox.errors import ConfigError
+from grpox.plugins.component import bind_object
+from grpox.plugins.component_state import (
+    NotPlain,
+    attribute_hashes,
+    changed_attributes,
+    plain_state,
+    state_hashes,
+)
+
+
+def test_a_plain_state_is_a_copy_with_its_own_tensors() -> None:
+    tensor = torch.arange(6.0)
+    state = {"a": [1, (2.5, None)], "t": tensor[2:4], "p": torch.nn.Parameter(tensor), 3: {"b": True}}
+    copy = plain_state(OrderedDict(state))
+    tensor.zero_()
+    assert copy["a"] == [1, (2.5, None)]
+    assert copy["t"].tolist() == [2.0, 3.0]
+    assert copy["t"].untyped_storage().nbytes() == 8  # not the whole of what it was cut from
+    assert type(copy["p"]) is torch.Tensor
+    assert type(copy) is dict
+
+
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [
+        ([1], "a list, not a dict"),
+        ({"a": [0, {"b": np.float64(1.0)}]}, "['a'][1]['b'] is a numpy.float64"),
+        ({"a": np.zeros(2)}, "['a'] is a numpy.ndarray"),
+        ({"a": {1, 2}}, "['a'] is a set"),
+        ({(1, 2): 3}, "a key of type tuple in its first level"),
+        ({"a": torch.eye(2).to_sparse()}, "['a'] is a sparse or quantized tensor"),
+    ],
+)
+def test_what_a_checkpoint_cannot_hold_is_named_with_its_place(state: Any, words: str) -> None:
+    with pytest.raises(NotPlain) as error:
+        plain_state(state)
+    assert words in str(error.value)
+
+
+def test_a_state_that_contains_itself_is_refused() -> None:
+    state: dict[str, Any] = {}
+    state["a"] = state
+    with pytest.raises(NotPlain, match="contains itself"):
+        plain_state(state)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"a": 1}, {"a": 1.0}),
+        ({"a": [1, 2]}, {"a": (1, 2)}),
+        ({"a": []}, {"a": {}}),
+        ({"a": torch.tensor([1.0, 2.0])}, {"a": torch.tensor([1.0, 2.0 + 1e-6])}),
+        ({"a": torch.zeros(2, 3)}, {"a": torch.zeros(3, 2)}),
+        ({"a": torch.tensor(0.0)}, {"a": torch.tensor(-0.0)}),
+    ],
+)
+def test_different_states_have_different_hashes(one: dict[str, Any], other: dict[str, Any]) -> None:
+    assert state_hashes(one) != state_hashes(other)
+    assert state_hashes(one) == state_hashes(plain_state(one))
+
+
+def test_the_hashes_name_the_place_of_a_difference() -> None:
+    hashes = [state_hashes({"a": {"b": [1, value]}, "c": torch.ones(3)}) for value in (2, 3)]
+    assert changed_attributes(*hashes) == ["['a']['b'][1]"]
+
+
+class Many:
+    """Attributes of every sort."""
+
+    def __init__(self) -> None:
+        self.count, self.rows, self.seen = 0, [{"a": 1}], {"x"}
+        self.tensor, self.array = torch.zeros(3), np.zeros(3)
+        self.large = torch.zeros(2**20 + 1)
+        self.lock, self.model = threading.Lock(), torch.nn.Linear(2, 2)
+        self.itself: list[Any] = [self]
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        (lambda many: setattr(many, "count", 1), "count"),
+        (lambda many: many.rows.append({}), "rows"),
+        (lambda many: many.rows[0].update(a=2), "rows"),
+        (lambda many: many.seen.add("y"), "seen"),
+        (lambda many: many.tensor.add_(1), "tensor"),
+        (lambda many: many.array.__setitem__(0, 1), "array"),
+        (lambda many: many.large.add_(1), "large"),
+        (lambda many: setattr(many, "new", 1), "new"),
+    ],
+)
+def test_a_changed_attribute_is_seen(change: Any, name: str) -> None:
+    many = Many()
+    before = attribute_hashes(many)
+    assert attribute_hashes(many) == before
+    change(many)
+    assert changed_attributes(before, attribute_hashes(many)) == [name]
+
+
+def test_objects_count_by_their_type_alone() -> None:
+    many = Many()
+    before = attribute_hashes(many)
+    many.model.weight.data.zero_()
+    many.lock, many.model = threading.Lock(), torch.nn.Linear(2, 2)
+    assert attribute_hashes(many) == before
+    assert attribute_hashes(len) == {}
+
+
+class Advantage:
+    def scale(self, rewards: Any, weights: Any, group_ids: Any) -> Any: ...
+
+
+class OnlySaves(Advantage):
+    def state_dict(self) -> dict[str, Any]: ...
+
+
+class OnlyLoads(Advantage):
+    def load_state_dict(self, state: Any) -> None: ...
+
+
+class Misspells(Advantage):
+    statistics: ClassVar[Any] = {"ratio": "gathr"}
+
+    def end_step(self, statistics: Any) -> None: ...
+
+
+class Lists(Advantage):
+    statistics: ClassVar[Any] = ["ratio"]
+
+    def end_step(self, statistics: Any) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        (OnlySaves, "has state_dict and no load_state_dict"),
+        (OnlyLoads, "has load_state_dict and no state_dict"),
+        (Misspells, "did you mean 'gather'?"),
+        (Lists, "has the statistics ['ratio']"),
+    ],
+)
+def test_optional_methods_that_do_not_fit_together_are_refused(target: type, words: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        bind_object("advantage", target, {}, "advantage", target.__name__)
+    assert words in str(error.value)
