@@ -221,8 +221,8 @@ def check_rollouts(
         generator: name of the generator in messages.
 
     Raises:
-        RunFailed: a sample is missing or doubled, was sampled by other weights, or has a mask, log-probabilities
-            or turns that do not fit its tokens.
+        RunFailed: a sample is missing or doubled, was sampled by other weights, or has a mask,
+            log-probabilities or turns that do not fit its tokens.
     """
     expected = [(prompt.group_id, sample) for prompt in requests for sample in range(prompt.num_samples)]
     if [(rollout.group_id, rollout.sample) for rollout in rollouts] != expected:
