@@ -170,9 +170,10 @@ class LossInputs:
     reference_logprobs: Tensor | None = None  # f32[B, T]
     sampler_logprobs: Tensor | None = None  # f32[B, T], equal to old_logprobs where unknown
     rewards: Tensor | None = None  # f32[B, K] in the run file's order, NaN where a function abstained
+    # The ids of a filler, in which no token counts, are negative.
     group_ids: Tensor | None = None  # i64[B], equal for sequences of one prompt in one generation batch
     sequence_ids: Tensor | None = None  # i64[B], no two of a run alike
-    columns: Mapping[str, Sequence[Any]] | None = None  # column of the dataset -> B values
+    columns: Mapping[str, Sequence[Any]] | None = None  # column of the dataset but the prompt -> B values
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
-"""The tables of docs/scaling.md: published models on some numbers of GPUs, by the formula.
+"""The tables of docs/scaling.md: memory of published models on some numbers of GPUs, by the formula.
 
-python docs/hooks/memory_tables.py prints them, to be put into the page
+python docs/hooks/memory_tables.py prints the tables, to copy into the page
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The command line: a module for each command, and those that print its results.
 
-`app` lists the commands and imports the one that is called, `errors` prints the errors of a failing one,
-sets the exit code and ends the process. Importing this package imports next to nothing, so that
-Ctrl-C is quiet from the start.
+`app` lists the commands and imports the one that is called. `errors` prints the error of a failing command,
+sets the exit code and ends the process. The package imports almost nothing, so that Ctrl-C is quiet from the
+start.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def main() -> None:
         code = run_command(lambda arguments: app(arguments, prog_name="grpox"), sys.argv[1:])
         flush_output()
     except KeyboardInterrupt as error:
-        # While something was being imported, or again while a first signal was being handled.
+        # Ctrl-C during an import, or a second one while the first was being handled.
         code = exit_code(error)
     let_signals_kill()
     sys.exit(code)

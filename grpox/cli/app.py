@@ -1,4 +1,4 @@
-"""The command line itself: grpox's commands and those of plugins, each imported when it is called."""
+"""The command line: grpox's commands and the commands of plugins, each imported when it is called."""
 
 from __future__ import annotations
 
@@ -20,29 +20,25 @@ from grpox.plugins.hookspecs import CommandSpec
 from grpox.runtime.signals import raise_if_signal
 
 _HELP = {
-    "train": "Train: check the run file, then sample, score and update until it is done.",
+    "train": "Train a model: check the run file, then repeat sampling, scoring and updating.",
     "validate": (
-        "Check a run file: keys, types, plugins, files and batch sizes. Loads no model, takes under a second."
+        "Check a run file: keys, types, plugins, files, batch sizes. Loads no model and takes under a second."
     ),
-    "plan": "Draw how batches flow: which prompts each rank trains on, and when an optimizer step is taken.",
+    "plan": "Draw the flow of batches: the prompts of each rank, and the optimizer steps.",
     "eval": "Evaluate a model on the held-out prompts of a run file, without training.",
-    "export": (
-        "Make a model of a checkpoint: a plain Hugging Face folder with the weights as they were trained."
-    ),
-    "import-trl": "Make a run file of a set-up for TRL's GRPOTrainer. The script is parsed, never run.",
-    "report": "Make a run's report again: curves, completions, config and versions on one HTML page.",
-    "replay": "Compute a step again whose loss or gradient was not finite, and show where it begins.",
+    "export": ("Export a checkpoint as a plain Hugging Face model folder with the trained weights."),
+    "import-trl": "Convert a script or YAML file for TRL's GRPOTrainer to a run file, without running it.",
+    "report": "Write a run's report again: curves, completions, config and versions on one HTML page.",
+    "replay": "Repeat a step whose loss or gradient was NaN or infinite, and show the first such token.",
     "sweep": (
-        "Train a grid of runs: every combination of the values given, each in a process and folder of its own."
+        "Train a grid of runs: every combination of the given values, each in its own process and folder."
     ),
-    "doctor": "Look at the environment: versions, what fits together, devices, launchers, generators.",
-    "schema": "Print the run file's JSON schema, the parameters of every installed component included.",
-    "plugins": (
-        "What is installed: components, their parameters, plugins that did not load; and checks of them."
-    ),
-    "recipes": "Bundled run files: list them, or copy one to start from.",
+    "doctor": "Check the environment: versions, compatibility, devices, launchers, generators.",
+    "schema": "Print the JSON schema of run files, including the parameters of every installed component.",
+    "plugins": ("List, show and check installed components and plugins, and write the skeleton of a new one."),
+    "recipes": "List the bundled run files, or copy one as a starting point.",
 }
-"""Name -> the first line of the command's own help."""
+"""Name -> first line of the command's help."""
 _TARGETS = {
     "eval": "eval:evaluate",
     "export": "artifacts:export",
@@ -78,10 +74,10 @@ def load(spec: CommandSpec) -> Any:
 
 
 def load_offered(command: OfferedCommand) -> Any:
-    """Import a plugin's command. If a requirement is not met, it shows its help and refuses to run.
+    """Import a plugin's command. If a requirement is missing, the command shows its help and refuses to run.
 
     Raises:
-        ConfigError: it cannot be imported, which is the plugin's fault.
+        ConfigError: the command cannot be imported, which is the plugin's fault.
     """
     name, lacks = command.spec.name, command.lacks
 
@@ -102,7 +98,7 @@ def load_offered(command: OfferedCommand) -> Any:
 
 
 def conflict(command: OfferedCommand, offered: Sequence[OfferedCommand]) -> Problem | None:
-    """Describe the problem if grpox or another plugin has the name of a plugin's command too.
+    """Describe the problem if grpox or another plugin has a command of the same name.
 
     Args:
         offered: the commands of all plugins.
@@ -111,23 +107,23 @@ def conflict(command: OfferedCommand, offered: Sequence[OfferedCommand]) -> Prob
     same = [each for each in offered if each.spec.name == name]
     owners, others = [each.origin for each in same], {each.distribution for each in same}
     if name in _HELP:
-        what = f"grpox {__version__} has a command '{name}' itself, and that of {owner} is refused"
+        what = f"the command '{name}' of {owner} is refused: grpox {__version__} has a command of that name"
     elif len(owners) == 1:
         return None
     elif len(set(owners)) == 1:
-        what = f"{owner} brings a command '{name}' more than once"
+        what = f"{owner} offers a command '{name}' more than once"
     else:
-        what = f"{' and '.join(owners)} bring a command '{name}', and grpox does not choose between them"
+        what = f"{' and '.join(owners)} both offer a command '{name}', and grpox does not choose between them"
     switch = " or ".join(f"{DISABLE_VARIABLE}={other}" for other in sorted(others - {"grpox"}))
     remedy = f"{switch}, or rename the command" if len(others) > 1 else "its author has to rename it"
     return Problem(what, allowed=remedy)
 
 
 class Commands(TyperGroup):
-    """grpox's commands, and those of plugins once one is called that grpox does not have.
+    """grpox's commands, and the commands of plugins when a name is called that grpox does not have.
 
-    Only the command that is called is imported; the others are listed by name and help. Typer would swallow
-    some exceptions, turning SIGTERM into 130 and a broken pipe into a silent 1: they bypass it.
+    Only the called command is imported; the others are listed by name and help. Some exceptions bypass typer,
+    which would turn SIGTERM into exit code 130 and a broken pipe into a silent 1.
     """
 
     def __init__(self, **attributes: Any) -> None:
@@ -144,14 +140,14 @@ class Commands(TyperGroup):
         """Import the command that is called.
 
         Raises:
-            ConfigError: it is a plugin's, and its name another's too, or it cannot be loaded.
+            ConfigError: a plugin's command has the name of another command, or cannot be loaded.
         """
         self._import(args[0])
         return super().resolve_command(ctx, args)
 
     def load_all(self) -> None:
-        """Import every command, for the reference of commands."""
-        assert self._plugins  # which lists their commands
+        """Import every command, for the command reference in the docs."""
+        assert self._plugins  # reading the property lists the plugins' commands
         for name in list(self.commands):
             self._import(name)
 
@@ -164,7 +160,7 @@ class Commands(TyperGroup):
 
     @cached_property
     def _plugins(self) -> PluginSet:
-        """The installed plugins; their commands are listed from then on."""
+        """The installed plugins. The first access also lists their commands."""
         plugins = discovered()
         for each in plugins.commands:
             self.commands.setdefault(each.spec.name, summary(each.spec, PANEL))
@@ -188,7 +184,7 @@ class Commands(TyperGroup):
         plugins = self._plugins
         for record in plugins.records:
             if record.status == "broken":
-                warn(f"{record} is broken, and its commands are not here: {record.reason}")
+                warn(f"{record} is broken, so its commands are missing: {record.reason}")
         problems = filter(None, (conflict(each, plugins.commands) for each in plugins.commands))
         # Two commands of one name have the same text.
         for text in dict.fromkeys(f"{problem.what}: {problem.allowed}" for problem in problems):
@@ -217,10 +213,10 @@ def root(
 
     \b
     Start here:
-      grpox train quickstart           a whole run in about a minute, on a CPU
-      grpox recipes copy quickstart    its run file, to change
-      grpox validate quickstart.yaml   check it: keys, plugins, files, batches
-      grpox plugins list               losses, rewards, ... that can be named
+      grpox train quickstart           a whole run on a CPU, in about a minute
+      grpox recipes copy quickstart    copy its run file, to change it
+      grpox validate quickstart.yaml   check keys, plugins, files and batches
+      grpox plugins list               list losses, rewards, generators, ...
     """
     # The deepspeed launcher passes --local_rank; the rank is read from the environment it also sets.
     if version:

@@ -1,4 +1,4 @@
-"""Arguments and options that several commands take, the run that they name, and the installed plugins."""
+"""Arguments and options that several commands share, and functions that load the run and the plugins."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from grpox.runfile.load import ResolvedRun
 
 NARROW = 100
-"""Columns of a terminal below which the cells of a table are stacked."""
+"""Terminal width in columns; in a narrower terminal the cells of a table are stacked."""
 
 RUN_HELP = "A run file (YAML), or the name of a recipe: grpox recipes list."
 Run = Annotated[str, typer.Argument(metavar="RUN", help=RUN_HELP)]
@@ -25,12 +25,14 @@ Overrides = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="KEY=VALUE",
-        help="Changes to the run, for example train.max_steps=10 or loss.clip_high=0.28; values are YAML.",
+        help="Overrides of the run file, such as train.max_steps=10 or loss.clip_high=0.28; values are YAML.",
     ),
 ]
 Ranks = Annotated[
     int | None,
-    typer.Option("--world-size", min=1, metavar="P", help="Ranks to check for.", show_default="this launch's"),
+    typer.Option(
+        "--world-size", min=1, metavar="P", help="Number of ranks to check for.", show_default="this launch's"
+    ),
 ]
 LogLevel = Annotated[
     str,
@@ -39,7 +41,7 @@ LogLevel = Annotated[
         metavar="LEVEL",
         envvar=LEVEL_VARIABLE,
         show_envvar=False,
-        help=f"Least level of messages: {', '.join(LEVELS)}.",
+        help=f"Lowest level of messages to show: {', '.join(LEVELS)}.",
     ),
 ]
 LogFile = Annotated[
@@ -49,19 +51,19 @@ LogFile = Annotated[
         metavar="FILE",
         envvar=FILE_VARIABLE,
         show_envvar=False,
-        help="Write messages there too; ranks above 0 beside it.",
+        help="Also write messages to this file; each rank above 0 writes a file beside it.",
     ),
 ]
 
 
 def follow_log_options(level: str, file: Path | None = None) -> None:
-    """Apply the log options in this process and in those that it starts."""
+    """Apply the log options in this process and its child processes."""
     show_logs(level, file)
     os.environ[LEVEL_VARIABLE] = level
 
 
 def load_named_run(run: str, overrides: list[str] | None, world_size: int | None = None) -> ResolvedRun:
-    """Check the run that a command line names, and print the warnings of plugin discovery."""
+    """Load and check the run named on the command line, and print the warnings of plugin discovery."""
     from grpox.runfile.load import load_run
 
     resolved = load_run(run, overrides or (), world_size)
@@ -83,6 +85,6 @@ def tell_warnings(plugins: PluginSet) -> None:
 
 
 def warn(text: str) -> None:
-    """Print a warning on standard error, on the first rank alone."""
+    """Print a warning on standard error, only on rank 0."""
     if launch.rank_or_zero() == 0:
         typer.secho(redact(f"warning: {text}"), fg=typer.colors.YELLOW, err=True)

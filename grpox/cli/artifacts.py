@@ -1,4 +1,4 @@
-"""`grpox export` and `grpox report`: a checkpoint as a plain Hugging Face folder, and a run's report again."""
+"""`grpox export` writes a checkpoint as a Hugging Face folder; `grpox report` writes a run's report again."""
 
 from __future__ import annotations
 
@@ -18,24 +18,23 @@ def export(
         Path,
         typer.Argument(
             metavar="CHECKPOINT",
-            help="A checkpoint, or a run's folder: its newest good one.",
+            help="A checkpoint, or a run's folder, whose newest intact checkpoint is exported.",
             show_default=False,
         ),
     ],
-    out_dir: Annotated[
-        Path, typer.Argument(metavar="OUT_DIR", help="Where the model is to be: a new or empty folder.")
-    ],
+    out_dir: Annotated[Path, typer.Argument(metavar="OUT_DIR", help="Folder for the model; new or empty.")],
     trust_remote_code: Annotated[
         bool,
-        typer.Option("--trust-remote-code", help="Run the code that comes with the model, as the run did."),
+        typer.Option("--trust-remote-code", help="Run the model's own code, as the run did."),
     ] = False,
 ) -> None:
-    """Make a model of a checkpoint: a plain Hugging Face folder with the weights as they were trained.
+    """Export a checkpoint as a plain Hugging Face model folder with the trained weights.
 
-    It holds config, safetensors, tokenizer and generation config, as the model
-    of a finished run does. The checkpoint's files are compared with its manifest
-    first. One process is enough, whatever the number of ranks was; it needs memory
-    for the model, and the run's own model folder (model.path), where the rest is from.
+    The folder holds config, safetensors, tokenizer and generation config, like
+    the model of a finished run. The command first compares the checkpoint's files
+    with its manifest. One process is enough for any number of ranks. The process
+    needs memory for the model, and the run's model folder (model.path), from
+    which it copies config and tokenizer.
 
     \b
     Examples:
@@ -45,7 +44,7 @@ def export(
       transformers.AutoModelForCausalLM.from_pretrained("my-model")
     """
     with Console(stderr=True).status("reading the checkpoint"), _file_errors_as_config_errors(out_dir):
-        # Only now, because it imports torch.
+        # Imported here, because it imports torch.
         from grpox.checkpoint.export import export_checkpoint
 
         exported = export_checkpoint(checkpoint, out_dir, trust_remote_code)
@@ -53,17 +52,17 @@ def export(
 
 
 def report(
-    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The run's folder: its output_dir.")],
+    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The run's folder (its output_dir).")],
     output: Annotated[
         Path | None,
-        typer.Option("--output", metavar="FILE", help="Where to write it.", show_default="RUN_DIR/report.html"),
+        typer.Option("--output", metavar="FILE", help="File to write.", show_default="RUN_DIR/report.html"),
     ] = None,
 ) -> None:
-    """Make a run's report again: curves, completions, config and versions on one HTML page.
+    """Write a run's report again: curves, completions, config and versions on one HTML page.
 
-    Every run writes it when it ends. This command makes it from the files
-    that are in the folder now, so that it also shows a run that is still
-    going on, or one that was killed. The page needs no network.
+    Every run writes its report when it ends. This command writes one from the
+    files that are in the folder now, so it also shows a run that is still
+    training or was killed. The page needs no network.
 
     \b
     Examples:
@@ -74,7 +73,7 @@ def report(
 
     with _file_errors_as_config_errors(run_dir):
         if output is not None and output.is_dir():
-            raise ConfigError("is a folder: give a file", key="--output", given=str(output))
+            raise ConfigError("is a folder: name a file", key="--output", given=str(output))
         typer.echo(write_report(run_dir, output))
 
 

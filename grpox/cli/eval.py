@@ -1,4 +1,4 @@
-"""`grpox eval`: a model on the held-out prompts of a run file, without training."""
+"""`grpox eval`: evaluates a model on the held-out prompts of a run file, without training."""
 
 from __future__ import annotations
 
@@ -34,22 +34,22 @@ def evaluate(
         str,
         typer.Argument(
             metavar="MODEL",
-            help="A model's folder or hub id, a run's folder, or one of its checkpoints.",
+            help="A model folder, hub id, run folder or checkpoint.",
             show_default=False,
         ),
     ],
     config: Annotated[
         str,
         typer.Argument(
-            metavar="CONFIG", help="A run file or recipe, of which `evaluation` counts.", show_default=False
+            metavar="CONFIG", help="A run file or recipe with an `evaluation` section.", show_default=False
         ),
     ],
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(metavar="KEY=VALUE", help="Changes, for example evaluation.num_generations=8."),
+        typer.Argument(metavar="KEY=VALUE", help="Overrides, such as evaluation.num_generations=8."),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="FILE.json", help="Write the figures as JSON.")
+        Path | None, typer.Option("--out", metavar="FILE.json", help="Write the results as JSON.")
     ] = None,
     completions: Annotated[
         Path | None,
@@ -60,9 +60,9 @@ def evaluate(
 ) -> None:
     """Evaluate a model on the held-out prompts of a run file, without training.
 
-    Prompts, rewards, sampling and generator are those of the run file's
-    evaluation; what it says of training is not looked at. Under torchrun the
-    prompts are dealt to the ranks, and the figures are those of one rank.
+    Prompts, rewards, sampling and generator come from the run file's evaluation;
+    its training settings are ignored. Under torchrun each rank takes a share of
+    the prompts, and the results are the same as with one rank.
 
     \b
     Examples:
@@ -99,12 +99,12 @@ def evaluate(
 
 
 def _evaluate(run: ResolvedRun, checkpoint: Path | None, console: Console) -> tuple[Evaluated, float]:
-    """Evaluate, with a progress bar on a terminal; returns the result and its seconds."""
+    """Evaluate with a progress bar on a terminal; return the result and the seconds."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     shows = console.is_terminal and launch.rank() == 0
     with Progress(*columns, console=console, transient=True, disable=not shows) as bar:
         task = bar.add_task("loading", total=None)
-        # Only now, because it imports torch: a mistake in the command line is reported at once.
+        # Imported here because it imports torch: mistakes in the command line are reported before.
         from grpox.training.evaluation import evaluate_model
 
         start = time.perf_counter()
@@ -114,7 +114,7 @@ def _evaluate(run: ResolvedRun, checkpoint: Path | None, console: Console) -> tu
 
 
 def _check_file(option: str, path: Path | None) -> None:
-    """Refuse a file that could not be written, before anything is loaded."""
+    """Refuse a file that cannot be written, before anything is loaded."""
     if path is None:
         return
     whole = path.absolute()
@@ -122,7 +122,7 @@ def _check_file(option: str, path: Path | None) -> None:
     if path.is_dir():
         what = "is a folder, not a file"
     elif there != whole and not there.is_dir():
-        what = f"cannot be made: {there} is a file"
+        what = f"cannot be created: {there} is a file"
     elif not os.access(there, os.W_OK):
         what = f"cannot be written: no permission to write {there}"
     else:

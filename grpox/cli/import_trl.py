@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from grpox.runfile.from_trl.setup import Setup
 
 LONGEST = 2**20
-"""Characters of a script: parsing this many takes seconds."""
+"""Longest script in characters; parsing it takes seconds."""
 _STYLES = {
     "same": "green",
     "differs": "yellow",
@@ -34,17 +34,16 @@ def import_trl(
     ],
     out: Annotated[
         Path | None,
-        typer.Option(
-            "--out", metavar="RUN", help="Where to write the run file.", show_default="standard output"
-        ),
+        typer.Option("--out", metavar="RUN", help="Run file to write.", show_default="standard output"),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite RUN if it is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite RUN if it exists.")] = False,
 ) -> None:
-    """Make a run file of a set-up for TRL's GRPOTrainer. The script is parsed, never run.
+    """Convert a script or YAML file for TRL's GRPOTrainer to a run file, without running it.
 
-    A table says what became of each field: the same, different, not needed,
-    not supported. TRL's defaults that are not grpox's are written out, so that
-    the run is the same algorithm. What could not be read is a commented line.
+    A table gives the result for each field: the same, different, not needed,
+    not supported. Where TRL's default differs from grpox's, the run file contains
+    TRL's value, so the algorithm stays the same. Values that could not be read
+    become commented lines.
 
     \b
     Examples:
@@ -81,7 +80,7 @@ def import_trl(
 
 
 def _read(path: Path) -> Setup:
-    """Read the set-up in a file, by its ending."""
+    """Read a TRL setup from a file; the file's ending gives the format."""
     from grpox.runfile.from_trl.script import read_script
     from grpox.runfile.from_trl.setup import read_trl_yaml
     from grpox.runfile.yaml_lines import read_text
@@ -91,7 +90,7 @@ def _read(path: Path) -> Setup:
         raise ConfigError(what, given=str(path), allowed="a name that ends in .py, .yaml or .yml")
     text = read_text(path, str(path), LONGEST + 1)
     if len(text) > LONGEST:
-        raise ConfigError(f"is too long: at most {LONGEST} characters are read", where=str(path))
+        raise ConfigError(f"is longer than {LONGEST} characters", where=str(path))
     return read_script(text, path, str(path)) if path.suffix == ".py" else read_trl_yaml(text, str(path))
 
 
@@ -107,7 +106,7 @@ def _table(draft: Draft, narrow: bool) -> Table:
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for heading in ("line", "TRL", "run file") if narrow else ("line", "TRL", "given", "", "run file"):
-        # Folded, as cut names could not be copied.
+        # Long names are folded, not cut, so that they can be copied.
         table.add_column(heading, overflow="fold")
     for row in draft.rows:
         line = Text(str(row.given.line or ""))

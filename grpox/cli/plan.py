@@ -1,4 +1,4 @@
-"""`grpox plan`: draws the flow of batches, micro-batch by micro-batch, or the memory of a rank."""
+"""`grpox plan`: draws the flow of batches by micro-batch, or a table of each rank's memory."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from grpox.errors.formatting import format_bytes, pluralize
 from grpox.policy.memory_plan.formula import LOAD, PHASES, Part, Setting, parts_of, peak_of, size_in
 
 ROOM = 1000
-"""Columns beyond any terminal's."""
+"""Table width without a limit."""
 MOST_MICRO_BATCHES = 500
-"""Number after which no further step is drawn."""
+"""Largest number of optimizer steps drawn."""
 MOST_ROWS = 12
-"""Rows of a rank's micro-batch that are written one by one; more are written as runs, ``0*16 1*16``."""
+"""Largest number of rows of a micro-batch written one by one; more are grouped, as in ``0*16 1*16``."""
 MOST_RUNS = 4
-"""Runs that are written; of more, the first ones and the last."""
+"""Largest number of groups written; of more, the first ones and the last are."""
 
 
 class _Form(NamedTuple):
-    """The form of the table: its headings, and the texts of its cells."""
+    """Form of the table: its headings and the texts of its cells."""
 
     generation: str
     iteration: str
@@ -39,7 +39,7 @@ class _Form(NamedTuple):
     generate: str
     step: str
     most_ranks: int
-    """Ranks that are drawn; of more, the first ones and the last."""
+    """Largest number of ranks drawn; of more, the first ones and the last are."""
 
 
 _FULL = _Form("generation", "iteration", "micro-batch", "optimizer", "{}: generate", "step {}", 4)
@@ -53,12 +53,12 @@ PHASE_WORDS = {
     "step": "the optimizer's step",
 }
 COMMON = (16, 24, 40, 48, 80, 141, 180)
-"""GiB of memory that GPUs have, about."""
+"""Common sizes of GPU memory, in GiB."""
 NOT_COUNTED = (
     "Python and its libraries: 0.5 to 1 GiB of the host for each rank",
     "on a GPU: CUDA's context, cuBLAS and NCCL, 1 to 2 GiB",
-    "fragmentation: what the allocator holds and cannot give; 5 to 10 % are usual, more with changing lengths",
-    "reward models, rewards' own processes, the data set, and files that the host caches",
+    "fragmentation in the allocator: usually 5 to 10 %, more with changing lengths",
+    "reward models, processes of rewards, the data set, and files in the host's cache",
 )
 
 
@@ -70,22 +70,22 @@ def plan(
         int, typer.Option("--generations", min=1, metavar="N", help="Generation batches to draw.")
     ] = 2,
     memory: Annotated[
-        bool, typer.Option("--memory", help="How much memory a rank takes, in place of the drawing.")
+        bool, typer.Option("--memory", help="Show the memory of a rank instead of the batches.")
     ] = False,
     prompt_tokens: Annotated[
         int | None,
         typer.Option(
             min=1,
             metavar="N",
-            help="With --memory: tokens of the longest prompt.",
+            help="With --memory: length of the longest prompt, in tokens.",
             show_default="data.max_prompt_length, else 512",
         ),
     ] = None,
 ) -> None:
-    """Draw how batches flow: which prompts each rank trains on, and when an optimizer step is taken.
+    """Draw the flow of batches: the prompts of each rank, and the optimizer steps.
 
-    With --memory: how much each rank takes, of its GPU and of the host.
-    It is computed from the model's config.json alone, without its weights.
+    --memory shows the memory that each rank needs on its GPU and on the host,
+    computed from the model's config.json, without its weights.
 
     \b
     Examples:
@@ -116,18 +116,18 @@ def plan_report(
         console: the terminal; if the table does not fit, a narrower one is drawn.
     """
     drawn = generations * plan.prompts_per_generation if num_prompts is None else num_prompts
-    # The table numbers prompts in the order in which they are drawn; hence no shuffle.
+    # Without shuffling, the number of a prompt in the table is the order in which it is drawn.
     sampler = PromptSampler(drawn, plan.prompts_per_generation, shuffle=False, seed=train.seed)
     schedule = Schedule(plan, sampler, train.max_steps, train.num_train_epochs)
-    about = "[0 0 0]: the prompts, numbered as they are drawn, whose completions a rank trains on"
+    about = "[0 0 0]: the prompts of a rank's completions, numbered in the order in which they are drawn"
     caption = Text(about, "dim")
     if train.dynamic_sampling_rounds:
         caption.append(
-            "; as if dynamic sampling replaced no group: each that it does takes the next prompt, and later "
-            "batches begin as many further on"
+            "; shown without dynamic sampling: each group that it replaces takes the next prompt, which shifts "
+            "all later batches"
         )
     table = _table(schedule, generations, _FULL)
-    # Measured without a limit: the console's own options cut the answer at its width.
+    # Measured without a limit, because the console would cut the result at its width.
     if Measurement.get(console, console.options.update(max_width=ROOM), table).minimum > console.width:
         table = _table(schedule, generations, _NARROW)
     return Group(table, caption, Text(), _summary(schedule, train, num_prompts))
@@ -136,7 +136,7 @@ def plan_report(
 def _table(schedule: Schedule, generations: int, form: _Form) -> Table:
     plan = schedule.plan
     ranks = _ranks(plan.world_size, form.most_ranks)
-    table = Table(title="How batches flow", title_justify="left")
+    table = Table(title="Flow of batches", title_justify="left")
     table.add_column(form.generation, no_wrap=True)
     if plan.num_iterations > 1:
         table.add_column(form.iteration, justify="right", no_wrap=True)
@@ -172,7 +172,7 @@ def _table(schedule: Schedule, generations: int, form: _Form) -> Table:
 
 
 def _cell(plan: BatchPlan, micro_batch: MicroBatchPlan, rank: int | None) -> str:
-    """Write the prompts that a rank trains on; dots for the ranks left out."""
+    """Write the prompts of a rank; dots stand for omitted ranks."""
     if rank is None:
         return "..."
     first = micro_batch.generation * plan.prompts_per_generation
@@ -186,7 +186,7 @@ def _cell(plan: BatchPlan, micro_batch: MicroBatchPlan, rank: int | None) -> str
 
 
 def _ranks(world_size: int, most: int) -> list[int | None]:
-    """List the ranks to draw; None stands for those left out."""
+    """List the ranks to draw; None stands for omitted ranks."""
     if world_size <= most:
         return list(range(world_size))
     return [*range(max(1, most - 2)), None, world_size - 1]
@@ -216,7 +216,7 @@ def _summary(schedule: Schedule, train: TrainConfig, num_prompts: int | None) ->
         dropped = (
             f"{pluralize(left, 'prompt')} left over {'is' if left == 1 else 'are'} dropped" if left else ""
         )
-        most = "at most, without what replaces groups" if train.dynamic_sampling_rounds else ""
+        most = "at most; fewer if dynamic sampling replaces groups" if train.dynamic_sampling_rounds else ""
         note = "; ".join(filter(None, (most, dropped)))
         table.add_row("generation batches per epoch", str(sampler.generations_per_epoch), note)
     is_known = num_prompts is not None or train.max_steps >= 0
@@ -228,11 +228,11 @@ def _summary(schedule: Schedule, train: TrainConfig, num_prompts: int | None) ->
 
 
 def memory_report(setting: Setting, prompt_assumed: bool) -> RenderableType:
-    """Draw two tables, and notes on what they leave out.
+    """Draw two tables, and notes on memory that they do not count.
 
     Args:
-        setting: of ranks with a GPU; the last lines have their memory without one.
-        prompt_assumed: the length of prompts is not known, but assumed.
+        setting: ranks with a GPU; the last lines give the memory without GPUs.
+        prompt_assumed: the length of prompts is unknown, and a default is assumed.
     """
     parts = parts_of(setting)
     tables = (_parts_table(setting, parts), Text(), _phases_table(parts), Text())
@@ -274,25 +274,31 @@ def _phases_table(parts: Sequence[Part]) -> Table:
 def _notes(setting: Setting, prompt_assumed: bool) -> Iterator[Text]:
     without = peak_of(parts_of(replace(setting, gpu=False)), on_host=True)
     yield Text(
-        f"Without GPUs, all in the host's memory: {format_bytes(without.size)} a rank, while: {without.phase}"
+        f"Without GPUs: {format_bytes(without.size)} of host memory for each rank, during: {without.phase}"
     )
-    yield Text("The host's figures are for each rank: a machine needs them as many times as it has ranks.")
+    yield Text("Host memory is per rank: multiply it by the number of ranks on a machine.")
     whole = size_in(parts_of(replace(setting, gpu=True)), LOAD, on_host=False)
     common = ", ".join(str(size) for size in COMMON if whole > size * 2**30)
     yield Text(
-        f"Every rank's GPU holds the whole model while it loads, {format_bytes(whole)}, for any number of ranks"
-        + (f": it does not fit one of {common} GiB." if common else "."),
+        f"While the model loads, every GPU holds all of it, {format_bytes(whole)}, for any number of ranks"
+        + (f"; a GPU with {common} GiB is too small." if common else "."),
         "bold" if common else "",
     )
-    tokens = f"{setting.prompt} tokens" + (", assumed: say it by --prompt-tokens" if prompt_assumed else "")
-    yield Text(f"Prompts: {tokens}; completions: {setting.completion}, sequences not sharing their prompts.")
+    tokens = f"{setting.prompt} tokens" + (
+        " (assumed; --prompt-tokens sets the length)" if prompt_assumed else ""
+    )
+    yield Text(
+        f"Prompts: {tokens}; completions: {setting.completion} tokens; no prompt is shared between sequences."
+    )
     generator = setting.generator
     if generator is None:
-        yield Text("What the generator takes is not counted: it does not say.")
+        yield Text("The generator's memory is not counted, because the generator does not report it.")
     elif generator.holds == "engine" and setting.gpu and generator.cache is None:
-        yield Text(f"{generator.engine}'s keys and values: what {generator.share_key} leaves of the GPU.")
+        yield Text(
+            f"{generator.engine}'s KV cache takes the GPU memory that {generator.share_key} leaves for it."
+        )
     if "nvme" in (setting.offload_optimizer, setting.offload_param):
-        yield Text("Offload to nvme: DeepSpeed's buffers in the host's memory are not counted.")
+        yield Text("Offload to nvme: DeepSpeed's buffers in host memory are not counted.")
     yield Text("Not counted:")
     for each in NOT_COUNTED:
         yield Text(f"  {each}", "dim")

@@ -1,4 +1,4 @@
-"""Checks of ``grpox plugins check``: runs the conformance suite of a component and draws the outcomes."""
+"""`grpox plugins check`: runs the conformance suite of a component and draws the results."""
 
 from __future__ import annotations
 
@@ -26,30 +26,30 @@ MARKS = {"passed": "[green]passed[/]", "failed": "[red]FAILED[/]", "skipped": "[
 
 
 def check(console: Console, offer: Offer, params: Mapping[str, Any]) -> bool:
-    """Run the checks of an offer with these parameters, and print each as it ends; True if none failed.
+    """Run the checks of a component with these parameters, printing each result; return True if none failed.
 
     Raises:
-        ConfigError: the parameters do not fit.
+        ConfigError: the parameters are wrong.
     """
     heading = f"[bold]{offer.spec.name}[/]  {offer.kind}, {offer.origin}"
     return _check(console, offer.kind, {"name": offer.qualified_name, **params}, heading, heavy_imports(offer))
 
 
 def check_path(console: Console, path: str, params: Mapping[str, Any], kind: str | None) -> bool:
-    """Run the checks of an object of a file, ``path.py:Name``; True if none failed.
+    """Run the checks of an object in a file, ``path.py:Name``; return True if none failed.
 
     Args:
-        kind: its kind; None: inferred from its methods.
+        kind: kind of the object; None: infer it from its methods.
 
     Raises:
-        ConfigError: there is no such file, object or kind, the kind cannot be inferred, or the parameters do not
-            fit.
+        ConfigError: the file, object or kind does not exist, the kind cannot be inferred, or the parameters are
+            wrong.
     """
     if kind is not None and kind not in SUITES:
         near = nearest(kind, SUITES)
         raise ConfigError("no such kind", "--kind", given=kind, allowed=", ".join(SUITES), nearest=near)
     if kind is None and not (kind := kind_of(load_object(path))):
-        what = "its methods do not tell its kind: name it by --kind"
+        what = "name the kind with --kind: the methods do not show it"
         raise ConfigError(what, "--kind", given=path, allowed=", ".join(SUITES))
     heading = f"[bold]{path.rpartition(':')[2]}[/]  {kind}, {path.rpartition(':')[0]}"
     return _check(console, kind, {"path": path, **params}, heading, ())
@@ -58,9 +58,9 @@ def check_path(console: Console, path: str, params: Mapping[str, Any], kind: str
 def _check(
     console: Console, kind: str, component: Mapping[str, Any], heading: str, before: Iterable[Outcome]
 ) -> bool:
-    """Run the suite of a kind, print each outcome after those `before`, and take note of a component that passes."""
+    """Run the suite of a kind, print each outcome after those `before`, and record a component that passes."""
     suite = type("Suite", (SUITES[kind],), {"component": component})()
-    bound = suite.bound  # parameters that do not fit are an error of the command, not a failed check
+    bound = suite.bound  # wrong parameters are an error of the command, not a failed check
     console.print(heading)
     done = []
     for outcome in chain(before, outcomes(suite)):
@@ -77,7 +77,7 @@ def _check(
 
 
 def heavy_imports(offer: Offer) -> Iterator[Outcome]:
-    """Import the plugin in a new interpreter; yields a failed check where that imports anything heavy."""
+    """Import the plugin in a new interpreter; yield a failed check if that imports a heavy module."""
     module = offer.module.partition(":")[0]
     code = f"import sys, {module}; print(*sorted(set({HEAVY}) & set(sys.modules)))"
     began = time.perf_counter()
@@ -86,13 +86,13 @@ def heavy_imports(offer: Offer) -> Iterator[Outcome]:
     heavy = done.stdout.splitlines()[-1].split() if done.stdout.strip() else []
     if heavy:
         title = "the plugin is listed without importing anything heavy"
-        what = f"importing {module}, which every command does, imports {', '.join(heavy)}"
-        cure = "import it in the module that `target` names, which is imported when a run selects the component"
+        what = f"every command imports {module}, and {module} imports {', '.join(heavy)}"
+        cure = "move the import to the module of `target`: only runs that select the component import that one"
         yield Outcome("heavy_imports", title, "failed", seconds, what, advice=cure)
 
 
 def draw(outcome: Outcome) -> Table:
-    """Draw one outcome: its mark and title, and below it the texts."""
+    """Draw one result: mark and title, with the texts below."""
     table = Table.grid(padding=(0, 1))
     table.add_column(width=8, justify="right")
     table.add_column(overflow="fold")

@@ -1,4 +1,4 @@
-"""Details for ``grpox plugins show NAME``: parameters, formula, source and capabilities of a component."""
+"""`grpox plugins show NAME`: parameters, formula, source and capabilities of a component."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from grpox.plugins.registry import Registry
 
 
 def select(plugins: PluginSet, name: str) -> list[Offer]:
-    """Find the offers, of any kind, that ``NAME``, ``kind/NAME``, ``dist:NAME`` or ``kind/dist:NAME`` means.
+    """Find all components that match ``NAME``, ``kind/NAME``, ``dist:NAME`` or ``kind/dist:NAME``.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: no component matches.
     """
     kind, _, rest = name.rpartition("/")
     distribution, _, bare = rest.rpartition(":")

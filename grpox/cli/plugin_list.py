@@ -1,6 +1,6 @@
-"""The rows of ``grpox plugins list``: every component and command, every plugin that failed or acts unasked.
+"""Rows of ``grpox plugins list``: components, commands, plugins that failed or that observe every run.
 
-With ``--why`` each that is not ok is explained.
+``--why`` explains each row that is not ok.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from grpox.plugins.hookspecs import KINDS
 from grpox.plugins.requirements import canonical_name, unmet
 
 COMMAND_KIND = "command"
-"""Kind of the rows that are commands of the command line."""
+"""Kind of rows for commands of the command line."""
 PLUGIN_KIND = "plugin"
-"""Kind of the rows of plugins: those that did not load, and those that observe every run."""
+"""Kind of rows for plugins that did not load or that observe every run."""
 STYLES = {"ok": "green", "disabled": "dim", "unavailable": "yellow", "conflict": "red"}
 
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the list; `status` is the offer's or record's, or ``conflict`` for a name offered twice."""
+    """One line of the list; `status` comes from the component or plugin; ``conflict``: a name offered twice."""
 
     kind: str
     name: str
@@ -43,7 +43,7 @@ class Row:
     version: str
     status: str
     reason: str
-    """Reason why it is not ok."""
+    """Reason why the row is not ok."""
     summary: str
     source: Offer | OfferedCommand | PluginRecord = field(repr=False)
     """Component, command or plugin of the row."""
@@ -54,14 +54,14 @@ class Row:
 
 
 def rows(plugins: PluginSet, kind: str | None = None) -> list[Row]:
-    """List every component, ordered by kind and name, then commands, and plugins with a row of their own.
+    """List all components by kind and name, then commands, then plugins that have their own row.
 
     Args:
-        plugins: as discovered.
-        kind: only rows of this kind.
+        plugins: the discovered plugins.
+        kind: kind of rows to list; None lists all.
 
     Raises:
-        ConfigError: there is no such kind.
+        ConfigError: the kind does not exist.
     """
     kinds = [*KINDS, COMMAND_KIND, PLUGIN_KIND]
     if kind is not None and kind not in kinds:
@@ -80,9 +80,9 @@ def _component_row(offer: Offer, plugins: PluginSet) -> Row:
     status, reason, spec = str(offer.status), offer.reason, offer.spec
     same = plugins.offers_called(spec.name, offer.kind)
     if len(same) > 1:
-        said = f"another plugin offers this name too: say {offer.qualified_name}"
+        said = f"another plugin also offers this name: write {offer.qualified_name}"
         if sum(other.qualified_name == offer.qualified_name for other in same) > 1:
-            said = "its distribution offers this name twice: one has to be renamed"
+            said = "its distribution offers this name twice: rename one of the two"
         status, reason = "conflict", f"{said}; {reason}" if reason else said
     return Row(offer.kind, spec.name, offer.distribution, offer.version, status, reason, spec.summary, offer)
 
@@ -102,20 +102,20 @@ def _plugin_row(it: PluginRecord) -> Row:
 
 
 def as_json(listed: Iterable[Row], whys: Sequence[Why] = ()) -> str:
-    """Write a JSON list of objects with the fields of `Row`, and of `Why` if these are given."""
+    """Write a JSON list of objects with the fields of `Row`, and of `Why` if explanations are passed."""
     objects = zip_longest(listed, whys)
     return json.dumps([row.as_dict() | (asdict(why) if why else {}) for row, why in objects], indent=2)
 
 
 def as_table(listed: Iterable[Row], narrow: bool = False) -> Table:
-    """Draw the list for a terminal; a row that is not ok gives its reason in place of its summary.
+    """Draw the list for a terminal; a row that is not ok shows its reason instead of its summary.
 
     Args:
         narrow: stack all cells but the kind, for a terminal too narrow for five columns.
     """
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for heading in ("kind", "name") if narrow else ("kind", "name", "distribution", "status", ""):
-        # Folded: a name that is cut cannot be given to `plugins show`.
+        # Long names are folded, not cut, so that they can be copied to `plugins show`.
         table.add_column(heading, overflow="fold")
     for row in listed:
         name, origin = Text(row.name), Text(f"{row.distribution} {row.version}")
@@ -125,14 +125,14 @@ def as_table(listed: Iterable[Row], narrow: bool = False) -> Table:
     return table
 
 
-# -- Why a row is not ok, and what to do about it --------------------------------------------------------
+# -- Explanations of rows that are not ok ----------------------------------------------------------------
 
-_AUTHORS_PAGE = "What changed, and how to move, is in docs/plugin-api.md."
+_AUTHORS_PAGE = "docs/plugin-api.md describes the changes and how to adapt to them."
 
 
 @dataclass(frozen=True)
 class Why:
-    """The reason of a row's status in whole sentences, and the remedy; both are empty for a row that is ok."""
+    """Reason and remedy for a row's status, in whole sentences; both are empty for a row that is ok."""
 
     why: str = ""
     remedy: str = ""
@@ -150,7 +150,7 @@ def explain(plugins: PluginSet, row: Row) -> Why:
 
 
 def as_paragraphs(listed: Sequence[Row], whys: Sequence[Why]) -> Group:
-    """Draw a paragraph for each row with an explanation, and count the other rows."""
+    """Draw a paragraph for each explained row, and count the other rows."""
     explained = [(row, why) for row, why in zip(listed, whys, strict=True) if why.why]
     others = len(listed) - len(explained)
     last = Text(f"{others} {'other ' if explained else ''}{'row is' if others == 1 else 'rows are'} ok", "dim")
@@ -182,22 +182,22 @@ def _of_conflict(plugins: PluginSet, offer: Offer) -> Why:
     if len(mine) > 1:
         modules = " and ".join(each.module for each in mine)
         why = f"{offer.origin} offers a {kind} '{name}' more than once, in {modules}."
-        return Why(why, "Nothing in a run file tells them apart: its author has to rename one of them.")
+        return Why(why, "Its author has to rename one of them: a run file cannot distinguish them.")
     holders = " and ".join(each.origin for each in same)
     others = sorted({each.distribution for each in same} - {offer.distribution})
-    remedy = f"To use this one, write its whole name in the run file: {offer.qualified_name}"
-    # Without grpox's own plugins there would be no run.
+    remedy = f"To use this one, write its full name in the run file: {offer.qualified_name}"
+    # grpox cannot run without its own plugins.
     if "grpox" not in others:
         switch = f"{DISABLE_VARIABLE}={','.join(others)}"
-        remedy += f"\nOr switch the other off, and '{name}' alone will do: {switch}"
-    return Why(f"{holders} offer a {kind} '{name}', and grpox does not choose between them.", remedy)
+        remedy += f"\nOr switch off the other one; then '{name}' is enough: {switch}"
+    return Why(f"{holders} both offer a {kind} '{name}', and grpox does not choose between them.", remedy)
 
 
 def _of_offer(offer: Offer) -> Why:
     if offer.status == "incompatible":
         dist, version = offer.distribution, offer.version
-        newer = f"pip install --upgrade grpox\nOr, for this grpox, an older one: pip install '{dist}<{version}'"
-        older = f"pip install --upgrade {dist}\nIf it is yours: {_AUTHORS_PAGE}"
+        newer = f"pip install --upgrade grpox\nOr, to keep this grpox: pip install '{dist}<{version}'"
+        older = f"pip install --upgrade {dist}\nIf the plugin is yours: {_AUTHORS_PAGE}"
         return Why(f"It is {offer.reason}.", newer if "upgrade grpox" in offer.reason else older)
     return _of_requirements(offer, offer.reason) if offer.status == "unavailable" else Why()
 
@@ -220,8 +220,8 @@ def _of_requirements(offer: Offer | OfferedCommand, reason: str) -> Why:
         except InvalidRequirement:
             invalid.append(requirement)
     if invalid:
-        mend = f"Its author has to mend requires={invalid}"
-        remedies.append(f"{mend}: packaging.python.org says how they are written.")
+        mend = f"Its author has to correct requires={invalid}"
+        remedies.append(f"{mend}: packaging.python.org describes the format.")
     sentence = f"It {reason}" if reason.startswith("needs ") else reason
     return Why(f"{sentence}.", "\n".join(dict.fromkeys(remedies)))
 
@@ -229,15 +229,15 @@ def _of_requirements(offer: Offer | OfferedCommand, reason: str) -> Why:
 def _of_record(record: PluginRecord) -> Why:
     if record.status == "broken":
         why = f"{record.reason}\n{_place(record)}".strip()
-        silence = f"{DISABLE_VARIABLE}={record.distribution} silences it."
-        return Why(why, f"{_mending(record)}\nRuns that do not select it are not concerned; {silence}")
+        silence = f"{DISABLE_VARIABLE}={record.distribution} hides this message."
+        return Why(why, f"{_mending(record)}\nRuns that do not use the plugin are not affected; {silence}")
     return _of_disabled(record) if record.status == "disabled" else Why()
 
 
 def _of_disabled(record: PluginRecord) -> Why:
     if DISABLE_VARIABLE not in record.reason:
         why = f"It is switched off {record.reason}."
-        return Why(why, f"Take {record.distribution} out of `plugins: {{disable: [...]}}` in the run file.")
+        return Why(why, f"Remove {record.distribution} from `plugins: {{disable: [...]}}` in the run file.")
     value = os.environ.get(DISABLE_VARIABLE, "")
     names = [name.strip() for name in value.split(",") if name.strip()]
     rest = [name for name in names if canonical_name(name) != canonical_name(record.distribution)]
@@ -249,18 +249,18 @@ def _mending(record: PluginRecord) -> str:
     error = record.error
     if isinstance(error, ModuleNotFoundError) and error.name and _top(error.name) != _top(record.module):
         return (
-            f"Install what holds the module '{error.name}' into this environment.\n"
-            f"If the plugin is yours, name that in the dependencies of {record.distribution}; or, where not "
-            "everyone needs it, import it in the component's own module and name it in `requires`."
+            f"Install the package with the module '{error.name}' in this environment.\n"
+            f"If the plugin is yours, add the package to the dependencies of {record.distribution}. If not "
+            "every user needs it, import it in the component's module and add it to `requires`."
         )
     if type(error).__name__ == "InvalidPlugin":
-        return "If it is yours, mend it there: hooks and rules are in docs/plugin-api.md."
+        return "If the plugin is yours, correct it: docs/plugin-api.md has the hooks and rules."
     module = record.module.partition(":")[0]
-    return f'If it is yours, mend it there; python -c "import {module}" shows an import\'s whole traceback.'
+    return f'If the plugin is yours, correct it; python -c "import {module}" shows the whole traceback.'
 
 
 def _place(record: PluginRecord) -> str:
-    """Write ``at file:line in function``: the innermost of the plugin's own code, else where it was raised."""
+    """Write ``at file:line in function``: the innermost frame in the plugin's code, else the last frame."""
     error = record.error
     if error is None:
         return ""

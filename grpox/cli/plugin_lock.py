@@ -1,4 +1,4 @@
-"""``grpox plugins lock`` and ``diff``: the lock of a run, without running it, and differences of two runs."""
+"""``grpox plugins lock`` prints the lock of a run without running it; ``diff`` compares two runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def tell_lock(run: str, overrides: Sequence[str], world_size: int | None, output: Path | None) -> None:
-    """Print the lock of a run file, recipe, run folder or lock file; or write it to `output` and print that."""
+    """Print the lock of a run file, recipe, run folder or lock file; or write it to `output`."""
     text = _lock(run, overrides, world_size).text()
     if output is None:
         typer.echo(text, nl=False)
@@ -38,7 +38,7 @@ def _lock(run: str, overrides: Sequence[str], world_size: int | None) -> Lock:
     path = Path(run)
     if (path / LOCK_FILE).is_file() or (path.suffix == ".json" and path.is_file()):
         if overrides:
-            what = "changes go with a run file or recipe; a run that was made cannot be changed"
+            what = "overrides need a run file or recipe: they cannot change a finished run or a lock file"
             raise ConfigError(what, given=" ".join(overrides))
         return read_lock(path)
     resolved = load_run(run, overrides, world_size)
@@ -47,7 +47,7 @@ def _lock(run: str, overrides: Sequence[str], world_size: int | None) -> Lock:
 
 
 def tell_differences(old: Path, new: Path, console: Console) -> bool:
-    """Print a table of the differences of two runs; returns False if there are none."""
+    """Print a table of the differences between two runs; return False if there are none."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -58,14 +58,14 @@ def tell_differences(old: Path, new: Path, console: Console) -> bool:
     differences = compare(read_lock(old), read_lock(new))
     configs = [_config(folder) for folder in (old, new)]
     if all(configs) and (keys := config_differences(*configs)):
-        # The keys say more than the hash.
+        # The differing keys are more informative than the hash.
         differences = by_gravity([*(each for each in differences if each.what != RESOLVED_CONFIG), *keys])
     if not differences:
         console.print(f"no difference between {old} and {new}", markup=False, highlight=False, soft_wrap=True)
         return False
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for heading in ("", "what", str(old), str(new)):
-        # Folded, as cut values could not be compared.
+        # Long values are folded, not cut, so that they can be compared.
         table.add_column(Text(heading), overflow="fold")
     styles = {"drift": "red", "environment": "yellow"}
     for each in differences:

@@ -1,4 +1,4 @@
-"""The commands of ``grpox plugins``; importing them imports nothing heavy."""
+"""The commands of ``grpox plugins``; this module imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from grpox.cli.arguments import NARROW, Ranks, discovered
 if TYPE_CHECKING:
     from grpox.plugins.scaffold.make import NewPlugin
 
-HELP = """What is installed: components, their parameters, plugins that did not load; and checks of them.
+HELP = """List, show and check installed components and plugins, and write the skeleton of a new one.
 
 \b
 Examples:
@@ -27,14 +27,14 @@ Examples:
   grpox plugins diff runs/a runs/b
 """
 NOTES = {
-    "src/{module}/{kind}.py": "what it computes; a comment marks the line to make yours",
+    "src/{module}/{kind}.py": "the component; a comment marks the line to change",
     "src/{module}/config.py": "its parameters",
-    "src/{module}/plugin.py": "what it tells grpox of itself",
-    "tests/test_conformance.py": "that it holds to its contract",
-    "tests/test_{test}.py": "its numbers, worked by hand",
+    "src/{module}/plugin.py": "its description for grpox",
+    "tests/test_conformance.py": "tests of its contract",
+    "tests/test_{test}.py": "tests of its numbers, worked by hand",
 }
 WIDTH = 80
-"""Columns of the list of other files; lines to copy are not broken."""
+"""Width of the list of other files; lines to copy are not broken."""
 
 Component = Annotated[str, typer.Argument(metavar="NAME", help="NAME, KIND/NAME, DIST:NAME or KIND/DIST:NAME.")]
 app = typer.Typer(no_args_is_help=True, help=HELP)
@@ -42,7 +42,7 @@ app = typer.Typer(no_args_is_help=True, help=HELP)
 
 @app.command("new")
 def new_plugin(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="What to call it: mine, or grpox-mine.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the component: mine, or grpox-mine.")],
     kind: Annotated[
         str,
         typer.Option(
@@ -50,11 +50,11 @@ def new_plugin(
         ),
     ],
     folder: Annotated[
-        Path, typer.Option("--folder", metavar="DIR", help="Where to make its folder, grpox-NAME.")
+        Path, typer.Option("--folder", metavar="DIR", help="Parent folder of the new folder grpox-NAME.")
     ] = Path(),
-    force: Annotated[bool, typer.Option("--force", help="Write over the files of an earlier one.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite existing files.")] = False,
 ) -> None:
-    """Make a distribution that holds a new component: it installs, passes its tests and trains as it is.
+    """Write the skeleton of a new component, as a distribution that installs, passes its tests and trains.
 
     \b
     Examples:
@@ -67,14 +67,14 @@ def new_plugin(
 
 
 def _describe(new: NewPlugin) -> list[str]:
-    """Write the lines about a new plugin: its files, and the commands that come next."""
+    """List the files of a new plugin and the next commands."""
     names, place = new.names, shlex.quote(str(new.folder))
     test = names.component.replace("-", "_")
     notes = {path.format(module=names.module, kind=names.kind, test=test): note for path, note in NOTES.items()}
     width = max(map(len, notes))
     others = "and " + ", ".join(path for path in new.files if path not in notes)
     return [
-        f"{new.folder}: {names.kind} '{names.component}', as a distribution of its own",
+        f"{new.folder}: {names.kind} '{names.component}', as its own distribution",
         "",
         *(f"  {path:<{width}}  {note}" for path, note in notes.items()),
         textwrap.fill(others, WIDTH, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False),
@@ -92,20 +92,20 @@ def list_components(
     json: Annotated[bool, typer.Option("--json", help="Print a JSON list, for programs.")] = False,
     kind: Annotated[
         str | None,
-        typer.Option(metavar="KIND", help="Only this kind, such as loss or reward.", show_default="all"),
+        typer.Option(metavar="KIND", help="List only this kind, such as loss or reward.", show_default="all"),
     ] = None,
     why: Annotated[
         bool,
-        typer.Option("--why", help="Explain conflicts, blocks and failures, and what to do about each."),
+        typer.Option("--why", help="Explain each row that is not ok, with its remedy."),
     ] = False,
 ) -> None:
-    """List every component that is installed, and every plugin that did not load.
+    """List every installed component, and every plugin that did not load.
 
     \b
     Examples:
       grpox plugins list
       grpox plugins list --kind reward
-      grpox plugins list --why                what keeps each row from being ok
+      grpox plugins list --why                explain each row that is not ok
       grpox plugins list --json
     """
     from grpox.cli.plugin_list import as_json, as_paragraphs, as_table, explain, rows
@@ -131,8 +131,8 @@ def show_component(name: Component) -> None:
     \b
     Examples:
       grpox plugins show dapo
-      grpox plugins show reward/math             where several kinds have a math
-      grpox plugins show my-plugin:dapo          where several plugins offer one
+      grpox plugins show reward/math             if several kinds have a math
+      grpox plugins show my-plugin:dapo          if several plugins offer a dapo
     """
     from grpox.cli.plugin_details import details, select
 
@@ -144,7 +144,8 @@ def show_component(name: Component) -> None:
 @app.command("check")
 def check_component(
     name: Annotated[
-        str, typer.Argument(metavar="NAME", help="NAME, KIND/NAME, DIST:NAME or KIND/DIST:NAME; or FILE.py:OBJECT.")
+        str,
+        typer.Argument(metavar="NAME", help="NAME, KIND/NAME, DIST:NAME or KIND/DIST:NAME; or FILE.py:OBJECT."),
     ],
     params: Annotated[
         list[str] | None, typer.Argument(metavar="[key=value ...]", help="Parameters, as in a run file.")
@@ -156,13 +157,13 @@ def check_component(
         ),
     ] = None,
 ) -> None:
-    """Check that a component holds to its contract, on CPU and in seconds. Exit code 1 where it does not.
+    """Check a component against its contract, on a CPU and in seconds. The exit code is 1 if a check fails.
 
     \b
     Examples:
       grpox plugins check dapo
       grpox plugins check dapo clip_high=0.28    with parameters
-      grpox plugins check my-plugin:dapo         where several plugins offer one
+      grpox plugins check my-plugin:dapo         if several plugins offer a dapo
       grpox plugins check mine.py:MyLoss         a class or function in a file
     """
     from grpox.cli.plugin_details import select
@@ -174,7 +175,7 @@ def check_component(
     if kind is not None and not is_path:
         name = f"{kind}/{name.removeprefix(f'{kind}/')}"
     offers = [] if is_path else select(discovered(), name)
-    # Only now, because it imports torch: a mistake in the command line is reported at once.
+    # Imported here because it imports torch: mistakes in the command line are reported before.
     from grpox.cli.plugin_check import check, check_path
 
     results = [check_path(console, name, given, kind)] if is_path else []
@@ -189,14 +190,16 @@ def print_lock(
         str, typer.Argument(metavar="RUN", help="A run file, a recipe, the folder of a run, or a lock file.")
     ],
     overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE ...]", help="Changes to the run, as for train.")
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE ...]", help="Overrides of the run file, as for train."),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", metavar="FILE", help="Write it there instead of printing it.")
+        Path | None,
+        typer.Option("--output", metavar="FILE", help="Write the lock to this file instead of printing it."),
     ] = None,
     world_size: Ranks = None,
 ) -> None:
-    """Print the plugin lock that a run has, or would have: versions, commits and source hashes. Runs nothing.
+    """Print the plugin lock of a run: versions, commits and source hashes. Trains nothing.
 
     \b
     Examples:
@@ -214,7 +217,7 @@ def diff_locks(
     run_a: Annotated[Path, typer.Argument(metavar="RUN_A", help="The folder of a run, or a lock file.")],
     run_b: Annotated[Path, typer.Argument(metavar="RUN_B", help="Another.")],
 ) -> None:
-    """Show what separates the code and config of two runs. Exit code 1 where something does, 0 where nothing.
+    """Show the differences between two runs in code and config. The exit code is 1 if there are any, else 0.
 
     \b
     Examples:

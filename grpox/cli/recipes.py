@@ -1,4 +1,4 @@
-"""`grpox recipes`: list the bundled run files, copy one to start from."""
+"""`grpox recipes`: lists the bundled run files and copies them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-HELP = """Bundled run files: list them, or copy one to start from.
+HELP = """List the bundled run files, or copy one as a starting point.
 
 \b
 Examples:
@@ -20,7 +20,7 @@ app = typer.Typer(no_args_is_help=True, help=HELP)
 
 @app.command("list")
 def list_recipes() -> None:
-    """List the recipes and what each does. `grpox train NAME` runs one as it is.
+    """List the recipes with a description of each. `grpox train NAME` runs one unchanged.
 
     \b
     Example:
@@ -36,13 +36,13 @@ def list_recipes() -> None:
 
 @app.command("copy")
 def copy(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The recipe, as `grpox recipes list` calls it.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the recipe in `grpox recipes list`.")],
     folder: Annotated[
-        Path, typer.Argument(metavar="FOLDER", help="Where to write it; it is made if need be.")
+        Path, typer.Argument(metavar="FOLDER", help="Folder to write to; created if missing.")
     ] = Path(),
-    force: Annotated[bool, typer.Option("--force", help="Overwrite what is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite existing files.")] = False,
 ) -> None:
-    """Copy a recipe's YAML, and the folder of its inputs beside it, to change them.
+    """Copy a recipe's YAML file and the folder of its inputs, to change them.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""`grpox replay`: computes again a step with a loss or gradient that was not finite."""
+"""`grpox replay`: repeats a step whose loss or gradient was NaN or infinite."""
 
 from __future__ import annotations
 
@@ -18,32 +18,34 @@ if TYPE_CHECKING:
     from grpox.update.nonfinite import NonFinite
 
 AROUND = 6
-"""Tokens of a completion shown on either side of a token."""
+"""Number of tokens of a completion shown on each side of a token."""
 MOST_LISTED = 8
-"""Places, and parameters, that are listed at most."""
+"""Largest number of tokens, and of parameters, that are listed."""
 
 
 def replay(
     dump: Annotated[
-        Path, typer.Argument(metavar="DUMP", help="What the run kept: OUTPUT_DIR/faults/step-00000012.")
+        Path, typer.Argument(metavar="DUMP", help="The saved step: OUTPUT_DIR/faults/step-00000012.")
     ],
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(metavar="KEY=VALUE", help="Changes to try: loss, correction, train.beta, train.kl, ..."),
+        typer.Argument(
+            metavar="KEY=VALUE", help="Overrides to try: loss, correction, train.beta, train.kl, ..."
+        ),
     ] = None,
     log_level: LogLevel = "info",
     log_file: LogFile = None,
 ) -> None:
-    """Compute a step again whose loss or gradient was not finite, and show where it begins.
+    """Repeat a step whose loss or gradient was NaN or infinite, and show the first such token.
 
-    A run keeps the batch of such a step, with the weights before it. This
-    command runs forward, loss and backward again, in one process. It shows
-    each micro-batch, and the first token of each term of the loss that is
-    not finite, with the text around it.
+    A run saves the batch of such a step, with the weights before the step. This
+    command repeats forward, loss and backward in one process. It shows each
+    micro-batch and, for each term of the loss, the first token whose value is
+    NaN or infinite, with the text around it.
 
-    The exit code is 0 if the fault shows again and 1 if it does not: with
-    changes, they mend it; without, look at the hardware, or at what several
-    ranks do in another way than one.
+    The exit code is 0 if the fault appears again and 1 if not. If it does not
+    appear with overrides, the overrides solve it. If it does not appear without
+    overrides, suspect the hardware, or a difference between one rank and several.
 
     \b
     Examples:
@@ -70,12 +72,12 @@ def replay(
         console.print(_places(result))
     if parameters := next((each.parameters for each in result.micro_batches if each.parameters), ()):
         more = f" and {len(parameters) - MOST_LISTED} more" if len(parameters) > MOST_LISTED else ""
-        say(f"gradients that are not finite: {', '.join(parameters[:MOST_LISTED])}{more}")
+        say(f"gradients with NaN or infinity: {', '.join(parameters[:MOST_LISTED])}{more}")
     numbers = f"loss {result.loss:.6g}, gradient norm {result.grad_norm:.6g}"
     if result.finite:
-        say(f"{'mended' if overrides else 'does not show again'}: {numbers}")
+        say(f"{'solved' if overrides else 'does not appear again'}: {numbers}")
         raise typer.Exit(1)
-    say(f"shows again: {numbers}")
+    say(f"appears again: {numbers}")
 
 
 def _micro_batches(result: Replay) -> Table:
@@ -90,8 +92,8 @@ def _micro_batches(result: Replay) -> Table:
 
 
 def _places(result: Replay) -> Table:
-    """List the first tokens with a number that is not finite: all their numbers, and the text around them."""
-    table = Table(title="first tokens that are not finite, by term", title_justify="left", show_header=False)
+    """Draw the first token with NaN or infinity for each term: all its numbers, and the text around it."""
+    table = Table(title="first token with NaN or infinity, by term", title_justify="left", show_header=False)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     for fault in result.nonfinite[:MOST_LISTED]:
@@ -108,7 +110,7 @@ def _places(result: Replay) -> Table:
 
 
 def _text(result: Replay, micro_batch: Replayed, fault: NonFinite) -> str:
-    """Decode the completion around a token, which stands between marks."""
+    """Decode the completion around a token; marks enclose the token."""
     ids = micro_batch.batch.samples[fault.row].completion
     begin, end = max(fault.token - AROUND, 0), fault.token + 1 + AROUND
     parts = (ids[begin : fault.token], ids[fault.token : fault.token + 1], ids[fault.token + 1 : end])

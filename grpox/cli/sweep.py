@@ -1,4 +1,4 @@
-"""`grpox sweep`: a grid of runs, one after the other, and a table of their results."""
+"""`grpox sweep`: trains a grid of runs and prints a table of their results."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def sweep(
         list[str] | None,
         typer.Argument(
             metavar="KEY=VALUE,VALUE",
-            help="What differs between the runs; with one value, what all of them are given. Values are YAML.",
+            help="Values to combine, separated by commas; a single value goes to all runs. Values are YAML.",
         ),
     ] = None,
     seeds: Annotated[
@@ -27,16 +27,25 @@ def sweep(
         typer.Option("--dir", metavar="DIR", help="The sweep's folder.", show_default="output_dir-sweep"),
     ] = None,
     parallel: Annotated[
-        int, typer.Option(min=1, max=64, metavar="N", help="Runs at a time; with enough GPUs each has its own.")
+        int,
+        typer.Option(
+            min=1,
+            max=64,
+            metavar="N",
+            help="Number of runs at a time; each has its own GPUs if there are enough.",
+        ),
     ] = 1,
     nproc_per_node: Annotated[
-        int, typer.Option(min=1, metavar="P", help="Ranks of each run, by torchrun on this machine.")
+        int,
+        typer.Option(
+            min=1, metavar="P", help="Number of ranks of each run, started by torchrun on this machine."
+        ),
     ] = 1,
     metric: Annotated[
         str | None,
         typer.Option(
             metavar="NAME",
-            help="What runs are compared by: its last value.",
+            help="Metric whose last value ranks the runs.",
             show_default="evaluation/accuracy, else reward",
         ),
     ] = None,
@@ -46,16 +55,16 @@ def sweep(
     ] = False,
     log_level: LogLevel = "info",
 ) -> None:
-    """Train a grid of runs: every combination of the values given, each in a process and folder of its own.
+    """Train a grid of runs: every combination of the given values, each in its own process and folder.
 
-    A comma separates values; one within brackets or quotes does not. Every run is
-    checked before the first begins. One that fails keeps no other from running.
-    What each printed is in NAME.log beside its folder.
+    A comma separates values, except within brackets or quotes. Every run is
+    checked before the first run starts. If a run fails, the others continue.
+    The output of each run is in NAME.log beside its folder.
 
-    The same command again continues a sweep that was broken off: runs that are
-    complete are skipped, one that has a checkpoint goes on from it.
+    To continue an interrupted sweep, repeat the command: it skips finished runs
+    and resumes runs that have a checkpoint.
 
-    In MLflow the runs are children of one run, which holds the grid and the results.
+    In MLflow the runs are children of one run with the grid and the results.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""The grid of a sweep, ``train.learning_rate=1e-6,1e-5``, and its runs: each with folder and config."""
+"""The grid of a sweep, such as ``train.learning_rate=1e-6,1e-5``, and the folder and config of each run."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from grpox.runtime.files import read_mapping
 SEED = "train.seed"
 OUTPUT = "output_dir"
 LONGEST_NAME = 100
-"""Characters of a run's folder; file systems take 255 bytes."""
+"""Longest name of a run's folder in characters; file systems allow 255 bytes."""
 
 
 @dataclass(frozen=True)
 class Axis:
-    """A key of the run file and its values in the sweep, each as YAML that a user could have typed."""
+    """A key of the run file and its values in the sweep, as YAML text."""
 
     key: str
     values: tuple[str, ...]
@@ -37,22 +37,22 @@ class Axis:
 
 @dataclass(frozen=True)
 class Grid:
-    """Axes that differ between the runs of a sweep, and overrides that all of them have."""
+    """Axes that differ between the runs of a sweep, and overrides that all runs share."""
 
     parts: tuple[Axis | str, ...]
-    """Axes, and overrides ``key=value`` of all, in the order of the command line: a later one wins."""
+    """Axes and shared overrides ``key=value``, in the order of the command line: a later one wins."""
 
     @property
     def axes(self) -> tuple[Axis, ...]:
         return tuple(each for each in self.parts if isinstance(each, Axis))
 
     def overrides(self, setting: Mapping[str, str]) -> list[str]:
-        """List the overrides of the run of a setting, ``key=value`` each."""
+        """List the overrides of a setting's run, each as ``key=value``."""
         return [each if isinstance(each, str) else f"{each.key}={setting[each.key]}" for each in self.parts]
 
     @property
     def names(self) -> dict[str, str]:
-        """Key -> its name in tables and folders: its last part, or all of it if two keys have that part."""
+        """Key -> name in tables and folders: its last part, or the whole key if two keys share that part."""
         short = {axis.key: _short(axis.key) for axis in self.axes}
         counts = Counter(short.values())
         return {key: name if counts[name] == 1 else key for key, name in short.items()}
@@ -68,29 +68,29 @@ class Child:
     """One run of a sweep."""
 
     name: str
-    """Name of its folder and of its log: ``learning_rate=1e-6_seed=0``."""
+    """Name of the run's folder and log: ``learning_rate=1e-6_seed=0``."""
     setting: Mapping[str, str]
-    """Key of an axis -> its value here, as it was typed."""
+    """Key of an axis -> value of this run, as typed."""
     overrides: tuple[str, ...]
     folder: Path
     config: RunConfig
 
     @property
     def log(self) -> Path:
-        """File of its output; beside its folder, as the run may move files out of that."""
+        """File with the run's output; beside its folder, because the run may move files out of the folder."""
         return self.folder.with_name(f"{self.name}.log")
 
     def summary(self) -> dict[str, Any] | None:
-        """Read ``summary.json``; None unless the run is complete and of this very config."""
+        """Read ``summary.json``; None unless the run is complete and has exactly this config."""
         summary = read_mapping(self.folder / "summary.json")
         return summary if summary and began(self.config) else None
 
 
 def read_grid(arguments: Sequence[str], seeds: str | None) -> Grid:
-    """Read overrides of which some have several values, and the seeds, which are the last axis.
+    """Read overrides, some with several values, and the seeds, which are the last axis.
 
     Raises:
-        ConfigError: no key has several values, one has the same value twice, or comes twice; all problems.
+        ConfigError: no key has several values, a key has a value twice, or a key comes twice; lists all.
     """
     parts: list[Axis | str] = []
     for argument in arguments:
@@ -107,9 +107,9 @@ def read_grid(arguments: Sequence[str], seeds: str | None) -> Grid:
 
 
 def split_values(text: str) -> list[str]:
-    """Split `text` at its commas; a comma within quotes or brackets belongs to its value.
+    """Split `text` at its commas, except within quotes or brackets.
 
-    ``1e-6,1e-5`` has two, ``[a,b]`` and ``"a,b"`` one, ``{name: dapo, clip_high: 0.3},grpo`` two.
+    ``1e-6,1e-5`` has two values, ``[a,b]`` and ``"a,b"`` one, ``{name: dapo, clip_high: 0.3},grpo`` two.
     """
     values, depth, quote = [""], 0, ""
     for character in text:
@@ -129,7 +129,7 @@ def split_values(text: str) -> list[str]:
 
 
 def _begins_quote(before: str) -> bool:
-    """Tell whether a quote after `before` opens a text: within a word, as in ``don't``, it does not."""
+    """Return True if a quote after `before` opens a text; within a word, as in ``don't``, it does not."""
     return not before.strip() or before.rstrip()[-1] in "[{,:"
 
 
@@ -144,7 +144,7 @@ def _normal(key: str) -> str:
 
 def _problems(grid: Grid) -> Iterator[Problem]:
     if not grid.axes:
-        what = "no key has several values: there is nothing to sweep"
+        what = "no key has several values, so there is nothing to sweep"
         allowed = "for example train.learning_rate=1e-6,1e-5, or --seeds 0,1,2"
         yield Problem(what, where=COMMAND_LINE, allowed=allowed)
     keys = [each.key if isinstance(each, Axis) else _normal(each.partition("=")[0]) for each in grid.parts]
@@ -162,9 +162,9 @@ def _axis_problems(axis: Axis) -> Iterator[Problem]:
     no_seed = key == SEED and not all(value.isdecimal() for value in values)
     read = [_read(key, value) for value in values]
     is_doubled = any(value in read[:position] for position, value in enumerate(read))
-    no_folder = "cannot be swept: every run has a folder of its own in the sweep's"
-    no_secret = "a secret cannot be swept: the runs' folders are named by the values"
-    no_value = "one of the values between the commas is empty"
+    no_folder = "cannot be swept: every run has its own folder within the sweep's folder"
+    no_secret = "a secret cannot be swept, because the values name the runs' folders"
+    no_value = "a value between the commas is empty"
     for is_wrong, what, given, allowed in (
         (key == OUTPUT, no_folder, "", "--dir DIR, or one output_dir"),
         (is_secret, no_secret, "", f"{key} in the run file"),
@@ -177,7 +177,7 @@ def _axis_problems(axis: Axis) -> Iterator[Problem]:
 
 
 def _read(key: str, text: str) -> object:
-    """Parse a value; text that is no YAML stays as it is, and the check of the run reports it."""
+    """Parse a value; text that is not YAML is returned unchanged, and the check of the run reports it."""
     try:
         return read_yaml(text, key).data
     except ConfigError:
@@ -185,17 +185,17 @@ def _read(key: str, text: str) -> object:
 
 
 def plan_children(run: str, grid: Grid, folder: Path | None, world_size: int) -> tuple[Path, list[Child]]:
-    """Name the runs of a sweep, and check every one of them as `grpox validate` would.
+    """Name the runs of a sweep, and check each one like `grpox validate`.
 
     Args:
-        folder: default: the run's output_dir with the suffix ``-sweep``.
+        folder: the sweep's folder; default: the run's output_dir with the suffix ``-sweep``.
         world_size: ranks of each run.
 
     Returns:
         The sweep's folder and its runs.
 
     Raises:
-        ConfigError: with the problems of all of them, each once.
+        ConfigError: lists the problems of all runs, each once.
     """
     problems: dict[str, Problem] = {}
     children: list[Child] = []
@@ -204,7 +204,7 @@ def plan_children(run: str, grid: Grid, folder: Path | None, world_size: int) ->
         first = load_run(run, grid.overrides(named[0][0]), world_size).config
         folder = Path(f"{first.output_dir}-sweep")
     for setting, name in named:
-        output = json.dumps(str(folder / name), ensure_ascii=False)  # YAML reads it as this very text
+        output = json.dumps(str(folder / name), ensure_ascii=False)  # YAML reads it back unchanged
         overrides = (*grid.overrides(setting), f"output_dir={output}")
         try:
             config = load_run(run, overrides, world_size).config
@@ -217,7 +217,7 @@ def plan_children(run: str, grid: Grid, folder: Path | None, world_size: int) ->
 
 
 def _names(grid: Grid) -> list[tuple[Mapping[str, str], str]]:
-    """Name the folder of each setting; a value that is added to the grid later does not change the names."""
+    """Name the folder of each setting; adding a value to the grid later does not change the names."""
     short = grid.names
     named = [(setting, _name({short[key]: setting[key] for key in setting})) for setting in grid.settings()]
     counts = Counter(name for _, name in named)
@@ -228,7 +228,7 @@ def _names(grid: Grid) -> list[tuple[Mapping[str, str], str]]:
 
 
 def _name(values: Mapping[str, str]) -> str:
-    """Join keys and values to a name that file systems and shells accept: ``loss=dapo_seed=1``."""
+    """Join keys and values to a name that is valid in file systems and shells: ``loss=dapo_seed=1``."""
     plain = {key: re.sub(r"[^A-Za-z0-9._+-]+", "-", value).strip("-.") for key, value in values.items()}
     name = "_".join(f"{key}={value or 'empty'}" for key, value in plain.items())
     if len(name) <= LONGEST_NAME:

@@ -1,4 +1,4 @@
-"""Results of a sweep's runs as their folders have them, and as a table for the terminal."""
+"""Results of a sweep's runs, read from their folders and drawn as a table."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 TAIL = 2**16
-"""Bytes of metrics.jsonl that hold several of its lines."""
+"""Number of bytes of metrics.jsonl that hold several lines."""
 STYLES = {"RUNNING": "cyan", "FINISHED": "green", "FAILED": "red", "KILLED": "yellow", "WAITING": "dim"}
 
 
 def last_values(folder: Path) -> dict[str, float]:
-    """Read the last values in metrics.jsonl, those of evaluations below ``evaluation/``; and ``step``."""
+    """Read the last value of each metric in metrics.jsonl, evaluations under ``evaluation/``, and ``step``."""
     values: dict[str, float] = {}
     for line in tail_lines(folder / "metrics.jsonl", sys.maxsize):
         values |= _values(line)
@@ -30,7 +30,7 @@ def last_values(folder: Path) -> dict[str, float]:
 
 
 def last_step(folder: Path) -> int:
-    """Count the optimizer steps of a run by the end of its metrics.jsonl, which is cheap to repeat."""
+    """Count the optimizer steps of a run from the end of its metrics.jsonl, which is cheap to repeat."""
     lines = reversed(tail_lines(folder / "metrics.jsonl", TAIL))
     return int(next((values["step"] for values in map(_values, lines) if values), 0))
 
@@ -46,7 +46,7 @@ def tail_lines(path: Path, size: int) -> list[str]:
 
 
 def _values(line: str) -> dict[str, float]:
-    """Parse a line of metrics.jsonl; no values if its process was killed while it wrote."""
+    """Parse a line of metrics.jsonl; a line cut off by a kill has no values."""
     try:
         parsed = MetricsLine.parse(line)
     except ValueError:
@@ -89,7 +89,7 @@ def as_table(results: SweepResults, names: Mapping[str, str]) -> Table:
 
 
 def over_seeds(results: SweepResults) -> Iterator[str]:
-    """Yield mean and standard deviation of the metric over the seeds, for each setting with several of them."""
+    """Yield mean and standard deviation of the metric over the seeds, for each setting with several seeds."""
     groups: dict[tuple[str, ...], list[float]] = {}
     for result in results.finished:
         if SEED in result.setting and result.value is not None:

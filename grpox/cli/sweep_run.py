@@ -1,4 +1,4 @@
-"""A sweep from its command to its table: runs as processes, some at a time, and none left behind."""
+"""A sweep from its command to its table: runs as child processes, some at a time, none left behind."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ from grpox.runtime import launch
 from grpox.runtime.files import write_atomically
 
 POLL = 0.2
-"""Seconds between two looks at the processes."""
+"""Seconds between two checks of the processes."""
 END_SECONDS = 60.0
-"""Seconds for the last step and checkpoint of runs that are to end, before they are killed."""
+"""Seconds that interrupted runs have for their last step and checkpoint before they are killed."""
 _PDEATHSIG = 1
-"""Number of prctl for the signal that a process gets when its parent dies."""
+"""Option of prctl: the signal that a process gets when its parent dies."""
 
 Status = Literal["FINISHED", "FAILED", "RUNNING", "WAITING", "KILLED"]
 
 
 @dataclass(frozen=True)
 class _Training:
-    """A run with its process."""
+    """A run and its process."""
 
     child: Child
     process: subprocess.Popen[bytes]
@@ -58,7 +58,7 @@ class _Training:
 
 @dataclass
 class Sweep:
-    """A grid whose runs are all checked."""
+    """A grid of checked runs."""
 
     run: str
     grid: Grid
@@ -69,7 +69,7 @@ class Sweep:
     lowest: bool
     console: Console = field(default_factory=Console)
     _status: dict[str, tuple[Status, str]] = field(default_factory=dict)
-    """Name -> status and error, of runs that have begun."""
+    """Name -> status and error, for runs that have begun."""
     _observers: Observers | None = None
     """Observers of the first run, while runs are trained."""
 
@@ -86,13 +86,13 @@ class Sweep:
         """Train the runs that are not complete, and print the table.
 
         Raises:
-            RunFailed: some of them failed, or none has a value of the metric; or the sweep runs elsewhere.
+            RunFailed: a run failed, no run has a value of the metric, or another process runs the sweep.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         try:
             lock = FileLock(self.folder / "sweep.lock", blocking=False).acquire()
         except Timeout as error:
-            what = f"another process runs the sweep in {self.folder}: wait until it has ended"
+            what = f"another process runs the sweep in {self.folder}: wait for its end"
             raise RunFailed(what) from error
         with lock:
             self._run_all(parallel)
@@ -101,7 +101,7 @@ class Sweep:
     def _run_all(self, parallel: int) -> None:
         todo = [child for child in self.children if child.summary() is None]
         done = len(self.children) - len(todo)
-        skipped = f", {done} of them complete already" if done else ""
+        skipped = f", {done} already complete" if done else ""
         self._say(f"{pluralize(len(self.children), 'run')} in {self.folder}{skipped}")
         first = load_run(self.run, self.children[0].overrides, self.ranks)
         sweep = SweepContext(
@@ -130,10 +130,10 @@ class Sweep:
         environment: Mapping[str, str],
         on_end: Callable[[SweepResults], object],
     ) -> None:
-        """Run each of `todo` to its end, `parallel` of them at a time.
+        """Run each run of `todo` to its end, `parallel` at a time.
 
-        A run that fails stops no other. If this is interrupted, the running ones are ended by SIGTERM, upon
-        which they save a checkpoint, and are waited for.
+        A failing run does not stop the others. On an interrupt, the running ones get SIGTERM, save a
+        checkpoint, and are waited for.
         """
         waiting, running = list(todo), list[_Training]()
         devices = _devices(parallel, self.ranks)
@@ -173,7 +173,7 @@ class Sweep:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                # Ctrl-C in the terminal reaches this process alone, which ends them once.
+                # Ctrl-C in the terminal then reaches only this process, which ends the runs once.
                 start_new_session=True,
                 preexec_fn=_end_with_parent,
             )
@@ -216,7 +216,7 @@ class Sweep:
         return results
 
     def _conclude(self, is_interrupted: bool) -> Status:
-        """Write and print the results of the runs; returns the status of the sweep."""
+        """Write and print the results of the runs; return the status of the sweep."""
         if is_interrupted:
             for name, (status, _) in self._status.items():
                 if status == "RUNNING":
@@ -226,7 +226,7 @@ class Sweep:
         for line in conclusions(results):
             self._say(line)
         if is_interrupted:
-            self._say("the same command goes on from here")
+            self._say("repeat the command to continue the sweep")
             return "KILLED"
         return "FAILED" if any(result.status == "FAILED" for result in results.runs) else "FINISHED"
 
@@ -237,7 +237,7 @@ class Sweep:
         if results.best is None:
             known = sorted({name for run in results.runs for name in last_values(Path(run.folder))} - {"step"})
             near = nearest(self.metric, known)
-            hint = f"; did you mean {near}?" if near else f": they have {', '.join(known[:20])}"
+            hint = f"; did you mean {near}?" if near else f"; recorded metrics: {', '.join(known[:20])}"
             raise RunFailed(f"no run recorded a value of the metric {self.metric}{hint}")
 
     def _say(self, text: str) -> None:
@@ -256,11 +256,11 @@ def prepare(
     """Read the grid and check every run of it.
 
     Raises:
-        ConfigError: with every problem; or this is one of several ranks.
+        ConfigError: the grid or a run is wrong (lists every problem), or this process is one of several ranks.
     """
     if launch.world_size() > 1:
-        what = "is one process, which starts those of its runs"
-        raise ConfigError(what, "grpox sweep", allowed="no launcher; --nproc-per-node P for P ranks a run")
+        what = "must be started as one process: it starts the processes of its runs"
+        raise ConfigError(what, "grpox sweep", allowed="no launcher; --nproc-per-node P for P ranks per run")
     grid = read_grid(arguments, seeds)
     folder, children = plan_children(run, grid, folder, ranks)
     config = children[0].config
@@ -271,20 +271,20 @@ def prepare(
 
 
 def train_command(run: str, child: Child, ranks: int) -> list[str]:
-    """Build the command `grpox train`, which resumes an earlier run of the same folder."""
+    """Build the `grpox train` command, which resumes an earlier run in the same folder."""
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks > 1 else []
     return [sys.executable, *launcher, "-m", "grpox", "train", run, *child.overrides, "--resume", "auto"]
 
 
 def _end_with_parent() -> None:
-    """End the new process when this one is killed, so that the same command can be given again."""
+    """End the new process when this one is killed, so that the command can be repeated."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGTERM)
 
 
 def _terminate(processes: Sequence[subprocess.Popen[bytes]]) -> None:
     for process in processes:
-        # Not to its group: a launcher hands the signal on, and a second one would end a run at once.
+        # Not to the process group: a launcher forwards the signal, and a second signal would end a run at once.
         process.terminate()
     deadline = time.monotonic() + END_SECONDS
     for process in processes:
@@ -297,7 +297,7 @@ def _terminate(processes: Sequence[subprocess.Popen[bytes]]) -> None:
 
 
 def _devices(parallel: int, ranks: int) -> list[dict[str, str]]:
-    """Assign GPUs to each slot if there are enough for all; else none."""
+    """Assign GPUs to each slot if there are enough for all slots; else assign none."""
     if parallel == 1:
         return [{}]
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")

@@ -1,4 +1,4 @@
-"""`grpox train`: a run from its file to the trained model."""
+"""`grpox train`: trains the model of a run file."""
 
 from __future__ import annotations
 
@@ -26,24 +26,26 @@ def train(
     overrides: Overrides = None,
     resume: Annotated[
         str | None,
-        typer.Option("--resume", metavar="DIR", help="Go on with the run in DIR; auto: in RUN's output_dir."),
+        typer.Option(
+            "--resume", metavar="DIR", help="Continue the run in DIR; auto: the run in RUN's output_dir."
+        ),
     ] = None,
     allow_changes: Annotated[
-        bool, typer.Option("--allow-changes", help="Resume even with another config, data or plugins.")
+        bool, typer.Option("--allow-changes", help="Resume even if config, data or plugins have changed.")
     ] = False,
     log_level: LogLevel = "info",
     log_file: LogFile = None,
     traceback: Traceback = False,
 ) -> None:
-    """Train: check the run file, then sample, score and update until it is done.
+    """Train a model: check the run file, then repeat sampling, scoring and updating.
 
     \b
     Examples:
       grpox train quickstart
       grpox train run.yaml train.max_steps=10 output_dir=runs/try
       grpox train run.yaml loss=dr_grpo rewards.0.weight=2
-      grpox train --resume runs/try          go on where it stopped
-      grpox train run.yaml --resume auto     or begin, where there is nothing yet
+      grpox train --resume runs/try          continue where the run stopped
+      grpox train run.yaml --resume auto     the same, or begin a new run
       torchrun --nproc-per-node 8 -m grpox train run.yaml
     """
     follow_log_options(log_level, log_file)
@@ -53,10 +55,10 @@ def train(
         run, overrides = run_to_resume(run, overrides or (), resume)
     if run is None:
         raise typer.BadParameter(
-            "name a run file or recipe, or a run's folder by --resume", context, param_hint="RUN"
+            "name a run file or recipe, or a run's folder with --resume", context, param_hint="RUN"
         )
     resolved = load_named_run(run, overrides)
-    # Only now, because it imports torch: a mistake in the run file is reported at once.
+    # Imported here because it imports torch: mistakes in the run file are reported before.
     from grpox.training.run import train_run
 
     train_run(resolved, resume is not None, allow_changes, needs_checkpoint)
@@ -66,11 +68,11 @@ def run_to_resume(run: str | None, overrides: Sequence[str], resume: str) -> tup
     """Choose the run file and overrides to load.
 
     Args:
-        run: a run file or recipe; None, or what is an override, stands for the config in the run's folder.
+        run: a run file or recipe; None or an override stands for the config in the run's folder.
         resume: a run's folder, or ``auto`` for the output_dir of `run`.
 
     Raises:
-        ConfigError: there is no such folder, or ``auto`` without a run file.
+        ConfigError: the folder does not exist, or ``auto`` comes without a run file.
     """
     changes = list(overrides)
     if run is not None and "=" in run and not Path(run).exists():
@@ -79,7 +81,7 @@ def run_to_resume(run: str | None, overrides: Sequence[str], resume: str) -> tup
     if resume == AUTO:
         if run is None:
             what, allowed = (
-                "needs the run file whose folder is to be looked at",
+                "needs a run file, whose output_dir is searched",
                 "a run's folder, or RUN --resume auto",
             )
             raise ConfigError(what, "--resume", given=AUTO, allowed=allowed)

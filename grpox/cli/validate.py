@@ -1,4 +1,4 @@
-"""`grpox validate`, which checks a run file and lists its components, and `grpox schema`, that of run files."""
+"""`grpox validate` checks a run file and lists its components; `grpox schema` prints the JSON schema."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from grpox.runfile.schema import run_schema
 
 
 def validate(run: Run, overrides: Overrides = None, world_size: Ranks = None) -> None:
-    """Check a run file: keys, types, plugins, files and batch sizes. Loads no model, takes under a second.
+    """Check a run file: keys, types, plugins, files, batch sizes. Loads no model and takes under a second.
 
-    Every problem is told at once, with its line; the exit code is then 2.
+    The command lists every problem with its line; the exit code is then 2.
 
     \b
     Examples:
@@ -36,11 +36,11 @@ def validate_report(run: ResolvedRun, narrow: bool = False) -> RenderableType:
     """Draw the components with their parameters and distributions, and the batch arithmetic in one line.
 
     Args:
-        narrow: write parameters below their component, for a terminal too narrow for them beside it.
+        narrow: for a narrow terminal, write parameters below their component instead of beside it.
     """
     table = Table(box=None, pad_edge=False, header_style="dim")
     for heading in ("", "component") if narrow else ("", "component", "from", "parameters"):
-        # Folded: an ellipsis would hide values.
+        # Long values are folded, because an ellipsis would hide them.
         table.add_column(heading, overflow="fold")
     for key, bound in run.components.items():
         label, origin = Text(bound.label), Text(bound.offer.origin if bound.offer else "the run file's path")
@@ -63,15 +63,15 @@ def _parameters(bound: BoundComponent) -> str:
 
 
 def _value(value: object) -> str:
-    """Write a value as in a run file: ``null`` and ``true`` rather than Python's words."""
+    """Write a value as in a run file: ``null`` and ``true`` instead of ``None`` and ``True``."""
     return value if isinstance(value, str) and value else json.dumps(value, ensure_ascii=False, default=str)
 
 
 def schema() -> None:
-    """Print the run file's JSON schema, the parameters of every installed component included.
+    """Print the JSON schema of run files, including the parameters of every installed component.
 
     \b
-    An editor that knows it completes and checks run files as you type.
+    With the schema, an editor completes and checks run files as you type.
     With the YAML language server, write the schema to a file:
       grpox schema > grpox.schema.json
     and name that file in the first line of run.yaml:

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 
 
 class Section(BaseModel):
-    """A section of the run file: unknown keys are refused, fields carry their documentation."""
+    """A section of the run file: refuses unknown keys; the docstring below each field documents it."""
 
     model_config = ConfigDict(
         extra="forbid", use_attribute_docstrings=True, validate_default=True, allow_inf_nan=False
@@ -34,7 +34,7 @@ class Section(BaseModel):
 
 
 class Parameters(BaseModel):
-    """The parameters of a component: frozen, unknown keys are refused, fields carry their documentation."""
+    """The parameters of a component: frozen, refuses unknown keys; docstrings document the fields."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
 
@@ -42,7 +42,7 @@ class Parameters(BaseModel):
 class ComponentRef(BaseModel):
     """A component by name (``dapo``, ``dist:dapo``) or by path (``my_loss.py:MyLoss``), with its parameters.
 
-    In a run file either the bare name, or a mapping of `name` or `path` and the component's parameters.
+    A run file has either the bare name, or a mapping of `name` or `path` and the component's parameters.
     """
 
     model_config = ConfigDict(extra="allow", use_attribute_docstrings=True)
@@ -68,25 +68,27 @@ class ComponentRef(BaseModel):
 
     @property
     def label(self) -> str:
-        """The label in messages and metrics: the name, or the object's name of a path."""
+        """Label in messages and metrics: the name, or the object's name in a path."""
         return self.name or (self.path or "").rpartition(":")[2]
 
 
 class RewardRef(ComponentRef):
-    """A reward function, its weight in the sum, and what happens when it fails."""
+    """A reward function, its weight in the sum, and its handling of failures."""
 
     weight: float = Field(1.0, allow_inf_nan=False)
-    """Factor of this function's scores in the sum; negative for a penalty."""
+    """Factor of this function's scores in the weighted sum; negative for a penalty."""
     on_error: Literal["fail", "abstain"] = "fail"
-    """Effect of a reward that raises, takes too long, or returns NaN, infinity or the wrong number of scores:
-    end the run, or abstain for those completions, which is counted in ``rewards/<name>/errors``."""
+    """Handling of a reward that raises, takes too long, or returns NaN, infinity or the wrong number of scores:
+    end the run, or abstain, so that these completions get no score from it. The metric
+    ``rewards/<name>/errors`` counts them."""
     timeout: float = Field(600.0, gt=0, allow_inf_nan=False)
-    """Seconds that one call may take; beyond, `on_error` decides."""
+    """Time limit of one call in seconds; after it, `on_error` applies."""
     isolation: Literal["process", "thread"] | None = None
-    """Place of its calls: a process of its own, which can be killed, or a thread of the trainer.
-    Default: a process for one named by `path` or of a plugin, a thread for built-ins and Python objects."""
+    """Place of the calls: a separate process, which can be killed, or a thread of the trainer. Default: a
+    process for a reward given by `path` or by a plugin, a thread for built-ins and Python objects."""
     memory: float = Field(16.0, gt=0, allow_inf_nan=False)
-    """GiB that its own process may hold, with those it starts; beyond, it is killed and `on_error` decides."""
+    """Memory limit in GiB of the reward's process and its child processes; above it, the process is killed and
+    `on_error` applies."""
 
 
 def labels_of(rewards: Sequence[RewardRef]) -> list[str]:

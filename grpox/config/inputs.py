@@ -10,67 +10,69 @@ from grpox.config.component import ComponentRef, Section
 
 
 class LoraConfig(Section):
-    """Adapters of low rank (arXiv 2106.09685): W + (alpha / r) B A, of which A and B alone are trained."""
+    """Low-rank adapters (LoRA, arXiv 2106.09685): W + (alpha / r) B A, where only A and B are trained."""
 
     r: int = Field(16, ge=1)
     """Rank of the product B A."""
     alpha: int = Field(32, ge=1)
-    """The product is scaled by alpha / r. 16 and 32 as in TRL."""
+    """Scale of the product: it is multiplied by alpha / r. Rank 16 and alpha 32 as in TRL."""
     dropout: float = Field(0.0, ge=0)
-    """0 and nothing else: as all dropout is off, so that sampling and training see one distribution."""
+    """Must be 0: grpox turns all dropout off, so that sampling and training have the same distribution."""
     target_modules: Literal["all-linear"] | list[str] = "all-linear"
-    """Linear layers that get an adapter, by the ends of their names: ``[q_proj, v_proj]``; or all of them but
-    the head."""
+    """Linear layers that get an adapter, by the ends of their names: ``[q_proj, v_proj]``. ``all-linear`` means
+    all linear layers except the head."""
     exclude_modules: list[str] = Field(default_factory=list)
-    """Layers among these that get none, by the ends of their names."""
+    """Layers of `target_modules` that get no adapter, by the ends of their names."""
     use_rslora: bool = False
-    """Scale by alpha / sqrt(r) instead (arXiv 2312.03732)."""
+    """Scale by alpha / sqrt(r) instead of alpha / r (rsLoRA, arXiv 2312.03732)."""
 
     @field_validator("dropout")
     @classmethod
     def _off(cls, dropout: float) -> float:
         if dropout != 0:
-            raise ValueError("dropout is off in grpox, so that sampling and training see one distribution: 0")
+            raise ValueError(
+                "must be 0: grpox uses no dropout, so that sampling and training have the same distribution"
+            )
         return dropout
 
     @field_validator("target_modules")
     @classmethod
     def _some(cls, target_modules: str | list[str]) -> str | list[str]:
         if target_modules == [] or (isinstance(target_modules, list) and "" in target_modules):
-            raise ValueError("no module is named: all-linear, or a list of names such as [q_proj, v_proj]")
+            raise ValueError("is empty: write all-linear, or a list of names such as [q_proj, v_proj]")
         return target_modules
 
 
 class ModelConfig(Section):
     path: str
-    """A local folder in Hugging Face format (or a hub id, where the hub can be reached)."""
+    """A local folder in Hugging Face format, or a hub id if the hub can be reached."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Precision of the weights in training; optimizer states are float32."""
+    """Precision of the weights in training; optimizer states are always float32."""
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
-    """Passed to the tokenizer's chat template for conversational prompts."""
+    """Arguments for the tokenizer's chat template, used for conversational prompts."""
     init: dict[str, Any] = Field(default_factory=dict)
-    """Passed to transformers' `from_pretrained`: attn_implementation, revision, trust_remote_code, ..."""
+    """Arguments for transformers' `from_pretrained`: attn_implementation, revision, trust_remote_code, ..."""
     lora: LoraConfig | None = None
-    """Train adapters and nothing else, with peft (``pip install 'grpox[lora]'``); default: all weights."""
+    """Train only adapters, with peft (``pip install 'grpox[lora]'``); default: train all weights."""
 
 
 class DataConfig(Section):
     path: str | None = None
     """A .jsonl, .json, .csv or .parquet file, or the id of a dataset on the hub."""
     subset: str | None = None
-    """Configuration of a hub dataset that has several."""
+    """Configuration of a hub dataset that has several configurations."""
     split: str = "train"
     """Split of a hub dataset, as `datasets` writes it: ``train``, ``train[:1000]``."""
     streaming: bool = False
-    """Read rows as they are needed, without an index of all of them: for data larger than the disk."""
+    """Read rows only when they are needed, without an index; for data larger than the disk."""
     source: ComponentRef | None = None
-    """A dataset plugin, in place of `path`."""
+    """A dataset plugin, instead of `path`."""
     prompt_column: str = "prompt"
     """Column with the prompt: a string, or a list of role/content messages."""
     max_prompt_length: int | None = Field(None, ge=1)
-    """Tokens a prompt may have; default: what the model's positions leave beside a completion."""
+    """Longest prompt in tokens; default: the model's context length minus max_completion_length."""
     long_prompts: Literal["refuse", "cut"] = "refuse"
-    """Treatment of a longer prompt: the run is refused, naming the row, or its left end is cut off."""
+    """Handling of a longer prompt: refuse the run, naming the row, or cut tokens from the start."""
 
     @model_validator(mode="after")
     def _one_of(self) -> Self:

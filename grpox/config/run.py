@@ -1,4 +1,4 @@
-"""A run file as a whole, as far as the core itself understands it."""
+"""The schema of a whole run file, except for the parameters of components."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from grpox.config.sampling import EvaluationConfig, SamplingConfig
 from grpox.config.training import DeepSpeedConfig, TrainConfig
 
 REWARD_OF_MODEL = "reward_model"
-"""The reward that scores with a model given in Python; it is built as ``Class(config, model=model)``."""
+"""Name of the reward that scores with a model passed in Python, built as ``Class(config, model=model)``."""
 CORRECTION_OF_OTHERS = "token-truncate"
-"""The default correction where the generator's numbers or weights are not the trainer's."""
+"""Default correction if the generator's log-probabilities or weights differ from the trainer's."""
 
 
 class RunConfig(Section):
@@ -30,37 +30,37 @@ class RunConfig(Section):
     generator: ComponentRef = ComponentRef(name="hf")
     """Generator that samples the completions."""
     advantage: ComponentRef = ComponentRef(name="group")
-    """Scaler that turns rewards into advantages; group as in GRPO (arXiv 2402.03300)."""
+    """Scaler that turns rewards into advantages; ``group`` as in GRPO (arXiv 2402.03300)."""
     loss: ComponentRef = ComponentRef(name="dapo")
-    """The policy loss; dapo (arXiv 2503.14476) weighs every token of a step alike, and is TRL's default too."""
+    """The policy loss; ``dapo`` (arXiv 2503.14476), also TRL's default, weighs all tokens of a step equally."""
     correction: ComponentRef = ComponentRef(name="none")
-    """Weights for what separates the generator's distribution from the trainer's."""
+    """Importance weights that correct the difference between the generator's and the trainer's distribution."""
     train: TrainConfig = TrainConfig()
-    """Batches, optimizer, length of the run."""
+    """Batches, optimizer and length of the run."""
     sampling: SamplingConfig = SamplingConfig()
-    """The distribution that is sampled from."""
+    """Settings of sampling: lengths, temperature and filters."""
     deepspeed: DeepSpeedConfig = DeepSpeedConfig()
-    """The engine, ZeRO-3."""
+    """The training engine, DeepSpeed ZeRO-3."""
     evaluation: EvaluationConfig | None = None
-    """Held-out prompts; default: nothing is evaluated."""
+    """Evaluation on held-out prompts; default: no evaluation."""
     checkpoint: CheckpointConfig = CheckpointConfig()
-    """Checkpoints, from which an interrupted run goes on."""
+    """Checkpoints, from which an interrupted run resumes."""
     logging: LoggingConfig = LoggingConfig()
-    """Completions in the terminal and on disk."""
+    """Logging of completions and of machine metrics."""
     watchdog: WatchdogConfig = WatchdogConfig()
-    """Watchdog for ranks that stall."""
+    """Time limits for stalled ranks and lost machines."""
     hub: HubConfig | None = None
-    """Push the trained model to the hub; default: it stays in output_dir."""
+    """Push the trained model to the hub; default: keep it only in output_dir."""
     tracking: dict[str, dict[str, Any]] = Field({"mlflow": {}})
-    """Observers by name with their parameters; MLflow by default, `{}` for none."""
+    """Observers by name with their parameters; default: MLflow; `{}`: none."""
     plugins: PluginsConfig = PluginsConfig()
-    """Plugins that are loaded or required."""
+    """Plugins that are disabled or required."""
     output_dir: str = "runs/default"
-    """Folder for everything the run writes, relative to the working directory."""
+    """Folder for everything that the run writes, relative to the working directory."""
 
     @property
     def reward_labels(self) -> list[str]:
-        """Labels of the rewards in metrics and files: names, numbered where they come again: regex, regex-2."""
+        """Labels of the rewards in metrics and files: names, numbered if repeated: regex, regex-2."""
         return labels_of(self.rewards)
 
 

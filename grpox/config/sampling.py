@@ -10,16 +10,16 @@ from pydantic import Field, model_validator
 from grpox.config.component import RewardRef, Section
 
 PREFIX = "evaluation/"
-"""Prefix of an evaluation's metrics among those of steps."""
+"""Prefix of evaluation metrics among the metrics of steps."""
 
 
 class SamplingConfig(Section):
     max_completion_length: int = Field(256, ge=1)
-    """Tokens a completion may have at most, EOS included. TRL 1.16 has 512."""
+    """Longest completion in tokens, including EOS. TRL 1.16 has 512."""
     min_completion_length: int = Field(0, ge=0)
-    """Tokens before which a completion cannot end by EOS."""
+    """Number of tokens before which a completion cannot end with EOS."""
     temperature: float = Field(1.0, gt=0)
-    """Divides the logits in generation and in training alike; 1 samples from the policy itself."""
+    """Divides the logits, in generation and in training; 1 samples from the policy itself."""
     top_p: float = Field(1.0, gt=0, le=1)
     """Nucleus sampling (arXiv 1904.09751); 1 keeps every token, as GRPO assumes."""
     top_k: int = Field(0, ge=0)
@@ -29,11 +29,11 @@ class SamplingConfig(Section):
     repetition_penalty: float = Field(1.0, gt=0)
     """Divides the logits of tokens that have occurred (CTRL, arXiv 1909.05858); 1 does nothing."""
     stop: list[str] = Field(default_factory=list)
-    """Texts that end a completion; they stay part of it."""
+    """Texts that end a completion; the completion includes them."""
     stop_token_ids: list[int] = Field(default_factory=list)
     """Tokens that end a completion, besides the EOS tokens of model and tokenizer."""
     generation_kwargs: dict[str, Any] = Field(default_factory=dict)
-    """Passed to the generator's library as it is: transformers' GenerationConfig for hf."""
+    """Arguments passed unchanged to the generator's library: transformers' GenerationConfig for hf."""
 
     @model_validator(mode="after")
     def _can_end(self) -> Self:
@@ -41,32 +41,32 @@ class SamplingConfig(Section):
         if low > high:
             raise ValueError(f"min_completion_length {low} is more than max_completion_length {high}")
         if "" in self.stop:
-            raise ValueError("a text in stop is empty: every completion would end at once")
+            raise ValueError("a text in stop is empty, so every completion would end at once")
         return self
 
 
 class EarlyStopConfig(Section):
-    """When a run ends because its evaluations show no more gain; the names are those of common callbacks."""
+    """Early stopping when evaluations stop improving; the names follow common early-stopping callbacks."""
 
     metric: str
     """Metric of the evaluations: ``accuracy``, ``pass_at_4``, ``rewards/exact/mean``."""
     patience: int = Field(1, ge=1)
-    """Evaluations in a row without a gain that end the run."""
+    """Number of consecutive evaluations without improvement after which the run ends."""
     min_delta: float = Field(0.0, ge=0)
-    """A gain is more than this better than the best value so far."""
+    """Smallest improvement over the best value so far that counts; it must be exceeded."""
     mode: Literal["max", "min"] = "max"
-    """Direction of the metric: larger values are better, or smaller ones."""
+    """Better values of the metric: max for larger ones, min for smaller ones."""
 
 
 class EvaluationSamplingConfig(Section):
-    """Keys of `sampling` that evaluations have otherwise; null: as `sampling` has them."""
+    """Sampling settings that differ in evaluations; null: the value in `sampling`."""
 
     max_completion_length: int | None = Field(None, ge=1)
-    """Tokens a completion may have at most, EOS included."""
+    """Longest completion in tokens, including EOS."""
     min_completion_length: int | None = Field(None, ge=0)
-    """Tokens before which a completion cannot end by EOS."""
+    """Number of tokens before which a completion cannot end with EOS."""
     temperature: float | None = Field(None, ge=0)
-    """Divides the logits; 0 decodes greedily; null: `evaluation.temperature`."""
+    """Divides the logits; 0: greedy decoding; null: `evaluation.temperature`."""
     top_p: float | None = Field(None, gt=0, le=1)
     """Nucleus sampling; 1 keeps every token."""
     top_k: int | None = Field(None, ge=0)
@@ -76,11 +76,11 @@ class EvaluationSamplingConfig(Section):
     repetition_penalty: float | None = Field(None, gt=0)
     """Divides the logits of tokens that have occurred; 1 does nothing."""
     stop: list[str] | None = None
-    """Texts that end a completion, in place of the run's."""
+    """Texts that end a completion, instead of `sampling.stop`."""
     stop_token_ids: list[int] | None = None
-    """Tokens that end a completion besides EOS, in place of the run's."""
+    """Tokens that end a completion besides EOS, instead of `sampling.stop_token_ids`."""
     generation_kwargs: dict[str, Any] | None = None
-    """Passed to the generator's library, in place of the run's."""
+    """Arguments for the generator's library, instead of `sampling.generation_kwargs`."""
 
 
 class EvaluationConfig(Section):
@@ -89,23 +89,24 @@ class EvaluationConfig(Section):
     every: int = Field(0, ge=0)
     """Optimizer steps between evaluations; 0: only before and after training."""
     accuracy: str | None = None
-    """Reward whose mean is reported as the accuracy; default: the first one."""
+    """Reward whose mean is reported as accuracy; default: the first reward."""
     temperature: float = Field(0.0, ge=0)
-    """0 decodes greedily."""
+    """Divides the logits; 0: greedy decoding."""
     batch_size: int = Field(256, ge=1)
-    """Prompts generated together on each rank."""
+    """Number of prompts generated together on each rank."""
     sampling: EvaluationSamplingConfig = EvaluationSamplingConfig()
-    """Keys of `sampling` that evaluations have otherwise."""
+    """Sampling settings that differ in evaluations."""
     rewards: list[RewardRef] | None = Field(None, min_length=1)
-    """Reward functions of evaluations; default: those of the run."""
+    """Reward functions of evaluations; default: the run's `rewards`."""
     num_generations: int = Field(1, ge=1)
-    """Completions sampled for each prompt; TRL's num_generations_eval."""
+    """Number of completions sampled for each prompt; num_generations_eval in TRL."""
     pass_at_k: list[int] = Field(default_factory=list)
-    """Report the chance that at least one of k completions is right (arXiv 2107.03374), for each k listed."""
+    """Values of k: for each, report the chance that at least one of k completions is right (pass@k, arXiv
+    2107.03374)."""
     right_at: float = 1.0
-    """A completion is right, for pass_at_k, whose score by the reward `accuracy` is at least this."""
+    """Lowest score, by the reward `accuracy`, at which a completion counts as right for pass_at_k."""
     early_stop: EarlyStopConfig | None = None
-    """End the run when its evaluations show no more gain; default: never."""
+    """End the run when evaluations stop improving; default: never."""
 
 
 def sampling_of(evaluation: EvaluationConfig, sampling: SamplingConfig) -> SamplingConfig:

@@ -1,8 +1,8 @@
-"""Opens a .jsonl or .json file as a dataset whose rows are exactly what the file says.
+"""Opens a .jsonl or .json file as a dataset whose rows have exactly the values in the file.
 
-`datasets` has a reader of its own, which gives each column one type: beside a number "007" becomes 7, an
-integer beyond 64 bits becomes a float, an object gets the keys that other rows have. So each value is kept as
-its JSON text, and parsed where it is used.
+The reader of `datasets` gives each column one type: beside a number, "007" becomes 7, an integer beyond 64 bits
+becomes a float, and an object gets the keys of other rows. This module therefore stores each value as JSON text
+and parses the text when the value is used.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ import datasets
 from grpox.data.json_rows import LOOKED_AT, Columns, Row, UnreadableData, json_rows
 
 _STORED_AS = "JSON text by column, 1"
-"""Part of the name under which `datasets` keeps a file's rows: another one where they are kept otherwise."""
+"""Part of the cache name in `datasets`; it must change when the storage format changes."""
 
 
 def open_json(path: Path, streaming: bool) -> datasets.Dataset | datasets.IterableDataset:
-    """The rows of a file; a column that a row lacks is None there.
+    """Open the rows of a file; a column that a row lacks is None in that row.
 
     Args:
-        streaming: give an IterableDataset, with the columns of the file's first 32 MiB.
+        streaming: return an IterableDataset, with the columns of the file's first 32 MiB.
 
     Raises:
-        UnreadableData: see `json_rows` and `Columns`; or no record has a column. What lies beyond a stream's
-            beginning is raised when it is read.
+        UnreadableData: see `json_rows` and `Columns`; or no record has a column. Errors beyond the first part
+            of a stream are raised when it is read.
     """
     columns = Columns()
     for place, row in json_rows(path, LOOKED_AT if streaming else None):
         columns.add(place, row)
     if not columns.names:
-        raise UnreadableData("holds no record with a column")
+        raise UnreadableData("has no record with a column")
     given: dict[str, Any] = {"path": str(path), "names": columns.names}
     if streaming:
         return datasets.IterableDataset.from_generator(_streamed, gen_kwargs=given)

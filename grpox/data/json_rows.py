@@ -1,4 +1,4 @@
-"""Rows of .jsonl and .json files exactly as JSON says: no value takes another type on the way in."""
+"""Rows of .jsonl and .json files, without changing the type of any value."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 Row = dict[str, Any]
 
 LOOKED_AT = 32 * 2**20
-"""Characters of a file that are looked at where not all of it is."""
+"""Number of characters that are read if only the beginning of a file is checked."""
 
 _TYPES = {
     bool: "a boolean",
@@ -24,20 +24,21 @@ _TYPES = {
 
 
 class UnreadableData(Exception):
-    """A file does not hold what its suffix says, or holds nothing."""
+    """Raised if a file's content does not match its suffix, or if the file is empty."""
 
 
 def json_rows(path: Path, characters: int | None = None) -> Iterator[tuple[str, Row]]:
-    """The records of a .jsonl or .json file, each with its place in words: ``line 3``.
+    """Yield the records of a .jsonl or .json file, each with its place in words: ``line 3``.
 
-    A .json file holds an array of objects, or like a .jsonl file one object a line; empty lines are no records.
+    A .json file is an array of objects, or has one object per line like a .jsonl file; empty lines are skipped.
 
     Args:
-        characters: no further record is read after as many; None: all are. An array is read whole.
+        characters: number of characters after which no further record is read; None: read all. An array is
+            always read whole.
 
     Raises:
-        UnreadableData: the file cannot be read, or holds what is no record or one with a key twice; its place
-            is named.
+        UnreadableData: the file cannot be read, or has an invalid record or a record with a key twice; the
+            message names its place.
     """
     with translate_errors(), path.open(encoding="utf-8-sig") as file:
         begins_with = next((line.lstrip()[0] for line in file if line.strip()), "")
@@ -50,14 +51,14 @@ def json_rows(path: Path, characters: int | None = None) -> Iterator[tuple[str, 
 
 @contextmanager
 def translate_errors() -> Iterator[None]:
-    """Raise UnreadableData for what goes wrong where a file of text is read."""
+    """Raise UnreadableData for errors while a text file is read."""
     try:
         yield
     except UnicodeDecodeError as error:
         raise UnreadableData(f"is not UTF-8 text: {error}") from error
     except OSError as error:
         raise UnreadableData(f"cannot be read: {error.strerror}") from error
-    except (RecursionError, ValueError) as error:  # nested, or with a number of digits, beyond Python's limits
+    except (RecursionError, ValueError) as error:  # nesting or number of digits beyond Python's limits
         raise UnreadableData(f"cannot be read: {error}") from error
 
 
@@ -94,7 +95,7 @@ def _as_row(record: Any, place: str) -> Row:
 
 
 def _parsed(text: str, place: str) -> Any:
-    """Parse JSON in which no object has a key twice: it does not say which value counts."""
+    """Parse JSON; refuse objects that have a key twice, because it is unclear which value applies."""
 
     def without_repeated_keys(pairs: list[tuple[str, Any]]) -> Row:
         row = dict(pairs)
@@ -108,29 +109,29 @@ def _parsed(text: str, place: str) -> Any:
 
 
 class Columns:
-    """The columns of rows, in the order in which they first occur, and the one type that each has.
+    """Columns of rows in the order of their first occurrence, each with one type.
 
-    Types are those of JSON: string, number, boolean, array, object; null goes with each of them.
+    Types are JSON's: string, number, boolean, array, object; null is valid in every column.
 
     Args:
-        known: all columns that there may be; None: those of any row.
+        known: all allowed columns; None: any column is allowed.
     """
 
     def __init__(self, known: Iterable[str] | None = None) -> None:
         self._open = known is None
         self._seen: dict[str, tuple[str, str]] = dict.fromkeys(known or (), ("", ""))
-        """Name -> its type, and the value with its place that told so."""
+        """Name -> type, and the value and place that showed the type."""
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The columns so far."""
+        """Columns of all rows so far."""
         return tuple(self._seen)
 
     def add(self, place: str, row: Row) -> None:
-        """Take note of a row, and of its `place` in words.
+        """Record a row and its `place` in words.
 
         Raises:
-            UnreadableData: a column has another type here than in a row before, or is none of those known.
+            UnreadableData: a column has a different type than in an earlier row, or is not a known column.
         """
         for name, value in row.items():
             if name not in self._seen and not self._open:

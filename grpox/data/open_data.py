@@ -1,4 +1,4 @@
-"""Opens data: a .jsonl, .json, .csv or .parquet file, or a dataset of the hub, whole or as a stream."""
+"""Opens data: a .jsonl, .json, .csv or .parquet file or a hub dataset, whole or as a stream."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ _UNWRITABLE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.ENOTD
 
 
 def is_data_file(path: str) -> bool:
-    """Tell a resolved file path from a hub id, which stays relative."""
+    """Return True for a resolved file path; a hub id stays relative."""
     return Path(path).is_absolute()
 
 
 def open_data(
     path: str, subset: str | None = None, split: str = "train", streaming: bool = False, key: str = "data.path"
 ) -> datasets.Dataset | datasets.IterableDataset:
-    """The rows under `path`, as JSON says or as `datasets` reads them.
+    """Open the rows of `path`, read as JSON or by `datasets`.
 
     Args:
         path: absolute path of a file, or a hub id ``org/name``.
         subset: configuration of a hub dataset.
-        split: as `datasets` writes it: ``train``, ``train[:100]``. A file's rows are its split ``train``.
-        streaming: give an IterableDataset, which reads rows as they are asked for.
-        key: of the run file, named in the error.
+        split: split in the notation of `datasets`: ``train``, ``train[:100]``. A file has one split, ``train``.
+        streaming: return an IterableDataset, which reads rows on demand.
+        key: key of the run file, named in the error.
 
     Raises:
-        ConfigError: there is no such dataset, it cannot be reached or read, or its cache cannot be written.
+        ConfigError: the dataset does not exist, cannot be reached or read, or its cache cannot be written.
     """
     import datasets
 
     if is_data_file(path) or launch.rank() > 0:
-        datasets.disable_progress_bars()  # those of a download stay, on one rank
+        datasets.disable_progress_bars()  # download bars stay, on one rank
     try:
         if is_data_file(path):
             return _open_file(Path(path), split, streaming)
@@ -62,7 +62,7 @@ def _open_file(path: Path, split: str, streaming: bool) -> datasets.Dataset | da
     from grpox.data.json_dataset import open_json
 
     if path.suffix not in JSON:
-        # The path is a name, not a pattern, though datasets takes it for one.
+        # Escaped, because datasets would read the path as a pattern.
         loader, files = path.suffix.removeprefix("."), glob.escape(str(path))
         return datasets.load_dataset(loader, data_files=files, split=split, streaming=streaming)
     rows = open_json(path, streaming)
@@ -81,11 +81,11 @@ def _problem(error: Exception, key: str, given: str) -> Problem:
             f"datasets cannot write its cache: {first.strerror}: {first.filename}",
             key=key,
             given=f"cache {datasets.config.HF_DATASETS_CACHE}",
-            allowed="a folder that can be written, named by HF_HOME or HF_DATASETS_CACHE",
+            allowed="a writable folder in HF_HOME or HF_DATASETS_CACHE",
         )
     return Problem(f"cannot be loaded: {reason(error)}", key=key, given=given)
 
 
 def reason(error: BaseException) -> str:
-    """Type and message of the error behind `error`: datasets' own says only that something went wrong."""
+    """Return type and message of the cause of `error`: the message of datasets itself is not informative."""
     return describe(list(chain(error))[-1])

@@ -1,4 +1,4 @@
-"""Prompts of a run whose generation batches draw as many as they turn out to need."""
+"""Prompts of a run with dynamic sampling, whose generation batches draw any number of prompts."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from grpox.data.schedule import PromptSampler, StreamSampler
 
 
 class PromptCursor:
-    """The next prompts of the seeded order, as many as are asked for.
+    """Draws any number of next prompts of the seeded order.
 
-    As long as no batch takes more, they are those of the schedule: a batch begins in the epoch that it ends
-    in, and what is left of an epoch is dropped. Further prompts of a batch go on over the end of an epoch.
-    Where the run is in the order is its only state, and the same on every rank.
+    If no batch draws extra prompts, the prompts equal the schedule's: a batch lies within one epoch, and the
+    rest of an epoch is dropped. Extra prompts of a batch may continue in the next epoch. The only state is the
+    position in the order, which is the same on every rank.
     """
 
     def __init__(self, sampler: PromptSampler | StreamSampler) -> None:
@@ -20,26 +20,26 @@ class PromptCursor:
 
     @property
     def position(self) -> int:
-        """Prompts drawn so far, over all epochs; a checkpoint holds this number."""
+        """Number of prompts drawn so far over all epochs; checkpoints save it."""
         return self._position
 
     @property
     def epoch(self) -> float:
-        """Passes over the prompts so far."""
+        """Number of passes over the prompts so far."""
         return self._position / self._sampler.prompts_per_epoch
 
     def restore(self, position: int) -> None:
-        """Go on from `position`; a stream is read up to there."""
+        """Continue from `position`; a stream is read up to there."""
         self._position = position
         if position:
             self._sampler.prompts_at(range(position - 1, position))
 
     def batch(self) -> list[int]:
-        """Dataset indices of the unique prompts that the next generation batch begins with."""
+        """Return dataset indices of the first prompts of the next generation batch."""
         self._position = self._batch = self._sampler.batch_at(self._position)
         return self.more(self._sampler.prompts_per_generation)
 
     def more(self, count: int) -> list[int]:
-        """Dataset indices of `count` further prompts for that batch."""
+        """Return dataset indices of `count` extra prompts for the same batch."""
         first, self._position = self._position, self._position + count
         return self._sampler.prompts_at(range(first, self._position), keep_from=self._batch)

@@ -1,4 +1,4 @@
-"""Prompts of a run: rows of a dataset, as text for people and rewards, as tokens for the generator."""
+"""Prompts of a run: rows of a dataset, as text for people and rewards and as tokens for the generator."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 CACHED_TOKENS = 2**26
-"""Tokens of prompts that are kept in memory, 256 MiB; prompts beyond are tokenised again for each use."""
+"""Number of prompt tokens kept in memory, 256 MiB; further prompts are tokenised again for each use."""
 
 _BATCH = 1000
 _SHOW_PROGRESS_FROM = 50_000
@@ -30,21 +30,21 @@ _SHOW_PROGRESS_FROM = 50_000
 class PromptSet:
     """A dataset with a prompt column: strings, or role/content messages (conversational).
 
-    Every prompt of a dataset is checked, rendered and tokenised here; those of a stream by `check`.
+    Every prompt of a dataset is checked, rendered and tokenised here; `check` does it for a stream.
 
     Args:
         rows: one row per prompt; the other columns go to the reward functions.
         prompt_column: name of the column with the prompt.
         tokenizer: renders and tokenises prompts.
-        chat_template_kwargs: passed to the chat template.
-        limit: how long a prompt may be.
-        data: what messages call the data.
-        vocabulary: how many tokens the model knows; None: any token will do.
+        chat_template_kwargs: arguments for the chat template.
+        limit: largest length of a prompt.
+        data: name of the data in messages.
+        vocabulary: number of tokens that the model knows; None: accept any token.
 
     Raises:
-        ConfigError: the data has no row, no such column, or a row without a prompt or with one that is too
-            long, more than text, or has tokens the model lacks; or it needs a chat template that the tokenizer
-            lacks.
+        ConfigError: the data has no row or no such column; a row has no prompt, or a prompt that is too long,
+            is not only text, or has tokens that the model lacks; or the tokenizer lacks the needed chat
+            template.
     """
 
     def __init__(
@@ -59,17 +59,17 @@ class PromptSet:
     ) -> None:
         self._rows = rows
         self.stream = rows if isinstance(rows, RowStream) else None
-        """The rows, where they are a stream."""
+        """Rows of a stream; None for a dataset."""
         self._prompt_column = prompt_column
         self._tokenizer = tokenizer
         self._chat_template_kwargs = dict(chat_template_kwargs or {})
         self._limit = limit or PromptLimit(None)
         self.data = data
-        """The name of the data in messages."""
+        """Name of the data in messages."""
         self._vocabulary = vocabulary
         self._ids, self._ends = array("i"), array("q", [0])
         if not isinstance(rows, RowStream) and len(rows) == 0:
-            raise ConfigError(f"{data} holds no row", key="data")
+            raise ConfigError(f"{data} has no row", key="data")
         _check_columns(prompt_column, list(rows.column_names), data)
         self.conversational = not isinstance(rows[0][prompt_column], str)
         if problem := self._no_prompt(0, self.prompt(0)):
@@ -88,32 +88,32 @@ class PromptSet:
 
     @property
     def column_names(self) -> list[str]:
-        """The columns that reward functions are given."""
+        """Columns that reward functions receive."""
         return [name for name in self._rows.column_names if name != self._prompt_column]
 
     def prompt(self, index: int) -> Text:
-        """The prompt as the dataset holds it, which is how reward functions see it."""
+        """Return the prompt as in the dataset, the form that reward functions receive."""
         prompt: Text = self._rows[index][self._prompt_column]
         return prompt
 
     def text(self, index: int) -> str:
-        """The prompt as one string, the chat template applied."""
+        """Return the prompt as one string, after the chat template."""
         return self._rendered(index, self.prompt(index))
 
     def texts(self, indices: Sequence[int]) -> list[str]:
-        """The prompts at `indices`, each as one string."""
+        """Return the prompts at `indices`, each as one string."""
         read = self._together(indices)
         return [self._rendered(index, read[index][self._prompt_column]) for index in indices]
 
     def token_ids(self, index: int) -> tuple[int, ...]:
-        """The prompt as tokens; a chat template writes its own special tokens."""
+        """Return the prompt as tokens; a chat template writes its own special tokens."""
         if index + 1 < len(self._ends):
             return tuple(self._ids[self._ends[index] : self._ends[index + 1]])
         (ids,) = self._tokenised([self.text(index)])
         return self._limit.shortened(ids)
 
     def rows(self, indices: Sequence[int]) -> tuple[list[Text], dict[str, list[Any]]]:
-        """The prompts, and every other column: one entry per index.
+        """Return the prompts and every other column, one entry per index.
 
         An index may occur several times, once for each completion of its group; its row is read once.
         """
@@ -122,12 +122,12 @@ class PromptSet:
         return prompts, {name: [read[index].get(name) for index in indices] for name in self.column_names}
 
     def completion_texts(self, token_ids: Sequence[Sequence[int]]) -> list[str]:
-        """Completions as people read them, without special tokens."""
+        """Decode completions for people, without special tokens."""
         texts = self._tokenizer.batch_decode([list(ids) for ids in token_ids], skip_special_tokens=True)
         return [str(text) for text in texts]
 
     def completions(self, token_ids: Sequence[Sequence[int]]) -> list[Text]:
-        """Completions as reward functions see them: each a string, or one message of the assistant."""
+        """Decode completions for reward functions: each is a string, or one message of the assistant."""
         texts = self.completion_texts(token_ids)
         return (
             [[{"role": "assistant", "content": text}] for text in texts] if self.conversational else list(texts)
@@ -137,7 +137,7 @@ class PromptSet:
         """Check the prompts at `indices` of a stream.
 
         Raises:
-            RunFailed: a row has no prompt, or one that is empty or too long; the row is named.
+            RunFailed: a row has no prompt, an empty one or one that is too long; the message names the row.
         """
         for index in indices:
             problem = self._no_prompt(index, self._rows[index].get(self._prompt_column))
@@ -148,7 +148,7 @@ class PromptSet:
                 raise RunFailed(str(problem))
 
     def _together(self, indices: Sequence[int]) -> dict[int, Mapping[str, Any]]:
-        """The rows at `indices`, each once; those of a dataset in one go, which costs little more than one."""
+        """Read the rows at `indices`, each once; a dataset reads many for little more than the cost of one."""
         numbers = list(dict.fromkeys(indices))
         if isinstance(self._rows, RowStream):
             return {number: self._rows[number] for number in numbers}
@@ -157,7 +157,7 @@ class PromptSet:
         return {number: dict(zip(columns, row, strict=True)) for number, row in zip(numbers, rows, strict=True)}
 
     def _read(self, rows: datasets.Dataset) -> None:
-        """Check and tokenise all prompts, and keep their tokens up to `CACHED_TOKENS`."""
+        """Check and tokenise all prompts, and store their tokens up to `CACHED_TOKENS`."""
         long: list[tuple[int, int]] = []
         for start, values in _batches(rows.select_columns([self._prompt_column]), self._prompt_column):
             for index, value in enumerate(values, start):
@@ -176,7 +176,7 @@ class PromptSet:
         if long:
             index, length = long[0]
             most = max(length for _, length in long)
-            further = f", and {len(long) - 1} more are; the longest has {most} tokens" if long[1:] else ""
+            further = f", and so are {len(long) - 1} more; the longest has {most} tokens" if long[1:] else ""
             raise ConfigError(self._limit.problem(self._place(index), length, further))
 
     def _tokenised(self, texts: Sequence[str]) -> list[tuple[int, ...]]:
@@ -188,7 +188,7 @@ class PromptSet:
         try:
             text.encode()
         except UnicodeEncodeError as error:
-            what = f"{self._place(index)} has half of a surrogate pair, which is no character"
+            what = f"{self._place(index)} has half of a surrogate pair, which is not a character"
             raise ConfigError(what, key="data.prompt_column", given=ascii(prompt)[:200]) from error
         return text
 
@@ -214,18 +214,19 @@ class PromptSet:
     def _unknown_token(self, index: int, ids: Sequence[int]) -> Problem | None:
         if self._vocabulary is None or max(ids) < self._vocabulary:
             return None
-        what = f"the tokenizer makes of {self._place(index)} a token that the model does not know"
+        what = f"the tokenizer gives {self._place(index)} a token that the model does not know"
         allowed = f"tokens below {self._vocabulary}, the model's vocabulary"
         return Problem(what, key="model.path", given=f"token {max(ids)}", allowed=allowed)
 
     def _empty(self, index: int) -> Problem:
-        what = f"the prompt of {self._place(index)} has no tokens: there is nothing to complete"
+        what = f"the prompt of {self._place(index)} has no tokens, so there is nothing to complete"
         return Problem(what, key="data.prompt_column", given=repr(self.prompt(index))[:200])
 
     def _no_prompt(self, index: int, value: Any) -> Problem | None:
-        """Return a problem where a row holds no prompt of the first row's kind, more than text, or nothing."""
+        """Return a problem if a row's prompt is missing, empty, not only text, or not of the first row's
+        kind."""
         if kind := media_part(value):
-            what = f"{self._place(index)} has a part of type {kind}, and nothing but text is read"
+            what = f"{self._place(index)} has a part of type {kind}, but grpox reads only text"
             return Problem(what, key="data.prompt_column", given=self._prompt_column, allowed=CURE)
         messages = isinstance(value, list) and all(isinstance(part, dict) for part in value)
         if value and (messages if self.conversational else isinstance(value, str)):
@@ -234,7 +235,7 @@ class PromptSet:
         if isinstance(self._rows, RowStream):
             given = f"{given}, in {dict(self._rows[index])!r}"
         allowed = "a string, or a list of role/content messages; not empty, and the same kind in all rows"
-        what = f"{self._place(index)} holds no prompt"
+        what = f"{self._place(index)} has no prompt"
         return Problem(what, key="data.prompt_column", given=given[:300], allowed=allowed)
 
     def _place(self, index: int) -> str:
@@ -257,7 +258,7 @@ def _check_columns(column: str, columns: list[str], data: str) -> None:
 
 
 def _batches(rows: datasets.Dataset, column: str) -> Iterator[tuple[int, list[Any]]]:
-    """(index of the first, values) of each batch of a column, with a progress bar where there are many."""
+    """Yield (index of the first, values) of each batch of a column, with a progress bar if there are many."""
     starts: Iterable[int] = range(0, len(rows), _BATCH)
     if len(rows) >= _SHOW_PROGRESS_FROM and launch.rank() == 0:
         from rich.console import Console
@@ -270,18 +271,18 @@ def _batches(rows: datasets.Dataset, column: str) -> Iterator[tuple[int, list[An
 
 @dataclass(frozen=True)
 class PromptLimit:
-    """The most tokens of a prompt, and what becomes of longer ones."""
+    """Largest number of tokens in a prompt, and the handling of longer prompts."""
 
     tokens: int | None
-    """None: a prompt of any length will do."""
+    """Largest number of tokens; None: prompts of any length are accepted."""
     origin: str = ""
-    """Where the number comes from, for messages."""
+    """Source of the number, for messages."""
     cut: bool = False
-    """Keep the last `tokens` tokens of a longer prompt; False refuses it."""
+    """True: keep the last `tokens` tokens of a longer prompt; False: refuse it."""
 
     @classmethod
     def of_run(cls, data: DataConfig, sampling: SamplingConfig, model: PreTrainedConfig) -> PromptLimit:
-        """The smaller of `data.max_prompt_length` and what the model's positions leave beside a completion.
+        """Return the smaller of `data.max_prompt_length` and the model's positions minus a completion.
 
         Raises:
             ConfigError: a completion alone fills the model's positions.
@@ -301,15 +302,15 @@ class PromptLimit:
         left = positions - completion
         if given is not None and given <= left:
             return cls(given, "data.max_prompt_length", cut)
-        origin = f"{positions} positions of the model less sampling.max_completion_length {completion}"
+        origin = f"{positions} positions of the model minus sampling.max_completion_length {completion}"
         return cls(left, origin, cut)
 
     def exceeded(self, length: int) -> bool:
-        """Tell whether a prompt of `length` tokens is over the limit."""
+        """Return True if a prompt of `length` tokens exceeds the limit."""
         return self.tokens is not None and length > self.tokens
 
     def shortened(self, ids: tuple[int, ...]) -> tuple[int, ...]:
-        """The last `tokens` of a prompt that is too long, where it may be cut."""
+        """Return the last `tokens` tokens of a prompt that is too long and may be cut."""
         return ids[-self.tokens :] if self.cut and self.tokens is not None else ids
 
     def problem(self, row: str, length: int, further: str = "") -> Problem:
@@ -318,5 +319,5 @@ class PromptLimit:
             f"the prompt of {row} is too long{further}",
             key="data.max_prompt_length",
             given=f"{length} tokens",
-            allowed=f"{self.tokens} ({self.origin}); long_prompts: cut keeps that many from the end",
+            allowed=f"{self.tokens} ({self.origin}); or long_prompts: cut, which removes tokens from the start",
         )

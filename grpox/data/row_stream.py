@@ -1,4 +1,4 @@
-"""Rows of a streamed dataset by their position in the endless row of its epochs, a window at a time."""
+"""Rows of a streamed dataset by position over all epochs, with a window of rows in memory."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ if TYPE_CHECKING:
 Row = Mapping[str, Any]
 
 SHUFFLE_BUFFER = 10_000
-"""Rows from which a shuffled stream draws the next one: its order is random over about this many rows."""
+"""Number of rows from which a shuffled stream draws the next one; the order is random over about as many."""
 
 
 class RowStream:
     """An `IterableDataset`, read epoch after epoch; position p counts rows from the first of epoch 0.
 
-    The order depends on the dataset and the seed alone, so every rank that reads it sees the same rows. What
-    has been read is kept until `hold` asks for later rows.
+    The order depends only on the dataset and the seed, so every rank sees the same rows. Rows stay in memory
+    until `hold` asks for later ones.
 
     Args:
-        dataset: its `set_epoch` is called, for an order of its own in each epoch.
-        shuffle: draw rows from a buffer of `SHUFFLE_BUFFER`.
-        seed: of the shuffle.
+        dataset: its `set_epoch` is called, so that each epoch has a different order.
+        shuffle: draw rows from a buffer of `SHUFFLE_BUFFER` rows.
+        seed: seed of the shuffle.
 
     Raises:
-        ConfigError: it holds no row.
-        RunFailed: it cannot be read.
+        ConfigError: the dataset has no row.
+        RunFailed: the dataset cannot be read.
     """
 
     def __init__(self, dataset: datasets.IterableDataset, shuffle: bool, seed: int) -> None:
         self._dataset = dataset.shuffle(seed=seed, buffer_size=SHUFFLE_BUFFER) if shuffle else dataset
         self.rows_per_epoch: int | None = None
-        """Known once the first epoch has ended."""
+        """Number of rows in an epoch; None until the first epoch has ended."""
         self._columns: tuple[str, ...] = ()
         self._rows: dict[int, Row] = {}
         self._start = self._read = 0
@@ -45,7 +45,7 @@ class RowStream:
         self.hold(range(1))
 
     def hold(self, positions: range) -> None:
-        """Have the rows at `positions`, and forget those before them; rows already forgotten are read anew."""
+        """Load the rows at `positions` and drop earlier ones; a row dropped before is read again."""
         if positions.start < self._start:
             self._restart()
         for position in range(self._start, positions.start):
@@ -58,17 +58,17 @@ class RowStream:
         self._start = positions.start
 
     def __getitem__(self, position: int) -> Row:
-        """The row at `position`, which `hold` was asked for."""
+        """Return the row at `position`, loaded by `hold`."""
         return self._rows[position]
 
     @property
     def rows_in_memory(self) -> int:
-        """Rows in memory, apart from the shuffle's buffer."""
+        """Number of rows in memory, without the shuffle buffer."""
         return len(self._rows)
 
     @property
     def column_names(self) -> list[str]:
-        """The dataset's columns, or those of the first row if the dataset does not know them."""
+        """Columns of the dataset, or of its first row if the dataset does not know them."""
         return list(self._dataset.column_names or self._columns)
 
     def place(self, position: int) -> str:
@@ -94,7 +94,7 @@ class RowStream:
                 count += 1
                 yield row
             if count == 0:
-                raise ConfigError("the data holds no row", key="data")
+                raise ConfigError("the data has no row", key="data")
             if epoch == 0:
                 self.rows_per_epoch = count
             epoch += 1
@@ -108,13 +108,13 @@ class RowStream:
                 return
             except BaseException as error:
                 raise_if_signal(error)
-                read = f"after {self.place(self._read - 1)}" if self._read else "from its first row on"
+                read = f"after {self.place(self._read - 1)}" if self._read else "from its first row"
                 raise RunFailed(f"the data cannot be read {read}: {reason(error)}") from error
             if row is last:
                 place = self.place(self._read)
                 raise RunFailed(
-                    f"the data gives the same dict object for {place} and for the row before it: what is "
-                    "written into the one stands in both. It has to give a new dict for each row"
+                    f"the data must yield a new dict for each row: {place} is the same object as the row "
+                    "before, so a change to one row changes the other"
                 )
             yield row
             last = row

@@ -1,4 +1,4 @@
-"""The schedule: which rows of which generation batch make up each optimizer step.
+"""The schedule: the rows and the generation batch of each optimizer step.
 
 Everything here is a pure function of the config and an index, so resuming needs no saved sampler state.
 ``generation_batch_size = per_device_train_batch_size * world_size * steps_per_generation``, and
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """Numbers of rows, micro-batches and steps that a run works with; the names are TRL's."""
+    """Numbers of rows, micro-batches and steps of a run, with TRL's names."""
 
     world_size: int
     per_device_train_batch_size: int
@@ -35,40 +35,40 @@ class BatchPlan:
 
     @property
     def rows_per_micro_batch(self) -> int:
-        """Rows of one micro-batch over all ranks."""
+        """Number of rows in one micro-batch over all ranks."""
         return self.per_device_train_batch_size * self.world_size
 
     @property
     def generation_batch_size(self) -> int:
-        """Completions of one generation batch, over all ranks."""
+        """Number of completions in one generation batch over all ranks."""
         return self.rows_per_micro_batch * self.steps_per_generation
 
     @property
     def prompts_per_generation(self) -> int:
-        """Unique prompts of one generation batch."""
+        """Number of unique prompts in one generation batch."""
         return self.generation_batch_size // self.num_generations
 
     @property
     def train_batch_size(self) -> int:
-        """Samples of one optimizer step, over all ranks."""
+        """Number of samples in one optimizer step over all ranks."""
         return self.rows_per_micro_batch * self.gradient_accumulation_steps
 
     @property
     def micro_batches_per_generation(self) -> int:
-        """Micro-batches drawn from one generation batch, all its iterations counted."""
+        """Number of micro-batches drawn from one generation batch, over all its iterations."""
         return self.steps_per_generation * self.num_iterations
 
     @property
     def optimizer_steps_per_generation(self) -> Fraction:
-        """Below 1 when an optimizer step spans several generation batches."""
+        """Number of optimizer steps; below 1 if a step spans several generation batches."""
         return Fraction(self.micro_batches_per_generation, self.gradient_accumulation_steps)
 
     @classmethod
     def from_config(cls, train: TrainConfig, world_size: int) -> BatchPlan:
-        """The plan of `train` on `world_size` ranks.
+        """Build the plan of `train` on `world_size` ranks.
 
         Raises:
-            ConfigError: the sizes do not divide as they must; the message names the nearest that do.
+            ConfigError: a size is not divisible as required; the message names the nearest valid sizes.
         """
         plan = cls(
             world_size,
@@ -89,15 +89,15 @@ class MicroBatchPlan:
     """One forward and backward pass on every rank."""
 
     generation: int
-    """Which generation batch of the run, from 0."""
+    """Number of the generation batch in the run, from 0."""
     iteration: int
-    """Which pass over that generation batch, from 0."""
+    """Number of the pass over the generation batch, from 0."""
     rows: range
-    """Rows of that generation batch, all ranks together; row r belongs to its prompt number r // G."""
+    """Rows of the generation batch over all ranks; row r belongs to prompt number r // G."""
     rows_per_rank: int
 
     def rank_rows(self, rank: int) -> range:
-        """The rows that `rank` trains on."""
+        """Return the rows that `rank` trains on."""
         start = self.rows.start + rank * self.rows_per_rank
         return range(start, start + self.rows_per_rank)
 
@@ -107,7 +107,7 @@ class StepPlan:
     """One optimizer step."""
 
     step: int
-    """Counted from 1."""
+    """Number of the step, from 1."""
     micro_batches: tuple[MicroBatchPlan, ...]
 
 
@@ -117,34 +117,34 @@ class PromptSampler:
     def __init__(self, num_prompts: int, prompts_per_generation: int, shuffle: bool, seed: int) -> None:
         """
         Raises:
-            ConfigError: there are fewer prompts than one generation batch takes.
+            ConfigError: there are fewer prompts than one generation batch needs.
         """
         if num_prompts < prompts_per_generation:
             raise _too_few(num_prompts, prompts_per_generation)
         self.num_prompts = num_prompts
         self.prompts_per_generation = prompts_per_generation
         self.generations_per_epoch = num_prompts // prompts_per_generation
-        """Whole chunks; what is left at the end of an epoch is dropped."""
+        """Number of whole chunks; the remainder at the end of an epoch is dropped."""
         self._shuffle = shuffle
         self._seed = seed
         self._cached: tuple[int, list[int]] = (-1, [])
 
     def prompts_for(self, generation: int) -> list[int]:
-        """Dataset indices of the unique prompts of generation batch `generation` (from 0)."""
+        """Return dataset indices of the unique prompts of generation batch `generation` (from 0)."""
         epoch, chunk = divmod(generation, self.generations_per_epoch)
         first = epoch * self.num_prompts + chunk * self.prompts_per_generation
         return self.prompts_at(range(first, first + self.prompts_per_generation))
 
     def prompts_at(self, positions: range, keep_from: int | None = None) -> list[int]:
-        """Dataset indices of the prompts at these positions of the order, epoch after epoch.
+        """Return dataset indices of the prompts at these positions of the order, epoch after epoch.
 
         Args:
-            held_from: of no use here; a stream keeps its rows from there on.
+            held_from: ignored here; a stream uses it to keep rows in memory.
         """
         return [self._of_epoch(epoch)[place] for epoch, place in map(self._place, positions)]
 
     def batch_at(self, position: int) -> int:
-        """Return where the next generation batch begins; the rest of an epoch may be too short for it."""
+        """Return the position of the next generation batch; skip the rest of an epoch if it is too short."""
         _, place = self._place(position)
         left = self.num_prompts - place
         return position if left >= self.prompts_per_generation else position + left
@@ -154,7 +154,7 @@ class PromptSampler:
         return self.num_prompts
 
     def _place(self, position: int) -> tuple[int, int]:
-        """Epoch, and place in its order."""
+        """Return the epoch, and the position in the epoch's order."""
         return divmod(position, self.num_prompts)
 
     def _of_epoch(self, epoch: int) -> list[int]:
@@ -170,16 +170,16 @@ class PromptSampler:
 
 
 class StreamSampler:
-    """Draws the prompts of each generation batch from a stream: the next ones, across the ends of epochs."""
+    """Draws the next prompts of a stream for each generation batch, across the ends of epochs."""
 
     def __init__(self, stream: RowStream, prompts: PromptSet, prompts_per_generation: int) -> None:
         """
         Args:
-            prompts: those of `stream`; checked as they come.
+            prompts: prompts of `stream`; checked when they are read.
 
         Raises:
-            ConfigError: an epoch has fewer prompts than one generation batch takes.
-            RunFailed: the first generation batch cannot be read, or holds what is no prompt.
+            ConfigError: an epoch has fewer prompts than one generation batch needs.
+            RunFailed: the first generation batch cannot be read, or has a row without a valid prompt.
         """
         self.prompts_per_generation = prompts_per_generation
         self._stream = stream
@@ -188,36 +188,37 @@ class StreamSampler:
 
     @property
     def generations_per_epoch(self) -> float:
-        """Generation batches of an epoch, the last one perhaps in part; infinite until an epoch has ended."""
+        """Number of generation batches in an epoch, including a last partial one; infinite in the first
+        epoch."""
         return self.prompts_per_epoch / self.prompts_per_generation
 
     @property
     def prompts_per_epoch(self) -> float:
-        """Infinite until an epoch has ended."""
+        """Number of prompts in an epoch; infinite until the first epoch has ended."""
         rows = self._stream.rows_per_epoch
         return math.inf if rows is None else rows
 
     def prompts_for(self, generation: int) -> list[int]:
-        """Positions in the stream of the prompts of generation batch `generation`; earlier ones are forgotten.
+        """Return the stream positions of the prompts of generation batch `generation`; forget earlier rows.
 
         Raises:
-            RunFailed: the stream cannot be read, or holds what is no prompt.
+            RunFailed: the stream cannot be read, or has a row without a valid prompt.
         """
         first = generation * self.prompts_per_generation
         return self.prompts_at(range(first, first + self.prompts_per_generation))
 
     def batch_at(self, position: int) -> int:
-        """Return where the next generation batch begins."""
+        """Return the position of the next generation batch."""
         return position
 
     def prompts_at(self, positions: range, keep_from: int | None = None) -> list[int]:
-        """These positions, once their prompts are read; earlier ones are forgotten.
+        """Read the prompts at these positions and return the positions; forget earlier rows.
 
         Args:
-            held_from: position of the first prompt that is not forgotten; default: the first of `positions`.
+            held_from: position of the first prompt to keep in memory; default: the first of `positions`.
 
         Raises:
-            RunFailed: as `prompts_for`.
+            RunFailed: see `prompts_for`.
         """
         self._stream.hold(range(positions.start if keep_from is None else keep_from, positions.stop))
         rows = self._stream.rows_per_epoch
@@ -228,7 +229,7 @@ class StreamSampler:
 
 
 def _too_few(num_prompts: int, prompts_per_generation: int) -> ConfigError:
-    what = f"one generation batch needs {prompts_per_generation} prompts, the data has {num_prompts}"
+    what = f"one generation batch needs {prompts_per_generation} prompts, but the data has {num_prompts}"
     allowed = "more prompts, more num_generations, or a smaller generation batch"
     return ConfigError(what, key="data", allowed=allowed)
 
@@ -249,20 +250,20 @@ class Schedule:
     ) -> None:
         """
         Args:
-            max_steps: optimizer steps; below 0, as many as whole generation batches of `epochs` epochs give,
-                and at least one. A stream needs them.
+            max_steps: optimizer steps; below 0: the steps of the whole generation batches in `epochs` epochs,
+                at least one. A stream needs a number.
         """
         self.plan = plan
         self.sampler = sampler
         self.total_steps = max_steps if max_steps >= 0 else self._steps_of(epochs)
 
     def _steps_of(self, epochs: float) -> int:
-        # As the decimal number the user wrote: 0.29 * 100 generations are 29, though not in floating point.
+        # Computed in decimal: 0.29 * 100 generations are 29, but not in floating point.
         generations = int(Fraction(str(epochs)) * self.sampler.generations_per_epoch)
         return max(1, int(generations * self.plan.optimizer_steps_per_generation))
 
     def steps(self, start: int = 0) -> Iterator[StepPlan]:
-        """The steps that are left when `start` of them are done."""
+        """Yield the steps that remain after `start` steps."""
         accumulation = self.plan.gradient_accumulation_steps
         for done in range(start, self.total_steps):
             first = done * accumulation
@@ -270,27 +271,27 @@ class Schedule:
             yield StepPlan(done + 1, micro_batches)
 
     def slices_of(self, generation: int) -> Iterator[MicroBatchPlan]:
-        """The micro-batches that generation batch `generation` is cut into: those of its first iteration."""
+        """Return the micro-batches of the first pass over generation batch `generation`."""
         first = generation * self.plan.micro_batches_per_generation
         return (self._micro_batch(first + part) for part in range(self.plan.steps_per_generation))
 
     def generations_until(self, steps: int) -> int:
-        """Generation batches that the first `steps` steps train on."""
+        """Count the generation batches that the first `steps` steps train on."""
         if steps == 0:
             return 0
         return self._micro_batch(steps * self.plan.gradient_accumulation_steps - 1).generation + 1
 
     @property
     def total_generations(self) -> int:
-        """Generation batches of the run."""
+        """Number of generation batches in the run."""
         return self.generations_until(self.total_steps)
 
     def first_generation_after(self, step: StepPlan) -> int:
-        """The earliest generation batch that a later step trains on."""
+        """Return the earliest generation batch that a later step trains on."""
         return self._micro_batch(step.step * self.plan.gradient_accumulation_steps).generation
 
     def _micro_batch(self, index: int) -> MicroBatchPlan:
-        """Number `index`, from 0, of the run's stream of micro-batches."""
+        """Return micro-batch number `index` of the run, from 0."""
         generation, within = divmod(index, self.plan.micro_batches_per_generation)
         iteration, part = divmod(within, self.plan.steps_per_generation)
         size = self.plan.rows_per_micro_batch
@@ -303,14 +304,14 @@ def _steps_per_generation(train: TrainConfig, world_size: int) -> int:
     if size is None:
         return steps or train.gradient_accumulation_steps
     if steps is not None:
-        what = "give either generation_batch_size or steps_per_generation, not both"
+        what = "set either generation_batch_size or steps_per_generation, not both"
         given = f"generation_batch_size {size} and steps_per_generation {steps}"
         raise ConfigError(what, key="train.generation_batch_size", given=given)
     per_device = train.per_device_train_batch_size
     unit = per_device * world_size
     if size % unit:
         product = f"{per_device} * {world_size} = {unit}"
-        what = f"not divisible by per_device_train_batch_size * world size = {product}"
+        what = f"must be divisible by per_device_train_batch_size * world size = {product}"
         near = _around(size, [size // unit * unit, (size // unit + 1) * unit])
         raise ConfigError(what, "train.generation_batch_size", given=str(size), nearest=near)
     return size // unit
@@ -323,7 +324,7 @@ def _uneven_steps(plan: BatchPlan) -> Problem | None:
     multiple = steps // accumulation * accumulation
     candidates = [*_divisors(accumulation), multiple, multiple + accumulation]
     return Problem(
-        "neither of steps_per_generation and gradient_accumulation_steps divides the other",
+        "either steps_per_generation or gradient_accumulation_steps must divide the other",
         key="train.steps_per_generation",
         given=f"steps_per_generation {steps}, gradient_accumulation_steps {accumulation}",
         allowed=f"a divisor or a multiple of {accumulation}",
@@ -355,7 +356,7 @@ def _uneven_groups(plan: BatchPlan) -> Problem | None:
 
 
 def _divisors(number: int) -> list[int]:
-    """All divisors, or none of a number too large to look for them: they are only suggestions."""
+    """List all divisors, as suggestions; none for a number that is too large to search."""
     if number > 10**12:
         return []
     small = [divisor for divisor in range(1, int(number**0.5) + 1) if number % divisor == 0]
@@ -363,7 +364,7 @@ def _divisors(number: int) -> list[int]:
 
 
 def _around(value: int, candidates: list[int]) -> str:
-    """The nearest positive candidates below and above `value`: ``6 or 8``."""
+    """Write the nearest positive candidates below and above `value`: ``6 or 8``."""
     below = [candidate for candidate in candidates if 0 < candidate < value]
     above = [candidate for candidate in candidates if candidate > value]
     return " or ".join(str(number) for number in (*sorted(below)[-1:], *sorted(above)[:1]))

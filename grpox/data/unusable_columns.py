@@ -1,4 +1,4 @@
-"""Columns that data cannot have: nothing would read them, or they hold images, sounds or videos."""
+"""Columns that data cannot have: reserved names, and columns with images, sounds or videos."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from typing import Any
 from grpox.errors import Problem
 
 REWARD_ARGUMENTS = ("prompts", "completions", "completion_ids", "trainer_state", "log_metric", "log_extra")
-"""Arguments that the core itself passes to a reward function; all others are columns of the data."""
+"""Arguments that the core passes to a reward function; all others are columns of the data."""
 COLUMNS = ("image", "images", "audio", "audios", "video", "videos")
-"""Names of such columns in datasets of prompts."""
+"""Common names of columns with images, sounds or videos."""
 KINDS = ("image", "audio", "video")
-"""Words in the types of such parts: ``image_url``, ``input_audio``."""
-CURE = "text alone; a column that only a reward reads may have another name"
+"""Words in the types of parts that are not text: ``image_url``, ``input_audio``."""
+CURE = "only text; rename a column that only a reward function reads"
 
 
 def unusable_columns(columns: Iterable[str], prompt_column: str, data: str, key: str) -> list[Problem]:
-    """A problem for each column of what is no text, or with the name of an argument that rewards are given.
+    """List a problem for each column that is not text, or that has the name of a reward function's argument.
 
     Args:
-        prompt_column: the one that may have an argument's name, since functions see it as `prompts`.
-        data: what messages call the data.
-        key: of the run file, named in the problems.
+        prompt_column: may have an argument's name, because reward functions receive it as `prompts`.
+        data: name of the data in messages.
+        key: key of the run file, named in the problems.
     """
     columns = list(columns)
-    media = f"{data} has a column of what is no text, which is not read"
-    reserved = f"{data} has a column with the name of an argument that grpox itself gives to reward functions"
+    media = f"{data} has a column that is not text, which grpox cannot read"
+    reserved = f"{data} has a column with a name that grpox reserves for arguments of reward functions"
     renamed = "any other name: rename the column"
     return [
         *(Problem(media, key, given=name, allowed=CURE) for name in media_columns(columns)),
@@ -39,12 +39,12 @@ def unusable_columns(columns: Iterable[str], prompt_column: str, data: str, key:
 
 
 def media_columns(columns: Iterable[str]) -> list[str]:
-    """Return the columns that hold parts of a prompt which are no text."""
+    """Return the columns that hold parts of a prompt other than text."""
     return [column for column in columns if column.lower() in COLUMNS]
 
 
 def media_part(prompt: Any) -> str:
-    """The type of the first part of a prompt's messages that is no text; empty where all are."""
+    """Return the type of the first part of a prompt that is not text; empty if all parts are text."""
     for message in prompt if isinstance(prompt, list) else []:
         if not isinstance(message, dict):
             continue
@@ -57,7 +57,7 @@ def media_part(prompt: Any) -> str:
 
 
 def _kind(part: Any) -> str:
-    """The type of a part, or where it has none the key of its value; empty for text."""
+    """Return the type of a part, or the key of its value if it has no type; empty for text."""
     if not isinstance(part, dict):
         return ""
     names = [part["type"]] if part.get("type") else [name for name, value in part.items() if value is not None]

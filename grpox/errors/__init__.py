@@ -1,9 +1,9 @@
-"""Errors as a user reads them: the cause, the key and the cure, in plain words and without secrets.
+"""Errors for users: cause, key and remedy in plain words, without secrets.
 
-The exceptions carry a short message and an exit code. A `Problem` is one mistake: its key, the given value and
-what is allowed. `validation` turns pydantic's errors into problems. `redaction` masks secrets in configs and in
-text, by the names of their keys and by their form. `formatting` writes numbers and lists. The package imports
-neither pydantic nor torch.
+Each exception has a short message and an exit code. A `Problem` is one mistake: its key, the given value and
+the allowed values. `validation` turns pydantic's errors into problems. `redaction` masks secrets in configs
+and in text, by the names of their keys and by their form. `formatting` writes numbers and lists. The package
+imports neither pydantic nor torch.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ class GrpoxError(Exception):
 
 
 WHAT = 700
-"""Characters of `Problem.what` that are shown."""
+"""Number of characters of `Problem.what` that are shown."""
 TEXT = 2000
-"""Characters of a foreign exception's text that are shown or kept."""
+"""Number of characters of a foreign exception's text that are shown or saved."""
 TRACE = 50_000
-"""Characters of a traceback that are shown or kept."""
+"""Number of characters of a traceback that are shown or saved."""
 ALLOWED = 1000
-"""Characters of `Problem.allowed` that are shown: some lists of names are long."""
+"""Number of characters of `Problem.allowed` that are shown: some lists of names are long."""
 
 
 def plain(text: str, longest: int = 300) -> str:
     """Return `text` without secrets, cut in its middle to at most `longest` characters, on one line.
 
-    Characters that print nothing are escaped: colours, ends of lines, a change of the writing direction.
+    Invisible characters are escaped: colours, line ends, changes of the writing direction.
     """
     shown = "".join(
         character if character.isprintable() else character.encode("unicode_escape").decode("ascii")
@@ -46,11 +46,11 @@ def plain(text: str, longest: int = 300) -> str:
 
 
 def text_of(error: BaseException) -> str:
-    """Return an exception's own text, cut to `TEXT` characters; where asking for it fails, the reason."""
+    """Return an exception's text, cut to `TEXT` characters; if `str` fails on it, the reason."""
     try:
         return shorten(str(error), TEXT)
     except BaseException as failed:  # noqa: BLE001 - a foreign class may raise anything here
-        return f"its text cannot be made: {type(failed).__name__}"
+        return f"its message cannot be read: {type(failed).__name__}"
 
 
 def describe(error: BaseException) -> str:
@@ -70,10 +70,10 @@ def traceback_of(error: BaseException) -> str:
 
 
 def chain(error: BaseException, with_contexts: bool = False) -> Iterator[BaseException]:
-    """Yield `error` and its causes, each once: `raise error from error` makes a ring.
+    """Yield `error` and its causes, each once, because `raise error from error` makes a ring.
 
     Args:
-        with_contexts: after an error without a cause, go on with the error that was being handled.
+        with_contexts: after an error without a cause, continue with the error that was being handled.
     """
     seen: set[int] = set()
     following: BaseException | None = error
@@ -92,7 +92,7 @@ def shorten(text: str, longest: int) -> str:
 
 
 def left_by_rich(error: BaseException) -> bool:
-    """Return True for the SystemExit that rich raises once nobody reads its output."""
+    """Return True for the SystemExit that rich raises when the reader has closed its output."""
     return isinstance(error, SystemExit) and isinstance(error.__context__, BrokenPipeError)
 
 
@@ -103,7 +103,7 @@ def _cut(text: str, longest: int) -> str:
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing wrong with what the user gave."""
+    """One mistake in the user's input."""
 
     what: str
     """The mistake, in one line."""
@@ -114,7 +114,7 @@ class Problem:
     given: str = ""
     allowed: str = ""
     nearest: str = ""
-    """Nearest valid name, if the given one looks like a typo."""
+    """Nearest valid name, if the given name looks like a typo."""
 
     def __str__(self) -> str:
         parts = (plain(self.where), plain(self.key), plain(self.what, WHAT))
@@ -128,11 +128,10 @@ class Problem:
 
 
 class ConfigError(GrpoxError):
-    """The run file, an override or a component is wrong; every problem found is listed.
+    """The run file, an override or a component is wrong; the message lists every problem.
 
     Args:
-        problems: the problems; or the one line of a single problem, whose other parts follow as those of
-            `Problem`.
+        problems: the problems; or the line of a single problem, followed by the other fields of `Problem`.
     """
 
     exit_code = 2

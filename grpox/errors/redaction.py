@@ -1,7 +1,7 @@
-"""Masks secrets in all that is shown, saved or sent elsewhere, by the names of their keys and by their form.
+"""Masks secrets in everything that is shown, saved or sent, by the names of their keys and by their form.
 
-`redacted` is for configs and other data with keys, `redact` for text: messages, addresses, tracebacks. Both put
-``***`` in a secret's place and leave what shows its sort: ``hf_***``, ``me:***@host``.
+`redacted` is for configs and other data with keys, `redact` for text: messages, addresses, tracebacks. Both
+replace a secret by ``***`` and keep the part that shows its kind: ``hf_***``, ``me:***@host``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from urllib.parse import quote, quote_plus
 
 MASK = "***"
 SHORTEST_KNOWN = 8
-"""Characters from which a secret is masked wherever it stands: a shorter one may be an ordinary word."""
+"""Shortest secret that is masked everywhere in text; a shorter one may be an ordinary word."""
 
 # Names of keys, in lower case, with _ between their words.
 _ENDING = r"(?:_?\d+|_(?:value|text|string|plain|raw|base64|b64|hash|base|default|old|new|prod|dev))?$"
@@ -45,7 +45,7 @@ _OF_MODELS = re.compile(
     rf"_token{_ENDING}"
 )
 _IN_QUERIES = {"key", "sig", "signature", "pass", "x_amz_signature", "x_amz_credential"}
-"""Names of secrets in the query of an address, though not elsewhere."""
+"""Names of secrets in the query of an address only."""
 _HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 _PLACE = re.compile(r"\[\d+\]|\.\d+(?=\.|$)")
 
@@ -102,11 +102,11 @@ _LEFT = re.compile(
     rf"gh[opusr]_|github_pat_|{_VENDORS}|sk-|{_HUBS}|AKIA|ASIA|AIza|dapi|eyJ|SG\.|{_WEBHOOKS})\*\*\*",
     re.IGNORECASE,
 )
-"""Text that masking by form leaves."""
+"""Text that remains after masking by form."""
 _PLACEHOLDER = re.compile(r"[(\[{<\\^]|\$\{|\$[A-Z_]+$")
-"""Beginnings of placeholders: ``{key}``, ``<your token>``, ``$TOKEN``, a part of a pattern."""
+"""Beginnings of placeholders, which are not masked: ``{key}``, ``<your token>``, ``$TOKEN``, a pattern."""
 _DRAWN = re.compile(r"(?=\D*\d)(?=[^a-z]*[a-z])(?=[^A-Z]*[A-Z])[\w+/=-]{20,}", re.ASCII)
-"""Form of a randomly drawn key, and not of a digest or name."""
+"""Form of a random key; digests and names do not have it."""
 _NOTHING = {"null", "none", "true", "false"}
 
 _known: set[str] = set()
@@ -116,7 +116,7 @@ _known: set[str] = set()
 def redact(text: str) -> str:
     """Mask secrets in `text`: ``http://me:secret@host``, ``?token=secret``, ``api_key='secret'``, ``hf_...``.
 
-    Secrets given to `remember_secrets` are masked wherever they stand.
+    Secrets passed to `remember_secrets` are masked everywhere.
     """
     for secret in sorted(_known, key=len, reverse=True):
         if secret in text:
@@ -125,15 +125,15 @@ def redact(text: str) -> str:
 
 
 def redacted(value: Any, key: str = "") -> Any:
-    """Mask secrets in `value`, of mappings, lists and scalars, by the keys of mappings and by form.
+    """Mask secrets in `value` (mappings, lists and scalars), by the keys of mappings and by form.
 
-    A number under a secret's key is masked too; true, false, null and an empty text never are.
+    A number under a secret's key is masked too; true, false, null and empty text are never masked.
     """
     return _mapped(value, _masked, key)
 
 
 def remember_secrets(config: Any) -> None:
-    """Have `redact` mask the secrets of `config` and the environment wherever they stand."""
+    """Make `redact` mask the secrets of `config` and the environment everywhere."""
     environment = {name: text for name, text in os.environ.items() if name not in ("PWD", "OLDPWD")}
     for each in (config, environment):
         _mapped(each, _remember)
@@ -190,7 +190,7 @@ def _mapped(value: Any, visit: Callable[[Any, str, bool], Any], key: str = "", i
 
 
 def _follows_name(items: Sequence[Any], place: int, key: str) -> bool:
-    """Return True where the item before names this one: ``--token`` of a command line, a pair in a list."""
+    """Return True if the item before is a secret's name, as in ``--token VALUE`` or a pair in a list."""
     before = items[place - 1] if place else None
     is_pair = len(items) == 2 and key.rpartition(".")[2].isdecimal()
     return isinstance(before, str) and (is_pair or before[:2] == "--") and names_a_secret(before.lstrip("-"))
@@ -216,7 +216,7 @@ def _remember(value: Any, key: str, is_secret: bool) -> None:
 
 
 def _is_left(text: str) -> bool:
-    """Return True if masking by form left its traces in `text`."""
+    """Return True if `text` contains secrets masked by form."""
     in_query = (each[3] for each in _QUERY.finditer(text) if _names_in_query(each[2]))
     after_name = (text[begin:end] for begin, end in _values_of_secrets(text))
     return bool(_LEFT.search(text)) or MASK in in_query or MASK in after_name
@@ -240,7 +240,7 @@ def _without_forms(text: str) -> str:
 
 def _without_password(match: re.Match[str]) -> str:
     user, password = match.groups()
-    # Some take a token as the user, with no password or this one.
+    # Some services take a token as the user name, with no password or with this one.
     return f"{MASK}:{password}@" if user and password in ("", "x-oauth-basic") else f"{user}:{MASK}@"
 
 
@@ -284,5 +284,5 @@ def _values_of_secrets(text: str) -> Iterator[tuple[int, int]]:
 
 
 def _looks_drawn(text: str) -> bool:
-    """Return True if `text` has letters and digits, as a randomly drawn key has and a word has not."""
+    """Return True if `text` has both letters and digits, as a random key has and a word has not."""
     return len(text) >= 6 and bool(re.search(r"\d", text)) and bool(re.search(r"[A-Za-z]", text))

@@ -1,4 +1,4 @@
-"""Pydantic's errors and fields in the words of a run file: dotted key, given, allowed, and nearest name."""
+"""Turns pydantic's errors into problems of a run file: dotted key, given, allowed, and nearest name."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _WORDS: Mapping[Any, str] = {
     Any: "anything",
 }
 MOST = 200
-"""Problems that are reported at most: finding the nearest name of each takes time."""
+"""Largest number of reported problems: finding the nearest name of each takes time."""
 
 
 def problems_of(
@@ -51,13 +51,13 @@ def problems_of(
         error: raised by validating against `model`.
         model: gives the allowed names and the types and bounds of fields, also of nested models.
         key: dotted key of the data; empty at the top of the file.
-        also: names allowed beside the model's fields, as `weight` is beside a reward's parameters.
+        also: names allowed beside the model's fields, such as `weight` beside a reward's parameters.
     """
     problems: dict[str, Problem] = {}
     for detail in error.errors(include_url=False):
         path, holder, field = _locate(model, detail["loc"], detail["type"])
         dotted = reduce(join, path, key)
-        # The members of a union each report the same key; the first one stands for all.
+        # The members of a union all report the same key; the first report is enough.
         if dotted not in problems and len(problems) < MOST:
             names = [*fields_by_key(holder), *(also if holder is model else ())]
             given = written(redacted(detail["input"], dotted)) if path else ""
@@ -66,10 +66,10 @@ def problems_of(
 
 
 def truths_for_numbers(data: object, model: type[BaseModel], key: str = "") -> list[Problem]:
-    """Find true and false where `model` wants a number: pydantic would take them for 1 and 0.
+    """Find true and false where `model` wants a number: pydantic would read them as 1 and 0.
 
     Args:
-        data: as in a run file; pydantic refuses what is no mapping.
+        data: as in a run file; if it is not a mapping, pydantic refuses it.
         key: dotted key of the data; empty at the top of the file.
     """
     if not isinstance(data, Mapping):
@@ -101,8 +101,8 @@ def _locate(
     """Follow pydantic's location through nested models.
 
     Returns:
-        the path without the tags that pydantic inserts for unions; the model in which its last part is, or
-        should be, a field; and that field.
+        the path without the tags that pydantic inserts for unions; the model that has, or should have, its last
+        part as a field; and that field.
     """
     path: list[str | int] = []
     current: Any = model
@@ -134,7 +134,7 @@ def _members(annotation: Any) -> list[Any]:
 
 
 def _holds(container: Any, part: str | int) -> bool:
-    """Tell if `part` is an index or key of `container`; a union's tag, such as ``list[int]``, is neither."""
+    """Return True if `part` is an index or key of `container`; a union's tag, such as ``list[int]``, is not."""
     if isinstance(part, int):
         return get_origin(container) in (list, tuple, set, frozenset, Sequence)
     return get_origin(container) in (dict, Mapping) and not part.endswith("]")
@@ -143,11 +143,11 @@ def _holds(container: Any, part: str | int) -> bool:
 def _problem(
     detail: ErrorDetails, key: str, given: str, names: Sequence[str], field: FieldInfo | None
 ) -> Problem:
-    """Turn one error of pydantic's into a problem.
+    """Turn one pydantic error into a problem.
 
     Args:
         names: keys allowed in the same mapping.
-        field: of the key, where there is one.
+        field: field of the key, if there is one.
     """
     kind, value = detail["type"], detail["input"]
     if kind == "extra_forbidden":

@@ -1,4 +1,4 @@
-"""Terminal output of a run: a live line or a few plain ones, samples, a summary, its report."""
+"""Terminal output of a run: a live line or a few plain lines, sample completions, a summary, the report."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ SHOWN = (
     ("tokens_per_second/generated", "{:,.0f} tokens/s"),
     ("step_time", "{:.1f} s/step"),
 )
-"""Metrics of a step's line, with their formats."""
+"""Metrics in a step's line, with their formats."""
 PLAIN_LINES = 20
 SAMPLE_ROWS = 4
 PROMPT_WIDTH, COMPLETION_WIDTH, EXTRA_WIDTH = 100, 240, 60
 
 
 class TerminalDisplay:
-    """Shows the progress of a run: live on a terminal, else one line per step, about 20 for the whole run.
+    """Shows the progress of a run: live on a terminal, else in about 20 lines for the whole run.
 
     Args:
         console: the output; default: standard output.
@@ -57,7 +57,7 @@ class TerminalDisplay:
         size = f"{pluralize(run.total_steps, 'step')} on {pluralize(run.world_size, 'rank')}"
         self._line(f"{escaped(run.source)}: {size}, into {escaped(str(run.output_dir))}")
         if run.resumed_at:
-            self._line(f"going on after step {run.resumed_at}")
+            self._line(f"resuming after step {run.resumed_at}")
         if self._console.is_terminal:
             self._progress = Progress(
                 TextColumn("step"),
@@ -102,7 +102,7 @@ class TerminalDisplay:
 
     @hookimpl(tryfirst=True)
     def grpox_run_failed(self) -> None:
-        # First of all observers, so that no output of the others falls into a live line.
+        # Called before all other observers, so that their output does not break a live line.
         self._stop()
 
     @hookimpl(tryfirst=True)
@@ -120,13 +120,13 @@ class TerminalDisplay:
             text = f"{best['metric']} {best['value']:.4g}: {best['checkpoint']}"
             table.add_row("best checkpoint", _plain(text))
         if self._skipped:
-            table.add_row("skipped", f"{self._skipped:.0f}, not finite")
+            table.add_row("skipped", f"{self._skipped:.0f}, NaN or infinite")
         table.add_row("time", duration(time.monotonic() - self._started))
         table.add_row("folder", _plain(str(run.output_dir)))
         self._console.print(table)
 
     def _seconds_left(self, step: int, total: int) -> float | None:
-        """Estimate from the pace since the first step, which includes the start-up; None at that step."""
+        """Estimate the remaining seconds from the pace after the first step; None at the first step."""
         now = time.monotonic()
         if self._first_step is None:
             self._first_step = (step, now)
@@ -144,14 +144,14 @@ class TerminalDisplay:
 
 
 def _main_values(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Select the metrics of an evaluation's line; the record has all of them."""
+    """Select the metrics for an evaluation's line; the record has all metrics."""
     shown = {
         name: value
         for name, value in metrics.items()
         if not name.startswith("completions/") and not name.endswith(("/std", "_std", "/abstained"))
     }
     if sum(name.startswith("rewards/") and name.endswith("/mean") for name in shown) == 1:
-        shown.pop("reward", None)  # it would say the same twice
+        shown.pop("reward", None)  # equal to the single reward's mean
     return shown
 
 
@@ -167,7 +167,7 @@ def escaped(text: str) -> str:
 
 
 def shortened(text: str, width: int) -> str:
-    """Cut a text in its middle to `width` characters: answers stand at the end."""
+    """Cut a text in its middle to `width` characters, because answers are at the end."""
     if len(text) <= width:
         return text
     shown = width - 5
@@ -196,7 +196,7 @@ def _sample_table(step: int, rollouts: Sequence[ScoredRollout]) -> Table:
 
 
 def _plain(text: str) -> Text:
-    """Return a Text; in a str, rich would read [brackets] as markup."""
+    """Wrap a string in Text, because rich would read [brackets] in a str as markup."""
     return Text(escaped(text), overflow="fold")
 
 

@@ -1,4 +1,4 @@
-"""Ends a run whose evaluations show no more gain: `evaluation.early_stop`."""
+"""Ends a run whose evaluations stop improving (`evaluation.early_stop`)."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from grpox.errors import RunFailed, nearest
 
 
 class EarlyStopState(BaseModel):
-    """State of an early stop, as checkpoints hold it."""
+    """State of early stopping, saved in checkpoints."""
 
     model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
 
     metric: str
     mode: Literal["max", "min"]
     best: float | None = None
-    """The best value that counted as a gain; None before the first."""
+    """Best value that counted as an improvement; None before the first evaluation."""
     best_step: int = 0
-    """Optimizer steps of the weights that gave this value."""
+    """Number of optimizer steps of the weights with the best value."""
     without_gain: int = 0
-    """Evaluations since the last gain."""
+    """Number of evaluations since the last improvement."""
 
 
 class EarlyStop:
     """Follows a metric from evaluation to evaluation.
 
-    A gain is a value that is more than `min_delta` better than that of the last gain; the first value is one.
-    Neither not-a-number nor a value that is missing is a gain. Every rank sees the same metrics, and so they
-    all stop together.
+    An improvement is a value that is more than `min_delta` better than the last improvement; the first value
+    counts as one. NaN and missing values are not improvements. Every rank has the same metrics, so all ranks
+    stop together.
     """
 
     def __init__(self, config: EarlyStopConfig) -> None:
@@ -42,7 +42,7 @@ class EarlyStop:
 
     @property
     def stops(self) -> bool:
-        """True after `patience` evaluations without a gain."""
+        """True after `patience` evaluations without an improvement."""
         return self.state.without_gain >= self.config.patience
 
     def see(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -56,7 +56,7 @@ class EarlyStop:
             near = nearest(bare_name(self.config.metric), metrics)
             guess = f"\n    did you mean  {near}" if near else ""
             raise RunFailed(
-                f"evaluation.early_stop.metric: {self.config.metric} is no metric of the evaluation, which has "
+                f"evaluation.early_stop.metric: the evaluation has no metric {self.config.metric}, it has "
                 f"{', '.join(sorted(metrics))}{guess}"
             )
         value, sign = metrics.get(name, math.nan), 1 if self.config.mode == "max" else -1
@@ -67,12 +67,12 @@ class EarlyStop:
         self.state = self.state.model_copy(update=changed)
 
     def restore(self, state: EarlyStopState | None) -> None:
-        """Restore the state in a checkpoint; one of another metric is ignored."""
+        """Restore the state from a checkpoint; the state of another metric is ignored."""
         if state is not None and (state.metric, state.mode) == (self.state.metric, self.state.mode):
             self.state = state
 
     def summary(self, step: int) -> dict[str, Any]:
-        """Describe for the run's summary that the run stopped after `step`."""
+        """Return the entry of the run's summary for a stop after `step`."""
         return {
             "step": step,
             "metric": PREFIX + self.state.metric,
@@ -86,7 +86,7 @@ def describe_early_stop(stopped: Mapping[str, Any]) -> str:
     """Format the result of `EarlyStop.summary`, or the reason of an observer, as a sentence."""
     if "reason" in stopped:
         return f"after step {stopped.get('step')}: {stopped['reason']}"
-    best = "has had no value"
+    best = "never had a value"
     if isinstance(stopped.get("best"), int | float):
         when = f"after step {stopped['best_step']}" if stopped.get("best_step") else "before training"
         best = f"was best {when}, at {stopped['best']:.4g}"

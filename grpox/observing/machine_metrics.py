@@ -1,7 +1,8 @@
-"""Metrics of every machine of a run: a thread on each writes them to the run's folder, which trackers read.
+"""Metrics of every machine of a run: a thread on each machine writes them to the run's folder for trackers.
 
-The rank with the trackers needs no message from the others, and no step waits. The metric names are MLflow's.
-MLflow's own thread is not used: it asks the server before each reading, and ends for good without an answer.
+The rank with the trackers needs no message from other ranks, and no step waits. The metric names are MLflow's.
+MLflow's own thread is not used: it asks the server before each measurement, and ends if the server does not
+answer.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import psutil
 from grpox.runtime.world import World
 
 _MEGABYTE = 1e6
-"""Bytes of a megabyte, as MLflow counts."""
+"""Bytes in a megabyte, as in MLflow."""
 _QUERY = (
     "nvidia-smi",
     "--query-gpu=index,memory.used,memory.total,utilization.gpu,power.draw,power.limit",
@@ -54,14 +55,14 @@ class Readings:
             nvml.nvmlInit()
             self._gpus = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
             self._nvml = nvml
-        # The first answer covers no time and is 0.
+        # The first measurement covers no time and is 0.
         psutil.cpu_percent()
 
     def take(self) -> dict[str, float]:
         """Return name -> value; CPU use is since the last call, and values that cannot be read are left out."""
         values = {"cpu_utilization_percentage": psutil.cpu_percent()}
         for part in (self._memory, self._disk, self._network, self._all_gpus):
-            with suppress(Exception):  # a driver or container may refuse one of them
+            with suppress(Exception):  # a driver or container may refuse a value
                 values |= part()
         return values
 
@@ -148,12 +149,12 @@ def _network() -> tuple[int, int]:
 def machine_metrics(folder: Path, every: float, world: World) -> Iterator[None]:
     """Write ``system/node_<i>.jsonl`` on each machine during the block; a collective if `every` is not 0.
 
-    Lines look as in ``metrics.jsonl``; `step` counts them. With several machines each name has its machine:
+    Lines have the format of ``metrics.jsonl``; `step` counts them. With several machines names have a prefix:
     ``system/node_1/cpu_utilization_percentage``. Machines are numbered by their first rank.
 
     Args:
         folder: the run's output_dir.
-        every: seconds between two readings; 0: none.
+        every: seconds between two measurements; 0: never measure.
     """
     machines = world.gather([_machine()]) if every else []
     if not machines or machines.index(machines[world.rank]) != world.rank:
@@ -171,9 +172,10 @@ def machine_metrics(folder: Path, every: float, world: World) -> Iterator[None]:
 
 
 class MachineSampler(threading.Thread):
-    """A thread that appends readings to a file, the last when it is stopped.
+    """A thread that appends measurements to a file, the last one when it is stopped.
 
-    Readings that a full disk refuses are left out. `step` continues from the lines of an earlier process.
+    Measurements that do not fit on a full disk are dropped. `step` continues from the lines of an earlier
+    process.
     """
 
     def __init__(self, path: Path, prefix: str, every: float) -> None:
@@ -183,7 +185,7 @@ class MachineSampler(threading.Thread):
         self._lines: int | None = None
 
     def stop(self) -> None:
-        """End after a last reading, so that a short run has one."""
+        """End after a last measurement, so that even a short run has one."""
         self._stop_requested.set()
         self.join(self._every + 10)
 
@@ -200,7 +202,7 @@ class MachineSampler(threading.Thread):
             self._path.parent.mkdir(parents=True, exist_ok=True)
             with self._path.open("a+b") as file:
                 if self._lines is None:
-                    # Only now, when the record of an earlier run has been moved away.
+                    # Created only after the record of an earlier run has been moved away.
                     file.seek(0)
                     self._lines = sum(1 for _ in file)
                 line = {"step": self._lines, "time": time.time(), "metrics": values}

@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
 
 class Observers:
-    """The observers of one run: those it selected, and every plugin module that implements a lifecycle hook.
+    """The observers of one run: the selected ones, and every plugin module that implements a lifecycle hook.
 
-    Implementations are called in pluggy's own order (`tryfirst` ones first, then the latest registered). A
-    selected observer that raises in `run_started` ends the run; every other failure is a warning, logged once
-    per observer and hook, and counted in `failures`. The selected observers leave the manager when
-    the run ends, so that one process may train twice.
+    Implementations are called in pluggy's order (`tryfirst` first, then the latest registered). A selected
+    observer that raises in `run_started` ends the run; every other failure is a warning, logged once per
+    observer and hook, and counted in `failures`. Selected observers are unregistered when the run ends, so that
+    one process can train twice.
 
     Args:
         manager: has grpox's hook specs and the discovered plugins.
@@ -43,7 +43,7 @@ class Observers:
 
     def __init__(self, manager: pluggy.PluginManager, selected: Sequence[tuple[str, object]]) -> None:
         self.failures: Counter[tuple[str, str]] = Counter()
-        """(observer, hook) -> times it raised; the total is the metric ``observers/failures``."""
+        """(observer, hook) -> number of failures; the total is the metric ``observers/failures``."""
         self.first_failure = ""
         """Name of the observer that failed first, and its error."""
         self._manager = manager
@@ -52,9 +52,9 @@ class Observers:
             self._register(name, observer)
 
     def run_started(self, run: RunContext) -> None:
-        """Tell that the run starts; raises RunFailed when a selected observer cannot start.
+        """Report the start of the run; raises RunFailed if a selected observer cannot start.
 
-        The caller then calls `run_failed`, so that observers that did start can close their resources.
+        The caller then calls `run_failed`, so that observers that have started can close their resources.
         """
         self._tell("grpox_run_started", is_start=True, run=run)
 
@@ -81,11 +81,11 @@ class Observers:
         self._tell("grpox_checkpoint_saved", run=run, step=step, path=path)
 
     def run_failed(self, run: RunContext, error: BaseException) -> None:
-        """Tell that `error` ended the run, and unregister the selected observers."""
+        """Report that `error` ended the run, and unregister the selected observers."""
         self._end("grpox_run_failed", run=run, error=error)
 
     def run_finished(self, run: RunContext, summary: Mapping[str, object]) -> None:
-        """Tell that the run is complete, and unregister the selected observers.
+        """Report that the run is complete, and unregister the selected observers.
 
         A signal that arrives meanwhile is raised after the last observer.
         """
@@ -93,20 +93,20 @@ class Observers:
         raise_if_signalled()
 
     def sweep_started(self, sweep: SweepContext) -> dict[str, str]:
-        """Tell that a sweep starts; raises RunFailed when a selected observer cannot follow it.
+        """Report the start of a sweep; raises RunFailed if a selected observer cannot start.
 
         Returns:
-            Environment variables for its runs, from all observers.
+            environment variables for the sweep's runs, from all observers.
         """
         answers = self._tell("grpox_sweep_started", is_start=True, sweep=sweep)
         return {name: value for answer in answers if answer is not None for name, value in answer.items()}
 
     def sweep_run_ended(self, sweep: SweepContext, results: SweepResults) -> None:
-        """Tell that one more run of a sweep has ended."""
+        """Report the end of a sweep's run."""
         self._tell("grpox_sweep_run_ended", sweep=sweep, results=results)
 
     def sweep_finished(self, sweep: SweepContext, results: SweepResults, status: str) -> None:
-        """Tell that a sweep is over, and unregister the selected observers."""
+        """Report the end of a sweep, and unregister the selected observers."""
         self._end("grpox_sweep_finished", sweep=sweep, results=results, status=status)
         raise_if_signalled()
 
@@ -171,7 +171,7 @@ class Observers:
             message = f"observer {name!r} failed in {hook}: {_error_message(error)}"
             self.first_failure = self.first_failure or message
             get_logger(__name__).warning(
-                "%s\n    the run goes on; its further failures there are only counted (observers/failures)",
+                "%s\n    the run continues; further failures there are only counted (observers/failures)",
                 message,
             )
 
@@ -197,13 +197,13 @@ class ReadOnlyMetrics(dict[str, float]):
 
 
 def _own(value: Any) -> Any:
-    """Prepare an argument of a hook so that no observer changes what others see.
+    """Prepare an argument of a hook so that no observer changes the data of others.
 
-    Exceptions and the run's control are shared, metrics are read-only, everything else is a copy.
+    Exceptions and the run's control are shared, metrics are read-only, and everything else is copied.
     """
     if isinstance(value, BaseException | str | ReadOnlyMetrics | RunControl):
         return value
-    if isinstance(value, Sequence):  # not copied are the tokens of rollouts, which are tuples and many
+    if isinstance(value, Sequence):  # tuples, such as the many tokens of rollouts, are not copied
         return [replace(each, rewards=dict(each.rewards), extra=copied(dict(each.extra))) for each in value]
     own = copied(value)
     if isinstance(own, RunContext | SweepContext):
@@ -212,7 +212,7 @@ def _own(value: Any) -> Any:
 
 
 def _error_message(error: BaseException) -> str:
-    """Return the message of an error; one that is not grpox's own has its type before it."""
+    """Return the message of an error, with the type in front unless it is grpox's own."""
     if left_by_rich(error) and error.__context__ is not None:
         error = error.__context__
     message = text_of(error) if isinstance(error, RunFailed | ConfigError) else describe(error)

@@ -1,6 +1,6 @@
 """The local record of a run: config, versions, metrics and completions as plain files in its folder.
 
-It needs no server and is always on, so nothing is lost when a tracker fails.
+The record needs no server and is always on, so nothing is lost when a tracker fails.
 """
 
 from __future__ import annotations
@@ -81,16 +81,16 @@ def git_commit() -> str | None:
 class LocalRecord:
     """Writes ``config.yaml``, ``versions.json``, ``metrics.jsonl`` and ``completions/*.parquet``.
 
-    A run that fails has ``failure.json`` besides: ``{"error": "RunFailed: ..."}``.
+    A failed run also has ``failure.json``: ``{"error": "RunFailed: ..."}``.
 
     Each line of ``metrics.jsonl`` is one JSON object, on disk before the next step starts:
     ``{"step": 3, "time": <unix seconds>, "metrics": {...}}`` for an optimizer step, and
     ``{"step": 3, "time": ..., "evaluation": {...}}`` for an evaluation. Numbers that JSON lacks
-    are the strings ``"nan"``, ``"inf"`` and ``"-inf"``, which Python's `float` reads back. The record of an
-    earlier run in the same folder, its model included, is moved to ``earlier/``.
+    are the strings ``"nan"``, ``"inf"`` and ``"-inf"``, which Python's `float` reads. The record of an earlier
+    run in the same folder, including its model, is moved to ``earlier/``.
 
-    On a full disk a line waits in memory until there is room again, and completions are left out. Either
-    raises RunFailed, which `Observers` reports once and counts.
+    On a full disk, lines of metrics wait in memory until there is space, and completions are dropped. Both
+    raise RunFailed, which `Observers` reports once and counts.
 
     Args:
         files: names of the files that observers leave in the run's folder.
@@ -123,7 +123,7 @@ class LocalRecord:
     @hookimpl(tryfirst=True)
     def grpox_rollouts_scored(self, step: int, rollouts: Sequence[ScoredRollout]) -> None:
         if path := self._files.next(step):
-            with _written(path, "completions are left out: "):
+            with _written(path, "completions are not saved: "):
                 write_completions(path, step, rollouts)
 
     @hookimpl(tryfirst=True)
@@ -157,9 +157,7 @@ class LocalRecord:
         assert self._metrics is not None  # the run has started
         line = {"step": step, "time": time.time(), kind: values}
         self._metrics.waiting.append(json.dumps(line, allow_nan=False))
-        with _written(
-            self._metrics.path, after="\n    what it lacks waits in memory until there is room again"
-        ):
+        with _written(self._metrics.path, after="\n    the missing lines wait in memory until there is space"):
             self._metrics.catch_up()
 
 
@@ -179,7 +177,7 @@ def config_text(config: RunConfig) -> str:
 
 
 def began(config: RunConfig) -> bool:
-    """Return True if the run's folder holds this run's record; differences without effect are ignored."""
+    """Return True if the run's folder has this run's record; differences without effect are ignored."""
     recorded = _recorded(config)
     return recorded is not None and recorded.evaluation == config.evaluation
 
@@ -187,7 +185,7 @@ def began(config: RunConfig) -> bool:
 def finished(config: RunConfig, steps: int) -> dict[str, Any] | None:
     """Return the summary of this run in its folder if the run has ended, else None.
 
-    After a change of `evaluation`, a run that stopped early may go on.
+    After a change of `evaluation`, a run that stopped early may continue.
 
     Args:
         steps: steps of the schedule; a run that stopped early has taken fewer.
@@ -201,7 +199,7 @@ def finished(config: RunConfig, steps: int) -> dict[str, Any] | None:
 
 
 def _recorded(config: RunConfig) -> RunConfig | None:
-    """Read the config in the run's folder; None if it is another run's."""
+    """Read the config in the run's folder; None if it belongs to another run."""
     try:
         text = (Path(config.output_dir) / "config.yaml").read_text(encoding="utf-8")
         recorded = RunConfig.model_validate(yaml.safe_load(text))
@@ -214,7 +212,7 @@ def sync_record(folder: Path, after: int) -> int:
     """Flush to disk the files that a resumed run needs, and return the size of ``metrics.jsonl`` in bytes.
 
     Args:
-        after: completions of the steps up to this one are on the disk already.
+        after: completions up to this step are already on disk.
     """
     metrics, completions = folder / "metrics.jsonl", folder / "completions"
     new = (path for path in completions.glob("step_*.parquet") if _step_of(path) > after)
@@ -251,7 +249,7 @@ def _set_aside(folder: Path, files: Sequence[str]) -> None:
     """Move the files of an earlier run to ``earlier/<time of its end>``, so that none is overwritten.
 
     Args:
-        files: files of this run's observers, which an earlier run may have written too.
+        files: files of this run's observers; an earlier run may also have written them.
     """
     names = dict.fromkeys((*RECORD, *files, *_files_of_observers(folder)))
     there = [name for name in names if (folder / name).exists()]
@@ -259,7 +257,7 @@ def _set_aside(folder: Path, files: Sequence[str]) -> None:
         return
     ended = time.localtime((folder / there[0]).stat().st_mtime)
     name = time.strftime("%Y-%m-%dT%H-%M-%S", ended)
-    # Numbered where that second has one already.
+    # Numbered if another folder has the same second.
     aside, number = folder / "earlier" / name, 1
     while aside.exists():
         number += 1
@@ -271,10 +269,10 @@ def _set_aside(folder: Path, files: Sequence[str]) -> None:
     for name in there:
         (folder / name).replace(aside / name)
     earlier = folder / "earlier"
-    if any(earlier.glob("*/checkpoints/*")):  # nothing removes these
+    if any(earlier.glob("*/checkpoints/*")):  # grpox never removes them
         size = sum(path.stat().st_size for path in earlier.rglob("*") if path.is_file())
         logger.info(
-            "the run that was here is now in %s, which holds %s; remove what you do not need",
+            "the earlier run in this folder was moved to %s, which holds %s; remove what you do not need",
             earlier,
             format_bytes(size),
         )
@@ -283,7 +281,7 @@ def _set_aside(folder: Path, files: Sequence[str]) -> None:
 def _go_back(run: RunContext, step: int) -> None:
     """Restore the record to its state at the checkpoint after `step`.
 
-    Later steps are done again; their lines of metrics move to ``metrics.undone.jsonl``.
+    Later steps will be repeated; their lines of metrics move to ``metrics.undone.jsonl``.
     """
     folder, metrics = run.output_dir, run.output_dir / "metrics.jsonl"
     end = _end_of_metrics(metrics, run.metrics_bytes)
@@ -305,7 +303,7 @@ def _go_back(run: RunContext, step: int) -> None:
 
 
 def _end_of_metrics(path: Path, saved: int) -> int:
-    """Return the end of the lines that a checkpoint covers; warn if some of them are lost.
+    """Return the end of the lines that a checkpoint covers; warn if lines are lost.
 
     Args:
         saved: size of the file at the checkpoint, in bytes.
@@ -315,7 +313,7 @@ def _end_of_metrics(path: Path, saved: int) -> int:
         return saved
     logger.warning(
         "%s has %s bytes, and had %s when the checkpoint was saved\n"
-        "    the run goes on behind what is there; the metrics that are lost are not made again",
+        "    the run continues after the existing lines; the lost metrics are not computed again",
         path,
         size,
         saved,
@@ -324,9 +322,9 @@ def _end_of_metrics(path: Path, saved: int) -> int:
 
 
 def _is_of_before(line: bytes, step: int) -> bool:
-    """Tell whether a line belongs before the checkpoint after `step`; it was written late, on a full disk."""
+    """Return True if a line belongs before the checkpoint after `step`, but was written late on a full disk."""
     try:
-        # An evaluation comes before the checkpoint of its step; that of step 0 is made again.
+        # An evaluation comes before the checkpoint of its step; the evaluation at step 0 is repeated.
         return 0 < MetricsLine.parse(line).step <= step
     except ValueError:
         return False

@@ -1,4 +1,4 @@
-"""The growing files of a run's record: lines of metrics, and completions in a parquet file for each batch."""
+"""Growing files of a run's record: lines of metrics, and a parquet file of completions for each batch."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ class MetricsLine(NamedTuple):
 
 
 class CompletionFiles:
-    """Decides which generation batches are saved and under which name.
+    """Selects the generation batches to save, and names their files.
 
-    All observers of a run compute the same paths: the record writes the files, trackers upload them.
+    All observers of a run compute the same paths: the record writes the files, and trackers upload them.
     """
 
     def __init__(self, run: RunContext) -> None:
@@ -68,7 +68,7 @@ class CompletionFiles:
         if self._every == 0 or (self._batches - 1) % self._every:
             return None
         self._files[step] += 1
-        # Several generation batches may serve one step: then each has a file of its own.
+        # If one step uses several generation batches, each batch has its own file.
         part = f"_{self._files[step]}" if self._files[step] > 1 else ""
         return self._folder / f"step_{step:06d}{part}.parquet"
 
@@ -78,7 +78,7 @@ def write_completions(path: Path, step: int, rollouts: Sequence[ScoredRollout]) 
 
     Columns: step, group, sample, prompt, completion, reward, advantage, ``rewards/<label>`` for each reward
     function (null where it abstained), finish_reason, policy_version, completion_length (tokens), and
-    ``extra/<name>`` for what reward functions logged.
+    ``extra/<name>`` for values that reward functions logged.
     """
     import pyarrow
     from pyarrow import parquet
@@ -103,25 +103,25 @@ def write_completions(path: Path, step: int, rollouts: Sequence[ScoredRollout]) 
     for name in dict.fromkeys(name for scored in rollouts for name in scored.extra):
         columns[f"extra/{name}"] = _extra_column([scored.extra.get(name) for scored in rollouts])
     with atomic_path(path) as unfinished:
-        # Dictionaries where values come several times: elsewhere they are only work.
+        # Dictionary encoding only for columns with repeated values: elsewhere it costs time.
         parquet.write_table(pyarrow.table(columns), unfinished, use_dictionary=["prompt", "finish_reason"])
 
 
 def _extra_column(values: list[Any]) -> pyarrow.Array:
-    """Return a column of numbers and booleans as they are, any other column as text."""
+    """Return a column of numbers or booleans unchanged, and any other column as text."""
     import pyarrow
 
     if all(value is None or isinstance(value, bool | int | float) for value in values):
         with contextlib.suppress(pyarrow.ArrowException, OverflowError):
             return pyarrow.array(values)
-    # UTF-8 cannot hold half of a surrogate pair, which becomes an escape.
+    # UTF-8 cannot encode half of a surrogate pair, so it is escaped.
     texts = (str(value).encode("utf-8", "backslashreplace").decode("utf-8") for value in values)
     plain = [None if value is None else text for value, text in zip(values, texts, strict=True)]
     return pyarrow.array(plain, pyarrow.string())
 
 
 class MetricsFile:
-    """Appends lines in order. After a failure a line waits and is written before the next one."""
+    """Appends lines in order. A line that cannot be written waits, and is written before the next one."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -132,7 +132,7 @@ class MetricsFile:
         """Write the waiting lines.
 
         Raises:
-            OSError: there is no room. The line keeps waiting, and the file holds no part of it.
+            OSError: there is no space. The line keeps waiting, and no part of it is in the file.
         """
         if not self.waiting:
             return
@@ -141,7 +141,7 @@ class MetricsFile:
                 before = file.seek(0, os.SEEK_END)
                 rest = memoryview(self.waiting[0].encode() + b"\n")
                 try:
-                    while rest:  # on a disk that is nearly full a part is written first
+                    while rest:  # a nearly full disk may accept only a part at first
                         rest = rest[file.write(rest) or 0 :]
                 except BaseException:
                     file.truncate(before)

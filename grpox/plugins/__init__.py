@@ -1,7 +1,7 @@
-"""Plugins: found, asked what they offer, bound to their parameters and called.
+"""Plugins: discovery, components, their checked parameters, and the scaffold for new ones.
 
-`hookspecs` has every hook and `ComponentSpec`. `discovery` goes through the entry points; `loader` imports
-one plugin and asks it. `registry` finds a component by kind and name and compares what components need with
-what others provide. `component` binds one to its checked parameters and calls it in a run. `scaffold` writes
-new plugins. Imports neither pydantic nor torch before a component is selected.
+`hookspecs` has every hook and `ComponentSpec`. `discovery` reads the entry points; `loader` imports one plugin
+and calls its discovery hooks. `registry` finds a component by kind and name, and checks that the capabilities
+it needs are provided. `component` binds a component to its checked parameters. `scaffold` writes new plugins.
+The package imports neither pydantic nor torch before a component is selected.
 """

@@ -1,4 +1,4 @@
-"""Components bound to their checked parameters, as a run file mentions them."""
+"""Components of a run file, bound to their checked parameters."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from grpox.runtime.signals import raise_if_signal
 
 @dataclass(frozen=True)
 class BoundComponent:
-    """A component whose parameters are valid; nothing of it that is heavy has been imported."""
+    """A component with valid parameters; its heavy modules are not imported yet."""
 
     kind: str
     label: str
@@ -27,7 +27,7 @@ class BoundComponent:
     key: str
     """Dotted key in the run file, for example ``loss`` or ``rewards[0]``."""
     load: Callable[[], Any]
-    """Imports the class, or for a reward the function."""
+    """Function that imports the class, or the function of a reward."""
     config: BaseModel | None = None
     offer: Offer | None = None
     """Offer of the plugin; None for an object given by path or in Python."""
@@ -42,12 +42,12 @@ class BoundComponent:
 def bind_object(kind: str, target: Any, params: Mapping[str, Any], key: str, label: str) -> BoundComponent:
     """Bind a class or function that no plugin offers, from a file or from Python.
 
-    A class may hold its parameters as a nested pydantic model `Config`, and its capabilities as class
+    A class may define its parameters as a nested pydantic model `Config`, and its capabilities as class
     attributes `needs` and `provides`.
 
     Raises:
-        ConfigError: it is no component of this kind, the parameters do not fit, or `Config` is not a pydantic
-            model.
+        ConfigError: the object is not a component of this kind, the parameters are wrong, or `Config` is not a
+            pydantic model.
     """
     owner = f"{kind} '{label}'"
     if problem := contract_problem(kind, target):
@@ -82,7 +82,8 @@ BUILD_ARGUMENTS = {"optimizer": {"parameters", "learning_rate"}, "scheduler": {"
 
 
 def kind_of(target: Any) -> str:
-    """Infer the kind of a class or function from its methods and parameters; empty if it could be none or several."""
+    """Infer the kind of a class or function from its methods and parameters; empty if it could be none or
+    several."""
     if not inspect.isclass(target):
         return "reward" if callable(target) else ""
     if any(name.startswith("grpox_") for name in dir(target)):
@@ -97,9 +98,9 @@ def kind_of(target: Any) -> str:
 
 
 def contract_problem(kind: str, target: Any) -> str:
-    """Return why a class (or a reward's function) is no component of this kind; empty if it is one."""
+    """Return the reason why a class (or a reward function) is not a component of this kind; empty if it is."""
     if kind == "reward":
-        return methods_problem(target) if callable(target) else "cannot be called"
+        return methods_problem(target) if callable(target) else "is not callable"
     if not inspect.isclass(target):
         return "is not a class"
     missing = [name for name in METHODS.get(kind, ()) if not callable(getattr(target, name, None))]
@@ -115,12 +116,12 @@ def contract_problem(kind: str, target: Any) -> str:
 
 
 def reduction_problem(loss: Any) -> str:
-    """Describe the problem with the reduction that a loss declares; empty if there is none."""
+    """Describe the problem with the reduction of a loss; empty if there is none."""
     reduction = getattr(loss, "reduction", None)
     if isinstance(reduction, Reduction):
         return ""
     allowed = ", ".join(member.name for member in Reduction)
-    return f"has the reduction {reduction!r}; it is a grpox.contracts.Reduction: {allowed}"
+    return f"has the reduction {reduction!r}; it must be a grpox.contracts.Reduction: {allowed}"
 
 
 def scope_problem(loss: Any) -> str:
@@ -140,24 +141,24 @@ def _capabilities(target: Any, attribute: str, key: str) -> tuple[str, ...]:
 
 
 def is_model(candidate: object) -> bool:
-    """Tell whether `candidate` is a pydantic model class."""
+    """Return True if `candidate` is a pydantic model class."""
     return inspect.isclass(candidate) and issubclass(candidate, BaseModel)
 
 
 def check_params(
     model: type[BaseModel] | None, params: Mapping[str, Any], key: str, owner: str, also: tuple[str, ...] = ()
 ) -> BaseModel | None:
-    """Validate a component's parameters; unknown keys are refused whatever the model's own `extra` says.
+    """Validate a component's parameters; unknown keys are refused, even if the model's `extra` allows them.
 
     Args:
-        model: the component's config; None when it has no parameters.
-        params: as the run file has them.
+        model: the component's config; None if it has no parameters.
+        params: parameters in the run file.
         key: dotted key of the component.
-        owner: how messages call the component.
-        also: keys of the run file beside the parameters, offered as nearest names.
+        owner: name of the component in messages.
+        also: keys of the run file beside the parameters, also suggested as nearest names.
 
     Raises:
-        ConfigError: with one problem for each key that is wrong.
+        ConfigError: a key is wrong; one problem for each.
     """
     if model is None:
         if params:

@@ -1,8 +1,8 @@
-"""Discovery: every entry point of group `grpox` becomes a record, every component it names an offer.
+"""Discovery: every entry point of group `grpox` becomes a record, and each of its components an offer.
 
-pluggy's own loader keeps the first of two same-named entry points, lets one broken plugin abort the rest and
-does not notice misspelt hooks. Here each plugin is loaded, checked and asked by itself, so that what is wrong
-with one is a record of that one, with its provenance, and concerns nobody who did not select it.
+pluggy's loader keeps only the first of two entry points with one name, stops at the first broken plugin, and
+does not notice misspelt hooks. Here each plugin is loaded and checked separately, so an error belongs to the
+record of one plugin, with its origin, and affects only runs that select the plugin.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from grpox.plugins.requirements import canonical_name, unmet
 __all__ = ["DISABLE_VARIABLE", "Offer", "OfferedCommand", "PluginRecord", "PluginSet", "discover"]
 
 DISABLE_VARIABLE = "GRPOX_DISABLE_PLUGINS"
-"""Environment variable with the distributions, separated by commas, whose plugins are not loaded."""
+"""Environment variable with a comma-separated list of distributions whose plugins are not loaded."""
 
 UNNAMED = ("(unnamed distribution)", "(no version)")
 
@@ -33,7 +33,7 @@ OfferStatus = Literal["ok", "incompatible", "unavailable"]
 
 
 class _Brought:
-    """Something that a distribution brings."""
+    """Base of records, components and commands: the distribution that they come from."""
 
     distribution: str
     version: str
@@ -46,20 +46,20 @@ class _Brought:
 
 @dataclass(frozen=True)
 class PluginRecord(_Brought):
-    """One entry point: its origin, and whether it loads."""
+    """One entry point: its origin and its load status."""
 
     entry_point: str
     module: str
-    """The entry point's value: ``pkg.module`` or ``pkg.module:object``."""
+    """Value of the entry point: ``pkg.module`` or ``pkg.module:object``."""
     distribution: str
     version: str
     status: PluginStatus = "ok"
     reason: str = ""
-    """Reason why it is not ok, in one line: for a broken plugin the exception's type and message."""
+    """Reason in one line if the status is not ok; for a broken plugin, the exception's type and message."""
     error: BaseException | None = None
-    """The error of a broken plugin."""
+    """Exception of a broken plugin."""
     observes: tuple[str, ...] = ()
-    """Lifecycle hooks that the module implements itself, for every run."""
+    """Lifecycle hooks that the module itself implements, called in every run."""
 
     def __str__(self) -> str:
         return f"plugin '{self.entry_point}' of {self.origin}"
@@ -67,7 +67,7 @@ class PluginRecord(_Brought):
 
 @dataclass(frozen=True)
 class Offer(_Brought):
-    """One component that a plugin offers, and whether it can be used here."""
+    """One component of a plugin, and its usability here."""
 
     kind: str
     spec: ComponentSpec
@@ -75,22 +75,22 @@ class Offer(_Brought):
     version: str
     status: OfferStatus = "ok"
     reason: str = ""
-    """Reason why it cannot be used."""
+    """Reason why the component cannot be used."""
     module: str = ""
-    """Module of the plugin that offers it, as in its record."""
+    """Module of the plugin, as in its record."""
 
     def __str__(self) -> str:
         return f"{self.kind} '{self.spec.name}' of {self.origin}"
 
     @property
     def qualified_name(self) -> str:
-        """The spelling that selects this offer among several of one name."""
+        """Name with distribution, which selects this component among several with one name."""
         return f"{self.distribution}:{self.spec.name}"
 
 
 @dataclass(frozen=True)
 class OfferedCommand(_Brought):
-    """One command that a plugin brings."""
+    """One command of a plugin."""
 
     spec: CommandSpec
     distribution: str
@@ -98,27 +98,27 @@ class OfferedCommand(_Brought):
 
     @property
     def lacks(self) -> str:
-        """Requirements that are not met here; empty if all are."""
+        """Missing requirements; empty if all are met."""
         return _lacking(self.spec)
 
 
 @dataclass
 class PluginSet:
-    """The installed plugins and all that they offer."""
+    """The installed plugins with their components and commands."""
 
     records: list[PluginRecord] = field(default_factory=list)
     offers: list[Offer] = field(default_factory=list)
     manager: pluggy.PluginManager = field(default_factory=new_manager)
-    """Calls the plugins that have lifecycle hooks."""
+    """pluggy manager of the plugins that have lifecycle hooks."""
     warnings: list[str] = field(default_factory=list)
-    """Messages about user requests that discovery could not fulfil, a line each."""
+    """Warnings about user requests that discovery could not fulfil, a line each."""
     commands: list[OfferedCommand] = field(default_factory=list)
 
     def add(self, entry_point: metadata.EntryPoint, record: PluginRecord) -> None:
         """Import a plugin, register its lifecycle hooks, and add its components and commands to the set."""
         loaded = load(entry_point)
         error = loaded.error
-        # Two distributions may ship one module: both offer its components, its observers are called once.
+        # If two distributions contain one module, both offer its components, but observers are called once.
         if error is None and loaded.observes and not self.manager.is_registered(loaded.plugin):
             try:
                 self.manager.register(loaded.plugin, f"{record.distribution}:{record.entry_point}")
@@ -135,7 +135,7 @@ class PluginSet:
         self.records.append(replace(record, observes=loaded.observes))
 
     def offers_called(self, name: str, kind: str = "", distribution: str = "") -> list[Offer]:
-        """The offers of this name, of one kind and of one distribution where these are given."""
+        """Find the components with this name, and with this kind and distribution if given."""
         return [
             offer
             for offer in self.offers
@@ -145,9 +145,9 @@ class PluginSet:
         ]
 
     def suspicions(self, distribution: str = "") -> dict[str, PluginRecord]:
-        """Message -> plugin, for each plugin that did not load and may offer the missing component."""
+        """Map message -> plugin for each plugin that did not load and might offer the missing component."""
         return {
-            f"{record} may offer it, but it is {record.status}: {record.reason}": record
+            f"{record} might offer it, but is {record.status}: {record.reason}": record
             for record in self.records
             if record.status != "ok"
             and canonical_name(distribution) in ("", canonical_name(record.distribution))
@@ -155,12 +155,12 @@ class PluginSet:
 
 
 def _usable(kind: str, spec: ComponentSpec) -> tuple[OfferStatus, str]:
-    """Return whether a component can be used here, and why not."""
+    """Return the status of a component here, and the reason if it cannot be used."""
     oldest, newest = OLDEST_API[kind], API_VERSIONS[kind]
     if not oldest <= spec.api <= newest:
-        has = f"has {newest}" + (f" and takes {oldest} and later" if oldest < newest else "")
+        has = f"has {newest}" + (f" and supports {oldest} and later" if oldest < newest else "")
         remedy = "upgrade grpox" if spec.api > newest else "upgrade the plugin"
-        return "incompatible", f"written for {kind} API {spec.api}, this grpox {has}: {remedy}"
+        return "incompatible", f"written for {kind} API {spec.api}, but this grpox {has}: {remedy}"
     lacks = _lacking(spec)
     return ("unavailable", lacks) if lacks else ("ok", "")
 
@@ -172,16 +172,16 @@ def _lacking(spec: ComponentSpec | CommandSpec) -> str:
 def discover(disable: Iterable[str] = ()) -> PluginSet:
     """Find every installed plugin, in the order in which `sys.path` lists their distributions.
 
-    Each plugin's module is imported, which is why it must import nothing heavy.
+    Each plugin's module is imported, so it must import nothing heavy.
 
     Args:
-        disable: distributions not to load, besides those of `GRPOX_DISABLE_PLUGINS`; their modules are not
-            even imported. One that is not installed is a warning and no error: a run file may switch off what
-            only some of the machines that it runs on have.
+        disable: distributions not to load, in addition to `GRPOX_DISABLE_PLUGINS`; their modules are not
+            imported. If one is not installed, that is a warning and not an error, because a run file may
+            disable a plugin that only some machines have.
 
     Returns:
-        One record for each entry point, and the offers of those that are not broken. No plugin can make this
-        raise.
+        one record for each entry point, and the components of plugins that are not broken. No plugin can make
+        this function raise.
     """
     named = os.environ.get(DISABLE_VARIABLE, "").split(",")
     given = {name.strip(): DISABLE_VARIABLE for name in named if name.strip()}
@@ -198,7 +198,7 @@ def discover(disable: Iterable[str] = ()) -> PluginSet:
     for name, by in given.items():
         if canonical_name(name) not in known:
             near = nearest(canonical_name(name), known)
-            what = f"{by} names {name!r}, and no installed distribution of that name has a plugin"
+            what = f"{by} names {name!r}, but no installed distribution of that name has a plugin"
             plugins.warnings.append(what + (f"; did you mean {near}?" if near else ""))
     return plugins
 
@@ -206,8 +206,8 @@ def discover(disable: Iterable[str] = ()) -> PluginSet:
 def _entry_points() -> Iterator[tuple[metadata.EntryPoint, PluginRecord]]:
     """Yield every entry point of the group, with a record of its origin.
 
-    `importlib.metadata` passes over a distribution whose folder name it has met earlier on `sys.path`. It
-    does not see that ``~rpox-0.1.dist-info``, left by an interrupted pip, is grpox again: hence `seen`.
+    `importlib.metadata` skips a distribution whose folder name came earlier on `sys.path`. It does not notice
+    that ``~rpox-0.1.dist-info``, left by an interrupted pip, is also grpox; `seen` catches this.
     """
     seen = set()
     for entry_point in metadata.entry_points(group=ENTRY_POINT_GROUP):

@@ -1,4 +1,4 @@
-"""Loads an object from a Python file named as ``path.py:name``, for components outside any package."""
+"""Loads an object from a Python file, ``path.py:name``, for components outside any package."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def load_object(reference: str, base: Path | None = None) -> Any:
     While the file executes, its folder is on the import path, so that it can import its neighbours.
 
     Args:
-        base: the folder a relative path starts from; default: the working directory.
+        base: folder of relative paths; default: the working directory.
 
     Raises:
-        ConfigError: not of that form, no such file, the file raises as it executes, or it has no such name.
+        ConfigError: the reference has another form, the file does not exist or raises, or it lacks the name.
     """
     file, colon, name = reference.rpartition(":")
     if not colon or not file or not name:
-        raise ConfigError("names no object in a file", given=reference, allowed="path.py:name")
+        raise ConfigError("does not name an object in a file", given=reference, allowed="path.py:name")
     path = ((base or Path.cwd()) / Path(file).expanduser()).resolve()
     if path.suffix != ".py":
         raise ConfigError(f"{path} is not a .py file", given=reference, allowed="path.py:name")
@@ -43,7 +43,7 @@ def load_object(reference: str, base: Path | None = None) -> Any:
 
 
 def _module(path: Path) -> ModuleType:
-    # The digest keeps files of one name apart; sys.modules is where pickle and dataclasses look.
+    # The digest distinguishes files with one name; pickle and dataclasses look in sys.modules.
     digest = hashlib.sha256(str(path).encode()).hexdigest()[:12]
     module_name = f"grpox_file_{path.stem}_{digest}"
     if module_name in sys.modules:
@@ -64,6 +64,6 @@ def _module(path: Path) -> ModuleType:
             lines = [error.lineno]
         raise ConfigError(describe(error), where=f"{path}:{lines[-1]}" if lines else str(path)) from error
     finally:
-        with contextlib.suppress(ValueError):  # the file took its folder off the path itself
+        with contextlib.suppress(ValueError):  # the file itself removed its folder from the path
             sys.path.remove(str(path.parent))
     return module

@@ -1,6 +1,6 @@
-"""Imports one plugin and calls its discovery hooks: its components and commands, or why it is broken.
+"""Imports one plugin and calls its discovery hooks, giving components and commands, or the plugin's error.
 
-Each plugin is asked in a manager that holds it alone, so that what is wrong with one concerns no other.
+Each plugin has its own manager, so that an error in one plugin does not affect others.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ COMMANDS = "grpox_commands"
 
 
 class InvalidPlugin(Exception):
-    """A plugin breaks a rule of the plugin API; its author must mend it.
+    """Raised if a plugin breaks a rule of the plugin API; its author must correct it.
 
     Args:
-        what: the rule, and how the plugin breaks it.
-        function: the plugin's function that breaks it, if it is one.
+        what: the rule, and the plugin's mistake.
+        function: the plugin's function with the mistake, if it is in a function.
     """
 
     def __init__(self, what: str, function: object = None) -> None:
@@ -37,22 +37,22 @@ class InvalidPlugin(Exception):
 
 @dataclass(frozen=True)
 class Loaded:
-    """All that grpox needs to know of a plugin; of a broken one, only its error."""
+    """Content of a plugin; for a broken plugin, only its error."""
 
     plugin: Any = None
     components: tuple[tuple[str, ComponentSpec], ...] = ()
-    """(kind, component)"""
+    """Pairs (kind, component)."""
     commands: tuple[CommandSpec, ...] = ()
     observes: tuple[str, ...] = ()
-    """Lifecycle hooks that the module implements itself, for every run."""
+    """Lifecycle hooks that the module itself implements, called in every run."""
     error: BaseException | None = None
-    """The reason why it is no plugin."""
+    """Reason why the module is not a plugin."""
 
 
 def load(entry_point: metadata.EntryPoint) -> Loaded:
     """Import a plugin, check its hooks, and collect its components and commands: all of them or none.
 
-    No plugin can make this raise; only a signal does.
+    No plugin can make this function raise; only a signal can.
     """
     try:
         plugin = entry_point.load()
@@ -62,7 +62,7 @@ def load(entry_point: metadata.EntryPoint) -> Loaded:
         commands = tuple(_offered(alone, COMMANDS))
         components = tuple((kind, spec) for kind, hook in KINDS.items() for spec in _offered(alone, hook))
         return Loaded(plugin, components, commands, tuple(observes))
-    except BaseException as error:  # noqa: BLE001 - whatever a plugin raises is its own affair
+    except BaseException as error:  # noqa: BLE001 - a plugin may raise anything, which is recorded
         raise_if_signal(error)
         return Loaded(error=error)
 
@@ -75,10 +75,10 @@ def new_manager() -> pluggy.PluginManager:
 
 
 def _check_offer(spec: object, hook: str) -> Any:
-    """Check that an answer of a discovery hook is a component that a run file could name, or a command.
+    """Check that a result of a discovery hook is a component with a valid name, or a command.
 
     Raises:
-        InvalidPlugin: it is not.
+        InvalidPlugin: the result is neither.
     """
     is_command = hook == COMMANDS
     wanted = CommandSpec if is_command else ComponentSpec
@@ -86,8 +86,8 @@ def _check_offer(spec: object, hook: str) -> Any:
         raise InvalidPlugin(f"{hook} offers a {type(spec).__name__}, not a {wanted.__name__}")
     names = r"[a-z][a-z0-9-]*" if is_command else r"[^\s:/]+"
     if not re.fullmatch(names, spec.name):
-        rule = "a command has lower-case letters, digits and hyphens"
-        rule = rule if is_command else "a name has neither space, ':' nor '/'"
+        rule = "a command may contain only lower-case letters, digits and hyphens"
+        rule = rule if is_command else "a name may contain no space, ':' or '/'"
         raise InvalidPlugin(f"{hook} offers {spec.name!r}: {rule}")
     for label in ("target", "config"):
         reference = getattr(spec, label, "")
@@ -102,7 +102,7 @@ def _check_offer(spec: object, hook: str) -> Any:
 
 
 def _checked(plugin: Any) -> pluggy.PluginManager:
-    """Register the plugin alone with a manager, once all its hooks exist and are marked as implementations."""
+    """Register the plugin with its own manager, after checking that its hooks exist and are marked."""
     manager = new_manager()
     known = [name for name in vars(manager.hook) if name.startswith("grpox_")]
     for name in dir(plugin):
@@ -115,7 +115,7 @@ def _checked(plugin: Any) -> pluggy.PluginManager:
     try:
         manager.register(plugin)
     except pluggy.PluginValidationError as error:
-        # pluggy says only in its message which hook it is about.
+        # Only pluggy's message names the hook.
         hook = re.search(r"hook '(\w+)'", str(error))
         raise InvalidPlugin(str(error), getattr(plugin, hook[1], None) if hook else None) from error
     if problem := wrapper_problem(manager, plugin):
@@ -144,7 +144,7 @@ def _did_you_mean(name: str, known: list[str]) -> str:
 
 
 def _offered(alone: pluggy.PluginManager, hook: str) -> Iterator[Any]:
-    """Ask a discovery hook of one plugin by itself: pluggy's multicall would mix the answers of all."""
+    """Call a discovery hook of one plugin only: pluggy's multicall would mix the results of all plugins."""
     names = set()
     for implementation in getattr(alone.hook, hook).get_hookimpls():
         try:

@@ -1,4 +1,4 @@
-"""(kind, name) -> component: never first-wins, strict about what is selected, lenient about what is not."""
+"""Finds components by kind and name; a conflict or error matters only if the component is selected."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ from grpox.runtime.signals import raise_if_signal
 
 
 class Registry:
-    """Finds, checks and builds the components that a run selects among those the plugins offer."""
+    """Finds, checks and builds the components that a run selects."""
 
     def __init__(self, plugins: PluginSet) -> None:
         self.plugins = plugins
 
     def find(self, kind: str, name: str) -> Offer:
-        """Find the one offer of `kind` called `name`; ``dist:name`` selects the distribution.
+        """Find the one component of `kind` called `name`; ``dist:name`` selects the distribution.
 
         Raises:
-            ConfigError: no plugin offers it, several do, or the one that does cannot be used here.
+            ConfigError: no plugin or more than one offers it, or the component cannot be used here.
         """
         distribution, _, bare = name.rpartition(":")
         offers = self.plugins.offers_called(bare, kind, distribution)
@@ -47,7 +47,7 @@ class Registry:
         if len(offers) > 1:
             spellings = sorted({offer.qualified_name for offer in offers})
             origins = " and ".join(sorted(offer.origin for offer in offers))
-            # One distribution may offer a name through two entry points: no spelling distinguishes those.
+            # One distribution may offer a name through two entry points, which no spelling distinguishes.
             allowed = " or ".join(spellings) if len(spellings) > 1 else ""
             raise ConfigError(f"{origins} offer a {kind} '{bare}'", given=name, allowed=allowed)
         if offers[0].status != "ok":
@@ -55,10 +55,10 @@ class Registry:
         return offers[0]
 
     def config_model(self, offer: Offer) -> type[BaseModel] | None:
-        """Import the component's config class; None when it has no parameters.
+        """Import the component's config class; None if the component has no parameters.
 
         Raises:
-            ConfigError: it cannot be imported or is not a pydantic model, which is the plugin's fault.
+            ConfigError: the class cannot be imported or is not a pydantic model, which is the plugin's fault.
         """
         if not offer.spec.config:
             return None
@@ -73,10 +73,10 @@ class Registry:
         return model  # type: ignore[no-any-return]
 
     def parse(self, kind: str, ref: ComponentRef, key: str) -> BoundComponent:
-        """Bind a run file's mention of a component, which stands under `key`, to its checked parameters.
+        """Bind a component that a run file names under `key` to its checked parameters.
 
         Raises:
-            ConfigError: with every problem of this component; `Problem.where` is left to the caller.
+            ConfigError: lists every problem of the component; the caller adds `Problem.where`.
         """
         try:
             if ref.path is None:
@@ -91,7 +91,7 @@ class Registry:
     def _parse_name(self, kind: str, ref: ComponentRef, name: str, key: str) -> BoundComponent:
         offer = self.find(kind, name)
         model = self.config_model(offer)
-        # Keys of the mention that belong to the core, such as a reward's `weight`.
+        # Keys that belong to the core, such as a reward's `weight`.
         own = tuple(field for field in type(ref).model_fields if field not in ("name", "path"))
         hidden = sorted({"name", "path", *own} & set(model.model_fields if model else ()))
         if hidden:
@@ -111,7 +111,7 @@ class Registry:
         """Build the component: ``Class(config)``, ``Class()`` without a config, or a reward's function.
 
         Raises:
-            ConfigError: it cannot be imported or constructed; the original error is the cause.
+            ConfigError: the component cannot be imported or constructed; the original error is the cause.
         """
         try:
             target: Any = bound.load()
@@ -145,7 +145,7 @@ class Registry:
             for offer in self.plugins.offers
             if need in offer.spec.provides
         )
-        remedy = f"{would} would" if would else "no installed component does"
+        remedy = f"{would} would provide it" if would else "no installed component provides it"
         return Problem(
             f"{bound} needs '{need}', which nothing in this run provides; {remedy}",
             bound.key,
@@ -170,7 +170,7 @@ class Registry:
 
 
 def _construct(bound: BoundComponent, target: Any) -> Any:
-    """Build the component if its class and reduction are right for its kind."""
+    """Build the component, after checking its class and reduction for its kind."""
     problem = contract_problem(bound.kind, target)
     component = None if problem else target() if bound.config is None else target(bound.config)
     if not problem and bound.kind == "loss":
@@ -181,7 +181,7 @@ def _construct(bound: BoundComponent, target: Any) -> Any:
 
 
 def _keyed(error: ConfigError, key: str) -> ConfigError:
-    """Copy the error, with `key` for the problems that have none."""
+    """Copy the error, adding `key` to problems without a key."""
     return ConfigError([replace(problem, key=problem.key or key) for problem in error.problems])
 
 

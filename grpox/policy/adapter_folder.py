@@ -1,4 +1,4 @@
-"""The adapter of a policy as peft keeps one: ``adapter_model.safetensors`` beside ``adapter_config.json``."""
+"""The policy's adapter in peft's format: ``adapter_model.safetensors`` and ``adapter_config.json``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from grpox.runtime.world import World
 
 FOLDER = "adapter"
-"""Its name in a run's folder, and in what `grpox export` writes."""
+"""Name of the adapter's folder in a run's folder and in the output of `grpox export`."""
 WEIGHTS = "adapter_model.safetensors"
 
 
@@ -29,10 +29,10 @@ def save_adapter(engine: Engine, base: str, folder: Path, world: World) -> None:
     """Gather the adapter of the policy and write it on rank 0, whole or not at all; a collective.
 
     Args:
-        base: folder or hub id of the model that it belongs to.
+        base: folder or hub id of the adapter's base model.
 
     Raises:
-        RunFailed: it cannot be written, on every rank. What stood in its place is still there.
+        RunFailed: the adapter cannot be written; raised on every rank. The old files are still there.
     """
     state = gathered_adapter(engine.module, world)
     size, failure = sum(tensor.nbytes for tensor in state.values()), ""
@@ -44,13 +44,13 @@ def save_adapter(engine: Engine, base: str, folder: Path, world: World) -> None:
             put_in_place(unfinished, folder)
         except (OSError, SafetensorError) as error:
             shutil.rmtree(unfinished, ignore_errors=True)
-            failure = f"the adapter is not saved: {write_error_message(error, folder, size)}"
+            failure = f"the adapter was not saved: {write_error_message(error, folder, size)}"
     if any(failures := world.gather([failure])):
         raise RunFailed("".join(failures))
 
 
 def gathered_adapter(model: nn.Module, world: World) -> dict[str, Tensor]:
-    """A and B of every layer, by name, on rank 0; nothing on the others. A collective."""
+    """Gather A and B of every layer by name on rank 0; other ranks get nothing. A collective."""
     state = {}
     for name, tensor in stream_adapters(model):
         if world.is_main:
@@ -62,8 +62,8 @@ def write_adapter(model: nn.Module, state: Mapping[str, Tensor], base: str, fold
     """Write `state`, the adapter of `model`, to `folder` with its config.
 
     Args:
-        state: what `gathered_adapter` gave.
-        base: folder or hub id of the model without it.
+        state: result of `gathered_adapter`.
+        base: folder or hub id of the model without the adapter.
     """
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {f"base_model.model.{name}": tensor.contiguous() for name, tensor in state.items()}

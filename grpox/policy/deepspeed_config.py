@@ -1,4 +1,4 @@
-"""DeepSpeed's own configuration for a run: what grpox sets, and `deepspeed.settings` merged over it."""
+"""DeepSpeed's configuration for a run: grpox's values, and `deepspeed.settings` merged over them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from grpox.runfile.deepspeed_settings import without_auto
 
 
 def deepspeed_config(config: RunConfig, world_size: int) -> dict[str, Any]:
-    """The configuration of the policy's engine, in the form `deepspeed.initialize` takes."""
+    """Return the configuration of the policy's engine, as `deepspeed.initialize` accepts it."""
     micro_batch = config.train.per_device_train_batch_size
     own = {
         "train_micro_batch_size_per_gpu": micro_batch,
@@ -37,26 +37,26 @@ def deepspeed_config(config: RunConfig, world_size: int) -> dict[str, Any]:
 
 
 def reference_config(config: RunConfig, world_size: int) -> dict[str, Any]:
-    """The same for a model that is never updated."""
+    """Return the configuration for a model that is never updated."""
     settings = deepspeed_config(config, world_size)
     settings.pop("gradient_clipping")
     zero = settings["zero_optimization"]
     zero.pop("offload_optimizer", None)
     if zero.get("offload_param", {}).get("nvme_path"):
-        # DeepSpeed empties the folder it starts in, which holds the policy's shards.
+        # DeepSpeed empties its folder at the start, and the policy's shards are in that folder.
         zero["offload_param"]["nvme_path"] += "/reference"
     return settings
 
 
 def check_deepspeed(config: RunConfig) -> None:
-    """Ask DeepSpeed whether it takes the run's configuration, before a model is loaded.
+    """Check that DeepSpeed accepts the run's configuration, before a model is loaded.
 
     Raises:
-        ConfigError: a setting has a wrong type or value; or offload to nvme cannot work on this machine.
+        ConfigError: a setting has a wrong type or value, or offload to nvme cannot work on this machine.
     """
     import deepspeed
 
-    # DeepSpeed counts the ranks of its own group, which exists once an earlier run of this process made it.
+    # DeepSpeed counts the ranks of its own group, which exists if this process has run before.
     joined = deepspeed.comm.is_initialized()
     settings = deepspeed_config(config, deepspeed.comm.get_world_size() if joined else 1)
     try:
@@ -88,7 +88,7 @@ def _zero_optimization(config: DeepSpeedConfig) -> dict[str, Any]:
 
 
 def _merged(own: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """`given` over `own`, key by key at every depth."""
+    """Merge `given` over `own`, key by key at every depth."""
     merged = dict(own)
     for name, value in given.items():
         both = isinstance(value, Mapping) and isinstance(merged.get(name), dict)
@@ -97,7 +97,7 @@ def _merged(own: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _refused(reason: str) -> Problem:
-    return Problem(f"DeepSpeed does not take it: {reason}", "deepspeed.settings")
+    return Problem(f"DeepSpeed does not accept this value: {reason}", "deepspeed.settings")
 
 
 def _check_nvme(config: RunConfig, folder: str) -> None:
@@ -109,7 +109,7 @@ def _check_nvme(config: RunConfig, folder: str) -> None:
         and not get_accelerator().is_fp16_supported()
     ):
         # partition_parameters.Init._set_dtype swaps in bfloat16 there, whatever the model's dtype is.
-        what = "on this machine DeepSpeed keeps parameters on nvme in bfloat16 only"
+        what = "on this machine DeepSpeed can store parameters on nvme only in bfloat16"
         raise ConfigError(what, "deepspeed.offload_param", given="nvme", allowed="cpu, or model.dtype bfloat16")
     builder = get_accelerator().create_op_builder("AsyncIOBuilder")
     if not builder.is_compatible(verbose=False):
@@ -118,5 +118,5 @@ def _check_nvme(config: RunConfig, folder: str) -> None:
     try:
         Path(folder).expanduser().mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        what = f"the folder cannot be made: {error.strerror}"
+        what = f"the folder cannot be created: {error.strerror}"
         raise ConfigError(what, "deepspeed.nvme_path", given=folder) from error

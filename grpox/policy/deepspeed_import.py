@@ -1,4 +1,4 @@
-"""DeepSpeed, imported in seconds less, and so that on the CPU it neither warns nor looks for what is known."""
+"""Imports DeepSpeed several seconds faster, and on a CPU without warnings and needless searches."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """DeepSpeed ZeRO-3 around the policy: forward, backward, step; and the forward-only engine of the reference.
 
-DeepSpeed would divide by its own idea of accumulation and ranks. Here the step normaliser has already done
-that: DeepSpeed is configured with one accumulation step and told the boundary by hand, and the loss is
-multiplied by the number of ranks it will average over. The gradient is then the plain sum over tokens.
+DeepSpeed would divide the gradient by its accumulation steps and ranks, but grpox's step normaliser has already
+done so. DeepSpeed is therefore configured with one accumulation step, grpox sets the step boundary, and the
+loss is multiplied by the number of ranks that DeepSpeed averages over. The gradient is then the plain sum over
+tokens.
 """
 
 from __future__ import annotations
@@ -47,11 +48,11 @@ class Engine:
     ) -> None:
         """
         Args:
-            files: how the files of checkpoints are written and read; default: by DeepSpeed itself.
+            files: writes and reads the files of checkpoints; default: DeepSpeed's own engine.
         """
         self.world = world
         self.steps = 0
-        """Steps so far, those that were skipped included: the version of the weights."""
+        """Number of steps so far, including skipped ones; the version of the weights."""
         self._learning_rate_factor: float | None = None
         _skip_op_compilation(world)
         disable_dropout(model)
@@ -71,12 +72,12 @@ class Engine:
         )
         if files is not None:
             self._deepspeed.checkpoint_engine = files
-            # It would put scripts beside the weights: a checkpoint holds no code.
+            # DeepSpeed would save scripts beside the weights, but a checkpoint contains no code.
             self._deepspeed._copy_recovery_script = lambda folder: None
 
     @property
     def module(self) -> PreTrainedModel:
-        """The policy itself; its parameters are this rank's shards."""
+        """The policy; its parameters are this rank's shards."""
         module: PreTrainedModel = self._deepspeed.module
         return module
 
@@ -89,18 +90,18 @@ class Engine:
         return self._deepspeed(**inputs)
 
     def begin_micro_batch(self, *, last: bool) -> None:
-        """Say whether the micro-batch to come is the last of its step; before its forward."""
+        """Declare if the next micro-batch is the last of its step; call before its forward pass."""
         self._deepspeed.set_gradient_accumulation_boundary(last)
 
     def backward(self, loss: Tensor) -> None:
-        """Accumulate the gradient of this rank's share of the loss; shares of all ranks add up."""
+        """Accumulate the gradient of this rank's part of the loss; the parts of all ranks are summed."""
         self._deepspeed.backward(loss * self.world.size, scale_wrt_gas=False)
 
     def step(self) -> float:
-        """Clip, update, advance the schedule; returns the gradient's norm before clipping.
+        """Clip the gradient, update, advance the schedule; return the gradient's norm before clipping.
 
-        A gradient that is not finite is not applied, and the norm is then infinite: weights, optimizer states
-        and schedule are what they were, on all ranks. Only `steps` counts the step.
+        A NaN or infinite gradient is not applied, and the returned norm is infinite: weights, optimizer states
+        and schedule stay unchanged on all ranks, and only `steps` increases.
         """
         self._deepspeed.step()
         self.steps += 1
@@ -126,9 +127,9 @@ class Engine:
         self._learning_rate_factor = factor
 
     def discard(self) -> None:
-        """End a step in the same way whose gradient is not to be applied, whatever it is; a collective."""
+        """End a step without applying its gradient, whatever the gradient is; a collective."""
         optimizer = self._deepspeed.optimizer
-        # DeepSpeed knows best where it has gathered what: it is made to see a gradient that is not finite.
+        # DeepSpeed itself discards the gradient if it sees an infinite value, so it gets one.
         optimizer._get_norm_groups = lambda: [math.inf]
         try:
             self.step()
@@ -136,28 +137,28 @@ class Engine:
             del optimizer._get_norm_groups
 
     def finite(self) -> bool:
-        """Tell whether every weight is finite; a collective. Weights on nvme are not read."""
+        """Return True if every weight is finite; a collective. Weights on nvme are not read."""
         # A sum and not isfinite(): that would need a mask as long as the weights.
         sums = [flat.detach().sum() for flat in self._optimizer.fp32_partitioned_groups_flat]
         total = torch.stack([each.to(self.world.device, torch.float64) for each in sums]).sum()
         return math.isfinite(float(self.world.reduce(total, dist.ReduceOp.SUM)))
 
     def weights(self) -> WeightStream:
-        """The current weights, whole, adapters merged in; a collective."""
+        """Yield the current whole weights with merged adapters; a collective."""
         return stream_weights(self.module, adapted=self._adapted)
 
     def save(self, folder: Path, name: str) -> None:
-        """Write weights, optimizer and schedule to `folder`/`name`, one file or more a rank; a collective.
+        """Write weights, optimizer and schedule to `folder`/`name`, one or more files per rank; a collective.
 
-        Of a model with adapters the frozen weights are left out: they are those that the model came with. What
-        cannot be written is told by the `files` that this engine was made with.
+        With adapters, the frozen weights are left out, because they equal the original model's. `files`, passed
+        to the constructor, reports errors of writing.
         """
         self._deepspeed.save_checkpoint(
             str(folder), tag=name, save_latest=False, exclude_frozen_parameters=self._adapted
         )
 
     def load(self, folder: Path, name: str, steps: int) -> None:
-        """Read what `save` wrote after `steps` optimizer steps; a collective."""
+        """Read a checkpoint that `save` wrote after `steps` optimizer steps; a collective."""
         loaded, _ = self._deepspeed.load_checkpoint(str(folder), tag=name, load_module_strict=not self._adapted)
         if loaded is None:
             raise RunFailed(f"DeepSpeed finds no checkpoint in {folder / name}")
@@ -165,17 +166,17 @@ class Engine:
 
     @property
     def deepspeed(self) -> Any:
-        """DeepSpeed's own engine, for what has no method here: `grpox.checkpoint.resume` alone."""
+        """DeepSpeed's engine, only for `grpox.checkpoint.resume`."""
         return self._deepspeed
 
     def close(self) -> None:
-        """Take all hooks off the module; the engine is of no use afterwards."""
+        """Remove all hooks from the module; the engine cannot be used afterwards."""
         self._deepspeed.destroy()
         restore_forward(self.module)
 
 
 class FrozenEngine:
-    """A model for forward passes only, its weights sharded by ZeRO-3: the reference policy."""
+    """The reference policy: a model for forward passes only, with weights sharded by ZeRO-3."""
 
     def __init__(self, model: PreTrainedModel, config: RunConfig, world: World) -> None:
         _skip_op_compilation(world)
@@ -186,7 +187,7 @@ class FrozenEngine:
 
     @property
     def module(self) -> nn.Module:
-        """The model itself; its parameters are this rank's shards."""
+        """The model; its parameters are this rank's shards."""
         module: nn.Module = self._deepspeed.module
         return module
 
@@ -196,9 +197,9 @@ class FrozenEngine:
 
 
 def disable_dropout(model: nn.Module) -> None:
-    """Turn dropout off in training mode too: sampling and training must see one distribution.
+    """Turn dropout off also in training mode, so that sampling and training have the same distribution.
 
-    Training mode itself stays, because gradient checkpointing works in no other.
+    Training mode stays on, because gradient checkpointing needs it.
     """
     for module in model.modules():
         if isinstance(module, nn.Dropout):
@@ -217,18 +218,18 @@ def _enable_checkpointing(model: PreTrainedModel, config: RunConfig) -> None:
 
 
 def _initialize(run: RunConfig, /, **arguments: Any) -> Any:
-    """`deepspeed.initialize`; what the user's own settings break there is told as such."""
+    """Call `deepspeed.initialize`; if user settings exist, raise its errors as ConfigError."""
     try:
         return deepspeed.initialize(**arguments)
     except Exception as error:
         if not run.deepspeed.settings:
             raise
-        what = f"DeepSpeed does not start with these settings: {describe(error)}"
+        what = f"DeepSpeed cannot start with these settings: {describe(error)}"
         raise ConfigError(what, "deepspeed.settings") from error
 
 
 def _skip_op_compilation(world: World) -> None:
-    """Keep DeepSpeed from compiling its shared-memory collectives on CPU: 35 to 95 s, behind a file lock
-    that a killed process leaves for ever."""
+    """Prevent DeepSpeed from compiling its shared-memory collectives on CPU, which takes 35 to 95 s and needs a
+    file lock that a killed process never releases."""
     if world.device.type == "cpu":
         deepspeed.ops.__compatible_ops__ = {}

@@ -1,9 +1,8 @@
 """Log-probabilities of the sampled tokens, log softmax(logits / temperature)[token], and the entropy.
 
-They come from all logits of a model, or straight from its hidden states, without a tensor of [tokens,
-vocabulary]: the logits of a few tokens at a time are computed, used and dropped, and the backward pass computes
-them again. The memory that takes does not grow with the vocabulary: with a larger one the chunks have fewer
-tokens.
+They come from all logits of a model, or from its hidden states without a tensor [tokens, vocabulary]: the
+logits of a few tokens at a time are computed, used and dropped, and the backward pass computes them again. The
+memory does not grow with the vocabulary, because a larger vocabulary means fewer tokens per chunk.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ from torch import Tensor
 from grpox.policy.batch import Layout, RolloutBatch, lay_out
 
 POSITIONS_PER_CHUNK = 4096
-"""Token positions whose probabilities are held at once for the entropy."""
+"""Number of token positions whose probabilities are in memory at once for the entropy."""
 LOGITS_PER_CHUNK = 2**23
-"""Logits held at once: 32 MiB of float32, large enough for products at full speed."""
+"""Number of logits in memory at once: 32 MiB of float32, large enough for products at full speed."""
 LEAST_LOG_P = -1e4
-"""Below it a probability is 0 in every precision: what multiplies it need only be finite."""
+"""Log-probability below which a probability is 0 in every precision, so its factor only has to be finite."""
 
 
 @dataclass(frozen=True)
@@ -31,16 +30,16 @@ class ForwardMode:
     """Savings in a model's forward pass."""
 
     chunked: bool = False
-    """The head is asked for chosen log-probabilities in place of all logits."""
+    """True: the head returns chosen log-probabilities instead of all logits."""
     shared_width: int = 0
-    """The hidden size, where sequences can share their prompt in a row; 0: they cannot."""
+    """Hidden size if sequences can share their prompt in a row; 0: they cannot."""
     packed: bool = False
-    """The sequences of a micro-batch lie in one row, without padding between them."""
+    """True: the sequences of a micro-batch are in one row without padding."""
     failures: tuple[str, ...] = field(default=(), compare=False)
-    """Errors that the trials of other ways raised, for the user."""
+    """Errors raised by the trials of other modes, for the user."""
 
     def __str__(self) -> str:
-        """The key of the run file that asks for it."""
+        """Key of the run file that enables the mode."""
         way = "packing" if self.packed else "prefix_sharing" if self.shared_width else "chunked_logprobs"
         return f"train.{way}"
 
@@ -58,13 +57,13 @@ def completion_logprobs(
     """Run `model` on a micro-batch.
 
     Args:
-        mode: the one that `model` was prepared for.
-        entropy_gradient: whether the entropy has a gradient too.
+        mode: the forward mode installed in `model`.
+        entropy_gradient: True if the entropy also needs a gradient.
 
     Returns:
         logprobs f32[B, T] of the completion tokens under the sampling distribution, with gradient unless
-        under `torch.no_grad`; entropy f32[B, T] of that distribution. Padded positions hold finite numbers that
-        mean nothing.
+        under `torch.no_grad`; entropy f32[B, T] of that distribution. Padded positions have finite numbers
+        without meaning.
     """
     if mode == FULL_LOGITS:
         return _of_all_logits(model, batch, temperature, entropy_gradient)
@@ -80,10 +79,10 @@ def completion_logprobs(
 def _rows_logprobs(
     model: Any, layout: Layout, temperature: float, entropy_gradient: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Log-probabilities [N] of the layout's targets, with gradient, and entropies [N]; for a prepared model.
+    """Compute log-probabilities [N] of the layout's targets, with gradient, and entropies [N].
 
     Args:
-        entropy_gradient: whether the entropies have a gradient too.
+        entropy_gradient: True if the entropies also need a gradient.
     """
     result: tuple[Tensor, Tensor] = model(
         input_ids=layout.input_ids,
@@ -112,7 +111,7 @@ def _of_all_logits(
 
 
 def selective_log_softmax(logits: Tensor, token_ids: Tensor, temperature: float = 1.0) -> Tensor:
-    """log softmax(logits / temperature) at `token_ids`, without a second tensor of the vocabulary's size.
+    """Compute log softmax(logits / temperature) at `token_ids`, without a second tensor of the same size.
 
     Args:
         logits: [..., V]; half precision is raised to float32, float64 is kept.
@@ -128,7 +127,8 @@ def selective_log_softmax(logits: Tensor, token_ids: Tensor, temperature: float 
 
 @torch.no_grad()
 def entropy(logits: Tensor, temperature: float = 1.0) -> Tensor:
-    """Entropy in nats of softmax(logits / temperature): [B, T, V] -> f32[B, T], in chunks of rows."""
+    """Compute the entropy in nats of softmax(logits / temperature): [B, T, V] -> f32[B, T], in chunks of
+    rows."""
     chunks = []
     for chunk in torch.split(logits, _rows_per_chunk(logits)):
         log_p = torch.log_softmax(_raised(chunk) / temperature, dim=-1)
@@ -137,7 +137,7 @@ def entropy(logits: Tensor, temperature: float = 1.0) -> Tensor:
 
 
 def entropy_with_gradient(logits: Tensor, temperature: float = 1.0) -> Tensor:
-    """The same with gradient. The backward pass computes the probabilities anew, a chunk of rows at a time."""
+    """Compute the entropy with gradient; the backward pass recomputes the probabilities in chunks of rows."""
     result: Tensor = _Entropy.apply(logits, temperature)  # type: ignore[no-untyped-call]
     return result
 
@@ -152,7 +152,7 @@ class _Entropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        """By z = logits / temperature the derivative of H is -p (log p + H)."""
+        """Use the derivative of H by z = logits / temperature: -p (log p + H)."""
         logits, entropies = ctx.saved_tensors
         size = _rows_per_chunk(logits)
         chunks = []
@@ -189,7 +189,7 @@ class Wanted:
     temperature: float
     transform: LogitTransform
     entropy_gradient: bool = False
-    """Whether the entropies have a gradient too."""
+    """True if the entropies also need a gradient."""
 
 
 def chosen_logprobs(
@@ -200,7 +200,7 @@ def chosen_logprobs(
     low: Tensor | None = None,
     up: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """log softmax(logits / temperature) at the targets, and the entropy of that distribution in nats.
+    """Compute log softmax(logits / temperature) at the targets, and the entropy in nats.
 
     Args:
         hidden: [N, H]
@@ -208,8 +208,8 @@ def chosen_logprobs(
         low, up: [N, r] and [V, r] whose product is added to the logits, as the adapter of a head does.
 
     Returns:
-        log-probabilities [N] with gradient, entropy [N] with one if `wanted` says so; float32, or float64 for a
-        float64 model.
+        log-probabilities [N] with gradient, entropy [N] with gradient if `wanted` requests it; float32, or
+        float64 for a float64 model.
     """
     result: tuple[Tensor, Tensor] = _ChosenLogprobs.apply(hidden, weight, bias, wanted, low, up)  # type: ignore[no-untyped-call]
     return result
@@ -244,7 +244,7 @@ class _ChosenLogprobs(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        """The derivative by z of log p = z_target - lse is onehot(target) - p; that of H is -p (log p + H)."""
+        """Use the derivatives by z: log p = z_target - lse gives onehot(target) - p; H gives -p (log p + H)."""
         hidden, weight, bias, low, up, normaliser, entropy = ctx.saved_tensors
         wanted, (upstream, of_entropy) = ctx.wanted, gradients
         needs_hidden, needs_weight, needs_bias, _, needs_low, needs_up = ctx.needs_input_grad
@@ -297,7 +297,7 @@ def _add_outer(total: Tensor | None, by_output: Tensor, inputs: Tensor | None) -
 
 
 def _parts(tokens: int, vocabulary: int) -> list[slice]:
-    """Slices of `tokens` whose logits are held at once."""
+    """Yield slices of `tokens` whose logits are in memory at once."""
     size = max(1, LOGITS_PER_CHUNK // vocabulary)
     return [slice(begin, begin + size) for begin in range(0, tokens, size)]
 
@@ -310,7 +310,7 @@ def _logits(
     low: Tensor | None = None,
     up: Tensor | None = None,
 ) -> Tensor:
-    """Logits over the temperature, half precision raised to float32: [n, H] -> [n, V]."""
+    """Compute logits / temperature, with half precision raised to float32: [n, H] -> [n, V]."""
     logits = torch.nn.functional.linear(hidden, weight, bias)
     if low is not None and up is not None:
         logits = logits.addmm_(low, up.T)
@@ -334,10 +334,10 @@ def _by_logits(
     wanted: Wanted,
     of_entropy: tuple[Tensor, Tensor] | None,
 ) -> Tensor:
-    """The gradient by the head's output: [n, V] -> [n, V]. `logits` is overwritten.
+    """Compute the gradient by the head's output: [n, V] -> [n, V]. `logits` is overwritten.
 
     Args:
-        of_entropy: the gradient that comes in by the entropies, and the entropies themselves, [n] each.
+        of_entropy: incoming gradient of the entropies, and the entropies, [n] each.
     """
     transform, temperature = wanted.transform, wanted.temperature
     slope: Tensor | float = transform.scale / temperature

@@ -1,6 +1,6 @@
-"""The policy and its tokenizer from a Hugging Face folder or the hub, and plain copies of its architecture.
+"""Loads the policy and its tokenizer from a Hugging Face folder or the hub, and builds copies of the model.
 
-The hub is asked once where a path leads, before transformers asks many times.
+The hub is asked only once for a path, whereas transformers would ask many times.
 """
 
 from __future__ import annotations
@@ -33,25 +33,26 @@ from grpox.runtime import launch
 from grpox.runtime.logs import get_logger
 
 SIZES = ("num_hidden_layers", "num_attention_heads", "hidden_size", "vocab_size")
-"""Of a model's configuration: what transformers takes even where it is less than 1."""
+"""Sizes in a model's configuration that transformers accepts even if they are below 1."""
 OTHER_PARTS = re.compile(r"(^|\.)((vision|visual|image|audio|speech)(_\w+)?|(multi_modal|mm)_projector)\.")
-"""In the names of weights: towers for images or sounds, and what leads from them to the text."""
+"""Words in the names of weights that belong to image or sound towers and their projections to text."""
 NO_CODE = {"trust_remote_code": False}
-"""Unless the run file says otherwise; left out, transformers would ask whoever sits at the terminal."""
+"""Default of trust_remote_code; without it transformers would ask in the terminal."""
 
 
 def load_model(config: ModelConfig, trains: bool = False) -> PreTrainedModel:
-    """The model with its weights, on CPU, in the dtype of the config.
+    """Load the model with its weights, on CPU, in the dtype of the config.
 
     Args:
-        trains: whether it is trained and saved: whole parts that the checkpoint has besides would be lost.
+        trains: True if the model is trained and saved: then the checkpoint may have no unused parts, which a
+            save would lose.
 
     Raises:
-        ConfigError: transformers can load no model there; or the checkpoint lacks weights, or holds them in
-            other shapes: transformers would draw those at random and only warn.
+        ConfigError: transformers cannot load a model from there, or the checkpoint lacks weights or has them in
+            other shapes: transformers would draw such weights at random and only warn.
     """
     path = model_location(config)
-    load_config(config)  # which refuses code; transformers would fetch it for the model
+    load_config(config)  # refuses code, which transformers would fetch for the model
     try:
         if (Path(path) / GENERATION_CONFIG_NAME).is_file():
             GenerationConfig.from_pretrained(path)  # the model would do without one that cannot be read
@@ -67,8 +68,8 @@ def load_model(config: ModelConfig, trains: bool = False) -> PreTrainedModel:
     except Exception as error:
         raise _unloadable("model", config, error) from error
     if trains and getattr(model, "_hf_peft_config_loaded", False):  # by transformers, of whatever lies there
-        what = "there is an adapter beside the model, and training starts from none"
-        allowed = "a folder of the model alone, or with the adapter merged into it"
+        what = "the folder contains an adapter beside the model, but training cannot start from an adapter"
+        allowed = "a folder with only the model, or with the adapter merged into it"
         raise ConfigError(what, "model.path", given=config.path, allowed=allowed)
     _check_weights(info, config.path, trains)
     _check_stop_tokens(model, config.path)
@@ -76,10 +77,10 @@ def load_model(config: ModelConfig, trains: bool = False) -> PreTrainedModel:
 
 
 def load_config(config: ModelConfig) -> PreTrainedConfig:
-    """The model's configuration, without its weights.
+    """Load the model's configuration, without its weights.
 
     Raises:
-        ConfigError: there is none that transformers can load, or it asks for code that the run file does not.
+        ConfigError: transformers cannot load it, or it asks for code that the run file does not allow.
     """
     path = model_location(config)
     try:
@@ -88,8 +89,8 @@ def load_config(config: ModelConfig) -> PreTrainedConfig:
         raise _unloadable("configuration", config, error) from error
     own = str(config.init.get("attn_implementation"))
     if kernels := [name for name in hub_kernels(loaded) if name not in own]:
-        what = f"its config.json asks for code from a hub, the kernel {kernels[0]}"
-        allowed = "a config.json without it, or the same kernel in the run file"
+        what = f"its config.json asks for code from a hub: the kernel {kernels[0]}"
+        allowed = "a config.json without the kernel, or the same kernel in the run file"
         raise ConfigError(what, "model.init.attn_implementation", given=config.path, allowed=allowed)
     for name in SIZES:
         size = getattr(loaded.get_text_config(), name, None)
@@ -100,17 +101,17 @@ def load_config(config: ModelConfig) -> PreTrainedConfig:
 
 
 def hub_kernels(config: PreTrainedConfig) -> list[str]:
-    """Return the kernels by which a model's configuration wants attention computed: code of a hub's."""
+    """Return the attention kernels that a model's configuration asks for; they are code from a hub."""
     parts = [config, *(getattr(config, name, None) for name in config.sub_configs)]
     names = [str(getattr(part, "_attn_implementation", None)) for part in parts]
     return [name for name in names if "/" in name]
 
 
 def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
-    """The tokenizer; where it has no padding token, EOS pads (masks, not ids, tell padding apart).
+    """Load the tokenizer; without a padding token, EOS is used (masks, not ids, mark padding).
 
     Raises:
-        ConfigError: the folder holds no tokenizer that transformers can load.
+        ConfigError: the folder has no tokenizer that transformers can load.
     """
     shared = ("revision", "trust_remote_code", "token", "cache_dir", "subfolder", "local_files_only")
     init = NO_CODE | {name: config.init[name] for name in shared if name in config.init}
@@ -128,7 +129,7 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
 
 
 def architecture_of(model: PreTrainedModel) -> Callable[[], PreTrainedModel]:
-    """A builder of plain, unpartitioned models like `model`, with random weights and a config of their own."""
+    """Return a builder of plain models like `model`: not sharded, with random weights and their own config."""
     config, dtype = model.config, model.dtype
     # Code that came with the checkpoint was trusted when `model` was loaded.
     trusted = type(model).__module__.startswith("transformers_modules")
@@ -143,7 +144,7 @@ def architecture_of(model: PreTrainedModel) -> Callable[[], PreTrainedModel]:
 
 
 def stop_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
-    """Tokens that end a completion: the tokenizer's EOS, and those of the checkpoint's generation config."""
+    """Return the tokens that end a completion: the tokenizer's EOS, and the generation config's EOS tokens."""
     generation_config: GenerationConfig | None = getattr(model, "generation_config", None)
     ids: Any = generation_config.eos_token_id if generation_config else None
     listed = ids if isinstance(ids, list) else [ids]
@@ -160,14 +161,14 @@ def check_special_tokens(tokenizer: PreTrainedTokenizerBase, model: PreTrainedCo
     """Refuse a tokenizer that pads or ends with a token beyond the model's embeddings.
 
     Raises:
-        ConfigError: such a token was added to the tokenizer, and the model was not resized.
+        ConfigError: a token was added to the tokenizer, but the model was not resized.
     """
     vocabulary = vocabulary_of(model)
     if vocabulary is None:
         return
     problems = [
         Problem(
-            f"its tokenizer's {name} token {token!r} is one that the model does not know",
+            f"the model does not know the {name} token {token!r} of its tokenizer",
             key="model.path",
             given=f"{path}, token {number}",
             allowed=f"tokens below {vocabulary}, the model's vocabulary",
@@ -183,38 +184,38 @@ def check_special_tokens(tokenizer: PreTrainedTokenizerBase, model: PreTrainedCo
 
 
 def _check_stop_tokens(model: PreTrainedModel, path: str) -> None:
-    """Refuse EOS tokens of the generation config that are no tokens of the model."""
+    """Refuse EOS tokens of the generation config that the model does not have."""
     vocabulary = vocabulary_of(model.config)
     ids: Any = getattr(model.generation_config, "eos_token_id", None)
     for token in ids if isinstance(ids, list) else [] if ids is None else [ids]:
         if not isinstance(token, int) or (vocabulary is not None and not 0 <= token < vocabulary):
-            what = f"{GENERATION_CONFIG_NAME} has an eos_token_id that is no token of the model"
+            what = f"{GENERATION_CONFIG_NAME} has an eos_token_id that the model does not have"
             allowed = "integers from 0" + (f" to {vocabulary - 1}" if vocabulary is not None else "")
             raise ConfigError(what, "model.path", given=f"{path}, token {token!r}", allowed=allowed)
 
 
 def _check_weights(info: dict[str, Any], path: str, trains: bool) -> None:
-    """Refuse a checkpoint that does not fill the model; tied weights that are stored once are no gap."""
+    """Refuse a checkpoint that lacks weights of the model; tied weights may be stored once."""
     problems = []
     if missing := sorted(info["missing_keys"]):
         problems.append(f"weights missing in the checkpoint, {len(missing)} in all: {some(missing)}")
     if mismatched := sorted(info["mismatched_keys"]):
         shapes = [f"{name} is {list(there)}, not {list(here)}" for name, there, here in mismatched]
-        problems.append(f"weights of another shape, {len(shapes)} in all: {some(shapes)}")
+        problems.append(f"weights with another shape, {len(shapes)} in all: {some(shapes)}")
     unused = sorted(info["unexpected_keys"])
     if trains and (towers := [name for name in unused if OTHER_PARTS.search(name)]):
-        what = "parts for something else than text, which its config.json does not use and a save would lose"
+        what = "parts that are not for text; its config.json does not use them, and a save would lose them"
         problems.append(f"{what}, {len(towers)} weights in all: {some(towers)}")
     if problems:
         raise ConfigError([Problem(what, key="model.path", given=path) for what in problems])
     if unused and launch.rank() == 0:
         what = f"weights that its config.json does not use, {len(unused)} in all: {some(unused)}"
-        get_logger(__name__).warning("%s", plain(f"{path} holds {what}"))
+        get_logger(__name__).warning("%s", plain(f"{path} has {what}"))
 
 
 @contextmanager
 def _without_load_report() -> Iterator[None]:
-    """Hold back transformers' coloured table of weights that do not fit: it is told in our own words."""
+    """Suppress transformers' coloured table of wrong weights, because grpox reports them itself."""
     logger = logging.getLogger("transformers.modeling_utils")
 
     def is_other(record: logging.LogRecord) -> bool:
@@ -231,7 +232,7 @@ def _unloadable(what: str, config: ModelConfig, error: Exception) -> ConfigError
     reason = " ".join(text_of(error).split()) or "no reason given"
     message = f"its {what} cannot be loaded: {type(error).__name__}: {reason}"
     if "trust_remote_code" in reason:
-        what = f"its {what} comes with code of its own, which is not run unless the run file says so"
+        what = f"its {what} comes with its own code, which grpox runs only if the run file allows it"
         return ConfigError(what, "model.init.trust_remote_code", given=config.path)
     attention = config.init.get("attn_implementation")
     if attention is not None and "ttention" in message:
@@ -242,17 +243,17 @@ def _unloadable(what: str, config: ModelConfig, error: Exception) -> ConfigError
 
 
 HUB_SECONDS = 10.0
-"""Time that the hub may take to answer."""
+"""Seconds that the hub may take to answer."""
 
 
 def model_location(config: ModelConfig) -> str:
     """Return the argument of `from_pretrained`: a folder or hub id.
 
-    Where the hub does not answer but its cache has the model, it is the folder in the cache: given the id,
-    transformers would go on asking for a minute, even for local files only.
+    If the hub does not answer but the cache has the model, the result is the folder in the cache: with the id,
+    transformers would ask the hub for a minute, even for local files only.
 
     Raises:
-        ConfigError: the hub has no such model, or does not answer and the cache does not have it either.
+        ConfigError: the hub has no such model, or does not answer and the cache lacks the model too.
     """
     if Path(config.path).is_absolute() or Path(config.path).is_dir():
         return config.path
@@ -269,19 +270,19 @@ def _ask_hub(repo: str, revision: str | None, token: str | None, cache_dir: str 
     try:
         HfApi().model_info(repo, revision=revision, timeout=HUB_SECONDS, token=token)
     except (RepositoryNotFoundError, RevisionNotFoundError) as error:
-        what = f"is not a folder here, and the hub refuses it: {_first_line(error)}"
+        what = f"is not a local folder, and the hub refuses it: {_first_line(error)}"
         raise ConfigError(what, key, given=repo) from error
     except Exception as error:
         if folder := _cached(repo, revision, cache_dir):
             return folder
         reason = f"{type(error).__name__}: {_first_line(error)}"
-        what = f"is not a folder here, and the hub cannot be asked for it: {reason}"
+        what = f"is not a local folder, and the hub cannot be reached: {reason}"
         raise ConfigError(what, key, given=repo) from error
     return repo
 
 
 def _cached(repo: str, revision: str | None, cache_dir: str | None) -> str:
-    """The folder of a model that was downloaded before; empty if there is none."""
+    """Return the folder of a model downloaded before; empty if there is none."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 

@@ -18,7 +18,8 @@ from grpox.runfile.lr_schedules import schedule_arguments, step_problems
 
 @dataclass(frozen=True)
 class AdamW:
-    """AdamW (Loshchilov and Hutter, arXiv 1711.05101); biases and norms are not decayed, as in transformers."""
+    """AdamW (Loshchilov and Hutter, arXiv 1711.05101), without decay of biases and norms, as in
+    transformers."""
 
     config: TrainConfig
 
@@ -49,10 +50,10 @@ class NamedSchedule:
     config: TrainConfig
 
     def build(self, optimizer: torch.optim.Optimizer, total_steps: int) -> Any:
-        """The schedule over `total_steps` optimizer steps.
+        """Build the schedule over `total_steps` optimizer steps.
 
         Raises:
-            ConfigError: the schedule does not fit into so few steps.
+            ConfigError: the schedule needs more steps.
         """
         warmup_steps = warmup_steps_of(self.config, total_steps)
         if problems := step_problems(self.config, warmup_steps, total_steps):
@@ -67,5 +68,5 @@ class NamedSchedule:
 
 
 def warmup_steps_of(config: TrainConfig, total_steps: int) -> int:
-    """Optimizer steps of the warm-up; a ratio is rounded up, as in transformers."""
+    """Return the number of warm-up steps; a ratio is rounded up, as in transformers."""
     return config.warmup_steps or math.ceil(config.warmup_ratio * total_steps)

@@ -1,7 +1,7 @@
 """The reference policy: a model that follows the policy, or the policy itself with its adapters off.
 
-Every few steps ``ref <- alpha pi + (1 - alpha) ref``. Source: TR-DPO, "Learn your reference model for real good
-alignment" (arXiv 2404.09656), soft update; with alpha 1 it is the paper's hard update.
+Every `ref_sync_steps` steps ``ref <- alpha pi + (1 - alpha) ref``. Source: TR-DPO, "Learn your reference model
+for real good alignment" (arXiv 2404.09656), soft update; with alpha 1 it is the paper's hard update.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from grpox.policy.weight_stream import persistent_buffers
 
 @dataclass(frozen=True)
 class ReferenceSync:
-    """Updates the reference every few steps."""
+    """Moves the reference model towards the policy every few steps."""
 
     config: TrainConfig
 
@@ -32,15 +32,15 @@ class ReferenceSync:
 
 @torch.no_grad()
 def mix(policy: Engine, reference: FrozenEngine, alpha: float) -> None:
-    """``ref <- alpha pi + (1 - alpha) ref``, one parameter whole at a time; a collective.
+    """Set ``ref <- alpha pi + (1 - alpha) ref``, gathering one parameter at a time; a collective.
 
-    Persistent buffers too; those that hold no fractions become the policy's.
+    Persistent buffers are updated too; integer and boolean buffers are copied from the policy.
     """
     from deepspeed import zero
 
     pairs = zip(policy.module.parameters(), reference.module.parameters(), strict=True)
     for source, target in pairs:
-        # With a modifier rank the values that rank 0 leaves are sharded anew over all ranks.
+        # With a modifier rank, rank 0's values are sharded again over all ranks.
         with zero.GatheredParameters([source]), zero.GatheredParameters([target], modifier_rank=0):
             target.lerp_(source.to(target.dtype), alpha)
     buffers = zip(persistent_buffers(policy.module), persistent_buffers(reference.module), strict=True)
@@ -52,9 +52,9 @@ def mix(policy: Engine, reference: FrozenEngine, alpha: float) -> None:
 
 
 class BaseAsReference:
-    """Forward passes of the policy's engine without adapters, in place of an `engine.FrozenEngine`.
+    """Forward passes of the policy's engine without adapters, instead of an `engine.FrozenEngine`.
 
-    What is frozen is the model that the run began with, so that no second one is loaded.
+    The model under the adapters is frozen, so no second model needs to be loaded.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -63,7 +63,7 @@ class BaseAsReference:
 
     @property
     def module(self) -> nn.Module:
-        """The policy, adapters included."""
+        """The policy, including its adapters."""
         module: nn.Module = self._engine.module
         return module
 

@@ -1,8 +1,8 @@
-"""Saves a model, and sees that loading it again would find every weight of it, in the shape that it has now.
+"""Saves a model, and checks that loading it again would find every weight with its current shape.
 
-transformers writes other names than the model has in memory: those of the first checkpoints of its kind, where
-experts lie apart. So names are not compared with names. Those of the files go the way that loading takes, on
-the meta device, where a model of any size takes no memory and no tensor is read.
+transformers writes other names than the model has in memory: the names of the architecture's first checkpoints,
+in which experts are separate. Names are therefore not compared directly. Instead, the files are loaded on the
+meta device, which needs no memory and reads no tensor.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ def save_whole(model: PreTrainedModel, folder: Path, state: dict[str, Tensor] | 
     """Write a model and its configs to `folder`.
 
     Args:
-        state: the weights; default: those that `model` has itself.
+        state: the weights; default: the weights of `model`.
 
     Raises:
-        RunFailed: a part would be lost to whoever loads it. What was written stays.
+        RunFailed: loading the folder would lose a part of the model. The written files stay.
     """
     model.save_pretrained(folder, state_dict=state)
     if lost := lost_parts(model, folder):
-        raise RunFailed(f"{folder} is written, and does not hold the model whole: {'; '.join(lost)}")
+        raise RunFailed(f"{folder} was written, but does not contain the whole model: {'; '.join(lost)}")
 
 
 def lost_parts(model: PreTrainedModel, folder: Path) -> list[str]:
-    """One line for each way in which a reload of `folder` would differ from `model`; none where it is whole."""
+    """List each difference between a model loaded from `folder` and `model`, a line each."""
     try:
         empty = built_empty(model)
-    except Exception as error:  # noqa: BLE001 - other ranks wait, and what was written is to be told of
+    except Exception as error:  # noqa: BLE001 - other ranks wait, and the error is reported with the folder
         return [f"no model can be built from its config.json: {describe(error)}"]
     way = LoadStateDictConfig(
         device_map={"": META}, dtype=model.dtype, weight_mapping=get_model_conversion_mapping(empty)
@@ -55,8 +55,8 @@ def lost_parts(model: PreTrainedModel, folder: Path) -> list[str]:
     shapes = [f"{name} is {list(there)}, not {list(here)}" for name, there, here in info.mismatched_keys]
     lost: dict[str, Collection[str]] = {
         "not in its files": info.missing_keys,
-        "of no use to a model of its config.json": info.unexpected_keys,
-        "of another shape": shapes,
+        "unknown to a model of its config.json": info.unexpected_keys,
+        "with another shape": shapes,
         "that cannot be converted": info.conversion_errors,
     }
     return [f"weights {what}, {len(names)} in all: {some(names)}" for what, names in lost.items() if names]
@@ -71,7 +71,7 @@ def built_empty(model: PreTrainedModel) -> Any:
 
 
 def undescribed(model: PreTrainedModel) -> str:
-    """Why files could not hold a model; empty where its configuration describes it."""
+    """Return the reason why a model could not be loaded from its saved files; empty if it could."""
     try:
         described = {name: tensor.shape for name, tensor in built_empty(model).state_dict().items()}
     except Exception as error:  # noqa: BLE001 - whatever a class of the user's does
@@ -80,12 +80,14 @@ def undescribed(model: PreTrainedModel) -> str:
     others = [name for name in actual.keys() | described.keys() if actual.get(name) != described.get(name)]
     if not others:
         return ""
-    what = "it is not what its configuration describes, by which it is copied and loaded again"
+    what = (
+        "it differs from the model that its configuration describes, so it could not be copied or loaded again"
+    )
     return f"{what}: other weights, {len(others)} in all: {some(others)}"
 
 
 def _stored(folder: Path) -> dict[str, Tensor]:
-    """The tensors in a folder's files without their data: name -> shape."""
+    """Read the tensors in a folder's files without data: name -> tensor on the meta device."""
     stored = {}
     for file in folder.glob("*.safetensors"):
         with safe_open(file, framework="pt") as weights:

@@ -1,8 +1,8 @@
-"""Installs in a model the forward pass that gives chosen log-probabilities, where a trial shows that it may.
+"""Installs a forward pass that returns chosen log-probabilities, if a trial shows that the model supports it.
 
-The modes rest on what most causal language models have in common: a body, a linear head on
-its last hidden state, and attention that a mask can restrict. A model that computes something else with them
-keeps its own forward, which is found out by trying both on two short sequences.
+The modes rely on common properties of causal language models: a body, a linear head on its last hidden state,
+and attention that a mask can restrict. A trial on short sequences compares each mode with the model's own
+forward pass; a model whose results differ keeps its own forward pass.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ if TYPE_CHECKING:
     from grpox.config import TrainConfig
 
 FAR = 1e-3
-"""Largest difference between the log-probabilities of two modes, as a part of their spread over tokens."""
+"""Largest difference between the log-probabilities of two modes, as a fraction of their spread over tokens."""
 ROUNDINGS = 16
-"""The same in roundings, where the model's precision is so low that these are more."""
+"""Largest difference in rounding steps, used if the model's precision is so low that they are larger."""
 
 
 def install_scoring_forward(model: PreTrainedModel, train: TrainConfig) -> ForwardMode:
     """Install the fastest forward mode that the run allows and `model` supports, before the model is sharded.
 
     Returns:
-        the mode, in which a trial gave the log-probabilities of the model's own forward pass.
+        the mode; in a trial it gave the log-probabilities of the model's own forward pass.
     """
     if not train.chunked_logprobs or not _add_scoring(model):
         return FULL_LOGITS
@@ -59,14 +59,14 @@ def install_scoring_forward(model: PreTrainedModel, train: TrainConfig) -> Forwa
         try:
             if _agrees(model, mode):
                 return replace(mode, failures=tuple(failures))
-        except Exception as error:  # noqa: BLE001 - whatever a model's code makes of inputs that are new to it
+        except Exception as error:  # noqa: BLE001 - a model's code may raise anything for unusual inputs
             failures.append(f"the trial of {mode} raised {plain(describe(error))}")
     restore_forward(model)
     return replace(FULL_LOGITS, failures=tuple(failures))
 
 
 def describe_unused_modes(model: PreTrainedModel, train: TrainConfig, mode: ForwardMode) -> str | None:
-    """Name the ways that the run allows and `model` was not prepared for, and what its trials raised."""
+    """Name the modes that the run allows and the model does not support, with the errors of their trials."""
     message = _lost(model, train, mode) if train.chunked_logprobs else ""
     return "; ".join(each for each in (message, *mode.failures) if each) or None
 
@@ -77,16 +77,16 @@ def _lost(model: PreTrainedModel, train: TrainConfig, mode: ForwardMode) -> str:
         installed = {"chunked_logprobs": mode.chunked, "packing": mode.packed, "prefix_sharing": False}
         lost = " and ".join(f"train.{key}" for key, used in installed.items() if getattr(train, key) > used)
         attention = model.config._attn_implementation
-        return f"{name} goes without {lost}: model.init.attn_implementation is {attention}" if lost else ""
+        return f"{name} cannot use {lost}: model.init.attn_implementation is {attention}" if lost else ""
     if mode.shared_width or mode.packed or (mode.chunked and not train.prefix_sharing):
         return ""
     if mode.chunked:
-        return f"{name} computes a prompt anew for each completion: it cannot use train.prefix_sharing"
-    return f"{name} computes all logits: it can use neither train.chunked_logprobs nor train.prefix_sharing"
+        return f"{name} cannot use train.prefix_sharing: it computes each prompt again for each completion"
+    return f"{name} can use neither train.chunked_logprobs nor train.prefix_sharing: it computes all logits"
 
 
 def restore_forward(model: PreTrainedModel) -> None:
-    """Take back what `install_scoring_forward` taught the model."""
+    """Restore the forward passes that `install_scoring_forward` replaced."""
     head = model.get_output_embeddings()
     for module in (model, *(adapted_head.layers_of(head) if is_adapted(head) else (head,))):
         if module is not None:
@@ -94,7 +94,7 @@ def restore_forward(model: PreTrainedModel) -> None:
 
 
 def _add_scoring(model: PreTrainedModel) -> bool:
-    """Let the model's forward take `scored`, the arguments that `logprobs` gives; return whether it can."""
+    """Make the model's forward accept `scored`, the arguments of `logprobs`; return True if it can."""
     head, body = model.get_output_embeddings(), model.base_model
     if body is model:
         return False
@@ -109,7 +109,7 @@ def _add_scoring(model: PreTrainedModel) -> bool:
 
 
 def _transform(model: PreTrainedModel) -> LogitTransform:
-    """Read the transform of the logits from the model's configuration; a trial shows if it is complete."""
+    """Read the transform of the logits from the model's configuration; a trial checks that it is complete."""
     config = model.config.get_text_config()
     scale = float(getattr(config, "logit_scale", None) or 1.0)
     scale /= float(getattr(config, "logits_scaling", None) or 1.0)
@@ -117,7 +117,7 @@ def _transform(model: PreTrainedModel) -> LogitTransform:
 
 
 def _attends_as_masked(model: PreTrainedModel) -> bool:
-    """Tell whether a mask [R, 1, L, L] alone decides which positions attend to which, at every length."""
+    """Return True if only a mask [R, 1, L, L] decides which positions attend to which, at every length."""
     config = model.config.get_text_config()
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     # Where not all layers are windowed, layer_types says which.
@@ -131,7 +131,7 @@ def _attends_as_masked(model: PreTrainedModel) -> bool:
 
 
 def _attends_by_positions(model: PreTrainedModel) -> bool:
-    """Tell whether the attention kernel takes sequences of any lengths in one row, separated by positions.
+    """Return True if the attention kernel accepts sequences of any lengths in one row, separated by positions.
 
     https://huggingface.co/docs/transformers/attention_interface
     """
@@ -140,7 +140,7 @@ def _attends_by_positions(model: PreTrainedModel) -> bool:
 
 @torch.no_grad()
 def _agrees(model: PreTrainedModel, mode: ForwardMode) -> bool:
-    """Tell whether the model gives in `mode` the log-probabilities and entropies of its own forward pass."""
+    """Return True if `mode` gives the log-probabilities and entropies of the model's own forward pass."""
     batch = _trial(model)
     training = model.training
     model.eval()
@@ -151,7 +151,7 @@ def _agrees(model: PreTrainedModel, mode: ForwardMode) -> bool:
         model.train(training)
     mask = batch.token_mask
     far = max(FAR, ROUNDINGS * torch.finfo(model.dtype).eps) * float(expected[0][mask].std())
-    # A model of NaN agrees with nothing, and a run tells it better.
+    # A model with NaN agrees with nothing; the run reports it more clearly.
     return math.isfinite(far) and all(
         torch.allclose(one[mask], other[mask], rtol=0, atol=far)
         for one, other in zip(expected, actual, strict=True)
@@ -159,7 +159,7 @@ def _agrees(model: PreTrainedModel, mode: ForwardMode) -> bool:
 
 
 def _trial(model: PreTrainedModel) -> RolloutBatch:
-    """Two sequences of one prompt, and one of another."""
+    """Build two sequences of one prompt, and one sequence of another prompt."""
     vocabulary = int(model.config.get_text_config().vocab_size)
     tokens = [(7919 * (place + 1)) % vocabulary for place in range(20)]
     parts = [(tokens[:5], tokens[5:9]), (tokens[:5], tokens[9:12]), (tokens[12:15], tokens[15:20])]
@@ -171,15 +171,15 @@ def _trial(model: PreTrainedModel) -> RolloutBatch:
 
 
 def score_in_forward(model: Any, body: nn.Module, head: nn.Module, transform: LogitTransform) -> None:
-    """Let the forward of a whole `model` take `scored`: (sources, targets, temperature, entropy_gradient).
+    """Make the forward of a whole `model` accept `scored`: (sources, targets, temperature, entropy_gradient).
 
     Args:
-        body: gives the last hidden state.
-        head: one whose forward takes `wanted`.
+        body: returns the last hidden state.
+        head: a head whose forward accepts `wanted`.
     """
     whole = model.forward
 
-    # The signature stays that of the model, which transformers' generate reads.
+    # The signature stays the model's, because transformers' generate reads it.
     @functools.wraps(whole)
     def forward(*args: Any, scored: tuple[Tensor, Tensor, float, bool] | None = None, **inputs: Any) -> Any:
         if scored is None:
@@ -193,7 +193,7 @@ def score_in_forward(model: Any, body: nn.Module, head: nn.Module, transform: Lo
 
 
 def score_in_head(head: nn.Linear) -> None:
-    """Let the forward of a head take `wanted`, for which it gives log-probabilities and entropies."""
+    """Make the forward of a head accept `wanted` and return log-probabilities and entropies for it."""
     linear = head.forward
 
     # Within the head's own forward ZeRO-3 has gathered its weight, and gathers it for the backward pass.

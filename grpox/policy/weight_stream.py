@@ -1,7 +1,7 @@
-"""The policy's weights out of their ZeRO-3 shards: a stream of (name, tensor), gathered bucket by bucket.
+"""The policy's weights gathered from their ZeRO-3 shards, bucket by bucket: a stream of (name, tensor).
 
-It is what a checkpoint of the model holds: the parameters, and the buffers of the state dict, which are as much
-a part of it, though not trained. A forward may change buffers; ZeRO-3 leaves them whole on every rank.
+The stream has the content of a model checkpoint: the parameters, and the buffers of the state dict, which are
+not trained but may change in a forward pass. ZeRO-3 keeps buffers whole on every rank.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ BUCKET_BYTES = 256 * 2**20
 
 
 def stream_weights(module: nn.Module, bucket_bytes: int = BUCKET_BYTES, adapted: bool = True) -> WeightStream:
-    """Yield every parameter whole, under its name, tied ones once; then the persistent buffers.
+    """Yield every whole parameter by name (tied parameters once), then the persistent buffers.
 
-    Where adapters are trained (`grpox.policy.lora`), each is merged into its layer's weight, and all names are
-    those of the model without them. What is merged is a new tensor, one at a time.
+    If adapters are trained (`grpox.policy.lora`), each is merged into its layer's weight, and the names are
+    those of the model without adapters. A merged weight is a new tensor; only one exists at a time.
 
-    A collective: every rank must exhaust the stream. At most one bucket is held whole at a time, and a
-    consumer that stops or fails leaves no parameter gathered. What is yielded may be the engine's own memory,
-    as the shard of a single rank is: to be read, and copied where it is kept beyond the next update.
+    A collective: every rank must exhaust the stream. At most one bucket is whole at a time, and a consumer that
+    stops or fails leaves no parameter gathered. A yielded tensor may be the engine's own memory, for example
+    the shard of a single rank: read it, and copy it if you need it after the next update.
 
     Args:
-        adapted: look for adapters; False for a module that is known to have none.
+        adapted: look for adapters; False for a module that has none.
     """
     if adapted:
         layers = {id(layer.base_layer.weight): layer for layer in adapted_layers(module).values()}
@@ -52,7 +52,7 @@ def stream_parameters(
     bucket_bytes: int = BUCKET_BYTES,
     adapted: Mapping[int, Any] | None = None,
 ) -> WeightStream:
-    """Yield each of `named` whole; as `stream_weights`.
+    """Yield each whole parameter of `named`, as `stream_weights` does.
 
     Args:
         adapted: id of a parameter -> the layer whose adapter is merged into it.
@@ -68,12 +68,12 @@ def stream_parameters(
                 (name, _lasting(parameter), None if layer is None else _factors(layer))
                 for (name, parameter), layer in zip(reversed(bucket), reversed(adapters), strict=True)
             ]
-        while whole:  # given away one by one: nothing of this bucket is left when the next is gathered
+        while whole:  # released one by one: nothing of this bucket is left when the next is gathered
             yield _given(*whole.pop())
 
 
 def stream_buffers(named: Iterable[tuple[str, Tensor]]) -> WeightStream:
-    """Yield each of `named`, which each rank has whole; as `stream_weights`."""
+    """Yield each of `named`, which every rank has whole, as `stream_weights` does."""
     for name, buffer in named:
         yield name, buffer.detach()
 
@@ -88,13 +88,13 @@ def _factors(layer: Any) -> Factors:
 
 
 def _lasting(parameter: nn.Parameter) -> Tensor:
-    """The gathered parameter, as a copy where its memory is taken again before it is read."""
+    """Return the gathered parameter, as a copy if its memory is reused before the parameter is read."""
     tensor = parameter.detach()
     return tensor.clone() if _swapped(parameter) else tensor
 
 
 def _swapped(parameter: nn.Parameter) -> bool:
-    """Tell whether it comes from nvme, through a buffer that the next parameter reuses."""
+    """Return True if the parameter comes from nvme, through a buffer that the next parameter reuses."""
     return getattr(parameter, "nvme_swapper", None) is not None
 
 
@@ -117,12 +117,12 @@ def _buckets(
 
 
 def base_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """The buffers that a checkpoint holds, under the names that they have in a model without adapters."""
+    """Return the buffers in a checkpoint, under their names in a model without adapters."""
     return of_base(model, persistent_buffers(model))
 
 
 def persistent_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield the buffers of the state dict, under their names there; one that has several names once."""
+    """Yield the buffers of the state dict by name; a buffer with several names comes once."""
     seen: set[int] = set()
     for name, buffer in model.named_buffers(remove_duplicate=False):
         parent, _, own = name.rpartition(".")
@@ -132,16 +132,16 @@ def persistent_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def stream_base(model: nn.Module) -> WeightStream:
-    """The frozen weights and the buffers under the names of a model without adapters; a collective."""
+    """Yield the frozen weights and the buffers under the names of a model without adapters; a collective."""
     yield from stream_parameters(base_parameters(model))
     yield from stream_buffers(base_buffers(model))
 
 
 def stream_adapters(model: nn.Module) -> WeightStream:
-    """A and B of every layer, under peft's names in a file; a collective."""
+    """Yield A and B of every layer under peft's names in a file; a collective."""
     return stream_parameters(adapter_parameters(model))
 
 
 def stream_as_trained(model: nn.Module) -> WeightStream:
-    """Every parameter under its own name in `model`; a collective."""
+    """Yield every parameter under its name in `model`; a collective."""
     return stream_parameters(model.named_parameters())

@@ -2,5 +2,5 @@
 
 `load` reads the file (`yaml_lines`), applies the command line (`overrides`), checks the schema, binds every
 component and runs the checks in this package. `lock` records the code that a run uses, `recipes` are bundled
-run files, `from_trl` converts set-ups for TRL, `given` is for objects passed in Python in place of paths.
+run files, `from_trl` converts setups for TRL, and `given` handles Python objects passed instead of paths.
 """

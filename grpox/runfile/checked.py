@@ -1,4 +1,5 @@
-"""Remembers which components have passed ``grpox plugins check`` on this machine, and names those of a run that have not.
+"""Remembers which components have passed ``grpox plugins check`` on this machine, and names those of a run that
+have not.
 
 The record is ``grpox/checks.json`` in the user's cache folder (`XDG_CACHE_HOME`, or ``~/.cache``). Built-in
 components are not in it.
@@ -59,7 +60,8 @@ def record_pass(bound: BoundComponent) -> str:
 
 
 def unchecked_message(run: ResolvedRun) -> str:
-    """Name the components of a run that have never passed their check here, or have changed since; empty if none."""
+    """Name the components of a run that have never passed their check here, or have changed since; empty if
+    none."""
     passed, names, commands = _read(checks_file()), [], []
     for key, bound in run.components.items():
         if is_built_in(bound) or key in run.given.functions:

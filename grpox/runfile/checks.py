@@ -1,4 +1,4 @@
-"""Checks of a run's components, sampling and batches against each other, and the context of every check."""
+"""Checks that a run's components, sampling and batches fit together, and the context of every check."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from grpox.runfile.given import Given
 from grpox.runtime.signals import raise_if_signal
 
 NEUTRAL = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "min_completion_length": 0}
-"""Keys of `sampling` that change the generator's distribution alone -> the value that changes nothing.
+"""Keys of `sampling` that change only the generator's distribution -> neutral value.
 
 The trainer's distribution is softmax(logits / temperature) over all tokens.
 """
@@ -32,12 +32,24 @@ LOGIT_KWARGS = frozenset(
     )
 )
 """Keys of `sampling.generation_kwargs` that change the generator's distribution at any value."""
+LOSS_INPUTS = (
+    Capability.ENTROPY,
+    Capability.OLD_LOGPROBS,
+    Capability.ENTROPY_GRADIENT,
+    Capability.REFERENCE_LOGPROBS,
+    Capability.SAMPLER_LOGPROBS,
+    Capability.REWARDS,
+    Capability.GROUP_IDS,
+    Capability.SEQUENCE_IDS,
+    Capability.COLUMNS,
+)
+"""Capabilities that the core provides, to losses alone."""
 STALENESS = "train.max_staleness"
 DYNAMIC_SAMPLING = "train.dynamic_sampling_rounds"
 
 
 def changed_distribution(sampling: SamplingConfig) -> list[str]:
-    """List the settings in use that change the sampled distribution alone: ``["top_p 0.9"]``."""
+    """List the settings that change only the sampled distribution, not the trained one: ``["top_p 0.9"]``."""
     values = {name: getattr(sampling, name) for name in NEUTRAL}
     kwargs = [f"generation_kwargs.{name}" for name in sampling.generation_kwargs if name in LOGIT_KWARGS]
     return [f"{name} {value}" for name, value in values.items() if value != NEUTRAL[name]] + kwargs
@@ -45,20 +57,20 @@ def changed_distribution(sampling: SamplingConfig) -> list[str]:
 
 @dataclass
 class CheckContext:
-    """A run file that fits its schema, with its bound components; the argument of every check."""
+    """Argument of every check: a run file that fits its schema, with its bound components."""
 
     config: RunConfig
-    """With absolute input paths."""
+    """Config with absolute input paths."""
     components: Mapping[str, BoundComponent]
-    """Components that could be bound, by key."""
+    """Bound components by key; one that could not be bound is missing."""
     plugins: PluginSet
     """Installed plugins."""
     given: Given
-    """Python objects in place of inputs of the config."""
+    """Python objects that replace inputs of the config."""
     trains: bool = True
-    """True if training data is read and the output folder written."""
+    """True if the run reads training data and writes the output folder."""
     num_prompts: int | None = None
-    """Number of prompts in the training data, if a check has counted them."""
+    """Number of prompts in the training data, once a check has counted them."""
 
     @property
     def generator(self) -> BoundComponent | None:
@@ -70,7 +82,7 @@ class CheckContext:
 
     @property
     def changed_sampling(self) -> str:
-        """Name the settings that change the sampled distribution alone: ``sampling with top_p 0.9``."""
+        """Name the settings that change only the sampled distribution: ``sampling with top_p 0.9``."""
         changed = changed_distribution(self.config.sampling)
         return f"sampling with {', '.join(changed)}" if changed else ""
 
@@ -95,28 +107,28 @@ def missing_plugins(context: CheckContext) -> Iterator[Problem]:
         name = canonical_name(Requirement(requirement).name)
         records = [record for record in context.plugins.records if canonical_name(record.distribution) == name]
         if not records:
-            yield Problem("installed, but holds no grpox plugin", place, given=requirement)
+            yield Problem("is installed, but has no grpox plugin", place, given=requirement)
         for record in records:
             if record.status != "ok":
                 yield Problem(f"{record} is {record.status}: {record.reason}", place, given=requirement)
 
 
 def biased_correction(context: CheckContext) -> Iterator[Problem]:
-    """Refuse a correction under sampling that changes the distribution: mu is changed, pi_old is not."""
+    """Refuse a correction if sampling settings change the distribution: they change mu but not pi_old."""
     correction = context.correction
     if correction is None or not context.changed_sampling or Capability.LOGPROBS not in correction.needs:
         return
     neutral = ", ".join(f"{name} {value:g}" for name, value in NEUTRAL.items())
     what = (
-        f"{correction} would be biased: the generator's log-probabilities are those of the distribution it "
-        "samples from, which these settings make another than the trainer's"
+        f"{correction} would be biased: the generator reports log-probabilities of its own distribution, and "
+        "these settings change that distribution but not the trainer's"
     )
     allowed = f"correction none, or sampling with {neutral} and no generation_kwargs that change logits"
     yield Problem(what, "correction", given=context.changed_sampling, allowed=allowed)
 
 
 def refused_sampling(context: CheckContext) -> Iterator[Problem]:
-    """Ask the generator's config what it cannot honour; see `grpox.contracts.Generator`."""
+    """Ask the generator's config for settings that it cannot honour; see `grpox.contracts.Generator`."""
     config = context.generator and context.generator.config
     for name, argument in (("check_sampling", context.config.sampling), ("check_run", context.config)):
         if check := getattr(config, name, None):
@@ -124,14 +136,26 @@ def refused_sampling(context: CheckContext) -> Iterator[Problem]:
 
 
 def old_logprobs_problems(context: CheckContext) -> Iterator[Problem]:
-    """Find reasons why the ratio cannot be taken to the generator's probabilities."""
+    """Find reasons why the ratio cannot use the generator's probabilities."""
     if context.config.train.old_logprobs == "policy":
         return
     correction = context.correction
     yield from _without_logprobs(context, "train.old_logprobs", "generator", "policy")
     if correction is not None and Capability.LOGPROBS in correction.needs:
-        what = f"{correction} would correct nothing: the ratio itself is to the generator's probabilities"
+        what = f"{correction} would correct nothing: the ratio already uses the generator's probabilities"
         yield Problem(what, "correction", allowed="none")
+
+
+def misplaced_needs(context: CheckContext) -> Iterator[Problem]:
+    """Find components that need what the core gives to losses alone."""
+    provided = {capability for bound in context.components.values() for capability in bound.provides}
+    for key, bound in context.components.items():
+        for need in bound.needs:
+            if bound.kind != "loss" and need in LOSS_INPUTS and need not in provided:
+                what = f"{bound} needs '{need}', which grpox gives to losses alone"
+                yield Problem(
+                    what, key, given=f"needs {bound.needs}", allowed="a component that does without it"
+                )
 
 
 def sampler_logprobs_problems(context: CheckContext) -> Iterator[Problem]:
@@ -214,12 +238,12 @@ def _without_logprobs(context: CheckContext, key: str, given: str, allowed: str)
         what = f"{context.generator} does not say that it reports log-probabilities"
         yield Problem(what, key, given=given, allowed=allowed)
     if context.changed_sampling:
-        what = "the generator's log-probabilities are those of another distribution than the trainer's"
+        what = "the generator's log-probabilities belong to a different distribution than the trainer's"
         yield Problem(what, key, given=context.changed_sampling, allowed=allowed)
 
 
 def staleness_problems(context: CheckContext) -> Iterator[Problem]:
-    """Find reasons why samples cannot be one generation batch old."""
+    """Find reasons why samples cannot lag one generation batch behind."""
     train, generator, correction = context.config.train, context.generator, context.correction
     if train.max_staleness == 0:
         return
@@ -228,30 +252,30 @@ def staleness_problems(context: CheckContext) -> Iterator[Problem]:
         offers = [offer for offer in context.plugins.offers if offer.kind == "generator"]
         able = [offer.spec.name for offer in offers if Capability.AHEAD in offer.spec.provides]
         allowed = " or ".join(["0", *(f"with generator {name}" for name in able)])
-        what = f"{generator} does not sample while the policy is updated"
+        what = f"{generator} cannot sample while the policy is updated"
         yield Problem(what, STALENESS, given=given, allowed=allowed)
     if correction is None or Capability.LOGPROBS in correction.needs or train.old_logprobs != "policy":
         return
     allowed = "0, or a correction such as token-truncate, or train.old_logprobs: generator"
     if context.changed_sampling:
-        given = f"{given}, {context.changed_sampling}, for which there is no correction"
+        given = f"{given}, {context.changed_sampling}, which no correction supports"
         allowed = "0"
-    what = f"{correction} leaves uncorrected that the samples are of an earlier policy"
+    what = f"{correction} does not correct for samples of an earlier policy"
     yield Problem(what, STALENESS, given=given, allowed=allowed)
 
 
 def dynamic_sampling_problems(context: CheckContext) -> Iterator[Problem]:
-    """Find keys that do not fit dynamic sampling, where a generation batch takes any number of prompts."""
+    """Find keys that do not fit dynamic sampling, in which a generation batch uses any number of prompts."""
     train = context.config.train
     rounds = train.dynamic_sampling_rounds
     if rounds is None:
         return
     if train.max_steps < 0:
-        needs = "a generation batch takes as many prompts as it needs"
-        what = f"with {DYNAMIC_SAMPLING} {needs}: say how many steps to take"
+        needs = "a generation batch uses any number of prompts"
+        what = f"set the number of steps: with {DYNAMIC_SAMPLING} {needs}"
         yield Problem(what, "train.max_steps", given=str(train.max_steps), allowed="at least 0")
     if train.max_staleness > 0:
-        what = "groups to be replaced are known when all are scored, after the updates they were sampled during"
+        what = "does not work with dynamic sampling: groups are scored only after the updates they overlap with"
         allowed = "null, or train.max_staleness: 0"
         yield Problem(what, DYNAMIC_SAMPLING, given=str(rounds), allowed=allowed)
 
@@ -260,7 +284,7 @@ def stream_problems(config: RunConfig) -> Iterator[Problem]:
     """Find keys that do not fit streamed data."""
     steps, split = config.train.max_steps, config.data.split
     if steps <= 0:
-        what = "streamed data has no known length: say how many steps to take"
+        what = "set the number of steps: streamed data has no known length"
         yield Problem(what, "train.max_steps", given=str(steps), allowed="at least 1")
     if "[" in split:
         allowed = split.partition("[")[0] + ", or streaming: false"
@@ -268,6 +292,6 @@ def stream_problems(config: RunConfig) -> Iterator[Problem]:
 
 
 def streamed_data_problems(context: CheckContext) -> Iterator[Problem]:
-    """Check those keys if the data is streamed: by `data.streaming`, or an IterableDataset in Python."""
+    """Check the keys for streamed data if the data is streamed, in a file or as a Python IterableDataset."""
     if context.config.data.streaming or context.given.streamed:
         yield from stream_problems(context.config)

@@ -1,4 +1,4 @@
-"""Cheap look at a data file: its columns, the number of records, and lines that are no records."""
+"""Cheap check of a data file: columns, number of records, and lines that are not records."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from grpox.errors import text_of
 
 @dataclass(frozen=True)
 class DataFile:
-    """Columns and records of a data file, and what is missing or unusable in them."""
+    """Columns and records of a data file, with the places of missing or unusable prompts."""
 
     columns: tuple[str, ...]
-    """Columns of the records that were read."""
+    """Columns of the checked records."""
     records: int | None
     """Number of records, None if the file is too large to count cheaply."""
     without_prompt: str = ""
-    """Place of the first record without a prompt, of a .jsonl or .json file."""
+    """Place of the first record without a prompt, in a .jsonl or .json file."""
     media: str = ""
-    """Place of a prompt's image or the like: ``line 3 has a part of type image_url``."""
+    """Place of an image, sound or video in a prompt: ``line 3 has a part of type image_url``."""
 
 
 def look_at(path: Path, prompt_column: str = "") -> DataFile:
     """Read the columns and count the records of a .jsonl, .json, .csv or .parquet file.
 
     Args:
-        prompt_column: column that is searched for images and the like.
+        prompt_column: column that is searched for images, sounds and videos.
 
     Raises:
-        UnreadableData: the file has no record, an invalid one, or a column with several types; the line is
-            named. Of a file of more than 32 MiB only as much is read, and of a .csv its columns alone.
+        UnreadableData: the file has no record, an invalid record, or a column with several types; the message
+            names the line. Only the first 32 MiB of a larger file are read; of a larger .csv only the columns.
     """
     if path.suffix == ".parquet":
         return _parquet(path, prompt_column)
@@ -41,7 +41,7 @@ def look_at(path: Path, prompt_column: str = "") -> DataFile:
         counted = path.stat().st_size <= LOOKED_AT
         file = _csv(path, counted) if path.suffix == ".csv" else _json(path, counted, prompt_column)
     if file.records == 0:
-        raise UnreadableData("holds no record")
+        raise UnreadableData("has no record")
     return file
 
 
@@ -72,7 +72,7 @@ def _csv(path: Path, counted: bool) -> DataFile:
                 if row and len(row) != len(columns):
                     message = f"line {rows.line_num} has {len(row)} values for {len(columns)} columns"
                     raise UnreadableData(message)
-                records += bool(row)  # an empty line is no record
+                records += bool(row)  # an empty line is not a record
             return DataFile(columns, records if counted else None)
         except csv.Error as error:
             raise UnreadableData(f"line {rows.line_num} is not CSV: {error}") from error
@@ -89,7 +89,7 @@ def _parquet(path: Path, prompt_column: str) -> DataFile:
         raise UnreadableData(f"{what}: {' '.join(text_of(error).split())}") from error
     with parquet:
         if not parquet.metadata.num_rows:
-            raise UnreadableData("holds no record")
+            raise UnreadableData("has no record")
         columns, media = parquet.schema_arrow, ""
         nested = prompt_column in columns.names and pyarrow.types.is_nested(columns.field(prompt_column).type)
         if nested and path.stat().st_size <= LOOKED_AT:

@@ -12,7 +12,7 @@ from grpox.runfile.yaml_lines import read_table
 
 
 class DeepSpeedKeys(NamedTuple):
-    """Tables of deepspeed_keys.yaml, which explains them."""
+    """Tables of deepspeed_keys.yaml; the file explains them."""
 
     owned: dict[str, str]
     unsupported: dict[str, str]
@@ -22,7 +22,7 @@ class DeepSpeedKeys(NamedTuple):
 
 @cache
 def deepspeed_keys() -> DeepSpeedKeys:
-    """Read the tables, which only a run file with settings needs."""
+    """Read the tables; only a run file with settings needs them."""
     return DeepSpeedKeys(**read_table("grpox.runfile", "deepspeed_keys.yaml"))
 
 
@@ -30,20 +30,20 @@ _KEY = "deepspeed.settings"
 
 
 def deepspeed_problems(config: DeepSpeedConfig) -> Iterator[Problem]:
-    """Find mistakes in offload and settings that show without DeepSpeed."""
+    """Find mistakes in offload keys and settings that can be found without DeepSpeed."""
     users = [key for key in ("offload_optimizer", "offload_param") if getattr(config, key) == "nvme"]
     if users and not config.nvme_path:
-        what = f"a folder is required: {users[0]} is nvme"
+        what = f"a folder is required because {users[0]} is nvme"
         yield Problem(what, "deepspeed.nvme_path", allowed="a folder on a fast local disk")
     if config.nvme_path and not users:
-        what = "is used by nothing: offload_optimizer and offload_param are not nvme"
+        what = "has no effect, because neither offload_optimizer nor offload_param is nvme"
         yield Problem(what, "deepspeed.nvme_path", given=config.nvme_path)
     if settings := without_auto(config.settings):
         yield from _settings_problems(settings, config)
 
 
 def without_auto(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Remove values ``auto`` of `settings`, which in files for transformers mean the trainer's own."""
+    """Remove values ``auto`` from `settings`: in files for transformers they mean the trainer's own value."""
     return {
         name: without_auto(value) if isinstance(value, Mapping) else value
         for name, value in settings.items()
@@ -60,7 +60,7 @@ def _settings_problems(settings: Mapping[str, Any], config: DeepSpeedConfig) -> 
     zero = settings.get("zero_optimization")
     if isinstance(zero, Mapping):
         yield from _unknown_keys(zero, f"{_KEY}.zero_optimization", known.zero_optimization)
-    # A file that repeats the run's own values need not be edited.
+    # A file may repeat the run's own values.
     same = {
         "fp16.enabled": False,
         "zero_optimization.stage": config.stage,
@@ -72,7 +72,7 @@ def _settings_problems(settings: Mapping[str, Any], config: DeepSpeedConfig) -> 
             continue
         shown = str(value) if len(str(value)) <= 60 else f"{str(value)[:57]}..."
         if key in known.owned:
-            yield Problem(f"grpox sets this: use {known.owned[key]}", f"{_KEY}.{key}", given=shown)
+            yield Problem(f"use {known.owned[key]} instead: grpox sets this key", f"{_KEY}.{key}", given=shown)
         if key in known.unsupported:
             yield Problem(known.unsupported[key], f"{_KEY}.{key}", given=shown)
 

@@ -35,10 +35,11 @@ FAMILIES = (
 
 
 class MetricNames:
-    """The metrics of steps or of evaluations, as far as they are known beforehand.
+    """Names of the metrics of steps or evaluations, as far as they are known before the run.
 
-    Reward functions and losses log metrics of their own (`log_metric`): any name that begins with the name of
-    the component may be one. With a third party's component, so may any name that is not nearly a known one.
+    Reward functions and losses log additional metrics (`log_metric`), so any name that begins with the name of
+    the component may exist. With a third-party component, any name that does not resemble a known one may
+    exist.
     """
 
     def __init__(
@@ -46,8 +47,8 @@ class MetricNames:
     ) -> None:
         """
         Args:
-            owners: names of the components that log metrics of their own.
-            components: the components themselves.
+            owners: names of the components that log additional metrics.
+            components: the components.
         """
         self.known = list(known)
         self._beginnings = tuple(f"{owner}/" for owner in owners if owner not in ("rewards", "completions"))
@@ -56,7 +57,7 @@ class MetricNames:
         )
 
     def has(self, name: str) -> bool:
-        """Tell if there may be a metric of this name."""
+        """Return True if a metric of this name may exist."""
         if name in self.known or name.startswith(self._beginnings):
             return True
         return self._open_ended and not nearest(name, self.known) and not name.startswith("rewards/")
@@ -108,7 +109,7 @@ def evaluation_problems(context: CheckContext) -> Iterator[Problem]:
     for place, k in enumerate(evaluation.pass_at_k):
         key, most = f"evaluation.pass_at_k[{place}]", evaluation.num_generations
         if not 1 <= k <= most:
-            what = "is not a number of the completions that a prompt has"
+            what = "must be from 1 to the number of completions per prompt"
             allowed = f"1 to {most} (evaluation.num_generations)"
             yield Problem(what, key, given=str(k), allowed=allowed)
         elif k in evaluation.pass_at_k[:place]:
@@ -120,14 +121,14 @@ def evaluation_problems(context: CheckContext) -> Iterator[Problem]:
 def _sampling(context: CheckContext, evaluation: EvaluationConfig) -> Iterator[Problem]:
     sampling, key = sampling_of(evaluation, context.config.sampling), "evaluation.sampling"
     if evaluation.num_generations > 1 and sampling.temperature == 0:
-        what = "decodes greedily: all completions of a prompt would be the same one"
+        what = "decodes greedily, so all completions of a prompt would be equal"
         given = f"0 with evaluation.num_generations {evaluation.num_generations}"
         yield Problem(what, "evaluation.temperature", given=given, allowed="more than 0, or num_generations 1")
     if sampling.min_completion_length > sampling.max_completion_length:
         what = f"is more than max_completion_length {sampling.max_completion_length}"
         yield Problem(what, f"{key}.min_completion_length", given=str(sampling.min_completion_length))
     if "" in (evaluation.sampling.stop or []):
-        yield Problem("a text is empty: every completion would end at once", f"{key}.stop")
+        yield Problem("a text is empty, so every completion would end at once", f"{key}.stop")
     check = getattr(context.generator and context.generator.config, "check_sampling", None)
     for problem in () if check is None else check(sampling):
         name = problem.key.removeprefix("sampling.").partition(".")[0].partition("[")[0]
@@ -140,7 +141,7 @@ def _early_stop(context: CheckContext, evaluation: EvaluationConfig) -> Iterator
     if chosen is None:
         return
     if evaluation.every == 0:
-        what = "there is no evaluation between the first step and the last, after which the run could end"
+        what = "early stopping needs evaluations between the first and the last step"
         yield Problem(what, "evaluation.early_stop", given="evaluation.every 0", allowed="evaluation.every > 0")
     names, key = of_evaluations(context.config, context.components), "evaluation.early_stop.metric"
     if not names.has(bare_name(chosen.metric)):
@@ -161,11 +162,11 @@ def _best(context: CheckContext) -> Iterator[Problem]:
         is_known |= name.startswith(PREFIX) and evaluations.has(bare_name(name))
     elif name.startswith(PREFIX):
         allowed = "a metric of steps, such as reward, or a section evaluation"
-        yield Problem("nothing is evaluated in this run", key, given=name, allowed=allowed)
+        yield Problem("this run has no evaluation", key, given=name, allowed=allowed)
         return
-    # ``accuracy`` and TRL's ``eval_accuracy`` mean the evaluation's, and are no typos.
+    # ``accuracy`` and TRL's ``eval_accuracy`` mean the metric of the evaluation; they are not typos.
     ours = PREFIX + bare_name(name.removeprefix("eval_").removeprefix("eval/"))
     near = ours if ours in known else nearest(name, known)
     is_of_step = not name.startswith(PREFIX) and not near.startswith(PREFIX) and steps.has(name)
     if not (is_known or is_of_step):
-        yield Problem("no metric that this run logs", key, given=name, allowed=", ".join(known), nearest=near)
+        yield Problem("this run logs no such metric", key, given=name, allowed=", ".join(known), nearest=near)

@@ -1,4 +1,4 @@
-"""Python objects passed to `grpox.train` in place of inputs, and how they change the run's config."""
+"""Python objects passed to `grpox.train` instead of paths, and their effect on the run's config."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 Changes = Mapping[str, Any]
 GIVEN = "(given in Python)"
-"""Path of an input that is an object."""
+"""Placeholder path of an input that is a Python object."""
 
 
 @dataclass(frozen=True)
 class Given:
-    """The checked objects; for None, the config's input is used."""
+    """Checked Python objects; for None, the input from the config is used."""
 
     model: PreTrainedModel | None = None
     tokenizer: PreTrainedTokenizerBase | None = None
@@ -29,9 +29,9 @@ class Given:
     functions: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     """Key such as ``rewards[0]`` -> reward function."""
     reward_models: Mapping[str, PreTrainedModel] = field(default_factory=dict)
-    """Key -> the model of the component `reward_model` under it."""
+    """Key of a `reward_model` component -> its model."""
     changes: Mapping[str, Changes | Sequence[Changes]] = field(default_factory=dict)
-    """Section -> its new keys; for the rewards, the whole list."""
+    """Section -> new keys; for the rewards, the whole list."""
 
     @property
     def inputs(self) -> set[str]:
@@ -81,14 +81,14 @@ class Given:
             return
         problems = []
         if section.get("init"):
-            what = "is used by nothing: the model is loaded already"
+            what = "has no effect, because the model is already loaded"
             problems.append(Problem(what, key="model.init", given=str(section["init"])))
         dtype = str(self.model.dtype).removeprefix("torch.")
         if section.setdefault("dtype", dtype) != dtype:
             what = f"the model given is in {dtype}"
             problems.append(Problem(what, "model.dtype", given=str(section["dtype"]), allowed=dtype))
         if self.tokenizer is None and section["path"] == GIVEN:
-            what = "the model does not say where it came from, so its tokenizer cannot be found"
+            what = "the tokenizer is unknown, because the model does not say where it was loaded from"
             problems.append(Problem(what, key="model", allowed="tokenizer=, or model.path in the config"))
         if problems:
             raise ConfigError(problems)

@@ -1,7 +1,7 @@
 """Loads a run file with overrides and checks the whole run before anything heavy is imported.
 
-Two passes report all their problems at once: first the schema (`grpox.config`), then components, capabilities,
-files and batch arithmetic. Each problem names its line or the command line.
+There are two passes, and each reports all its problems at once: first the schema (`grpox.config`), then
+components, capabilities, files and batch arithmetic. Each problem names its line or the command line.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ CHECKS: tuple[Check, ...] = (
     of_section("hub", hub_problems),
     evaluation_problems,
     checks.old_logprobs_problems,
+    checks.misplaced_needs,
     checks.sampler_logprobs_problems,
     checks.group_scope_problems,
     checks.reference_sync_problems,
@@ -61,26 +62,14 @@ CHECKS: tuple[Check, ...] = (
     lora_problems,
 )
 """Checks of a run file that fits its schema, in this order."""
-LOSS_INPUTS = (
-    Capability.ENTROPY,
-    Capability.OLD_LOGPROBS,
-    Capability.ENTROPY_GRADIENT,
-    Capability.REFERENCE_LOGPROBS,
-    Capability.SAMPLER_LOGPROBS,
-    Capability.REWARDS,
-    Capability.GROUP_IDS,
-    Capability.SEQUENCE_IDS,
-    Capability.COLUMNS,
-)
-"""Capabilities that the core provides."""
 
 
 @dataclass(frozen=True)
 class ResolvedRun:
-    """A run whose parts all exist and fit together."""
+    """A checked run: all its parts exist and fit together."""
 
     config: RunConfig
-    """With absolute input paths."""
+    """Config with absolute input paths."""
     components: Mapping[str, BoundComponent]
     """Dotted key -> component: ``loss``, ``rewards[0]``, ``tracking.mlflow``, ``train.optimizer`` if set."""
     registry: Registry
@@ -88,9 +77,9 @@ class ResolvedRun:
     """The run file or recipe, as the user named it."""
     plan: BatchPlan
     num_prompts: int | None
-    """Number of prompts of the training data, if it is cheaply known."""
+    """Number of prompts of the training data, if it is cheap to know."""
     given: Given
-    """Python objects in place of inputs of the config."""
+    """Python objects that replace inputs of the config."""
 
     def build(self, key: str) -> Any:
         """Build the component under `key`; see `grpox.plugins.registry.Registry.build`."""
@@ -118,11 +107,11 @@ def load_run(
     Args:
         run: path of a YAML file, or the name of a recipe.
         overrides: ``a.b=c``, applied in order.
-        world_size: ranks to check the batch arithmetic for; default: those of this launch.
-        given: Python objects in place of inputs of the file.
+        world_size: ranks to check the batch arithmetic for; default: the ranks of this launch.
+        given: Python objects that replace inputs of the file.
 
     Raises:
-        ConfigError: with every problem found.
+        ConfigError: the run is wrong; lists every problem.
     """
     data, origin = read_run(run, overrides)
     return resolve(data, origin, str(run), given or Given(), world_size)
@@ -132,7 +121,7 @@ def read_run(run: str | Path, overrides: Sequence[str]) -> tuple[dict[str, Any],
     """Read a run file or recipe and apply `overrides`, unchecked; raises as `load_run`."""
     path = recipe_path(run)
     source = str(run) if path == Path(run) else path.name
-    # One character more than is allowed, so that a longer file is refused.
+    # One character more than allowed, so that a longer file is refused.
     document = read_yaml(read_text(path, source, LONGEST + 1), source)
     if not isinstance(document.data, dict):
         what = "a run file is a mapping of keys such as model, data and rewards"
@@ -152,13 +141,13 @@ def resolve_config(
     """Check a run given in Python.
 
     Args:
-        data: is not changed.
+        data: the run's sections; not changed.
         base: folder against which relative input paths resolve.
         source: name of the run in problems and in its record.
-        given: Python objects in place of inputs, which `data` may then leave out.
+        given: Python objects that replace inputs, which `data` may then leave out.
 
     Raises:
-        ConfigError: with every problem found.
+        ConfigError: the run is wrong; lists every problem.
     """
     origin = Origin(source, base.absolute())
     return resolve(data, origin, source, given or Given(), world_size)
@@ -178,7 +167,7 @@ def resolve(
         trains: False for a run that reads no training data and writes no folder.
 
     Raises:
-        ConfigError: with every problem found.
+        ConfigError: the run is wrong; lists every problem.
     """
     data = copy.deepcopy(given.merged(data))
     origin = replace(origin, arguments=given.keys)
@@ -223,14 +212,14 @@ def _refuse(problems: Sequence[Problem], origin: Origin) -> None:
 
 
 def _default_correction(config: RunConfig, registry: Registry) -> None:
-    """Set the default correction for a generator whose numbers or weights are not the trainer's.
+    """Set the default correction for a generator whose log-probabilities or weights differ from the trainer's.
 
-    There is none if the run file names one, or under settings that would bias it.
+    No default is set if the run file names a correction, or with settings that would bias the default.
     """
     if "correction" in config.model_fields_set or config.generator.name is None:
         return
     if config.train.old_logprobs == "generator":
-        return  # the ratio itself is to the generator's probabilities
+        return  # the ratio already uses the generator's probabilities
     try:
         offer = registry.find("generator", config.generator.name)
     except ConfigError:
@@ -241,7 +230,7 @@ def _default_correction(config: RunConfig, registry: Registry) -> None:
 
 
 def _empty_sections(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Replace null, which YAML reads where only a section's heading is written, by an empty section."""
+    """Replace null by an empty section: YAML reads a heading without content as null."""
     filled = dict(data)
     for name, field in RunConfig.model_fields.items():
         section = isinstance(field.annotation, type) and issubclass(field.annotation, Section)
@@ -267,7 +256,7 @@ def _schema_problems(error: ValidationError) -> Iterator[Problem]:
     for problem in problems_of(error, RunConfig, ""):
         near, name = problem.nearest, problem.key.rpartition(".")[2]
         if problem.key in unknown and not near:
-            from grpox.runfile.from_trl.fields import key_of  # a table that only a mistake needs
+            from grpox.runfile.from_trl.fields import key_of  # a table needed only for a mistake
 
             # ``train.learning_rate`` for `learning_rate`, ``loss`` for TRL's `loss_type`
             near = sections.get(name) or key_of(name)
@@ -290,10 +279,10 @@ def _bind(
         except ConfigError as error:
             problems += error.problems
     if not problems:
-        problems = registry.negotiate(list(components.values()), LOSS_INPUTS)
+        problems = registry.negotiate(list(components.values()), checks.LOSS_INPUTS)
     return components, problems
 
 
 def _with_model(bound: BoundComponent, model: Any) -> BoundComponent:
-    """Let the reward `bound` score with `model` in place of the one that its parameters name."""
+    """Make the reward `bound` score with `model` instead of the model in its parameters."""
     return replace(bound, config=None, load=lambda: bound.load()(bound.config, model=model))

@@ -13,38 +13,39 @@ from grpox.errors.validation import problems_of
 
 
 class Arguments(BaseModel):
-    """Arguments of a schedule besides the numbers of steps: none, unless a subclass adds them."""
+    """Arguments of a schedule besides the numbers of steps; subclasses add them."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
 
 class Cosine(Arguments):
     num_cycles: float = Field(0.5, gt=0)
-    """Waves of the cosine; 0.5 falls once."""
+    """Number of cosine waves; with 0.5 the rate falls once."""
 
 
 class CosineWithRestarts(Arguments):
     num_cycles: int = Field(1, ge=1)
-    """Falls, each but the first after a jump back to the peak."""
+    """Number of falls; each one after the first begins with a jump back to the peak."""
 
 
 class Polynomial(Arguments):
     lr_end: float = Field(1e-7, ge=0)
     """Learning rate of the last step; must be smaller than the peak."""
     power: float = Field(1.0, gt=0)
-    """1 falls in a straight line."""
+    """Exponent of the decay; 1 is a straight line."""
 
 
 class InverseSqrt(Arguments):
     timescale: int | None = Field(None, ge=1)
-    """Steps after which the rate has fallen by sqrt(2); default: warmup_steps, or 10000 without."""
+    """Steps after which the rate has fallen by a factor of sqrt(2); default: warmup_steps, or 10000 if that is
+    0."""
 
 
 class CosineWithMinLr(Cosine):
     min_lr: float | None = Field(None, ge=0)
-    """Learning rate that is reached last."""
+    """Learning rate at the end."""
     min_lr_rate: float | None = Field(None, ge=0, le=1)
-    """The same as a part of the peak."""
+    """Learning rate at the end as a fraction of the peak."""
 
     @model_validator(mode="after")
     def _one_of(self) -> Self:
@@ -55,23 +56,23 @@ class CosineWithMinLr(Cosine):
 
 class CosineWarmupWithMinLr(CosineWithMinLr):
     warmup_lr_rate: float | None = Field(None, ge=0, le=1)
-    """Learning rate of the first step as a part of the peak; default: 1 / warmup_steps."""
+    """Learning rate of the first step as a fraction of the peak; default: 1 / warmup_steps."""
 
 
 class WarmupStableDecay(Arguments):
     num_decay_steps: int = Field(ge=0)
-    """Last steps, over which the rate falls."""
+    """Number of last steps, over which the rate falls."""
     num_stable_steps: int | None = Field(None, ge=0)
-    """Steps at the peak; default: those that warm-up and decay leave."""
+    """Number of steps at the peak; default: all steps outside warm-up and decay."""
     warmup_type: Literal["linear", "cosine", "1-sqrt"] = "linear"
     decay_type: Literal["linear", "cosine", "1-sqrt"] = "cosine"
     min_lr_ratio: float = Field(0.0, ge=0, le=1)
-    """Learning rate before the warm-up and after the decay, as a part of the peak."""
+    """Learning rate before the warm-up and after the decay, as a fraction of the peak."""
     num_cycles: float = Field(0.5, gt=0)
-    """Waves of a cosine decay."""
+    """Number of waves of a cosine decay."""
 
 
-# A copy, as importing transformers imports torch; a test compares names, defaults and types.
+# Copied, because importing transformers imports torch; a test compares names, defaults and types.
 SCHEDULES: dict[str, type[Arguments]] = {
     "linear": Arguments,
     "cosine": Cosine,
@@ -88,7 +89,7 @@ UNSUPPORTED_SCHEDULER_TYPES = {
     "reduce_lr_on_plateau": "follows an evaluation metric",
     "greedy": "follows an evaluation metric",
 }
-"""Other values of transformers.SchedulerType -> why a plugin in train.scheduler is needed."""
+"""Other values of transformers.SchedulerType -> reason why they need a plugin in train.scheduler."""
 
 _KEY = "train.lr_scheduler_kwargs"
 
@@ -104,19 +105,21 @@ def schedule_problems(train: TrainConfig) -> Iterator[Problem]:
     given = [name for name, value in warmup.items() if value]
     name, peak = train.lr_scheduler_type, train.learning_rate
     if len(given) == 2:
-        what = "give one of warmup_steps and warmup_ratio"
+        what = "set only one of warmup_steps and warmup_ratio"
         yield Problem(what, "train.warmup_ratio", given=str(train.warmup_ratio))
     elif given and train.scheduler is None and name == "constant":
-        what = "the schedule 'constant' has no warm-up: use constant_with_warmup"
+        what = "use constant_with_warmup: the schedule 'constant' has no warm-up"
         yield Problem(what, f"train.{given[0]}", given=str(warmup[given[0]]), allowed="0")
     if train.scheduler is not None:
         if train.lr_scheduler_kwargs:
-            yield Problem("goes with lr_scheduler_type, not with train.scheduler", _KEY)
+            yield Problem("applies only to lr_scheduler_type, not to train.scheduler", _KEY)
         return
     if name not in SCHEDULES:
         what, near = "no such learning-rate schedule", nearest(name, SCHEDULES)
         if name in UNSUPPORTED_SCHEDULER_TYPES:
-            what = f"{UNSUPPORTED_SCHEDULER_TYPES[name]}: use a scheduler plugin (train.scheduler) for it"
+            what = (
+                f"use a scheduler plugin (train.scheduler): this schedule {UNSUPPORTED_SCHEDULER_TYPES[name]}"
+            )
             near = ""
         yield Problem(what, "train.lr_scheduler_type", "", name, ", ".join(SCHEDULES), near)
         return
@@ -135,7 +138,7 @@ def schedule_problems(train: TrainConfig) -> Iterator[Problem]:
 def step_problems(train: TrainConfig, warmup_steps: int, total_steps: int) -> list[Problem]:
     """Find parts of the schedule that do not fit into the run's steps, which transformers would accept."""
     if train.lr_scheduler_type == "polynomial" and warmup_steps == total_steps:
-        what = f"leaves none of the run's {total_steps} steps to the schedule 'polynomial'"
+        what = f"leaves none of the run's {total_steps} steps for the schedule 'polynomial'"
         return [Problem(what, "train.warmup_steps", given=str(warmup_steps))]
     decay = schedule_arguments(train).get("num_decay_steps", 0)
     if decay and warmup_steps + decay > total_steps:

@@ -19,13 +19,13 @@ VERSIONS = "versions.json"
 
 
 def give_back_secrets(data: dict[str, Any], folder: Path) -> list[Problem]:
-    """Put the secrets that are masked in `data` back into it.
+    """Replace masked secrets in `data` by their values, in place.
 
     Args:
-        folder: the run's folder that `data` was read from; of another folder, the environment alone is used.
+        folder: the run's folder that `data` was read from; for any other folder, only the environment is used.
 
     Returns:
-        a problem for each secret that neither has.
+        a problem for each secret that neither the environment nor the run file has.
     """
     masked = frozenset(masked_keys(data))
     if masked:
@@ -36,7 +36,7 @@ def give_back_secrets(data: dict[str, Any], folder: Path) -> list[Problem]:
 
 def masked_problems(data: Mapping[str, Any]) -> list[Problem]:
     """Return a problem for each value of `data` that is a masked secret."""
-    what = "a secret is masked here, and no run's folder keeps it: give it again"
+    what = "pass this secret again: it is masked here, because a run's folder stores no secrets"
     return [
         Problem(what, key, allowed=f"{key}=... on the command line, or in the environment {_variable(key)}")
         for key in masked_keys(data)
@@ -49,10 +49,10 @@ def _variable(key: str) -> str:
 
 
 def _run_file(folder: Path) -> Any:
-    """Read the run file that `folder` was written for; None if it is missing."""
+    """Read the run file that wrote `folder`; None if it is missing."""
     try:
         record = json.loads((folder / VERSIONS).read_text(encoding="utf-8"))
-        # By its whole path: in another folder a file of that name may be another run's.
+        # By its full path: a file with this name in another folder may belong to another run.
         if "file" not in record and record["source"] not in recipe_names():
             return None
         path = Path(record["file"]) if "file" in record else recipe_path(record["source"])
@@ -62,19 +62,19 @@ def _run_file(folder: Path) -> Any:
 
 
 def _give_back(value: Any, shown: Any, source: Any, masked: frozenset[str], key: str) -> Any:
-    """Return `value` with the secrets of the environment, or of the run file, in place of masks.
+    """Return `value` with masks replaced by secrets from the environment or the run file.
 
     Args:
-        shown: the run file's value at the same place, masked.
-        source: the run file's value, not masked.
-        masked: keys that need a value; parts of them, such as names of headers, may have dots.
+        shown: the run file's value under the same key, masked.
+        source: the run file's value under the same key, not masked.
+        masked: keys that need a value; their parts, such as names of headers, may contain dots.
         key: dotted key of `value`.
     """
     if isinstance(value, dict | list):
         for name in value if isinstance(value, dict) else range(len(value)):
             try:
                 parts = shown[name], source[name]
-            except (TypeError, LookupError):  # the run file has nothing there
+            except (TypeError, LookupError):  # the run file has no such key
                 parts = None, None
             value[name] = _give_back(value[name], *parts, masked, f"{key}.{name}".lstrip("."))
     elif key in masked:

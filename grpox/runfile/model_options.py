@@ -16,7 +16,7 @@ from grpox.runtime.files import read_mapping
 
 INSTALL = "pip install 'grpox[lora]'"
 LONGEST_HEADER = 2**26
-"""Bytes of a header of safetensors; a longer one is left to transformers."""
+"""Largest safetensors header in bytes; longer ones are left to transformers."""
 
 REFUSED_INIT = {
     "dtype": "use model.dtype",
@@ -30,9 +30,9 @@ REFUSED_INIT = {
     "ignore_mismatched_sizes": "weights of another shape would be drawn at random",
     "output_loading_info": "grpox itself reads it",
     "state_dict": "weights come from model.path",
-    "key_mapping": "what is saved could be loaded with it alone",
+    "key_mapping": "the saved model could only be loaded with the same mapping",
 }
-"""Refused argument of `from_pretrained` -> why."""
+"""Refused argument of `from_pretrained` -> reason."""
 
 HARMLESS: dict[str, tuple[bool | None, ...]] = {
     "trust_remote_code": (False, None),
@@ -41,7 +41,7 @@ HARMLESS: dict[str, tuple[bool | None, ...]] = {
     "allow_all_kernels": (False, None),
     "kernel_config": (None,),
 }
-"""Argument of `from_pretrained` that can run foreign code -> its values that run none."""
+"""Argument of `from_pretrained` that can run foreign code -> values that run no code."""
 
 CHECKPOINT_ARGUMENTS = ("use_reentrant", "preserve_rng_state", "determinism_check", "debug", "early_stop")
 """Arguments of torch.utils.checkpoint.checkpoint that a run file can write; a test compares them."""
@@ -55,19 +55,19 @@ PARTS = re.compile(
 def model_problems(config: ModelConfig) -> list[Problem]:
     """Find arguments that the engine sets, or that would leave weights untrained."""
     return [
-        Problem(f"cannot be given here: {REFUSED_INIT[name]}", f"model.init.{name}", given=str(value))
+        Problem(f"is not allowed here: {REFUSED_INIT[name]}", f"model.init.{name}", given=str(value))
         for name, value in config.init.items()
         if name in REFUSED_INIT
     ]
 
 
 def runs_code(init: Mapping[str, Any]) -> list[str]:
-    """Name the arguments by which code of the model's folder or of a hub would run."""
+    """Name the arguments that would run code from the model's folder or a hub."""
     return [
         name
         for name, value in init.items()
         if (name in HARMLESS and value not in HARMLESS[name])
-        # eager, sdpa, ...; else the id of a repository with a kernel.
+        # eager, sdpa, ...; any other value is the id of a repository with a kernel.
         or ("implementation" in name and "/" in str(value))
     ]
 
@@ -77,8 +77,8 @@ def checkpointing_problems(train: TrainConfig) -> list[Problem]:
     key = "train.gradient_checkpointing_kwargs"
     given = train.gradient_checkpointing_kwargs
     if given and not train.gradient_checkpointing:
-        return [Problem("is used by nothing: train.gradient_checkpointing is false", key, given=str(given))]
-    what, allowed = "torch.utils.checkpoint takes no such argument", ", ".join(CHECKPOINT_ARGUMENTS)
+        return [Problem("has no effect, because train.gradient_checkpointing is false", key, given=str(given))]
+    what, allowed = "torch.utils.checkpoint has no such argument", ", ".join(CHECKPOINT_ARGUMENTS)
     return [
         Problem(what, f"{key}.{name}", "", str(value), allowed, nearest(name, CHECKPOINT_ARGUMENTS))
         for name, value in given.items()
@@ -87,7 +87,7 @@ def checkpointing_problems(train: TrainConfig) -> list[Problem]:
 
 
 def media_parts(config: Mapping[str, Any], within: str = "") -> Iterator[str]:
-    """Yield the dotted keys of a model's configuration that describe a part for more than text."""
+    """Yield the dotted keys of a model's configuration that describe a part for images, audio or video."""
     for key, value in config.items():
         if not isinstance(value, Mapping) or not value:
             continue
@@ -98,15 +98,15 @@ def media_parts(config: Mapping[str, Any], within: str = "") -> Iterator[str]:
 
 
 def media_problem(config: Mapping[str, Any], key: str, given: str) -> Problem | None:
-    """Return a problem if a model has such a part; None if all of it is for text."""
+    """Return a problem if a model has a part for images, audio or video; None if all of it is for text."""
     parts = ", ".join(media_parts(config))
     if not parts:
         return None
     what = (
-        f"is a model of more than text (its config has {parts}): it would be trained on text alone, "
-        "and what is saved may lack the other parts"
+        f"is not only a text model (its config has {parts}): grpox would train it on text alone, "
+        "and the saved model might lack the other parts"
     )
-    return Problem(what, key, given=given, allowed="a model of text, such as its language model saved alone")
+    return Problem(what, key, given=given, allowed="a text model, such as its language model saved alone")
 
 
 def media_problem_of(folder: Path, key: str) -> Problem | None:
@@ -122,10 +122,10 @@ def lora_problems(context: CheckContext) -> Iterator[Problem]:
     if find_spec("peft") is None:
         yield Problem(f"adapters need peft: {INSTALL}", "model.lora")
     if config.train.sync_ref_model:
-        what = "with adapters the reference is the model without them, which cannot follow the policy"
+        what = "does not work with adapters: the reference is then the frozen model without adapters"
         yield Problem(what, "train.sync_ref_model", given="true", allowed="false, or no model.lora")
     if config.train.gradient_checkpointing_kwargs.get("use_reentrant"):
-        what = "with frozen embeddings a re-entrant checkpoint leaves the adapters within it without a gradient"
+        what = "does not work with adapters: with frozen embeddings, re-entrant checkpoints give no gradient"
         key = "train.gradient_checkpointing_kwargs.use_reentrant"
         yield Problem(what, key, given="true", allowed="false")
     if "model.path" not in context.given.inputs:
@@ -143,13 +143,14 @@ def weight_names(folder: Path) -> list[str]:
             header = json.loads(weights.read(size)) if size <= LONGEST_HEADER else {}
         return [name for name in header if name != "__metadata__"]
     except (OSError, ValueError, KeyError, TypeError):
-        return []  # loading the model reports it
+        return []  # loading the model reports the error
 
 
 def _misspelt(lora: LoraConfig, weights: Sequence[str]) -> Iterator[Problem]:
-    """Find names that are nearly, but not exactly, one of the checkpoint's.
+    """Find names that resemble, but do not equal, a name in the checkpoint.
 
-    Other unknown names are left to the model: some architectures name layers otherwise than their checkpoints.
+    Other unknown names are checked once the model is loaded: some architectures name layers differently from
+    their checkpoints.
     """
     parts = [name.split(".") for name in weights if name.endswith(".weight")]
     known = list(dict.fromkeys(part[-2] for part in parts if len(part) > 1))
@@ -160,5 +161,5 @@ def _misspelt(lora: LoraConfig, weights: Sequence[str]) -> Iterator[Problem]:
             last = name.rpartition(".")[2]
             near = nearest(last, known)
             if last not in inside and near:
-                what, allowed = "names no layer of this model", ", ".join(known)
+                what, allowed = "no such layer in this model", ", ".join(known)
                 yield Problem(what, f"model.lora.{key}", given=name, allowed=allowed, nearest=near)

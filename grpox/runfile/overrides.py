@@ -1,4 +1,4 @@
-"""Command-line overrides, ``train.max_steps=10`` on top of a run file, and where each key was written."""
+"""Command-line overrides of a run file, such as ``train.max_steps=10``, and the source line of each key."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ ARGUMENT = "train()"
 def apply_overrides(data: dict[str, Any], overrides: Sequence[str]) -> list[str]:
     """Set each ``dotted.key=value`` in `data`, in order; a later one wins.
 
-    The value is YAML. ``rewards.0.weight=2`` and ``rewards[0].weight=2`` reach into lists, and the index one
+    The value is YAML. ``rewards.0.weight=2`` and ``rewards[0].weight=2`` set list entries, and the index one
     past the end appends. ``loss.clip_high=0.28`` turns ``loss: dapo`` into a mapping of name and parameters.
 
     Returns:
         the dotted keys that were set.
 
     Raises:
-        ConfigError: with every override that lacks ``=``, has a value that is not YAML, or sets a key below
-            something that has no keys.
+        ConfigError: an override lacks ``=``, has a value that is not YAML, or sets a key below a value without
+            keys; lists all.
     """
     keys, problems = [], []
     for override in overrides:
@@ -79,13 +79,13 @@ def _set(data: dict[str, Any], path: Sequence[str | int], value: Any) -> None:
         elif inner is None:
             container[place] = {}
         elif not isinstance(inner, dict | list):
-            raise ConfigError("holds a value and has no keys below it", key, COMMAND_LINE, str(inner))
+            raise ConfigError("has a value, so no keys can be below it", key, COMMAND_LINE, str(inner))
         container = container[place]
     container[_place(container, path[-1], join(key, path[-1]))] = value
 
 
 def _place(container: Any, part: str | int, key: str) -> str | int:
-    """Return the key or index of `part`, adding null where there is no value yet."""
+    """Return the key or index of `part`, adding null if there is no value yet."""
     if isinstance(container, dict):
         container.setdefault(str(part), None)
         return str(part)
@@ -99,7 +99,7 @@ def _place(container: Any, part: str | int, key: str) -> str | int:
 
 @dataclass(frozen=True)
 class Origin:
-    """The line or override behind each dotted key, such as ``rewards[0].weight``."""
+    """Source of each dotted key, such as ``rewards[0].weight``: a line or an override."""
 
     source: str
     """Name of the run file in problems."""
@@ -107,13 +107,13 @@ class Origin:
     lines: Mapping[str, int] = field(default_factory=dict)
     overridden: Sequence[str] = ()
     arguments: Collection[str] = ()
-    """Keys whose value is an argument of `grpox.train`."""
+    """Keys whose value comes from an argument of `grpox.train`."""
 
     def where(self, key: str) -> str:
         """Return ``run.yaml:12``, ``command line`` or ``train()``, by the longest known prefix of `key`."""
         if any(prefix in self.arguments for prefix in _prefixes(key)):
             return ARGUMENT
-        # An override replaces all that the file has below its key.
+        # An override replaces everything that the file has below its key.
         if any(prefix in self.overridden for prefix in _prefixes(key)):
             return COMMAND_LINE
         for prefix in _prefixes(key):
@@ -129,7 +129,7 @@ class Origin:
         return Path.cwd() if self.where(key) == COMMAND_LINE else self.folder
 
     def place(self, problems: Iterable[Problem]) -> list[Problem]:
-        """Sort problems by their lines, with `where` filled in and indices written as in ``rewards[0]``."""
+        """Sort problems by line, fill in `where`, and write indices as in ``rewards[0]``."""
         placed = []
         for problem in problems:
             key = re.sub(r"\.(\d+)(?=\.|$)", r"[\1]", problem.key)

@@ -30,8 +30,8 @@ from grpox.runfile.slots import selected
 
 SET_ASIDE = ("model", "completions")
 """Folders in output_dir whose old content a run moves to ``earlier/``."""
-_NOT_GIVEN = ("was an object given in Python, which no file can name", "a path, or the same object again")
-"""Message for `GIVEN` in a run file, and what is allowed."""
+_NOT_GIVEN = ("was a Python object, which a file cannot name", "a path, or the same object again")
+"""Message for `GIVEN` in a run file, and the allowed values."""
 
 
 def resolve_paths(config: RunConfig, base_of: Callable[[str], Path]) -> None:
@@ -57,10 +57,10 @@ def resolve_paths(config: RunConfig, base_of: Callable[[str], Path]) -> None:
 
 
 def input_path(path: str, base: Path, suffixes: Collection[str] = ()) -> str:
-    """Return the absolute path, or `path` itself if it is a hub id, which ends in none of `suffixes`."""
+    """Return the absolute path, or `path` unchanged if it is a hub id (without an ending of `suffixes`)."""
     is_like_id = re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", path) and Path(path).suffix not in suffixes
     there = base / path
-    # Nothing is there, nor even its parent.
+    # Neither the path nor its parent exists.
     if is_like_id and not unreachable(there) and not there.exists() and not there.parent.is_dir():
         return path
     return path if path == GIVEN else _absolute(path, base)
@@ -97,7 +97,7 @@ def _split_of_file(data: DataConfig, records: int | None) -> tuple[list[Problem]
     """Find mistakes in `subset` and `split` of a file, and count the `records` of the split."""
     problems = []
     if data.subset is not None:
-        what = "a file has no subsets; those of a hub dataset have names"
+        what = "a file has no subsets; only hub datasets do"
         problems.append(Problem(what, key="data.subset", given=data.subset, allowed="null"))
     if data.split == "train":
         return problems, records
@@ -109,7 +109,7 @@ def _split_of_file(data: DataConfig, records: int | None) -> tuple[list[Problem]
         num_records = sum(max(0, part.to - part.from_) for part in parts)
     except (ValueError, AssertionError) as error:
         allowed = "train, or a part of it such as train[:100] or train[10%:]"
-        what = f"is no split of a file: {text_of(error)}"
+        what = f"is not a valid split of a file: {text_of(error)}"
         return [*problems, Problem(what, key="data.split", given=data.split, allowed=allowed)], None
     return problems, None if records is None else num_records
 
@@ -124,7 +124,7 @@ def model_problems(key: str, given: str) -> Iterator[Problem]:
     if reason := unreachable(folder):
         yield Problem(f"cannot be opened: {reason}", key=key, given=given)
     elif not folder.is_dir():
-        what = "is a file; a model is a folder" if folder.exists() else "no such folder"
+        what = "is a file, but a model is a folder" if folder.exists() else "no such folder"
         yield Problem(what, key=key, given=given, nearest=sibling(folder, Path.is_dir))
     elif not (folder / "config.json").is_file():
         what = "no config.json in this folder"
@@ -140,11 +140,11 @@ def _data_problems(key: str, given: str, prompt_column: str) -> tuple[list[Probl
     elif reason := unreachable(path):
         what = f"cannot be opened: {reason}"
     elif not path.is_file():
-        what = "is no regular file" if path.exists() else "no such file"
-        what = "is a folder; data is a file" if path.is_dir() else what
+        what = "is not a regular file" if path.exists() else "no such file"
+        what = "is a folder, but data is a file" if path.is_dir() else what
         nearby = sibling(path, lambda other: other.is_file() and other.suffix in DATA_FILES)
     elif path.suffix not in DATA_FILES:
-        what, allowed = "not a kind of file that can be read", ", ".join(DATA_FILES)
+        what, allowed = "is not a supported type of file", ", ".join(DATA_FILES)
     else:
         try:
             file = look_at(path, prompt_column)
@@ -158,15 +158,15 @@ def _data_problems(key: str, given: str, prompt_column: str) -> tuple[list[Probl
         return [Problem(what, column, "", prompt_column, ", ".join(names), near)], file.records
     problems = unusable_columns(names, prompt_column, path.name, key)
     if file.without_prompt:
-        what = f"{file.without_prompt} of {path.name} holds no prompt"
+        what = f"{file.without_prompt} of {path.name} has no prompt"
         problems.append(Problem(what, column, given=prompt_column))
     if file.media:
-        problems.append(Problem(f"{file.media}, and nothing but text is read", key, given=given, allowed=CURE))
+        problems.append(Problem(f"{file.media}, but grpox reads only text", key, given=given, allowed=CURE))
     return problems, file.records
 
 
 def sibling(path: Path, fits: Callable[[Path], bool]) -> str:
-    """Return the path in the same folder with the nearest name, of those that `fits` accepts; or nothing."""
+    """Return the path in the same folder with the nearest name that `fits` accepts; empty if there is none."""
     if not path.parent.is_dir():
         return ""
     name = nearest(path.name, sorted(other.name for other in path.parent.iterdir() if fits(other)))
@@ -193,7 +193,7 @@ def resolve_parameters(
         params = config.tracking[key.removeprefix("tracking.")] if kind == "observer" else reference.model_extra
         for name, field, what in _input_fields(type(bound.config)):
             given = getattr(bound.config, field)
-            if given is None or not params or name not in params:  # a default is the component's own affair
+            if given is None or not params or name not in params:  # the component resolves its own defaults
                 continue
             place = f"{key}.{name}"
             is_model = what is Input.MODEL
@@ -227,7 +227,8 @@ def _marks(annotation: Any) -> Iterator[Any]:
 
 
 def unreachable(path: Path) -> str:
-    """Return why `path` cannot be looked up: too long a name, a loop of links; empty if it can."""
+    """Return the reason why `path` cannot be looked up, such as too long a name or a loop of links; else
+    empty."""
     try:
         path.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -243,9 +244,9 @@ def output_problems(config: RunConfig) -> list[Problem]:
         return [Problem("is empty", key="output_dir", given=repr(config.output_dir), allowed="a folder")]
     folder, what = Path(config.output_dir).absolute(), ""
     if reason := unreachable(folder):
-        what = f"cannot be made: {reason}"
+        what = f"cannot be created: {reason}"
     elif not (there := next(path for path in (folder, *folder.parents) if path.exists())).is_dir():
-        what = "is a file, not a folder" if there == folder else f"cannot be made: {there} is a file"
+        what = "is a file, not a folder" if there == folder else f"cannot be created: {there} is a file"
     elif not os.access(there, os.W_OK | os.X_OK):
         what = f"cannot be written: no permission to write in {there}"
     if what:
@@ -256,7 +257,7 @@ def output_problems(config: RunConfig) -> list[Problem]:
         inputs["evaluation.path"] = config.evaluation.path
     allowed = "another output_dir, or a copy of this input elsewhere"
     return [
-        Problem(f"lies in {name}/ of output_dir, which the run replaces by its own", key, "", path, allowed)
+        Problem(f"is in {name}/ of output_dir, which the run overwrites", key, "", path, allowed)
         for key, path in inputs.items()
         for name in SET_ASIDE
         if path is not None and Path(path).is_absolute() and Path(path).is_relative_to(folder / name)
@@ -264,7 +265,7 @@ def output_problems(config: RunConfig) -> list[Problem]:
 
 
 def hub_problems(config: HubConfig | None) -> Iterator[Problem]:
-    """Find a repository name or branch that the hub would refuse after the training."""
+    """Find an invalid repository name or branch, which the hub would refuse only after training."""
     if config is None:
         return
     from huggingface_hub.errors import HFValidationError
@@ -273,7 +274,7 @@ def hub_problems(config: HubConfig | None) -> Iterator[Problem]:
     try:
         validate_repo_id(config.repo)
         if "/" not in config.repo:
-            yield Problem("names no owner", "hub.repo", given=config.repo, allowed="user/name")
+            yield Problem("has no owner", "hub.repo", given=config.repo, allowed="user/name")
     except HFValidationError as error:
         what = str(error).split(":")[0].rstrip(".")
         yield Problem(what, "hub.repo", given=config.repo, allowed="user/name")

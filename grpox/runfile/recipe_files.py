@@ -1,4 +1,4 @@
-"""Bundled recipes, which `grpox train` runs by name: run files beside the folders of their inputs."""
+"""Bundled recipes, which `grpox train` runs by name: run files and the folders of their inputs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def recipe_names() -> list[str]:
 
 
 def recipe_summary(name: str) -> str:
-    """Return the first sentence of the comment that opens the recipe's run file."""
+    """Return the first sentence of the recipe's opening comment."""
     lines = recipe_path(name).read_text(encoding="utf-8").splitlines()
     comment = takewhile(lambda line: line.startswith("# "), lines)
     sentence, stop, _ = " ".join(line[2:].strip() for line in comment).partition(". ")
@@ -26,10 +26,10 @@ def recipe_summary(name: str) -> str:
 
 
 def recipe_path(run: str | Path) -> Path:
-    """Return the file of `run`, the path of a run file or the name of a recipe.
+    """Return the file of `run`, which is the path of a run file or the name of a recipe.
 
     Raises:
-        ConfigError: `run` is neither, or cannot be read.
+        ConfigError: `run` is neither a file nor a recipe, or cannot be read.
     """
     path, names = Path(run), recipe_names()
     try:
@@ -47,15 +47,15 @@ def recipe_path(run: str | Path) -> Path:
 
 
 def copy_recipe(name: str, destination: Path, force: bool = False) -> list[Path]:
-    """Copy a recipe's run file, and the folders of inputs that it names, into the folder `destination`.
+    """Copy a recipe's run file and its folders of inputs into the folder `destination`.
 
-    Recipes share such folders, so that an unchanged one of an earlier copy is overwritten without `force`.
+    Recipes share folders, so an unchanged folder of an earlier copy is overwritten without `force`.
 
     Returns:
-        the copies.
+        paths of the copies.
 
     Raises:
-        ConfigError: there is no such recipe, a copy would overwrite something and `force` is false, or the
+        ConfigError: the recipe does not exist, a copy would overwrite a file and `force` is false, or the
             destination cannot be written.
     """
     names = recipe_names()

@@ -1,7 +1,7 @@
-"""JSON schema of the run file with all installed components, by which editors complete and check YAML.
+"""JSON schema of the run file with all installed components; editors use it to complete and check YAML.
 
-Each component names its distribution: in its description, which editors show, and for programs under the key
-``x-grpox-distribution``.
+Each component names its distribution: in its description for people, and under the key
+``x-grpox-distribution`` for programs.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ Schema = dict[str, Any]
 def run_schema(registry: Registry) -> Schema:
     """Build the schema of `RunConfig` in which each slot lists the installed components.
 
-    A slot takes a bare name, a mapping of `name` and the component's parameters, or a mapping of `path` and
-    parameters that only the object itself can check. A component whose requirements are missing here is listed
-    with a remark, as the run may be for another machine. ``$comment`` names the plugins that are left out:
-    those disabled, broken or of another plugin API.
+    A slot accepts a bare name, a mapping of `name` and the component's parameters, or a mapping of `path` and
+    parameters that only the object itself can check. A component whose requirements are missing is listed with
+    a remark, because the run may be for another machine. ``$comment`` names omitted plugins, which are
+    disabled, broken or written for another plugin API.
     """
     schema: Schema = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -89,7 +89,7 @@ def _slot(registry: Registry, kind: str, definitions: Schema) -> Schema:
         description: str = component["description"]
         if not component["required"]:
             bare |= dict.fromkeys(names, description)
-        name = {"enum": names, "description": description}  # an editor shows it for the name itself
+        name = {"enum": names, "description": description}  # editors show the description for the name
         component["properties"] = {"name": name, **extra, **component["properties"]}
         component["required"] = ["name", *component["required"]]
         definition = f"{kind}.{names[-1]}"
@@ -105,7 +105,7 @@ def _by_path(extra: Schema) -> Schema:
 
 
 def _listed(registry: Registry, kind: str) -> Iterable[tuple[list[str], Offer]]:
-    """Yield each offer of `kind` with the names that select it: a shared name needs its distribution."""
+    """Yield each component of `kind` with the names that select it: a shared name needs its distribution."""
     offers = [offer for offer in registry.plugins.offers if offer.kind == kind]
     count = Counter(offer.spec.name for offer in offers)
     for offer in offers:
@@ -117,14 +117,14 @@ def _listed(registry: Registry, kind: str) -> Iterable[tuple[list[str], Offer]]:
 def _parameters(registry: Registry, offer: Offer, definitions: Schema) -> Schema:
     """Describe a component's parameters; models nested in its config go to `definitions`."""
     try:
-        # A prefix for each component: two may nest models of one name.
+        # A prefix for each component, because two components may nest models of the same name.
         prefix = re.sub(r"[^\w.-]", ".", f"{offer.kind}.{offer.qualified_name}.")
         model, unknown = registry.config_model(offer), ""
         schema = model.model_json_schema(ref_template=_ref(prefix + "{model}")) if model else {}
         definitions |= {prefix + name: nested for name, nested in schema.pop("$defs", {}).items()}
     except ConfigError as error:
         schema, unknown = {}, f"Parameters unknown: {error}"
-    except Exception as error:  # noqa: BLE001 - a type of a plugin's field may have no schema
+    except Exception as error:  # noqa: BLE001 - the type of a plugin's field may have no schema
         schema, unknown = {}, f"Parameters unknown: {describe(error)}"
     summary = offer.spec.summary or schema.get("description", "")
     lacks = f"Not usable here: {offer.reason}." if offer.status == "unavailable" else ""

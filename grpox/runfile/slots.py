@@ -1,4 +1,4 @@
-"""Slots, where a run file names components: their keys and kinds, the selected components and defaults."""
+"""Slots, the keys of a run file that name components: kinds, selected components and defaults."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ names observers."""
 
 
 def is_slot(key: str) -> bool:
-    """Tell if a run file names a component under the dotted `key`."""
+    """Return True if the dotted `key` of a run file names a component."""
     return key in SLOTS or re.fullmatch(r"(evaluation\.)?rewards\[\d+\]", key) is not None
 
 
@@ -55,11 +55,11 @@ def selected(config: RunConfig) -> Iterator[tuple[str, str, ComponentRef]]:
 
 
 def tracking_problems(config: RunConfig) -> list[Problem]:
-    """Find observers with a `name`, which is their heading already, or with a `path` that is no text."""
+    """Find observers with a `name`, which their heading already gives, or with a `path` that is not text."""
     problems = []
     for heading, params in config.tracking.items():
         if "name" in params:
-            what = "an observer's name is its heading, with path the heading may be any"
+            what = "remove this key: the heading is the observer's name; with `path`, any heading will do"
             problems.append(Problem(what, key=f"tracking.{heading}.name", given=str(params["name"])))
         if not isinstance(path := params.get("path", ""), str):
             what, key = "should be a valid string", f"tracking.{heading}.path"
@@ -74,7 +74,7 @@ def parameter_defaults(
 
     Args:
         params: dotted key -> value, as text; they name the components of the run.
-        registry: default: of all installed plugins. A component that it lacks has no defaults.
+        registry: default: all installed plugins. A component missing from it has no defaults.
 
     Returns:
         prefix of dotted keys, such as ``""``, ``"train."`` or ``"rewards.0."`` -> the defaults below it,
@@ -98,7 +98,7 @@ def parameter_defaults(
             model = None
         defaults |= {} if model is None else _dumped(model)
         if params.get(f"{key}.path", "None") != "None":
-            defaults["name"] = None  # as a component named by its path has it
+            defaults["name"] = None  # as for a component given by path
         by_prefix[f"{key}."] = defaults
     return by_prefix
 

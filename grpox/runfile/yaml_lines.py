@@ -19,16 +19,16 @@ import yaml
 from grpox.errors import ConfigError, Problem, join, plain
 
 LONGEST = 2**16
-"""Characters of a document: a run file has a few thousand, and parsing this many takes a second."""
+"""Longest document in characters: a run file has a few thousand, and parsing this many takes a second."""
 MOST_VALUES = 20_000
-"""Values of a document with its aliases written out: a few lines can stand for billions."""
+"""Largest number of values in a document with expanded aliases: a few lines can stand for billions."""
 DEEPEST = 100
-"""Lists and mappings within one another; a run file needs five or six."""
+"""Deepest nesting of lists and mappings; a run file needs five or six levels."""
 MOST_DIGITS = 4000
-"""Digits of an integer; Python reads a few more."""
+"""Largest number of digits of an integer; Python reads a few more."""
 _TAG = "tag:yaml.org,2002:"
 _UNUSABLE = re.compile("[\0\ud800-\udfff]")
-"""Characters that escapes such as ``"\\0"`` can write, and that no path or file can hold."""
+"""Characters that escapes such as ``"\\0"`` can write, but that are invalid in paths and files."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -74,7 +74,7 @@ for _type, _pattern, _first in (
 
 @dataclass
 class Document:
-    """A YAML document: its data, and the line (from 1) of each dotted key such as ``rewards[0].weight``."""
+    """A YAML document: the data, and the line (from 1) of each dotted key such as ``rewards[0].weight``."""
 
     data: Any
     lines: dict[str, int] = field(default_factory=dict)
@@ -91,7 +91,7 @@ def read_yaml(text: str, source: str) -> Document:
             that are not text, invalid numbers and tags of objects.
     """
     if len(text) > LONGEST:
-        raise ConfigError(f"is too long: at most {LONGEST} characters are read", where=source)
+        raise ConfigError(f"is longer than {LONGEST} characters", where=source)
     reader = _Reader(source)
     try:
         node = _Loader(text).get_single_node()
@@ -102,7 +102,7 @@ def read_yaml(text: str, source: str) -> Document:
     except yaml.reader.ReaderError as error:
         before = text[: error.position]
         where = f"{source}:{before.count(chr(10)) + 1}:{error.position - before.rfind(chr(10))}"
-        what = f"not valid YAML: the character U+{error.character:04X} cannot stand in a text file"
+        what = f"not valid YAML: the character U+{error.character:04X} is not allowed in a text file"
         raise ConfigError(what, where=where) from error
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
@@ -117,7 +117,7 @@ def read_text(path: Path, source: str, longest: int) -> str:
     """Read up to `longest` characters of a user's text file.
 
     Raises:
-        ConfigError: it cannot be read, or is no text.
+        ConfigError: the file cannot be read, or is not text.
     """
     try:
         with path.open(encoding="utf-8-sig") as file:
@@ -143,7 +143,7 @@ def leaves(data: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 
 
 class _Reader:
-    """Turns nodes into data, keeping the lines of keys and collecting problems."""
+    """Turns nodes into data, recording the lines of keys and collecting problems."""
 
     def __init__(self, source: str) -> None:
         self.source = source
@@ -152,10 +152,10 @@ class _Reader:
         self.values = 0
 
     def value(self, node: yaml.Node, key: str, above: tuple[yaml.Node, ...]) -> Any:
-        """Return the data of `node`, which stands under `key` within the nodes `above`."""
+        """Return the data of `node`, the value of `key` within the nodes `above`."""
         self.values += 1
         if self.values > MOST_VALUES:
-            what = f"its aliases (*name) stand for too much: at most {MOST_VALUES} values are read"
+            what = f"its aliases (*name) expand to more than {MOST_VALUES} values"
             raise ConfigError(what, where=self.source)
         if node in above:
             self._refuse(node, key, "an alias to something that contains it")
@@ -177,7 +177,7 @@ class _Reader:
             if key_node.tag == f"{_TAG}merge":
                 result = result | self._merged(value_node, key, above) | result
                 continue
-            # A key that looks like an integer or null is a name, which the schema refuses.
+            # A key that looks like an integer or null is read as text, which the schema refuses.
             if not isinstance(key_node, yaml.ScalarNode):
                 self._refuse(key_node, key, "a key must be text")
                 continue
@@ -213,7 +213,7 @@ class _Reader:
             case "bool":
                 return text.lower() == "true"
             case "int" if len(text) > MOST_DIGITS:
-                self._refuse(node, key, f"a number of {len(text)} digits; at most {MOST_DIGITS} are read")
+                self._refuse(node, key, f"a number of {len(text)} digits; at most {MOST_DIGITS} are allowed")
             case "int":
                 return int(text, 0) if text[:2] in ("0o", "0x") else int(text)
             case "float":
@@ -236,7 +236,7 @@ class _Reader:
 
 
 class Dumper(yaml.SafeDumper):
-    """PyYAML's, with quotes around texts that are numbers in YAML 1.2 but not in YAML 1.1: ``1e-6``."""
+    """PyYAML's dumper, with quotes around texts that are numbers only in YAML 1.2, such as ``1e-6``."""
 
 
 def _text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:

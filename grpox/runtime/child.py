@@ -1,8 +1,8 @@
-"""A child process that is asked by messages, and killed with all that it has started when it takes too long.
+"""A child process that answers messages, and is killed with its own children when it takes too long.
 
-Messages go over a socket, which is the child's standard input, framed as `multiprocessing.connection` does it:
-four bytes of length, the highest first, and the message. The child is a Python of its own, not a fork: it needs
-no importable ``__main__``, so it works in notebooks too, and has neither the parent's torch nor its locks.
+Messages go over a socket, which is the child's standard input, framed as in `multiprocessing.connection`: four
+bytes of length, highest first, and the message. The child is a new Python process, not a fork: it needs no
+importable ``__main__``, so it also works in notebooks, and it has neither the parent's torch nor its locks.
 """
 
 from __future__ import annotations
@@ -28,41 +28,41 @@ from grpox.runtime.logs import get_logger
 
 logger = get_logger(__name__)
 LOOK_SECONDS = 0.1
-"""Between two looks at a child that works."""
+"""Seconds between two checks of a working child."""
 MOST_BYTES = 1 << 30
-"""Largest answer: beyond, the child's memory would become the parent's."""
+"""Largest answer in bytes, so that the child cannot fill the parent's memory."""
 LAST_BYTES = 2000
-"""Bytes of a child's output that are kept for messages."""
+"""Number of bytes of a child's output that are kept for messages."""
 END_SECONDS = 2.0
-"""A child that has closed its connection has this long to end by itself."""
+"""Seconds that a child has to end after it has closed its connection."""
 
 
 class ChildFailed(Exception):
-    """No answer came; the child is to be killed."""
+    """Raised if no answer arrived; the child must be killed."""
 
 
 class ChildLate(ChildFailed):
-    """The time was over."""
+    """Raised if the child exceeded its time limit."""
 
 
 class ChildEnded(ChildFailed):
-    """The child ended, or closed its connection."""
+    """Raised if the child ended or closed its connection."""
 
 
 class ChildCut(ChildFailed):
-    """The answer is larger than `MOST_BYTES`, or stopped in its midst."""
+    """Raised if the answer is larger than `MOST_BYTES` or incomplete."""
 
 
 class Child:
-    """One process in a group of its own, from its start to its end.
+    """One process in its own process group, from start to end.
 
     Args:
-        arguments: of this Python; behind them stands the file descriptor for `connect_to_parent`.
-        stall: seconds that the child may stop in the middle of a message.
-        output: file descriptors for what it prints; by default both go to a file, see `printed`.
-        pass_fds: file descriptors that it inherits.
-        environment: all of it; by default this process's.
-        folder: its current one; by default this process's.
+        arguments: arguments of Python; the file descriptor for `connect_to_parent` is appended.
+        stall: seconds that the child may pause within a message.
+        output: file descriptors for its output; by default both go to a file, see `printed`.
+        pass_fds: file descriptors that the child inherits.
+        environment: whole environment of the child; default: this process's.
+        folder: working directory of the child; default: this process's.
     """
 
     def __init__(
@@ -76,9 +76,9 @@ class Child:
         folder: str | Path | None = None,
     ) -> None:
         self.in_use = threading.RLock()
-        """AnyChild by the thread that asks: replies of two would be mixed up."""
+        """Locked by the asking thread, so that the replies for two threads are not mixed up."""
         self.printed = ""
-        """The end of what it printed, once it is killed."""
+        """End of the child's output, available once it is killed."""
         self._ending = threading.Lock()
         # A file, because a pipe that nobody reads would block the child once it is full.
         self._prints = None if output else tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the child
@@ -114,8 +114,8 @@ class Child:
         """Send a message.
 
         Raises:
-            ChildLate: it did not read.
-            ChildEnded: it reads no more.
+            ChildLate: the child did not read.
+            ChildEnded: the child has ended or closed its connection.
         """
         try:
             self._connection.send_bytes(message)
@@ -128,11 +128,11 @@ class Child:
         """Wait for the next message.
 
         Args:
-            deadline: by time.monotonic.
-            look: called again and again; what it raises ends the wait.
+            deadline: time limit by time.monotonic.
+            look: called repeatedly; an exception ends the wait.
 
         Raises:
-            ChildFailed: none came.
+            ChildFailed: no message arrived.
         """
         try:
             while not self._connection.poll(min(LOOK_SECONDS, max(0.0, deadline - time.monotonic()))):
@@ -152,7 +152,7 @@ class Child:
     def has_ended(self) -> bool:
         """Return True once the process has ended.
 
-        It is not reaped by this, so that its number stays that of its group until the group is killed.
+        The process is not reaped, so that its number stays reserved for its group until the group is killed.
         """
         try:
             return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
@@ -160,7 +160,7 @@ class Child:
             return True
 
     def end(self) -> int | None:
-        """Kill its group if the process ends by itself; return the exit code, or None if it goes on."""
+        """Kill the group if the process has ended by itself; return the exit code, or None if it still runs."""
         deadline = time.monotonic() + END_SECONDS
         while not self.has_ended():
             if time.monotonic() > deadline:
@@ -176,7 +176,7 @@ class Child:
                 os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """End the process and all that it has started and that has not left its group."""
+        """Kill the process and all processes in its group."""
         with self._ending:
             if self._process.returncode is None:
                 with contextlib.suppress(ProcessLookupError):
@@ -188,8 +188,8 @@ class Child:
                         begin = max(0, os.fstat(file.fileno()).st_size - LAST_BYTES)
                         last = os.pread(file.fileno(), LAST_BYTES, begin)
                     self.printed = last.decode("utf-8", "replace").strip()
-        # A thread that reads from it may find another file under the number of the one closed here: that thread
-        # sees the end of the process, and kills it again.
+        # A thread that still reads may see another file under the closed number: it then notices the end of the
+        # process and kills it again.
         if self.in_use.acquire(blocking=False):
             try:
                 self._lifeline.close()
@@ -206,9 +206,9 @@ AnyChild = TypeVar("AnyChild", bound=_Killable)
 
 
 class Restarted(Generic[AnyChild]):
-    """Holds one child, which is started when it is asked for, and again after each one that was stopped.
+    """Owns one child, which is started on demand, and again after a stop.
 
-    Once nobody has this any more, or this process ends, the child is killed.
+    The child is killed when this object is deleted or this process ends.
     """
 
     def __init__(self, start: Callable[[], AnyChild]) -> None:
@@ -236,17 +236,17 @@ class Restarted(Generic[AnyChild]):
             finalizer()
 
     def close(self) -> None:
-        """Kill the child for good."""
+        """Kill the child permanently."""
         self.is_closed = True
         self.stop()
 
 
 def connect_to_parent() -> Connection:
-    """Return, in the child, the connection to its parent, with which it ends together.
+    """Return, in the child, the connection to its parent; the child ends together with the parent.
 
-    Standard input is nothing from then on. The kernel kills this process group once nobody holds the other end
-    of the pipe whose number is the last argument: it needs nothing of this process, which may hang in C. Not
-    PR_SET_PDEATHSIG, which acts when the thread that started this process ends.
+    Standard input is then empty. The last argument is the number of a pipe: when no process holds its other
+    end, the kernel kills this process group, even if the process hangs in C. PR_SET_PDEATHSIG is not used,
+    because it acts when the starting thread ends.
     """
     connection = Connection(os.dup(0))
     nothing = os.open(os.devnull, os.O_RDONLY)

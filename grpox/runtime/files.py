@@ -1,6 +1,6 @@
-"""Files that appear whole or not at all, and the message for one that does not fit on its disk.
+"""Writes files whole or not at all, and describes write errors, including a full disk.
 
-Other users of the machine may at most read the files of a run.
+Other users of the machine may read a run's files at most.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from grpox.errors.formatting import format_bytes
 
 @contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
-    """Yield the file to write: it is renamed to `path` when the block ends.
+    """Yield a temporary file to write, which is renamed to `path` when the block ends.
 
     Raises:
-        OSError: it cannot be written. What was there before stays, and nothing of the new one is left.
+        OSError: the file cannot be written. An old file stays, and nothing of the new one remains.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f"{path.name}.unfinished")
@@ -39,10 +39,10 @@ def atomic_path(path: Path) -> Iterator[Path]:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write `text`.
+    """Write `text` to `path`.
 
     Raises:
-        OSError: with the name of `path`, which an error of writing lacks by itself.
+        OSError: the file cannot be written; unlike Python's own error it names `path`.
     """
     try:
         with atomic_path(path) as unfinished:
@@ -62,11 +62,11 @@ def read_mapping(path: Path) -> dict[str, Any]:
 
 
 def write_error_message(error: Exception, path: Path, needed: int | None = None) -> str:
-    """Say why `path` could not be written, and how much room there is.
+    """Describe why `path` could not be written, and the free space.
 
     Args:
-        error: what the library that wrote it raised; some hide the system's reason in their own words.
-        needed: bytes, where known.
+        error: exception of the writing library; some libraries wrap the system's reason in their own text.
+        needed: needed bytes, if known.
     """
     reason = getattr(error, "strerror", None) or text_of(error)
     hidden = re.search(r"I/O error: (.*) \(os error \d+\)|Detail: \[errno \d+\] (.*)", reason)
@@ -81,7 +81,7 @@ def write_error_message(error: Exception, path: Path, needed: int | None = None)
 
 
 def sync(path: Path) -> None:
-    """Have the kernel write a file, or the names in a folder, to the disk."""
+    """Flush a file, or the names in a folder, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -90,9 +90,9 @@ def sync(path: Path) -> None:
 
 
 def put_in_place(unfinished: Path, folder: Path) -> None:
-    """Give a folder that is whole its name; what stood there is moved to ``earlier/``."""
+    """Rename a complete folder to its final name; an existing folder is moved to ``earlier/``."""
     if folder.exists():
-        # It may hold an earlier model, the base of this run or anything else of the user's: keep it.
+        # The existing folder may contain an earlier model, this run's base model or other user files.
         aside = folder.parent / "earlier" / f"{folder.name}-{time.time_ns()}"
         aside.parent.mkdir(exist_ok=True)
         folder.rename(aside)
@@ -100,5 +100,5 @@ def put_in_place(unfinished: Path, folder: Path) -> None:
 
 
 def restrict_umask() -> None:
-    """Deny others to write files and folders that this process makes from now on, whatever its umask was."""
+    """Prevent other users from writing files and folders that this process creates, for any umask."""
     os.umask(os.umask(stat.S_IRWXG | stat.S_IRWXO) | stat.S_IWGRP | stat.S_IWOTH)

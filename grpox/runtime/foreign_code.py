@@ -1,4 +1,4 @@
-"""Calls of a component's code and of other code not grpox's own: an error names kind, name and line."""
+"""Calls of code outside grpox, such as a component's: errors name the component's kind, name and line."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 _UNCHANGING = {str, int, float, bool, bytes, NoneType}
 FOREIGN = "code that the run calls"
-"""Names what has raised where nobody nearer to it has."""
+"""Default name, in messages, of the code that raised."""
 
 
 def call(kind: str, method: Callable[..., Any], *arguments: Any) -> Any:
     """Call `method` of a component with `arguments`.
 
     Raises:
-        RunFailed: it raised, be it SystemExit or a KeyboardInterrupt of its own.
+        RunFailed: the method raised any exception, including SystemExit or its own KeyboardInterrupt.
     """
     try:
         return method(*arguments)
@@ -40,13 +40,13 @@ def call(kind: str, method: Callable[..., Any], *arguments: Any) -> Any:
 
 @contextmanager
 def translate_exits(what: str) -> Iterator[None]:
-    """Raise RunFailed in this block for SystemExit, a KeyboardInterrupt that no signal raised, and the like.
+    """Turn SystemExit, and a KeyboardInterrupt that no signal raised, into RunFailed within this block.
 
-    They would end the process as if all were well, or as if the user had ended it. An Exception passes
-    unchanged: its type tells lack of memory and a lost rank apart.
+    Otherwise they would end the process as if it had succeeded, or as if the user had ended it. An Exception
+    passes unchanged, because its type distinguishes lack of memory from a lost rank.
 
     Args:
-        what: names the code that raised them.
+        what: name of the code in messages.
     """
     try:
         yield
@@ -61,26 +61,26 @@ def translate_exits(what: str) -> Iterator[None]:
 
 @contextmanager
 def unchanged(kind: str, method: Callable[..., Any], tensors: Mapping[str, Tensor | None]) -> Iterator[None]:
-    """Check that what is called in this block changes none of `tensors` in place: others go on with them.
+    """Check that code called in this block changes none of `tensors` in place, because others also use them.
 
-    Copies of them would cost memory in every micro-batch; their version counters cost nothing. A change behind
-    these, through `.data` or numpy, is not seen.
+    The check compares version counters; copies would cost memory in every micro-batch. A change through `.data`
+    or numpy is not detected.
 
     Raises:
-        RunFailed: one was changed.
+        RunFailed: a tensor was changed.
     """
     before = {name: _version(tensor) for name, tensor in tensors.items()}
     yield
     changed = [name for name, tensor in tensors.items() if _version(tensor) != before[name]]
     if changed:
         raise RunFailed(
-            f"{kind} '{name_of(method)}' changes {', '.join(changed)} in place, which others are given too: "
-            "it has to leave its arguments as they are, and work on copies (clone)"
+            f"{kind} '{name_of(method)}' must not change {', '.join(changed)} in place: work on copies "
+            "(clone), because other components use the same tensors"
         )
 
 
 def name_of(method: Callable[..., Any]) -> str:
-    """The name of the component that `method` belongs to."""
+    """Return the name of the component of `method`."""
     return type(getattr(method, "__self__", method)).__name__
 
 
@@ -94,7 +94,7 @@ def _version(tensor: Tensor | None) -> int:
 
 
 def copied(value: Any) -> Any:
-    """Return a deep copy; what Python cannot copy is shared, in a list each such value by itself."""
+    """Return a deep copy; values that Python cannot copy are shared, in a list one by one."""
     if type(value) is list and not set(map(type, value)) <= _UNCHANGING:
         return [_copied_if_possible(each) for each in value]
     return _copied_if_possible(value)
@@ -103,12 +103,12 @@ def copied(value: Any) -> Any:
 def _copied_if_possible(value: Any) -> Any:
     try:
         return _copied(value)
-    except RecursionError:  # it contains itself, which only copy.deepcopy can copy, or is nested too deeply
+    except RecursionError:  # a value that contains itself, which only copy.deepcopy can copy, or deep nesting
         return _copied_by_python(value)
 
 
 def _copied(value: Any) -> Any:
-    """Copy deeply, and a list of many numbers or texts at once, as copy.deepcopy does not."""
+    """Copy deeply; faster than copy.deepcopy for long lists of numbers or texts."""
     kind = type(value)
     if kind in _UNCHANGING:
         return value
@@ -124,6 +124,6 @@ def _copied(value: Any) -> Any:
 def _copied_by_python(value: Any) -> Any:
     try:
         return copy.deepcopy(value)
-    except BaseException as error:  # noqa: BLE001 - a lock, a connection: what has no copy is shared, as documented
+    except BaseException as error:  # noqa: BLE001 - a value without a copy, such as a lock, is shared, as documented
         raise_if_signal(error)
         return value

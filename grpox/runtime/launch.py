@@ -1,8 +1,9 @@
 """Rank, size and address of this process, from its launcher: torchrun, deepspeed, mpirun, srun, or none.
 
-RANK and its like, which torchrun and the deepspeed launcher set, come first: either may itself have been
-started by srun or mpirun, once for each machine. mpirun comes before srun, by which it starts its own helpers.
-A batch script is no task of srun's, although it has a SLURM_PROCID: only the variables of a step tell that.
+Variables such as RANK, set by torchrun and the deepspeed launcher, come first, because srun or mpirun may have
+started these launchers once per machine. mpirun comes before srun, because mpirun may start its helpers by
+srun. A batch script is not a task of srun, although it has a SLURM_PROCID: only the variables of a step show a
+task.
 """
 
 from __future__ import annotations
@@ -19,69 +20,70 @@ from grpox.errors import ConfigError, Problem
 RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
 OPEN_MPI = tuple(f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))
 OPEN_MPI_PORT = 29500
-"""PyTorch's own."""
+"""PyTorch's default port."""
 STEP = ("SLURM_STEP_ID", "SLURM_STEPID", "SLURM_STEP_NUM_TASKS")
 NODES = ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST")
-"""The machines, the step's before the job's: rank 0 is on the first."""
+"""Variables with the list of machines, the step's before the job's; rank 0 is on the first machine."""
 TASKS_PER_NODE = ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE")
 FIRST_PORT, PORTS = 16384, 16384
-"""Below those that Linux gives to outgoing connections (32768 to 60999)."""
+"""First port; the ports are below those that Linux gives to outgoing connections (32768 to 60999)."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """One process among those that a launcher started."""
+    """Place of one process among the processes of a launcher."""
 
     launcher: str
-    """For messages."""
+    """Name of the launcher, for messages."""
     rank: int
     world_size: int
     local_rank: int
-    """Its number among those of its machine."""
+    """Number of the process on its machine."""
     local_world_size: int | None = None
-    """How many its machine has; None: the launcher does not say."""
+    """Number of processes on its machine; None: the launcher does not say."""
     address: str | None = None
-    """Of the machine of rank 0, where the ranks meet; None: one process meets nobody."""
+    """Address of rank 0's machine, for the rendezvous; None for a single process."""
     port: int | None = None
 
     def variables(self) -> dict[str, str]:
-        """The same in the variables that torchrun sets."""
+        """The place in torchrun's variables."""
         values = (self.rank, self.world_size, self.local_rank, self.local_world_size, self.address, self.port)
         names = (*RANKS, "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
         return {name: str(value) for name, value in zip(names, values, strict=True) if value is not None}
 
 
 def rank() -> int:
-    """This process's number among all, from 0; raises ConfigError if the launcher's is no number."""
+    """Return the rank of this process; raises ConfigError if the launcher's value is not a number."""
     return _number_of("RANK", "rank", 0)
 
 
 def world_size() -> int:
-    """Number of processes; raises ConfigError if the launcher's is no positive number."""
+    """Return the number of processes; raises ConfigError if the launcher's value is not a positive number."""
     return _number_of("WORLD_SIZE", "world_size", 1)
 
 
 def local_rank() -> int:
-    """This process's number on its machine, from 0; raises ConfigError if the launcher's is no number."""
+    """Return the rank on this machine, from 0; raises ConfigError if the launcher's value is not a number."""
     return _number_of("LOCAL_RANK", "local_rank", 0)
 
 
 def _number_of(variable: str, field: str, least: int) -> int:
-    """Read torchrun's variable, else the field of another launcher's place; `least` without a launcher."""
+    """Read torchrun's variable, else the field from another launcher; `least` without a launcher."""
     if variable in os.environ:
         return number(os.environ, variable, least)
     return int(getattr(place_of(os.environ), field, least))
 
 
 def rank_or_zero() -> int:
-    """Return `rank` for messages; 0 if the launcher's is no number."""
+    """Return the rank for messages; 0 if the launcher's value is not a number."""
     with suppress(ConfigError):
         return rank()
     return 0
 
 
 def on_one_machine() -> bool:
-    """Return True if the launcher says so, the ranks meet on loopback, or there is but one process."""
+    """Return True if all ranks are on this machine: by the launcher, by a loopback address, or as one
+    process."""
     here = os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_SIZE") or "1"
     if here == str(world_size()):
         return True
@@ -92,12 +94,12 @@ def on_one_machine() -> bool:
 
 
 def resolve_launch() -> Place:
-    """Return this process's place, and set the variables of torchrun accordingly, whatever launcher it was.
+    """Return this process's place, and set torchrun's variables to it for any launcher.
 
-    DeepSpeed, transformers, vLLM and the processes that this one starts read those and no others.
+    DeepSpeed, transformers, vLLM and child processes read only torchrun's variables.
 
     Raises:
-        ConfigError: a launcher's variables are set in part, or contradict one another.
+        ConfigError: a launcher's variables are incomplete or contradictory.
     """
     place = standard(os.environ) or place_of(os.environ)
     if place is None:
@@ -107,15 +109,15 @@ def resolve_launch() -> Place:
 
 
 def place_of(environment: Mapping[str, str]) -> Place | None:
-    """Read the place from mpirun's or srun's variables; None: neither started this process."""
+    """Read the place from mpirun's or srun's variables; None if neither started this process."""
     return open_mpi_place(environment) or slurm_place(environment)
 
 
 def standard(environment: Mapping[str, str]) -> Place | None:
-    """Read the place from RANK and its like; None: they are not set, and one process is no launch.
+    """Read the place from RANK and the other variables of torchrun; None if they are not set.
 
     Raises:
-        ConfigError: they are set in part, cannot be, or contradict what srun or mpirun says.
+        ConfigError: they are incomplete, impossible, or contradict srun or mpirun.
     """
     if "RANK" not in environment and environment.get("WORLD_SIZE", "1") == "1":
         return None
@@ -132,9 +134,9 @@ def standard(environment: Mapping[str, str]) -> Place | None:
 
 
 def _refuse_contradiction(environment: Mapping[str, str], place: Place) -> None:
-    """Refuse RANK or WORLD_SIZE that was set once, in a batch script, for all tasks of srun.
+    """Refuse RANK or WORLD_SIZE that a batch script set once for all tasks of srun.
 
-    A launcher of one's own may start several processes in each task, and WORLD_SIZE 1 asks for a run of each.
+    A user's launcher may start several processes in each task; WORLD_SIZE 1 means a separate run in each.
     """
     theirs = None if "TORCHELASTIC_RUN_ID" in environment else place_of(environment)
     if theirs is None or theirs.world_size == 1:
@@ -146,16 +148,16 @@ def _refuse_contradiction(environment: Mapping[str, str], place: Place) -> None:
     else:
         return
     what = f"the environment variable contradicts {theirs.launcher}"
-    cure = f"{allowed}; unset RANK, WORLD_SIZE and LOCAL_RANK to run by {theirs.launcher} alone"
+    cure = f"{allowed}; unset RANK, WORLD_SIZE and LOCAL_RANK to use only {theirs.launcher}"
     raise ConfigError(what, key=name, given=str(given), allowed=cure)
 
 
 def open_mpi_place(environment: Mapping[str, str]) -> Place | None:
-    """None: mpirun did not start this process.
+    """Read the place from mpirun's variables; None if mpirun did not start this process.
 
     Raises:
-        ConfigError: its variables are set in part, or cannot be; or the ranks are on several machines and
-            nothing says where they meet.
+        ConfigError: the variables are incomplete or impossible, or the ranks are on several machines without an
+            address for the rendezvous.
     """
     if not any(name in environment for name in OPEN_MPI):
         return None
@@ -167,17 +169,17 @@ def open_mpi_place(environment: Mapping[str, str]) -> Place | None:
     of_job, port = meeting_of_job(environment) or (None, OPEN_MPI_PORT)
     address = environment.get("MASTER_ADDR") or ("127.0.0.1" if alone else of_job)
     if address is None:
-        what = "mpirun does not tell ranks on several machines where they meet"
+        what = "is missing: mpirun does not give ranks on several machines the address of rank 0"
         allowed = "the address of rank 0's machine: mpirun -x MASTER_ADDR=HOST"
         raise ConfigError(what, key="MASTER_ADDR", allowed=allowed)
     return replace(place, address=address, port=_port(environment, port))
 
 
 def slurm_place(environment: Mapping[str, str]) -> Place | None:
-    """None: srun did not start this process, or alone.
+    """Read the place from Slurm's variables; None if srun did not start this process, or only one task.
 
     Raises:
-        ConfigError: Slurm's variables are set in part, or cannot be.
+        ConfigError: Slurm's variables are incomplete or impossible.
     """
     tasks = _first_of(environment, ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"))
     if tasks is None or not any(name in environment for name in STEP):
@@ -191,7 +193,7 @@ def slurm_place(environment: Mapping[str, str]) -> Place | None:
     of_job, port = meeting_of_job(environment) or (None, None)
     address = environment.get("MASTER_ADDR") or of_job
     if address is None or (port is None and "MASTER_PORT" not in environment):
-        what = "Slurm's variables do not tell where the ranks meet"
+        what = "Slurm's variables do not give the address of rank 0"
         allowed = "SLURM_JOB_ID and SLURM_JOB_NODELIST, as srun sets them; or MASTER_ADDR and MASTER_PORT"
         missing = "SLURM_JOB_NODELIST" if address is None else "SLURM_JOB_ID"
         raise ConfigError(what, key=missing, allowed=allowed)
@@ -201,10 +203,10 @@ def slurm_place(environment: Mapping[str, str]) -> Place | None:
 def _numbers(
     environment: Mapping[str, str], launcher: str, names: Sequence[str], here: int | None = None
 ) -> Place:
-    """Read a place, without where it meets, from the variables of rank, size, local rank and local size.
+    """Read a place, without an address, from the variables of rank, size, local rank and local size.
 
     Args:
-        here: the local size, where no variable tells it.
+        here: the local size if no variable gives it.
     """
     size = number(environment, names[1], 1)
     rank = number(environment, names[0], most=size - 1)
@@ -214,24 +216,25 @@ def _numbers(
 
 
 def meeting_of_job(environment: Mapping[str, str]) -> tuple[str, int] | None:
-    """The first machine, and a port that other jobs and other steps of this one do not take; None: no job."""
+    """Return the first machine, and a port that no other job or step of this job uses; None without a job."""
     nodes, job = _first_of(environment, NODES), environment.get("SLURM_JOB_ID", "")
     if nodes is None or not job.isdecimal():
         return None
     step = environment.get("SLURM_STEP_ID") or environment.get("SLURM_STEPID") or ""
     own = int(step) if step.isdecimal() else 0
-    # 61 steps of a job have ports of their own before one is that of the next job.
+    # 61 steps of a job have their own ports before a port coincides with the next job's.
     return first_host(environment[nodes]), FIRST_PORT + (61 * int(job) + own) % PORTS
 
 
 def first_host(nodes: str) -> str:
-    """The first machine of Slurm's list: ``gpu[003-007,011],login1`` gives ``gpu003``."""
+    """Return the first machine of Slurm's list: ``gpu[003-007,011],login1`` gives ``gpu003``."""
     first = re.match(r"(?:[^[,]|\[[^]]*\]?)*", nodes)
     return re.sub(r"\[([^],-]*)[^]]*\]", r"\1", first[0] if first else "").strip()
 
 
 def tasks_of_nodes(text: str) -> list[int]:
-    """Tasks on each machine from Slurm's short form: ``8(x3),4`` gives 8, 8, 8, 4; empty where it is none."""
+    """Parse the tasks on each machine from Slurm's short form: ``8(x3),4`` gives 8, 8, 8, 4; empty if
+    invalid."""
     counts: list[int] = []
     for part in text.split(","):
         match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
@@ -242,7 +245,7 @@ def tasks_of_nodes(text: str) -> list[int]:
 
 
 def _tasks_here(environment: Mapping[str, str], size: int) -> int | None:
-    """Tasks of the step on this machine; None where Slurm does not say."""
+    """Return the number of the step's tasks on this machine; None if Slurm does not say."""
     name, node = _first_of(environment, TASKS_PER_NODE), environment.get("SLURM_NODEID", "")
     counts = tasks_of_nodes(environment[name]) if name else []
     if sum(counts) != size or not node.isdecimal() or int(node) >= len(counts):
@@ -262,19 +265,19 @@ def number(
     default: int | None = None,
     most: int | None = None,
 ) -> int:
-    """The variable's value.
+    """Return the value of an environment variable.
 
     Args:
-        default: where it is not set; None: it is.
+        default: value if the variable is not set; None: the variable must be set.
 
     Raises:
-        ConfigError: it is no whole number from `least` to `most`.
+        ConfigError: the value is not a whole number from `least` to `most`.
     """
     given = environment.get(name, "" if default is None else str(default)).strip()
     if given.isdecimal() and least <= int(given) and (most is None or int(given) <= most):
         return int(given)
     bounds = f"from {least}" if most is None else f"from {least} to {most}"
-    what = "the environment variable of a launcher is not a number that it can be"
+    what = "the environment variable of a launcher has an impossible value"
     allowed = f"a whole number {bounds}; unset it to run without a launcher"
     raise ConfigError(what, key=name, given=given, allowed=allowed)
 
@@ -284,7 +287,7 @@ def _port(environment: Mapping[str, str], default: int) -> int:
 
 
 def require(environment: Mapping[str, str], names: Sequence[str], launcher: str) -> None:
-    """Refuse a launch of which only some variables are set.
+    """Refuse a launch with only some of its variables set.
 
     Raises:
         ConfigError: some of `names` are not set.
@@ -292,6 +295,6 @@ def require(environment: Mapping[str, str], names: Sequence[str], launcher: str)
     given = [name for name in names if environment.get(name)]
     missing = [name for name in names if not environment.get(name)]
     if missing:
-        what = f"{launcher} sets this variable beside {', '.join(given)}, and it is not set"
+        what = f"is not set, but {launcher} sets this variable together with {', '.join(given)}"
         allowed = f"all of {', '.join(names)}, or none to run without a launcher"
         raise ConfigError([Problem(what, key=name, allowed=allowed) for name in missing])

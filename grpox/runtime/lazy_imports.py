@@ -1,6 +1,6 @@
-"""Later imports of modules that transformers and DeepSpeed need only for functions that grpox never calls.
+"""Postpones imports that transformers and DeepSpeed need only for functions that grpox never calls.
 
-Their import was a quarter of a run's start. They are imported when such a function is called.
+These imports took a quarter of a run's start-up. They now happen when such a function is called.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 @contextmanager
 def _replaced(module: str, stand_in: ModuleType | None) -> Iterator[None]:
-    """Replace `module` within the block, unless it has been imported."""
+    """Replace `module` within the block, unless it is already imported."""
     if module in sys.modules:
         yield
         return
@@ -28,7 +28,7 @@ def _replaced(module: str, stand_in: ModuleType | None) -> Iterator[None]:
 
 
 def late(module: str, function: str) -> AbstractContextManager[None]:
-    """Have `from module import function` within the block give one that imports `module` when it is called."""
+    """Make `from module import function` in the block return a function that imports `module` when called."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         return getattr(importlib.import_module(module), function)(*args, **kwargs)
@@ -39,12 +39,13 @@ def late(module: str, function: str) -> AbstractContextManager[None]:
 
 
 def absent(module: str) -> AbstractContextManager[None]:
-    """Have the import of `module` fail within the block as if it were not installed, unless it is imported."""
+    """Make the import of `module` fail within the block as if not installed, unless it is already imported."""
     return _replaced(module, None)
 
 
 def compiled_at_first_call(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
-    """As `torch.compile`, which imports the compiler for seconds, but not before the function is called."""
+    """Replace `torch.compile`, whose import takes seconds, and import the compiler when the function is
+    called."""
 
     @functools.cache
     def compiled() -> Callable[..., Any]:

@@ -1,7 +1,7 @@
-"""Logging below the logger ``grpox``, whose records have their rank and hold no secret.
+"""Logging below the logger ``grpox``; records have a rank and contain no secrets.
 
-A program that calls `grpox.train` gets the records through the handlers that it has set up itself: none is
-added unless `show_logs` is called, as every command does.
+A program that calls `grpox.train` gets the records through its own handlers. grpox adds handlers only in
+`show_logs`, which every command calls.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 ROOT = "grpox"
 LEVELS = ("debug", "info", "warning", "error")
 LEVEL_VARIABLE, FILE_VARIABLE = "GRPOX_LOG_LEVEL", "GRPOX_LOG_FILE"
-"""The environment's word for ``--log-level`` and ``--log-file``; processes that a command starts inherit it."""
+"""Environment variables for ``--log-level`` and ``--log-file``, which child processes inherit."""
 DISPLAYED: Mapping[str, Any] = {"is_displayed": True}
-"""`extra` of a record whose text already stands on the screen: files and a program's own handlers take it."""
+"""`extra` of a record that is already on the screen; only files and a program's own handlers write it."""
 PLAIN_FORMAT = "%(asctime)s %(levelname)s rank %(rank)d %(name)s: %(message)s"
 _STYLES = {logging.DEBUG: "dim", logging.WARNING: "yellow", logging.ERROR: "bold red"}
 
@@ -35,10 +35,10 @@ _handlers: list[logging.Handler] = []
 
 
 def get_logger(name: str) -> logging.Logger:
-    """Return the logger of a module, below ``grpox``: that of ``grpox_mlflow.store`` is ``grpox.mlflow.store``.
+    """Return the logger of a module, below ``grpox``: ``grpox.mlflow.store`` for ``grpox_mlflow.store``.
 
     Args:
-        name: the module's ``__name__``, a plugin's too.
+        name: ``__name__`` of the module, also of a plugin's.
     """
     if name.startswith(f"{ROOT}_"):
         name = name.removeprefix(f"{ROOT}_")
@@ -48,18 +48,18 @@ def get_logger(name: str) -> logging.Logger:
 
 
 def show_logs(level: str = "info", file: Path | None = None) -> None:
-    """Show the records on standard error, and write them into `file` as well; undoes an earlier call.
+    """Show records on standard error, and also write them into `file`; replaces an earlier call.
 
-    On a terminal the text stands alone, warnings in yellow; elsewhere behind time, level, rank and logger. Of
-    ranks other than 0 the screen shows warnings and errors, at the level debug everything. While this is in
-    force, handlers of the root logger get no record of grpox.
+    A terminal shows only the text, with warnings in yellow; elsewhere time, level, rank and logger come first.
+    Ranks other than 0 show warnings and errors, and everything at level debug. Until `hide_logs`, handlers of
+    the root logger get no records of grpox.
 
     Args:
-        level: the least that is shown and written: debug, info, warning or error.
-        file: of rank 0, appended to; rank 1 writes ``run.rank1.log`` beside ``run.log``.
+        level: lowest level to show and write: debug, info, warning or error.
+        file: file of rank 0, appended to; rank 1 writes ``run.rank1.log`` beside ``run.log``.
 
     Raises:
-        ConfigError: there is no such level, or the file cannot be written.
+        ConfigError: the level does not exist, or the file cannot be written.
     """
     if level.lower() not in LEVELS:
         raise ConfigError("no such level", "--log-level", given=level, allowed=", ".join(LEVELS))
@@ -89,10 +89,10 @@ def hide_logs() -> None:
 
 
 class WarnOnce:
-    """Logs warnings by a key, each once; those of a key that was seen before are dropped.
+    """Logs one warning per key, and drops further warnings with the same key.
 
     Args:
-        logger: of the module that warns.
+        logger: logger of the warning module.
     """
 
     def __init__(self, logger: logging.Logger) -> None:
@@ -105,13 +105,13 @@ class WarnOnce:
             self._logger.warning("%s", warning)
 
     def all(self, warnings: Mapping[str, str]) -> None:
-        """Log each of `warnings`, by key."""
+        """Log `warnings`, a mapping of key -> text, each key once."""
         for key, warning in warnings.items():
             self(key, warning)
 
 
 def _prepare(record: logging.LogRecord) -> bool:
-    """Give a record its rank, and mask the secrets in its text and traceback."""
+    """Add the rank to a record, and mask secrets in its text and traceback."""
     record.rank = launch.rank_or_zero()
     record.msg, record.args = redact(record.getMessage()), ()
     if record.exc_info and not record.exc_text:
@@ -120,7 +120,7 @@ def _prepare(record: logging.LogRecord) -> bool:
 
 
 class _Screen(logging.Handler):
-    """Writes to what is standard error at the time: by rich on a terminal, else in plain lines."""
+    """Writes to the current standard error: by rich on a terminal, else in plain lines."""
 
     def __init__(self, shows_all: bool) -> None:
         super().__init__()
@@ -130,7 +130,7 @@ class _Screen(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         is_of_interest = launch.rank_or_zero() == 0 or record.levelno >= logging.WARNING or self._shows_all
         stream: TextIO | None = sys.stderr
-        # There is no stream where grpox was started without one: `grpox ... 2>&-`.
+        # There is no stream if grpox was started as `grpox ... 2>&-`.
         if not is_of_interest or hasattr(record, "is_displayed") or stream is None:
             return
         try:
@@ -139,12 +139,12 @@ class _Screen(logging.Handler):
             else:
                 stream.write(self.format(record) + "\n")
                 stream.flush()
-        except Exception:  # noqa: BLE001 - logging's own way to tell that a record could not be written
+        except Exception:  # noqa: BLE001 - logging's own convention for records that cannot be written
             self.handleError(record)
 
     def _draw(self, record: logging.LogRecord) -> None:
         if self._console is None:
-            from rich.console import Console  # where nobody looks at a terminal, its import is spared
+            from rich.console import Console  # imported only for a terminal
 
             self._console = Console(stderr=True)
         kind = "" if record.levelno == logging.INFO else f"{record.levelname.lower()}: "
@@ -155,7 +155,7 @@ class _Screen(logging.Handler):
 
 
 class _File(logging.FileHandler):
-    """A log file, which warns once if it cannot be written any more, as on a full disk."""
+    """A log file that warns once if it cannot be written any more, for example on a full disk."""
 
     _is_broken = False
 
@@ -166,7 +166,7 @@ class _File(logging.FileHandler):
             get_logger(__name__).warning("the log file %s cannot be written: %s", self.baseFilename, why)
 
     def close(self) -> None:
-        with suppress(OSError):  # of a record that was not written, which was told then
+        with suppress(OSError):  # the failing record has already caused a warning
             super().close()
 
 
@@ -181,6 +181,6 @@ def _open_file(path: Path) -> _File:
 
 
 def show_logs_of_child() -> None:
-    """Show the records of a process that a command has started, at the level of the command."""
+    """Show the records of a child process of a command, at the level of the command."""
     if level := os.environ.get(LEVEL_VARIABLE):
         show_logs(level)

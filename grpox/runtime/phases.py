@@ -1,4 +1,4 @@
-"""The phases of a step: which one this process is in, the seconds that each took, and where memory ran out.
+"""The phases of a step: the current phase, the seconds of each, and the phase in which memory ran out.
 
 The message about lack of memory names the phase, the amount requested, and the settings to lower.
 """
@@ -34,14 +34,14 @@ TEXTS = (
     "less than desired GPU memory utilization",
     "is less than requested memory for kv",
 )
-"""By these the libraries' own errors are known, which have no type of their own."""
+"""Texts of libraries' out-of-memory errors that have no special type."""
 
 _OFFLOAD = "deepspeed.offload_param and deepspeed.offload_optimizer (cpu or nvme), more ranks"
 _GENERATOR = "{generator}"
 SETTINGS = {
     "load": "model.dtype: bfloat16, train.beta: 0 (no reference model)",
-    "shard": "model.dtype: bfloat16, train.beta: 0 (no reference model), a smaller model, which every rank "
-    f"holds whole until it is sharded; for what comes after that {_OFFLOAD}",
+    "shard": "model.dtype: bfloat16, train.beta: 0 (no reference model), a smaller model (every rank holds the "
+    f"whole model until it is sharded); for memory after sharding: {_OFFLOAD}",
     "start generator": f"{_GENERATOR}{_OFFLOAD}",
     "restore": _OFFLOAD,
     "sync": f"{_GENERATOR}{_OFFLOAD}",
@@ -52,9 +52,9 @@ SETTINGS = {
     "update": "train.per_device_train_batch_size (with more train.gradient_accumulation_steps), "
     "train.max_tokens_per_micro_batch, sampling.max_completion_length, train.gradient_checkpointing: true, "
     "deepspeed.offload_optimizer: cpu",
-    "checkpoint": "checkpoint.background: false, which copies nothing",
+    "checkpoint": "checkpoint.background: false (makes no copy)",
 }
-"""Phase -> the settings that make it need less, those of the generator in their place."""
+"""Phase -> settings that reduce its memory; a placeholder stands for the generator's settings."""
 
 logger = get_logger(__name__)
 WAITING = "gather"
@@ -66,7 +66,7 @@ def translate_out_of_memory(phase: str, generator: str = "") -> Iterator[None]:
     """Raise RunFailed for lack of memory within this block, with `phase`, this rank and the settings to lower.
 
     Args:
-        generator: settings that make the run's generator need less.
+        generator: settings that reduce the memory of the run's generator.
     """
     try:
         yield
@@ -77,8 +77,8 @@ def translate_out_of_memory(phase: str, generator: str = "") -> Iterator[None]:
         message += f"\n    in use: {_in_use()}"
         if phase in SETTINGS:
             settings = SETTINGS[phase].replace(_GENERATOR, f"{generator}, " if generator else "")
-            message += f"\n    what makes it less: {settings}"
-        # Drop what the calls held that have ended: to tell of the failure needs memory too.
+            message += f"\n    to reduce it: {settings}"
+        # Release the memory of the ended calls, because reporting the failure needs memory too.
         for each in chain(error, with_contexts=True):
             traceback.clear_frames(each.__traceback__)
         if torch.cuda.is_available():
@@ -87,7 +87,7 @@ def translate_out_of_memory(phase: str, generator: str = "") -> Iterator[None]:
 
 
 def ran_out_of_memory(raised: BaseException) -> bool:
-    """Tell whether `raised`, or its cause, is lack of memory; False if it is already reported as that."""
+    """Return True if `raised`, or its cause, is lack of memory that is not yet reported as such."""
     for error in chain(raised):
         if isinstance(error, RunFailed) and str(error).startswith("out of memory"):
             return False
@@ -103,7 +103,7 @@ def _requested(error: Exception) -> str:
     """Return how much was requested if the library says so, else the library's message."""
     text = " ".join(text_of(error).split())
     if match := re.search(r"you tried to allocate (\d+) bytes", text):
-        return f"{format_bytes(int(match[1]))} more were asked for"
+        return f"{format_bytes(int(match[1]))} more were requested"
     if match := re.search(r"CUDA out of memory\. (.*?) (?:Process|Of the|Including)", text):
         return match[1]
     message = text if isinstance(error, GrpoxError) else f"{type(error).__name__}: {text}".removesuffix(": ")
@@ -126,16 +126,16 @@ def _in_use() -> str:
 
 @dataclass
 class PhaseTimes:
-    """Wall-clock seconds of each phase since the last `take`, and which phase it is now."""
+    """Wall-clock seconds of each phase since the last `take`, and the current phase."""
 
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     generator: str = ""
-    """Settings that make the run's generator need less memory, for messages."""
+    """Settings that reduce the memory of the run's generator, for messages."""
     failed: str = "none"
     """The phase in which the last exception was raised."""
     _error: BaseException | None = None
     _now: tuple[str, float] = field(default_factory=lambda: ("between phases", time.perf_counter()))
-    """One tuple, so that another thread reads what belongs together."""
+    """One tuple, so that another thread reads consistent values."""
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -145,7 +145,7 @@ class PhaseTimes:
             with translate_out_of_memory(name, self.generator):
                 yield
         except BaseException as error:
-            if error is not self._error:  # else it comes from a phase within this one
+            if error is not self._error:  # otherwise it comes from a phase within this one
                 self.failed, self._error = name, error
             raise
         finally:
@@ -155,11 +155,11 @@ class PhaseTimes:
             self._now = around, end
 
     def now(self) -> tuple[str, float]:
-        """The phase under way, and when this or a phase within it last began or ended, by perf_counter."""
+        """Current phase, and the time of the last begin or end of it or a phase within it, by perf_counter."""
         return self._now
 
     def take(self) -> dict[str, float]:
-        """The seconds of every phase as metrics ``time/<phase>``; counting starts over."""
+        """Return the seconds of every phase as metrics ``time/<phase>``, and start counting again."""
         metrics = {f"time/{name}": seconds for name, seconds in self.seconds.items()}
         self.seconds.clear()
         return metrics

@@ -1,10 +1,10 @@
-"""transformers' models and generation, imported in seconds less: for its effect, before transformers itself."""
+"""Imports transformers' models and generation several seconds faster; import it before transformers."""
 
 from __future__ import annotations
 
 from grpox.runtime.lazy_imports import late
 
-# The one is for assisted decoding, and brings SciPy's statistics; the other, for detecting objects.
+# The first is for assisted decoding and imports SciPy's statistics; the second is for object detection.
 with late("sklearn.metrics", "roc_curve"), late("scipy.optimize", "linear_sum_assignment"):
     import transformers.generation.utils
     import transformers.modeling_utils  # noqa: F401

@@ -1,8 +1,8 @@
-"""One process at a time writes into a run's folder: the run itself, or a later report of it to MLflow.
+"""Locks a run's folder, so that only one process writes into it: the run, or a later sync to MLflow.
 
-The kernel's lock decides. It goes with the process that took it, however that ends: a process that it forks
-gives up its copy, and a program that it starts gets none. The text in the file only names who took it. On a
-file system without locks a file stands for one, until no process of that host, number and start time is left.
+The kernel's file lock decides. It ends with the process that owns it: a forked process gives up its copy, and a
+started program gets none. The text in the file only names the owner. On a file system without locks, a file
+replaces the lock until no process with its host, number and start time exists.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ if TYPE_CHECKING:
     from grpox.runtime.world import World
 
 LOCKED, MARKER = "run.lock", "run.pid"
-"""The file whose lock is held; the file that stands for a lock where there are none."""
+"""Name of the locked file; name of the file that replaces a lock on file systems without locks."""
 PATIENCE = 2.0
-"""Seconds that a process which was just killed has to go."""
+"""Seconds to wait for the end of a process that was just killed."""
 _NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 
 
 @contextmanager
 def hold(folder: Path, key: str = "") -> Iterator[None]:
-    """Hold a run's folder within the block; it is made where it is missing.
+    """Lock a run's folder within the block; create the folder if it is missing.
 
     Args:
-        key: what names it, for the message.
+        key: key that names the folder, for the message.
 
     Raises:
-        ConfigError: another process holds it, or it cannot be written.
+        ConfigError: another process has the lock, or the folder cannot be written.
     """
     folder = folder.absolute()
     try:
@@ -46,9 +46,11 @@ def hold(folder: Path, key: str = "") -> Iterator[None]:
         lock = _locked(folder)
     except Timeout as error:
         what = f"is in use by {_holder(Path(error.lock_file))}"
-        allowed = "a folder that no process writes into: wait until that one has ended, or end it"
+        allowed = "a folder that no process uses: wait until that process has ended, or end it"
         if Path(error.lock_file).name == MARKER:
-            allowed += f"; if it is gone, with its machine too, remove {error.lock_file}"
+            allowed += (
+                f"; if the process no longer exists, for example after a reboot, remove {error.lock_file}"
+            )
         raise ConfigError(what, key, given=str(folder), allowed=allowed) from error
     except OSError as error:
         what = f"cannot be written: {error.strerror or error}"
@@ -57,7 +59,7 @@ def hold(folder: Path, key: str = "") -> Iterator[None]:
         yield
     finally:
         if lock.is_locked:  # not in a process that was forked meanwhile
-            # Before it is released: whoever gets hold of the old file then sees that it is gone.
+            # Removed before the release: a process that then locks the old file sees that it is gone.
             (folder / LOCKED).unlink(missing_ok=True)
             lock.release()
             with suppress(OSError):  # a folder in which something has been written stays
@@ -67,7 +69,8 @@ def hold(folder: Path, key: str = "") -> Iterator[None]:
 
 @contextmanager
 def hold_on_all_ranks(folder: Path, world: World) -> Iterator[None]:
-    """Hold a run's folder, on rank 0 for all of them; a collective. Raises ConfigError as `hold`, on all."""
+    """Lock a run's folder on rank 0 for all ranks; a collective. Raises ConfigError like `hold`, on all
+    ranks."""
     with ExitStack() as stack:
         problems: list[Problem] = []
         if world.is_main:
@@ -81,7 +84,7 @@ def hold_on_all_ranks(folder: Path, world: World) -> Iterator[None]:
 
 
 def _locked(folder: Path) -> BaseFileLock:
-    """The lock, taken; raises Timeout where another process has it."""
+    """Return the acquired lock; raises Timeout if another process has it."""
     lock: BaseFileLock = FileLock(
         folder / LOCKED, PATIENCE, thread_local=False, fallback_to_soft=False, on_acquired=_sign
     )
@@ -97,14 +100,14 @@ def _locked(folder: Path) -> BaseFileLock:
 
 
 def _sign(descriptor: int) -> None:
-    """Say who holds the lock, in the form that the marker has."""
+    """Write the owner into the lock file, in the marker's format."""
     with suppress(OSError):  # on a full disk it holds without a name
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n{socket.gethostname()}\n".encode(), 0)
 
 
 def _holder(path: Path) -> str:
-    """``process 123 on host``, as far as the file tells."""
+    """Return the owner named in the file, such as ``process 123 on host``."""
     try:
         pid, host, *_ = path.read_text(encoding="utf-8", errors="replace").splitlines()
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""A process before it trains or evaluates: seeds, quiet libraries, environment variables put back."""
+"""Sets up a process before training or evaluation: seeds, quiet libraries, restored environment variables."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 
 def seed_libraries(seed: int) -> None:
-    """Seed every library that draws numbers in this process."""
+    """Seed every library that draws random numbers in this process."""
     import numpy as np
     import torch
 
@@ -21,7 +21,7 @@ def seed_libraries(seed: int) -> None:
 
 
 def quieten() -> None:
-    """Silence the messages and bars of libraries, which would bury the run's; warnings stay."""
+    """Silence messages and progress bars of libraries, which would hide the run's; warnings stay."""
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()
@@ -31,7 +31,7 @@ def quieten() -> None:
 
 
 def _is_no_overflow(record: logging.LogRecord) -> bool:
-    """Drop DeepSpeed's record of a skipped step: the run reports it itself, and where it was not finite."""
+    """Drop DeepSpeed's message about a skipped step, because the run reports it in more detail."""
     return "OVERFLOW!" not in record.getMessage()
 
 

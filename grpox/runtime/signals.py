@@ -1,7 +1,7 @@
 """SIGINT and SIGTERM as exceptions that cannot get lost.
 
-An exception raised while a library's `__del__` runs is swallowed by Python. So the signal is also remembered,
-and the trainer asks for it before every step, evaluation and save.
+Python swallows an exception raised while a library's `__del__` runs. The signal is therefore also stored, and
+the trainer checks for it before every step, evaluation and save.
 """
 
 from __future__ import annotations
@@ -15,52 +15,52 @@ from types import FrameType
 
 _received: list[int] = []
 _waiting_notes: list[str] = []
-"""One entry while the first signal waits: the text to print when it comes."""
+"""One entry while the first signal is deferred: the text to print when it arrives."""
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM: like Ctrl-C, observers hear of it and generators are closed."""
+    """Raised for SIGTERM: as after Ctrl-C, observers are notified and generators closed."""
 
 
 def install_handlers() -> None:
-    """Raise KeyboardInterrupt on SIGINT and `Terminated` on SIGTERM, and remember either; main thread only."""
+    """Raise KeyboardInterrupt on SIGINT and `Terminated` on SIGTERM, and store the signal; main thread only."""
     _received.clear()
     _handle_by(_handle)
 
 
 def let_signals_kill() -> None:
-    """Let a signal end the process at once: while Python exits, an exception is only a traceback."""
+    """Make a signal end the process at once: while Python exits, an exception only prints a traceback."""
     _handle_by(signal.SIG_DFL)
 
 
 def _handle_by(handler: Callable[[int, FrameType | None], None] | signal.Handlers) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup: whoever started it wants it so
+        if signal.getsignal(number) is not signal.SIG_IGN:  # ignored on purpose, as under nohup
             signal.signal(number, handler)
 
 
 def signalled() -> bool:
-    """Tell whether a signal has come."""
+    """Return True if a signal has arrived."""
     return bool(_received)
 
 
 def may_be_signal() -> bool:
-    """Return False where a KeyboardInterrupt was raised by hand: signals are remembered, and none has come."""
+    """Return True if a signal caused a KeyboardInterrupt; False if code raised it without a signal."""
     is_remembered = _handle in (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM))
     return bool(_received) or not is_remembered
 
 
 def raise_if_signalled() -> None:
-    """Raise what the last signal raised, in case that was swallowed."""
+    """Raise the exception of the last signal again, in case it was swallowed."""
     if _received:
         raise _exception(_received[-1])
 
 
 def raise_if_signal(error: BaseException) -> None:
-    """Raise the signal that foreign code was interrupted by, whatever it has made of it; else do nothing.
+    """Raise the signal that interrupted foreign code, even if the code raised another error; else do nothing.
 
     Args:
-        error: what the foreign code raised.
+        error: exception raised by the foreign code.
     """
     if threading.current_thread() is not threading.main_thread():
         return  # signals are raised in the main thread only
@@ -72,12 +72,12 @@ def raise_if_signal(error: BaseException) -> None:
 
 @contextmanager
 def first_signal_waits(note: str = "") -> Iterator[None]:
-    """Within this block a first signal is only remembered; a second one is raised at once.
+    """Store the first signal within this block without raising it; raise a second one at once.
 
-    For what must not be left half done, such as telling a tracker how the run ended.
+    For work that must not stop halfway, such as reporting the end of a run to a tracker.
 
     Args:
-        note: printed on standard error when the signal comes.
+        note: text printed on standard error when the signal arrives.
     """
     if not _received:
         _waiting_notes.append(note)
@@ -88,7 +88,7 @@ def first_signal_waits(note: str = "") -> Iterator[None]:
 
 
 def exit_code(error: KeyboardInterrupt) -> int:
-    """130 for Ctrl-C and 143 for SIGTERM, as a shell tells them."""
+    """Return the exit code as in a shell: 130 for Ctrl-C and 143 for SIGTERM."""
     return 128 + (signal.SIGTERM if isinstance(error, Terminated) else signal.SIGINT)
 
 
@@ -97,7 +97,7 @@ def _handle(number: int, _frame: FrameType | None) -> None:
     if not _waiting_notes or len(_received) > 1:
         raise _exception(number)
     if _waiting_notes[0]:
-        # Not by print: the signal may have come while that was at work.
+        # Not by print: the signal may have arrived during a print.
         os.write(2, f"\n{signal.Signals(number).name}: {_waiting_notes[0]}\n".encode())
 
 

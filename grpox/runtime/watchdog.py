@@ -1,10 +1,9 @@
-"""A rank that stalls says so and ends the run in the end; a machine that is gone without a word is noticed.
+"""Reports stalled ranks, ends the run after a time limit, and detects lost machines.
 
-Each rank watches itself: of those that stand still together, the one that is in no phase of waiting is the
-one they all wait for. Other machines are probed by the kernel. A process that ends closes its connections,
-and whoever waits for it is told. A machine that loses power or its network closes nothing: TCP gives up after
-a quarter of an hour at best, and never where nothing is under way. gloo sets no limit of its own, but fails
-at once where a connection does.
+Each rank watches itself. If several ranks stand still, all of them wait for the one that is not in a waiting
+phase. The kernel probes other machines: a process that ends closes its connections, so its peers get an error,
+but a machine that loses power or network closes nothing. TCP alone gives up after a quarter of an hour at best,
+and never on an idle connection. gloo has no time limit, but fails at once when a connection fails.
 """
 
 from __future__ import annotations
@@ -28,26 +27,26 @@ from grpox.errors import RunFailed
 from grpox.runtime.phases import WAITING, PhaseTimes
 
 PROBES = 4
-"""Unanswered, one after the other, before the connection is lost."""
+"""Number of consecutive unanswered probes after which the connection counts as lost."""
 GRACE = 60.0
-"""Seconds that a rank has to end in order; and that those who wait for it wait longer than it may stall."""
+"""Seconds that a rank has for an orderly end; ranks that wait for it wait this much longer."""
 INTERRUPT = signal.SIGUSR2
-"""Ends a wait of the main thread in Python. SIGUSR1 is left to batch systems, which announce an end by it."""
+"""Signal that ends a wait of the main thread. Batch systems use SIGUSR1 to announce the end of a job."""
 
 
 class Watchdog:
     """Watches the phases of this rank from a thread, within a with-block of the main thread.
 
-    After `tell_after` seconds without a sign of life a warning names rank and phase, and the stacks of all
-    threads are written. After `end_after` seconds the main thread is interrupted by RunFailed; if that shows no
-    effect, as in a library that never returns, the process is ended with exit code 1. Where not even this
-    thread can run, because a library holds Python's lock, faulthandler writes the stacks and ends the process.
+    After `tell_after` seconds without progress, a warning names rank and phase, and the stacks of all threads
+    are written. After `end_after` seconds RunFailed interrupts the main thread; if that has no effect, for
+    example in a library that never returns, the process ends with exit code 1. If a library holds Python's
+    lock, so that this thread cannot run either, faulthandler writes the stacks and ends the process.
     """
 
     def __init__(self, config: WatchdogConfig, times: PhaseTimes, folder: Path, rank: int) -> None:
         """
         Args:
-            folder: where the stacks are written; made when they are.
+            folder: folder for the stacks; created when they are written.
         """
         self._config = config
         self._times = times
@@ -79,14 +78,14 @@ class Watchdog:
     def _watch(self) -> None:
         every = min(1.0, self._config.tell_after / 5)
         while not self._ended.wait(every):
-            # Where memory has run out, of which the run tells, there may be none for a look or for the thread
-            # that arming starts: the next look tries again.
+            # If memory has run out, which the run reports, this check or the thread that it starts may lack
+            # memory too: the next check tries again.
             with suppress(MemoryError, RuntimeError):
                 self._look(time.perf_counter())
                 self._arm()
 
     def _arm(self) -> None:
-        """Have the process ended if this thread does not come to do so again."""
+        """Schedule the end of the process, unless this thread reschedules it in time."""
         longest = self._config.end_after + 3 * GRACE
         faulthandler.dump_traceback_later(longest, exit=True, file=self._file or 2)
 
@@ -103,11 +102,11 @@ class Watchdog:
             if self._watches_main:
                 signal.pthread_kill(threading.main_thread().ident or 0, INTERRUPT)
         elif seconds > limit + GRACE:
-            self._tell("error", f"{self._failure}; it does not react, and is ended")
+            self._tell("error", f"{self._failure}; the process does not react and is ended")
             os._exit(1)
 
     def _interrupt(self, _number: int, _frame: FrameType | None) -> Any:
-        raise RunFailed(self._failure or f"rank {self._rank} was told to end by {INTERRUPT.name}")
+        raise RunFailed(self._failure or f"rank {self._rank} was ended by {INTERRUPT.name}")
 
     def _dumped(self, phase: str, seconds: float) -> str:
         """Write the stacks to the file; return the message about the stall."""
@@ -124,24 +123,24 @@ class Watchdog:
         return f"{message}; the stacks of its threads are in {self._path}"
 
     def _tell(self, kind: str, text: str) -> None:
-        # Not by print: the thread that stalls may hold the lock of standard error.
+        # Not by print: the stalled thread may hold the lock of standard error.
         os.write(2, f"{kind}: {text}\n".encode())
 
 
 def enable_tcp_keepalive(seconds: float) -> int:
-    """End every TCP connection of this process to another machine once that machine is silent for so long.
+    """Make every TCP connection of this process to another machine fail after that many seconds of silence.
 
-    The kernel's answers count, not those of the process there: one that computes or stalls is not silent. On
-    other systems than Linux this does nothing.
+    Replies of the other machine's kernel count, so a process that computes or stalls is not silent. Works only
+    on Linux; elsewhere this does nothing.
 
     Returns:
-        the number of such connections.
+        the number of changed connections.
     """
     if not sys.platform.startswith("linux"):
         return 0
     count = 0
     for name in os.listdir("/proc/self/fd"):
-        with suppress(OSError):  # one that was closed meanwhile, or listens and has no peer
+        with suppress(OSError):  # a socket that was closed meanwhile, or listens and has no peer
             if stat.S_ISSOCK(Path(f"/proc/self/fd/{name}").stat().st_mode):
                 with socket.socket(fileno=os.dup(int(name))) as connection:
                     count += _lose_if_silent(connection, seconds)
@@ -159,6 +158,6 @@ def _lose_if_silent(connection: socket.socket, seconds: float) -> bool:
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in (("TCP_KEEPIDLE", between), ("TCP_KEEPINTVL", between), ("TCP_KEEPCNT", PROBES)):
         connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
-    # What was sent and not acknowledged is not probed for: it has a limit of its own.
+    # TCP sends no probes while data is unacknowledged; such data has its own limit.
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(1000, round(seconds * 1000)))
     return True

@@ -1,12 +1,12 @@
-"""The processes of a run: where they meet, rank, size, device, and the few collectives the core needs.
+"""The processes of a run: rendezvous, rank, size, device, and the few collectives that the core needs.
 
-They listen for one another on no more interfaces than they need. Left alone, gloo and nccl listen on the
-interface of the host's name, and torch's TCPStore on all of them. On many machines that name stands for
-loopback, which the others reach in vain.
+Processes listen only on the interfaces that they need. By default, gloo and nccl listen on the interface of the
+host's name, and torch's TCPStore on all interfaces. On many machines the host's name means loopback, which
+other machines cannot reach.
 
-Work that each rank does by itself fails on all where it fails on one, at the end of the phase: a rank that
-raised and left would keep the others waiting for it in their next collective. A collective that fails because
-another rank has gone raises an error that says so, in place of the transport's words.
+Work that each rank does alone fails on all ranks if it fails on one, at the end of the phase: otherwise the
+others would wait in their next collective for a rank that has left. A collective that fails because a rank is
+lost raises an error that says so, instead of the transport's message.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ from grpox.runtime.launch import Place
 from grpox.runtime.phases import WAITING, PhaseTimes
 
 LOOPBACK = ("lo", "lo0")
-"""What loopback is called on Linux and on macOS."""
+"""Names of the loopback interface on Linux and on macOS."""
 VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 SECONDS_TO_MEET = 600.0
-"""That ranks wait for one another at the start, as torchrun's do: machines of a job begin minutes apart."""
+"""Longest wait of ranks for one another at the start, as in torchrun: machines may start minutes apart."""
 
 Item = TypeVar("Item")
 MARKS = ("gloo", "connection closed by peer", "connection reset by peer", "timed out waiting", "nccl")
-"""Words that the transports' messages have in common; gloo raises a plain RuntimeError."""
+"""Words in the transports' error messages; gloo raises a plain RuntimeError."""
 
 
 def name_interface(place: Place) -> None:
-    """Have gloo listen where it must, unless the user names an interface: on loopback if all ranks are on this
-    machine, so that no other reaches them, else on the interface that leads to rank 0's machine.
+    """Choose the interface on which gloo listens, unless the user names one: loopback if all ranks are on this
+    machine, so that no other machine can connect; else the interface that leads to rank 0's machine.
 
-    nccl finds the fastest interfaces between machines by itself.
+    nccl itself finds the fastest interfaces between machines.
 
     Raises:
-        ConfigError: the machine of rank 0 is not known here, or its name stands for loopback.
+        ConfigError: the machine of rank 0 is unknown here, or its name means loopback.
     """
     if launch.on_one_machine():
         names = {name for _, name in socket.if_nameindex()}
@@ -70,17 +70,17 @@ def name_interface(place: Place) -> None:
 
 
 def meeting_store(place: Place, limit: timedelta) -> TCPStore | None:
-    """The store through which ranks meet, opened by rank 0 at `place`; None: torchrun has opened one already.
+    """Open the rendezvous store, on rank 0 at `place`; None if torchrun has already opened one.
 
-    torch's own would listen on all interfaces; this one does so only where the address is none of this machine,
-    as behind a translation of addresses.
+    torch's default store listens on all interfaces; this one does so only if the address does not belong to
+    this machine, for example behind address translation.
 
     Args:
-        limit: that each wait at the store may take once they have met.
+        limit: time limit of each wait at the store after the rendezvous.
 
     Raises:
-        ConfigError: the port is taken.
-        RunFailed: the ranks did not meet.
+        ConfigError: the port is in use.
+        RunFailed: the ranks did not connect.
     """
     opened_by_torchrun = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True)
     if opened_by_torchrun or place.address is None or place.port is None:
@@ -98,23 +98,24 @@ def meeting_store(place: Place, limit: timedelta) -> TCPStore | None:
 
 
 def not_met(place: Place, error: RuntimeError) -> RunFailed:
-    """Return the error of a rank that finds no others."""
+    """Return the error of a rank that cannot connect to the others."""
     words = " ".join(str(error).split())[:300]
     return RunFailed(
-        f"rank {place.rank} of {place.world_size} did not meet the others at {place.address}:{place.port}: is "
-        f"each of them started, and can it be reached there from {socket.gethostname()}?\n    {words}"
+        f"rank {place.rank} of {place.world_size} could not connect to the others at "
+        f"{place.address}:{place.port}: check that all ranks are started, and that {socket.gethostname()} can "
+        f"reach that address\n    {words}"
     )
 
 
 def _address_towards(host: str) -> str:
-    """This machine's address on the way to `host`; nothing is sent."""
+    """Return this machine's address on the route to `host`; nothing is sent."""
     try:
         family, address = _resolved(host, 9)
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.connect(address)
             own: str = probe.getsockname()[0]
     except OSError as error:
-        what = f"the machine of rank 0 cannot be reached from this one: {error.strerror or error}"
+        what = f"this machine cannot reach the machine of rank 0: {error.strerror or error}"
         raise ConfigError(what, key="MASTER_ADDR", given=host) from error
     if not _is_loopback(own):
         return own
@@ -127,7 +128,7 @@ def _address_towards(host: str) -> str:
     ]
     if len(others) == 1:
         return str(others[0])
-    what = "the name of rank 0's machine stands there for loopback, by which other machines do not reach it"
+    what = "on rank 0's machine its name means loopback, which other machines cannot reach"
     allowed = f"one of its addresses ({', '.join(others)}), or GLOO_SOCKET_IFNAME with the interface to use"
     raise ConfigError(what, key="MASTER_ADDR", given=host, allowed=allowed)
 
@@ -137,19 +138,19 @@ def _is_loopback(address: str) -> bool:
 
 
 def _resolved(host: str, port: int) -> tuple[int, Any]:
-    """Family and address of a socket, IPv4 before IPv6; raises OSError where the host is not known."""
+    """Return family and address of a socket, IPv4 before IPv6; raises OSError if the host is unknown."""
     addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     family, _, _, _, address = min(addresses, key=lambda each: each[0] != socket.AF_INET)
     return family, address
 
 
 def _listening(host: str, port: int) -> int | None:
-    """A socket that listens there alone, as a file descriptor that is the store's from now on; None: all
-    interfaces have to be listened on."""
+    """Return the file descriptor, owned by the store, of a socket that listens only on that address; None if
+    the store must listen on all interfaces."""
     try:
         family, address = _resolved(host, port)
         if _is_loopback(str(address[0])) and not launch.on_one_machine():
-            return None  # the others reach this machine by another address of that name
+            return None  # other machines reach this one by another address of that name
         with socket.socket(family) as listener:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind(address)
@@ -158,14 +159,14 @@ def _listening(host: str, port: int) -> int | None:
     except OSError as error:
         if error.errno != errno.EADDRINUSE:
             return None
-        what = "rank 0 cannot listen where the ranks are to meet: another process does"
-        allowed = "a port that is free on that machine"
+        what = "rank 0 cannot listen on this port: another process uses it"
+        allowed = "a free port on that machine"
         raise ConfigError(what, key="MASTER_PORT", given=f"{host}:{port}", allowed=allowed) from error
 
 
 @dataclass(frozen=True)
 class World:
-    """This process among those of the run."""
+    """This process among the processes of the run."""
 
     rank: int
     size: int
@@ -176,7 +177,7 @@ class World:
         return self.rank == 0
 
     def gather(self, items: Sequence[Item]) -> list[Item]:
-        """The items of every rank, in rank order, on every rank."""
+        """Return the items of every rank, in rank order, on every rank."""
         if self.size == 1:
             return list(items)
         run_and_gather: list[list[Item]] = [[] for _ in range(self.size)]
@@ -184,7 +185,7 @@ class World:
         return [item for part in run_and_gather for item in part]
 
     def reduce(self, values: torch.Tensor, op: dist.ReduceOp.RedOpType) -> torch.Tensor:
-        """`values` reduced over the ranks, in place."""
+        """Reduce `values` over the ranks, in place."""
         if self.size > 1:
             dist.all_reduce(values, op=op)
         return values
@@ -197,16 +198,16 @@ class World:
 def start_world(timeout: float = 1800.0) -> World:
     """Join (or form) the process group: gloo on CPU, nccl on CUDA.
 
-    The launcher's variables tell rank and size (`grpox.runtime.launch`); without one this process is a world of
-    its own, which opens no port. DeepSpeed finds the group already made and joins it: left to itself it would
+    The launcher's variables give rank and size (`grpox.runtime.launch`); without a launcher this process is the
+    only rank and opens no port. DeepSpeed joins the existing group; if it formed the group itself, it would
     pass a device id, with which weight sync was seen to hang.
 
     Args:
         timeout: seconds that a collective waits for the other ranks.
 
     Raises:
-        ConfigError: what the launcher tells is not whole, contradicts itself, or needs more GPUs than exist.
-        RunFailed: the ranks did not meet.
+        ConfigError: the launcher's variables are incomplete or contradictory, or need more GPUs than exist.
+        RunFailed: the ranks did not connect.
     """
     place = launch.resolve_launch()
     # DeepSpeed insists on finding this variable, even without a launcher.
@@ -214,7 +215,7 @@ def start_world(timeout: float = 1800.0) -> World:
     device = _device(place)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-        # By this DeepSpeed chooses the device, as vLLM does.
+        # DeepSpeed and vLLM choose the device by this variable.
         os.environ["LOCAL_RANK"] = str(device.index)
     if not dist.is_initialized():
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
@@ -232,7 +233,7 @@ def start_world(timeout: float = 1800.0) -> World:
 
 
 def _device(place: Place) -> torch.device:
-    """This rank's GPU, by its number on this machine; or the only one that it is shown, as srun may have it."""
+    """Return this rank's GPU by its local rank; or the only visible GPU, as srun may arrange."""
     if not torch.cuda.is_available():
         return torch.device("cpu")
     count = torch.cuda.device_count()
@@ -240,28 +241,28 @@ def _device(place: Place) -> torch.device:
         return torch.device("cuda", place.local_rank)
     if count == 1 and place.launcher in ("srun", "mpirun"):
         return torch.device("cuda", 0)
-    what = f"{place.launcher} started more processes on this machine than it has GPUs"
+    what = f"{place.launcher} started more processes on this machine than there are GPUs"
     given, allowed = str(place.local_rank), f"a number below {count}: one process for each GPU"
     raise ConfigError(what, key="LOCAL_RANK", given=given, allowed=allowed)
 
 
 @dataclass(frozen=True)
 class Failure:
-    """The failure of a rank's work, as it travels between ranks."""
+    """The failure of a rank's work, in the form sent to other ranks."""
 
     message: str
 
 
 def run_and_gather(world: World, times: PhaseTimes, work: Callable[[], Item]) -> list[Item]:
-    """The result of `work` on every rank, in rank order; a collective after the work.
+    """Run `work` on every rank and gather the results in rank order; a collective after the work.
 
     Args:
-        work: needs no other rank, or goes on with the collectives that it began even where it fails.
-        times: knows the phase in which it failed.
+        work: needs no other rank, or completes its collectives even if it fails.
+        times: knows the phase in which the work failed.
 
     Raises:
-        RunFailed: the work failed on other ranks only.
-        Exception: on a rank where it failed, what it raised.
+        RunFailed: the work failed only on other ranks.
+        Exception: the original error, on a rank where the work failed.
     """
     if world.size == 1:
         return [work()]
@@ -282,20 +283,20 @@ def run_and_gather(world: World, times: PhaseTimes, work: Callable[[], Item]) ->
 
 
 def on_every_rank(world: World, times: PhaseTimes, work: Callable[[], Item]) -> Item:
-    """This rank's own result of `work`, which need not be one that can be sent; else as `run_and_gather`."""
+    """Return this rank's result of `work`, which need not be picklable; otherwise like `run_and_gather`."""
     own: list[Item] = []
     run_and_gather(world, times, lambda: own.append(work()))
     return own[0]
 
 
 def describe_failure(error: BaseException) -> str:
-    """Return the text of an exception, in a line or more; with its type unless it is written for the user."""
+    """Return the text of an exception in one or more lines, with its type unless it is written for users."""
     return str(error) if isinstance(error, GrpoxError) else describe(error)
 
 
 @contextmanager
 def translate_lost_ranks(world: World, times: PhaseTimes) -> Iterator[None]:
-    """Raise RunFailed for a collective within this block that loses another rank."""
+    """Raise RunFailed if a collective within this block loses another rank."""
     try:
         yield
     except RuntimeError as error:
@@ -304,6 +305,6 @@ def translate_lost_ranks(world: World, times: PhaseTimes) -> Iterator[None]:
         if world.size == 1 or not is_transport:
             raise
         raise RunFailed(
-            f"rank {world.rank} lost another rank in phase '{times.failed}': that one has ended, or did not "
-            f"come in time; its own message tells why\n    {' '.join(text.split())[:300]}"
+            f"rank {world.rank} lost another rank in phase '{times.failed}': the other rank ended or was too "
+            f"late; see its own message for the cause\n    {' '.join(text.split())[:300]}"
         ) from error

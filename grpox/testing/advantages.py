@@ -117,8 +117,10 @@ class AdvantageConformance(Conformance):
         self.notes.append(remark)
 
     def test_direction(self) -> None:
-        """A better reward within a group gives no smaller advantage, and -1 and 1 get different signs."""
-        check_monotone(self._numbers_of, getattr(self.build(), "monotone", True) is False)
+        """A better reward within a group gives no smaller advantage, and 0 is between."""
+        scaler = self.build()
+        needs_nonnegative = getattr(scaler, "needs_nonnegative_rewards", False)
+        check_monotone(self._numbers_of, getattr(scaler, "monotone", True) is False, needs_nonnegative)
 
     def test_same_as_reference(self) -> None:
         """Is the formula of the reference."""

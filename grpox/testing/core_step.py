@@ -150,8 +150,8 @@ def _inputs(place: int, given: Any, needed: Sequence[str]) -> MicroBatchInputs:
     for name, tensor in tensors.items():
         shapes = [shape, shape[:1]] if name == "advantages" else [shape]
         if name in BY_SEQUENCE:
-            columns = tensor.shape[1:2] if name == "rewards" else ()
-            shapes = [(shape[0], *columns)]
+            functions = tensor.shape[1:2] or (1,)
+            shapes = [(shape[0], *functions) if name == "rewards" else shape[:1]]
         if tuple(tensor.shape) not in shapes:
             allowed, other = " or ".join(map(str, shapes)), str(tuple(tensor.shape))
             problems.append(Problem("wrong shape", f"{key}.{name}", given=other, allowed=allowed))

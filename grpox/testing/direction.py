@@ -108,13 +108,14 @@ def _at(inputs: LossInputs, log_ratio: float, advantage: float) -> LossInputs:
     )
 
 
-def check_monotone(scale: Scale, is_declared: bool) -> None:
-    """Check that a better reward within a group gives no smaller advantage, and that rewards of -1 and 1 differ.
+def check_monotone(scale: Scale, is_declared: bool, needs_nonnegative: bool = False) -> None:
+    """Check that a better reward within a group gives no smaller advantage, and that 0 is between.
 
     With several functions, a completion is better that no function rates lower, each by the sign of its weight.
 
     Args:
         is_declared: the scaler declares ``monotone = False``.
+        needs_nonnegative: it refuses negative rewards, and is given none.
 
     Raises:
         Violation: it does.
@@ -122,7 +123,8 @@ def check_monotone(scale: Scale, is_declared: bool) -> None:
     if is_declared:
         raise SkipTest("it declares monotone = False")
     advice = "check the sign: A grows with the reward. Where that is not the point, declare monotone = False"
-    for rewards, weights, groups in GROUPS:
+    batches = [each for each in GROUPS if not needs_nonnegative or _is_nonnegative(*each[:2])]
+    for rewards, weights, groups in batches:
         advantages = scale(rewards, weights, groups)
         example = describe_batch(rewards, weights, groups, advantages)
         for worse, better in permutations(range(len(rewards)), 2):
@@ -130,11 +132,16 @@ def check_monotone(scale: Scale, is_declared: bool) -> None:
             is_right = advantages[better] >= advantages[worse] - 1e-6
             what = f"row {better} has a better reward than row {worse} of its group, and a smaller advantage"
             require(is_right or not is_pair, what, example, advice)
-    rewards, weights, groups = GROUPS[0]
+    rewards, weights, groups = batches[0]
     worst, best = scale(rewards, weights, groups)
     example = describe_batch(rewards, weights, groups, (worst, best))
-    what = f"of rewards -1 and 1 the advantages are {worst:g} and {best:g}, not a negative and a positive one"
-    require(worst < 0 < best, what, example, advice)
+    what = f"a worse and a better reward get advantages {worst:g} and {best:g}, not around 0"
+    # A baseline may be one of the rewards, as a quantile is.
+    require(worst <= 0 <= best and worst < best, what, example, advice)
+
+
+def _is_nonnegative(rewards: Rewards, weights: Sequence[float]) -> bool:
+    return all(sum(w * r for w, r in zip(weights, row, strict=True)) >= 0 for row in rewards)
 
 
 def _dominates(better: Sequence[float], worse: Sequence[float], weights: Sequence[float]) -> bool:

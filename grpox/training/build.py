@@ -163,6 +163,8 @@ def build_trainer(
     components = parts.components
     loss, correction, scaler = map(components.build, ("loss", "correction", "advantage"))
     components.complete(parts.observers, config.train.beta)
+    check_scope(run, loss)
+    needs = run.components["loss"].needs
     streaming = provides(run, Capability.STREAMING)
     collector = Collector(
         sampler,
@@ -178,8 +180,6 @@ def build_trainer(
     if config.evaluation is not None and inputs.evaluation is not None:
         scorer = Scorer(inputs.evaluation.rewards, streaming, warn)
         evaluator = Evaluator(sampler, scorer, inputs.evaluation.prompts, config.evaluation, config.sampling)
-    needs = run.components["loss"].needs
-    check_scope(run, loss)
     dumps = FaultDumps(engine, config, inputs.tokenizer, world)
     nonfinite = NonFinitePolicy(config.train, world, dumps, warn)
     statistics = components.statistics

@@ -105,7 +105,7 @@ def test_what_does_not_fit_is_told_once_with_its_place_and_the_room_there(runs: 
     assert "Traceback" not in stderr
     for told in (
         "grpox_step_finished",
-        "completions are left out",
+        "completions are not saved",
         "after step 4 could not be saved",
     ):
         [line] = [line for line in stderr.splitlines() if told in line]

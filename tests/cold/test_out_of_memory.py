@@ -60,7 +60,7 @@ def test_the_phase_the_amount_and_the_settings_are_told(
     assert "Traceback" not in done.stderr
     [told] = [line for line in done.stderr.splitlines() if line.startswith("error:")]
     assert told.startswith(f"error: out of memory on rank 0 in phase '{phase}': ")
-    assert told.endswith("MiB more were asked for")
+    assert told.endswith("MiB more were requested")
     assert setting in done.stderr
     assert "allowed" in done.stderr  # the limit of this process is named beside what it uses
     failure = json.loads((tmp_path / "run" / "failure.json").read_text())["error"]

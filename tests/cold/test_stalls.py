@@ -97,7 +97,7 @@ def test_a_rank_that_stalls_is_named_and_ends_the_run(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("library", "told"),
-    [("CDLL", "it does not react, and is ended"), ("PyDLL", "Timeout (")],
+    [("CDLL", "the process does not react and is ended"), ("PyDLL", "Timeout (")],
     ids=["without Python's lock", "holding Python's lock"],
 )
 def test_what_no_signal_can_end_is_ended(tmp_path: Path, library: str, told: str) -> None:

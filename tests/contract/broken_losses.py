@@ -146,3 +146,93 @@ class FirstSequenceOnly(Right):
         first = torch.zeros_like(inputs.advantages)
         first[0] = 1
         return LossOutput(super().per_token(inputs).loss * first)
+
+
+class EntropyWithoutGradient(Right):
+    needs = ("entropy",)
+
+    def per_token(self, inputs: LossInputs) -> LossOutput:
+        return LossOutput(super().per_token(inputs).loss - 0.01 * inputs.entropy)  # type: ignore[operator]
+
+
+class EntropyAsConstant(EntropyWithoutGradient):
+    """Right: it says that the entropy is a constant."""
+
+    entropy_as_constant = True
+
+
+class EntropyWithGradient(EntropyWithoutGradient):
+    """Right: it is given a gradient."""
+
+    needs = ("entropy_gradient",)
+
+
+class HiddenEntropyGradient(EntropyWithGradient):
+    def per_token(self, inputs: LossInputs) -> LossOutput:
+        assert inputs.entropy is not None
+        loss = super(EntropyWithoutGradient, self).per_token(inputs).loss
+        return LossOutput(loss - 0.01 * inputs.entropy * inputs.entropy.detach())
+
+
+class ZeroButForEntropy(EntropyWithGradient):
+    zero_at_zero_advantage = True
+
+
+class NeedsRewards(Right):
+    def per_token(self, inputs: LossInputs) -> LossOutput:
+        assert inputs.rewards is not None
+        return LossOutput(-inputs.rewards[:, :1] * inputs.logprobs)
+
+
+class NeedsColumns(Right):
+    def per_token(self, inputs: LossInputs) -> LossOutput:
+        assert inputs.columns is not None
+        return super().per_token(inputs)
+
+
+class OwnColumns(Right):
+    """Right: the suite gives it the columns that it names."""
+
+    needs = ("columns", "sequence_ids", "reference_logprobs", "sampler_logprobs")
+    example_columns: ClassVar = {"difficulty": [0.5, 2.0, 1.0]}
+
+    def per_token(self, inputs: LossInputs) -> LossOutput:
+        assert inputs.columns is not None
+        weights = torch.tensor(inputs.columns["difficulty"]).to(inputs.logprobs)
+        return LossOutput(super().per_token(inputs).loss * weights[:, None])
+
+
+class OfGroups(Right):
+    """Right: the mean over a group, of whole groups."""
+
+    scope = "group"
+    needs = ("group_ids",)
+
+    def per_token(self, inputs: LossInputs) -> LossOutput:
+        assert inputs.group_ids is not None
+        same = (inputs.group_ids[:, None] == inputs.group_ids[None]).to(inputs.logprobs.dtype)
+        log_ratio = ((inputs.logprobs - inputs.old_logprobs) * inputs.token_mask).sum(1)
+        tokens = inputs.token_mask.sum(1).to(same.dtype)
+        mean = (same @ log_ratio) / (same @ tokens).clamp(min=1)
+        return LossOutput(-torch.exp(mean)[:, None] * inputs.advantages)
+
+
+class OfPartedGroups(OfGroups):
+    scope = "token"
+
+
+class OfNamelessGroups(OfGroups):
+    needs = ()
+
+
+class MixesGroups(OfGroups):
+    def per_token(self, inputs: LossInputs) -> LossOutput:
+        loss = super().per_token(inputs).loss
+        return LossOutput(loss - loss.mean(0, keepdim=True))
+
+
+class GroupsByPlace(OfGroups):
+    def per_token(self, inputs: LossInputs) -> LossOutput:
+        loss = super().per_token(inputs).loss
+        weights = 1.0 + (torch.arange(len(loss)) < 2).to(loss.dtype)
+        return LossOutput(loss * weights[:, None])

@@ -1,4 +1,4 @@
-"""How a command ends: early signals, readers that go away, exceptions that typer would swallow."""
+"""Endings of a command: early signals, closed output, exceptions that typer would swallow."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_what_breaks_elsewhere_is_told_and_not_taken_for_the_terminals(raised: s
     assert done.stderr.startswith(told)
 
 
-def test_warnings_of_discovery_are_told_on_standard_error_by_one_rank() -> None:
+def test_one_rank_prints_discovery_warnings_on_standard_error() -> None:
     def validate(**environment: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "grpox", "validate", "quickstart", "plugins.disable=[grpox-mlfow]"]
         return subprocess.run(

@@ -106,7 +106,7 @@ BUILTIN_SOURCES = dict(sources(BUILTIN))
 
 
 @pytest.mark.parametrize("file", BUILTIN_SOURCES)
-def test_a_built_in_plugin_imports_what_any_plugin_may(file: str) -> None:
+def test_built_in_plugins_import_only_the_public_surface(file: str) -> None:
     assert private(BUILTIN_SOURCES[file]) == set()
 
 
@@ -115,6 +115,6 @@ def test_a_private_import_would_be_seen() -> None:
     assert private(ast.parse(text)) == {"grpox.policy.models.load_model", "grpox.runtime.files"}
 
 
-def test_every_tool_is_there_and_told_in_the_docstring() -> None:
+def test_every_tool_exists_and_is_in_the_docstring() -> None:
     assert [name for name in toolkit.__all__ if f"`{name}`" not in str(toolkit.__doc__)] == []
     assert [name for name in toolkit.__all__ if not hasattr(toolkit, name)] == []

@@ -34,8 +34,11 @@ def test_every_installed_loss_conforms(name: str) -> None:
     assert {check: o for check, o in made.items() if o.status == "failed"} == {}
 
 
-def test_what_is_right_passes() -> None:
-    assert failed("Right") == {}
+@pytest.mark.parametrize(
+    "name", ["Right", "EntropyAsConstant", "EntropyWithGradient", "OwnColumns", "OfGroups"]
+)
+def test_what_is_right_passes(name: str) -> None:
+    assert failed(name) == {}
 
 
 @pytest.mark.parametrize(
@@ -62,6 +65,16 @@ def test_what_is_right_passes() -> None:
         ("LosesDigits", "bfloat16", "bfloat16"),
         ("AveragesDiagnostics", "diagnostics", "micro-batch"),
         ("FirstSequenceOnly", "permutation", "another order"),
+        ("EntropyWithoutGradient", "entropy", "entropy_as_constant = True"),
+        ("HiddenEntropyGradient", "entropy", "by the entropy"),
+        ("ZeroButForEntropy", "zero_advantage", "advantage is 0"),
+        ("NeedsRewards", "runs_on_what_it_declares", r"needs=\('rewards',\)"),
+        ("NeedsColumns", "runs_on_what_it_declares", r"needs=\('columns',\)"),
+        ("OfPartedGroups", "rows_are_independent", "scope = 'group'"),
+        ("OfNamelessGroups", "runs_on_what_it_declares", r"needs = \('group_ids',\)"),
+        ("MixesGroups", "rows_are_independent", "group 0"),
+        ("MixesGroups", "micro_batches_and_ranks", "1 groups"),
+        ("GroupsByPlace", "permutation", "another order"),
     ],
 )
 def test_each_fault_is_found_by_the_check_meant_for_it(name: str, check: str, told: str) -> None:

@@ -1,4 +1,4 @@
-"""What grpox reads from others runs no code of theirs, and what it writes is for others to read at most."""
+"""grpox runs no code from files that it reads, and other users cannot write the files that it writes."""
 
 from __future__ import annotations
 

@@ -13,11 +13,11 @@ import pytest
 import torch
 from support.docs_folder import block_with
 
-from grpox.contracts import Capability, Rollout, RunContext, Turn
+from grpox.contracts import Capability, LossInputs, Rollout, RunContext, Turn
 from grpox.observing.control import RunControl
 from grpox.observing.observers import Observers
 from grpox.plugins import hookspecs
-from grpox.testing import CorrectionConformance
+from grpox.testing import CorrectionConformance, LossConformance
 from grpox.testing.runner import outcomes
 
 Names = dict[str, Any]
@@ -43,6 +43,33 @@ def test_the_correction_keeps_what_both_distributions_agree_on(
     weights, keep = icepop(icepop.Config()).correct(old, sampler, torch.ones(1, 3, dtype=torch.bool))
     assert keep.tolist() == [[True, False, False]]  # the ratios are 2, 0.4 and 9
     assert weights.tolist() == [pytest.approx([2.0, 0.0, 0.0])]
+
+
+@pytest.mark.parametrize(("file", "name"), [("anchored.py", "Anchored"), ("ranked.py", "Ranked")])
+def test_the_losses_conform(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, name: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path(file).write_text(block_with("docs/own-loss.md", f"class {name}").text, encoding="utf-8")
+    suite = type("Suite", (LossConformance,), {"component": {"path": f"{file}:{name}"}})
+    assert {outcome.check: outcome.what for outcome in outcomes(suite()) if outcome.status == "failed"} == {}
+
+
+def test_the_loss_of_pairs_by_hand() -> None:
+    """Two sequences with the means -1 and -3; the second is better, so that exp(-1 + 3) is large."""
+    loss = executed("own-loss.md", "class Ranked")["Ranked"]()
+    logprobs = torch.tensor([[-1.0, -1.0], [-3.0, 9.0]])
+    mask = torch.tensor([[1, 1], [1, 0]]).bool()
+    rewards, ids = torch.tensor([[0.0], [1.0]]), torch.tensor([5, 5])
+    inputs = LossInputs(logprobs, logprobs, torch.zeros(2, 2), mask, rewards=rewards, group_ids=ids)
+    assert loss.per_token(inputs).loss.tolist() == [[0.0, 0.0], [pytest.approx(math.log(1 + math.e**2)), 0.0]]
+
+
+def test_the_anchored_loss_by_hand() -> None:
+    names = executed("own-loss.md", "class Anchored")["Anchored"]
+    ones = torch.ones(1, 1)
+    inputs = LossInputs(-ones, -2 * ones, 3 * ones, ones.bool(), reference_logprobs=-5 * ones)
+    output = names(names.Config(strength=0.5)).per_token(inputs)
+    assert output.loss.item() == pytest.approx(-math.e * 3 + 0.5 * 16 / 2)
+    assert output.diagnostics["distance"].item() == 8
 
 
 def test_a_generator_marks_what_the_model_did_not_write() -> None:

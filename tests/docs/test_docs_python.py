@@ -41,6 +41,8 @@ Names = dict[str, Any]
 ELSEWHERE = {
     ("docs/algorithms.md", "step_gradient"): "test_docs.py",
     ("docs/run-file.md", "class Momentum"): "test_own_optimizer.py",
+    ("docs/own-loss.md", "class Anchored"): "test_docs_components.py",
+    ("docs/own-loss.md", "class Ranked"): "test_docs_components.py",
     ("docs/own-correction.md", "class IcePop"): "test_docs_components.py",
     ("docs/own-generator.md", "rollout = Rollout("): "test_docs_components.py",
     ("docs/own-generator.md", "rollout = replace("): "test_docs_components.py",

@@ -24,8 +24,8 @@ def data_cases() -> list[Case]:
 def _files() -> list[Case]:
     deep = '{"prompt": ' + "[" * 100_000 + "]" * 100_000 + "}\n"
     files: dict[str, tuple[str, str | bytes, tuple[str, ...]]] = {
-        "JSON lines: nothing": ("a.jsonl", "", ("holds no record",)),
-        "JSON lines: empty lines": ("a.jsonl", "\n\n \n", ("holds no record",)),
+        "JSON lines: nothing": ("a.jsonl", "", ("has no record",)),
+        "JSON lines: empty lines": ("a.jsonl", "\n\n \n", ("has no record",)),
         "JSON lines: cut off": ("a.jsonl", LINE * 3 + LINE[:9], ("line 4",)),
         "JSON lines: a list in the middle": ("a.jsonl", LINE + "[1]\n" + LINE, ("line 2",)),
         "JSON lines: numbers": ("a.jsonl", "1\n2\n", ("line 1",)),
@@ -51,16 +51,16 @@ def _files() -> list[Case]:
             json.dumps({f"column{n}": 1 for n in range(3000)}) + "\n",
             ("data.prompt_column", "column0"),
         ),
-        "JSON: nothing": ("a.json", "", ("holds no record",)),
-        "JSON: an empty array": ("a.json", "[]", ("holds no record",)),
+        "JSON: nothing": ("a.json", "", ("has no record",)),
+        "JSON: an empty array": ("a.json", "[]", ("has no record",)),
         "JSON: an array of numbers": ("a.json", "[1, 2]", ("record 0",)),
         "JSON: an array cut off": ("a.json", f"[{LINE.strip()},\n", ("JSON",)),
         "JSON: two arrays": ("a.json", f"[{LINE}]\n[{LINE}]", ("JSON",)),
         "JSON: nested too deep": ("a.json", "[" * 100_000, ("cannot be read",)),
         "JSON: a text": ("a.json", '"prompt"', ("line 1",)),
         "JSON: a mapping of columns": ("a.json", '{\n"prompt": ["1+1="]\n}', ("line 1",)),
-        "CSV: nothing": ("a.csv", "", ("holds no record",)),
-        "CSV: only the header": ("a.csv", "prompt,answer\n", ("holds no record",)),
+        "CSV: nothing": ("a.csv", "", ("has no record",)),
+        "CSV: only the header": ("a.csv", "prompt,answer\n", ("has no record",)),
         "CSV: a value too many": ("a.csv", "prompt,answer\na,b,c\n", ("line 2", "3 values for 2")),
         "CSV: a value too few": ("a.csv", "prompt,answer\na,b\nc\n", ("line 3", "1 values for 2")),
         "CSV: another separator": ("a.csv", "prompt;answer\na;b\n", ("data.prompt_column",)),
@@ -126,7 +126,7 @@ def _parquet_files() -> list[Case]:
         return lambda: parquet({"prompt": [prompt] * 8, "answer": ["2"] * 8})
 
     files: dict[str, tuple[Callable[[], bytes], tuple[str, ...]]] = {
-        "without a row": (lambda: parquet({"prompt": [], "answer": []}), ("holds no record",)),
+        "without a row": (lambda: parquet({"prompt": [], "answer": []}), ("has no record",)),
         "without its end": (lambda: good()[:-20], ("data.path", "parquet")),
         "without its first half": (lambda: good()[len(good()) // 2 :], ("data.path",)),
         "with other columns": (

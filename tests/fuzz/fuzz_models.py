@@ -80,7 +80,7 @@ def _configs() -> list[Case]:
         _case("an encoder's", raw('{"model_type": "vit"}', CONFIG)),
         _case("a T5's", raw('{"model_type": "t5"}', CONFIG)),
         _case(
-            "code of its own",
+            "its own code",
             json_with(CONFIG, model_type="x", auto_map={"AutoConfig": "c.C"}),
             "model.init.trust_remote_code",
         ),

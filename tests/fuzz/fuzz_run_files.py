@@ -324,14 +324,14 @@ def _paths() -> list[Case]:
         "data that is a FIFO": (
             {"data.path": "fifo.jsonl"},
             _fifo("fifo.jsonl"),
-            ("data.path", "no regular file"),
+            ("data.path", "not a regular file"),
         ),
         "data that is zeroes without end": (
             {"data.path": "zero.jsonl"},
             _link("zero.jsonl", "/dev/zero"),
-            ("data.path", "no regular file"),
+            ("data.path", "not a regular file"),
         ),
-        "data that is the null device": ({"data.path": "/dev/null"}, None, ("data.path", "no regular file")),
+        "data that is the null device": ({"data.path": "/dev/null"}, None, ("data.path", "not a regular file")),
         "data that is a URL": ({"data.path": "https://example.org/a.jsonl"}, None, ("data.path",)),
         "data below a file": ({"data.path": "run.yaml/a.jsonl"}, None, ("data.path",)),
         "data that is a memory": (

@@ -134,7 +134,7 @@ def test_a_run_stops_before_anything_is_saved_and_a_replay_shows_why(
     assert shown.returncode == 0, shown.stderr
     assert "policy loss nan" in shown.stdout
     assert ">>>" in shown.stdout
-    assert "shows again: loss nan" in shown.stdout
+    assert "appears again: loss nan" in shown.stdout
     mended = replayed(folder / dump, "loss=dapo")
     assert (mended.exit_code, "mended" in mended.output) == (1, True), mended.output
 

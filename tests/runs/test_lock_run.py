@@ -123,7 +123,7 @@ def test_a_rank_with_another_version_of_a_plugin_is_named_before_anything_starts
     (code, _, told), (other_code, _, other_told) = start_ranks(folder, sites, *arguments)
     assert (code, other_code) == (2, 2), told + other_told
     host = socket.gethostname()
-    expected = f"rank 1 ({host}): grpox-tiny version is not that of rank 0 ({host})"
+    expected = f"rank 1 ({host}): grpox-tiny version differs from rank 0 ({host})"
     assert expected in told
     lines = [line.split() for line in told.splitlines()]
     assert ["given", "2.0"] in lines

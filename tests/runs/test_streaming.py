@@ -65,5 +65,5 @@ def test_a_bad_row_ends_the_run_when_it_comes(grpox, folder):
     changes = ("data.path=bad.jsonl", "train.shuffle_dataset=false", "output_dir=bad")
     done = grpox("train", "quickstart", *SHORT, "train.per_device_train_batch_size=10", *changes)
     assert done.returncode == 1
-    assert "row 8 (from 0) of the stream holds no prompt" in done.stderr
+    assert "row 8 (from 0) of the stream has no prompt" in done.stderr
     assert len((folder / "bad" / "metrics.jsonl").read_text().splitlines()) == 1

@@ -1,7 +1,7 @@
-"""The report's charts: the metrics that belong together, where the run has them, drawn as SVG.
+"""The report's charts: related metrics of a run, drawn as SVG.
 
-The colours are the page's; matplotlib draws, without its window, fonts or style files. A drawing holds numbers
-only. Titles and legends, which may hold what users named, are the page's.
+matplotlib draws without its window, fonts or style files, in the page's colours. A drawing contains only
+numbers; titles and legends, which may contain users' names, are part of the page.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _CHARTS: tuple[tuple[str, str, Mapping[str, str] | str], ...] = (
         {"share": "frac_reward_zero_std", "replaced": "dynamic_sampling/replaced"},
     ),
     ("Loss", "of the step", {"loss": "loss"}),
-    ("KL to the reference", "estimated as train.kl says, nats per token", {"kl": "kl"}),
+    ("KL to the reference", "estimator of train.kl, nats per token", {"kl": "kl"}),
     ("KL to pi_old", "k3 estimate, nats per token", {"kl": "kl_old"}),
     ("Entropy", "nats per token", {"entropy": "entropy"}),
     ("Completions left out", "share that is off-policy", {"share": "off_policy_masked"}),
@@ -63,19 +63,19 @@ _CHARTS: tuple[tuple[str, str, Mapping[str, str] | str], ...] = (
     ),
     ("Time of a step", "seconds on rank 0, by phase", "time/*"),
 )
-"""Title, note, and legend -> metric; or a pattern of metrics, whose star is the legend or in the title."""
+"""Title, note, and legend -> metric; or a pattern of metrics, whose star gives the legend or the title."""
 _STACKED = "time/*"
 WIDTH, HEIGHT = 3.6, 1.9
-"""Size of a drawing, in inches of 72 units; the page scales it."""
+"""Size of a drawing in inches of 72 units; the page scales it."""
 MOST_POINTS = 200
-"""Points of a curve; of more steps, each point is the mean of neighbouring ones."""
+"""Largest number of points of a curve; with more steps, a point is the mean of neighbouring steps."""
 COLOURS = 8
-"""Colours of the page, ``--c0`` to ``--c7``; further curves begin again with the first."""
+"""Number of colours of the page, ``--c0`` to ``--c7``; further curves start again with the first."""
 MOST_MARKS = 20
-"""Evaluations that are marked by lines; with more of them, none is marked."""
+"""Largest number of evaluations marked by lines; with more, none is marked."""
 MARKED_POINTS = 25
-"""Curves of at most as many points have a dot at each."""
-# No browser sees these: the finished drawing has the page's variables in their place.
+"""Largest number of points for which a curve has a dot at each point."""
+# Placeholders: the finished drawing has the page's variables instead.
 _INK, _GRID, _SERIES = "#0000e0", "#0000e1", "#0000f"
 _STYLE = {
     "svg.fonttype": "none",
@@ -105,11 +105,11 @@ class Chart:
 
     title: str
     note: str
-    """The measured quantity, in a few words."""
+    """Measured quantity in a few words."""
     metrics: Mapping[str, str]
     """Legend -> name of the metric, in the steps or the evaluations."""
     stacked: bool = False
-    """Parts of a whole, drawn on top of each other."""
+    """True for parts of a whole, drawn on top of each other."""
 
 
 def charts_of(record: RunRecord) -> list[Chart]:
@@ -160,7 +160,7 @@ def curve_of(recorded: Sequence[MetricsLine], metric: str) -> Curve:
 
 
 def left_out(chart: Chart, record: RunRecord) -> int:
-    """Count the values of `chart` that no curve can show: NaN and infinities."""
+    """Count the values of `chart` that a curve cannot show: NaN and infinities."""
     metrics = chart.metrics.values()
     recorded = (*record.steps, *record.evaluations)
     return sum(not math.isfinite(entry.values.get(metric, 0.0)) for entry in recorded for metric in metrics)
@@ -178,7 +178,7 @@ def draw(chart: Chart, record: RunRecord) -> str:
     from matplotlib.figure import Figure
     from matplotlib.ticker import EngFormatter, FuncFormatter, MaxNLocator
 
-    # The salt keeps the ids of one drawing from naming parts of another: they share a page.
+    # The salt makes ids unique to a drawing, because all drawings share a page.
     with style.context(["default", _STYLE | {"svg.hashsalt": chart.title}]):
         figure = Figure(figsize=(WIDTH, HEIGHT), frameon=False)
         axes = figure.add_axes((0.15, 0.13, 0.835, 0.83))
@@ -229,7 +229,7 @@ def _draw_stack(axes: Axes, chart: Chart, record: RunRecord) -> None:
 
 
 def _fit(axes: Axes, values: Sequence[float]) -> None:
-    """Let the axis begin at zero if no value is negative, and end at one if all are zero."""
+    """Start the axis at zero if no value is negative, and end it at one if all are zero."""
     bottom, top = axes.get_ylim()
     if min(values, default=0.0) >= 0 > bottom:
         axes.set_ylim(0, top if max(values, default=0.0) > 0 else 1)
@@ -247,7 +247,7 @@ def _tick(value: float, _place: int | None = None) -> str:
 
 
 def _for_the_page(svg: str) -> str:
-    """Fit a drawing to the page: its font and colours, two decimals, only ids that are referred to."""
+    """Adapt a drawing to the page: the page's font and colours, two decimals, and only referenced ids."""
     body = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", svg[svg.index("<g ") :], flags=re.DOTALL)
     body = re.sub(r' id="[A-Za-z0-9.]+_\d+"|font-family: [^;]*; ', "", body)
     body = re.sub(r' d="[^"]+"', lambda path: re.sub(r"(\.\d\d)\d+|\n", r"\1", path[0]), body)

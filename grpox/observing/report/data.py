@@ -16,19 +16,19 @@ from grpox.runfile.yaml_lines import read_yaml
 
 METRICS = "metrics.jsonl"
 MOST_NAMED = 8
-"""Runs that a message names when RUN_DIR is the folder around them."""
+"""Largest number of runs that a message names if RUN_DIR is their parent folder."""
 
 Status = Literal["finished", "failed", "unfinished"]
 
 MOST_BATCHES = 8
-"""Generation batches shown of a run: the first, the last, and between them evenly spaced ones."""
+"""Number of generation batches shown: the first, the last, and evenly spaced ones between."""
 MOST_SAMPLES = 16
-"""Completions shown of a batch: the best, the worst, and between them evenly spaced ranks."""
+"""Number of completions shown per batch: the best, the worst, and evenly spaced ranks between."""
 PROMPT_CHARACTERS = 400
 COMPLETION_CHARACTERS = 1600
 EXTRA_CHARACTERS = 200
 _INVISIBLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
-"""Control characters, and those that turn the direction of the text after them."""
+"""Control characters, and characters that change the direction of text."""
 
 
 @dataclass(frozen=True)
@@ -37,17 +37,17 @@ class RunRecord:
 
     folder: Path
     steps: list[MetricsLine]
-    """In order; for a repeated step, the last one."""
+    """Entries in order; for a repeated step, the last one."""
     evaluations: list[MetricsLine]
     config_text: str
     config: Mapping[str, Any]
     versions: Mapping[str, str]
     git_commit: str | None
     source: str
-    """The run file or recipe, as the user named it."""
+    """Name of the run file or recipe as the user wrote it."""
     summary: Mapping[str, Any]
     error: str
-    """The error that ended a failed run."""
+    """Error that ended a failed run."""
 
     @property
     def status(self) -> Status:
@@ -69,7 +69,7 @@ def read_record(folder: Path) -> RunRecord:
     """Read the record of the run in `folder`.
 
     Raises:
-        ConfigError: `folder` is not a run's, or one of its files cannot be read.
+        ConfigError: `folder` is not a run's folder, or one of its files cannot be read.
     """
     _check_folder(folder)
     steps, evaluations = _read_metrics(folder / METRICS)
@@ -97,7 +97,7 @@ def _check_folder(folder: Path) -> None:
         what = f"is not the folder of a run with a finished step: {METRICS} is missing"
         near = folder.parent if (folder.parent / METRICS).is_file() else None
     else:
-        what = "is a file: give the run's folder" if folder.exists() else "there is no such folder"
+        what = "is a file: name the run's folder" if folder.exists() else "there is no such folder"
         name = nearest(folder.name, _runs_in(folder.parent))
         near = folder.parent if folder.exists() else folder.parent / name if name else None
     inside = ", ".join(str(folder / name) for name in _runs_in(folder)[:MOST_NAMED])
@@ -122,7 +122,7 @@ def _read_metrics(path: Path) -> tuple[list[MetricsLine], list[MetricsLine]]:
             if number < len(lines):
                 raise ConfigError(f"not a line of metrics: {error}", where=f"{path}:{number}") from error
     if not any(entries.values()):
-        raise ConfigError("holds no finished step and no evaluation", where=str(path))
+        raise ConfigError("has no finished step and no evaluation", where=str(path))
     steps, evaluations = ([of[step] for step in sorted(of)] for of in entries.values())
     return steps, evaluations
 
@@ -136,7 +136,7 @@ def _read_text(path: Path) -> str:
 
 def _mapping(value: Any, path: Path) -> Mapping[str, Any]:
     if not isinstance(value, dict | None):
-        raise ConfigError("holds no mapping", where=str(path))
+        raise ConfigError("is not a mapping", where=str(path))
     return value or {}
 
 
@@ -145,17 +145,17 @@ def _read_json(path: Path) -> Mapping[str, Any]:
     try:
         return _mapping(json.loads(text) if text else {}, path)
     except ValueError as error:
-        raise ConfigError(f"is no JSON: {error}", where=str(path)) from error
+        raise ConfigError(f"is not JSON: {error}", where=str(path)) from error
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One completion as the page shows it; its texts are cut in the middle where they are long."""
+    """One completion as the page shows it; long texts are cut in the middle."""
 
     prompt: str
     completion: str
     reward: float
-    """NaN when every reward function abstained."""
+    """Weighted reward; NaN if every reward function abstained."""
     advantage: float
     rewards: Mapping[str, float | None]
     extra: Mapping[str, str]
@@ -170,10 +170,10 @@ class SampledBatch:
 
     label: str
     total: int
-    """Completions of the whole batch."""
+    """Number of completions in the whole batch."""
     best: float
     worst: float
-    """Highest and lowest reward of the whole batch; NaN when nothing was scored."""
+    """Highest and lowest reward of the whole batch; NaN if no completion was scored."""
     mean: float
     samples: list[Sample]
 
@@ -203,7 +203,7 @@ def _read_batch(step: int, part: int, path: Path) -> SampledBatch:
     from pyarrow import parquet
 
     try:
-        # Without threads, which cannot be started where a run has ended for want of memory.
+        # Without threads, which cannot start after a run has run out of memory.
         table = parquet.read_table(path, use_threads=False, pre_buffer=False)
         rows: list[dict[str, Any]] = table.to_pylist()
     except (OSError, pyarrow.ArrowException) as error:

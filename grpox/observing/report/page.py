@@ -1,4 +1,4 @@
-"""Renders the report of a run: one HTML file that needs no network and runs no script but its own.
+"""Renders the report of a run: one HTML file that needs no network and runs only its own script.
 
 Prompts, completions, labels and config are untrusted text: jinja2 escapes every value, and the page's content
 security policy, which names its one script by hash, refuses any other.
@@ -46,7 +46,7 @@ def write_report(folder: Path, output: Path | None = None) -> Path:
         output: the file to write; default: ``report.html`` in `folder`.
 
     Raises:
-        ConfigError: `folder` is not a run's, or one of its files cannot be read.
+        ConfigError: `folder` is not a run's folder, or one of its files cannot be read.
     """
     path = output or folder / REPORT
     write_atomically(path, render(read_record(folder)))
@@ -66,7 +66,7 @@ def render(record: RunRecord) -> str:
     batches, saved = read_samples(record.folder)
     config = redacted(record.config)
     text = record.config_text
-    if config != record.config:  # somebody else has written secrets into it
+    if config != record.config:  # another program has written secrets into it
         text = yaml.dump(config, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=110)
     stopped = record.summary.get("stopped_early")
     script = (_HERE / "report.js").read_text(encoding="utf-8")
@@ -94,7 +94,7 @@ def render(record: RunRecord) -> str:
 
 
 def number(value: float | None) -> str:
-    """Format a number with four digits, whole numbers in full; None as a dash."""
+    """Format a number with four digits, and whole numbers in full; None becomes a dash."""
     if value is None:
         return "\N{EN DASH}"
     text = f"{value:,.0f}" if abs(value) >= 1e4 and math.isfinite(value) else f"{value:.4g}"
@@ -106,7 +106,7 @@ def moment(seconds: float) -> str:
 
 
 def _tiles(record: RunRecord) -> Iterator[tuple[str, str, str]]:
-    """Yield (name, value, remark) of the numbers at the top of the page."""
+    """Yield (name, value, remark) for the numbers at the top of the page."""
     for name, recorded in (("accuracy", record.evaluations), ("reward", record.steps)):
         having = [entry for entry in recorded if name in entry.values]
         if having:

@@ -1,1 +1,1 @@
-"""Training of adapters alone (LoRA): the layers that peft makes, and what the core does with them."""
+"""Training of adapters only (LoRA), with the layers that peft builds."""

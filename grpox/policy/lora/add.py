@@ -1,4 +1,4 @@
-"""Gives a model adapters by peft: which layers get one, checked by name, and the layers themselves."""
+"""Adds adapters to a model with peft: checks the names of the layers and replaces the layers."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ TARGETS, EXCLUDED = "model.lora.target_modules", "model.lora.exclude_modules"
 
 
 def add_adapters(model: PreTrainedModel, config: LoraConfig, seed: int) -> None:
-    """Give layers of `model` adapters that add nothing yet, and freeze all else; in place.
+    """Add adapters with product 0 to layers of `model` and freeze all other weights, in place.
 
     Args:
-        seed: of A; B is 0. All ranks draw the same.
+        seed: seed of A; B is 0. All ranks draw the same A.
 
     Raises:
-        ConfigError: a name is no linear layer's, peft cannot adapt the model, or it has adapters already.
+        ConfigError: a name matches no linear layer, peft cannot adapt the model, or it already has adapters.
     """
     try:
         from peft import LoraConfig as PeftConfig
@@ -34,7 +34,9 @@ def add_adapters(model: PreTrainedModel, config: LoraConfig, seed: int) -> None:
     except ImportError as error:
         raise ConfigError(f"adapters need peft: {INSTALL}: {text_of(error)}", "model.lora") from error
     if adapted_layers(model):
-        raise ConfigError("the model has adapters already: merge them first (merge_and_unload)", "model.lora")
+        raise ConfigError(
+            "merge the model's adapters first (merge_and_unload): it already has some", "model.lora"
+        )
     targets = targets_of(model, config)
     transposed = all(isinstance(model.get_submodule(name), Conv1D) for name in targets)
     settings = PeftConfig(
@@ -54,14 +56,14 @@ def add_adapters(model: PreTrainedModel, config: LoraConfig, seed: int) -> None:
         what = f"peft cannot adapt these layers: {' '.join(text_of(error).split())}"
         raise ConfigError(what, TARGETS, given=str(config.target_modules)) from error
     if len(adapted_layers(model)) != len(targets):
-        raise ConfigError("peft has not adapted all of these layers", TARGETS, given=", ".join(targets))
+        raise ConfigError("peft did not adapt all of these layers", TARGETS, given=", ".join(targets))
 
 
 def targets_of(model: PreTrainedModel, config: LoraConfig) -> list[str]:
-    """Whole names of the layers that `config` gives adapters, in the order of the model.
+    """List the full names of the layers that get adapters, in the order of the model.
 
     Raises:
-        ConfigError: one of its names ends no linear layer's, or it leaves none.
+        ConfigError: a name in the config matches no linear layer, or no layer remains.
     """
     modules = {name: module for name, module in model.named_modules() if name}
     linear = {name: module for name, module in modules.items() if isinstance(module, LINEAR)}
@@ -76,10 +78,12 @@ def targets_of(model: PreTrainedModel, config: LoraConfig) -> list[str]:
     wanted -= {name for excluded in config.exclude_modules for name in ending_in(excluded, linear)}
     tied = [name for name in wanted if linear[name] is head and _is_tied(model, head)]
     if tied:
-        what = "the head's weights are the embeddings too, which an adapter of the head would leave behind"
-        problems.append(Problem(what, TARGETS, given=tied[0], allowed="other layers, or a model untied"))
+        what = "the head shares its weights with the embeddings, and an adapter would change only the head"
+        problems.append(
+            Problem(what, TARGETS, given=tied[0], allowed="other layers, or a model with separate weights")
+        )
     if not problems and not wanted:
-        problems = [Problem("no layer is left that gets an adapter", TARGETS, given=str(config.target_modules))]
+        problems = [Problem("no layer gets an adapter", TARGETS, given=str(config.target_modules))]
     if problems:
         raise ConfigError(problems)
     return [name for name in linear if name in wanted]
@@ -93,16 +97,16 @@ def ending_in(target: str, names: Mapping[str, Any] | list[str]) -> list[str]:
 def _unfit(
     targets: list[str], key: str, modules: Mapping[str, nn.Module], linear: Mapping[str, nn.Module]
 ) -> list[Problem]:
-    """Names that end no linear layer's."""
+    """Find names that match no linear layer."""
     known = list(dict.fromkeys(name.rpartition(".")[2] for name in linear))
     problems = []
     for target in targets:
         if ending_in(target, linear):
             continue
         matching = ending_in(target, modules)
-        what = "names no layer of this model"
+        what = "no such layer in this model"
         if matching:
-            what = f"an adapter is for linear layers, and this is {type(modules[matching[0]]).__name__}"
+            what = f"adapters need linear layers, but this layer is {type(modules[matching[0]]).__name__}"
         near = nearest(target.rpartition(".")[2], known)
         problems.append(Problem(what, key, given=target, allowed=", ".join(known), nearest=near))
     return problems

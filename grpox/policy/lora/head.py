@@ -1,8 +1,8 @@
-"""Log-probabilities of a head that has an adapter, without its logits, and without the sum of its weights.
+"""Log-probabilities of a head with an adapter, without storing all logits or the merged weight.
 
-The logits of a few tokens are ``h W^T + (scale * h A^T) B^T``: the second product is as narrow as the rank.
-W and B are parameters of two layers. The forward of one calls that of the other, so that ZeRO-3 has gathered
-both when the logits are computed, and gathers both again before the backward pass computes them anew.
+The logits of a few tokens are ``h W^T + (scale * h A^T) B^T``; the inner size of the second product is the
+rank. W and B are parameters of two layers. The forward of one layer calls the forward of the other, so ZeRO-3
+gathers both before the logits are computed, and again before the backward pass recomputes them.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ class HeadInputs:
 
 
 def can_score(head: Any) -> bool:
-    """Tell whether the base layer of this adapted layer is a plain linear one."""
+    """Return True if the base layer of this adapted layer is a plain linear layer."""
     return type(head.base_layer) is nn.Linear and not getattr(head, "fan_in_fan_out", False)
 
 
 def add_scoring(head: Any) -> None:
-    """Let the forward of an adapted head take `wanted`, as that of a plain head does."""
+    """Make the forward of an adapted head accept `wanted`, like the forward of a plain head."""
     base, down, up = head.base_layer, head.lora_A[ADAPTER], head.lora_B[ADAPTER]
     whole, base_linear, up_linear = head.forward, base.forward, up.forward
 
@@ -63,5 +63,5 @@ def add_scoring(head: Any) -> None:
 
 
 def layers_of(head: Any) -> tuple[nn.Module, ...]:
-    """The modules whose forward `add_scoring` replaced."""
+    """List the modules whose forward `add_scoring` replaced."""
     return head, head.base_layer, head.lora_B[ADAPTER]

@@ -1,6 +1,6 @@
-"""Layers with an adapter, as peft makes them: a frozen W, and beside it A and B, whose product is added to it.
+"""Layers with an adapter, as peft builds them: a frozen W, and A and B, whose product is added to W.
 
-They are known by what they hold, so that nothing here needs peft: most runs have none, and not the library.
+Layers are recognised by their attributes, so this module does not need peft, which many users do not install.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from grpox.errors.formatting import pluralize
 Weight = TypeVar("Weight", bound=Tensor)
 
 ADAPTER = "default"
-"""peft's name for the adapter of a model that has one."""
+"""peft's default name of an adapter."""
 
 
 @dataclass(frozen=True)
@@ -29,10 +29,10 @@ class Factors:
     up: Tensor  # B, [out, r]
     scale: float
     transposed: bool
-    """Whether the layer's weight is [in, out], as transformers' Conv1D has it."""
+    """True if the layer's weight is [in, out], as in transformers' Conv1D."""
 
     def merged(self, weight: Tensor) -> Tensor:
-        """``W + scale * B A`` as a new tensor, computed in float32 or better and rounded once."""
+        """Return ``W + scale * B A`` as a new tensor, computed in float32 or better and rounded once."""
         exact = torch.float64 if weight.dtype == torch.float64 else torch.float32
         left, right = (self.down.T, self.up.T) if self.transposed else (self.up, self.down)
         summed = torch.addmm(weight.to(exact), left.to(exact), right.to(exact), alpha=self.scale)
@@ -40,32 +40,32 @@ class Factors:
 
 
 def is_adapted(module: Any) -> bool:
-    """Tell whether this is a layer with an adapter."""
+    """Return True for a layer with an adapter."""
     return isinstance(getattr(module, "lora_A", None), nn.ModuleDict)
 
 
 def adapted_layers(model: nn.Module) -> dict[str, Any]:
-    """The layers with an adapter by their names, in the order of the model; none where all is trained."""
+    """Return the layers with an adapter by name, in the order of the model; none if all weights are trained."""
     return {name: module for name, module in model.named_modules() if is_adapted(module)}
 
 
 def parameters_of(layer: Any) -> tuple[nn.Parameter, nn.Parameter]:
-    """A and B of a layer."""
+    """Return A and B of a layer."""
     return layer.lora_A[ADAPTER].weight, layer.lora_B[ADAPTER].weight
 
 
 def factors_of(layer: Any, down: Tensor, up: Tensor) -> Factors:
-    """Return the factors of the adapter of `layer`, whose whole parameters are `down` and `up`."""
+    """Return the factors of the adapter of `layer`; `down` and `up` are its whole parameters."""
     return Factors(down, up, float(layer.scaling[ADAPTER]), bool(getattr(layer, "fan_in_fan_out", False)))
 
 
 def base_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """The parameters of `model` without its adapters, under the names that they have in a model without any."""
+    """Return the parameters of `model` except its adapters, under their names in a model without adapters."""
     return of_base(model, model.named_parameters())
 
 
 def adapter_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """A and B of every layer, under peft's names in a file: ``<layer>.lora_A.weight``."""
+    """Return A and B of every layer under peft's names in a file: ``<layer>.lora_A.weight``."""
     for name, layer in adapted_layers(model).items():
         down, up = parameters_of(layer)
         yield f"{name}.lora_A.weight", down
@@ -74,7 +74,7 @@ def adapter_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
 
 @contextmanager
 def without_adapters(model: nn.Module) -> Iterator[None]:
-    """The model as it was before it had adapters; for forward passes without a gradient."""
+    """Turn the adapters off within the block; for forward passes without a gradient."""
     layers = list(adapted_layers(model).values())
     for layer in layers:
         layer.enable_adapters(False)
@@ -87,7 +87,8 @@ def without_adapters(model: nn.Module) -> Iterator[None]:
 
 @torch.no_grad()
 def merge_adapters(model: nn.Module) -> None:
-    """Add every adapter to its weight and take it away, in place: a plain model. Parameters must be whole."""
+    """Merge every adapter into its weight and remove it, in place, giving a plain model. Needs whole
+    parameters."""
     for name, layer in adapted_layers(model).items():
         base = layer.base_layer
         base.weight.copy_(factors_of(layer, *parameters_of(layer)).merged(base.weight))
@@ -97,7 +98,7 @@ def merge_adapters(model: nn.Module) -> None:
 
 
 def parameter_counts(model: nn.Module) -> tuple[int, int]:
-    """Count trained and all parameters of the whole model, also where this rank holds shards."""
+    """Count trained and all parameters of the whole model, even if this rank has only shards."""
     sizes = [
         # Under ZeRO-3 numel() is that of the local shard; ds_numel is the whole parameter's.
         (int(getattr(parameter, "ds_numel", parameter.numel())), parameter.requires_grad)
@@ -107,7 +108,7 @@ def parameter_counts(model: nn.Module) -> tuple[int, int]:
 
 
 def describe_training(model: nn.Module) -> str:
-    """One line on what is trained of a model with adapters."""
+    """Describe in one line the trained part of a model with adapters."""
     trained, total = parameter_counts(model)
     layers = adapted_layers(model)
     rank = next(iter(layers.values())).r[ADAPTER]
@@ -116,7 +117,8 @@ def describe_training(model: nn.Module) -> str:
 
 
 def of_base(model: nn.Module, named: Iterable[tuple[str, Weight]]) -> Iterator[tuple[str, Weight]]:
-    """Yield those of `named` that are not of adapters, under the names of a model without any."""
+    """Yield the entries of `named` that do not belong to adapters, under the names of a model without
+    adapters."""
     adapted = adapted_layers(model)
     for name, weight in named:
         layer, inside, rest = name.partition(".base_layer.")
@@ -127,7 +129,7 @@ def of_base(model: nn.Module, named: Iterable[tuple[str, Weight]]) -> Iterator[t
 
 
 def _outer(name: str, layers: dict[str, Any]) -> list[str]:
-    """Return the names of `layers` that a parameter or buffer of this name is in."""
+    """Return the names of `layers` that contain a parameter or buffer of this name."""
     parts = name.split(".")
     prefixes = (".".join(parts[:length]) for length in range(1, len(parts)))
     return [prefix for prefix in prefixes if prefix in layers]

@@ -1,1 +1,1 @@
-"""Memory that a run takes, by arithmetic on its run file and the model's config.json."""
+"""Memory of a run, computed from its run file and the model's config.json."""

@@ -1,9 +1,10 @@
-"""The memory of one rank, part by part, and which parts are there at a time.
+"""The memory of one rank: its parts, and the phases in which each part exists.
 
-Psi are the elements of all weights, b the bytes of one that computes, P the ranks; H, F, Q, K and V the widths
-of the model (`ModelShape`), L its layers, N the positions of a micro-batch. ZeRO-3 (arXiv 1910.02054, section
-5) keeps on each rank the P-th part of weights, gradients and optimizer states; the rest is what DeepSpeed 0.19
-and PyTorch need besides to compute with them. `benchmarks/memory_plan.py` compares the sum with what runs take.
+Psi is the number of elements of all weights, b the bytes of an element that computes, P the number of ranks; H,
+F, Q, K and V are the widths of the model (`ModelShape`), L its layers, N the positions of a micro-batch. ZeRO-3
+(arXiv 1910.02054, section 5) stores 1/P of weights, gradients and optimizer states on each rank; the other
+parts are temporary memory of DeepSpeed 0.19 and PyTorch. `benchmarks/memory_plan.py` compares the sum with real
+runs.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from grpox.policy.memory_plan.shape import ModelShape
 
 LOAD, GENERATE, UPDATE, REDUCE, STEP = "load", "generate", "update", "reduce", "step"
 PHASES = (LOAD, GENERATE, UPDATE, REDUCE, STEP)
-"""Loading the model; sampling; forward and backward; summing gradients over ranks; the optimizer."""
+"""Phases: loading the model; sampling; forward and backward; summing gradients over ranks; the optimizer."""
 TRAINS = (UPDATE, REDUCE, STEP)
 ALWAYS = (GENERATE, *TRAINS)
 
@@ -26,9 +27,9 @@ FLOAT32 = 4
 MOMENTS = 8
 """Bytes of AdamW's two states."""
 CHUNK = 2**23
-"""Logits that the head holds at once (`grpox.policy.logprobs.LOGITS_PER_CHUNK`)."""
+"""Number of logits that the head stores at once (`grpox.policy.logprobs.LOGITS_PER_CHUNK`)."""
 SYNC = 256 * 2**20
-"""Bytes of weights that are whole at a time when a generator takes them (`weight_stream.BUCKET_BYTES`)."""
+"""Bytes of whole weights at a time during weight sync (`weight_stream.BUCKET_BYTES`)."""
 DEFAULTS = {
     "reduce_bucket_size": 500_000_000,
     "stage3_prefetch_bucket_size": 50_000_000,
@@ -36,9 +37,9 @@ DEFAULTS = {
     "stage3_param_persistence_threshold": 100_000,
     "sub_group_size": 1_000_000_000,
 }
-"""DeepSpeed 0.19's, in elements."""
+"""Default sizes of DeepSpeed 0.19, in elements."""
 PROMPT = 512
-"""Tokens of a prompt where the run file sets no limit and nobody says."""
+"""Assumed number of prompt tokens, if neither the run file nor the user sets a limit."""
 
 
 @dataclass(frozen=True)
@@ -48,18 +49,19 @@ class Setting:
     shape: ModelShape
     ranks: int
     gpu: bool
-    """True if ranks have a GPU; else all is in the host's memory, and untouched memory takes none."""
+    """True if ranks have a GPU; else all parts are in host memory, and reserved but unused memory counts as
+    0."""
     weight_bytes: int = 4
     """Bytes of an element of the weights that compute."""
     trained: tuple[int, ...] = ()
-    """Elements of each weight of LoRA's adapters, which alone are trained; empty: the model's are."""
+    """Number of elements of each trained weight of LoRA; empty: the model's own weights are trained."""
     sequences: int = 8
-    """Sequences of a micro-batch on a rank."""
+    """Number of sequences in a micro-batch on a rank."""
     prompt: int = PROMPT
     completion: int = 256
-    """Tokens of each sequence's prompt and completion, at most."""
+    """Largest number of tokens of a prompt and of a completion."""
     budget: int | None = None
-    """Positions of a micro-batch in place of its sequences."""
+    """Number of positions in a micro-batch, instead of a number of sequences."""
     checkpointing: bool = False
     chunked: bool = True
     reference: bool = False
@@ -67,17 +69,17 @@ class Setting:
     offload_optimizer: str = "none"
     offload_param: str = "none"
     background: bool = False
-    """True if checkpoints are written while training goes on."""
+    """True if checkpoints are written while training continues."""
     generator: GeneratorMemory | None = None
-    """Memory that the generator holds; None where it does not say."""
+    """Memory of the generator; None if the generator does not report it."""
     sampled: int = 64
-    """Completions that a rank samples together."""
+    """Number of completions that a rank samples together."""
     zero: Mapping[str, int] = field(default_factory=DEFAULTS.copy)
-    """DeepSpeed's own sizes, in elements."""
+    """Sizes of DeepSpeed's buffers, in elements."""
 
     @property
     def positions(self) -> int:
-        """Positions that go through the model together, at most: no prompt is shared."""
+        """Largest number of positions in a forward pass, without shared prompts."""
         return self.budget or self.sequences * (self.prompt + self.completion)
 
     @property
@@ -86,28 +88,28 @@ class Setting:
 
 
 class Part(NamedTuple):
-    """Something that takes memory on a rank."""
+    """One part of a rank's memory."""
 
     name: str
     size: int
-    """Bytes."""
+    """Size in bytes."""
     why: str
-    """The arithmetic, for people."""
+    """Formula of the size, for people."""
     phases: Sequence[str] = ALWAYS
-    """Phases in which it takes memory."""
+    """Phases in which the part exists."""
     on_host: bool = False
-    """True if it is in the host's memory; else it is in the device's."""
+    """True if the part is in host memory; False if it is in device memory."""
 
 
 class Peak(NamedTuple):
-    """The phase that takes most, and how much, in bytes."""
+    """Phase with the most memory, and its size in bytes."""
 
     phase: str
     size: int
 
 
 def parts_of(setting: Setting) -> list[Part]:
-    """List all parts that take memory; without a GPU all are in the host's."""
+    """List all parts; without a GPU all are in host memory."""
     parts = [*_sharded(setting), *_moving(setting), *_computed(setting), *_generator(setting), *_host(setting)]
     return [part._replace(on_host=part.on_host or not setting.gpu) for part in parts if part.size > 0]
 
@@ -118,7 +120,7 @@ def size_in(parts: Sequence[Part], phase: str, on_host: bool) -> int:
 
 
 def peak_of(parts: Sequence[Part], on_host: bool) -> Peak:
-    """Find the phase in which a rank takes most."""
+    """Find the phase in which a rank needs the most memory."""
     return max((Peak(phase, size_in(parts, phase, on_host)) for phase in PHASES), key=lambda peak: peak.size)
 
 
@@ -130,7 +132,7 @@ def _sharded(s: Setting) -> Iterator[Part]:
         frozen = _shard(s.trained, s.ranks)
         yield Part("weights", s.weight_bytes * (weights + frozen), "b Psi / P", on_host=away)
         if s.reference:
-            # It is sharded before the policy is.
+            # The reference is sharded before the policy.
             phases = (LOAD, *ALWAYS) if s.gpu and not away else ALWAYS
             yield Part("reference weights", s.weight_bytes * weights, "b Psi / P", phases, away)
     away, master = s.offload_optimizer != "none", FLOAT32 * trained
@@ -140,7 +142,7 @@ def _sharded(s: Setting) -> Iterator[Part]:
         yield Part("optimizer states", MOMENTS * trained, why, on_host=away)
     yield Part("gradients", master, "4 Psi / P", on_host=away)
     if s.offload_optimizer == "cpu":
-        yield Part("gradients for the optimizer", master, "4 Psi / P, where offloaded", on_host=True)
+        yield Part("gradients for the optimizer", master, "4 Psi / P, if offloaded", on_host=True)
     if not away:
         size = FLOAT32 * min(trained, s.zero["sub_group_size"])
         yield Part("gradients in one piece", size, "4 Psi / P, at most sub_group_size", (STEP,))
@@ -149,14 +151,14 @@ def _sharded(s: Setting) -> Iterator[Part]:
 
 
 def _moving(s: Setting) -> Iterator[Part]:
-    """Yield the parts that are whole on a rank for a while."""
+    """Yield the parts that are temporarily whole on a rank."""
     b, weights, whole = s.weight_bytes, s.shape.weights, s.shape.parameters
     reduced = s.zero["reduce_bucket_size"]
     bucket = FLOAT32 * min(sum(s.trained_weights), reduced)
     if s.gpu:
         # deepspeed.initialize moves a model to its device before it divides it, whatever is offloaded later.
         size = b * (whole + sum(s.trained))
-        yield Part("whole model, before it is sharded", size, "b Psi, however many ranks", (LOAD,))
+        yield Part("whole model, before sharding", size, "b Psi, for any number of ranks", (LOAD,))
     # torch.empty takes the GPU's memory at once; the host's where it is written to.
     yield Part("gradient bucket", FLOAT32 * reduced if s.gpu else bucket, "4 reduce_bucket_size")
     why = "4 Psi, at most reduce_bucket_size"
@@ -174,7 +176,7 @@ def _moving(s: Setting) -> Iterator[Part]:
         small = sum(size for size in weights if size <= s.zero["stage3_param_persistence_threshold"])
         yield Part("small weights", b * small, "kept whole: b each", (GENERATE, REDUCE, STEP))
         sync = min(SYNC, b * whole) if _holds(s) != "shards" else 0
-        yield Part("weights on the way to the generator", sync, "b Psi, at most 256 MiB", (GENERATE,))
+        yield Part("weights sent to the generator", sync, "b Psi, at most 256 MiB", (GENERATE,))
 
 
 def _computed(s: Setting) -> Iterator[Part]:
@@ -200,7 +202,7 @@ def _computed(s: Setting) -> Iterator[Part]:
 
 
 def _layer(s: Setting) -> int:
-    """Count the bytes that a layer saves of one position for its backward pass."""
+    """Count the bytes that a layer saves per position for its backward pass."""
     shape = s.shape
     # Each of two norms: its input, the normalised input, its output; in float32 whatever b is but the last.
     norms = 2 * shape.hidden * (3 * FLOAT32 if s.weight_bytes == FLOAT32 else 2 * s.weight_bytes + 6)
@@ -231,7 +233,7 @@ def _holds(s: Setting) -> str:
 
 
 def _host(s: Setting) -> Iterator[Part]:
-    """Yield the parts in the host's memory, whatever the device."""
+    """Yield the parts that are in host memory with any device."""
     weights, trained = s.weight_bytes * s.shape.parameters, _shard(s.trained_weights, s.ranks)
     yield Part("model, as it is loaded", weights, "b Psi: every rank loads it whole", (LOAD,), True)
     # DeepSpeed puts a rank's parts into one piece by way of the host.
@@ -244,9 +246,9 @@ def _host(s: Setting) -> Iterator[Part]:
         yield Part("reference, as it is loaded", weights, "b Psi", (LOAD,), True)
     if s.background:
         size = (s.weight_bytes + FLOAT32 + MOMENTS) * trained
-        yield Part("checkpoint that is being written", size, "(b + 12) Psi / P", TRAINS, True)
+        yield Part("checkpoint being written", size, "(b + 12) Psi / P", TRAINS, True)
 
 
 def _shard(weights: Sequence[int], ranks: int) -> int:
-    """Count the elements of a rank's part."""
+    """Count the elements of a rank's shard."""
     return sum(ceil(size / ranks) for size in weights)

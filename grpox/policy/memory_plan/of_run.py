@@ -1,6 +1,6 @@
-"""The memory that a run file asks for: from the file and the model's config.json, no weights read.
+"""The memory of a run, computed from the run file and the model's config.json, without reading weights.
 
-A model that a rank's GPU cannot hold whole, as it must before DeepSpeed shards it, is refused here.
+DeepSpeed needs the whole model on each GPU before it shards it; a model that does not fit is refused here.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ def run_setting(run: ResolvedRun, gpu: bool, prompt_tokens: int | None = None) -
 
     Args:
         gpu: ranks have a GPU.
-        prompt_tokens: of the longest prompt; default: the run's limit, else 512.
+        prompt_tokens: length of the longest prompt; default: the run's limit, else 512.
 
     Raises:
-        ConfigError: the model's configuration cannot be loaded, or lacks a size.
+        ConfigError: the model's configuration cannot be loaded or lacks a size.
     """
     config, train, lora, ranks = run.config, run.config.train, run.config.model.lora, run.plan.world_size
     shape, memory = model_shape(config.model), _generator_memory(run, gpu)
@@ -61,7 +61,7 @@ def run_setting(run: ResolvedRun, gpu: bool, prompt_tokens: int | None = None) -
 
 
 def _zero_sizes(config: DeepSpeedConfig) -> Mapping[str, int]:
-    """Read DeepSpeed's sizes from the run file, or take its defaults."""
+    """Read DeepSpeed's sizes from the run file, or use its defaults."""
     settings = config.settings.get("zero_optimization", {})
     given = {name: settings[name] for name in DEFAULTS if settings.get(name, "auto") != "auto"}
     own = DEFAULTS | {name: int(float(value)) for name, value in given.items()}
@@ -73,13 +73,13 @@ def _zero_sizes(config: DeepSpeedConfig) -> Mapping[str, int]:
 
 
 def _generator_memory(run: ResolvedRun, gpu: bool) -> GeneratorMemory | None:
-    """Ask the run's generator for its memory; None if it does not say."""
+    """Ask the run's generator for its memory; None if it does not report it."""
     memory_of: Any = getattr(run.components["generator"].config, "memory", None)
     return None if memory_of is None else memory_of(gpu)
 
 
 def generator_settings(run: ResolvedRun) -> str:
-    """Name the settings that make the run's generator need less memory; empty where it tells none."""
+    """Name the settings that reduce the memory of the run's generator; empty if it reports none."""
     memory = _generator_memory(run, gpu=True)
     if memory is None or not memory.engine:
         return ""
@@ -88,7 +88,7 @@ def generator_settings(run: ResolvedRun) -> str:
 
 
 def free_memory(world: World) -> int | None:
-    """Return the bytes left for this run on the fullest of the ranks' GPUs; None without GPUs. A collective."""
+    """Return the free bytes of the ranks' GPU with the least free memory; None without GPUs. A collective."""
     if world.device.type != "cuda":
         return None
     import torch
@@ -100,13 +100,13 @@ def free_memory(world: World) -> int | None:
 
 
 def check_load(run: ResolvedRun, free: int | None) -> None:
-    """Refuse a model that is too large for a GPU at the moment it loads.
+    """Refuse a model that is too large for a GPU while it loads.
 
     Args:
-        free: bytes of the GPU that has least; None: there is none, or nobody knows.
+        free: free bytes of the GPU with the least free memory; None: no GPU, or unknown.
 
     Raises:
-        ConfigError: it would run out of memory, after minutes of reading weights.
+        ConfigError: loading would run out of memory, after minutes of reading weights.
     """
     needed = None if free is None else _needed(run)
     if free is None or needed is None or needed <= free:
@@ -114,12 +114,12 @@ def check_load(run: ResolvedRun, free: int | None) -> None:
     model = run.config.model
     smaller = "model.dtype: bfloat16, " if model.dtype == "float32" else ""
     raise ConfigError(
-        f"every rank holds the whole model on its GPU while it loads, which takes {format_bytes(needed)} "
-        f"of the {format_bytes(free)} free there",
+        f"the model does not fit: while it loads, every GPU needs {format_bytes(needed)} for all of it, and "
+        f"{format_bytes(free)} are free",
         "model.path",
         given=f"{model.path} in {model.dtype}",
-        allowed=f"{smaller}a smaller model, or GPUs with more memory; neither more ranks nor offload "
-        "changes it (grpox plan --memory)",
+        allowed=f"{smaller}a smaller model, or GPUs with more memory; more ranks or offload do not help "
+        "(grpox plan --memory)",
     )
 
 

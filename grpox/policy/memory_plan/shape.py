@@ -1,6 +1,6 @@
-"""Sizes of a model that decide how much memory it takes: those of its weights, and the widths of its layers.
+"""Sizes of a model that determine its memory: sizes of its weights and widths of its layers.
 
-Both come from its config.json alone, or from the model that transformers builds without data.
+Both come from the model's config.json, or from a model that transformers builds without data.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from grpox.errors import ConfigError, describe
 from grpox.runtime.files import read_mapping
 
 DENSE = ("llama", "mistral", "qwen2", "qwen3")
-"""Values of model_type whose weights are counted here; transformers builds other models without data."""
+"""Values of model_type whose weights this module counts; for others transformers builds a model without
+data."""
 
 SIZES = ("hidden_size", "num_attention_heads", "num_hidden_layers", "vocab_size")
 """Fields that every configuration must have."""
@@ -26,17 +27,17 @@ class Linear:
     """A linear layer of the body, where LoRA can put an adapter."""
 
     name: str
-    """The end of its name: ``q_proj``."""
+    """End of the layer's name: ``q_proj``."""
     inputs: int
     outputs: int
 
 
 @dataclass(frozen=True)
 class ModelShape:
-    """A decoder, whatever it is called."""
+    """Sizes of a decoder model."""
 
     weights: tuple[int, ...]
-    """Elements of each weight; tied ones once."""
+    """Number of elements of each weight; tied weights once."""
     linears: tuple[Linear, ...]
     """Linear layers without the head."""
     hidden: int
@@ -45,7 +46,7 @@ class ModelShape:
     """F, of the gated feed-forward layer"""
     layers: int
     queries: int
-    """Q, the width of all query heads together"""
+    """Q, the total width of all query heads"""
     keys: int
     """K, the width of the key heads, which groups of query heads share"""
     vocabulary: int
@@ -57,7 +58,7 @@ class ModelShape:
 
     @property
     def head(self) -> int:
-        """Elements of the head's weight."""
+        """Number of elements of the head's weight."""
         return self.vocabulary * self.hidden
 
     def adapters(self, rank: int, targets: str | list[str], without: list[str]) -> tuple[int, ...]:
@@ -65,7 +66,7 @@ class ModelShape:
 
         Args:
             targets: ends of names, or ``all-linear``.
-            without: ends of names that get none.
+            without: ends of names without an adapter.
         """
         ends, left_out = ({name.rpartition(".")[2] for name in names} for names in (targets, without))
         return tuple(
@@ -80,7 +81,7 @@ def model_shape(config: ModelConfig) -> ModelShape:
     """Read the model's shape, without importing torch if its kind is known.
 
     Raises:
-        ConfigError: as `built_shape`.
+        ConfigError: see `built_shape`.
     """
     return shape_of(read_mapping(Path(config.path) / "config.json")) or built_shape(config)
 
@@ -110,7 +111,7 @@ def _widths(size_of: Callable[[str], Any]) -> ModelShape:
         weights=(),
         linears=(),
         hidden=hidden,
-        # Families without gated layers call it otherwise or leave it out: four times the width is their custom.
+        # Families without gated layers use another name or omit the size; then it is 4 times the width.
         intermediate=size_of("intermediate_size") or size_of("n_inner") or 4 * hidden,
         layers=size_of("num_hidden_layers"),
         queries=heads * head_dim,
@@ -135,8 +136,8 @@ def built_shape(config: ModelConfig) -> ModelShape:
     """Read the shape of a model of any kind: transformers builds it on the meta device without its weights.
 
     Raises:
-        ConfigError: transformers cannot load the configuration, or builds no model of it; or the widths that
-            activations depend on are missing.
+        ConfigError: transformers cannot load the configuration or build a model from it, or a width that
+            activations depend on is missing.
     """
     import torch
     from transformers import AutoModelForCausalLM
@@ -149,12 +150,12 @@ def built_shape(config: ModelConfig) -> ModelShape:
             trusted = bool(config.init.get("trust_remote_code", False))
             model = AutoModelForCausalLM.from_config(loaded, trust_remote_code=trusted)
     except Exception as error:
-        what = f"no model can be built of its configuration: {describe(error)}"
+        what = f"no model can be built from its configuration: {describe(error)}"
         raise ConfigError(what, "model.path", given=config.path) from error
     text, head = loaded.get_text_config(), model.get_output_embeddings()
     for name in SIZES:
         if not isinstance(getattr(text, name, None), int):
-            what = f"its config.json tells no {name}, without which its activations cannot be told"
+            what = f"its config.json has no {name}, which is needed to compute the memory of activations"
             raise ConfigError(what, "model.path", given=str(Path(config.path)))
     return replace(
         _widths(lambda name: getattr(text, name, None)),

@@ -1,1 +1,1 @@
-"""Converts a set-up for TRL's GRPOTrainer, read without running it, to a run file."""
+"""Converts a setup for TRL's GRPOTrainer to a run file, without running it."""

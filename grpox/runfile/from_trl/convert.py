@@ -1,4 +1,4 @@
-"""Converts a set-up for GRPOTrainer to the draft of a run file, with the outcome of each setting."""
+"""Converts a setup for GRPOTrainer to the draft of a run file, with the outcome of each setting."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ from grpox.runfile.from_trl.sections import write_algorithm, write_inputs
 from grpox.runfile.from_trl.setup import Given, Setup
 
 _INPUTS = {"model_name_or_path", "reward_funcs", "reward_model_name_or_path", "dataset_name", "datasets"}
-"""Fields of `trl grpo` that are reported like arguments of GRPOTrainer."""
+"""Fields of `trl grpo` that are reported as arguments of GRPOTrainer."""
 _UNREAD_ARGUMENTS = {
-    "args": "not made by GRPOConfig(...) here: import the YAML file that it comes from",
-    "peft_config": "not made by LoraConfig(...): fill in model.lora",
+    "args": "import the YAML file that it comes from: this script does not call GRPOConfig(...)",
+    "peft_config": "fill in model.lora: this script does not call LoraConfig(...)",
 }
-"""Argument of GRPOTrainer that is no readable call -> remark with what to do."""
+"""Argument of GRPOTrainer that is not a readable call -> remark with the remedy."""
 _CONTINUOUS = ("use_transformers_continuous_batching", "use_transformers_paged")
 _LONGEST_WAIT = 1500.0
-"""Seconds that `generator.start_timeout` may have."""
+"""Largest `generator.start_timeout` in seconds."""
 
 
 def convert(setup: Setup, folder: Path) -> Draft:
     """Convert `setup` to a run file.
 
     Args:
-        folder: the run file's.
+        folder: folder of the run file.
 
     Raises:
-        ConfigError: a field has a value that TRL would refuse too.
+        ConfigError: a field has a value that TRL would also refuse.
     """
     draft = Draft(setup, folder)
     _copy(draft)
@@ -67,7 +67,7 @@ def our_default(key: str) -> Any:
 
 
 def _copy(draft: Draft) -> None:
-    """Write the fields that equal a key: those given, and TRL's defaults that are not ours."""
+    """Write the fields that equal a key: given fields, and TRL's defaults that differ from grpox's."""
     for name, field in FIELDS.items():
         if not field.copied or draft.unread(name) or (field.needs and not draft.get(field.needs)):
             continue
@@ -77,26 +77,26 @@ def _copy(draft: Draft) -> None:
 
 
 def _training(draft: Draft) -> None:
-    """Convert keys of optimizer, schedule and length that TRL writes in another way."""
+    """Convert keys of optimizer, schedule and run length that TRL writes differently."""
     train, given = draft.values.setdefault("train", {}), draft.setup.fields
     steps, warmup, optim, top_k = map(draft.get, ("max_steps", "warmup_steps", "optim", "top_k"))
     if isinstance(steps, int) and steps > 0:
         train.pop("num_train_epochs", None)
         draft.unneeded("num_train_epochs", "max_steps is given")
     if draft.has("warmup_steps") and isinstance(warmup, int | float):
-        # In transformers 5, a number below 1 is a part of all steps.
+        # In transformers 5, a number below 1 is a fraction of all steps.
         draft.put("train.warmup_ratio" if 0 < warmup < 1 else "train.warmup_steps", whole(warmup))
         if warmup >= 1 and train.pop("warmup_ratio", None) is not None:
             draft.unneeded("warmup_ratio", "warmup_steps is given")
     if optim in ("adamw_torch", "adamw_torch_fused"):
         draft.copy("optim")
     elif draft.has("optim"):
-        draft.ask("train.optimizer", "{path: my_optimizer.py:Mine}", f"TRL has {optim}; without it, AdamW")
-        draft.explain("optim", Verdict.UNSUPPORTED, "AdamW, or a component in train.optimizer")
+        draft.ask("train.optimizer", "{path: my_optimizer.py:Mine}", f"TRL uses {optim}; the default is AdamW")
+        draft.explain("optim", Verdict.UNSUPPORTED, "use AdamW, or a component in train.optimizer")
     if "max_grad_norm" in given and draft.get("max_grad_norm") is None:
         draft.put("train.max_grad_norm", 0.0)
     if "max_completion_length" in given and draft.get("max_completion_length") is None:
-        draft.ask("sampling.max_completion_length", "512", "TRL has no bound here; grpox needs one")
+        draft.ask("sampling.max_completion_length", "512", "TRL has no limit here; grpox needs one")
     if isinstance(top_k, int) and top_k < 0:
         draft.put("sampling.top_k", 0)
 
@@ -132,7 +132,7 @@ def _generation(draft: Draft) -> None:
 
 
 def _server(draft: Draft) -> None:
-    # A server listens on 0.0.0.0; grpox connects to the one of this machine.
+    # A server listens on 0.0.0.0; grpox connects to the server on this machine.
     host = str(draft.get("vllm_server_host")).replace("0.0.0.0", "127.0.0.1")
     url = draft.get("vllm_server_base_url") or f"http://{host}:{draft.get('vllm_server_port')}"
     parameters: dict[str, Any] = {"urls": [url]}
@@ -141,7 +141,7 @@ def _server(draft: Draft) -> None:
         parameters["start_timeout"] = min(float(wait), _LONGEST_WAIT)
     draft.put_component("generator", "vllm-server", parameters, "start it with `grpox serve`")
     of_serve = (*parameters_of("vllm-colocate"), "vllm_model_impl")
-    draft.explain(of_serve, Verdict.DIFFERS, "given to `grpox serve`, which starts the server")
+    draft.explain(of_serve, Verdict.DIFFERS, "an option of `grpox serve`, which starts the server")
     draft.unneeded("vllm_enable_sleep_mode", "vllm_mode is server")
 
 
@@ -156,7 +156,7 @@ def _outputs(draft: Draft) -> None:
         if isinstance(repo, str) and "/" in repo:
             draft.copy("hub_model_id", "hub_private_repo", "hub_revision")
         else:
-            draft.ask("hub", f"{{repo: user/{repo or 'name'}}}", "the repository's whole name")
+            draft.ask("hub", f"{{repo: user/{repo or 'name'}}}", "the repository's full name")
     if draft.has("log_completions"):
         every = draft.get("logging_steps") or 10
         steps = whole(every) if isinstance(every, int | float) and every >= 1 else 10
@@ -175,23 +175,23 @@ def _checkpoints(draft: Draft) -> None:
         if steps >= 1:
             draft.put("checkpoint.every", whole(steps))
         else:
-            why = "checkpoint.every is a number of steps, not a part of them"
+            why = "checkpoint.every is a number of steps, not a fraction"
             draft.explain("save_steps", Verdict.UNSUPPORTED, why)
     draft.copy("save_total_limit")
 
 
 def _best(draft: Draft) -> None:
-    """Leave the best metric to the user, as the evaluation that it belongs to."""
+    """Leave the best metric to the user, together with the evaluation that logs it."""
     if draft.has("greater_is_better"):
         draft.put("checkpoint.best_is", "highest" if draft.get("greater_is_better") else "lowest")
     metric = str(draft.get("metric_for_best_model") or "loss").removeprefix("eval_")
     labels = [RewardRef.model_validate(entry).label for entry in draft.values.get("rewards") or ()]
     known = ("reward", "reward_std", *(f"rewards/{label}/mean" for label in labels))
     if metric in known or metric.startswith("completions/"):
-        ours, why = f"{PREFIX}{metric}", "a metric of the evaluation, which is to be filled in too"
+        ours, why = f"{PREFIX}{metric}", "a metric of the evaluation, which also needs to be filled in"
         draft.explain("metric_for_best_model", Verdict.SAME, f"checkpoint.best: {ours}")
     else:
-        ours, why = f"{PREFIX}accuracy", f"TRL has {metric}; docs/metrics.md has names"
+        ours, why = f"{PREFIX}accuracy", f"TRL has {metric}; docs/metrics.md lists the names"
     if "checkpoint" in draft.values:
         draft.ask("checkpoint.best", ours, why)
     else:
@@ -207,7 +207,7 @@ def _tracking(draft: Draft) -> None:
         draft.unneeded(("run_name", "project"), "report_to is none")
         return
     if others := [name for name in named if name not in ("mlflow", "all", "none")]:
-        message = f"{', '.join(others)}: an observer plugin, to be named in tracking; MLflow in its place"
+        message = f"{', '.join(others)}: needs an observer plugin in tracking; MLflow is used instead"
         draft.explain("report_to", Verdict.UNSUPPORTED, message)
     elif named == ["mlflow"]:
         draft.explain("report_to", Verdict.SAME, "tracking.mlflow")
@@ -258,7 +258,7 @@ def _fields(draft: Draft) -> Iterator[Row]:
             draft.ask(key, "?", f"{where}{name.removeprefix(LORA)}={given.shown}")
             yield Row(name, given, Verdict.UNREAD, f"fill in {key}")
         elif not given.literal:
-            yield Row(name, given, Verdict.UNREAD, "to be seen to by hand")
+            yield Row(name, given, Verdict.UNREAD, "needs to be converted by hand")
         elif name not in FIELDS:
             yield _unknown(name, given, FIELDS)
         else:

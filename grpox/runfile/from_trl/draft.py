@@ -25,7 +25,7 @@ WIDTH = 110
 
 @dataclass(frozen=True)
 class Row:
-    """Outcome of one setting of TRL's."""
+    """Outcome of one TRL setting."""
 
     name: str
     given: Given | RewardGiven | DataGiven
@@ -54,26 +54,26 @@ class Draft:
     def __init__(self, setup: Setup, folder: Path) -> None:
         """
         Args:
-            folder: the run file's, where its relative paths start.
+            folder: folder of the run file, against which its relative paths resolve.
         """
         self.setup = setup
         self.values: dict[str, Any] = {}
         """Top-level key -> value, a mapping for a section."""
         self.comments: dict[str, str] = {}
-        """Dotted key -> comment beside it."""
+        """Dotted key -> comment beside the key."""
         self.blanks: list[Blank] = []
         self.rows: list[Row] = []
         self.problems: list[Problem] = []
         self._folder = folder
         self.explained: dict[str, tuple[Verdict, str]] = {}
-        """Field -> its outcome, if that is not the one of its table."""
+        """Field -> outcome that replaces the outcome in fields.yaml."""
         for name, field in FIELDS.items():
             if field.needs and not self.get(field.needs):
                 why = "was not read" if self.unread(field.needs) else "is false"
                 self.unneeded((name,), f"{field.needs} {why}")
 
     def get(self, name: str) -> Any:
-        """Return the value of a field, given or TRL's default; a mapping may be given as JSON."""
+        """Return the value of a field, or TRL's default; a mapping may be written as JSON."""
         given = self.setup.fields.get(name)
         if given is None or not given.literal:
             return FIELDS[name].default
@@ -85,12 +85,12 @@ class Draft:
         return given.value
 
     def has(self, *names: str) -> bool:
-        """Tell if one of the fields was given, and is not None."""
+        """Return True if one of the fields was given and is not None."""
         given = [self.setup.fields[name] for name in names if name in self.setup.fields]
         return any(one.literal and one.value is not None for one in given)
 
     def unread(self, name: str) -> bool:
-        """Tell if the field was given as something that is no literal."""
+        """Return True if the field's value is not a literal."""
         return name in self.setup.fields and not self.setup.fields[name].literal
 
     def put(self, key: str, value: Any, comment: str = "") -> None:
@@ -108,22 +108,22 @@ class Draft:
         self.put(key, {"name": name, **parameters} if parameters else name, comment)
 
     def copy(self, *names: str) -> None:
-        """Put the fields that were given under their keys."""
+        """Write the given fields under their keys."""
         for name in names:
             if self.has(name):
                 self.put(FIELDS[name].key, self.get(name))
 
     def default_of(self, *names: str) -> str:
-        """Return the comment for TRL's default, empty if one of the fields was given."""
+        """Return the comment for a TRL default, empty if one of the fields was given."""
         return "" if self.has(*names) else TRL_DEFAULT
 
     def given_of(self, *components: str) -> dict[str, Any]:
-        """Return the parameters of a component that were given, by our names."""
+        """Return the given parameters of a component, by grpox's names."""
         names = parameters_of(*components)
         return {FIELDS[name].key.rpartition(".")[2]: self.get(name) for name in names if self.has(name)}
 
     def chosen(self, name: str, allowed: tuple[str, ...]) -> str:
-        """Return the value of a field that must be one of several words; refuse any other."""
+        """Return the value of a field that must be one of `allowed`; refuse any other value."""
         value = self.get(name)
         if value not in allowed:
             self.refuse(name, f"no such {name}", ", ".join(allowed), nearest(str(value), allowed))
@@ -131,40 +131,40 @@ class Draft:
         return str(value)
 
     def mapping(self, name: str, allowed: str) -> dict[str, Any]:
-        """Return the value of a field that must be a mapping or empty; refuse any other."""
+        """Return the value of a field that must be a mapping or empty; refuse any other value."""
         value = self.get(name) or {}
         if isinstance(value, dict):
             return value
-        self.refuse(name, "is no mapping", allowed)
+        self.refuse(name, "is not a mapping", allowed)
         return {}
 
     def ask(self, key: str, example: str, why: str) -> None:
-        """Leave a key to the user."""
+        """Add a blank for a key that the user has to fill in."""
         self.blanks.append(Blank(key, example, why))
 
     def explain(self, names: str | tuple[str, ...], verdict: Verdict, message: str) -> None:
-        """Set the outcome of fields, if that is not the one of their table."""
+        """Replace the outcome of fields from fields.yaml."""
         for name in (names,) if isinstance(names, str) else names:
             if name in self.setup.fields:
                 self.explained[name] = verdict, message
 
     def unneeded(self, names: str | tuple[str, ...], why: str) -> None:
-        """Report that fields do nothing in this set-up."""
+        """Report that fields have no effect in this setup."""
         self.explain(names, Verdict.NOT_NEEDED, why)
 
     def refuse(self, name: str, what: str, allowed: str, closest: str = "") -> None:
-        """Refuse a value that TRL would refuse too."""
+        """Refuse a value that TRL would also refuse."""
         given = self.setup.fields[name]
         where = self.setup.source if given.line is None else f"{self.setup.source}:{given.line}"
         self.problems.append(Problem(what, name, where, given.shown, allowed, closest))
 
     def path(self, path: str) -> str:
-        """Rewrite a path relative to TRL's working directory as one relative to the run file."""
+        """Change a path relative to TRL's working directory to a path relative to the run file."""
         known = Path(path).expanduser()
         return path if known.is_absolute() else os.path.relpath(self.setup.home / known, self._folder)
 
     def is_path(self, text: str) -> bool:
-        """Tell if `text` is a path rather than a hub id."""
+        """Return True if `text` is a path, not a hub id."""
         return text.startswith((".", "/", "~")) or os.path.exists(self.setup.home / text)
 
 
@@ -175,7 +175,9 @@ def whole(number: float) -> float:
 
 def run_file_text(draft: Draft) -> str:
     """Write the whole file: values, comments, and commented lines for the blanks."""
-    lines = [f"# From {plain(draft.setup.source)}, a set-up for TRL's GRPOTrainer, by `grpox import-trl`."]
+    lines = [
+        f"# Converted by `grpox import-trl` from {plain(draft.setup.source)}, written for TRL's GRPOTrainer."
+    ]
     lost = [row for row in draft.rows if row.is_lost]
     lines += ["# Not carried over:"] if lost else []
     for row in lost:
@@ -217,7 +219,7 @@ def _block(draft: Draft, key: str) -> Iterator[str]:
 
 
 def _blank(blank: Blank, indent: str, name: str) -> Iterator[str]:
-    """Write a blank, and above it the reason."""
+    """Write the reason for a blank, and the blank below it."""
     yield from _comment(blank.why, f"{indent}# ")
     yield f"{indent}# {name} {plain(blank.example)}"
 

@@ -10,7 +10,7 @@ from grpox.runfile.yaml_lines import read_table
 
 
 class Verdict(Enum):
-    """Outcome of a setting of TRL's in a run file."""
+    """Outcome of a TRL setting in a run file."""
 
     SAME = "same"
     DIFFERS = "differs"
@@ -22,13 +22,13 @@ class Verdict(Enum):
 
 @dataclass(frozen=True)
 class TrlField:
-    """A field of TRL's and the corresponding key of a run file, as fields.yaml explains them."""
+    """A TRL field and the corresponding key of a run file; fields.yaml explains them."""
 
     verdict: Verdict
     key: str = ""
     """Dotted key of the run file, empty if there is none."""
     note: str = ""
-    """Remark: the difference, why it is not needed, or what to do instead."""
+    """Remark: the difference, the reason why the field is not needed, or the remedy."""
     default: Any = None
     """TRL's default, as a run file would write it."""
     copied: bool = False
@@ -40,7 +40,7 @@ class TrlField:
         """Return the outcome of the field with `value`."""
         off = (*self.inert, self.default) if self.verdict is Verdict.UNSUPPORTED else self.inert
         if any(value is other or (value == other and type(value) is type(other)) for other in off):
-            return Verdict.NOT_NEEDED, "does nothing at this value"
+            return Verdict.NOT_NEEDED, "has no effect at this value"
         if self.verdict is Verdict.SAME:
             return self.verdict, self.key
         key = f"{self.key}: " if self.key and self.verdict is Verdict.DIFFERS else ""
@@ -80,5 +80,5 @@ def parameters_of(*components: str) -> tuple[str, ...]:
 
 
 def key_of(name: str) -> str:
-    """Return our key for a name of TRL's, empty if there is none."""
+    """Return grpox's key for a TRL name, empty if there is none."""
     return FIELDS[name].key if name in FIELDS else ""

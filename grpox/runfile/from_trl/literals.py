@@ -1,4 +1,4 @@
-"""Values of literals, and of names for them, in Python code that is not run."""
+"""Values of literals, and of names bound to literals, in Python code that is not run."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ _MAIN = ast.dump(ast.parse("__name__ == '__main__'", mode="eval").body)
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Bindings = defaultdict[str, list[ast.expr | None]]
-"""Name -> values it is bound to in a module or function, None for what is not a plain assignment."""
+"""Name -> values assigned to it in a module or function, None for anything but a plain assignment."""
 
 
 class NotLiteral(Exception):
-    """An expression that has a value only when the script runs."""
+    """Raised for an expression that has a value only when the script runs."""
 
 
 class Names:
-    """Values of the names of a module that are assigned once."""
+    """Values of a module's names that are assigned once."""
 
     def __init__(self, tree: ast.Module) -> None:
         self.imports = _imports(tree)
-        """Name in the script -> (module, name there), the latter empty for a module itself."""
+        """Name in the script -> (module, name in that module); the second is empty for a module itself."""
         self._module: Bindings = defaultdict(list)
         self._scopes: dict[ast.AST, list[Bindings]] = {}
         """Node -> bindings of the functions around it and of the module, innermost first."""
@@ -37,7 +37,7 @@ class Names:
         self._walk(tree, [self._module])
 
     def value(self, node: ast.expr) -> Any:
-        """Return the value of a literal, or of a name for one.
+        """Return the value of a literal, or of a name bound to a literal.
 
         Raises:
             NotLiteral: `node` is something else.
@@ -48,7 +48,7 @@ class Names:
             raise NotLiteral from error
 
     def given(self, node: ast.expr) -> Given:
-        """Return the same, or the expression that is no literal."""
+        """Return the value, or the expression if it is not a literal."""
         try:
             return Given(self.value(node), node.lineno)
         except NotLiteral:
@@ -68,7 +68,7 @@ class Names:
         return node
 
     def is_changed(self, node: ast.expr) -> bool:
-        """Tell if `node` is a name whose value is changed in place, such as a list that is appended to."""
+        """Return True if `node` is a name whose value is changed in place, such as by appending to a list."""
         return isinstance(node, ast.Name) and node.id in self._changed
 
     def _value(self, node: ast.expr) -> Any:
@@ -104,13 +104,13 @@ class Names:
         return None
 
     def _walk(self, scope: ast.Module | Function, scopes: list[Bindings]) -> None:
-        """Record the bindings around each node of `scope`, and those that it adds."""
+        """Record the bindings around each node of `scope`, and the bindings that `scope` adds."""
         if not isinstance(scope, ast.Module):
             for argument in ast.walk(scope.args):
                 if isinstance(argument, ast.arg):
                     scopes[0][argument.arg].append(None)
         values = {}
-        # Each of these runs once, also those below a guard of `__main__`.
+        # Each of these statements runs once, also below `if __name__ == "__main__":`.
         guards = (each for each in scope.body if isinstance(each, ast.If) and is_main_guard(each))
         for statement in (*scope.body, *chain.from_iterable(guard.body for guard in guards)):
             match statement:
@@ -164,5 +164,5 @@ def _imports(tree: ast.Module) -> dict[str, tuple[str, str]]:
 
 
 def is_main_guard(statement: ast.stmt) -> bool:
-    """Tell if `statement` is ``if __name__ == "__main__":``."""
+    """Return True if `statement` is ``if __name__ == "__main__":``."""
     return isinstance(statement, ast.If) and ast.dump(statement.test) == _MAIN

@@ -24,7 +24,7 @@ from grpox.runfile.from_trl.setup import (
 
 CONFIG, TRAINER, LORA_CONFIG = "GRPOConfig", "GRPOTrainer", "LoraConfig"
 _READ = {"path", "name", "split", "data_files", "streaming"}
-"""Arguments of load_dataset that a run file has too."""
+"""Arguments of load_dataset that a run file also has."""
 _HARMLESS = {"shuffle", "token", "cache_dir", "num_proc"}
 _STARTS = {TRAINER, "load_dataset", "from_pretrained", "train"}
 """Calls that must not run when a script is imported for a reward function."""
@@ -34,11 +34,11 @@ def read_script(text: str, path: Path, source: str) -> Setup:
     """Read the arguments of GRPOConfig and GRPOTrainer in a script.
 
     Args:
-        path: the script's, for references to its reward functions.
+        path: path of the script, for references to its reward functions.
         source: name of the script in problems.
 
     Raises:
-        ConfigError: the script is no Python, or does not call GRPOTrainer or GRPOConfig exactly once.
+        ConfigError: the script is not Python, or does not call GRPOTrainer or GRPOConfig exactly once.
     """
     try:
         tree = ast.parse(text)
@@ -71,8 +71,8 @@ class _Script(Names):
             configs = [call for call in configs if call is used] or configs
         config = self.one(configs, CONFIG)
         if config is None and trainer is None:
-            what = "trains nothing with TRL's GRPO: no call of GRPOConfig or GRPOTrainer"
-            allowed = "a script with one, or a YAML file for `trl grpo`"
+            what = "has no call of GRPOConfig or GRPOTrainer, so it does not train with TRL's GRPO"
+            allowed = "a script with such a call, or a YAML file for `trl grpo`"
             raise ConfigError(what, where=self.source, allowed=allowed)
         setup = Setup(self.source)
         if config is not None:
@@ -98,12 +98,12 @@ class _Script(Names):
     def one(self, calls: list[ast.Call], name: str) -> ast.Call | None:
         if len(calls) > 1:
             lines = ", ".join(str(call.lineno) for call in calls)
-            what = f"calls {name} {len(calls)} times, on lines {lines}: leave one of them"
+            what = f"calls {name} {len(calls)} times, on lines {lines}: keep one call"
             raise ConfigError(what, where=self.source)
         return calls[0] if calls else None
 
     def config_fields(self, call: ast.Call) -> dict[str, Given]:
-        """Read the arguments of GRPOConfig, whose positional one is output_dir."""
+        """Read the arguments of GRPOConfig; its positional argument is output_dir."""
         fields: dict[str, Given] = {}
         for position, argument in enumerate(call.args):
             if position == 0 and not isinstance(argument, ast.Starred):
@@ -122,7 +122,7 @@ class _Script(Names):
         return fields
 
     def set_afterwards(self, config: ast.Call) -> Iterator[tuple[str, Given]]:
-        """Find ``args.beta = ...`` after ``args = GRPOConfig(...)``: only a run shows which one counts."""
+        """Find ``args.beta = ...`` after ``args = GRPOConfig(...)``: only a run shows which value applies."""
         for node in ast.walk(self.tree):
             match node:
                 case ast.Attribute(value=ast.Name() as name, attr=attr, ctx=ast.Store()):
@@ -176,15 +176,15 @@ class _Script(Names):
 
     def reward(self, node: ast.expr) -> RewardGiven:
         shown, line, imports = code(node), node.lineno, self.imports
-        entry, note = None, "make it a function in a file rewards.py, and name that"
+        entry, note = None, "write it as a function in a file rewards.py, and name that function"
         match self.behind(node):
             case ast.Constant(value=str() as model):
                 entry, note = {"name": "reward_model", "model": model}, ""
             case ast.Name(id=name) if name in self.functions and (trains := self.trains_on_import()):
-                note = f"move it to rewards.py: {self.path.name}, executed for it, would train (line {trains})"
+                note = f"move it to rewards.py: importing {self.path.name} would train (line {trains})"
             case ast.Name(id=name) if name in self.functions:
                 entry = {"path": f"{self.path}:{name}"}
-                note = "the script is executed for it, TRL imported: in a file of its own it needs neither"
+                note = "better in its own file: otherwise the script is executed and TRL imported for it"
             case ast.Name(id=name) if name in imports:
                 return of_module(*imports[name], shown, line, self.path.parent)
             case ast.Attribute(value=ast.Name(id=package), attr=name) if package in imports:
@@ -196,7 +196,7 @@ class _Script(Names):
                     entry = of_overlong(**{name: self.value(value) for name, value in arguments.items()})
                     note = ""
                 except (NotLiteral, TypeError):
-                    note = "its arguments are no literals: `soft_overlong` does the same"
+                    note = "its arguments are not literals; `soft_overlong` does the same"
         return RewardGiven(entry, shown, line, note)
 
     def trains_on_import(self) -> int | None:
@@ -233,7 +233,7 @@ class _Script(Names):
         data.split = split or data.split
         if changes and not data.problem:
             by = " and ".join(reversed(changes))
-            cure = "save its rows to a .jsonl or .parquet file, and name that"
+            cure = "save its rows to a .jsonl or .parquet file and name the file"
             data.problem = f"the script changes it by {by}: {cure}"
         return data
 
@@ -241,7 +241,7 @@ class _Script(Names):
         """Read the dataset of ``load_dataset(...)``."""
         short = code(node) if len(code(node)) <= 60 else f"{code(node)[:57]}..."
         if not isinstance(node, ast.Call) or self.called(node) != "load_dataset":
-            return DataGiven(problem=f"`{short}` is no literal load_dataset: name the file or hub dataset")
+            return DataGiven(problem=f"name the file or hub dataset: `{short}` is not a literal load_dataset")
         arguments = self.arguments(node, ("path", "name", "data_dir", "data_files", "split"))
         try:
             given = {name: self.value(value) for name, value in arguments.items() if name not in _HARMLESS}
@@ -249,22 +249,22 @@ class _Script(Names):
             if "**" in given or not all(isinstance(name, str | None) for name in names):
                 raise NotLiteral
         except NotLiteral:
-            what = f"`{short}` has arguments that are no literals: name the file or hub dataset"
+            what = f"name the file or hub dataset: `{short}` has arguments that are not literals"
             return DataGiven(problem=what)
         path = given.get("path")
         data = DataGiven(path, given.get("name"), given.get("split"), given.get("streaming") is True)
         others = sorted(name for name in given.keys() - _READ if given[name] is not None)
         if path in ("json", "csv", "parquet"):  # loaders of the files in `data_files`
             data.path = _one_file(given.get("data_files"))
-            data.problem = "" if data.path else "a run file names one file: join those of `data_files`"
+            data.problem = "" if data.path else "join the files of `data_files`: a run file names one file"
         elif others := [*others, *(["data_files"] if given.get("data_files") is not None else [])]:
             listed = ", ".join(others)
-            data.problem = f"load_dataset is given {listed}, which a run file does not have: name a file"
+            data.problem = f"name a file: load_dataset has {listed}, which a run file does not support"
         return data
 
 
 def _one_file(files: Any) -> str | None:
-    """Return the file of `data_files` if there is only one."""
+    """Return the file of `data_files` if there is exactly one."""
     if isinstance(files, dict) and len(files) == 1:
         [files] = files.values()
     if isinstance(files, list) and len(files) == 1:

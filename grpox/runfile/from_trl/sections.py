@@ -21,7 +21,7 @@ LOSSES = (*CLIPPED, "cispo", "sapo", "luspo", "vespo")
 RECOMMENDED_CAP = 5.0
 """TRL's recommendation for cispo; its default, epsilon, is below 1."""
 UNBOUNDED = 1e9
-"""Bound that stands for none."""
+"""Bound that means no bound."""
 _SCALES = ("group", "batch", "none")
 _CORRECTION = tuple(
     f"vllm_importance_sampling_{name}" for name in ("correction", "mode", "clip_max", "clip_min", "cap")
@@ -61,7 +61,7 @@ def _model(draft: Draft) -> None:
 
 
 def _input(draft: Draft, key: str, given: str, suffixes: tuple[str, ...] = ()) -> None:
-    """Write a path or hub id; an ending of `suffixes` marks a path."""
+    """Write a path or hub id; a text with an ending of `suffixes` is a path."""
     if draft.is_path(given) or given.endswith(suffixes):
         draft.put(key, draft.path(given))
     elif "/" in given:
@@ -92,7 +92,7 @@ def _init(draft: Draft) -> dict[str, Any]:
 
 
 def _dtype(draft: Draft) -> None:
-    """Write bfloat16 if TRL trains in it, by default or by the type of the weights; else float32."""
+    """Write bfloat16 if TRL trains in bfloat16, by default or by the type of the weights; else float32."""
     kwargs, options = draft.get("model_init_kwargs"), draft.setup.model_options
     loaded = [draft.get(name) for name in _DTYPES if draft.has(name)]
     loaded += [options[name].value for name in _DTYPES if name in options]
@@ -180,10 +180,10 @@ def _adapters(draft: Draft, component: str) -> None:
     lora = {ours: draft.get(name) for ours, name in names.items()}
     targets, excluded = (_layers(lora.get(name)) for name in ("target_modules", "exclude_modules"))
     if lora["target_modules"] and targets is None:
-        message = f"model.lora.target_modules: {ALL}, as it takes no regular expression"
+        message = f"model.lora.target_modules: {ALL}, because it accepts no regular expression"
         draft.explain(names["target_modules"], Verdict.DIFFERS, message)
     if lora.get("exclude_modules") and excluded is None:
-        message = "no model.lora.exclude_modules, as it takes no regular expression"
+        message = "no model.lora.exclude_modules, because it accepts no regular expression"
         draft.explain(names["exclude_modules"], Verdict.DIFFERS, message)
     written = {"r": lora["r"], "alpha": lora["alpha"], "target_modules": targets or ALL}
     written |= {"exclude_modules": excluded} if excluded else {}
@@ -193,7 +193,7 @@ def _adapters(draft: Draft, component: str) -> None:
 
 
 def _layers(value: Any) -> Any:
-    """Return a list of names or ``all-linear``; None for what a run file does not take."""
+    """Return a list of names or ``all-linear``; None for values that a run file does not accept."""
     if isinstance(value, list):
         return value[0] if value == [ALL] else value
     if value == ALL or not isinstance(value, str):
@@ -216,16 +216,16 @@ def _loss(draft: Draft) -> None:
     comment, of = draft.default_of("loss_type"), "clipped" if loss in CLIPPED else loss
     parameters: dict[str, Any] = {"cap": _cap(draft)} if loss == "cispo" else draft.given_of(of)
     if loss == "vespo":
-        comment = "of the plugin grpox-vespo, which is to be installed"
+        comment = "from the plugin grpox-vespo; install the plugin"
         draft.explain("loss_type", Verdict.DIFFERS, f"loss vespo is {comment}")
     if loss == "luspo":
-        comment = "not in grpox: a loss of your own, clipped at level sequence, with Reduction.SEQUENCE_SUM"
-        draft.explain("loss_type", Verdict.UNSUPPORTED, f"{comment}; `grpox plugins new` begins one")
+        comment = "not in grpox: write a loss clipped at level sequence, with Reduction.SEQUENCE_SUM"
+        draft.explain("loss_type", Verdict.UNSUPPORTED, f"{comment}; begin with `grpox plugins new`")
     level = "importance_sampling_level"
     if draft.chosen(level, ("token", "sequence")) == "sequence" and loss in CLIPPED:
         parameters["level"] = "sequence"
     elif draft.get(level) == "sequence" and loss in ("cispo", "sapo"):
-        draft.explain(level, Verdict.UNSUPPORTED, f"{loss} has one ratio per token: take a clipped loss")
+        draft.explain(level, Verdict.UNSUPPORTED, f"{loss} has one ratio per token: use a clipped loss")
     draft.put_component("loss", loss, parameters, comment)
     _explain_loss(draft, loss)
 
@@ -248,13 +248,13 @@ def _explain_loss(draft: Draft, loss: str) -> None:
     if loss == "cispo":
         used.remove("delta")
     others = tuple(name for name in parameters_of("clipped", "sapo", "vespo") if name not in used)
-    draft.unneeded(others, f"the loss {loss} has no such parameter, in TRL neither")
+    draft.unneeded(others, f"the loss {loss} has no such parameter, also not in TRL")
     if "loss_type" in draft.explained:
         return
     accumulated = (None, draft.get("gradient_accumulation_steps"))
     several = draft.has("generation_batch_size") or draft.get("steps_per_generation") not in accumulated
     if loss in ("dapo", "cispo") and several:
-        averaged = "averaged over the tokens of each optimizer step, in TRL of the generation batch"
+        averaged = "averaged over the tokens of each optimizer step; in TRL, of the generation batch"
         draft.explain("loss_type", Verdict.DIFFERS, f"loss {loss}: {averaged}")
     else:
         draft.explain("loss_type", Verdict.SAME, f"loss: {loss}")
@@ -269,14 +269,14 @@ def _advantage(draft: Draft) -> None:
     order = draft.chosen("multi_objective_aggregation", ("sum_then_normalize", "normalize_then_sum"))
     if order == "normalize_then_sum":
         draft.put("advantage", {"name": "group", "aggregation": order})
-        draft.unneeded("scale_rewards", "normalize_then_sum has a scale of its own, in TRL too")
+        draft.unneeded("scale_rewards", "normalize_then_sum has its own scale, as in TRL")
     else:
         draft.put("advantage", scale, draft.default_of("scale_rewards"))
         draft.explain("scale_rewards", Verdict.SAME, f"advantage: {scale}")
 
 
 def _kl_and_entropy(draft: Draft) -> None:
-    """Write the KL; in TRL, high-entropy tokens and the mean of the bonus are those of each micro-batch."""
+    """Write KL and entropy keys; TRL takes high-entropy tokens and the bonus per micro-batch, not per step."""
     name = "use_bias_correction_kl"
     kl = "unbiased" if draft.get(name) else "k3"
     if not draft.get("beta") and not draft.unread("beta"):
@@ -286,11 +286,13 @@ def _kl_and_entropy(draft: Draft) -> None:
         if kl == "unbiased" and draft.get("importance_sampling_level") == "token":
             draft.explain(name, Verdict.SAME, "train.kl: unbiased")
     if draft.has("top_entropy_quantile") and draft.get("top_entropy_quantile") != 1:
-        message = "train.top_entropy_quantile: of the tokens of the optimizer step, in TRL of each micro-batch"
+        message = "train.top_entropy_quantile: of the tokens of the optimizer step; in TRL, of each micro-batch"
         draft.explain("top_entropy_quantile", Verdict.DIFFERS, message)
     if draft.has("entropy_coef") and draft.get("entropy_coef") != 0:
-        message = "train.entropy_coef: times the mean over all tokens of the optimizer step"
-        draft.explain("entropy_coef", Verdict.DIFFERS, f"{message}, in TRL over those kept of each micro-batch")
+        message = "train.entropy_coef: mean over all tokens of the optimizer step"
+        draft.explain(
+            "entropy_coef", Verdict.DIFFERS, f"{message}; in TRL, over the unmasked ones of a micro-batch"
+        )
 
 
 def _correction(draft: Draft) -> None:
@@ -300,7 +302,7 @@ def _correction(draft: Draft) -> None:
         if uses_vllm and on and draft.get(_MODE) == "token_truncate":
             _bounded_correction(draft)
         else:
-            draft.put("correction", "vespo", "which the loss vespo needs; of the same plugin")
+            draft.put("correction", "vespo", "the loss vespo needs it; from the same plugin")
             why = "correction: vespo, which the loss vespo needs"
             draft.explain((*_CORRECTION, "use_vllm"), Verdict.DIFFERS, why)
     elif uses_vllm and not on:
@@ -308,7 +310,7 @@ def _correction(draft: Draft) -> None:
         draft.unneeded(_CORRECTION[1:], "there is no correction")
         draft.explain(_ON, Verdict.SAME, "correction: none")
     elif uses_vllm and (changed := _changed(draft)):
-        why = f"it would be biased with {', '.join(changed)}, as TRL's is"
+        why = f"it would be biased with {', '.join(changed)}, as in TRL"
         draft.put("correction", "none", why)
         draft.explain((*_CORRECTION, "use_vllm"), Verdict.DIFFERS, f"correction none: {why}")
     elif uses_vllm:
@@ -325,13 +327,13 @@ def _bounded_correction(draft: Draft) -> None:
         parameters = {"low": 0.0 if low is None else low, "high": high}
         draft.explain(_HIGH, Verdict.SAME, f"correction.high: {high}")
     elif low is not None:
-        draft.explain(_LOW, Verdict.UNSUPPORTED, "what truncates has no lower bound")
+        draft.explain(_LOW, Verdict.UNSUPPORTED, "a truncating correction has no lower bound")
     draft.put_component("correction", name, parameters, draft.default_of(*_CORRECTION))
     draft.explain(_ON, Verdict.SAME, f"correction: {name}")
 
 
 def _changed(draft: Draft) -> list[str]:
-    """List the settings of `sampling` that change the sampled distribution alone."""
+    """List the settings of `sampling` that change only the sampled distribution, not the trained one."""
     try:
         return changed_distribution(SamplingConfig.model_validate(draft.values.get("sampling", {})))
     except ValidationError:

@@ -1,4 +1,4 @@
-"""Settings of a set-up for GRPOTrainer, and the reader of YAML files of `trl grpo --config`."""
+"""Settings of a setup for GRPOTrainer, and the reader of YAML files for `trl grpo --config`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TRUTHS = {"yes": True, "on": True, "no": False, "off": False}
 
 @dataclass(frozen=True)
 class Given:
-    """A value of the set-up, or its expression if it is no literal."""
+    """A value of the setup, or its expression if it is not a literal."""
 
     value: Any
     line: int | None = None
@@ -32,7 +32,7 @@ class Given:
 
 
 def unread(node: ast.expr, before: str = "") -> Given:
-    """Take the expression of what is no literal, on one line."""
+    """Wrap an expression that is not a literal, on one line."""
     return Given(before + code(node), node.lineno, literal=False)
 
 
@@ -43,14 +43,14 @@ def code(node: ast.AST) -> str:
 
 @dataclass(frozen=True)
 class RewardGiven:
-    """One of `reward_funcs`."""
+    """One reward function of `reward_funcs`."""
 
     entry: dict[str, Any] | None
     """Entry of `rewards`, with an absolute `path`; None if a run file cannot name the function."""
     shown: str
     line: int | None = None
     note: str = ""
-    """Difference from TRL; without an entry, the remedy."""
+    """Difference from TRL; if there is no entry, the remedy."""
 
 
 def of_overlong(max_completion_len: Any, soft_punish_cache: Any) -> dict[str, Any]:
@@ -59,7 +59,7 @@ def of_overlong(max_completion_len: Any, soft_punish_cache: Any) -> dict[str, An
 
 
 def of_module(module: str, name: str, shown: str, line: int | None, folder: Path) -> RewardGiven:
-    """Refer to a function of a module: TRL's, one of a file in or below `folder`, or an installed one."""
+    """Refer to a function of a module: TRL's, a file's in or below `folder`, or an installed module's."""
     if module in ("trl", "trl.rewards") and name in TRL_REWARDS:
         return RewardGiven(shown=name, line=line, **TRL_REWARDS[name])
     if module in ("trl", "trl.rewards"):
@@ -74,7 +74,7 @@ def of_module(module: str, name: str, shown: str, line: int | None, folder: Path
 
 @dataclass
 class DataGiven:
-    """A dataset as `load_dataset` names it."""
+    """A dataset with the names that `load_dataset` uses."""
 
     path: str | None = None
     subset: str | None = None
@@ -82,7 +82,7 @@ class DataGiven:
     streaming: bool = False
     line: int | None = None
     problem: str = ""
-    """Reason why a run file cannot name it as it is, and the remedy."""
+    """Reason why a run file cannot name the dataset, and the remedy."""
 
     @property
     def shown(self) -> str:
@@ -94,17 +94,17 @@ class Setup:
     """The settings of a script or YAML file."""
 
     source: str
-    """Name of the file, as the user wrote it."""
+    """Name of the file as the user wrote it."""
     fields: dict[str, Given] = field(default_factory=dict)
     """Fields of GRPOConfig and `trl grpo`, in the order of the file."""
     arguments: dict[str, Given] = field(default_factory=dict)
-    """Arguments of GRPOTrainer, except those below."""
+    """Arguments of GRPOTrainer, except the fields below."""
     model: Given | None = None
-    """Folder or hub id."""
+    """Model folder or hub id."""
     model_options: dict[str, Given] = field(default_factory=dict)
     """Arguments of `from_pretrained`, if the script itself loads the model."""
     rewards: list[RewardGiven] | Given | None = None
-    """Reward functions; `Given` for what is no readable list."""
+    """Reward functions; `Given` if they are not a readable list."""
     data: DataGiven | None = None
     evaluation: Given | None = None
     """Value of `eval_dataset`."""
@@ -118,17 +118,19 @@ def read_trl_yaml(text: str, source: str) -> Setup:
     """Read the settings of a YAML file of `trl grpo`.
 
     Raises:
-        ConfigError: the file is no YAML, or has no field of GRPOConfig.
+        ConfigError: the file is not YAML, or has no field of GRPOConfig.
     """
     document = read_yaml(text, source)
     data = document.data
     if not isinstance(data, dict):
-        raise ConfigError("is no mapping of fields such as model_name_or_path", where=source)
+        raise ConfigError("is not a mapping of fields such as model_name_or_path", where=source)
     if data.keys() >= {"model", "data", "rewards"}:
-        raise ConfigError("is a run file of grpox already", where=source, allowed="`grpox validate` it")
+        raise ConfigError(
+            "is already a run file of grpox", where=source, allowed="check it with `grpox validate`"
+        )
     if not data.keys() & FIELDS.keys():
         near = next(filter(None, (nearest(name, FIELDS) for name in data)), "")
-        what, allowed = "has no field of GRPOConfig or `trl grpo`", "those of docs/from-trl.md"
+        what, allowed = "has no field of GRPOConfig or `trl grpo`", "the fields in docs/from-trl.md"
         raise ConfigError(what, "", source, ", ".join(data), allowed, near)
     fields = {name: Given(_value(name, value), document.lines.get(name)) for name, value in data.items()}
     model = fields.get("model_name_or_path")
@@ -165,7 +167,7 @@ def _data(fields: dict[str, Given]) -> DataGiven | None:
         line, only = fields["datasets"].line, mixture[0] if isinstance(mixture, list) else None
         known = isinstance(only, dict) and only.keys() <= {"path", "name", "split"} and "path" in only
         if only is None or not known or len(mixture) > 1:
-            what = "a run file names one dataset, whole: write the rows of the mixture to a file, and name that"
+            what = "write the rows of the mixture to a file and name the file: a run file has one dataset"
             return DataGiven(line=line, problem=what)
         path, subset, split = only["path"], only.get("name"), only.get("split")
         return DataGiven(str(path), subset, split, of.get("streaming") is True, line)

@@ -1,4 +1,4 @@
-"""Differences between two plugin locks or resolved configs, with their severity, and those across ranks."""
+"""Differences between plugin locks or resolved configs, of two runs or of the ranks of one run."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ if TYPE_CHECKING:
     from grpox.runtime.world import World
 
 ABSENT = "-"
-"""Shown for what one of the two lacks."""
+"""Shown for an entry that one of the two lacks."""
 RESOLVED_CONFIG = "resolved config"
-"""Name of a difference in the hash of the config, which does not show the keys."""
+"""Name of a difference in the config's hash, which does not show the keys."""
 FREE = ("output_dir", "logging", "checkpoint", "tracking", "hub", "plugins", "watchdog")
 """Sections of the run file that do not change the computation."""
 FREE_KEYS = ("train.on_nonfinite", "train.max_skips_in_a_row", "evaluation.early_stop")
-"""Keys that users change to let a stopped run go on."""
+"""Keys that users change so that a stopped run can continue."""
 
 
 class Severity(Enum):
-    """Severity of a difference, the gravest first."""
+    """Severity of a difference, the most severe first."""
 
     DRIFT = "drift"
-    """A component of the same name has other code: results may differ with equal configs."""
+    """A component of the same name has different code: results may differ with equal configs."""
     ENVIRONMENT = "environment"
-    """Another version of Python or a library, or another plugin that observes unasked."""
+    """A different version of Python or a library, or a different plugin that observes every run."""
     CONFIG = "config"
-    """Another run file."""
+    """A different run file."""
     ORIGIN = "origin"
-    """The same code from somewhere else: another commit, another kind of install, another folder."""
+    """The same code from another commit, another kind of install or another folder."""
 
 
 @dataclass(frozen=True)
@@ -59,28 +59,28 @@ class Difference:
 
 
 def differences(old: Lock, new: Lock, *severities: Severity) -> list[str]:
-    """Describe the differences of two locks, a line each: ``drift: grpox-foo version: 1.0 -> 1.1``.
+    """Describe each difference of two locks in a line: ``drift: grpox-foo version: 1.0 -> 1.1``.
 
     Args:
-        severities: the wanted ones; default: all. A DRIFT must stop a resume unless its user allows it.
+        severities: severities to include; default: all. A DRIFT must stop a resume unless the user allows it.
     """
     return [str(each) for each in compare(old, new) if not severities or each.severity in severities]
 
 
 def compare(old: Lock, new: Lock) -> list[Difference]:
-    """List the differences of two locks, the gravest first; locks of one digest have none."""
+    """List the differences of two locks, the most severe first; locks with equal digests have none."""
     config = _changed(Severity.CONFIG, RESOLVED_CONFIG, old.config[:12], new.config[:12])
     return by_gravity([*_distributions(old, new), *_components(old, new), *_environment(old, new), *config])
 
 
 def by_gravity(unsorted: Iterable[Difference]) -> list[Difference]:
-    """Sort differences by severity, the gravest first, otherwise in the order given."""
+    """Sort differences by severity, the most severe first, otherwise in the given order."""
     order = list(Severity)
     return sorted(unsorted, key=lambda difference: order.index(difference.severity))
 
 
 def config_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Difference]:
-    """List the keys in which two resolved configs differ, without ``output_dir`` as in the lock's hash."""
+    """List the differing keys of two resolved configs, without ``output_dir``, as in the lock's hash."""
     left, right = dict(leaves(old)), dict(leaves(new))
     return [
         difference
@@ -91,7 +91,7 @@ def config_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[D
 
 
 def changes(saved: Mapping[str, Any], config: RunConfig) -> list[Difference]:
-    """List the differences to the resolved config `saved` that make `config` another run."""
+    """List the differences from the resolved config `saved` that make `config` a different run."""
     return [
         each
         for each in config_differences(redacted(saved), redacted(config.model_dump(mode="json")))
@@ -107,7 +107,7 @@ def _changed(severity: Severity, what: str, old: object, new: object) -> Iterato
 
 
 def _distributions(old: Lock, new: Lock) -> Iterator[Difference]:
-    """Compare the distributions of both; one that a lock lacks shows in its components."""
+    """Compare the distributions of both locks; one that a lock lacks shows in its components."""
     others = {canonical_name(name): after for name, after in new.distributions.items()}
     for name, before in old.distributions.items():
         if (after := others.get(canonical_name(name))) is None:
@@ -119,7 +119,7 @@ def _distributions(old: Lock, new: Lock) -> Iterator[Difference]:
             yield from _changed(Severity.ORIGIN, f"{name} origin", before.origin, after.origin)
             yield from _changed(Severity.ORIGIN, f"{name} editable", before.editable, after.editable)
         elif before.version == after.version:
-            # Another version has other sources anyway.
+            # A different version always has different sources.
             yield from _changed(Severity.DRIFT, f"{name} sources", _sources(before), _sources(after))
 
 
@@ -144,7 +144,7 @@ def _components(old: Lock, new: Lock) -> Iterator[Difference]:
 
 
 def _component(key: str, old: LockedComponent, new: LockedComponent) -> Iterator[Difference]:
-    """Compare the code of two components of one name, and what they declare."""
+    """Compare the code and the declarations of two components of one name."""
     if canonical_name(old.distribution or "") != canonical_name(new.distribution or ""):
         yield from _changed(Severity.DRIFT, key, _named(old), _named(new))
         return
@@ -175,22 +175,22 @@ def _environment(old: Lock, new: Lock) -> Iterator[Difference]:
 def check_ranks(world: World, lock: Lock, config: Mapping[str, Any]) -> None:
     """Refuse a run whose ranks have different code; a collective of all ranks.
 
-    A config that differs is only a warning, on rank 0, as an override may suit a machine. Plugins that observe
-    unasked are ignored, because observers are called on rank 0 alone.
+    A different config only causes a warning on rank 0, because an override may suit a machine. Plugins that
+    observe every run are ignored, because observers are called only on rank 0.
 
     Args:
-        lock: this rank's.
+        lock: this rank's lock.
         config: this rank's resolved config.
 
     Raises:
-        ConfigError: on all ranks, with one problem for each difference to rank 0.
+        ConfigError: on all ranks, with one problem for each difference from rank 0.
     """
     lock = lock.selected()
     ranks = world.gather([(lock.digest, socket.gethostname())])
     digests = [digest for digest, _ in ranks]
     if len(set(digests)) == 1:
         return
-    # The first rank of each lock sends it, as text: another version of grpox may have other classes.
+    # The first rank of each distinct lock sends it as text: another version of grpox may have other classes.
     sends = digests.index(lock.digest) == world.rank
     texts = world.gather([json.dumps([lock.text(), config], default=str)] if sends else [])
     locks = [(Lock.model_validate_json(text), resolved) for text, resolved in map(json.loads, texts)]
@@ -204,11 +204,11 @@ def check_ranks(world: World, lock: Lock, config: Mapping[str, Any]) -> None:
 def across_ranks(
     ranks: Sequence[tuple[str, str]], locks: Sequence[tuple[Lock, Mapping[str, Any]]]
 ) -> tuple[list[Problem], list[str]]:
-    """Return a problem for each difference to the code of rank 0, and a warning for each other config.
+    """Return a problem for each difference from the code of rank 0, and a warning for each different config.
 
     Args:
         ranks: (digest of the lock, host) of each rank.
-        locks: each lock with a resolved config, in the order in which `ranks` first has its digest.
+        locks: each distinct lock with a resolved config, in the order of its first digest in `ranks`.
     """
     first, first_config = locks[0]
     there = f"rank 0 ({ranks[0][1]})"
@@ -220,10 +220,10 @@ def across_ranks(
         # ``rank 1 (node-b)``, ``ranks 8, 9, 10 (node-b, node-c)``
         here = f"rank{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))} ({hosts})"
         for each in compare(first, other):
-            # A library that one of them lacks is not needed, or its absence was an error before.
+            # A library that a rank lacks is not needed; otherwise its absence was an error before.
             is_other_library = each.severity is Severity.ENVIRONMENT and ABSENT not in (each.old, each.new)
             if each.severity is Severity.DRIFT or is_other_library:
-                what = f"{here}: {each.what} is not that of {there}; install the same on every machine"
+                what = f"{here}: {each.what} differs from {there}; install the same code on every machine"
                 problems.append(Problem(what, given=each.new, allowed=each.old))
         lines = [
             f"    {each.what}: {each.new}, not {each.old}"
@@ -232,5 +232,5 @@ def across_ranks(
             if not (os.path.isabs(each.old) and os.path.isabs(each.new))
         ]
         if lines:
-            warnings.append("\n".join([f"{here}: another config than that of {there}", *lines]))
+            warnings.append("\n".join([f"{here}: the config differs from {there}", *lines]))
     return problems, warnings

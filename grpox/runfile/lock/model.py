@@ -27,23 +27,23 @@ class Locked(BaseModel):
 
 
 class LockedDistribution(Locked):
-    """The distribution of a component of the run, or of a plugin that observes every run."""
+    """Distribution of a component of the run, or of a plugin that observes every run."""
 
     version: str
     api: int
-    """The plugin API version that it was written for; the oldest if there are several."""
+    """Plugin API version of the distribution's plugins; the oldest if there are several."""
     editable: bool
-    """True for an editable install, which runs the code of its own folder."""
+    """True for an editable install, which runs the code in its source folder."""
     origin: str | None = None
     """Source of the install, as PEP 610 records it; None for a package index."""
     commit: str | None = None
-    """The commit it was installed from; of an editable install, the commit checked out in its folder."""
+    """Commit of the installed source; for an editable install, the commit checked out in its folder."""
     dirty: bool | None = None
-    """True if tracked files of an editable install differ from that commit."""
+    """True if tracked files of an editable install differ from the commit."""
     files: int
-    """Number of files in `sha256`."""
+    """Number of files hashed in `sha256`."""
     sha256: str
-    """Hash over names and contents of its sources, see `grpox.runfile.lock.of_run`."""
+    """Hash of the names and contents of the source files, see `grpox.runfile.lock.of_run`."""
 
 
 class LockedComponent(Locked):
@@ -52,23 +52,23 @@ class LockedComponent(Locked):
     kind: str
     name: str
     given: Literal["plugin", "path", "python", "unasked"]
-    """By name, by path, as an object in Python; unasked for a plugin that observes every run."""
+    """Form of selection: by name, by path, as a Python object; unasked for a plugin that observes every run."""
     distribution: str | None = None
     target: str = ""
     """``pkg.module:Class``, ``/path/to/file.py:Class``, or the name of a Python object's class or function."""
     needs: tuple[str, ...] = ()
     provides: tuple[str, ...] = ()
     sha256: str | None = None
-    """Hash of the file, for a component given by path."""
+    """Hash of the file of a component given by path."""
 
 
 class Lock(Locked):
     """A whole lock: ``distributions`` by name, ``components`` by their key in the run file."""
 
     format: int = 1
-    """Version of this form."""
+    """Version of the file format."""
     api: int
-    """The plugin API version of the grpox that ran."""
+    """Plugin API version of the grpox that ran."""
     config: str
     """Hash of the resolved config, see `config_hash`."""
     versions: Mapping[str, str]
@@ -81,7 +81,7 @@ class Lock(Locked):
         return _sha256(self.model_dump(mode="json", exclude_none=True))
 
     def selected(self) -> Lock:
-        """Return the lock without the plugins that only observe unasked."""
+        """Return the lock without plugins that only observe every run."""
         components = {key: each for key, each in self.components.items() if each.given != "unasked"}
         names = {component.distribution for component in components.values()}
         distributions = {name: each for name, each in self.distributions.items() if name in names}
@@ -94,7 +94,7 @@ class Lock(Locked):
 
 
 def config_hash(config: Mapping[str, Any]) -> str:
-    """Hash a resolved config but for ``output_dir``: SHA-256 of canonical JSON, keys sorted, no spaces."""
+    """Hash a resolved config without ``output_dir``: SHA-256 of canonical JSON, keys sorted, no spaces."""
     return _sha256({key: value for key, value in config.items() if key != "output_dir"})
 
 
@@ -115,10 +115,10 @@ class LockFile:
 
 
 def read_lock(path: Path) -> Lock:
-    """Read the lock of a run's folder, or a lock file itself.
+    """Read the lock of a run's folder, or a lock file.
 
     Raises:
-        ConfigError: there is none, or it cannot be read.
+        ConfigError: the lock does not exist or cannot be read.
     """
     file = path / LOCK_FILE if path.is_dir() else path
     try:
@@ -133,4 +133,4 @@ def read_lock(path: Path) -> Lock:
         raise ConfigError(f"cannot be read: {error.strerror}", given=str(file)) from error
     except (ValidationError, UnicodeDecodeError) as error:
         allowed = f"{LOCK_FILE}, as a run or `grpox plugins lock` writes it"
-        raise ConfigError("is no plugin lock", given=str(file), allowed=allowed) from error
+        raise ConfigError("is not a plugin lock", given=str(file), allowed=allowed) from error

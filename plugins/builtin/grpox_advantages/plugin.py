@@ -7,13 +7,13 @@ from grpox import ComponentSpec, hookimpl
 
 @hookimpl
 def grpox_advantages() -> tuple[ComponentSpec, ...]:
-    """All eight subtract a baseline of the group; they differ in the baseline and in the divisor."""
+    """Offer eight scalers: all subtract a baseline of the group, with different baselines and divisors."""
     return (
         ComponentSpec(
             name="group",
             target="grpox_advantages.scalers:Group",
             config="grpox_advantages.configs:GroupConfig",
-            summary="Centred by the group's mean, divided by the group's standard deviation",
+            summary="Reward minus the group's mean, divided by the group's standard deviation",
             formula="(r - mean_g) / (std_g + eps)",
             source="DeepSeekMath, arXiv 2402.03300, section 4.1.2",
         ),
@@ -21,7 +21,7 @@ def grpox_advantages() -> tuple[ComponentSpec, ...]:
             name="batch",
             target="grpox_advantages.scalers:Batch",
             config="grpox_advantages.configs:ScaledConfig",
-            summary="Centred by the group's mean, divided by the batch's standard deviation",
+            summary="Reward minus the group's mean, divided by the batch's standard deviation",
             formula="(r - mean_g) / (std_batch + eps)",
             source="Tricks or Traps? Part I, arXiv 2508.08221",
         ),
@@ -29,7 +29,7 @@ def grpox_advantages() -> tuple[ComponentSpec, ...]:
             name="none",
             target="grpox_advantages.scalers:Centred",
             config="grpox_advantages.configs:CentredConfig",
-            summary="Centred by the group's mean, not divided",
+            summary="Reward minus the group's mean, not divided",
             formula="r - mean_g",
             source="Understanding R1-Zero-Like Training (Dr. GRPO), arXiv 2503.20783",
         ),

@@ -13,7 +13,7 @@ from grpox_advantages.configs import CentredConfig, GroupConfig, ScaledConfig
 class Group:
     """`(r - mean_g) / (std_g + eps)` (DeepSeekMath, arXiv 2402.03300, section 4.1.2).
 
-    Every group with signal weighs the same, whether its rewards differ by a little or by a lot. Aggregation
+    Every group with signal has the same weight, for small and for large differences of its rewards. Aggregation
     normalize_then_sum does the same for each reward function (GDPO, arXiv 2601.05242).
     """
 
@@ -31,7 +31,7 @@ class Group:
 class Batch:
     """`(r - mean_g) / (std_batch + eps)`, the standard deviation of the raw r (arXiv 2508.08221).
 
-    It does not blow up the small differences of a nearly uniform group, as dividing by std_g does.
+    Unlike division by std_g, it does not enlarge the small differences of a nearly uniform group.
     """
 
     def __init__(self, config: ScaledConfig) -> None:
@@ -60,8 +60,8 @@ class Centred:
 def normalize_then_sum(rewards: Tensor, weights: Tensor, group_ids: Tensor, eps: float, ddof: int) -> Tensor:
     """Each function scaled within the group, summed, whitened over the batch (arXiv 2601.05242).
 
-    A function adds 0 to a row on which it abstained, and to a group in which it scored fewer than two rows, or
-    all alike. Whitening subtracts no mean, because that is 0: a function's terms add up to 0 in each group.
+    A function adds 0 to a row on which it abstained, and to a group in which it scored fewer than two rows or
+    gave equal scores. Whitening subtracts no mean, because a function's terms sum to 0 in each group.
 
     Args:
         rewards: f32[N, K], finite, or NaN where a function abstained.
@@ -76,6 +76,6 @@ def normalize_then_sum(rewards: Tensor, weights: Tensor, group_ids: Tensor, eps:
     for k, weight in enumerate(weights.double()):
         terms[:, k] = weight * standardise(centre(rewards[:, k : k + 1], one, group_ids), eps, ddof)
     total = terms.sum(dim=1)
-    # What cancels but for rounding is 0: with eps 0 whitening would blow it up.
+    # Rounding errors around 0 are set to 0: with eps 0 whitening would enlarge them.
     total = torch.where(total.abs() > ROUNDING * terms.abs().sum(dim=1), total, 0.0)
     return whiten(total, (~rewards.isnan()).any(dim=1).sum(), eps, ddof)

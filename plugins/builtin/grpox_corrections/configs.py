@@ -8,26 +8,26 @@ from grpox.config import Parameters
 
 
 class NoCorrectionConfig(Parameters):
-    """none has no parameters."""
+    """Parameters of none: there are none."""
 
 
 class TokenTruncateConfig(Parameters):
-    """The parameters of token-truncate."""
+    """Parameters of token-truncate."""
 
     cap: float = Field(2.0, ge=1)
     """Largest weight of a token, at least 1; 2.0 as in verl and ms-swift. TRL 1.16 has 3.0."""
 
 
 class SequenceTruncateConfig(Parameters):
-    """The parameters of sequence-truncate."""
+    """Parameters of sequence-truncate."""
 
     cap: float = Field(2.0, ge=1)
-    """Largest weight of a completion, at least 1; 2.0 as in verl and ms-swift, which have one threshold for
-    tokens and completions. TRL 1.16 has 3.0 for both."""
+    """Largest weight of a completion, at least 1; 2.0 as in verl and ms-swift, which use one threshold for
+    tokens and completions. TRL 1.16 uses 3.0 for both."""
 
 
 class _Band(Parameters):
-    """Bounds around 1, the ratio where trainer and generator agree."""
+    """Bounds around 1, which is the ratio if trainer and generator agree."""
 
     low: float = Field(ge=0, le=1)
     high: float = Field(ge=1)
@@ -42,29 +42,30 @@ class _Band(Parameters):
 
 
 class TokenMaskConfig(_Band):
-    """The parameters of token-mask."""
+    """Parameters of token-mask."""
 
     low: float = Field(0.5, ge=0, le=1)
-    """Least ratio of a token that is kept, 0 to 1; 0.5 is IcePop's default (Ring-1T report,
+    """Smallest ratio of a token that is used, 0 to 1; 0.5 is IcePop's default (Ring-1T report,
     arXiv 2510.18855)."""
     high: float = Field(5.0, ge=1)
-    """Largest ratio of a token that is kept, at least 1 and more than low; 5.0 is IcePop's default."""
+    """Largest ratio of a token that is used, at least 1 and more than low; 5.0 is IcePop's default."""
 
 
 class SequenceMaskConfig(_Band):
-    """The parameters of sequence-mask."""
+    """Parameters of sequence-mask."""
 
     low: float = Field(0.0, ge=0, le=1)
-    """Least ratio of a completion that is kept, 0 to 1; 0 keeps all that the generator overrated, as TRL 1.16
-    does."""
+    """Smallest ratio of a completion that is used, 0 to 1; 0, as in TRL 1.16, drops no completion for a small
+    ratio."""
     high: float = Field(3.0, ge=1)
-    """Largest ratio of a completion that is kept, at least 1 and more than low; 3.0 as in TRL 1.16."""
+    """Largest ratio of a completion that is used, at least 1 and more than low; 3.0 as in TRL 1.16."""
 
 
 class GeometricMaskConfig(_Band):
-    """The parameters of geometric-mask."""
+    """Parameters of geometric-mask."""
 
     low: float = Field(0.999, ge=0, le=1)
-    """Least geometric mean of a completion's ratios that is kept, 0 to 1; 0.999 as in verl's preset."""
+    """Smallest geometric mean of the ratios of a completion that is used, 0 to 1; 0.999 as in verl's preset."""
     high: float = Field(1.001, ge=1)
-    """Largest geometric mean that is kept, at least 1 and more than low; 1.001 as in verl's preset."""
+    """Largest geometric mean of the ratios of a completion that is used, at least 1 and more than low; 1.001 as
+    in verl's preset."""

@@ -1,8 +1,8 @@
-"""The built-in corrections: R of each token, made of d = (log pi_old - log mu) m.
+"""The built-in corrections: the weight R of each token, computed from d = (log pi_old - log mu) m.
 
-Everything is computed in float64, since a completion's d is a sum of thousands of terms. Every `correct` takes
-old and sampler f32[B, T] and mask bool[B, T] and returns weights f32[B, T], 0 where dropped, and keep
-bool[B, T]. Where it corrects whole completions, both are the same at all positions of a row.
+Everything is computed in float64, because a completion's d is a sum of thousands of terms. Every `correct`
+takes old and sampler f32[B, T] and mask bool[B, T], and returns weights f32[B, T], 0 for dropped tokens, and
+keep bool[B, T]. If it corrects whole completions, both are the same at all positions of a row.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from grpox_corrections.configs import (
 )
 
 _FINITE = 1e4
-"""Stands for infinity in d: its exponential overflows float64, its sums do not, so that none is inf - inf."""
+"""Value for infinity in d: its exponential overflows float64 but its sums do not, so inf - inf cannot occur."""
 _LARGEST = 20.0
-"""The largest weight is exp(20) = 4.9e8, as of the ratio of a loss: products with it do not overflow."""
+"""Largest log weight: exp(20) = 4.9e8, as for the ratio of a loss, so that products do not overflow."""
 
 
 def of_tokens(old: Tensor, sampler: Tensor, mask: Tensor) -> Tensor:
-    """d of each token, 0 where it is masked or mu is not known (NaN).
+    """Compute d of each token; 0 if the token is masked or mu is unknown (NaN).
 
     Args:
         old: f32[B, T], log pi_old.
@@ -58,12 +58,12 @@ def truncated(difference: Tensor, cap: float, dtype: torch.dtype) -> Tensor:
 
 
 def masked(difference: Tensor, keep: Tensor, dtype: torch.dtype) -> Tensor:
-    """`exp(d)` where kept, else 0."""
+    """`exp(d)` for kept tokens, else 0."""
     return torch.where(keep, _exp(difference), 0.0).to(dtype)
 
 
 def inside(difference: Tensor, low: float, high: float) -> Tensor:
-    """Tell where `low <= exp(d) <= high`: bool[B, T]."""
+    """Test `low <= exp(d) <= high` for each token: bool[B, T]."""
     ratio = difference.exp()
     return (ratio >= low) & (ratio <= high)
 
@@ -73,7 +73,7 @@ def _exp(difference: Tensor) -> Tensor:
 
 
 class NoCorrection:
-    """`R = 1`, whatever the generator reported."""
+    """`R = 1` for any log-probabilities of the generator."""
 
     weighs_by_raw = False
 
@@ -86,7 +86,7 @@ class NoCorrection:
 
 
 class TokenTruncate:
-    """Each token weighted by how much likelier the trainer finds it than the generator did, up to a cap.
+    """Each token weighted by the ratio of its probabilities under trainer and generator, up to a cap.
 
     `R = min(exp(d), cap)`. Truncation bounds the variance and drops no token (Yao et al. 2025).
     """
@@ -104,10 +104,10 @@ class TokenTruncate:
 
 
 class TokenMask:
-    """Each token weighted by its ratio, or dropped where trainer and generator are too far apart.
+    """Each token weighted by its ratio, or dropped if trainer and generator differ too much.
 
-    `R = exp(d)` if `low <= exp(d) <= high`, else 0. A token outside says more about the two implementations
-    than about the policy (IcePop; Ring-1T report, arXiv 2510.18855).
+    `R = exp(d)` if `low <= exp(d) <= high`, else 0. A ratio outside the bounds shows a difference between the
+    implementations rather than between policies (IcePop; Ring-1T report, arXiv 2510.18855).
     """
 
     def __init__(self, config: TokenMaskConfig) -> None:
@@ -126,8 +126,8 @@ class TokenMask:
 class SequenceTruncate:
     """Each completion weighted by its probability under the trainer over that under the generator, up to a cap.
 
-    `R = min(exp(sum_t d), cap)`. Without the cap this weight is unbiased, which that of single tokens is not;
-    its spread grows with length.
+    `R = min(exp(sum_t d), cap)`. Without the cap this weight is unbiased, unlike weights of single tokens, but
+    its variance grows with length.
     """
 
     def __init__(self, config: SequenceTruncateConfig) -> None:
@@ -140,14 +140,14 @@ class SequenceTruncate:
     def correct(self, old: Tensor, sampler: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         """old, sampler f32[B, T], mask bool[B, T] -> weights f32[B, T], keep bool[B, T] (all True).
 
-        A weight stands at all positions of its row. Tokens whose sampler log-probability is NaN add nothing.
+        All positions of a row have the same weight. Tokens whose sampler log-probability is NaN add nothing.
         """
         difference = of_sequences(old, sampler, mask)
         return truncated(difference, self.config.cap, old.dtype), torch.ones_like(mask)
 
 
 class SequenceMask:
-    """Each completion weighted by its ratio, or dropped whole where it is outside the bounds.
+    """Each completion weighted by its ratio, or dropped whole if the ratio is outside the bounds.
 
     `R = exp(sum_t d)` inside [low, high], else 0. Sequence-level MIS of Liu, Li et al. 2025, "When Speed Kills
     Stability".
@@ -171,10 +171,10 @@ class SequenceMask:
 
 
 class GeometricMask:
-    """A completion is kept if the geometric mean of its tokens' ratios is near 1; tokens have own weights.
+    """Completions kept if the geometric mean of their tokens' ratios is near 1; each token has its own weight.
 
     `R = exp(d_t)` if `low <= exp((1/n) sum_t d) <= high`, else 0. Geo-RS of verl's rollout correction, which
-    only rejects; here the tokens of what is kept are weighted too.
+    only rejects completions; here the tokens of kept completions are also weighted.
     """
 
     weighs_by_raw = False
@@ -190,7 +190,7 @@ class GeometricMask:
         """old, sampler f32[B, T], mask bool[B, T] -> weights f32[B, T] (0 where dropped), keep bool[B, T].
 
         keep is the same at all positions of a row. A token whose sampler log-probability is NaN has d = 0 and
-        counts in n. Weights end at exp(20): nothing else bounds those of single tokens.
+        counts in n. Weights are capped at exp(20), because nothing else bounds the weights of single tokens.
         """
         keep = inside(of_sequence_means(old, sampler, mask), self.config.low, self.config.high)
         return masked(of_tokens(old, sampler, mask), keep, old.dtype), keep

@@ -11,13 +11,13 @@ LIU = "Liu, Li et al. 2025, When Speed Kills Stability"
 
 @hookimpl
 def grpox_corrections() -> tuple[ComponentSpec, ...]:
-    """Weights for what separates the generator's distribution mu from the trainer's pi_old."""
+    """Offer corrections for the difference between the generator's mu and the trainer's pi_old."""
     return (
         ComponentSpec(
             name="none",
             target="grpox_corrections.corrections:NoCorrection",
             config="grpox_corrections.configs:NoCorrectionConfig",
-            summary="Trusts the generator to sample from the trainer's own distribution",
+            summary="Assumes that generator and trainer have the same distribution",
             formula="R = 1",
         ),
         ComponentSpec(
@@ -34,7 +34,7 @@ def grpox_corrections() -> tuple[ComponentSpec, ...]:
             name="token-mask",
             target="grpox_corrections.corrections:TokenMask",
             config="grpox_corrections.configs:TokenMaskConfig",
-            summary="IcePop: each token weighted, those out of bounds dropped",
+            summary="IcePop: each token weighted, or dropped if its ratio is out of bounds",
             needs=(Capability.LOGPROBS,),
             formula="R = exp(d) if low <= exp(d) <= high else 0, d = log pi_old - log mu",
             source="IcePop: Ling team, Every Step Evolves (Ring-1T), arXiv 2510.18855",

@@ -21,31 +21,31 @@ class Parameters(BaseModel):
 
 
 class HfConfig(Parameters):
-    """transformers' own generate."""
+    """Parameters of hf, which samples with transformers' generate."""
 
     batch_size: int = Field(1024, ge=1)
-    """Completions sampled together on one rank; fewer need less memory."""
+    """Number of completions sampled together on one rank; fewer need less memory."""
     cache_implementation: Literal["dynamic", "static", "offloaded", "offloaded_static", "quantized"] = "dynamic"
-    """Where keys and values are kept: transformers' name. Only dynamic shares a prompt's within its group."""
+    """Type of KV cache, by transformers' name. Only dynamic shares a prompt's cache within its group."""
     gather_weights: bool = True
-    """Keep a whole copy of the policy on each rank; false generates through the ZeRO-3 shards, slower, without
-    that memory (TRL's ds3_gather_for_generation)."""
+    """True: store a whole copy of the policy on each rank. False: generate through the ZeRO-3 shards, which is
+    slower but needs no copy (ds3_gather_for_generation in TRL)."""
     continuous_batching: bool = False
-    """Let a new completion take the place of each that ends (transformers' paged attention)."""
+    """Replace each finished completion in the batch by a new one (transformers' paged attention)."""
 
     @model_validator(mode="after")
     def _fit_together(self) -> Self:
         if self.continuous_batching and not self.gather_weights:
-            raise ValueError("continuous_batching needs a copy of the weights: gather_weights must be true")
+            raise ValueError("gather_weights must be true: continuous_batching needs a copy of the weights")
         if self.continuous_batching and self.cache_implementation != "dynamic":
             raise ValueError(
-                "continuous_batching has a cache of its own: cache_implementation "
-                f"{self.cache_implementation} cannot go with it"
+                f"cache_implementation {self.cache_implementation} does not work with continuous_batching, "
+                "which has its own cache"
             )
         return self
 
     def memory(self, gpu: bool) -> GeneratorMemory:
-        """Tell what it holds on a rank."""
+        """Return the memory of the generator on a rank."""
         return GeneratorMemory("whole" if self.gather_weights else "shards", together=self.batch_size)
 
     def check_sampling(self, sampling: SamplingConfig) -> list[Problem]:
@@ -53,7 +53,7 @@ class HfConfig(Parameters):
         problems = unknown_kwargs(sampling)
         if not self.continuous_batching:
             return problems
-        # Its logits processors see the last token alone, and its requests end at tokens alone.
+        # Its logits processors see only the last token, and its requests end only at tokens.
         refused = {
             "min_completion_length": sampling.min_completion_length > 0,
             "repetition_penalty": sampling.repetition_penalty != 1,
@@ -62,7 +62,7 @@ class HfConfig(Parameters):
         }
         return problems + [
             Problem(
-                "transformers' continuous batching cannot do this",
+                "transformers' continuous batching does not support this",
                 key=f"sampling.{name}",
                 given=f"{getattr(sampling, name)} with generator.continuous_batching true",
                 allowed=f"generator.continuous_batching false, or sampling without {name}",
@@ -73,7 +73,7 @@ class HfConfig(Parameters):
 
 
 class VllmParameters(Parameters):
-    """The parameters of a generator that samples with vLLM."""
+    """Parameters of a generator that samples with vLLM."""
 
     def check_sampling(self, sampling: SamplingConfig) -> list[Problem]:
         """Find the settings of `sampling` that vLLM cannot honour."""
@@ -81,26 +81,28 @@ class VllmParameters(Parameters):
 
 
 class VllmColocateConfig(VllmParameters):
-    """vLLM in the training process."""
+    """Parameters of vllm-colocate: vLLM in the training process."""
 
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
-    """What the engine computes in; default: model.dtype. Another one makes a mismatch for the correction."""
+    """Precision of the engine; default: model.dtype. A different precision causes a mismatch, which needs a
+    correction."""
     tensor_parallel_size: int = Field(1, ge=1)
-    """Ranks that hold one engine together, each a part of every weight; it divides the number of ranks. 1 as in
-    TRL."""
+    """Number of ranks that share one engine, each with a part of every weight; a divisor of the number of
+    ranks. 1 as in TRL."""
     gpu_memory_utilization: float = Field(0.3, gt=0, le=1)
-    """Part of the GPU's memory that the engine may take, weights and cache; 0.3 as in TRL. Unused on CPU."""
+    """Fraction of the GPU's memory for the engine's weights and cache; 0.3 as in TRL. Ignored on a CPU."""
     kv_cache_gib: float | None = Field(None, gt=0)
-    """Memory for keys and values; default: what gpu_memory_utilization leaves, on CPU 1 GiB."""
+    """Memory of the KV cache in GiB; default: the rest of gpu_memory_utilization; on a CPU 1 GiB."""
     max_model_len: int | None = Field(None, ge=1)
-    """Positions of prompt and completion together; default: the model's. Fewer need less memory."""
+    """Largest number of tokens in prompt and completion together; default: the model's limit. Fewer need less
+    memory."""
     sleep: bool = True
-    """On CUDA give weights and cache back while the policy is updated (vLLM's sleep level 2)."""
+    """True: on CUDA, release weights and cache while the policy is updated (vLLM's sleep level 2)."""
     lora_sync: Literal["merged", "adapter"] = "merged"
-    """With model.lora: what a sync brings, all weights with the adapters merged in, or the adapters alone, to
-    be computed beside the frozen weights."""
+    """Content of a weight sync with model.lora: all weights with merged adapters, or only the adapters, which
+    vLLM then computes beside the frozen weights."""
     engine: dict[str, Any] = Field(default_factory=dict)
-    """Any other argument of vLLM's engine, as it is: ``{max_num_seqs: 64, attention_backend: ...}``."""
+    """Other arguments of vLLM's engine, unchanged: ``{max_num_seqs: 64, attention_backend: ...}``."""
 
     @field_validator("engine")
     @classmethod
@@ -111,7 +113,7 @@ class VllmColocateConfig(VllmParameters):
         return engine
 
     def memory(self, gpu: bool) -> GeneratorMemory:
-        """Tell what the engine holds on a rank."""
+        """Return the memory of the engine on a rank."""
         default = None if gpu else 2**30
         return GeneratorMemory(
             "engine",
@@ -123,10 +125,10 @@ class VllmColocateConfig(VllmParameters):
         )
 
     def check_run(self, config: RunConfig) -> list[Problem]:
-        """Refuse to bring adapters where the run trains none."""
+        """Refuse a sync of adapters if the run trains none."""
         if self.lora_sync == "merged" or config.model.lora is not None:
             return []
-        what = "there is no adapter to bring: model.lora is null"
+        what = "there is no adapter to sync: model.lora is null"
         return [Problem(what, "generator.lora_sync", given="adapter", allowed="merged")]
 
 
@@ -151,30 +153,31 @@ ENGINE_OWNED = {
     "max_loras": "",
     "lora_target_modules": "model.lora.target_modules",
 }
-"""Engine arguments that grpox sets: the key of the run file to use in their place, or none."""
+"""Engine arguments that grpox sets -> key of the run file to use instead, or none."""
 
 
 LONGEST_WAIT = 1500.0
-"""Seconds: a rank that waits for another gives up after 30 minutes."""
+"""Longest time limit in seconds: a rank that waits for another gives up after 30 minutes."""
 
 
 class VllmServerConfig(VllmParameters):
-    """vLLM in servers of its own, which `grpox serve` starts."""
+    """Parameters of vllm-server: vLLM in separate servers, started by `grpox serve`."""
 
     urls: list[str] = Field(["http://127.0.0.1:8000"], min_length=1)
-    """The servers. A prompt goes to the one with the least to do."""
+    """Addresses of the servers. A prompt goes to the server with the least work."""
     token_file: InputPath | None = None
-    """File of the servers' token; default: GRPOX_SERVER_TOKEN, else the one that `grpox serve` makes."""
+    """File with the servers' token; default: GRPOX_SERVER_TOKEN, else the file that `grpox serve` creates."""
     start_timeout: float = Field(240.0, ge=0, le=LONGEST_WAIT)
-    """Seconds to wait for a server, at the start and when all are lost; 240 as in TRL, at most 1500."""
+    """Seconds to wait for a server at the start and after all are lost; 240 as in TRL, at most 1500."""
     connect_timeout: float = Field(10.0, gt=0)
     """Seconds to wait for a connection."""
     read_timeout: float = Field(600.0, gt=0, le=LONGEST_WAIT)
-    """Seconds without a word before a server is lost: more than twice the longest completion, at most 1500."""
+    """Seconds of silence after which a server counts as lost; set more than twice the time of the longest
+    completion, at most 1500."""
     retries: int = Field(3, ge=0)
-    """Times that a failed request is sent again to the same server, after 0.5, 1, 2, ... seconds."""
+    """Number of retries of a failed request on the same server, after 0.5, 1, 2, ... seconds."""
     bucket_mib: int = Field(64, ge=1)
-    """Weights sent at a time, two buckets under way at most; a larger parameter is one by itself."""
+    """MiB of weights per bucket; at most two buckets are in transfer. A larger parameter is its own bucket."""
 
     @field_validator("urls")
     @classmethod
@@ -186,12 +189,12 @@ class VllmServerConfig(VllmParameters):
             except ValueError:
                 well_formed = False
             if not well_formed or parts.query or parts.fragment or parts.username:
-                raise ValueError(f"'{url}' is not of the form http://HOST:PORT")
+                raise ValueError(f"'{url}' does not have the form http://HOST:PORT")
         urls = [url.rstrip("/") for url in urls]
         if len(set(urls)) < len(urls):
             raise ValueError("urls names one server twice")
         return urls
 
     def memory(self, gpu: bool) -> GeneratorMemory:
-        """Tell that it holds nothing on a rank: the servers do."""
+        """Return no memory: the generator uses memory only on the servers, not on a rank."""
         return GeneratorMemory("none")

@@ -103,5 +103,5 @@ def unknown_kwargs(sampling: SamplingConfig) -> list[Problem]:
 def _refusal(name: str) -> Problem:
     if name in OTHER_DECODING:
         key = f"sampling.generation_kwargs.{name}"
-        return Problem("hf samples token by token and cannot do this", key, allowed=", ".join(ALLOWED))
+        return Problem("hf does not support this: it samples token by token", key, allowed=", ".join(ALLOWED))
     return refused_key(name, ALLOWED, OWNED, "transformers' GenerationConfig has no such key")

@@ -58,7 +58,7 @@ class HfGenerator:
     def start(self, context: GeneratorContext) -> None:
         implementation = self.config.cache_implementation
         if implementation.startswith("offloaded") and context.device.type != "cuda":
-            what = "it moves keys and values between an accelerator and CPU, and this run is on "
+            what = "it moves keys and values between an accelerator and a CPU, but this run is on "
             key, allowed = "generator.cache_implementation", "dynamic, static"
             raise ConfigError(f"{what}{context.device}", key, given=implementation, allowed=allowed)
         self.context = context
@@ -158,10 +158,10 @@ class HfGenerator:
             reason = "an update broke it (a smaller train.learning_rate may help)"
             if sampling.generation_kwargs:
                 reason += ", or sampling.generation_kwargs forbids every token"
-            what = f"the policy of version {self.version} gives no finite probabilities: {reason}"
+            what = f"the policy of version {self.version} gives NaN or infinite probabilities: {reason}"
             raise RunFailed(what) from error
         except ImportError as error:
-            what = f"a library that it needs is missing: {text_of(error)}"
+            what = f"a required library is missing: {text_of(error)}"
             given = self.config.cache_implementation
             raise ConfigError(what, "generator.cache_implementation", given=given) from error
         except ValueError as error:

@@ -17,7 +17,7 @@ def end_ids(sampling: SamplingConfig, stop_token_ids: Sequence[int], vocabulary:
     """
     outside = [token for token in sampling.stop_token_ids if not 0 <= token < vocabulary]
     if outside:
-        what = "no token of the model's vocabulary"
+        what = "is not in the model's vocabulary"
         given, allowed = ", ".join(map(str, outside)), f"0 to {vocabulary - 1}"
         raise ConfigError(what, "sampling.stop_token_ids", given=given, allowed=allowed)
     return tuple(dict.fromkeys((*stop_token_ids, *sampling.stop_token_ids)))
@@ -32,8 +32,8 @@ def check_length(prompts: Sequence[Prompt], sampling: SamplingConfig, limit: int
     longest = max((len(prompt.token_ids) for prompt in prompts), default=0)
     if limit is not None and longest + sampling.max_completion_length > limit:
         raise RunFailed(
-            f"a prompt of {longest} tokens and sampling.max_completion_length "
-            f"{sampling.max_completion_length} are more than the {limit} positions of {whose}"
+            f"a prompt of {longest} tokens plus sampling.max_completion_length "
+            f"{sampling.max_completion_length} exceed the {limit} positions of {whose}"
         )
 
 

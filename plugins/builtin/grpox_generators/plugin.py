@@ -33,7 +33,7 @@ def grpox_generators() -> Iterable[ComponentSpec]:
             name="vllm-server",
             target="grpox_generators.vllm_server:VllmServerGenerator",
             config="grpox_generators.configs:VllmServerConfig",
-            summary="vLLM in servers of its own (grpox serve); completions are scored as they come",
+            summary="vLLM in separate servers (grpox serve); completions are scored as they arrive",
             provides=(
                 Capability.LOGPROBS,
                 Capability.OTHER_NUMERICS,

@@ -55,8 +55,8 @@ def distribution_config(sampling: SamplingConfig, end_ids: Sequence[int]) -> Gen
 
 
 def refused_kwargs(sampling: SamplingConfig, error: Exception) -> ConfigError:
-    """transformers' complaint about `sampling.generation_kwargs`."""
-    what = f"transformers refuses it: {text_of(error)}"
+    """Return the error for `sampling.generation_kwargs` that transformers refuses."""
+    what = f"transformers refuses this value: {text_of(error)}"
     return ConfigError(what, "sampling.generation_kwargs", given=str(sampling.generation_kwargs))
 
 

@@ -72,7 +72,7 @@ class ServerClient:
             async with asyncio.timeout(LONGEST_LOOK):
                 return await self._json("GET", ABOUT_PATH)
         except TimeoutError as error:
-            raise ServerLost(f"{self.url} says nothing for {LONGEST_LOOK:g} s") from error
+            raise ServerLost(f"{self.url} was silent for {LONGEST_LOOK:g} s") from error
 
     async def post(self, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Return the answer of one of vLLM's routes."""
@@ -140,7 +140,7 @@ class ServerClient:
             what = f"the server {self.url} refuses the token"
             raise ConfigError(what, "generator.token_file", allowed=allowed)
         if response.status == 404 and path == ABOUT_PATH:
-            raise ConfigError(f"{self.url} is no server that `grpox serve` started", "generator.urls")
+            raise ConfigError(f"{self.url} is not a server started by `grpox serve`", "generator.urls")
         if response.status in REFUSED and path == GENERATE:
             raise _refused(_message(text))
         raise ServerLost(f"{self.url} answers {response.status} to {path}: {text}")
@@ -159,7 +159,7 @@ def _add(completion: Completion, choice: Mapping[str, Any]) -> bool:
 
 
 def _refused(message: str) -> ConfigError:
-    return ConfigError(f"vLLM does not take these settings: {message}", "sampling")
+    return ConfigError(f"vLLM does not accept these settings: {message}", "sampling")
 
 
 def _lost(url: str, error: BaseException) -> ServerLost:

@@ -134,7 +134,7 @@ class Fleet:
             if isinstance(answer, ServerLost):
                 self.give_up(url, str(answer))
             elif answer.get("success") is False:
-                self.give_up(url, f"{url} does not do {path}: {answer}")
+                self.give_up(url, f"{url} failed at {path}: {answer}")
 
     def give_up(self, url: str, why: str) -> None:
         """Use a server no longer, until `readmit`."""
@@ -163,7 +163,7 @@ class Fleet:
         """Return the problem to report when `find` returns False."""
         what = f"no vLLM server answers: {'; '.join(self.lost.values())}"
         port = urlsplit(self.config.urls[0]).port or 80
-        start = f"start one with `grpox serve MODEL --port {port}`, or name the address of one that runs"
+        start = f"start one with `grpox serve MODEL --port {port}`, or name the address of a running one"
         return Problem(what, "generator.urls", given=", ".join(self.config.urls), allowed=start)
 
 
@@ -179,11 +179,11 @@ async def _all(requests: Mapping[str, Coroutine[Any, Any, dict[str, Any]]]) -> d
 def _check(url: str, about: Mapping[str, Any], signature: Mapping[str, Any]) -> None:
     """Refuse a server that cannot sample for this run."""
     if about["protocol"] != PROTOCOL:
-        what = f"the server {url} is of grpox {about['grpox']}, which speaks another protocol"
+        what = f"the server {url} runs grpox {about['grpox']}, which uses a different protocol"
         given, allowed = str(about["protocol"]), str(PROTOCOL)
         raise ConfigError(what, "generator.urls", given=given, allowed=allowed)
     if lines := differences(signature, about["signature"]):
-        what = f"the server {url} has another model than this run, {about['model']}: {', '.join(lines)}"
+        what = f"the server {url} has a different model than this run, {about['model']}: {', '.join(lines)}"
         raise ConfigError(what, "generator.urls", allowed="grpox serve with the run's model.path")
 
 
@@ -195,6 +195,6 @@ def _check_folder(url: str, about: Mapping[str, Any]) -> None:
             return
     except OSError:
         pass
-    what = f"weights for {url} go through its folder {folder}, which is not to be seen here"
-    allowed = "grpox serve --weights-dir with a folder that both sides see, or --weights nccl with CUDA"
+    what = f"weights for {url} go through its folder {folder}, which does not exist here"
+    allowed = "grpox serve --weights-dir with a folder that both machines share, or --weights nccl with CUDA"
     raise ConfigError(what, "generator.urls", allowed=allowed)

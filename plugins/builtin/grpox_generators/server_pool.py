@@ -112,7 +112,7 @@ class ServerPool:
                 raise ServerLost(f"{url} broke off a completion: {completion.finish_reason}")
             if set(completion.versions) != {self._version}:
                 weights = ", ".join(completion.versions) or "unknown"
-                raise ServerUnfit(f"{url} sampled with weights {weights} in place of {self._version}")
+                raise ServerUnfit(f"{url} sampled with weights {weights} instead of {self._version}")
             if len(completion.logprobs) != len(completion.token_ids):
                 raise RunFailed(
                     f"{url} sent {len(completion.token_ids)} tokens without their log-probabilities"

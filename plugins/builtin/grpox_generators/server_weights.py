@@ -79,8 +79,7 @@ class FileSender:
                 if folder.is_dir():
                     raise RunFailed(
                         f"weights cannot be written to {folder}: {error}\n"
-                        "    a smaller generator.bucket_mib needs less room there; grpox serve --weights-dir "
-                        "names another place"
+                        "    use a smaller generator.bucket_mib, or another folder by grpox serve --weights-dir"
                     ) from error
                 self._fleet.give_up(url, f"{url} has ended: its folder for weights is gone")
             else:
@@ -172,7 +171,7 @@ class _WeightRoutes:
         members = list(self._fleet.abouts)
         self._fleet.loop.run(self._fleet.post_each(path, bodies))
         if list(self._fleet.abouts) != members:
-            raise RunFailed(f"a vLLM server was lost while it took weights by nccl: {self._fleet.lost}")
+            raise RunFailed(f"a vLLM server was lost while it received weights by nccl: {self._fleet.lost}")
 
 
 class _StreamSource:

@@ -68,7 +68,7 @@ class VllmColocateGenerator:
         # Here and not in `start`, which comes after the model is loaded.
         size, ranks = config.tensor_parallel_size, world_size()
         if ranks % size:
-            what = "the ranks cannot be dealt into groups of this size"
+            what = "the ranks cannot be divided into groups of this size"
             allowed = f"a divisor of the number of ranks, {ranks}"
             raise ConfigError(what, "generator.tensor_parallel_size", given=str(size), allowed=allowed)
         self.config = config
@@ -120,7 +120,7 @@ class VllmColocateGenerator:
             with preserve_random_state():
                 self._adapter.send(self._engine)
         if not self._engine.reset_prefix_cache():
-            raise RunFailed("vLLM kept keys and values of the weights before: its prefix cache was in use")
+            raise RunFailed("vLLM's prefix cache was in use and kept keys and values of the old weights")
         self.version = version
 
     def generate(self, prompts: Sequence[Prompt], sampling: SamplingConfig, seed: int) -> Iterable[Rollout]:
@@ -208,7 +208,7 @@ class VllmColocateGenerator:
                 generate = self._engine.generate
                 outputs: list[Any] = generate(requests, params, lora_request=adapter, use_tqdm=False)
         except VLLMValidationError as error:
-            what = f"vLLM does not take these settings: {' '.join(text_of(error).split())}"
+            what = f"vLLM does not accept these settings: {' '.join(text_of(error).split())}"
             raise ConfigError(what, "sampling", given=str(sampling.generation_kwargs)) from error
         return outputs
 
@@ -240,7 +240,7 @@ class VllmColocateGenerator:
         try:
             return LLM(**own | dict(self.config.engine))
         except (TypeError, ValueError) as error:
-            what = f"vLLM does not start: {describe(error)}"
+            what = f"vLLM cannot start: {describe(error)}"
             raise ConfigError(what, "generator.engine", given=str(self.config.engine)) from error
 
 
@@ -253,7 +253,7 @@ def _see_what_is_loaded(model: Any) -> None:
         loaded = load_weights(weights)
         if left := untouched(model):
             raise RunFailed(
-                f"vLLM does not take new weights for {some(left)}: it would sample from another model"
+                f"vLLM accepts no new weights for {some(left)}, so it would sample from a different model"
             )
         return loaded
 

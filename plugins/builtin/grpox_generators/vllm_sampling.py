@@ -55,12 +55,12 @@ OWNED = {
 
 def refused(sampling: SamplingConfig) -> list[Problem]:
     """One problem for each setting that vLLM does not take."""
-    what = "vLLM's SamplingParams takes no such key from a run file"
+    what = "vLLM's SamplingParams has no such key for a run file"
     unknown = [name for name in sampling.generation_kwargs if name not in ALLOWED]
     problems = [refused_key(name, ALLOWED, OWNED, what) for name in unknown]
     if sampling.temperature > HOTTEST:
         given, allowed = f"{sampling.temperature:g}", f"at most {HOTTEST:g}"
-        what = "hotter than vLLM samples"
+        what = "is higher than vLLM supports"
         problems.append(Problem(what, "sampling.temperature", given=given, allowed=allowed))
     return problems
 

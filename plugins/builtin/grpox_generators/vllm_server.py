@@ -64,7 +64,7 @@ class VllmServerGenerator:
             if self.config.start_timeout == 0:
                 raise ConfigError(fleet.none_answers())
             logger.warning(
-                "vllm-server: no server answers yet, and the model is loaded meanwhile: %s",
+                "vllm-server: no server answers yet; loading the model meanwhile: %s",
                 "; ".join(fleet.lost.values()),
             )
 
@@ -112,7 +112,7 @@ class VllmServerGenerator:
                 if not any(from_all_ranks(any(request.missing for request in requests), self.context)):
                     return
                 if not any(from_all_ranks(rounds < ROUNDS_WITHOUT_PROGRESS, self.context)):
-                    raise RunFailed(f"the vLLM servers fail again and again: {self._fleet.last_loss}")
+                    raise RunFailed(f"the vLLM servers fail repeatedly: {self._fleet.last_loss}")
                 self.sync(stream_weights(self.context.policy), self.version)
 
     def begin(self, prompts: Sequence[Prompt], sampling: SamplingConfig, seed: int) -> Iterator[Rollout]:
@@ -184,8 +184,8 @@ class VllmServerGenerator:
     def _new_sender(self) -> FileSender | NcclSender:
         transfers = {about["transfer"] for about in self._fleet.abouts.values()}
         if len(transfers) > 1:
-            what = "some servers take weights by nccl and some through files"
-            raise ConfigError(what, "generator.urls", allowed="grpox serve --weights alike for all")
+            what = "some servers receive weights by nccl and some through files"
+            raise ConfigError(what, "generator.urls", allowed="the same grpox serve --weights for all servers")
         if transfers == {"nccl"}:
             return NcclSender(self._fleet, self.context.policy)
         return FileSender(self._fleet, self.config.bucket_mib * 2**20)

@@ -10,20 +10,20 @@ from grpox.config import Parameters
 
 
 class ClippedConfig(Parameters):
-    """The clipped surrogate's parameters: grpo, dr_grpo, dapo and bnpo."""
+    """Parameters of the clipped surrogate: grpo, dr_grpo, dapo and bnpo."""
 
     clip_low: float = Field(0.2, gt=0, le=1)
-    """The ratio is clipped below at 1 - clip_low. 0.2 is PPO's (arXiv 1707.06347); GSPO uses 3e-4 at
-    sequence level (arXiv 2507.18071, section 5.1)."""
+    """Lower clip distance: the ratio is clipped at 1 - clip_low. 0.2 as in PPO (arXiv 1707.06347); GSPO uses
+    3e-4 at sequence level (arXiv 2507.18071, section 5.1)."""
     clip_high: float | None = Field(None, gt=0)
-    """The ratio is clipped above at 1 + clip_high; default: clip_low. DAPO uses 0.28 (arXiv 2503.14476),
-    GSPO 4e-4 at sequence level."""
+    """Upper clip distance: the ratio is clipped at 1 + clip_high; default: clip_low. DAPO uses 0.28 (arXiv
+    2503.14476), GSPO 4e-4 at sequence level."""
     delta: float | None = None
-    """Bound on the unclipped branch, which is otherwise unbounded where the advantage is negative; more than
+    """Upper bound of the ratio for negative advantages, for which clip_high does not apply; more than
     1 + clip_high. Default: no bound, as in GRPO; two-sided GRPO sets one (INTELLECT-2, arXiv 2505.07291)."""
     level: Literal["token", "sequence"] = "token"
-    """One ratio per token (GRPO, arXiv 2402.03300), or one per sequence, the geometric mean of its tokens'
-    (GSPO)."""
+    """Level of the ratio: one ratio per token (GRPO, arXiv 2402.03300), or one per sequence, the geometric mean
+    of its tokens' ratios (GSPO)."""
 
     @field_validator("delta")
     @classmethod
@@ -36,20 +36,20 @@ class ClippedConfig(Parameters):
 
 
 class CispoConfig(Parameters):
-    """The parameters of cispo."""
+    """Parameters of cispo."""
 
     cap: float = Field(5.0, ge=1)
-    """Largest ratio used as a weight; there is no lower bound. 5.0 is within the range that ScaleRL found
-    equally good (arXiv 2510.13786) and what TRL recommends."""
+    """Largest ratio used as a weight; there is no lower bound. TRL recommends 5.0, and ScaleRL finds a range
+    around it equally good (arXiv 2510.13786)."""
 
 
 class SapoConfig(Parameters):
-    """The parameters of sapo."""
+    """Parameters of sapo."""
 
     tau_pos: float = Field(1.0, gt=0)
-    """Sharpness of the gate where the advantage is positive; 1.0 in the SAPO paper (arXiv 2511.20347)."""
+    """Sharpness of the gate for positive advantages; 1.0 in the SAPO paper (arXiv 2511.20347)."""
     tau_neg: float = Field(1.05, gt=0)
-    """Sharpness of the gate where it is negative; 1.05 in the SAPO paper, sharper than tau_pos because
+    """Sharpness of the gate for negative advantages; 1.05 in the SAPO paper, sharper than tau_pos because
     gradients of negative advantages spread over the whole vocabulary."""
 
 

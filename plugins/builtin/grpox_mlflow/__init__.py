@@ -1,1 +1,1 @@
-"""MLflow tracking: parameters, metrics, completions and the fate of a run, without slowing a step."""
+"""MLflow tracking: parameters, metrics, completions and the outcome of a run, without slowing a step."""

@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
     from grpox_mlflow.views import View
 
-HELP = """Runs that MLflow holds: list, show, compare and open them. Nothing is written.
+HELP = """List, show, compare and open runs in MLflow. Writes nothing.
 
 \b
-RUN is an id or the beginning of one, a name, or the run's folder.
+RUN is an id or its beginning, a name, or the run's folder.
 Examples:
   grpox runs list
   grpox runs show runs/quickstart
@@ -25,7 +25,7 @@ Examples:
 
 runs_app = typer.Typer(no_args_is_help=True, help=HELP)
 
-RUN_HELP = "Its id or the beginning of one, its name, or its folder."
+RUN_HELP = "Id of a run or its beginning, name, or folder."
 Run = Annotated[str, typer.Argument(metavar="RUN", help=RUN_HELP)]
 
 
@@ -41,19 +41,21 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 @runs_app.command("list")
 def list_runs(
     experiment: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Only this experiment.", show_default="all")
+        str | None, typer.Option(metavar="NAME", help="List only this experiment.", show_default="all")
     ] = None,
     uri: Annotated[str | None, _uri_option(DEFAULT_STORE)] = None,
     status: Annotated[
         str | None,
         typer.Option(
-            metavar="STATUS", help="Only those running, finished, failed or killed.", show_default="all"
+            metavar="STATUS",
+            help="List only runs with this status: running, finished, failed or killed.",
+            show_default="all",
         ),
     ] = None,
-    last: Annotated[int, typer.Option(min=1, max=1000, metavar="N", help="The newest N.")] = 20,
+    last: Annotated[int, typer.Option(min=1, max=1000, metavar="N", help="List the newest N runs.")] = 20,
     json: Json = False,
 ) -> None:
-    """List runs, the newest first: how far each came, its last reward, and what its evaluations found.
+    """List runs, the newest first, with their steps, last reward and evaluations.
 
     \b
     Examples:
@@ -78,12 +80,12 @@ def list_runs(
 def show_run(
     run: Run,
     every_param: Annotated[
-        bool, typer.Option("--all", help="Every parameter, not only those that are not the default.")
+        bool, typer.Option("--all", help="Show all parameters, also those with their default.")
     ] = False,
     uri: Uri = None,
     json: Json = False,
 ) -> None:
-    """Show a run: how it ended, the parameters that make it what it is, its metrics drawn, its artifacts.
+    """Show a run: outcome, parameters that are not the default, curves of metrics, artifacts.
 
     \b
     Examples:
@@ -108,12 +110,12 @@ def compare_runs(
     runs: Annotated[list[str], typer.Argument(metavar="RUN RUN ...", help=RUN_HELP)],
     metric: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="This metric; may be repeated.", show_default="as in runs show"),
+        typer.Option(metavar="NAME", help="Metric to show; may be repeated.", show_default="as in runs show"),
     ] = None,
     uri: Uri = None,
     json: Json = False,
 ) -> None:
-    """Compare runs of one store: parameters that differ, then last, lowest and highest values.
+    """Compare runs of one store: differing parameters, then last, lowest and highest values of metrics.
 
     \b
     Examples:
@@ -137,13 +139,11 @@ def compare_runs(
 def open_run(
     run: Run,
     uri: Uri = None,
-    no_browser: Annotated[
-        bool, typer.Option("--no-browser", help="Only print where it is to be seen.")
-    ] = False,
+    no_browser: Annotated[bool, typer.Option("--no-browser", help="Only print the places.")] = False,
 ) -> None:
-    """Open a run's report in the browser; of a run on a server, its page there.
+    """Open a run's report in the browser, or the page of a run on a server.
 
-    It prints the command that serves MLflow's UI, and where the run is then.
+    The command prints the command that starts MLflow's UI, and the run's address there.
 
     \b
     Examples:
@@ -160,22 +160,22 @@ def open_run(
     for name, place in lines.items():
         typer.echo(f"{name + ':':<8}{place}")
     if not no_browser and address is not None and not webbrowser.open(address):
-        typer.echo("no browser can be opened here", err=True)
+        typer.echo("there is no browser to open here", err=True)
 
 
 def sync(
-    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The run's folder: its output_dir.")],
+    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The run's folder (its output_dir).")],
     tracking_uri: Annotated[
         str | None,
-        typer.Option("--tracking-uri", metavar="URI", help="Another store.", show_default="the run's own"),
+        typer.Option("--tracking-uri", metavar="URI", help="Store to write to.", show_default="the run's own"),
     ] = None,
 ) -> None:
-    """Write to MLflow what it lacks of a run, whose server was away for a while or from the start.
+    """Write to MLflow the missing data of a run whose server was unreachable for a time.
 
-    The run's folder holds everything: each metric with its time, parameters,
-    tags, completions, the report, and how the run ended. What MLflow has
-    already is left alone, so that syncing twice does the same as once. A run
-    that was killed and has no ending is KILLED.
+    The run's folder has everything: each metric with its time, parameters, tags,
+    completions, the report and the outcome. Existing data in MLflow stays
+    unchanged, so a second sync has no effect. A run that was killed without
+    an outcome gets the status KILLED.
 
     \b
     Examples:

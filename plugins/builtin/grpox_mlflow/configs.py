@@ -13,26 +13,26 @@ class MlflowConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
     tracking_uri: str | None = None
-    """Where MLflow keeps runs, for example ``http://host:5000``; default: the environment's
-    MLFLOW_TRACKING_URI, else ``sqlite:///mlflow.db`` in the working directory."""
+    """Address of MLflow's store, for example ``http://host:5000``; default: MLFLOW_TRACKING_URI in the
+    environment, else ``sqlite:///mlflow.db`` in the working directory."""
     experiment: str = Field("grpox", min_length=1, max_length=250)
-    """Experiment the run belongs to; created when it does not exist."""
+    """Experiment of the run; created if it does not exist."""
     run_name: str | None = Field(None, min_length=1, max_length=250)
-    """Name of the run; default: one that MLflow invents."""
+    """Name of the run; default: a random name in MLflow's style."""
     log_completions: bool = True
-    """Upload the completions that the run saves (logging.save_completions_every), and the report and a table,
-    which show some, as artifacts."""
+    """Upload saved completions (logging.save_completions_every), the report and a table of some completions as
+    artifacts."""
     traces: int = Field(0, ge=0, le=64)
-    """Rollouts drawn from each generation batch that become traces, their rewards feedback; MLflow takes about
-    thirteen a second."""
+    """Number of rollouts of each generation batch to log as traces, with their rewards as feedback; MLflow
+    accepts about thirteen per second."""
     register_as: str | None = None
-    """Name of the registered model whose versions the run's checkpoints and its trained model become; default:
-    none are registered."""
+    """Name of a registered model; the run's checkpoints and trained model become its versions. Default:
+    register none."""
     upload_gib: float = Field(1.0, ge=0)
-    """Size up to which the files of a registered model are uploaded; of a larger one, and of checkpoints, the
-    version points to the folder."""
+    """Largest size in GiB of a registered model whose files are uploaded; the version of a larger model or of a
+    checkpoint points to its folder."""
     tags: dict[str, str] = Field(default_factory=dict)
-    """Further tags of the run."""
+    """Additional tags of the run."""
 
     @field_validator("register_as")
     @classmethod
@@ -46,7 +46,7 @@ class MlflowConfig(BaseModel):
     def _no_password(cls, uri: str | None) -> str | None:
         if uri is not None and urlsplit(uri).password is not None:
             raise ValueError(
-                "holds a password, and the config is logged: use the environment's MLFLOW_TRACKING_URI, "
+                "contains a password, but the config is logged: use MLFLOW_TRACKING_URI in the environment, "
                 "or MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
             )
         return uri

@@ -102,8 +102,8 @@ def address_of(followed: FollowedRun) -> str:
     configured = os.environ.get("MLFLOW_TRACKING_URI", "")
     if redact(configured) == known:
         return configured
-    what = f"the run's store is {known}, and its password is not kept"
-    raise ConfigError(what, "MLFLOW_TRACKING_URI", allowed="that address with its password")
+    what = f"the password of the run's store {known} is unknown, because it is never saved"
+    raise ConfigError(what, "MLFLOW_TRACKING_URI", allowed="this address with its password")
 
 
 def ending(folder: Path) -> tuple[str, int]:

@@ -85,8 +85,10 @@ def model_name_problem(name: str) -> str:
     """Say why MLflow takes no registered model of this name; empty where it does."""
     refused = sorted(set(name) & set("/:%\"'`"))
     if refused:
-        return f"holds {' '.join(refused)}, which MLflow takes in no name of a model"
-    return "" if name and name == " ".join(name.split()) == Names()[name] else "is no name that MLflow takes"
+        return f"contains {' '.join(refused)}, which MLflow does not allow in a model's name"
+    return (
+        "" if name and name == " ".join(name.split()) == Names()[name] else "is not a name that MLflow allows"
+    )
 
 
 def invented_name() -> str:

@@ -23,10 +23,10 @@ def grpox_commands() -> Iterable[CommandSpec]:
     yield CommandSpec(
         name="runs",
         target="grpox_mlflow.commands:runs_app",
-        help="Runs that MLflow holds: list, show, compare and open them. Nothing is written.",
+        help="List, show, compare and open runs in MLflow. Writes nothing.",
     )
     yield CommandSpec(
         name="sync",
         target="grpox_mlflow.commands:sync",
-        help="Write to MLflow what it lacks of a run, whose server was away for a while or from the start.",
+        help="Write to MLflow the missing data of a run whose server was unreachable for a time.",
     )

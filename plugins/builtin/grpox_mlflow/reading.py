@@ -191,7 +191,7 @@ def _quote(text: str) -> str | None:
 
 def _no_run(store: Store, name: str) -> Problem:
     if (Path(name) / "config.yaml").exists():
-        what = "is the folder of a run that MLflow does not follow: its tracking names no mlflow"
+        what = "is the folder of a run without MLflow: its tracking names no mlflow"
         return Problem(what, "RUN", given=name)
     runs = store.search(most=_LOOKED_AT)
     folders = [shown_path(run.folder) for run in runs if run.folder is not None]
@@ -218,16 +218,16 @@ def _tables_in(uri: str) -> set[str]:
         # Opened to read: another way SQLite makes a file of a name that it does not find.
         with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as connection:
             tables = {str(name) for (name,) in connection.execute("SELECT name FROM sqlite_master")}
-        missing = "" if tables >= _TABLES else "is no database of MLflow's"
+        missing = "" if tables >= _TABLES else "is not a database of MLflow"
     elif parts.scheme in ("", "file"):
         folder = Path(url2pathname(parts.path)) if parts.scheme else Path(uri)
-        missing = "" if any(folder.glob("*/meta.yaml")) else "is no folder in which MLflow keeps runs"
+        missing = "" if any(folder.glob("*/meta.yaml")) else "is not a folder with MLflow runs"
     else:
         probe(uri)
     if missing:
         allowed = (
-            "--uri sqlite:///PATH, --uri http://HOST:5000 or MLFLOW_TRACKING_URI; by default mlflow.db in the "
-            "working directory, which a tracked run makes there"
+            "--uri sqlite:///PATH, --uri http://HOST:5000 or MLFLOW_TRACKING_URI; the default is mlflow.db in "
+            "the working directory, which a tracked run creates"
         )
         raise ConfigError(missing, key="MLflow's tracking store", given=redact(uri), allowed=allowed)
     return tables

@@ -65,7 +65,7 @@ def _not_followed(folder: Path) -> Problem:
     if not folder.is_dir():
         what = "no such folder"
     elif (folder / "config.yaml").exists():
-        what = "holds a run that MLflow does not follow: its tracking names no mlflow"
+        what = "is the folder of a run without MLflow: its tracking names no mlflow"
     else:
         what = "holds no run"
     around = folder.parent if folder.parent.is_dir() else Path()

@@ -218,7 +218,7 @@ class MlflowTracker:
                 self._environment.close()
                 raise RunFailed(
                     f"MLflow cannot use the tracking store {redact(self._uri)}: {format_error(error)}\n"
-                    "    start it (mlflow server --host 127.0.0.1 --port 5000), give another one in\n"
+                    "    start it (mlflow server --host 127.0.0.1 --port 5000), name another one in\n"
                     "    tracking.mlflow.tracking_uri or MLFLOW_TRACKING_URI (sqlite:///mlflow.db needs no\n"
                     "    server), or train without MLflow: tracking={}"
                 ) from error
@@ -226,8 +226,8 @@ class MlflowTracker:
 
     def _warn(self, error: Exception) -> None:
         logger.warning(
-            "MLflow at %s does not take what the run records: %s\n"
-            "    the run goes on and keeps it; it is written when MLflow answers, or afterwards by\n"
+            "MLflow at %s does not accept the run's data: %s\n"
+            "    the run continues and saves the data; it is written when MLflow answers, or afterwards by\n"
             "    grpox sync %s",
             redact(self._uri),
             format_error(error),
@@ -255,13 +255,13 @@ class MlflowTracker:
         if not in_time:
             error = writer.take_error()
             raise RunFailed(
-                f"MLflow at {redact(self._uri)} lacks {self._shipment.lacking()} and how the run ended"
+                f"MLflow at {redact(self._uri)} lacks {self._shipment.lacking()} and the outcome of the run"
                 f"{f': {format_error(error)}' if error else ''}\n    nothing is lost: grpox sync {self._folder}"
             )
         logger.info("MLflow run %s (%s): %s", self._shipment.followed.run_id, status, self._shipment.place)
 
     def _log_progress(self, seconds: float) -> None:
-        logger.info("MLflow: %s to go (waiting at most %.0f s)", self._shipment.lacking(), seconds)
+        logger.info("MLflow: %s left to write (waiting at most %.0f s)", self._shipment.lacking(), seconds)
 
 
 class Writer:

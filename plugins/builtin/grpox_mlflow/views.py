@@ -99,7 +99,7 @@ def _list_table(rows: list[dict[str, str]], narrow: bool) -> Table:
     """Build a line a run; a terminal too narrow for nine columns has all but id and status in one."""
     if len({cells["experiment"] for cells in rows}) == 1:
         for cells in rows:
-            del cells["experiment"]  # the same of all, it is no news
+            del cells["experiment"]  # the same for all runs
     if narrow:
         rows = [{"run": cells["run"], "status": cells["status"], "": _stacked(cells)} for cells in rows]
     headings = [(name, name in ("run", "status", "started", "duration")) for name in rows[0]]

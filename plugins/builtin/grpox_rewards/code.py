@@ -27,7 +27,7 @@ from grpox_rewards.configs import CodeConfig
 BLOCK = re.compile(r"^```[^\n`]*\n(.*?)^```", re.DOTALL | re.MULTILINE)
 MEANINGS = {
     "network": "the network, other processes and signals",
-    "files": "the files that your user may read and write",
+    "files": "files that your user may read and write",
 }
 JUDGE = Path(__file__).with_name("code_judge.py")
 GRACE_SECONDS = 5.0
@@ -75,10 +75,10 @@ class Code:
         if not probe.lacking:
             return
         open_to = " and ".join(MEANINGS[name] for name in probe.lacking)
-        what = f"this kernel or container does not let reward 'code' take from the code {open_to}"
+        what = f"with this kernel or container, reward 'code' cannot keep the code from {open_to}"
         if config.confinement == "require":
-            raise ConfigError(what, allowed="confinement: warn, or a machine that does")
-        self._warn("confinement", f"{what}: run it in a container or virtual machine of its own")
+            raise ConfigError(what, allowed="confinement: warn, or a machine that supports it")
+        self._warn("confinement", f"{what}; use a separate container or virtual machine")
 
     def __call__(
         self,
@@ -95,8 +95,8 @@ class Code:
         rows = [_checked(row) for row in columns[self.config.column]]
         tests = [[test for test in row if not (isinstance(test, str) and _asks_nothing(test))] for row in rows]
         if sum(map(len, tests)) < sum(map(len, rows)):
-            which = f"tests in column {self.config.column!r} that define functions and call none"
-            note = "count as no tests: any code would pass. End each with the call, such as check(add)"
+            which = f"tests in column {self.config.column!r} that define functions but call none"
+            note = "count as no tests, because any code would pass; end each with a call, such as check(add)"
             self._warn("nothing", f"{which} {note}")
         codes = [code_in(completion_text(completion)) for completion in completions]
         with ThreadPoolExecutor(self._processes) as pool:
@@ -106,8 +106,8 @@ class Code:
             log_metric("code/timeouts", sum(verdict.late for verdict in judged) / len(judged))
             log_metric("code/crashes", len(crashes) / len(judged))
         if crashes:
-            note = "a process that judged code ended without a verdict, and the completion scored 0"
-            self._warn("crash", f"{note} (code/crashes has their share): {crashes[0]}")
+            note = "a process that judged code ended without a verdict, so the completion scored 0"
+            self._warn("crash", f"{note} (code/crashes counts these): {crashes[0]}")
         return [self._score(verdict, len(wanted)) for verdict, wanted in zip(judged, tests, strict=True)]
 
     def _score(self, verdict: Judgement, count: int) -> float | None:
@@ -145,7 +145,7 @@ def _checked(row: Any) -> Sequence[Any]:
         if all(isinstance(t, Mapping) and all(isinstance(t.get(k), str) for k in PAIR) for t in tests):
             return tests
     wanted = "a string, a list of strings, or a list of mappings with input and output, each a string"
-    raise TypeError(f"tests are {wanted}, not {row!r}"[:300])
+    raise TypeError(f"tests must be {wanted}, not {row!r}"[:300])
 
 
 PAIR = ("input", "output")

@@ -19,42 +19,43 @@ class Parameters(BaseModel):
 
 
 class ExactConfig(Parameters):
-    """The parameters of exact."""
+    """Parameters of exact."""
 
     column: str = "answer"
-    """Dataset column with the answer; a row where it is null abstains."""
+    """Dataset column with the answer; the reward abstains on rows with null."""
     strip: bool = True
-    """Ignore white space at both ends."""
+    """True: ignore white space at both ends."""
     ignore_case: bool = False
-    """Compare without regard to case."""
+    """True: ignore upper and lower case."""
 
 
 class RegexConfig(Parameters):
-    """The parameters of regex."""
+    """Parameters of regex."""
 
     pattern: str
-    """A regular expression of Python's `re`. Nested repetition such as ``(a+)+`` can take for ever."""
+    """Regular expression for Python's `re`. Nested repetition such as ``(a+)+`` can take practically
+    forever."""
     match: float = 1.0
-    """Score where it matches."""
+    """Score if the pattern matches."""
     no_match: float = 0.0
-    """Score where it does not."""
+    """Score if the pattern does not match."""
     full: bool = False
-    """The whole completion must match, not just a part of it."""
+    """True: the whole completion must match, not only a part of it."""
     ignore_case: bool = False
-    """Match without regard to case (re.IGNORECASE)."""
+    """True: ignore upper and lower case (re.IGNORECASE)."""
     multiline: bool = False
-    """re.MULTILINE: ^ and $ match at every line."""
+    """True: ^ and $ match at every line (re.MULTILINE)."""
     dotall: bool = False
-    """re.DOTALL: a dot matches newlines too."""
+    """True: a dot also matches newlines (re.DOTALL)."""
     column: str | None = None
-    """If given, `group` of the first match must also equal this dataset column, white space at both ends
-    ignored; a row where it is null abstains."""
+    """Dataset column that `group` of the first match must equal, ignoring white space at both ends; the reward
+    abstains on rows with null. Default: no comparison."""
     group: int | str = 1
-    """Number or name of the group that is compared with `column`."""
+    """Number or name of the group to compare with `column`."""
 
     @property
     def flags(self) -> re.RegexFlag:
-        """The three flags as `re` takes them."""
+        """The three flags in the form of `re`."""
         chosen = re.NOFLAG
         chosen |= re.IGNORECASE if self.ignore_case else re.NOFLAG
         chosen |= re.MULTILINE if self.multiline else re.NOFLAG
@@ -74,7 +75,7 @@ class RegexConfig(Parameters):
     def _has_the_group(self) -> Self:
         if self.column is None:
             if "group" in self.model_fields_set:
-                raise ValueError("'group' is compared with 'column', which is not given")
+                raise ValueError("'group' needs 'column', the column to compare it with")
             return self
         compiled = re.compile(self.pattern)
         if self.group not in {*range(compiled.groups + 1), *compiled.groupindex}:
@@ -83,23 +84,24 @@ class RegexConfig(Parameters):
 
 
 class LengthConfig(Parameters):
-    """The parameters of length."""
+    """Parameters of length."""
 
     target: int = Field(ge=1)
-    """Length that scores 0, the best."""
+    """Length with the best score, 0."""
     unit: Literal["tokens", "characters"] = "tokens"
-    """What is counted: the completion's tokens, its ending EOS included, or the characters of its text."""
+    """Unit of length: tokens of the completion, including EOS, or characters of its text."""
     scale: Literal["relative", "absolute"] = "relative"
-    """Whether the distance to the target is divided by the target and at most 1, or counted in units."""
+    """Scale of the distance to the target: relative divides it by the target, with a maximum of 1; absolute
+    counts units."""
 
 
 class SoftOverlongConfig(Parameters):
-    """The parameters of soft_overlong."""
+    """Parameters of soft_overlong."""
 
     max_length: int = Field(ge=1)
-    """Tokens from which on a completion scores -1, its ending EOS included; 20480 in the DAPO paper."""
+    """Length in tokens, including EOS, from which a completion scores -1; 20480 in the DAPO paper."""
     buffer: int = Field(ge=0)
-    """Tokens before max_length over which the score falls from 0 to -1; 4096 in the DAPO paper."""
+    """Number of tokens before max_length over which the score falls from 0 to -1; 4096 in the DAPO paper."""
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -109,77 +111,78 @@ class SoftOverlongConfig(Parameters):
 
 
 class FormatConfig(Parameters):
-    """The parameters of format."""
+    """Parameters of format."""
 
     tags: list[str] = Field(default=["think", "answer"], min_length=1)
-    """Names of the blocks, in their order: <think>...</think> <answer>...</answer>."""
+    """Names of the blocks in order: <think>...</think> <answer>...</answer>."""
     opened: bool = False
-    """Whether the prompt ends in the first opening tag, so that the completion begins inside the block."""
+    """True: the prompt ends with the first opening tag, so the completion begins inside the block."""
     text_after: bool = False
-    """Whether anything may follow the last block; tags [think] with this is TRL's think_format_reward."""
+    """True: any text may follow the last block. With tags [think] this is TRL's think_format_reward."""
 
     @field_validator("tags")
     @classmethod
     def _distinct(cls, tags: list[str]) -> list[str]:
         if len(set(tags)) < len(tags) or not all(tags):
-            raise ValueError("each tag needs a name of its own")
+            raise ValueError("each tag needs a different name")
         return tags
 
 
 class RewardModelConfig(Parameters):
-    """The parameters of reward_model."""
+    """Parameters of reward_model."""
 
     model: ModelPath
-    """Folder in Hugging Face format with a sequence-classification model of one output and its tokenizer, or a
-    hub id."""
+    """Folder in Hugging Face format, or hub id, of a sequence-classification model with one output and its
+    tokenizer."""
     batch_size: int = Field(8, ge=1)
-    """Completions scored together."""
+    """Number of completions scored together."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Precision of the weights; each rank holds a whole copy."""
+    """Precision of the weights; each rank has a whole copy."""
     max_length: int | None = Field(None, ge=1)
-    """Tokens that the model reads, a longer text loses its left end; default: what model and tokenizer take."""
+    """Longest text in tokens; tokens are removed from the start of a longer one. Default: the limit of model
+    and tokenizer."""
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
-    """Passed to the tokenizer's chat template for conversational data."""
+    """Arguments for the tokenizer's chat template, used for conversational data."""
 
 
 class CodeConfig(Parameters):
-    """The parameters of code."""
+    """Parameters of code."""
 
     column: str = "tests"
-    """Dataset column with the tests: Python statements as a string or a list of them, or a list of mappings of
-    ``input`` and ``output``. A row where it is null or empty abstains."""
+    """Dataset column with the tests: Python statements as a string or a list of strings, or a list of mappings
+    with ``input`` and ``output``. The reward abstains on rows with null or no tests."""
     partial: bool = False
-    """Score the part of the tests that pass; else 1 if all do and 0 if not."""
+    """True: the score is the fraction of passed tests; false: 1 if all tests pass, else 0."""
     timeout_seconds: float = Field(5.0, gt=0)
-    """Time for a completion with its statements, or for each of its inputs; what takes longer fails."""
+    """Time limit in seconds for a completion with its statements, or for each input; slower code fails."""
     memory_mib: int = Field(512, ge=64)
-    """Address space of the code, and of the tests."""
+    """Largest address space in MiB of the code, and of the tests."""
     processes: int | None = Field(None, ge=1)
-    """Completions judged at a time on each rank; default: the rank's part of the CPU cores."""
+    """Number of completions judged at a time on each rank; default: the rank's share of the CPU cores."""
     confinement: Literal["warn", "require"] = "warn"
-    """Where the kernel denies a part of the confinement: tell it once, or refuse the run."""
+    """Handling of a kernel that denies a part of the confinement: warn once, or refuse the run."""
 
 
 class MathConfig(Parameters):
-    """The parameters of math."""
+    """Parameters of math."""
 
     column: str = "answer"
-    """Dataset column with the answer: a number, bare LaTeX, or text with it in $...$ or \\boxed{...}.
-    A row where it is null or holds no expression abstains."""
+    """Dataset column with the answer: a number, bare LaTeX, or text with an expression in $...$ or
+    \\boxed{...}. The reward abstains on rows with null or without an expression."""
     timeout_seconds: float = Field(5.0, gt=0)
-    """Time allowed for one completion; one that takes longer scores 0 and counts in math/timeouts."""
+    """Time limit in seconds for one completion; a slower one scores 0 and counts in math/timeouts."""
 
 
 class CosineConfig(Parameters):
-    """The parameters of cosine."""
+    """Parameters of cosine."""
 
     max_length: int = Field(ge=1)
-    """Tokens at which the score has reached its end, the ending EOS included; longer completions score the
-    same, or `exceeded`."""
+    """Length in tokens, including EOS, at which the score stops changing; longer completions get the same
+    score, or `exceeded`."""
     correct_by: Literal["exact", "math"] = "exact"
-    """How right is told from wrong: by the reward exact or math, with its defaults."""
+    """Reward that judges the answer, with its defaults: exact or math."""
     column: str = "answer"
-    """Dataset column with the answer; a row where that reward abstains has no score here."""
+    """Dataset column with the answer; the reward abstains on rows on which the judging reward abstains."""
     min_value_wrong: float = -1.0
     """Score of a wrong answer of length 0."""
     max_value_wrong: float = -0.5
@@ -189,7 +192,7 @@ class CosineConfig(Parameters):
     max_value_correct: float = 1.0
     """Score of a right answer of length 0."""
     exceeded: float | None = None
-    """Score of a completion longer than max_length, right or wrong; default: that of max_length."""
+    """Score of a completion longer than max_length, right or wrong; default: the score of max_length."""
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:
@@ -201,35 +204,35 @@ class CosineConfig(Parameters):
 
 
 class RepetitionConfig(Parameters):
-    """The parameters of repetition."""
+    """Parameters of repetition."""
 
     size: int = Field(3, ge=1)
-    """Units of an n-gram."""
+    """Number of units in an n-gram."""
     unit: Literal["words", "tokens"] = "words"
-    """Units: words of the text, without regard to case, or the completion's tokens."""
+    """Unit: words of the text, ignoring case, or tokens of the completion."""
 
 
 class ServiceConfig(Parameters):
-    """The parameters that rewards of a service have in common: http and judge."""
+    """Parameters that the rewards of a service share: http and judge."""
 
     url: str
-    """Address of the service, http://HOST:PORT/PATH. A redirection is not followed."""
+    """Address of the service, http://HOST:PORT/PATH. Redirections are not followed."""
     key_env: str | None = None
-    """Environment variable with the key that the service asks for, on every rank. The key itself has no place
-    in the run file and is never logged."""
+    """Environment variable with the key of the service, set on every rank. The key itself must not be in the
+    run file and is never logged."""
     key_header: str = Field("Authorization", pattern=r"^[A-Za-z0-9-]+$")
     """Header that carries the key: ``Bearer KEY`` for Authorization, the bare key for others."""
     request_timeout: float = Field(60.0, gt=0)
-    """Seconds that one request may take; `timeout` of the reward limits the whole call, retries included."""
+    """Time limit of one request in seconds; the reward's `timeout` limits the whole call, including retries."""
     retries: int = Field(3, ge=0)
-    """Times that a request is sent again after no answer, or status 408, 425, 429 or 5xx."""
+    """Number of retries of a request after no answer, or status 408, 425, 429 or 5xx."""
     back_off: float = Field(1.0, ge=0)
     """Seconds before the first retry, doubled for each further one, up to 60, times a random factor of 0.5 to
     1 that `seed` fixes. A longer Retry-After of the service is kept, up to 60 as well."""
     concurrency: int = Field(16, ge=1)
-    """Requests of a rank that are under way at a time."""
+    """Number of simultaneous requests of a rank."""
     requests_per_second: float | None = Field(None, gt=0)
-    """Requests that a rank begins per second, at most; default: no limit."""
+    """Largest number of requests that a rank starts per second; default: no limit."""
     seed: int = 0
     """Seed of the random factors of `back_off`."""
 
@@ -245,18 +248,18 @@ class ServiceConfig(Parameters):
             raise ValueError("is not of the form http://HOST:PORT/PATH")
         if parts.username or parts.password:
             raise ValueError(
-                "holds a password, and the config is logged: name its environment variable in 'key_env'"
+                "contains a password, but the config is logged: name its environment variable in 'key_env'"
             )
         return url
 
 
 class HttpConfig(ServiceConfig):
-    """The parameters of http."""
+    """Parameters of http."""
 
     columns: list[str] = Field(default_factory=list)
-    """Dataset columns that are sent with prompts and completions."""
+    """Dataset columns to send with prompts and completions."""
     batch_size: int = Field(64, ge=1)
-    """Completions of one request."""
+    """Number of completions in one request."""
 
 
 DEFAULT_PROMPT = """\
@@ -273,26 +276,26 @@ Think briefly, then end with one line of the form "Score: N"."""
 
 
 class JudgeConfig(ServiceConfig):
-    """The parameters of judge."""
+    """Parameters of judge."""
 
     url: str
     """Base address of an OpenAI-compatible service, up to /v1; /chat/completions is added. A redirection is not
     followed."""
     model: str
-    """Name of the model that judges, as the service calls it."""
+    """Name of the judging model in the service."""
     prompt: str = DEFAULT_PROMPT
     """Template of the request: ``{prompt}``, ``{completion}`` and ``{NAME}`` of dataset columns are replaced; a
     brace of the text itself is doubled."""
     system: str | None = None
-    """System message before it."""
+    """System message before the prompt."""
     pattern: str = r"(?m)^[\s*_]*Score:[\s*_]*(-?\d+(?:\.\d+)?)[\s*_.]*$"
     """Regular expression whose only group is the score. All of its matches must give the same score."""
     json_field: str | None = None
     """If given, the reply must instead be a JSON object, alone or in a fenced block, with this number."""
     lowest: float = 0.0
-    """Least score of the judge, which becomes 0."""
+    """Lowest score of the judge, which becomes 0."""
     highest: float = 10.0
-    """Highest score of the judge, which becomes 1; one outside of the two counts as unreadable."""
+    """Highest score of the judge, which becomes 1; scores outside the range count as unreadable."""
     temperature: float | None = Field(0.0, ge=0)
     """Sampling temperature of the judge; null: the service's own."""
     max_tokens: int | None = Field(1024, ge=1)
@@ -300,8 +303,8 @@ class JudgeConfig(ServiceConfig):
     extra: dict[str, Any] = Field(default_factory=dict)
     """Further fields of the request, such as ``{reasoning_effort: low}``."""
     cache: str | None = None
-    """Folder that keeps readable replies by the content of their request, so that no request is sent twice, in
-    later runs either; relative to the working directory. Default: none."""
+    """Folder for readable replies, stored by the content of their request, so that no request is sent twice,
+    also in later runs; relative to the working directory. Default: none."""
     price_in: float = Field(0.0, ge=0)
     """Price of a million tokens of requests, for the metric judge/cost."""
     price_out: float = Field(0.0, ge=0)

@@ -77,9 +77,9 @@ class Judge:
     def _body(self, prompt: Text, completion: Text, row: Mapping[str, Any]) -> bytes:
         """The request about one completion, the same bytes for the same content."""
         config = self.config
-        asked = config.prompt.format(prompt=plain(prompt), completion=completion_text(completion), **row)
+        request = config.prompt.format(prompt=plain(prompt), completion=completion_text(completion), **row)
         messages = [{"role": "system", "content": config.system}] if config.system is not None else []
-        body = {"model": config.model, "messages": [*messages, {"role": "user", "content": asked}]}
+        body = {"model": config.model, "messages": [*messages, {"role": "user", "content": request}]}
         limits = {"temperature": config.temperature, "max_tokens": config.max_tokens}
         body |= {name: value for name, value in limits.items() if value is not None} | config.extra
         return json.dumps(body, sort_keys=True).encode()
@@ -160,11 +160,11 @@ def read_score(reply: str, config: JudgeConfig) -> float:
 
 
 def _by_pattern(reply: str, pattern: str) -> float:
-    found = {match or "" for match in re.findall(pattern, reply)}
+    texts = {match or "" for match in re.findall(pattern, reply)}
     try:
-        scores = {float(text) for text in found}
+        scores = {float(text) for text in texts}
     except ValueError:
-        raise ValueError(f"has a score that is no number: {sorted(found)!r}"[:200]) from None
+        raise ValueError(f"has a score that is no number: {sorted(texts)!r}"[:200]) from None
     if len(scores) != 1:
         raise ValueError(f"has {len(scores) or 'no'} scores: {reply.strip()[-100:]!r}")
     return scores.pop()

@@ -1,6 +1,6 @@
 """1 if the completion's final expression equals the answer column's, judged by math-verify.
 
-It is judged in a long-lived process, which is killed when it takes too long.
+A long-lived process judges the completion, and is killed when it takes too long.
 """
 
 from __future__ import annotations
@@ -94,4 +94,4 @@ def answer_text(answer: Any) -> str | None:
         return answer
     if isinstance(answer, int | float) and not isinstance(answer, bool):
         return f"{Decimal(str(answer)):f}"
-    raise TypeError(f"an answer is a string or a number, not {type(answer).__name__}: {answer!r}")
+    raise TypeError(f"an answer must be a string or a number, not {type(answer).__name__}: {answer!r}")

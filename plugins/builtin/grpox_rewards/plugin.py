@@ -19,8 +19,8 @@ REWARDS = (
         name="regex",
         target="grpox_rewards.text:Regex",
         config="grpox_rewards.configs:RegexConfig",
-        summary="One score if a regular expression matches the completion, another if not",
-        formula="match if found (and the group equals the column, where one is given), else no_match",
+        summary="One score if a regular expression matches the completion, else another score",
+        formula="match if found (and the group equals the column, if given), else no_match",
         source="grpox; the format reward of DeepSeek-R1, arXiv 2501.12948, is one use",
     ),
     ComponentSpec(
@@ -35,7 +35,7 @@ REWARDS = (
         name="length",
         target="grpox_rewards.text:Length",
         config="grpox_rewards.configs:LengthConfig",
-        summary="How near the completion's length is to a target, from -1 to 0 or in units",
+        summary="Minus the distance of the completion's length from a target, from -1 to 0 or in units",
         formula="relative: max(-1, -|length - target| / target); absolute: -|length - target|",
         source="grpox; absolute is the reward of TRL's tutorials",
     ),
@@ -83,7 +83,7 @@ REWARDS = (
         name="reward_model",
         target="grpox_rewards.reward_model:RewardModel",
         config="grpox_rewards.configs:RewardModelConfig",
-        summary="The score that a sequence-classification model gives prompt and completion",
+        summary="Score of a sequence-classification model for prompt and completion",
         formula="logits[:, 0]",
         source="transformers' AutoModelForSequenceClassification",
     ),
@@ -108,5 +108,5 @@ REWARDS = (
 
 @hookimpl
 def grpox_rewards() -> tuple[ComponentSpec, ...]:
-    """Twelve rewards; those that read text read that of the completion's last message."""
+    """Offer twelve rewards; text rewards read the text of the completion's last message."""
     return REWARDS

@@ -1,4 +1,4 @@
-"""The score a sequence-classification model gives prompt and completion: ``logits[:, 0]``."""
+"""Score of a sequence-classification model for prompt and completion: ``logits[:, 0]``."""
 
 from __future__ import annotations
 
@@ -122,17 +122,17 @@ class RewardModel:
 def _model(config: RewardModelConfig) -> PreTrainedModel:
     settings = _loaded(config, "config", AutoConfig.from_pretrained)
     if settings.num_labels != 1:
-        what = f"a reward model has one output, this one has {settings.num_labels}"
+        what = f"a reward model must have one output, but this one has {settings.num_labels}"
         raise ConfigError(what, given=config.model, allowed="a model with num_labels 1 in its config")
     if kernels := hub_kernels(settings):
-        what = f"its config.json asks for code from a hub, the kernel {kernels[0]}"
-        raise ConfigError(what, given=config.model, allowed="a model that needs no code of others")
+        what = f"its config.json asks for code from a hub: the kernel {kernels[0]}"
+        raise ConfigError(what, given=config.model, allowed="a model that needs no code from a hub")
     load = AutoModelForSequenceClassification.from_pretrained
     dtype = getattr(torch, config.dtype)
     model, report = _loaded(config, "model", load, dtype=dtype, output_loading_info=True)
     if report["missing_keys"]:
         missing = ", ".join(sorted(report["missing_keys"]))
-        what = f"not a trained sequence-classification model: its weights lack {missing}"
+        what = f"is not a trained sequence-classification model: its weights lack {missing}"
         raise ConfigError(what, given=config.model)
     loaded: PreTrainedModel = model
     return loaded

@@ -41,8 +41,8 @@ class Http:
         async with self._service.session() as session:
             batches = [slice(start, start + size) for start in range(0, len(completions), size)]
             sent = {name: columns[name] for name in self.config.columns}
-            asked = [self._ask(session, prompts[at], completions[at], cut(sent, at)) for at in batches]
-            for part in await asyncio.gather(*asked):
+            requests = [self._ask(session, prompts[at], completions[at], cut(sent, at)) for at in batches]
+            for part in await asyncio.gather(*requests):
                 scores += part
         if log_metric is not None:
             log_metric("http/failures", sum(isinstance(s, FailedScore) for s in scores) / len(scores))

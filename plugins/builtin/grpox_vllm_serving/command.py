@@ -23,49 +23,55 @@ def serve(
         str,
         typer.Argument(
             metavar="MODEL",
-            help="A model's folder or hub id; or a run file or recipe, for its model and dtype.",
+            help="A model folder or hub id; or a run file or recipe, whose model and dtype are used.",
         ),
     ],
     vllm_args: Annotated[
         list[str] | None,
-        typer.Argument(metavar="-- VLLM_ARGS", help="Other arguments of vLLM's server, as they are."),
+        typer.Argument(metavar="-- VLLM_ARGS", help="Other arguments for vLLM's server."),
     ] = None,
-    host: Annotated[str, typer.Option(metavar="ADDRESS", help="Where to listen.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=1, max=65535, metavar="N", help="Where to listen.")] = 8000,
+    host: Annotated[str, typer.Option(metavar="ADDRESS", help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535, metavar="N", help="Port to listen on.")] = 8000,
     dtype: Annotated[
         str | None,
         typer.Option(
-            metavar="|".join(DTYPES), help="As the run's model.dtype.", show_default="the run's, else float32"
+            metavar="|".join(DTYPES), help="Precision of the model.", show_default="the run's, else float32"
         ),
     ] = None,
     max_model_len: Annotated[
         int | None,
         typer.Option(
-            min=1, metavar="N", help="Positions of prompt and completion.", show_default="the model's"
+            min=1,
+            metavar="N",
+            help="Largest number of tokens in prompt and completion.",
+            show_default="the model's",
         ),
     ] = None,
     tensor_parallel_size: Annotated[
         int,
-        typer.Option("--tensor-parallel-size", "-tp", min=1, metavar="N", help="GPUs that share the model."),
+        typer.Option(
+            "--tensor-parallel-size", "-tp", min=1, metavar="N", help="Number of GPUs that share the model."
+        ),
     ] = 1,
     gpu_memory_utilization: Annotated[
-        float, typer.Option(min=0.01, max=1, metavar="PART", help="Of each GPU's memory; unused on CPU.")
+        float,
+        typer.Option(min=0.01, max=1, metavar="PART", help="Fraction of each GPU's memory; ignored on a CPU."),
     ] = 0.9,
     kv_cache_gib: Annotated[
         float | None,
-        typer.Option(min=0.001, metavar="GIB", help="Memory for keys and values.", show_default="1 on CPU"),
+        typer.Option(min=0.001, metavar="GIB", help="Memory of the KV cache.", show_default="1 on CPU"),
     ] = None,
     weights: Annotated[
         str,
         typer.Option(
-            metavar="|".join(TRANSFERS), help="How runs send weights: auto is nccl where there is CUDA."
+            metavar="|".join(TRANSFERS), help="Transfer of weights from runs; auto: nccl with CUDA, else file."
         ),
     ] = "auto",
     weights_dir: Annotated[
         str | None,
         typer.Option(
             metavar="FOLDER",
-            help="For weights by file: a folder that the run sees too.",
+            help="Folder for weights by file, shared with the run.",
             show_default="shared memory of this host",
         ),
     ] = None,
@@ -73,7 +79,7 @@ def serve(
         str | None,
         typer.Option(
             metavar="FILE",
-            help="The token that runs must give.",
+            help="File with the token that runs must send.",
             show_default="$GRPOX_SERVER_TOKEN, or ~/.config/grpox/server-token, made when missing",
         ),
     ] = None,
@@ -81,8 +87,8 @@ def serve(
 ) -> None:
     """Start a vLLM server that samples for runs with `generator: vllm-server`.
 
-    It serves one run at a time, which sends it weights after every update.
-    Every path but /health asks for the token. Ctrl-C ends it.
+    The server works for one run at a time, which sends new weights after every
+    update. Every path except /health requires the token. Ctrl-C stops the server.
 
     \b
     Examples:
@@ -108,7 +114,7 @@ def serve(
 
     cuda = torch.cuda.is_available()
     if weights == "nccl" and not cuda:
-        raise ConfigError("nccl needs CUDA, which is not here", "--weights", allowed="file")
+        raise ConfigError("nccl needs CUDA, but there is none", "--weights", allowed="file")
     settings = ServerSettings(
         model=path,
         token=token,
@@ -136,15 +142,17 @@ def _serve(settings: ServerSettings) -> None:
     console = Console(stderr=True)
     if settings.host not in LOOPBACK:
         console.print(
-            f"warning: {settings.host} can be reached from other machines, and the token travels unencrypted: "
-            "give a certificate (-- --ssl-keyfile FILE --ssl-certfile FILE) or use a trusted network",
+            "warning: use a certificate (-- --ssl-keyfile FILE --ssl-certfile FILE) or a trusted network: "
+            f"other machines can reach {settings.host}, and the token is sent unencrypted",
             style="yellow",
             highlight=False,
         )
     with serving(settings) as server:
         with console.status("starting vLLM, which takes about a minute"):
             server.wait_until_ready()
-        typer.echo(f"serving {settings.model} at {settings.url}  (generator: vllm-server; Ctrl-C ends it)")
+        typer.echo(
+            f"serving {settings.model} at {settings.url}  (generator: vllm-server; Ctrl-C stops the server)"
+        )
         server.wait()
 
 
@@ -187,5 +195,5 @@ def _refuse_used_address(host: str, port: int) -> None:
         try:
             probe.bind((host, port))
         except OSError as error:
-            what = f"cannot listen there: {error.strerror or error}"
+            what = f"cannot listen on this address: {error.strerror or error}"
             raise ConfigError(what, "--host, --port", given=f"{host}:{port}") from error

@@ -158,7 +158,7 @@ def refuse_owned(extra: Sequence[str]) -> None:
     for argument in extra:
         name = argument.partition("=")[0].replace("_", "-")
         if name in OWNED:
-            what, instead = "grpox sets this argument of vLLM's server itself", OWNED[name]
+            what, instead = "grpox itself sets this argument of vLLM's server", OWNED[name]
             raise ConfigError(what, given=argument, allowed=instead)
 
 
@@ -252,7 +252,7 @@ def _own(path: Path | str, flags: int, folder: int | None = None) -> Iterator[in
     try:
         status = os.fstat(descriptor)
         if status.st_uid != os.geteuid() or not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
-            raise PermissionError(errno.EPERM, "is not this user's own", str(path))
+            raise PermissionError(errno.EPERM, "does not belong to this user", str(path))
         yield descriptor
     finally:
         os.close(descriptor)

@@ -79,10 +79,10 @@ def read_token(file: str | None, key: str) -> str:
         mode, text = path.stat().st_mode, path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         what = f"no token for the vLLM server: {' '.join(str(error).split())}"
-        allowed = f"a file that holds the servers' token, or the token in {TOKEN_VARIABLE}"
+        allowed = f"a file with the servers' token, or the token in {TOKEN_VARIABLE}"
         raise ConfigError(what, key, given=str(path), allowed=allowed) from error
     if stat.S_IMODE(mode) & 0o077:
-        what = "the token can be read by other users"
+        what = "other users can read the token"
         raise ConfigError(what, key, given=str(path), allowed=f"chmod 600 {path}")
     return _checked(text, str(path))
 
@@ -98,7 +98,7 @@ def read_or_make_token(file: str | None) -> str:
         except FileExistsError:  # of an earlier server
             pass
         except OSError as error:
-            what = f"a token for the vLLM server cannot be kept: {error.strerror or error}"
+            what = f"a token for the vLLM server cannot be saved: {error.strerror or error}"
             allowed = f"--token-file, or the token in {TOKEN_VARIABLE}"
             raise ConfigError(what, "--token-file", given=str(path), allowed=allowed) from error
     return read_token(file, "--token-file")
@@ -108,8 +108,8 @@ def _checked(text: str, where: str) -> str:
     token = text.strip()
     fits = SHORTEST <= len(token) <= LONGEST
     if not fits or not token.isascii() or not token.isprintable() or " " in token:
-        what = f"no usable token for the vLLM server: it has {len(token)} characters"
-        allowed = f"at least {SHORTEST} printable ASCII characters without a blank, at most {LONGEST:,}"
+        what = f"the token for the vLLM server is invalid: it has {len(token)} characters"
+        allowed = f"{SHORTEST} to {LONGEST:,} printable ASCII characters without blanks"
         raise ConfigError(what, where, allowed=allowed)
     return token
 

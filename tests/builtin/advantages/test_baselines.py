@@ -97,6 +97,15 @@ def test_an_empty_batch(name: str) -> None:
         assert scale(EVERY[name], [], []) == []
 
 
+def test_the_group_that_the_docs_work_by_hand() -> None:
+    rewards, ids, lengths = [0.0, 0.0, 0.0, 1.0], [0] * 4, [10, 10, 10, 30]
+    exact = Quantile(QuantileConfig(eps=0.0, ddof=0))
+    table = {RLOO: (-1 / 3, 1), MAXRL: (-1, 3), OPO: (-0.5, 0.5), exact: (0, 4 / math.sqrt(3))}
+
+    for scaler, (wrong, right) in table.items():
+        assert scale(scaler, rewards, ids, lengths) == pytest.approx([wrong] * 3 + [right])
+
+
 # -- rloo --------------------------------------------------------------------------------------------------
 
 

@@ -114,7 +114,7 @@ def test_a_padded_row_keeps_the_logit_of_the_padding_token(model):
 
 def test_what_transformers_refuses_is_told(model):
     with pytest.raises(
-        ConfigError, match=r"sampling\.generation_kwargs: transformers refuses it: .*bad_words_ids"
+        ConfigError, match=r"sampling\.generation_kwargs: transformers refuses this value: .*bad_words_ids"
     ):
         scores(model, [2], [], generation_kwargs={"bad_words_ids": 3})
 

@@ -107,7 +107,7 @@ def test_a_stream_that_ends_in_the_middle_is_a_lost_server(cut):
 
 def test_what_vllm_refuses_in_the_stream_is_the_users_mistake():
     refusal = {"error": {"message": "top_p must be in (0, 1]", "code": 400}}
-    with pytest.raises(ConfigError, match="vLLM does not take these settings: top_p"):
+    with pytest.raises(ConfigError, match="vLLM does not accept these settings: top_p"):
         answered(streaming(refusal), completions)
     with pytest.raises(ServerLost, match="engine died"):
         answered(streaming({"error": {"message": "engine died", "code": 500}}), completions)
@@ -136,7 +136,7 @@ def test_a_refusal_tells_vllms_own_words():
 
 
 def test_another_kind_of_server_is_told():
-    with pytest.raises(ConfigError, match="is no server that `grpox serve` started"):
+    with pytest.raises(ConfigError, match="is not a server started by `grpox serve`"):
         answered(status(404), lambda client: client.about())
     with pytest.raises(ServerLost):
         answered(status(200, "<html>"), lambda client: client.about())
@@ -190,7 +190,7 @@ def about(folder, **changes):
 
 
 def test_a_server_of_another_protocol_or_model_is_refused_by_name(fleet, tmp_path):
-    with pytest.raises(ConfigError, match=r"of grpox 9\.9, which speaks another protocol"):
+    with pytest.raises(ConfigError, match=r"runs grpox 9\.9, which uses a different protocol"):
         fleet(about(tmp_path, protocol=PROTOCOL + 1, grpox="9.9")).find()
     with pytest.raises(ConfigError, match="another model than this run, m: hidden_size is 9 there and 8 here"):
         fleet(about(tmp_path, signature=MODEL | {"hidden_size": 9})).find()

@@ -142,6 +142,6 @@ def test_a_completion_that_was_broken_off_is_none(reason):
 
 
 def test_a_request_that_is_refused_ends_all():
-    wrong = ConfigError(Problem("vLLM does not take these settings", "sampling"))
+    wrong = ConfigError(Problem("vLLM does not accept these settings", "sampling"))
     with pytest.raises(ConfigError):
         complete([Client("a", last=[wrong]), Client("b")])

@@ -430,7 +430,7 @@ def test_a_password_that_is_not_kept_comes_from_the_environment(
         sync(run.output_dir)
     assert "hush" not in str(caught.value)
     monkeypatch.delenv("MLFLOW_TRACKING_URI")
-    with pytest.raises(ConfigError, match="its password is not kept"):
+    with pytest.raises(ConfigError, match="the password of the run's store"):
         sync(run.output_dir)
     left = (path.read_text() for path in run.output_dir.rglob("*") if path.is_file())
     assert not any("hush" in text for text in left)

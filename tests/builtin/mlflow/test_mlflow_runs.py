@@ -446,7 +446,7 @@ def test_open_opens_nothing_where_there_is_no_report(opened: list[str]) -> None:
 def test_a_machine_without_a_browser_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(webbrowser, "open", lambda address: False)
     result = grpox("open", "first")
-    assert (result.exit_code, result.stderr) == (0, "no browser can be opened here\n")
+    assert (result.exit_code, result.stderr) == (0, "there is no browser to open here\n")
 
 
 def test_of_a_server_the_page_is_opened(stored: Stored) -> None:
@@ -481,9 +481,9 @@ def test_reading_writes_nothing(stored: Stored) -> None:
         (None, "there is no such database"),
         ("sqlite:///sub/none.db", "there is no such database"),
         ("sqlite+pysqlite:///none.db", "there is no such database"),
-        ("sqlite:///empty.db", "is no database of MLflow's"),
-        ("mlruns", "is no folder in which MLflow keeps runs"),
-        ("file:///nowhere/mlruns", "is no folder in which MLflow keeps runs"),
+        ("sqlite:///empty.db", "is not a database of MLflow"),
+        ("mlruns", "is not a folder with MLflow runs"),
+        ("file:///nowhere/mlruns", "is not a folder with MLflow runs"),
     ],
 )
 def test_a_store_that_is_not_there_is_told_and_not_made(

@@ -169,7 +169,7 @@ def test_two_threads_at_once_score_as_one(saved):
 
 
 def test_a_model_with_several_outputs_is_refused(saved):
-    with pytest.raises(ConfigError, match="a reward model has one output, this one has 2"):
+    with pytest.raises(ConfigError, match="a reward model must have one output, but this one has 2"):
         reward_model(model=saved(llama(num_labels=2)))
 
 

@@ -113,7 +113,7 @@ def test_mistakes_are_told_before_vllm_loads(with_vllm, tmp_path):
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         problem = refused("quickstart", "--port", str(taken.getsockname()[1]))
-    assert "cannot listen there" in problem.what
+    assert "cannot listen on this address" in problem.what
     assert refused("quickstart", "--weights-dir", str(tmp_path / "x")).key == "--weights-dir"
 
 

@@ -15,7 +15,7 @@ from grpox_vllm_serving.protocol import differences, signature
     ["127.0.0.1:8000", "ftp://host:1", "http://", "http://host:99999", "http://me:pw@host:1", "http://h:1?x=1"],
 )
 def test_addresses_are_checked(url):
-    with pytest.raises(ValidationError, match="not of the form http://HOST:PORT"):
+    with pytest.raises(ValidationError, match="does not have the form http://HOST:PORT"):
         VllmServerConfig(urls=[url])
 
 

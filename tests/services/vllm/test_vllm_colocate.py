@@ -139,7 +139,7 @@ def test_structured_outputs_keep_to_their_pattern(generator):
 
 
 def test_settings_that_vllm_does_not_take_are_told(generator):
-    with pytest.raises(ConfigError, match="vLLM does not take these settings"):
+    with pytest.raises(ConfigError, match="vLLM does not accept these settings"):
         sample(generator, generation_kwargs={"allowed_token_ids": []})
     (problem,) = VllmColocateConfig().check_sampling(SamplingConfig(temperature=3.0))
     assert (problem.key, problem.allowed) == ("sampling.temperature", "at most 2")

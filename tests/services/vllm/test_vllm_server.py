@@ -149,7 +149,7 @@ def test_what_ends_a_completion(servers, started, policy, tokenizer):
 def test_settings_that_vllm_does_not_take_are_told(servers, started, policy, tokenizer):
     generator = started(*servers)
     synced(generator, policy, 1)
-    with pytest.raises(ConfigError, match="vLLM does not take these settings"):
+    with pytest.raises(ConfigError, match="vLLM does not accept these settings"):
         list(generator.generate(requests(tokenizer), sampling(generation_kwargs={"allowed_token_ids": []}), 5))
     with pytest.raises(RunFailed, match="more than the 64 positions"):
         list(generator.generate(requests(tokenizer), sampling(max_completion_length=60), 5))

@@ -277,9 +277,9 @@ def test_the_deepspeed_launcher_may_pass_the_local_rank() -> None:
         (
             ZeroDivisionError("by\nzero"),
             1,
-            "error: ZeroDivisionError: by zero\n    use --traceback to see where\n",
+            "error: ZeroDivisionError: by zero\n    --traceback shows where\n",
         ),
-        (AssertionError(), 1, "error: AssertionError\n    use --traceback to see where\n"),
+        (AssertionError(), 1, "error: AssertionError\n    --traceback shows where\n"),
         (KeyboardInterrupt(), 130, ""),
         (Terminated(), 143, ""),
         (SystemExit(3), 3, ""),

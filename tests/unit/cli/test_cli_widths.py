@@ -74,7 +74,7 @@ def test_the_list_of_plugins_is_whole(plugins: PluginSet, width: int) -> None:
 
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("name", ["hf", "dapo", "mlflow"])
-def test_what_is_known_of_a_component_is_whole(plugins: PluginSet, name: str, width: int) -> None:
+def test_component_details_are_complete(plugins: PluginSet, name: str, width: int) -> None:
     [offer] = select(plugins, name)
     shown = printed(details(plugins, offer, narrow=width < NARROW), Console(width=width))
     assert "…" not in shown

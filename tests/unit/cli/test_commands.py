@@ -94,7 +94,7 @@ def test_a_typer_brings_a_group(make_distribution) -> None:
     assert grpox("people", "greet", "Ada").stdout == "hello Ada\n"
 
 
-def test_a_mistyped_command_gets_that_of_a_plugin(make_distribution) -> None:
+def test_a_mistyped_command_suggests_a_plugins_command(make_distribution) -> None:
     make_distribution("grpox-foo", brings("greet", "grpox_foo:greet"))
     result = grpox("gret", "Ada")
     assert result.exit_code == 2
@@ -105,14 +105,14 @@ def test_a_command_of_grpox_is_not_taken_over(make_distribution) -> None:
     make_distribution("grpox-foo", brings("recipes", "grpox_foo:greet"), version="2.5")
     assert "quickstart" in grpox("recipes", "list").stdout
     told = grpox("--help").stderr
-    assert "grpox 0.1.0 has a command 'recipes' itself, and that of grpox-foo 2.5 is refused" in told
+    assert "the command 'recipes' of grpox-foo 2.5 is refused: grpox 0.1.0 has a command of that name" in told
 
 
 def test_a_command_of_two_plugins_is_refused_with_both_names(make_distribution) -> None:
     make_distribution("grpox-foo", brings("greet", "grpox_foo:greet"))
     make_distribution("grpox-bar", brings("greet", "grpox_bar:greet"), version="2.0")
     told = refused("greet", "Ada")
-    assert "grpox-bar 2.0 and grpox-foo 1.0 bring a command 'greet'" in told
+    assert "grpox-bar 2.0 and grpox-foo 1.0 both offer a command 'greet'" in told
     assert "GRPOX_DISABLE_PLUGINS=grpox-bar or GRPOX_DISABLE_PLUGINS=grpox-foo" in told
     assert "grpox does not choose between them" in grpox("--help").stderr
 
@@ -127,7 +127,7 @@ def test_one_of_two_that_is_switched_off_leaves_the_other(make_distribution, mon
 def test_a_third_partys_command_cannot_stand_in_for_a_built_in_one(make_distribution) -> None:
     make_distribution("grpox-foo", brings("sync", "grpox_foo:greet"))
     told = refused("sync", "runs/mine")
-    assert "bring a command 'sync'" in told
+    assert "both offer a command 'sync'" in told
     assert "GRPOX_DISABLE_PLUGINS=grpox-foo" in told
     assert "GRPOX_DISABLE_PLUGINS=grpox," not in told
 
@@ -166,8 +166,11 @@ def test_what_a_command_requires_is_asked_before_it_runs(make_distribution) -> N
 @pytest.mark.parametrize(
     ("source", "reason"),
     [
-        (brings("Greet", "a:b"), "grpox_commands offers 'Greet': a command has lower-case letters"),
-        (brings("two words", "a:b"), "a command has lower-case letters"),
+        (
+            brings("Greet", "a:b"),
+            "grpox_commands offers 'Greet': a command may contain only lower-case letters",
+        ),
+        (brings("two words", "a:b"), "a command may contain only lower-case letters"),
         (brings("greet", "no_colon"), "the target of 'greet' is 'no_colon'"),
         (brings("greet", "a:b", "requires='torch'"), "requires of 'greet' is not a tuple of strings"),
         (HEADER + "@hookimpl\ndef grpox_commands():\n    return ['greet']", "offers a str, not a CommandSpec"),
@@ -177,9 +180,7 @@ def test_what_a_command_requires_is_asked_before_it_runs(make_distribution) -> N
         ),
     ],
 )
-def test_a_command_that_breaks_a_rule_is_told_to_its_author(
-    make_distribution, source: str, reason: str
-) -> None:
+def test_an_invalid_command_is_reported_to_its_author(make_distribution, source: str, reason: str) -> None:
     make_distribution("grpox-foo", source)
     assert reason in grpox("--help").stderr
 
@@ -190,7 +191,7 @@ def test_commands_are_rows_of_the_list_of_plugins(make_distribution) -> None:
     shown = grpox("plugins", "list", "--kind", "command").stdout
     assert "runs" in shown
     assert "conflict" in shown
-    assert "bring a command 'greet'" in grpox("plugins", "list", "--kind", "command", "--why").stdout
+    assert "both offer a command 'greet'" in grpox("plugins", "list", "--kind", "command", "--why").stdout
 
 
 def test_typer_itself_is_what_a_target_is_written_with() -> None:

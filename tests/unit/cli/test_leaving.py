@@ -33,7 +33,7 @@ def told(world: str) -> tuple[int, list[str], str]:
     return done.returncode, done.stdout.split("\n")[:-1], done.stderr
 
 
-def test_where_a_process_group_was_made_nothing_is_finalized() -> None:
+def test_a_process_with_a_process_group_skips_finalization() -> None:
     assert told("import grpox.runtime.world") == (3, ["thread", "exit function"], "")
 
 

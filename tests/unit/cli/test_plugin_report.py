@@ -94,7 +94,7 @@ def test_every_component_and_every_plugin_that_failed_or_acts_unasked_has_a_row(
 
 def test_rows_say_why_and_what_to_do(plugins):
     said = {(row.kind, row.name, row.distribution): row for row in rows(plugins)}
-    assert "say grpox-other:same" in said["loss", "same", "grpox-other"].reason
+    assert "write grpox-other:same" in said["loss", "same", "grpox-other"].reason
     assert said["plugin", "plugin", "grpox-bad"].reason == "ValueError: [bold]no[/bold]"
     assert "pip install 'nothing-such>=1'" in said["loss", "capped", "grpox-foo"].reason
     assert said["plugin", "plugin", "grpox-foo"].summary == "observes every run: grpox_run_finished"
@@ -177,7 +177,7 @@ def test_show_gives_parameters_with_type_default_and_doc(plugins):
         ),
     ],
 )
-def test_show_tells_all_of_a_built_in_loss_generator_and_reward(name, told):
+def test_show_prints_all_details_of_built_in_components(name, told):
     found = discover()
     (offer,) = select(found, name)
     lines = [" ".join(line.split()) for line in printed(details(found, offer)).splitlines()]
@@ -243,7 +243,7 @@ def only(plugins: PluginSet, distribution: str) -> tuple[Row, Why]:
     return row, explain(plugins, row)
 
 
-def test_every_row_that_is_not_ok_is_explained_with_what_to_do_and_no_other(plugins, whys):
+def test_exactly_the_rows_that_are_not_ok_have_reason_and_remedy(plugins, whys):
     for row in rows(plugins):
         why = whys[row.kind, row.name, row.distribution]
         assert bool(why.why) == bool(why.remedy) == (row.status != "ok"), row
@@ -266,14 +266,14 @@ def test_a_conflict_names_both_distributions_and_how_to_select_one(whys):
     assert switch_off.endswith(" GRPOX_DISABLE_PLUGINS=grpox-foo")
 
 
-def test_nobody_is_advised_to_switch_the_built_in_plugins_off(make_distribution):
+def test_no_remedy_disables_the_built_in_plugins(make_distribution):
     make_distribution("grpox-other", OTHER.replace('"same"', '"dapo"'))
     remedies = [explain(discover(), row).remedy for row in rows(discover(), "loss") if row.name == "dapo"]
     assert len(remedies) == 2
     assert not any(remedy.endswith("=grpox") for remedy in remedies)
 
 
-def test_what_a_conflict_advises_resolves_it(plugins, monkeypatch):
+def test_the_remedy_of_a_conflict_resolves_it(plugins, monkeypatch):
     whole = re.search(r"run file: (\S+)", explain(plugins, rows(plugins, "loss")[1]).remedy)
     assert [offer.qualified_name for offer in select(plugins, whole[1])] == [whole[1]]
     switch = re.search(r"GRPOX_DISABLE_PLUGINS=(\S+)", explain(plugins, rows(plugins, "loss")[1]).remedy)
@@ -313,7 +313,7 @@ def test_the_commands_are_those_for_what_lacks(make_distribution, extra, remedy)
 
 def test_a_requirement_that_is_none_is_its_authors_to_mend(make_distribution):
     remedy = remedy_of(make_distribution, "requires=('what is this',)")
-    for fact in ("author has to mend", "requires=['what is this']"):
+    for fact in ("author has to correct", "requires=['what is this']"):
         assert fact in remedy
     assert "pip install" not in remedy
 
@@ -339,7 +339,7 @@ def test_a_plugin_of_an_older_api_is_to_be_upgraded(make_distribution):
     make_distribution("grpox-aged", OTHER.replace('grpox_other:Loss"', 'grpox_other:Loss", api=0'))
     row, why = only(discover(), "grpox-aged")
     assert row.status == "incompatible"
-    assert why.remedy.startswith("pip install --upgrade grpox-aged\nIf it is yours: ")
+    assert why.remedy.startswith("pip install --upgrade grpox-aged\nIf the plugin is yours: ")
 
 
 @pytest.mark.parametrize(
@@ -362,7 +362,7 @@ def test_a_plugin_that_the_environment_disables_says_how_to_undo_that(
 def test_a_plugin_that_a_run_file_disables_says_so(whys):
     why = whys["plugin", "plugin", "grpox-off"]
     assert "plugins.disable list" in why.why
-    for fact in ("grpox-off out of", "plugins: {disable: [...]}", "run file"):
+    for fact in ("Remove grpox-off from", "plugins: {disable: [...]}", "run file"):
         assert fact in why.remedy
 
 
@@ -373,16 +373,16 @@ HOOK = "from grpox import ComponentSpec, hookimpl\n@hookimpl\ndef {}\n    return
     ("source", "what", "place", "remedy"),
     [
         ("1\nraise ValueError('no')", "ValueError: no", ":2", 'python -c "import grpox_broken"'),
-        ("def f():\n    import json\n    json.loads('[')\nf()", "JSONDecodeError", ":3 in f", "mend it there"),
-        ("x = (", "SyntaxError", ":1", "mend it there"),
+        ("def f():\n    import json\n    json.loads('[')\nf()", "JSONDecodeError", ":3 in f", "correct it"),
+        ("x = (", "SyntaxError", ":1", "correct it"),
         (
             "import absent_library",
             "ModuleNotFoundError",
             ":1",
-            "Install what holds the module 'absent_library'",
+            "Install the package with the module 'absent_library'",
         ),
-        ("import grpox_broken.inner", "ModuleNotFoundError", ":1", "mend it there"),
-        (HOOK.format("grpox_losses():", "1 / 0"), "ZeroDivisionError", ":4 in grpox_losses", "mend it there"),
+        ("import grpox_broken.inner", "ModuleNotFoundError", ":1", "correct it"),
+        (HOOK.format("grpox_losses():", "1 / 0"), "ZeroDivisionError", ":4 in grpox_losses", "correct it"),
         (
             HOOK.format("grpox_lossess():", "[]"),
             "did you mean grpox_losses?",
@@ -404,7 +404,7 @@ def test_a_broken_plugin_is_told_with_error_and_line(make_distribution, source, 
     assert what in why.why
     assert why.why.endswith(f"at {folder / 'grpox_broken.py'}{place}")
     assert remedy in why.remedy
-    assert "GRPOX_DISABLE_PLUGINS=grpox-broken silences it" in why.remedy
+    assert "GRPOX_DISABLE_PLUGINS=grpox-broken hides this message" in why.remedy
 
 
 def why_command(*arguments: str, **environment: str) -> str:

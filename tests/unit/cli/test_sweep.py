@@ -90,7 +90,7 @@ def test_the_same_command_again_skips_what_is_complete_and_runs_what_was_added(
     again = prepared(tmp_path / "s", "train.learning_rate=0.25,0.5,0.75")
     again.run_all(parallel=1)
     assert begun == ["learning_rate=0.75"]
-    assert "2 of them complete already" in said(again)
+    assert "2 already complete" in said(again)
     # Another config is another run, even in the same folder.
     begun.clear()
     prepared(tmp_path / "s", "train.learning_rate=0.25,0.5", "train.beta=0.1").run_all(parallel=1)
@@ -116,7 +116,7 @@ def test_a_metric_that_no_run_has_is_told_with_the_nearest(tmp_path: Path, begun
     assert len(begun) == 2
 
 
-def test_the_mean_and_spread_over_seeds_is_told_of_what_finished() -> None:
+def test_mean_and_spread_over_seeds_cover_finished_runs() -> None:
     def result(rate: str, seed: str, value: float | None, status: Status = "FINISHED") -> SweptRun:
         return SweptRun("", {"train.learning_rate": rate, "train.seed": seed}, status, value, 2, 1.0, "", None)
 
@@ -281,7 +281,7 @@ def test_a_sweep_that_is_ended_ends_its_runs(tmp_path: Path, number: signal.Sign
     _until(lambda: all(run.with_name(f"{run.name}.ended").exists() for run in runs))
     if number != signal.SIGKILL:  # nothing can be said then
         assert process.returncode == 128 + number, output
-        assert "the same command goes on from here" in output
+        assert "repeat the command to continue the sweep" in output
         kept = json.loads((tmp_path / "s" / "sweep.json").read_text())
         assert [run["status"] for run in kept["runs"]] == ["KILLED", "KILLED"]
 

@@ -1,4 +1,4 @@
-"""Which runs a sweep's arguments make, and which arguments make none."""
+"""The runs of a sweep's arguments, and invalid arguments."""
 
 from __future__ import annotations
 

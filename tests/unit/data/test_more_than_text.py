@@ -93,13 +93,11 @@ ROWS = [{"prompt": "1+1=", "answer": "2"}]
         ("qwen2_5_omni", ["thinker_config.audio_config", "thinker_config.vision_config"]),
     ],
 )
-def test_a_model_of_more_than_text_is_refused_with_what_it_has(
-    refuse: Refuse, kind: str, parts: list[str]
-) -> None:
+def test_a_multimodal_model_is_refused_with_its_parts(refuse: Refuse, kind: str, parts: list[str]) -> None:
     [problem] = refuse(CONFIG_MAPPING[kind]().to_dict(), ROWS)
     assert problem.key == "model.path"
     assert all(part in problem.what for part in parts)
-    assert "model of text" in problem.allowed
+    assert "a text model" in problem.allowed
 
 
 @pytest.mark.parametrize(
@@ -114,7 +112,7 @@ def test_a_part_that_is_null_is_none() -> None:
     assert list(media_parts({"vision_config": None, "audio_config": {}, "text_config": {"a": {"b": 1}}})) == []
 
 
-def test_what_a_hub_has_is_refused_as_soon_as_its_config_is_here(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_model_is_refused_once_its_config_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     run = resolve_config(
         {
             "model": {"path": str(MODEL)},
@@ -173,7 +171,7 @@ def test_towers_that_the_config_does_not_use_are_no_mere_warning(tmp_path: Path,
 def test_a_column_of_images_or_the_like_is_refused(refuse: Refuse, column: str) -> None:
     [problem] = refuse({}, [ROWS[0] | {column: "a.png"}])
     assert (problem.key, problem.given) == ("data.path", column)
-    assert "is not read" in problem.what
+    assert "grpox cannot read" in problem.what
 
 
 @pytest.mark.parametrize("suffix", ["jsonl", "json", "parquet"])
@@ -181,10 +179,10 @@ def test_a_part_of_a_message_that_is_no_text_is_refused_with_its_row(refuse: Ref
     rows = [{"prompt": messages(TEXT)}, {"prompt": messages(TEXT, {"type": "image"})}]
     [problem] = refuse({}, rows, suffix)
     place = {"jsonl": "line 2", "json": "record 1 (from 0)", "parquet": "row 1 (from 0)"}[suffix]
-    assert problem.what == f"{place} has a part of type image, and nothing but text is read"
+    assert problem.what == f"{place} has a part of type image, but grpox reads only text"
 
 
-def test_messages_of_text_are_taken_whatever_their_form(refuse: Refuse) -> None:
+def test_text_messages_of_any_form_are_accepted(refuse: Refuse) -> None:
     assert refuse({}, [{"prompt": messages(TEXT)}, {"prompt": [{"role": "user", "content": "an image"}]}]) == []
 
 
@@ -215,7 +213,7 @@ def test_rows_that_no_file_showed_before_are_refused_when_they_are_opened() -> N
     tokenizer = AutoTokenizer.from_pretrained(MODEL)
     for rows, told in (
         ([{"prompt": messages(TEXT, IMAGE_URL)}], "row 0 (from 0) of the data has a part of type image_url"),
-        ([ROWS[0] | {"images": ["a.png"]}], "column of what is no text"),
+        ([ROWS[0] | {"images": ["a.png"]}], "has a column that is not text"),
     ):
         with pytest.raises(ConfigError) as caught:
             PromptSet(datasets.Dataset.from_list(rows), "prompt", tokenizer)

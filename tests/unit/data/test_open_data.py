@@ -155,7 +155,7 @@ def test_whole_and_other_numbers_are_one_type_and_stay_what_they_are(tmp_path):
     [
         ("a.jsonl", '{"p": 1}\n{"p": 1, "p": 1}', 'line 2 has the key "p" twice'),
         ("a.json", '[{"p": {"q": 1, "q": 2}}]', 'a record has the key "q" twice'),
-        ("a.jsonl", "{}\n\n{}", "holds no record with a column"),
+        ("a.jsonl", "{}\n\n{}", "has no record with a column"),
         ("a.jsonl", '{"p": 1}\n[1]', "line 2 is not an object with columns as keys"),
     ],
 )

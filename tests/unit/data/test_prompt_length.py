@@ -1,4 +1,4 @@
-"""How long a prompt may be: the key of the run file against the model's positions."""
+"""The limit on prompt length: the run file's key and the model's positions."""
 
 import pytest
 from transformers import GPT2Config, LlamaConfig, MambaConfig

@@ -51,7 +51,7 @@ def test_the_chat_template_writes_the_special_tokens_of_messages():
     ("rows", "row"), [(["a", None], 1), (["a", "b", ""], 2), ([3, 4], 0), ([["a"], ["b"]], 0), ([[], []], 0)]
 )
 def test_the_first_row_without_a_prompt_is_named(rows, row):
-    with pytest.raises(ConfigError, match=rf"row {row} \(from 0\) of the data holds no prompt"):
+    with pytest.raises(ConfigError, match=rf"row {row} \(from 0\) of the data has no prompt"):
         prompts(rows)
 
 
@@ -76,7 +76,7 @@ def test_messages_need_a_chat_template():
 
 
 def test_data_without_a_row_is_refused():
-    with pytest.raises(ConfigError, match="the data holds no row"):
+    with pytest.raises(ConfigError, match="the data has no row"):
         PromptSet(datasets.Dataset.from_dict({"prompt": []}), "prompt", Tokenizer())
 
 
@@ -148,7 +148,7 @@ def test_prompts_of_a_stream_are_checked_as_they_come():
     stream.hold(range(3))
     made.check([0])
     assert (made.column_names, made.rows([0, 0])[1]) == (["id"], {"id": [7, 7]})
-    with pytest.raises(RunFailed, match=r"row 1 \(from 0\) of the stream holds no prompt") as caught:
+    with pytest.raises(RunFailed, match=r"row 1 \(from 0\) of the stream has no prompt") as caught:
         made.check([0, 1])
     assert "'id': 8" in str(caught.value)
     with pytest.raises(RunFailed, match=r"row 2 \(from 0\) of the stream is too long"):
@@ -156,7 +156,7 @@ def test_prompts_of_a_stream_are_checked_as_they_come():
 
 
 def test_a_stream_whose_first_row_holds_no_prompt_is_refused_before_training():
-    with pytest.raises(ConfigError, match=r"row 0 \(from 0\) of the stream holds no prompt"):
+    with pytest.raises(ConfigError, match=r"row 0 \(from 0\) of the stream has no prompt"):
         PromptSet(stream_of([{"prompt": ""}]), "prompt", Tokenizer())
     with pytest.raises(ConfigError, match="no such column"):
         PromptSet(stream_of([{"promt": "a"}]), "prompt", Tokenizer())

@@ -79,7 +79,7 @@ def test_columns_are_those_of_the_first_row_where_the_dataset_does_not_know_them
 
 
 def test_an_empty_stream_is_refused():
-    with pytest.raises(ConfigError, match="holds no row"):
+    with pytest.raises(ConfigError, match="has no row"):
         RowStream(datasets.IterableDataset.from_generator(lambda: iter([])), shuffle=False, seed=0)
 
 
@@ -112,7 +112,7 @@ def test_a_stream_that_writes_its_rows_into_one_dict_is_refused(shuffle):
             yield row
 
     stream = RowStream(datasets.IterableDataset.from_generator(rows), shuffle, 0)
-    with pytest.raises(RunFailed, match=r"the same dict object for row 1 \(from 0\) of the stream"):
+    with pytest.raises(RunFailed, match=r"must yield a new dict for each row: row 1 \(from 0\) of the stream"):
         stream.hold(range(2))
 
 

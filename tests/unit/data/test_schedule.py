@@ -176,7 +176,7 @@ def test_data_smaller_than_one_generation_batch_is_refused() -> None:
         PromptSampler(3, 4, shuffle=True, seed=0)
     [problem] = caught.value.problems
     assert problem.key == "data"
-    assert problem.what == "one generation batch needs 4 prompts, the data has 3"
+    assert problem.what == "one generation batch needs 4 prompts, but the data has 3"
 
 
 # -- The sampler of a stream -----------------------------------------------------------------------------
@@ -212,14 +212,14 @@ def test_the_epoch_of_a_stream_is_known_once_it_has_ended() -> None:
 
 
 def test_a_stream_that_does_not_fill_one_generation_batch_is_refused_at_once() -> None:
-    with pytest.raises(ConfigError, match="one generation batch needs 4 prompts, the data has 3"):
+    with pytest.raises(ConfigError, match="one generation batch needs 4 prompts, but the data has 3"):
         stream_sampler([{"prompt": "a"} for _ in range(3)], size=4)
     assert stream_sampler([{"prompt": "a"} for _ in range(4)], size=4).prompts_for(1) == [4, 5, 6, 7]
 
 
 def test_a_stream_stops_at_the_generation_batch_that_holds_what_is_no_prompt() -> None:
     sampler = stream_sampler([{"prompt": text} for text in ("a", "b", "c", "")], size=2)
-    with pytest.raises(RunFailed, match=r"row 3 \(from 0\) of the stream holds no prompt"):
+    with pytest.raises(RunFailed, match=r"row 3 \(from 0\) of the stream has no prompt"):
         sampler.prompts_for(1)
 
 
@@ -260,7 +260,7 @@ def test_a_generation_batch_must_hold_whole_groups() -> None:
     assert (problem.given, problem.allowed, problem.nearest) == ("5", "a divisor of 12, at least 2", "4 or 6")
 
 
-def test_uneven_steps_and_uneven_groups_are_told_together() -> None:
+def test_uneven_steps_and_uneven_groups_are_reported_together() -> None:
     problems = refused(B=3, GA=2, SPG=3, G=4)
     assert [problem.key for problem in problems] == ["train.steps_per_generation", "train.num_generations"]
 

@@ -133,7 +133,7 @@ def test_a_traceback_is_bounded(make: Callable[[], RuntimeError]) -> None:
     assert all(len(line) <= TEXT for line in told.splitlines())
 
 
-def test_of_a_long_chain_the_first_and_the_last_exception_are_told() -> None:
+def test_a_long_chain_shows_its_first_and_last_exception() -> None:
     error: Exception = ValueError("the first")
     for number in range(1000):
         new = ValueError(f"number {number} " + "x" * 100)
@@ -176,7 +176,7 @@ def test_a_secret_at_the_place_of_the_cut_is_not_shown_in_part() -> None:
 def test_a_file_that_raises_on_import_is_told_whatever_it_raises(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text("class Mute(Exception):\n    def __str__(self): raise KeyboardInterrupt\nraise Mute\n")
-    with pytest.raises(Exception, match=r"mine\.py:3: Mute: its text cannot be made: KeyboardInterrupt"):
+    with pytest.raises(Exception, match=r"mine\.py:3: Mute: its message cannot be read: KeyboardInterrupt"):
         load_object(f"{file}:Loss")
 
 
@@ -201,4 +201,4 @@ def test_a_command_ends_on_any_exception_with_a_short_message() -> None:
         assert text.endswith("\n1\n")
         assert "error: " in text
         assert len(text) < TRACE + 3 * TEXT
-    assert told[0].startswith("error: Mute: its text cannot be made: KeyboardInterrupt\n")
+    assert told[0].startswith("error: Mute: its message cannot be read: KeyboardInterrupt\n")

@@ -352,7 +352,7 @@ def test_a_run_file_of_the_same_name_elsewhere_gives_no_value(
     assert list(_refused(folder)) == ["rewards[0].api_key", "rewards[0].url"]
 
 
-def test_another_run_file_gives_no_value_that_is_not_the_masked_one(folder: Path) -> None:
+def test_masked_values_come_only_from_the_same_run_file(folder: Path) -> None:
     other = {**RUN, "rewards": [{"name": "exact", "api_key": "hush", "url": "http://you:hush@elsewhere"}]}
     (folder.parents[1] / "run.yaml").write_text(yaml.safe_dump(other))
     assert list(_refused(folder)) == ["rewards[0].url"]

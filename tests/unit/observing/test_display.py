@@ -198,7 +198,7 @@ def test_a_terminal_gets_a_live_line_that_ends_with_the_run() -> None:
     assert console.export_text() == "after\n"
 
 
-def test_what_reward_functions_logged_stands_beside_the_completions() -> None:
+def test_values_logged_by_rewards_are_beside_the_completions() -> None:
     display, console = plain()
     display.grpox_run_started(context())
     rollouts = [

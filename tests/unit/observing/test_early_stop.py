@@ -74,7 +74,7 @@ def test_what_a_checkpoint_kept_of_another_metric_is_nothing_to_go_on_from(chang
 def test_a_metric_that_is_not_there_ends_the_run_at_its_first_evaluation() -> None:
     stop = EarlyStop(EarlyStopConfig(metric="judge/score"))
     with pytest.raises(
-        RunFailed, match=r"judge/score is no metric .* accuracy, judge/scores\n.*mean  judge/scores"
+        RunFailed, match=r"has no metric judge/score.*accuracy, judge/scores\n.*mean  judge/scores"
     ):
         stop.see(0, {"accuracy": 0.5, "judge/scores": 1.0})
     stop.see(0, {"judge/score": 1.0})
@@ -88,7 +88,7 @@ def test_lengths_of_completions_that_ended_may_be_missing_at_first() -> None:
     assert stop.state.without_gain == 1
 
 
-def test_people_and_mlflow_are_told_where_and_why(tmp_path: Path) -> None:
+def test_terminal_and_mlflow_show_step_and_reason(tmp_path: Path) -> None:
     stop = EarlyStop(EarlyStopConfig(metric="accuracy", patience=2))
     for step, value in ((0, 0.25), (20, 0.5), (40, 0.5), (60, 0.4)):
         stop.see(step, {"accuracy": value})
@@ -99,6 +99,6 @@ def test_people_and_mlflow_are_told_where_and_why(tmp_path: Path) -> None:
     (tmp_path / "summary.json").write_text(json.dumps({"steps": 60, "stopped_early": summary}))
     assert tags_of(tmp_path)["grpox.stopped_early"] == sentence
     assert describe_early_stop(summary | {"best": None}).startswith(
-        "after step 60: evaluation/accuracy has had no value"
+        "after step 60: evaluation/accuracy never had a value"
     )
     assert "was best before training" in describe_early_stop(summary | {"best_step": 0})

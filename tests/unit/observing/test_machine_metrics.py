@@ -1,4 +1,4 @@
-"""What a machine is doing is written once for each machine of a run, and keeps no run from going on."""
+"""Machine metrics are written once per machine and never delay a run."""
 
 from __future__ import annotations
 

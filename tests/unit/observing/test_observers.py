@@ -74,7 +74,7 @@ def test_arguments_arrive_by_name_whatever_their_order(manager: pluggy.PluginMan
 
 
 @pytest.mark.parametrize("order", [("broken", "listener"), ("listener", "broken")])
-def test_the_others_hear_what_a_broken_observer_missed(
+def test_other_observers_get_the_call_that_broke_one(
     manager: pluggy.PluginManager, run: RunContext, order: Sequence[str]
 ) -> None:
     both = {"broken": Broken(), "listener": Listener()}
@@ -139,7 +139,7 @@ class Mute(Exception):
         (KeyboardInterrupt(), "KeyboardInterrupt"),
         (SystemExit(0), "SystemExit: 0"),
         (GeneratorExit(), "GeneratorExit"),
-        (Mute(), "Mute: its text cannot be made: KeyboardInterrupt"),
+        (Mute(), "Mute: its message cannot be read: KeyboardInterrupt"),
     ],
 )
 def test_whatever_an_observer_raises_is_its_failure_where_no_signal_came(
@@ -160,7 +160,7 @@ def test_whatever_an_observer_raises_is_its_failure_where_no_signal_came(
     assert listener.heard == [(1, {})]
 
 
-def test_what_an_observer_does_to_what_it_is_told_reaches_neither_the_others_nor_the_run(
+def test_changes_of_an_observer_affect_neither_others_nor_the_run(
     manager: pluggy.PluginManager, run: RunContext
 ) -> None:
     class Vandal:
@@ -277,7 +277,7 @@ def test_sigterm_while_a_failure_is_told_does_not_replace_the_failure(
 
 
 @pytest.mark.usefixtures("_no_signal_yet")
-def test_a_second_signal_waits_for_nobody(manager: pluggy.PluginManager, run: RunContext) -> None:
+def test_a_second_signal_is_raised_at_once(manager: pluggy.PluginManager, run: RunContext) -> None:
     tracker, struck = Ending(), Ending(terminate)
     told, _ = observers(manager, ("tracker", tracker), ("struck", struck))
     with pytest.raises(signals.Terminated):

@@ -100,7 +100,7 @@ def test_a_record_is_read_back_with_steps_in_order_and_odd_numbers(tmp_path: Pat
     assert (record.status, record.seconds) == ("unfinished", 20.0)
 
 
-def test_half_a_line_at_the_end_is_what_a_killed_process_leaves(tmp_path: Path) -> None:
+def test_half_a_line_at_the_end_is_ignored(tmp_path: Path) -> None:
     record = record_of(tmp_path, metrics_line(1, loss=1.0), '{"step": 2, "ti')
     assert [told.step for told in record.steps] == [1]
 
@@ -460,15 +460,15 @@ def test_a_folder_that_is_no_runs_is_refused_with_the_nearest(tmp_path: Path) ->
     assert around.allowed == str(run)
     assert problem_of(str(run / "model")).nearest == str(run)
     file = problem_of(str(run / "metrics.jsonl"))
-    assert (file.what, file.nearest) == ("is a file: give the run's folder", str(run))
+    assert (file.what, file.nearest) == ("is a file: name the run's folder", str(run))
 
 
 def test_a_run_without_a_step_and_an_output_that_is_a_folder_are_refused(tmp_path: Path) -> None:
     empty = run_folder(tmp_path / "empty", "\n")
-    assert problem_of(str(empty)).what == "holds no finished step and no evaluation"
+    assert problem_of(str(empty)).what == "has no finished step and no evaluation"
     run = run_folder(tmp_path / "run")
     problem = problem_of(str(run), "--output", str(tmp_path))
-    assert (problem.key, problem.what) == ("--output", "is a folder: give a file")
+    assert (problem.key, problem.what) == ("--output", "is a folder: name a file")
     (tmp_path / "file").write_text("")
     problem = problem_of(str(run), "--output", str(tmp_path / "file" / "report.html"))
     assert (problem.what, problem.given) == ("cannot be read or written: File exists", str(tmp_path / "file"))

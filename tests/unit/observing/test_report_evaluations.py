@@ -1,4 +1,4 @@
-"""What the report shows of evaluations: their own curves, their own rewards, and why a run stopped early."""
+"""Evaluations in the report: curves, rewards, and the reason of an early stop."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def test_two_files_of_one_name_stay_apart(tmp_path):
         ("raise GeneratorExit\n", "GeneratorExit", 1),
     ],
 )
-def test_a_file_that_raises_is_told_with_its_line(tmp_path, code, told, line):
+def test_a_file_that_raises_is_reported_with_its_line(tmp_path, code, told, line):
     (tmp_path / "bad.py").write_text(code)
     problem = refused(f"{tmp_path}/bad.py:f")
     assert told in problem.what

@@ -106,7 +106,7 @@ def problems(call, *arguments) -> list[Problem]:
 def parse_problems(registry, kind="loss", key="loss", **ref) -> dict[str, Problem]:
     reference = (RewardRef if kind == "reward" else ComponentRef)(**ref)
     told = problems(registry.parse, kind, reference, key)
-    return {problem.key: problem for problem in told if "may offer it" not in problem.what}
+    return {problem.key: problem for problem in told if "might offer it" not in problem.what}
 
 
 # -- Finding ---------------------------------------------------------------------------------------------
@@ -146,7 +146,7 @@ def test_a_distribution_that_offers_a_name_twice_is_told_so(make_distribution):
 
 
 @pytest.mark.parametrize(
-    ("name", "reason"), [("newer", "plugin API 99"), ("lacking", "pip install 'nothing-such>=1'")]
+    ("name", "reason"), [("newer", "loss API 99"), ("lacking", "pip install 'nothing-such>=1'")]
 )
 def test_an_offer_that_cannot_be_used_here_is_refused_with_its_reason(registry, name, reason):
     (problem,) = problems(registry.find, "loss", name)
@@ -159,13 +159,13 @@ def test_a_broken_plugin_nobody_selected_is_no_obstacle(registry, make_distribut
     assert Registry(discover()).find("loss", "foo").distribution == "grpox-foo"
 
 
-def test_a_broken_plugin_that_may_have_offered_the_name_is_told_with_the_original_error(make_distribution):
+def test_a_broken_plugin_that_might_offer_the_name_is_reported_with_its_error(make_distribution):
     make_distribution("grpox-bad", BAD)
     with pytest.raises(ConfigError) as caught:
         Registry(discover(disable=["grpox"])).parse("loss", ComponentRef(name="wanted"), "loss")
-    for fact in ("grpox-bad 1.0 may offer it", "broken: ModuleNotFoundError"):
+    for fact in ("grpox-bad 1.0 might offer it", "broken: ModuleNotFoundError"):
         assert fact in str(caught.value)
-    assert "grpox 0.1.0 may offer it, but it is disabled" in str(caught.value)
+    assert "grpox 0.1.0 might offer it, but is disabled" in str(caught.value)
     assert isinstance(caught.value.__cause__, ModuleNotFoundError)
 
 
@@ -185,7 +185,7 @@ def test_parameters_are_validated_by_the_components_own_config(registry):
     assert (bound.label, bound.needs, bound.offer.distribution) == ("foo", ("entropy",), "grpox-foo")
 
 
-def test_unknown_keys_are_refused_whatever_extra_says_nested_ones_too(registry):
+def test_unknown_keys_are_refused_for_any_extra_also_nested(registry):
     told = parse_problems(registry, name="foo", clip_lo=1, schedule={"warmth": 1})
     assert set(told) == {"loss.clip_lo", "loss.schedule.warmth"}
     assert told["loss.clip_lo"].nearest == "clip_low"
@@ -332,7 +332,7 @@ def test_a_class_is_built_with_its_config_or_with_nothing(registry):
         ("loss", "absent", "cannot be built: AttributeError"),
         ("loss", "function", "is not a class"),
         ("loss", "empty", "has no method per_token"),
-        ("loss", "no-reduction", "has the reduction 'token_mean'; it is a grpox.contracts.Reduction: TOKEN_M"),
+        ("loss", "no-reduction", "has the reduction 'token_mean'; it must be a grpox.contracts.Reduction"),
         ("reward", "number", "is not a class, or a function"),
     ],
 )
@@ -373,7 +373,7 @@ def test_an_unmet_need_says_who_needs_it_and_who_would_provide_it(registry):
 
 def test_a_need_that_nobody_knows_says_so(registry):
     (problem,) = registry.negotiate([bound("loss", "mine", needs=("entropyy",))], ["entropy"])
-    assert "no installed component does" in problem.what
+    assert "no installed component provides it" in problem.what
     assert problem.nearest == "entropy"
 
 

@@ -111,9 +111,7 @@ def test_the_class_has_the_name_in_camel_case_and_the_kind(given: str, kind: str
         ("mine\n", "mine"),
     ],
 )
-def test_what_pip_takes_for_no_name_is_told_the_nearest_that_it_does(
-    given: str, near: str, tmp_path: Path
-) -> None:
+def test_an_invalid_name_for_pip_suggests_the_nearest_valid_one(given: str, near: str, tmp_path: Path) -> None:
     [problem] = refused(tmp_path, given)
     assert (problem.what, problem.given, problem.nearest) == ("is no name of a distribution", given, near)
 
@@ -283,7 +281,7 @@ def test_what_was_made_and_what_comes_next_are_told(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     first, *_, install, check, test, train = result.output.splitlines()
     folder = str(tmp_path / "a b" / "grpox-mine")
-    assert first == f"{folder}: loss 'mine', as a distribution of its own"
+    assert first == f"{folder}: loss 'mine', as its own distribution"
     assert shlex.split(install) == ["pip", "install", "-e", f"{folder}[dev]"]
     assert shlex.split(check) == ["grpox", "plugins", "check", "mine"]
     assert shlex.split(test) == ["pytest", folder]

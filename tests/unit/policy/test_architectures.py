@@ -92,7 +92,7 @@ def test_what_is_saved_is_loaded_again_as_it_was(kind: str, tmp_path: Path) -> N
     assert all(torch.equal(tensor, state[name]) for name, tensor in stream_weights(model))
 
 
-def test_vllm_is_sent_what_the_files_would_hold(kind: str, tmp_path: Path) -> None:
+def test_vllm_gets_the_content_of_the_files(kind: str, tmp_path: Path) -> None:
     model = tiny_model(kind)
     model.save_pretrained(tmp_path)
     for each in (model, AutoModelForCausalLM.from_pretrained(tmp_path)):  # one knows how it was loaded

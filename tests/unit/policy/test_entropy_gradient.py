@@ -39,7 +39,7 @@ def parts(bias: bool) -> list[Tensor]:
     [LogitTransform(), LogitTransform(0.25), LogitTransform(4.0, 3.0)],
     ids=["plain", "scaled", "scaled and capped"],
 )
-def test_from_hidden_states_it_is_that_of_a_softmax_over_all_logits(
+def test_the_gradient_from_hidden_states_equals_that_over_all_logits(
     monkeypatch: pytest.MonkeyPatch, transform: LogitTransform, chunk: int
 ) -> None:
     """Beside the log-probabilities' own: some tokens have both, some one, one none."""

@@ -104,7 +104,9 @@ def test_names_that_name_no_linear_layer_are_refused() -> None:
     assert "LlamaAttention" in refused(model, target_modules=["self_attn"]).what
     assert "Embedding" in refused(model, target_modules=["embed_tokens"]).what
     assert refused(model, exclude_modules=["lm_heat"]).key == "model.lora.exclude_modules"
-    assert "no layer is left" in refused(model, target_modules=["q_proj"], exclude_modules=["q_proj"]).what
+    assert (
+        "no layer gets an adapter" in refused(model, target_modules=["q_proj"], exclude_modules=["q_proj"]).what
+    )
 
 
 def test_a_head_that_is_the_embeddings_gets_no_adapter() -> None:
@@ -141,7 +143,7 @@ def test_the_seed_alone_decides_what_adapters_begin_with() -> None:
 
 
 def test_a_model_with_adapters_gets_no_second_ones() -> None:
-    with pytest.raises(ConfigError, match="has adapters already"):
+    with pytest.raises(ConfigError, match="merge the model's adapters first"):
         adapted(adapted(model_of()))
 
 
@@ -245,7 +247,7 @@ def test_log_probabilities_are_those_of_the_models_own_forward(targets: list[str
     assert all(p.grad is None for _, p in base_parameters(model))
 
 
-def test_what_the_head_was_taught_is_taken_back() -> None:
+def test_the_forward_of_the_head_is_restored() -> None:
     model = adapted(model_of(), target_modules=WITH_HEAD)
     install_scoring_forward(model, TrainConfig())
     restore_forward(model)

@@ -138,7 +138,7 @@ def test_what_is_sharded(setting: Setting) -> None:
     assert sizes(replace(setting, weight_bytes=2))["weights"] == 2 * shard
 
 
-def test_what_is_whole_for_a_while(setting: Setting) -> None:
+def test_parts_that_are_temporarily_whole(setting: Setting) -> None:
     found = sizes(setting)
     assert found["gradient bucket"] == 4 * 500
     assert found["bucket, sorted by rank"] == 4 * 500
@@ -164,7 +164,7 @@ def test_activations(setting: Setting) -> None:
     assert sizes(replace(setting, budget=10))["activations"] == 2 * 10 * layer
 
 
-def test_offload_moves_to_the_host_what_it_says(setting: Setting) -> None:
+def test_offload_moves_the_named_parts_to_the_host(setting: Setting) -> None:
     host = {part.name for part in parts_of(replace(setting, offload_optimizer="cpu")) if part.on_host}
     assert host == {
         "master weights",
@@ -189,14 +189,14 @@ def test_every_rank_loads_the_model_whole(setting: Setting) -> None:
 
 def test_every_gpu_holds_the_whole_model_before_it_is_sharded(setting: Setting) -> None:
     found = sizes(setting)
-    assert found["whole model, before it is sharded"] == 4 * 1080
+    assert found["whole model, before sharding"] == 4 * 1080
     everything_away = replace(setting, ranks=64, offload_optimizer="cpu", offload_param="cpu")
     assert size_in(parts_of(everything_away), "load", on_host=False) == 4 * 1080
     # The reference has been sharded by then.
     assert size_in(parts_of(replace(setting, reference=True)), "load", on_host=False) == 4 * (
         1080 + 250 + 18 + 3
     )
-    assert "whole model, before it is sharded" not in sizes(replace(setting, gpu=False))
+    assert "whole model, before sharding" not in sizes(replace(setting, gpu=False))
 
 
 def test_no_number_of_gpus_of_80_gib_loads_72b_and_the_example_of_32b_fits_its_sixteen() -> None:
@@ -221,7 +221,7 @@ def test_a_model_that_no_gpu_holds_is_refused_before_it_loads(overrides: list[st
     run = load_run("quickstart", overrides, world_size=1)
     check_load(run, needed)
     check_load(run, None)
-    with pytest.raises(ConfigError, match="holds the whole model on its GPU while it loads") as refused:
+    with pytest.raises(ConfigError, match="the model does not fit: while it loads") as refused:
         check_load(run, needed - 1)
     [problem] = refused.value.problems
     assert problem.key == "model.path"
@@ -244,10 +244,10 @@ def test_the_plan_says_which_gpus_are_too_small(setting: Setting) -> None:
     console = Console(width=200, record=True, file=StringIO())
     console.print(memory_report(setting_of_table(shape, 32), prompt_assumed=False))
     told = " ".join(console.export_text().split())
-    assert "whole model while it loads, 135.4 GiB, for any number of ranks" in told
-    assert "it does not fit one of 16, 24, 40, 48, 80 GiB." in told
+    assert "every GPU holds all of it, 135.4 GiB, for any number of ranks" in told
+    assert "a GPU with 16, 24, 40, 48, 80 GiB is too small." in told
     console.print(memory_report(setting, prompt_assumed=False))
-    assert "does not fit" not in console.export_text()
+    assert "is too small" not in console.export_text()
 
 
 def test_adapters_alone_have_gradients_and_states(setting: Setting) -> None:
@@ -282,7 +282,7 @@ def test_the_peak_is_that_of_its_phase(setting: Setting) -> None:
         assert peak.size == size_in(parts, peak.phase, on_host)
 
 
-def test_what_other_modules_decide_is_what_they_have() -> None:
+def test_constants_equal_those_of_other_modules() -> None:
     from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 
     assert formula.CHUNK == logprobs.LOGITS_PER_CHUNK
@@ -322,8 +322,8 @@ def test_the_command_prints_both_tables_and_what_it_leaves_out(width: str) -> No
     assert "Memory of each of 2 ranks" in done.output
     for phase in PHASES:
         assert f"{phase}: " in done.output
-    assert "Without GPUs, all in the host's memory" in done.output
-    assert "assumed: say it by --prompt-tokens" in done.output
+    assert "Without GPUs:" in done.output
+    assert "(assumed; --prompt-tokens sets the length)" in done.output
     assert "fragmentation" in done.output
     done = CliRunner().invoke(cli.app, [*arguments, "--prompt-tokens", "9"], env={"COLUMNS": width})
     assert "Prompts: 9 tokens;" in done.output

@@ -133,7 +133,7 @@ def test_the_attention_chosen_is_that_of_the_model_and_its_copies() -> None:
     assert load_model(ModelConfig(path=str(MODEL))).config._attn_implementation == "sdpa"
 
 
-def test_an_attention_that_does_not_exist_is_told_with_those_that_do() -> None:
+def test_an_unknown_attention_lists_the_known_ones() -> None:
     problem = refused(ModelConfig(path=str(MODEL), init={"attn_implementation": "flash_atention"}))
     assert problem.key == "model.init.attn_implementation"
     assert problem.given == "flash_atention"

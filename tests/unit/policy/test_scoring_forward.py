@@ -164,7 +164,7 @@ def test_flash_attention_says_what_it_turns_off() -> None:
     for way in ("packing", "chunked_logprobs"):
         assert f"the trial of train.{way} raised RuntimeError: FlashAttention only supports CUDA" in told
     assert str(describe_unused_modes(model, TRAIN, PACKED)).startswith(
-        "LlamaForCausalLM goes without train.prefix_sharing:"
+        "LlamaForCausalLM cannot use train.prefix_sharing:"
     )
     assert describe_unused_modes(model, TrainConfig(prefix_sharing=False), PACKED) is None
 

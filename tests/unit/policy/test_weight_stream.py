@@ -1,4 +1,4 @@
-"""How weights are gathered out of their shards: in buckets of a size, or one by one through nvme buffers."""
+"""Gathering weights from shards: in buckets of a size, or one by one through nvme buffers."""
 
 from __future__ import annotations
 

@@ -13,6 +13,8 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
+from grpox.contracts import FailedScore
+
 
 def lengths(completions, log_metric, log_extra, **_):
     log_metric("mean", sum(map(len, completions)) / len(completions))
@@ -70,6 +72,10 @@ def tells_and_hangs_in_c(completions, **_):
 
 def returns_none(**_):
     return None
+
+
+def has_no_score(completions, **_):
+    return [FailedScore("the verifier is down")] + [1.0] * (len(completions) - 1)
 
 
 def returns_nan(completions, **_):

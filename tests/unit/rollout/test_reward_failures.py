@@ -12,6 +12,7 @@ import pytest
 from support.handlers import handlers_kept
 from support.patience import patient
 
+from grpox.contracts import FailedScore
 from grpox.errors import RunFailed
 from grpox.rollout.rewards import NamedReward, score
 from grpox.rollout.rewards.call import RewardCall, defined_at
@@ -100,8 +101,8 @@ async def without_a_text_later(**_):
         (interrupts_later, "raised KeyboardInterrupt"),
         (ends_as_a_generator, "raised GeneratorExit"),
         (several_at_once, "raised BaseExceptionGroup: two"),
-        (without_a_text, "raised Mute: its text cannot be made: KeyboardInterrupt"),
-        (without_a_text_later, "raised Mute: its text cannot be made: KeyboardInterrupt"),
+        (without_a_text, "raised Mute: its message cannot be read: KeyboardInterrupt"),
+        (without_a_text_later, "raised Mute: its message cannot be read: KeyboardInterrupt"),
         (leaves, "raised SystemExit: 0"),
         (leaves_later, "raised SystemExit: 0"),
         (leaves_in_a_task, "raised SystemExit: 3"),
@@ -144,6 +145,18 @@ def test_a_value_that_is_no_score_concerns_its_completion_only(value, told):
     table = scored(abstaining(mixed), count=3)
     assert table.values == [[0.5, None, None]]
     assert table.failed == [[False, True, False]]
+
+
+def test_a_function_gives_the_reason_for_a_score_that_it_could_not_obtain():
+    def partly(**_):
+        return [0.5, FailedScore("the verifier is down"), None]
+
+    with pytest.raises(RunFailed, match=r"'judge' has no score for completion 1: the verifier is down$"):
+        scored(NamedReward("judge", partly), count=3)
+    table = scored(abstaining(partly), count=3)
+    assert table.values == [[0.5, None, None]]
+    assert table.failed == [[False, True, False]]
+    assert "the verifier is down" in str(table.warnings)
 
 
 @pytest.mark.parametrize("returned", [[1.0], [1.0] * 3, 0.5, None, {0: 1.0, 1: 1.0}])

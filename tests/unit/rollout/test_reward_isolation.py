@@ -140,7 +140,7 @@ def judge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     ("does", "told"),
     [
         ("raises KeyboardInterrupt", "raised KeyboardInterrupt"),
-        ("raises Mute", "raised Mute: its text cannot be made: ValueError"),
+        ("raises Mute", "raised Mute: its message cannot be read: ValueError"),
         ("raises Own", "raised Own: mine"),
         ("leaves", "raised SystemExit: 0"),
         ("leaves at once", "ended its process with exit code 0"),

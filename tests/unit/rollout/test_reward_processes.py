@@ -64,7 +64,9 @@ def is_gone(pid: int) -> bool:
         return True
 
 
-@pytest.mark.parametrize("name", ["lengths", "later", "raises", "returns_nan", "returns_too_few", "exits"])
+@pytest.mark.parametrize(
+    "name", ["lengths", "later", "raises", "returns_nan", "has_no_score", "returns_too_few", "exits"]
+)
 def test_a_call_gives_the_same_in_a_process_as_in_a_thread(started: Any, name: str) -> None:
     tables = [
         scored(NamedReward(name, function, on_error="abstain"))

@@ -118,7 +118,7 @@ def test_the_keys_of_zero_optimization_are_deepspeeds() -> None:
 def test_what_grpox_sets_is_refused_with_the_key_to_use(settings: dict[str, Any], key: str, ours: str) -> None:
     [(place, (what, _))] = told(settings).items()
     assert place == f"settings.{key}"
-    assert what.startswith(f"grpox sets this: use {ours}")
+    assert what.startswith(f"use {ours} instead: grpox sets this key")
 
 
 def test_what_says_the_same_as_the_run_is_no_problem() -> None:
@@ -165,7 +165,7 @@ def test_nvme_needs_a_folder(key: str) -> None:
 
 def test_a_folder_without_nvme_is_refused() -> None:
     [(what, _)] = told({}, nvme_path="/fast", offload_param="cpu").values()
-    assert what.startswith("is used by nothing")
+    assert what.startswith("has no effect")
 
 
 # -- What DeepSpeed is given -----------------------------------------------------------------------------
@@ -233,7 +233,7 @@ def test_a_value_of_the_wrong_type_is_told_before_a_model_loads(settings: dict[s
         check_deepspeed(run_config(settings=settings))
     [problem] = caught.value.problems
     assert problem.key == "deepspeed.settings"
-    assert problem.what.startswith(f"DeepSpeed does not take it: {said}")
+    assert problem.what.startswith(f"DeepSpeed does not accept this value: {said}")
 
 
 class Builder:
@@ -266,7 +266,7 @@ def test_the_folder_of_nvme_is_made(tmp_path: Path, async_io: Builder) -> None:
     check_deepspeed(run_config(offload_optimizer="nvme", nvme_path=str(tmp_path / "swap")))
     assert (tmp_path / "swap").is_dir()
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match="the folder cannot be made: "):
+    with pytest.raises(ConfigError, match="the folder cannot be created: "):
         check_deepspeed(run_config(offload_optimizer="nvme", nvme_path=str(tmp_path / "file" / "swap")))
 
 
@@ -286,5 +286,5 @@ def test_parameters_on_nvme_in_float32_need_an_accelerator_with_float16(
     if dtype == "bfloat16":
         check_deepspeed(config)
     else:
-        with pytest.raises(ConfigError, match="parameters on nvme in bfloat16 only"):
+        with pytest.raises(ConfigError, match="parameters on nvme only in bfloat16"):
             check_deepspeed(config)

@@ -1,4 +1,4 @@
-"""What is wrong with an evaluation, or with a metric that a key names, is told before a model loads."""
+"""Mistakes in an evaluation, or in a metric named by a key, are reported before a model loads."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def problem(*overrides: str) -> Problem:
     return found
 
 
-def test_run_files_of_before_are_what_they_were() -> None:
+def test_existing_run_files_keep_their_meaning() -> None:
     evaluation = load_run("quickstart").config.evaluation
     assert evaluation is not None
     assert (evaluation.temperature, evaluation.num_generations, evaluation.pass_at_k) == (0.0, 1, [])
@@ -151,7 +151,7 @@ def test_a_best_by_a_metric_that_nobody_logs(metric: str, near: str) -> None:
 
 def test_a_best_by_an_evaluation_that_there_is_not() -> None:
     found = problem("evaluation=null", "checkpoint.best=evaluation/accuracy")
-    assert found.what == "nothing is evaluated in this run"
+    assert found.what == "this run has no evaluation"
 
 
 def test_functions_of_ones_own_may_log_any_name_but_a_slip(tmp_path: Path) -> None:

@@ -111,7 +111,7 @@ def test_objects_alone_make_a_run(model: LlamaForCausalLM) -> None:
     assert run.config.rewards[0].label == "brevity"
 
 
-def test_what_an_object_cannot_tell_is_left_to_the_config(model: LlamaForCausalLM) -> None:
+def test_facts_missing_from_an_object_come_from_the_config(model: LlamaForCausalLM) -> None:
     config = {
         "model": {"path": str(TOKENIZER), "chat_template_kwargs": {"a": 1}},
         "data": {"path": "none.jsonl", "split": "test", "prompt_column": "question"},
@@ -165,7 +165,7 @@ def test_a_problem_is_placed_at_the_argument_that_brought_it() -> None:
     (problem,) = refused(load_run, "quickstart", ["evaluation=null"], given=given(rewards=[brevity, "exakt"]))
     assert (problem.where, problem.key, problem.nearest) == ("train()", "rewards[1]", "exact")
     (problem,) = refused(load_run, "quickstart", given=given(dataset=ROWS))
-    assert problem.what == "one generation batch needs 16 prompts, the data has 9"
+    assert problem.what == "one generation batch needs 16 prompts, but the data has 9"
 
 
 def test_a_stream_needs_a_number_of_steps() -> None:
@@ -324,7 +324,7 @@ def test_held_out_prompts_are_no_stream() -> None:
 def test_no_rows_at_all() -> None:
     config = {"model": {"path": str(TOKENIZER)}, "rewards": ["exact"], "train": BATCH}
     (problem,) = refused(resolved, config, given(dataset=[]))
-    assert problem.what == "one generation batch needs 2 prompts, the data has 0"
+    assert problem.what == "one generation batch needs 2 prompts, but the data has 0"
 
 
 # -- The door itself -------------------------------------------------------------------------------------
@@ -344,4 +344,4 @@ def test_the_record_of_a_run_with_objects_cannot_be_run_again(tmp_path: Path) ->
     }
     problems = refused(resolved, config, Given())
     assert [problem.key for problem in problems] == ["model.path", "data.path", "evaluation.path"]
-    assert {problem.what for problem in problems} == {"was an object given in Python, which no file can name"}
+    assert {problem.what for problem in problems} == {"was a Python object, which a file cannot name"}

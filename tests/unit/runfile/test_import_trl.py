@@ -428,7 +428,7 @@ def test_fields_that_are_written_in_another_way(imported: Import, given: str, ke
 # -- What is told ----------------------------------------------------------------------------------------
 
 
-def test_each_field_given_is_told(folder: Path) -> None:
+def test_each_given_field_is_reported(folder: Path) -> None:
     text = (
         "learning_rte: 1\nbeta: 0.1\nuse_bias_correction_kl: true\nentropy_coef: 0.01\n"
         "use_adaptive_entropy: true\noff_policy_mask_threshold: 0.5\n"
@@ -441,11 +441,11 @@ def test_each_field_given_is_told(folder: Path) -> None:
     assert told(done, "learning_rte") == "1 unknown did you mean learning_rate?"
     assert told(done, "beta") == "0.1 same train.beta"
     assert told(done, "use_bias_correction_kl").startswith("True differs train.kl: true is `unbiased`")
-    assert told(done, "entropy_coef").startswith("0.01 differs train.entropy_coef: times the mean over all")
+    assert told(done, "entropy_coef").startswith("0.01 differs train.entropy_coef: mean over all")
     assert told(done, "use_adaptive_entropy").startswith("True not supported the weight of the entropy bonus")
     assert told(done, "off_policy_mask_threshold") == "0.5 same train.off_policy_mask_threshold"
     assert told(done, "top_entropy_quantile") == "1.0 same train.top_entropy_quantile"
-    assert told(done, "entropy_coef_min") == "0.0 not needed does nothing at this value"
+    assert told(done, "entropy_coef_min") == "0.0 not needed has no effect at this value"
     assert told(done, "logging_steps").startswith("5 not needed every step is a line")
     assert told(done, "vllm_mode") == "'server' not needed use_vllm is false"
     assert told(done, "disable_dropout").startswith("False differs dropout is always off")
@@ -485,7 +485,7 @@ def test_values_are_read_back_as_they_were(value: Any) -> None:
     assert read_yaml(f"a: {inline(value)}", "").data == {"a": value}
 
 
-def test_every_field_that_is_no_literal_is_asked_for(imported: Import) -> None:
+def test_every_field_that_is_not_a_literal_is_a_blank(imported: Import) -> None:
     fields = [name for name in (*GRPO_FIELDS, *TRAINER_FIELDS) if FIELDS[name].key]
     _, text = imported(script(", ".join(f"{name}=f()" for name in fields)), "train.py")
     lines = text.splitlines()
@@ -517,15 +517,15 @@ def test_a_run_file_is_not_overwritten_without_force(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "name", "what"),
     [
-        ("import torch\n", "a.py", "trains nothing with TRL's GRPO"),
+        ("import torch\n", "a.py", "has no call of GRPOConfig or GRPOTrainer"),
         ("def broken(:\n", "a.py", "not valid Python: invalid syntax"),
         ("a = '\0'\n", "a.py", "not valid Python: source code string cannot contain null bytes"),
         ("(" * 5000, "a.py", "not valid Python: too many nested parentheses"),
-        ("GRPOConfig()\nGRPOConfig()\n", "a.py", "calls GRPOConfig 2 times, on lines 1, 2: leave one of them"),
-        ("- 1\n", "a.yaml", "is no mapping of fields such as model_name_or_path"),
+        ("GRPOConfig()\nGRPOConfig()\n", "a.py", "calls GRPOConfig 2 times, on lines 1, 2: keep one call"),
+        ("- 1\n", "a.yaml", "is not a mapping of fields such as model_name_or_path"),
         ("learning_rte: 1\n", "a.yaml", "has no field of GRPOConfig or `trl grpo`"),
         ("a: [\n", "a.yaml", "not valid YAML: while parsing"),
-        ("model: {}\ndata: {}\nrewards: []\n", "a.yaml", "is a run file of grpox already"),
+        ("model: {}\ndata: {}\nrewards: []\n", "a.yaml", "is already a run file of grpox"),
         ("", "a.json", "is neither a Python script nor a YAML file"),
         ("loss_type: gpro\n", "a.yaml", "no such loss_type"),
         ("scale_rewards: [1]\n", "a.yaml", "no such scaling"),

@@ -1,4 +1,4 @@
-"""What `grpox import-trl` makes of TRL's evaluations and of its best model."""
+"""Conversion of TRL's evaluations and best model by `grpox import-trl`."""
 
 from __future__ import annotations
 

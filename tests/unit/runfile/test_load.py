@@ -223,7 +223,7 @@ def test_an_override_may_replace_a_component_with_its_parameters(load: Load) -> 
     [
         ("train.max_steps", "", "an override has the form key=value"),
         ("=3", "", "an override needs a key before '='"),
-        ("model.path.deep=3", "model.path", "holds a value and has no keys below it"),
+        ("model.path.deep=3", "model.path", "has a value, so no keys can be below it"),
         ("rewards.5=exact", "rewards[5]", "no such entry of the list"),
         ("rewards.first=exact", "rewards.first", "no such entry of the list"),
         ("train.max_steps=[1", "train.max_steps", "not valid YAML: while parsing a flow sequence"),
@@ -434,7 +434,7 @@ def test_what_the_engine_or_the_hub_would_refuse_is_told_at_once(
 def test_what_from_pretrained_must_not_be_given_is_told_at_once(refuse: Refuse) -> None:
     [problem] = refuse("{path: model}", "{path: model, init: {torch_dtype: float16}}")
     assert told(problem)[:2] == ("run.yaml:1", "model.init.torch_dtype")
-    assert problem.what == "cannot be given here: use model.dtype"
+    assert problem.what == "is not allowed here: use model.dtype"
 
 
 def test_a_reference_that_follows_needs_one(refuse: Refuse, load: Load) -> None:
@@ -581,13 +581,13 @@ def test_data_that_does_not_exist(refuse: Refuse, old: str) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "what"),
     [
-        ("a.txt", "prompt\n", "not a kind of file that can be read"),
-        ("a.jsonl", "\n\n", "holds no record"),
+        ("a.txt", "prompt\n", "is not a supported type of file"),
+        ("a.jsonl", "\n\n", "has no record"),
         ("a.jsonl", "\n{'prompt': 1}\n", "line 2 is not JSON: Expecting property name"),
         ("a.jsonl", "[1]\n", "line 1 is not an object with columns as keys"),
-        ("a.json", "[]", "holds no record"),
+        ("a.json", "[]", "has no record"),
         ("a.json", "[\n{]", "line 2 is not JSON: Expecting property name"),
-        ("a.csv", "prompt,answer\n", "holds no record"),
+        ("a.csv", "prompt,answer\n", "has no record"),
         ("a.parquet", "nothing like it", "is not a parquet file"),
     ],
 )
@@ -655,7 +655,7 @@ def test_the_ranks_are_those_of_the_launch_or_as_asked(
 def test_data_too_small_for_one_generation_batch(refuse: Refuse) -> None:
     [problem] = refuse("per_device_train_batch_size: 8", "per_device_train_batch_size: 40")
     assert told(problem)[:2] == ("run.yaml:2", "data")
-    assert problem.what == "one generation batch needs 10 prompts, the data has 9"
+    assert problem.what == "one generation batch needs 10 prompts, but the data has 9"
 
 
 def test_problems_with_components_files_and_batches_are_told_together(refuse: Refuse) -> None:

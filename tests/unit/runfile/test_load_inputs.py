@@ -79,7 +79,7 @@ def test_a_part_of_a_file_is_counted(resolve: Resolve, split: str, taken: int) -
 
 def test_a_part_that_does_not_fill_a_generation_batch_is_refused(refuse: Refuse) -> None:
     (problem,) = refuse({"split": "train[:1]"})
-    assert problem.what == "one generation batch needs 2 prompts, the data has 1"
+    assert problem.what == "one generation batch needs 2 prompts, but the data has 1"
 
 
 @pytest.mark.parametrize("split", ["test", "train[:3", "", "train[a:]"])
@@ -189,7 +189,12 @@ def test_a_folder_named_as_the_run_file_is_said_to_be_one(tmp_path: Path, monkey
 
 @pytest.mark.parametrize(
     ("given", "what"),
-    [("", "is empty"), (" ", "is empty"), ("train.jsonl", "is a file"), ("train.jsonl/a/b", "cannot be made")],
+    [
+        ("", "is empty"),
+        (" ", "is empty"),
+        ("train.jsonl", "is a file"),
+        ("train.jsonl/a/b", "cannot be created"),
+    ],
 )
 def test_an_output_folder_that_cannot_be(refuse: Refuse, given: str, what: str) -> None:
     (problem,) = refuse(output_dir=given)

@@ -349,7 +349,7 @@ def test_lock_prints_what_it_would_write(tmp_path: Path, capsys: pytest.CaptureF
 
 def test_changes_to_the_lock_of_a_run_that_was_made_are_refused(tmp_path: Path) -> None:
     (tmp_path / LOCK_FILE).write_text(locked().text())
-    with pytest.raises(ConfigError, match="changes go with a run file or recipe"):
+    with pytest.raises(ConfigError, match="overrides need a run file or recipe"):
         tell_lock(str(tmp_path), ["train.seed=1"], None, None)
 
 
@@ -383,7 +383,7 @@ def test_a_folder_without_a_lock_is_answered_with_those_around_it(tmp_path: Path
     assert problem.what == "no such run folder or lock file"
     assert problem.nearest == str(tmp_path / "first")
     (tmp_path / "broken.json").write_text("{}")
-    with pytest.raises(ConfigError, match="is no plugin lock"):
+    with pytest.raises(ConfigError, match="is not a plugin lock"):
         read_lock(tmp_path / "broken.json")
 
 

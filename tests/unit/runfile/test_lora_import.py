@@ -65,7 +65,7 @@ def test_one_that_is_named_and_has_pefts_defaults() -> None:
 
 
 @pytest.mark.parametrize("given", ["modules_to_save=['lm_head']", "use_dora=True", "layers_to_transform=[1]"])
-def test_what_adapters_here_cannot_do_is_told(given: str) -> None:
+def test_unsupported_adapter_settings_are_reported(given: str) -> None:
     draft = of_script(f"LoraConfig({given})")
     assert verdicts(draft)[f"peft_config.{given.partition('=')[0]}"] == Verdict.UNSUPPORTED
     assert "Not carried over" in run_file_text(draft)
@@ -78,7 +78,7 @@ def test_a_regular_expression_of_layers_is_not_taken_for_a_name() -> None:
     assert lora_of(of_script("LoraConfig(target_modules='q_proj')"))["target_modules"] == ["q_proj"]
 
 
-def test_what_is_no_literal_is_asked_for() -> None:
+def test_settings_that_are_not_literals_are_blanks() -> None:
     draft = of_script("get_peft_config(args)")
     assert verdicts(draft)["peft_config"] == Verdict.UNREAD
     assert "# lora: {r: 16, alpha: 32}" in run_file_text(draft)

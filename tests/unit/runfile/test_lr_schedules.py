@@ -206,7 +206,7 @@ def test_a_schedule_that_follows_a_metric_needs_a_plugin(name: str) -> None:
 
 def test_warm_up_is_given_in_one_way() -> None:
     [(key, what, _)] = told(train_config(warmup_steps=2, warmup_ratio=0.1))
-    assert (key, what) == ("train.warmup_ratio", "give one of warmup_steps and warmup_ratio")
+    assert (key, what) == ("train.warmup_ratio", "set only one of warmup_steps and warmup_ratio")
 
 
 @pytest.mark.parametrize("key", ["warmup_steps", "warmup_ratio"])
@@ -218,7 +218,7 @@ def test_a_constant_rate_has_no_warm_up(key: str) -> None:
 def test_arguments_beside_a_scheduler_component_are_refused() -> None:
     config = train_config(scheduler="mine", lr_scheduler_kwargs={"power": 2})
     assert told(config) == [
-        ("train.lr_scheduler_kwargs", "goes with lr_scheduler_type, not with train.scheduler", "")
+        ("train.lr_scheduler_kwargs", "applies only to lr_scheduler_type, not to train.scheduler", "")
     ]
 
 

@@ -15,7 +15,7 @@ from grpox.runfile.model_options import CHECKPOINT_ARGUMENTS, checkpointing_prob
 @pytest.mark.parametrize("name", ["dtype", "torch_dtype"])
 def test_the_dtype_is_the_models_own_key(name: str) -> None:
     [problem] = model_problems(ModelConfig(path="m", init={name: "float16", "revision": "v1"}))
-    assert (problem.key, problem.what) == (f"model.init.{name}", "cannot be given here: use model.dtype")
+    assert (problem.key, problem.what) == (f"model.init.{name}", "is not allowed here: use model.dtype")
 
 
 @pytest.mark.parametrize(

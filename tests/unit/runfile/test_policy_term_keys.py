@@ -1,4 +1,4 @@
-"""What entropy, off-policy masks and dynamic sampling ask of a run file, and what `grpox plan` says of it."""
+"""Run-file rules of entropy, off-policy masks and dynamic sampling, and their lines in `grpox plan`."""
 
 from __future__ import annotations
 
@@ -84,5 +84,5 @@ def test_the_plan_says_that_it_replaces_nothing() -> None:
     plain, dynamic = (CliRunner().invoke(app, [*arguments, *more]).output for more in ([], [ROUNDS]))
     assert "dynamic sampling" not in plain
     told = " ".join(dynamic.split())
-    assert "as if dynamic sampling replaced no group" in told
-    assert "at most, without what replaces groups" in told
+    assert "shown without dynamic sampling" in told
+    assert "at most; fewer if dynamic sampling replaces groups" in told

@@ -1,4 +1,4 @@
-"""What recipes share, and copying them: with their inputs, over nothing that would be lost, mistakes told."""
+"""Copying recipes: with their inputs, without losing files, and with clear errors."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_folder_in_the_place_of_the_run_file_even_with_force(tmp_path: Path) -
     )
 
 
-def test_the_reason_of_the_system_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_message_has_the_systems_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise PermissionError(13, "Permission denied", str(tmp_path / "quickstart.yaml"))
 

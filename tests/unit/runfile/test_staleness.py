@@ -1,4 +1,4 @@
-"""What `train.max_staleness` asks of a run file: a generator that samples ahead, and a correction."""
+"""Requirements of `train.max_staleness`: a generator that samples ahead, and a correction."""
 
 import pytest
 
@@ -46,7 +46,7 @@ def test_a_lag_that_nothing_corrects_is_refused():
 def test_where_there_is_no_correction_it_says_so():
     (problem,) = problems(SERVER, "sampling.top_p=0.9")
     assert problem.given.startswith("1, sampling with top_p 0.9")
-    assert problem.given.endswith("no correction")
+    assert problem.given.endswith("no correction supports")
     assert problem.allowed == "0"
 
 

@@ -29,7 +29,7 @@ def test_a_character_that_no_text_file_holds_is_told_with_its_position(
 ) -> None:
     [problem] = refused(text)
     assert problem.where == where
-    assert problem.what == f"not valid YAML: the character {character} cannot stand in a text file"
+    assert problem.what == f"not valid YAML: the character {character} is not allowed in a text file"
 
 
 def test_an_escape_for_a_character_that_no_path_can_hold_is_refused() -> None:

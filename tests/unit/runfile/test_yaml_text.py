@@ -1,4 +1,4 @@
-"""What is written is what is read, whatever it looks like."""
+"""Written YAML reads back unchanged, for any text."""
 
 from __future__ import annotations
 

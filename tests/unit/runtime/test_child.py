@@ -122,7 +122,7 @@ def test_one_that_was_stopped_is_started_again_until_it_is_closed() -> None:
         restarted.get()
 
 
-def test_one_that_nobody_has_any_more_is_killed() -> None:
+def test_a_child_without_an_owner_is_killed() -> None:
     restarted = Restarted(lambda: Child(["-c", ECHO], 60.0))
     held = restarted.get()
     del restarted

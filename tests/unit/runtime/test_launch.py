@@ -1,4 +1,4 @@
-"""What each launcher's variables say of a process; and those that are set in part or contradict one another."""
+"""Reading each launcher's variables, including incomplete and contradictory ones."""
 
 from __future__ import annotations
 
@@ -166,14 +166,14 @@ def test_tasks_on_each_machine(told: str, counts: list[int]) -> None:
 
 
 @pytest.mark.parametrize("missing", ["RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"])
-def test_a_launch_that_is_told_in_part(missing: str) -> None:
+def test_an_incomplete_launch_is_refused(missing: str) -> None:
     problem = problem_of({name: value for name, value in TORCHRUN.items() if name != missing})
     assert problem.key == missing
-    assert "it is not set" in problem.what
+    assert "is not set" in problem.what
 
 
 @pytest.mark.parametrize("missing", sorted(MPIRUN))
-def test_an_mpirun_that_is_told_in_part(missing: str) -> None:
+def test_an_incomplete_mpirun_is_refused(missing: str) -> None:
     told = {name: value for name, value in MPIRUN.items() if name != missing}
     assert problem_of(told | {"MASTER_ADDR": "a"}).key == missing
 
@@ -248,7 +248,7 @@ def test_no_launcher() -> None:
     assert slurm_place({"SLURM_NTASKS": "4"}) is None
 
 
-def test_what_srun_tells_is_told_to_libraries_in_torchruns_variables(launched: pytest.MonkeyPatch) -> None:
+def test_sruns_place_is_set_in_torchruns_variables(launched: pytest.MonkeyPatch) -> None:
     for name, value in SRUN.items():
         launched.setenv(name, value)
     # Registered with monkeypatch, so that they are gone again afterwards.

@@ -1,4 +1,4 @@
-"""What a run's start leaves out is imported when it is called, and what was imported before stays as it is."""
+"""Postponed imports happen at the first call, and earlier imports stay unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which errors of libraries mean that there is no memory left, and what the user is told of them."""
+"""Library errors that mean lack of memory, and the message for the user."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_an_engine_without_room_for_its_cache_is_told_with_the_settings_of_its_s
     cause = ValueError(f"{VLLM} (5000.0 GiB). Decrease --kv-cache-memory-bytes")
     times = PhaseTimes(generator=generator_settings(load_run("quickstart", ["generator=vllm-colocate"])))
     with pytest.raises(RunFailed) as failure, times.phase("start generator"):
-        raise ConfigError(Problem(f"vLLM does not start: {cause}", "generator.engine")) from cause
+        raise ConfigError(Problem(f"vLLM cannot start: {cause}", "generator.engine")) from cause
     told = str(failure.value)
     assert "out of memory on rank 0 in phase 'start generator'" in told
     assert "5000.0 GiB" in told
@@ -28,7 +28,7 @@ def test_an_engine_without_room_for_its_cache_is_told_with_the_settings_of_its_s
 
 def test_the_phase_that_ran_out_is_told_and_not_the_one_around_it() -> None:
     times = PhaseTimes()
-    told = r"(?s)in phase 'update': 8\.0 TiB more were asked for.*train\.per_device_train_batch_size"
+    told = r"(?s)in phase 'update': 8\.0 TiB more were requested.*train\.per_device_train_batch_size"
     with pytest.raises(RunFailed, match=told), times.phase("report"), times.phase("update"):
         torch.empty(2**43, dtype=torch.uint8)
     assert times.failed == "update"

@@ -1,4 +1,4 @@
-"""Which GPU a rank takes: that of its number, or the only one that its launcher shows it."""
+"""The GPU of a rank: the one with its local rank, or the only visible one."""
 
 from __future__ import annotations
 

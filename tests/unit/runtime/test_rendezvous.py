@@ -1,4 +1,4 @@
-"""Where ranks listen for one another: on loopback where all are on one machine, else towards rank 0's."""
+"""Interfaces on which ranks listen: loopback if all are on one machine, else the route to rank 0."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_ranks_of_one_machine_stay_on_loopback(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_machine_that_nobody_knows_is_told() -> None:
-    with pytest.raises(ConfigError, match="the machine of rank 0 cannot be reached from this one") as refused:
+    with pytest.raises(ConfigError, match="this machine cannot reach the machine of rank 0") as refused:
         name_interface(place("no-such-machine.invalid"))
     assert refused.value.problems[0].key == "MASTER_ADDR"
 
@@ -109,7 +109,7 @@ def test_a_port_that_is_taken_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(ConfigError, match="rank 0 cannot listen where the ranks are to meet") as refused:
+        with pytest.raises(ConfigError, match="rank 0 cannot listen on this port") as refused:
             meeting_store(place("127.0.0.1", port), timedelta(seconds=5))
     assert refused.value.problems[0].key == "MASTER_PORT"
     assert refused.value.problems[0].given == f"127.0.0.1:{port}"
@@ -118,12 +118,12 @@ def test_a_port_that_is_taken_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_ranks_that_do_not_come_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     port = free_port()
-    with pytest.raises(RunFailed, match=f"rank 0 of 2 did not meet the others at 127.0.0.1:{port}"):
+    with pytest.raises(RunFailed, match=f"rank 0 of 2 could not connect to the others at 127.0.0.1:{port}"):
         meeting_store(place("127.0.0.1", port), timedelta(seconds=1))
 
 
 def test_a_failure_to_meet_names_the_machine() -> None:
     told = str(not_met(place("gpu1", 7, rank=1), RuntimeError("connection\n  refused")))
-    assert told.startswith("rank 1 of 2 did not meet the others at gpu1:7")
+    assert told.startswith("rank 1 of 2 could not connect to the others at gpu1:7")
     assert socket.gethostname() in told
     assert told.endswith("connection refused")

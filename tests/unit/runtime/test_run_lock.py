@@ -77,7 +77,7 @@ def test_who_holds_a_folder_is_named_and_once_killed_holds_it_no_longer(tmp_path
     assert [*tmp_path.iterdir()] == []
 
 
-def test_a_folder_is_made_and_goes_again_unless_something_was_written_there(tmp_path: Path) -> None:
+def test_a_new_folder_is_removed_unless_something_was_written(tmp_path: Path) -> None:
     with hold(tmp_path / "runs" / "mine"):
         assert (tmp_path / "runs" / "mine").is_dir()
     assert [*tmp_path.iterdir()] == []

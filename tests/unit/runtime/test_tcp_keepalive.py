@@ -67,7 +67,7 @@ def test_loopback_is_left_alone() -> None:
         assert before["SO_KEEPALIVE"] == 0
 
 
-def test_what_is_no_connection_is_left_alone() -> None:
+def test_files_that_are_no_connections_stay_unchanged() -> None:
     pair, datagrams = socket.socketpair(), socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     listener = socket.create_server((own_address(), 0))
     found = enable_tcp_keepalive(50)

@@ -77,7 +77,7 @@ def test_a_rank_that_waits_for_others_says_so(tmp_path: Path, capfd: pytest.Capt
         watchdog._look(time.perf_counter() + 30)  # longer than it may stall, but it is another rank that does
 
 
-def test_stacks_that_cannot_be_written_are_told(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_stacks_that_cannot_be_written_are_reported(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("")
     times = PhaseTimes()
     with watched(tmp_path / "file", times, 0.2, 600), times.phase("reward"):
