@@ -17,7 +17,7 @@ from torch import Tensor
 from grpox.checkpoint.folders import rank_file
 from grpox.checkpoint.progress import Progress, TrainingState, plan_of, same_steps
 from grpox.checkpoint.rng import fresh_random_state, random_state, set_random_state
-from grpox.contracts import Rollout
+from grpox.contracts import Rollout, Turn
 from grpox.data.schedule import Schedule
 from grpox.policy.batch import Sample
 from grpox.rollout.sampler import PrefetchedBatch
@@ -122,7 +122,10 @@ def samples_state(samples: Sequence[Sample]) -> dict[str, Any]:
         "completions": flat("completion", np.int64),
         "token_mask": flat("token_mask", np.bool_),
         "sampler_logprobs": flat("sampler_logprobs", np.float32),
-        "advantages": [sample.advantage for sample in samples],
+        "advantages": [
+            torch.from_numpy(each) if isinstance(each := sample.advantage, np.ndarray) else each
+            for sample in samples
+        ],
         "reward": [sample.reward for sample in samples],
         "old": computed("old_logprobs"),
         "reference": computed("reference_logprobs"),
@@ -152,7 +155,7 @@ def samples_of_state(state: Mapping[str, Any], device: torch.device) -> list[Sam
         (tuple(each.tolist()) for each in torch.split(state["completions"], lengths)),
         (each.numpy() for each in torch.split(state["token_mask"], lengths)),
         (each.numpy() for each in torch.split(state["sampler_logprobs"], lengths)),
-        state["advantages"],
+        (each.numpy() if isinstance(each, Tensor) else each for each in state["advantages"]),
         *map(computed, ("old", "reference", "policy_keep")),
         state["reward"],
     )
@@ -182,15 +185,7 @@ def prefetched_state(batch: PrefetchedBatch) -> dict[str, Any]:
     """Return a prefetched batch as plain values, once it is sampled."""
     return {
         "version": batch.version,
-        "rollouts": [
-            {
-                name: value
-                if value is None or name not in _DTYPES
-                else torch.tensor(value, dtype=_DTYPES[name])
-                for name, value in vars(rollout).items()
-            }
-            for rollout in batch
-        ],
+        "rollouts": [{name: _saved(name, value) for name, value in vars(rollout).items()} for rollout in batch],
     }
 
 
@@ -205,8 +200,17 @@ def prefetched_of(states: Sequence[Mapping[str, Any]], rank: int, size: int) -> 
     return PrefetchedBatch(states[0]["version"], mine)
 
 
+def _saved(name: str, value: Any) -> Any:
+    """Return a field of a rollout as plain values and tensors."""
+    if name == "turns":
+        return [vars(turn) for turn in value]
+    return value if value is None or name not in _DTYPES else torch.tensor(value, dtype=_DTYPES[name])
+
+
 def _rollout(state: Mapping[str, Any]) -> Rollout:
     plain: dict[str, Any] = {
         name: tuple(value.tolist()) if isinstance(value, Tensor) else value for name, value in state.items()
     }
+    if "turns" in plain:  # a checkpoint of an earlier grpox has none
+        plain["turns"] = tuple(Turn(**turn) for turn in plain["turns"])
     return Rollout(**plain)

@@ -121,6 +121,11 @@ class PromptSet:
         prompts = [read[index][self._prompt_column] for index in indices]
         return prompts, {name: [read[index].get(name) for index in indices] for name in self.column_names}
 
+    def prompt_texts(self, token_ids: Sequence[Sequence[int]]) -> list[str]:
+        """Tokenised prompts as the model reads them, with special tokens."""
+        texts = self._tokenizer.batch_decode([list(ids) for ids in token_ids], skip_special_tokens=False)
+        return [str(text) for text in texts]
+
     def completion_texts(self, token_ids: Sequence[Sequence[int]]) -> list[str]:
         """Decode completions for people, without special tokens."""
         texts = self._tokenizer.batch_decode([list(ids) for ids in token_ids], skip_special_tokens=True)

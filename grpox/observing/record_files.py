@@ -16,7 +16,7 @@ from grpox.runtime.files import atomic_path
 if TYPE_CHECKING:
     import pyarrow
 
-    from grpox.contracts import RunContext, ScoredRollout
+    from grpox.contracts import Rollout, RunContext, ScoredRollout
 
 
 class MetricsLine(NamedTuple):
@@ -77,8 +77,9 @@ def write_completions(path: Path, step: int, rollouts: Sequence[ScoredRollout]) 
     """Write `rollouts` as parquet, whole or not at all.
 
     Columns: step, group, sample, prompt, completion, reward, advantage, ``rewards/<label>`` for each reward
-    function (null where it abstained), finish_reason, policy_version, completion_length (tokens), and
-    ``extra/<name>`` for values that reward functions logged.
+    function (null where it abstained), finish_reason, policy_version, completion_length (tokens),
+    ``extra/<name>`` for what reward functions logged, and where generators told further facts
+    ``rollout_extra``, `Rollout.extra` as JSON.
     """
     import pyarrow
     from pyarrow import parquet
@@ -102,9 +103,19 @@ def write_completions(path: Path, step: int, rollouts: Sequence[ScoredRollout]) 
     columns["completion_length"] = pyarrow.array(lengths, integer)
     for name in dict.fromkeys(name for scored in rollouts for name in scored.extra):
         columns[f"extra/{name}"] = _extra_column([scored.extra.get(name) for scored in rollouts])
+    if any(rollout.extra for rollout in sampled):
+        facts = [describe_extra(rollout) for rollout in sampled]
+        columns["rollout_extra"] = pyarrow.array(facts, text)
     with atomic_path(path) as unfinished:
         # Dictionary encoding only for columns with repeated values: elsewhere it costs time.
         parquet.write_table(pyarrow.table(columns), unfinished, use_dictionary=["prompt", "finish_reason"])
+
+
+def describe_extra(rollout: Rollout) -> str | None:
+    """Write `rollout.extra` as JSON; None where it is empty. Half of a surrogate pair becomes an escape."""
+    if not rollout.extra:
+        return None
+    return json.dumps(rollout.extra, ensure_ascii=False).encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def _extra_column(values: list[Any]) -> pyarrow.Array:

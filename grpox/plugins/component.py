@@ -109,11 +109,55 @@ def contract_problem(kind: str, target: Any) -> str:
         return f"has no method {' and no method '.join(missing)} (see grpox.contracts)"
     if problem := methods_problem(target):
         return problem
+    if kind == "advantage":
+        return scaler_problem(target)
     if kind != "loss":
         return ""
     # The value of a property is known only once the object is built.
     is_known = not isinstance(getattr(target, "reduction", None), property)
     return (reduction_problem(target) if is_known else "") or scope_problem(target)
+
+
+PER_ADVANTAGE = ("completion", "turn", "token")
+"""Values of a scaler's attribute `per`."""
+
+
+def takes_inputs(scaler: Any) -> bool | None:
+    """Tell the two forms of a scaler's method `scale` apart, of a class or an object.
+
+    Returns:
+        True for ``scale(inputs)``, False for ``scale(rewards, weights, group_ids)``, None for neither.
+    """
+    method = inspect.getattr_static(scaler, "scale", None)
+    is_function = inspect.isclass(scaler) and not isinstance(method, staticmethod | classmethod)
+    try:
+        parameters = list(inspect.signature(scaler.scale).parameters.values())[1 if is_function else 0 :]
+    except ValueError:  # of a function written in C Python may know no parameters
+        return False
+    kinds = inspect.Parameter
+    positional = [p for p in parameters if p.kind in (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD)]
+    required = [p for p in positional if p.default is kinds.empty]
+    if any(p.kind is kinds.KEYWORD_ONLY and p.default is kinds.empty for p in parameters):
+        return None
+    if len(required) <= 3 and (len(positional) >= 3 or any(p.kind is kinds.VAR_POSITIONAL for p in parameters)):
+        return False
+    return True if len(required) <= 1 <= len(positional) else None
+
+
+def scaler_problem(scaler: Any) -> str:
+    """Describe the problem with the form of an advantage scaler, class or object; empty if there is none."""
+    form = takes_inputs(scaler)
+    if form is None:
+        signature = inspect.signature(scaler.scale)
+        return f"has the method scale{signature}; it is scale(inputs) or scale(rewards, weights, group_ids)"
+    per = getattr(scaler, "per", PER_ADVANTAGE[0])
+    if isinstance(per, property) and inspect.isclass(scaler):  # known once the object is built
+        return ""
+    if per not in PER_ADVANTAGE:
+        return f"has per = {per!r}; it is {', '.join(PER_ADVANTAGE)}"
+    if per != PER_ADVANTAGE[0] and not form:
+        return f"has per = {per!r}, for which its method is scale(inputs)"
+    return ""
 
 
 def reduction_problem(loss: Any) -> str:

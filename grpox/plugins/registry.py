@@ -21,6 +21,7 @@ from grpox.plugins.component import (
     contract_problem,
     is_model,
     reduction_problem,
+    scaler_problem,
     scope_problem,
 )
 from grpox.plugins.discovery import Offer, PluginSet, discover
@@ -175,6 +176,8 @@ def _construct(bound: BoundComponent, target: Any) -> Any:
     component = None if problem else target() if bound.config is None else target(bound.config)
     if not problem and bound.kind == "loss":
         problem = reduction_problem(component) or scope_problem(component)
+    if not problem and bound.kind == "advantage":
+        problem = scaler_problem(component)
     if problem:
         raise ConfigError(f"{bound} {problem}", bound.key, given=repr(target))
     return component

@@ -34,7 +34,8 @@ class Sample:
     completion: tuple[int, ...]
     token_mask: np.ndarray  # bool[T]: tokens that the model wrote and that are trained on
     sampler_logprobs: np.ndarray  # f32[T], NaN where the generator reported none
-    advantage: float
+    advantage: float | np.ndarray
+    """One number, or f32[T] where tokens have different ones; 0 then where the model did not write."""
     old_logprobs: Tensor | None = None
     """f32[T] under the policy that began this generation batch's updates; None while no update was made."""
     reference_logprobs: Tensor | None = None
@@ -53,17 +54,29 @@ class Sample:
     columns: Mapping[str, Any] | None = None
     """Column of the dataset -> its value in the row of the prompt."""
 
+    @property
+    def has_advantage(self) -> bool:
+        """True where a token that is trained on has an advantage other than 0."""
+        if isinstance(self.advantage, np.ndarray):
+            return bool((self.token_mask & (self.advantage != 0)).any())
+        return self.advantage != 0 and bool(self.token_mask.any())
+
     def __len__(self) -> int:
         """Tokens of prompt and completion."""
         return len(self.prompt) + len(self.completion)
 
 
+TRUNCATED = ("length", "budget")
+"""Finish reasons of completions that ended for want of room."""
+
+
 def samples_of(
-    rollouts: Sequence[Rollout], advantages: Sequence[float], mask_truncated: bool = False
+    rollouts: Sequence[Rollout], advantages: Sequence[float | np.ndarray], mask_truncated: bool = False
 ) -> list[Sample]:
     """Turn rollouts with their advantages into samples.
 
     Args:
+        advantages: of each completion a number, or f32[T].
         mask_truncated: leave completions that ran into the longest length out of the token mask. They still
             count as sequences, and their rewards in their groups' statistics.
     """
@@ -76,10 +89,11 @@ def samples_of(
         mask = np.ones(length, dtype=np.bool_)
         if rollout.model_mask is not None:
             mask[:] = rollout.model_mask
-        if mask_truncated and rollout.finish_reason == "length":
+        if mask_truncated and rollout.finish_reason in TRUNCATED:
             mask[:] = False
         prompt, completion = tuple(rollout.prompt_ids), tuple(rollout.completion_ids)
-        samples.append(Sample(prompt, completion, mask, logprobs, float(advantage)))
+        own = advantage if isinstance(advantage, np.ndarray) else float(advantage)
+        samples.append(Sample(prompt, completion, mask, logprobs, own))
     return samples
 
 
@@ -91,7 +105,7 @@ class RolloutBatch:
     host_mask: np.ndarray  # bool[B, T], as token_mask, for what is decided without asking the device
     token_mask: Tensor  # bool[B, T]: tokens that are trained on
     sampler_logprobs: Tensor  # f32[B, T], NaN where the generator reported none
-    advantages: Tensor  # f32[B]
+    advantages: Tensor  # f32[B], or f32[B, T] where tokens have different ones
 
     @cached_property
     def places(self) -> Tensor:
@@ -208,8 +222,18 @@ def collate(samples: Sequence[Sample], device: torch.device) -> RolloutBatch:
         host_mask=mask,
         token_mask=from_lists(mask, np.bool_, device),
         sampler_logprobs=from_lists(logprobs, np.float32, device),
-        advantages=from_lists([sample.advantage for sample in samples], np.float32, device),
+        advantages=from_lists(_advantages(samples, width), np.float32, device),
     )
+
+
+def _advantages(samples: Sequence[Sample], width: int) -> Sequence[float | np.ndarray] | np.ndarray:
+    """B numbers, or f32[B, T]."""
+    if not any(isinstance(sample.advantage, np.ndarray) for sample in samples):
+        return [sample.advantage for sample in samples]
+    padded = np.zeros((len(samples), width), np.float32)
+    for row, sample in enumerate(samples):
+        padded[row, : len(sample.completion)] = sample.advantage
+    return padded
 
 
 PAIRS_PER_TOKEN = 2

@@ -18,9 +18,11 @@ from grpox.config import SamplingConfig
 from grpox.contracts import AdvantageScaler, Rollout, ScoredRollout, TrainerState
 from grpox.data.prompts import PromptSet
 from grpox.errors import RunFailed
+from grpox.rollout.advantages import Advantages, BatchScaler, ScoredBatch
 from grpox.rollout.dynamic_sampling import Draw, ResampledBatch, SampledGroups, refill
 from grpox.rollout.metrics import error_metrics, has_uniform_rewards, length_metrics, mean, reward_metrics
 from grpox.rollout.rewards import NamedReward
+from grpox.rollout.rewards.lists import Decode
 from grpox.rollout.rewards.scoring import (
     Logged,
     ScoredRow,
@@ -32,7 +34,6 @@ from grpox.rollout.rewards.scoring import (
 )
 from grpox.rollout.sampler import CompletionSampler, PrefetchedBatch, SampleRequest
 from grpox.rollout.streaming_scorer import GroupAssembler, StreamingScorer, need_main_thread
-from grpox.runtime.foreign_code import call
 from grpox.runtime.logs import WarnOnce, get_logger
 from grpox.runtime.world import run_and_gather
 
@@ -46,7 +47,7 @@ class GenerationBatch:
     rows: Sequence[ScoredRow]
     rewards: torch.Tensor  # f32[N, K], NaN where a function abstained
     totals: torch.Tensor  # f32[N]: weighted sums, NaN where all abstained
-    advantages: torch.Tensor  # f32[N]
+    scaled: Advantages
     steps: int
     """Optimizer steps of the weights that the batch was collected for."""
     resampling: Mapping[str, float]
@@ -59,6 +60,11 @@ class GenerationBatch:
     @cached_property
     def rollouts(self) -> list[Rollout]:
         return [row.rollout for row in self.rows]
+
+    @property
+    def advantages(self) -> torch.Tensor:
+        """f32[N]; of a completion whose tokens have different ones, the mean over those of the model."""
+        return self.scaled.values
 
 
 class Collector:
@@ -83,11 +89,20 @@ class Collector:
         self.sampler = sampler
         self.scorer = scorer
         self.prompts = prompts
-        self.scaler = scaler
+        self.scaler = BatchScaler(scaler)
         self.sampling = sampling
         self.num_generations = num_generations
         self.prefetches = prefetches
         self.rounds = rounds
+        listing = [reward.label for reward in scorer.rewards if reward.lists is not None]
+        if self.scaler.takes_inputs:
+            scorer.decode = lambda ids: prompts.completion_texts([ids])[0]
+        elif listing and sampler.world.is_main:
+            scorer.warn(
+                "lists",
+                f"advantage '{type(scaler).__name__}' gets the sums of the lists that {', '.join(listing)} "
+                "returns: only a method scale(inputs) gets the lists",
+            )
 
     def prefetch(self, generation: int, indices: Sequence[int]) -> PrefetchedBatch:
         """Begin to sample generation batch `generation` for the prompts at `indices`; a collective."""
@@ -120,14 +135,21 @@ class Collector:
             indices, rows, logged = resampled.batch.indices, resampled.batch.rows, resampled.batch.logged
             dropped, refills = resampled.dropped, resampled.metrics
         rewards = reward_matrix(rows)
-        group_ids = torch.tensor([row.rollout.group_id for row in rows])
-        advantages = self.advantages(rewards, group_ids)
+        scored = ScoredBatch(
+            rows,
+            rewards,
+            self._weights,
+            torch.tensor([row.rollout.group_id for row in rows]),
+            indices,
+            lambda: self.prompts.rows([indices[row.rollout.group_id] for row in rows])[1],
+            state.global_step + 1,
+        )
         batch = GenerationBatch(
             indices,
             rows,
             rewards,
             self._totals(rows),
-            advantages,
+            self.scaler.scale(scored),
             self.sampler.engine.steps,
             refills,
             logged,
@@ -171,22 +193,6 @@ class Collector:
         """f32[N]: the weighted sum of each row, NaN where all abstained."""
         return weighted_sum(reward_matrix(rows), self._weights).float()
 
-    def advantages(self, rewards: torch.Tensor, group_ids: torch.Tensor) -> torch.Tensor:
-        """Scale rewards f32[N, K] of groups i64[N] to advantages f32[N].
-
-        Raises:
-            RunFailed: the scaler returned anything else than N finite numbers.
-        """
-        # The metrics are made of the rewards, whatever the scaler does with its own.
-        scaled = call("advantage", self.scaler.scale, rewards.clone(), self._weights, group_ids)
-        name, count = type(self.scaler).__name__, len(rewards)
-        if not isinstance(scaled, torch.Tensor) or scaled.shape != (count,):
-            shape = tuple(scaled.shape) if isinstance(scaled, torch.Tensor) else type(scaled).__name__
-            raise RunFailed(f"advantage '{name}' returned {shape}; one number per completion is ({count},)")
-        if not bool(scaled.isfinite().all()):
-            raise RunFailed(f"advantage '{name}' returned {scaled[~scaled.isfinite()][0]} for a completion")
-        return scaled
-
     def metrics(self, batch: GenerationBatch) -> dict[str, float]:
         """Measure rewards, lengths and age of a batch."""
         labels = [reward.label for reward in self.scorer.rewards]
@@ -204,7 +210,9 @@ class Collector:
     def scored(self, batch: GenerationBatch) -> list[ScoredRollout]:
         """The batch as observers see it, with texts."""
         labels = [reward.label for reward in self.scorer.rewards]
-        texts = self.prompts.texts(batch.indices)
+        # Of the tokens themselves, as the generator had them.
+        of_groups = {rollout.group_id: rollout.prompt_ids for rollout in batch.rollouts}
+        texts = dict(zip(of_groups, self.prompts.prompt_texts(list(of_groups.values())), strict=True))
         numbers = zip(batch.rows, batch.totals.tolist(), batch.advantages.tolist(), strict=True)
         return [
             ScoredRollout(
@@ -240,6 +248,8 @@ class Scorer:
     ) -> None:
         self.rewards = rewards
         self.streaming = streaming
+        self.decode: Decode | None = None
+        """Decodes completions where the scaler reads the lists that functions return; None: none does."""
         self.warn = warn or WarnOnce(get_logger(__name__))
 
     def stream(
@@ -270,9 +280,47 @@ class Scorer:
             RunFailed: a function failed whose failure ends the run; see `grpox.rollout.rewards.score`.
         """
         scored = None if streamed is None else streamed.result()
-        if scored is not None or not rollouts:
-            return scored or ScoredRows()
-        return score_rows(self.rewards, unscored(request.prompts, request.indices, rollouts), state)
+        if scored is None and rollouts:
+            scored = score_rows(self.rewards, unscored(request.prompts, request.indices, rollouts), state)
+        return self._at_tokens(scored or ScoredRows())
+
+    def _at_tokens(self, scored: ScoredRows) -> ScoredRows:
+        """Put the numbers of lists at their tokens, for a scaler that reads them."""
+        decode = self.decode
+        shapes = {reward.label: reward.lists for reward in self.rewards if reward.lists is not None}
+        if decode is None or not shapes:
+            return scored
+        rows = [
+            replace(
+                row,
+                lists={},
+                token_rewards={
+                    label: shape.at_tokens(row.lists[label], row.rollout, row.completion, decode)
+                    for label, shape in shapes.items()
+                },
+            )
+            for row in scored.rows
+        ]
+        return replace(scored, rows=rows)
+
+
+def check_same_data(digests: Sequence[str]) -> None:
+    """Compare the hashes of a batch's prompts, one a rank; empty on a rank that sampled none of them.
+
+    Raises:
+        RunFailed: they differ.
+    """
+    by_digest: dict[str, list[str]] = {}
+    for rank, digest in enumerate(digests):
+        if digest:
+            by_digest.setdefault(digest, []).append(str(rank))
+    if len(by_digest) > 1:
+        ranks = " and ".join(", ".join(members) for members in by_digest.values())
+        raise RunFailed(
+            f"the data differs by rank: ranks {ranks} read different prompts for one generation batch. Every "
+            "rank must read the same rows in the same order: let a dataset depend on neither the rank, nor the "
+            "time, nor random numbers of its own"
+        )
 
 
 def sample_and_score(
@@ -302,9 +350,13 @@ def sample_and_score(
             arrived = None if streamed is None else streamed.arrived
             rollouts = sampler.sample(request, prefetched, arrived)
             with sampler.times.phase("reward"):
-                return scorer.score(request, rollouts, state, streamed)
+                scored = scorer.score(request, rollouts, state, streamed)
+                if sampler.world.size == 1 or not rollouts:
+                    return scored
+                return replace(scored, prompts_digest=request.digest())
 
     parts = run_and_gather(sampler.world, sampler.times, of_this_rank)
+    check_same_data([part.prompts_digest for part in parts])
     rows = [row for part in parts for row in part.rows]
     rows.sort(key=lambda row: (row.rollout.group_id, row.rollout.sample))
     if sampler.world.is_main:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from grpox.contracts import Rollout
+from grpox.policy.batch import TRUNCATED
 from grpox.rollout.rewards import NamedReward
 from grpox.rollout.rewards.scoring import ROUNDING
 
@@ -64,9 +65,12 @@ def has_uniform_rewards(groups: torch.Tensor) -> torch.Tensor:
 
 
 def length_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """TRL's names: completions/mean_length, clipped_ratio and the rest, in tokens."""
-    lengths = [len(rollout.completion_ids) for rollout in rollouts]
-    ended = [len(rollout.completion_ids) for rollout in rollouts if rollout.finish_reason == "stop"]
+    """TRL's names: completions/mean_length, clipped_ratio and the rest, in tokens that the model wrote.
+
+    Clipped are completions that ended for want of room.
+    """
+    lengths = [model_length(rollout) for rollout in rollouts]
+    ended = [model_length(rollout) for rollout in rollouts if rollout.finish_reason not in TRUNCATED]
     metrics = {
         "completions/mean_length": mean(lengths),
         "completions/min_length": float(min(lengths)),
@@ -78,6 +82,12 @@ def length_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
         metrics["completions/min_terminated_length"] = float(min(ended))
         metrics["completions/max_terminated_length"] = float(max(ended))
     return metrics
+
+
+def model_length(rollout: Rollout) -> int:
+    """Count the tokens that the model wrote."""
+    mask = rollout.model_mask
+    return len(rollout.completion_ids) if mask is None else sum(map(bool, mask))
 
 
 def mean_metrics(all_metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -6,6 +6,8 @@ the engine in training, from a loaded model where nothing trains.
 
 from __future__ import annotations
 
+import hashlib
+from array import array
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
@@ -20,7 +22,7 @@ from grpox.contracts import Generator, Prompt, Rollout
 from grpox.data.prompts import PromptSet
 from grpox.errors import RunFailed
 from grpox.policy.weight_stream import persistent_buffers
-from grpox.rollout.sound import rollout_problem
+from grpox.rollout.sound import check_content
 from grpox.runtime.foreign_code import translate_exits
 from grpox.runtime.phases import PhaseTimes
 from grpox.runtime.world import World, on_every_rank, run_and_gather
@@ -62,9 +64,18 @@ class SampleRequest:
                 self.prompts.token_ids(self.indices[group]),
                 self.num_samples,
                 self.seeds[group] if self.seeds else None,
+                row=self.indices[group],
             )
             for group in self.groups_of(world)
         ]
+
+    def digest(self) -> str:
+        """Return a hash of the tokens of all prompts, those of other ranks too."""
+        hashed = hashlib.blake2b(digest_size=16)
+        for index in self.indices:
+            ids = self.prompts.token_ids(index)
+            hashed.update(array("q", [index, len(ids), *ids]).tobytes())
+        return hashed.hexdigest()
 
 
 class CompletionSampler:
@@ -153,14 +164,14 @@ class CompletionSampler:
         with self._asking(), self.times.phase("generate"):
             rollouts = []
             if prefetched is not None:  # where reading fails on one rank, none goes on to further collectives
-                rollouts = on_every_rank(self.world, self.times, lambda: _received(prefetched, arrived))
+                rollouts = on_every_rank(self.world, self.times, lambda: self._received(prefetched, arrived))
             missing = incomplete(wanted, rollouts)
             if prefetched is None or self._any_rank(bool(missing)):
                 rollouts += self._generate(missing, request, arrived, rollouts)
             if self.sleeps:
                 self.generator.sleep()
             rollouts.sort(key=lambda rollout: (rollout.group_id, rollout.sample))
-            check_rollouts(rollouts, wanted, self.versions(prefetched), type(self.generator).__name__)
+            check_rollouts(rollouts, wanted, self.versions(prefetched))
         return rollouts
 
     def _any_rank(self, missing: bool) -> bool:
@@ -185,7 +196,21 @@ class CompletionSampler:
         with ExitStack() as stack:
             if hasattr(arriving, "close"):  # a failure while it is suspended ends its requests here and now
                 stack.callback(arriving.close)
-            return _received(arriving, arrived, there)
+            return self._received(arriving, arrived, there)
+
+    def _received(
+        self, arriving: Iterable[Rollout], arrived: OnArrival | None, there: Container[tuple[int, int]] = ()
+    ) -> list[Rollout]:
+        """List the rollouts that come, but for those whose group and sample are `there`."""
+        rollouts = []
+        for rollout in arriving:
+            if (rollout.group_id, rollout.sample) in there:
+                continue
+            check_content(rollout, type(self.generator).__name__)
+            if arrived is not None:
+                arrived(rollout)
+            rollouts.append(rollout)
+        return rollouts
 
     def _seed(self, request: SampleRequest) -> int:
         entropy = [self.seed, *request.stream, self.world.rank]
@@ -195,30 +220,13 @@ class CompletionSampler:
         return translate_exits(f"generator '{type(self.generator).__name__}'")
 
 
-def _received(
-    arriving: Iterable[Rollout], arrived: OnArrival | None, there: Container[tuple[int, int]] = ()
-) -> list[Rollout]:
-    """List the rollouts that come, but for those whose group and sample are `there`."""
-    rollouts = []
-    for rollout in arriving:
-        if (rollout.group_id, rollout.sample) in there:
-            continue
-        if arrived is not None:
-            arrived(rollout)
-        rollouts.append(rollout)
-    return rollouts
-
-
-def check_rollouts(
-    rollouts: Sequence[Rollout], requests: Sequence[Prompt], versions: range, generator: str = ""
-) -> None:
+def check_rollouts(rollouts: Sequence[Rollout], requests: Sequence[Prompt], versions: range) -> None:
     """Refuse rollouts that are not the ones asked for: nothing missing, doubled or outdated is trained on.
 
     Args:
         rollouts: all of them, in order of group and sample.
         requests: in order of group.
         versions: optimizer steps of the weights that may have sampled them; the last are the policy's.
-        generator: name of the generator in messages.
 
     Raises:
         RunFailed: a sample is missing or doubled, was sampled by other weights, or has a mask,
@@ -231,9 +239,6 @@ def check_rollouts(
         )
     for rollout in rollouts:
         check_version(rollout, versions)
-        if problem := rollout_problem(rollout):
-            where = f"group {rollout.group_id}, sample {rollout.sample}"
-            raise RunFailed(f"generator '{generator}' returned a rollout ({where}) whose {problem}")
 
 
 def check_version(rollout: Rollout, versions: range) -> None:

@@ -4,11 +4,12 @@ from grpox.testing import AdvantageConformance
 
 class TestMine(AdvantageConformance):
     component = "mine"
+    columns = {"difficulty": 0.5}                         # of the dataset, the same in every row
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
@@ -17,7 +18,11 @@ from unittest import SkipTest
 import torch
 from torch import Tensor
 
+from grpox.contracts import Rollout, Turn
 from grpox.errors import RunFailed
+from grpox.plugins.component import takes_inputs
+from grpox.rollout.advantages import BatchScaler, ScoredBatch
+from grpox.rollout.rewards.scoring import ScoredRow
 from grpox.runtime.foreign_code import call
 from grpox.testing.conformance import Conformance, Violation, require
 from grpox.testing.devices import device_problem
@@ -65,8 +70,26 @@ class AdvantageConformance(Conformance):
     """The checks of an advantage scaler."""
 
     kind = "advantage"
+    columns: ClassVar[Mapping[str, Any]] = {}
+    """For a scaler of the form ``scale(inputs)``: column of the dataset -> its value in every row."""
     reference: ClassVar[Reference | None] = None
     """The paper's formula, as `grpox.testing.same_as` describes it."""
+
+    def build(self) -> Any:
+        """Build a scaler; one of the form ``scale(inputs)`` is called on completions of one turn."""
+        scaler = super().build()
+        return _OfInputs(scaler, ONE_TURN, self.columns) if takes_inputs(scaler) else scaler
+
+    def test_turns(self) -> None:
+        """Takes completions of several turns, with a token between them that the model did not write."""
+        scaler = self.build()
+        if not isinstance(scaler, _OfInputs):
+            raise SkipTest("its scale(rewards, weights, group_ids) sees no turns")
+        scaler = replace(scaler, like=TWO_TURNS)
+        for given in ORDINARY:
+            same = torch.equal(_scale(scaler, given), _scale(scaler, given))
+            require(same, "called twice on the same turns, it returned two results", given)
+        self.notes.append(f"returns one advantage per {getattr(scaler.scaler, 'per', 'completion')}")
 
     def test_runs(self) -> None:
         """Returns one finite number for each completion, without a gradient."""
@@ -105,6 +128,8 @@ class AdvantageConformance(Conformance):
 
     def test_device(self) -> None:
         """Creates its tensors on the device of the rewards."""
+        if getattr(self.build(), "per", "completion") != "completion":
+            raise SkipTest("advantages of turns and tokens are moved to the CPU")
 
         def run(move: Callable[[Tensor], Tensor]) -> list[Tensor]:
             given = ORDINARY[-1]
@@ -236,6 +261,46 @@ class AdvantageConformance(Conformance):
         """Compare the advantages of two batches, the second of which has the rows `order` of the first."""
         same = close(_scale(self.build(), other), _scale(self.build(), given)[order])
         require(same, what, other, advice)
+
+
+ONE_TURN = Rollout(0, 0, (1,), (2, 3, 4), "stop", 0)
+TWO_TURNS = replace(
+    ONE_TURN,
+    completion_ids=(2, 3, 4, 5),
+    model_mask=(True, True, False, True),
+    turns=(Turn(0, 2, "stop", 0, 0.5, "begin"), Turn(3, 4, "stop", 0, -1.0, "middle")),
+)
+STEPS = {"steps": (0.0, 0.25, 0.0, -0.5)}
+"""Rewards of the tokens of `TWO_TURNS`, by label."""
+
+
+@dataclass(frozen=True)
+class _OfInputs:
+    """A scaler of the form ``scale(inputs)``, called in the other form on completions that are all alike."""
+
+    scaler: Any
+    like: Rollout
+    columns: Mapping[str, Any]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.scaler, name)
+
+    def scale(self, rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
+        """f32[N]; the mean over a completion's tokens where they have different advantages.
+
+        Raises:
+            RunFailed: as in a run.
+        """
+        groups = group_ids.tolist()
+        steps = STEPS if self.like.turns else {}
+        rows = [
+            ScoredRow(replace(self.like, group_id=group, sample=row), (), (), {}, token_rewards=steps)
+            for row, group in enumerate(groups)
+        ]
+        columns = {name: [value] * len(rows) for name, value in self.columns.items()}
+        indices = range(10, 11 + max(groups))
+        batch = ScoredBatch(rows, rewards, weights, group_ids, indices, lambda: columns, step=1)
+        return BatchScaler(self.scaler).scale(batch).values
 
 
 def _numbers(values: list[float]) -> str:

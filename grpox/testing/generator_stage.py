@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +35,18 @@ class Stage:
         """Give the generator the policy's weights."""
         self.generator.sync(stream_weights(self.policy), version)
 
-    def sample(self, sampling: SamplingConfig, seed: int = SEED, samples: int = 4) -> list[Rollout]:
-        """Sample rollouts of all prompts, in row order."""
-        return _in_row_order(self.generator.generate(self._requests(samples), sampling, seed))
+    def sample(
+        self,
+        sampling: SamplingConfig,
+        seed: int = SEED,
+        samples: int = 4,
+        max_tokens: Sequence[int] | None = None,
+    ) -> list[Rollout]:
+        """Sample rollouts of all prompts, in row order; `max_tokens` is of each prompt."""
+        requests = self._requests(samples)
+        if max_tokens is not None:
+            requests = [replace(each, max_tokens=most) for each, most in zip(requests, max_tokens, strict=True)]
+        return _in_row_order(self.generator.generate(requests, sampling, seed))
 
     def begin(self, sampling: SamplingConfig) -> Callable[[], list[Rollout]]:
         """Sample in the background, by a generator that provides "ahead"; returns a reader of the rollouts."""

@@ -55,6 +55,19 @@ class GeneratorConformance(Conformance):
             for rollout in stage.sample(sampling):
                 _check_end(rollout, length, stage.stop_token_ids)
 
+    def test_own_lengths(self) -> None:
+        """Ends a completion at its prompt's own longest length, if it provides max_tokens."""
+        if Capability.MAX_TOKENS not in self.bound.provides:
+            raise SkipTest("it does not provide max_tokens")
+        stage = self._on_stage()
+        limits = [1 + group % 3 for group in range(len(stage.prompts))]
+        for rollout in stage.sample(SAMPLING.model_copy(update={"temperature": 2.0}), max_tokens=limits):
+            mask = rollout.model_mask or [True] * len(rollout.completion_ids)
+            written, most = sum(mask), limits[rollout.group_id]
+            require(written <= most, f"{written} tokens, where Prompt.max_tokens is {most}", rollout)
+            ended = rollout.finish_reason != "length" or written == most
+            require(ended, f"it ended by 'length', before Prompt.max_tokens {most}", rollout)
+
     def test_log_probabilities(self) -> None:
         """Reports the log-probability of each token under the model, at the temperature it was drawn with."""
         if Capability.LOGPROBS not in self.bound.provides:
@@ -143,7 +156,8 @@ class GeneratorConformance(Conformance):
             require(is_whole, "it provides logprobs and a rollout has none, or not one a token", rollout)
             expected = torch.log_softmax(stage.logits(rollout) / SAMPLING.temperature, dim=1)
             chosen = expected.gather(1, torch.tensor(rollout.completion_ids).unsqueeze(1)).squeeze(1)
-            error = float((reported - chosen).abs().max())
+            written = torch.tensor(rollout.model_mask or [True] * len(chosen))
+            error = float((reported - chosen)[written].abs().max())
             shown = "  ".join(f"{value:.4f}" for value in chosen.tolist())
             advice = "they are of softmax(logits / temperature), of the weights of the last sync"
             what = f"its log-probabilities are off by {error:.2g} nats; allowed is {allowed:g}"
@@ -154,6 +168,8 @@ class GeneratorConformance(Conformance):
 
 def _check_end(rollout: Rollout, length: int, stops: Sequence[int]) -> None:
     ids = rollout.completion_ids
+    if rollout.turns or rollout.finish_reason not in ("stop", "length"):  # it ends as its environment says
+        return
     require(1 <= len(ids) <= length, f"a completion has {len(ids)} tokens of at most {length}", rollout)
     stopped = ids[-1] in stops
     goes_on = any(token in stops for token in ids[:-1])

@@ -18,6 +18,7 @@ from unittest import SkipTest
 
 from grpox.contracts import TrainerState
 from grpox.rollout.rewards.call import RewardCall, missing_columns
+from grpox.rollout.rewards.lists import ListShape, lengths_of
 from grpox.testing.conformance import Conformance, Violation, require
 
 TIMEOUT = 30.0
@@ -41,7 +42,7 @@ class RewardConformance(Conformance):
     """Completions from the best to the worst."""
 
     def test_runs(self) -> None:
-        """Returns one finite number, or None to abstain, for each completion."""
+        """Returns one finite number, a list as its `per` says, or None to abstain, for each completion."""
         scores = self._scores(self.build(), self.completions)
         listed = ", ".join("None" if score is None else f"{score:g}" for score in sorted(set(scores), key=repr))
         self.notes.append(f"scores of {len(scores)} completions: {listed}")
@@ -120,7 +121,9 @@ class RewardConformance(Conformance):
         if self._scores(function, self.completions) != expected:
             raise SkipTest("it scores the same completions otherwise a second time")
         count = len(self.completions)
-        calls = [RewardCall(function, self._arguments(function, self.completions), count) for _ in range(2)]
+        each = [self._arguments(function, self.completions) for _ in range(2)]
+        lengths = _lengths(function, each[0])
+        calls = [RewardCall(function, arguments, count, lengths) for arguments in each]
         for call in calls:
             call.start()
         for call in calls:
@@ -172,13 +175,21 @@ class RewardConformance(Conformance):
 
 def _run(function: Callable[..., Any], arguments: Mapping[str, Any]) -> RewardCall:
     count = len(arguments["completions"])
-    call = RewardCall(function, arguments, count)
+    lengths = _lengths(function, arguments)
+    call = RewardCall(function, arguments, count, lengths)
     call.start()
     call.wait(TIMEOUT)
     if call.needs_main_thread():  # a run then calls it there
-        call = RewardCall(function, arguments, count)
+        call = RewardCall(function, arguments, count, lengths)
         call.run()
     return call
+
+
+def _lengths(function: Callable[..., Any], arguments: Mapping[str, Any]) -> list[int] | None:
+    try:
+        return lengths_of(ListShape.of(function), arguments)
+    except ValueError as error:
+        raise Violation(f"it {error}") from error
 
 
 def _called(function: Callable[..., Any], arguments: Mapping[str, Any]) -> list[float | None]:

@@ -15,7 +15,7 @@ from grpox.observing.control import RunControl
 from grpox.observing.observers import Observers
 from grpox.policy.batch import Sample
 from grpox.rollout.collector import Collector, GenerationBatch
-from grpox.rollout.metrics import mean_metrics
+from grpox.rollout.metrics import mean_metrics, model_length
 from grpox.rollout.rewards.scoring import mean_logged, with_logged
 from grpox.runtime.logs import WarnOnce
 from grpox.update.mismatch import mismatch_warnings
@@ -77,7 +77,7 @@ class StepReport:
         }
         if new:
             rows = [row for batch in new for row in (*batch.rows, *batch.dropped)]
-            generated = sum(len(row.rollout.completion_ids) for row in rows)
+            generated = sum(model_length(row.rollout) for row in rows)
             own["tokens_per_second/generated"] = generated / times["time/generate"]
         own |= {"num_tokens": self.state.num_tokens, "epoch": epoch}
         own |= self.state.control.metrics()

@@ -66,6 +66,11 @@ class MicroBatchInputs:
     sequence_ids: Tensor | None = None  # i64[B]
     columns: Mapping[str, Sequence[Any]] | None = None
 
+    @property
+    def token_advantages(self) -> Tensor:
+        """f32[B, T], or f32[B, 1] where all tokens of a sequence have the same."""
+        return self.advantages if self.advantages.ndim == 2 else self.advantages.unsqueeze(1)
+
 
 @dataclass(frozen=True)
 class Corrected:
@@ -114,7 +119,7 @@ class MicroBatchLoss:
             "log-probability": inputs.logprobs.detach(),
             "old log-probability": None if self.corrected is None else self.corrected.old,
             "entropy": None if inputs.entropy is None else inputs.entropy.detach(),
-            "advantage": inputs.advantages.unsqueeze(1).expand_as(inputs.logprobs),
+            "advantage": self.inputs.token_advantages.expand_as(inputs.logprobs),
             "correction R": None if self.corrected is None else self.corrected.factor,
             "policy loss": self.policy_loss,
             "KL": self.diagnostics.get("kl"),
@@ -224,11 +229,10 @@ def objective(
     old = logprobs.detach() if inputs.old_logprobs is None else neutral(inputs.old_logprobs)
     correction = None if factor is None else neutral(factor)
     entropy = None if inputs.entropy is None else neutral(inputs.entropy)
-    advantages = inputs.advantages if inputs.advantages.ndim == 2 else inputs.advantages.unsqueeze(1)
     given = LossInputs(
         logprobs=logprobs,
         old_logprobs=old,
-        advantages=neutral(advantages),
+        advantages=neutral(inputs.token_advantages),
         token_mask=mask,
         entropy=entropy if entropy is None or Capability.ENTROPY_GRADIENT in needs else entropy.detach(),
         correction_weights=correction if folds_correction else None,

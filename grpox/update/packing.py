@@ -32,7 +32,7 @@ class LossTraits:
     folds_correction: bool = False
     """The loss applies the correction R itself."""
     zero_at_zero_advantage: bool = False
-    """A sequence whose advantage is 0 adds nothing to the gradient."""
+    """A sequence whose advantages are all 0 adds nothing to the gradient."""
     whole_groups: bool = False
     """All sequences of a prompt have to lie in one micro-batch."""
 
@@ -143,7 +143,7 @@ class MicroBatchPacker:
         """Tell for each sample of a step whether it can have a gradient."""
         if not self.skips_backward:
             return [True] * len(samples)
-        own = [sample.advantage != 0 and bool(sample.token_mask.any()) for sample in samples]
+        own = [sample.has_advantage for sample in samples]
         if not self.whole_groups:
             return own
         groups = {sample.group_id for sample, live in zip(samples, own, strict=True) if live}

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from grpox.contracts import AdvantageInputs
+
 
 class Right:
     """r - mean_g, 0 without a score."""
@@ -18,6 +20,38 @@ class Right:
         sums = zeros.index_add(0, groups, torch.where(scored, total, torch.zeros_like(total)))
         deviations = total - (sums / counts.clamp(min=1))[groups]
         return torch.where(scored, deviations, torch.zeros_like(total))
+
+
+class OfInputs(Right):
+    """The same in the form of one argument."""
+
+    def scale(self, inputs: AdvantageInputs) -> Tensor:  # type: ignore[override]
+        return super().scale(inputs.rewards, inputs.weights, inputs.group_ids)
+
+
+class OfTurns(OfInputs):
+    """A completion's advantage for each of its turns, but 0 without a score."""
+
+    per = "turn"
+
+    def scale(self, inputs: AdvantageInputs) -> list[Tensor]:  # type: ignore[override]
+        advantages = super().scale(inputs)
+        return [a.expand(len(turns)) for a, turns in zip(advantages, inputs.turns, strict=True)]
+
+
+class OfTokens(OfInputs):
+    """A completion's advantage for each of its tokens."""
+
+    per = "token"
+
+    def scale(self, inputs: AdvantageInputs) -> list[Tensor]:  # type: ignore[override]
+        lengths = inputs.lengths.tolist()
+        return [a.expand(length) for a, length in zip(super().scale(inputs), lengths, strict=True)]
+
+
+class OneForAllTurns(OfTurns):
+    def scale(self, inputs: AdvantageInputs) -> list[Tensor]:  # type: ignore[override]
+        return [advantages[:1] for advantages in super().scale(inputs)]
 
 
 class OneNumber(Right):

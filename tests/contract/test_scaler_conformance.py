@@ -30,7 +30,7 @@ def test_every_installed_one_conforms(kind: str, name: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "name"),
     [
-        ("advantage", "Right"),
+        *(("advantage", name) for name in ("Right", "OfInputs", "OfTurns", "OfTokens")),
         ("advantage", "DeclaredWrongSign"),
         ("advantage", "OfTheirDevice"),
         ("correction", "RightCorrection"),
@@ -58,6 +58,7 @@ def test_what_is_right_passes(kind: str, name: str) -> None:
         ("MeanOfFunctions", "weights", "abstained from all"),
         ("CountsTheUnscored", "unscored_completions", "nobody scored"),
         ("OfTheCpu", "device", "mixes"),
+        ("OneForAllTurns", "turns", "one number per turn"),
     ],
 )
 def test_each_fault_of_an_advantage_is_found(name: str, check: str, told: str) -> None:

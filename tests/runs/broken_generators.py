@@ -92,7 +92,7 @@ class ForgetsAsleep(Right):
 
 
 class Ahead(Right):
-    provides = ("logprobs", "ahead")
+    provides = ("logprobs", "ahead", "max_tokens")
 
     def begin(self, prompts: Sequence[Prompt], sampling: SamplingConfig, seed: int) -> Iterable[Rollout]:
         return list(self.generate(prompts, sampling, seed))

@@ -1,5 +1,7 @@
 """transformers' continuous batching on the quickstart model: log-probabilities, ends, groups, seeds, draws."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from test_hf_generator import CPU, MODEL, prompts, started
@@ -53,6 +55,18 @@ def test_logprobs_are_the_models_and_completions_end_as_they_should(generator, p
         assert rollout.finish_reason == ("stop" if ended else "length")
         assert tokenizer.eos_token_id not in rollout.completion_ids[:-1]
         assert ended or len(rollout.completion_ids) == 6
+
+
+def test_a_prompt_has_its_own_longest_completion(generator, tokenizer):
+    limits = [1, 3, None]
+    asked = [replace(p, max_tokens=m) for p, m in zip(prompts(tokenizer), limits, strict=True)]
+    rollouts = list(generator.generate(asked, unsure(temperature=3.0), 0))
+    assert len(rollouts) == 24
+    for rollout in rollouts:
+        length, most = len(rollout.completion_ids), limits[rollout.group_id] or 6
+        assert length == most if rollout.finish_reason == "length" else length <= most
+    assert {len(r.completion_ids) for r in rollouts if r.group_id == 0} == {1}
+    assert max(len(r.completion_ids) for r in rollouts if r.group_id == 2) > 3
 
 
 def test_a_seed_repeats_and_leaves_the_global_random_state(generator, tokenizer):

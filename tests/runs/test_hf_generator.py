@@ -3,6 +3,7 @@
 import copy
 import importlib.resources
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -375,3 +376,41 @@ def test_a_policy_without_finite_probabilities_is_told(policy, tokenizer):
     generator.sync(broken, version=5)
     with pytest.raises(RunFailed, match="version 5 gives NaN or infinite probabilities"):
         list(generator.generate(prompts(tokenizer), SAMPLING, seed=0))
+
+
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+def test_a_prompt_has_its_own_longest_completion(policy, tokenizer, cache):
+    """Limits of 1, 3 and that of the run: the draws are those of a run without limits, cut."""
+    sampling = SamplingConfig(max_completion_length=6, temperature=3.0)
+    free = [replace(prompt, seed=5 + prompt.group_id) for prompt in prompts(tokenizer)]
+    limits = [1, 3, None]
+    limited = [replace(prompt, max_tokens=limit) for prompt, limit in zip(free, limits, strict=True)]
+    own = started(policy, tokenizer, cache_implementation=cache)
+    whole, cut = (list(own.generate(asked, sampling, seed=0)) for asked in (free, limited))
+    for one, other in zip(whole, cut, strict=True):
+        most = limits[one.group_id] or 6
+        assert other.completion_ids == one.completion_ids[:most]
+        assert other.sampler_logprobs == pytest.approx(one.sampler_logprobs[:most], abs=1e-5)
+        same = len(one.completion_ids) <= most
+        assert other.finish_reason == (one.finish_reason if same else "length")
+    assert any(len(r.completion_ids) > 3 for r in whole if r.group_id == 1)  # there was something to cut
+
+
+def test_a_limit_above_that_of_the_run_is_honoured_and_one_of_0_refused(generator, tokenizer):
+    sampling = SamplingConfig(max_completion_length=1, temperature=3.0)
+    (prompt, *_) = prompts(tokenizer)
+    longer = list(generator.generate([replace(prompt, max_tokens=5)], sampling, seed=0))
+    assert max(len(rollout.completion_ids) for rollout in longer) > 1
+    with pytest.raises(RunFailed, match="max_tokens 0"):
+        list(generator.generate([replace(prompt, max_tokens=0)], sampling, seed=0))
+
+
+def test_a_token_forced_at_the_end_is_forced_at_each_prompts_own_end(generator, tokenizer):
+    digit = tokenizer("7", add_special_tokens=False).input_ids[0]
+    sampling = SamplingConfig(
+        max_completion_length=4, temperature=3.0, generation_kwargs={"forced_eos_token_id": digit}
+    )
+    asked = [replace(p, max_tokens=m) for p, m in zip(prompts(tokenizer), (1, 2, None), strict=True)]
+    for rollout in generator.generate(asked, sampling, seed=0):
+        if rollout.finish_reason == "length":
+            assert rollout.completion_ids[-1] == digit

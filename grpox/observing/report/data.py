@@ -229,7 +229,7 @@ def _sample(row: Mapping[str, Any]) -> Sample:
         rewards=_below(row, "rewards/"),
         extra={
             name: _shown(str(value), EXTRA_CHARACTERS)
-            for name, value in _below(row, "extra/").items()
+            for name, value in {**_below(row, "extra/"), "rollout": row.get("rollout_extra")}.items()
             if value is not None
         },
         group=row["group"],

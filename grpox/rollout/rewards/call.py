@@ -38,9 +38,18 @@ class RewardCall:
 
     Once it has ended, either `scores` is set, or `failure` says what went wrong, and `error` is the exception
     where the function raised.
+
+    Args:
+        lengths: of the list that the function returns for each completion; None: it returns one number each.
     """
 
-    def __init__(self, function: Callable[..., Any], arguments: Mapping[str, Any], count: int) -> None:
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        arguments: Mapping[str, Any],
+        count: int,
+        lengths: Sequence[int] | None = None,
+    ) -> None:
         self.function = function
         self.log = CallLog()
         self.scores: CheckedScores | None = None
@@ -48,7 +57,7 @@ class RewardCall:
         self.error: BaseException | None = None
         self.seconds = 0.0
         self._arguments = {**arguments, "log_metric": self.log.metric, "log_extra": self.log.extra}
-        self._count = count
+        self._count, self._lengths = count, lengths
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._abandoned = False
@@ -93,7 +102,7 @@ class RewardCall:
             returned = self.function(**accepted(self.function, self._arguments))
             if inspect.isawaitable(returned):
                 returned = self._await(returned)
-            scores = checked_scores(returned, self._count)
+            scores = checked_scores(returned, self._count, self._lengths)
             self.log.check(self._count)
             if not self._abandoned:
                 self.scores = scores
@@ -278,10 +287,15 @@ class CheckedScores:
     """[N]; None where the function abstained or returned no score."""
     refused: dict[int, str] = field(default_factory=dict)
     """Index of a completion -> why its value is no score."""
+    lists: list[list[float] | None] | None = None
+    """[N]; the numbers of which each value is the sum, None where that is None; None: there are no lists."""
 
 
-def checked_scores(returned: Any, count: int) -> CheckedScores:
+def checked_scores(returned: Any, count: int, lengths: Sequence[int] | None = None) -> CheckedScores:
     """`returned` as `count` floats or None; numpy and torch scalars are converted.
+
+    Args:
+        lengths: N, of a list for each completion, whose sum is its score; None: a number each.
 
     Raises:
         BadScores: it is no list of that length; the message says what it is.
@@ -296,6 +310,8 @@ def checked_scores(returned: Any, count: int) -> CheckedScores:
     listed = list(scores)
     if len(listed) != count:
         raise BadScores(f"returned {len(listed)} scores for {count} completions")
+    if lengths is not None:
+        return _checked_lists(listed, lengths)
     checked = CheckedScores([None] * count)
     for index, score in enumerate(listed):
         number = finite_number(score)
@@ -307,8 +323,38 @@ def checked_scores(returned: Any, count: int) -> CheckedScores:
             continue
         if number is None and score is not None:
             hint = " (None abstains)" if isinstance(score, SupportsFloat) else ""
+            if isinstance(score, list | tuple):
+                hint = "; a function that returns lists says so by its attribute per (token, turn or separator)"
             what = f"returned {_described(score)} for completion {index}; a score is a finite float32 or None"
             checked.refused[index] = what + hint
+    return checked
+
+
+def _checked_lists(listed: Sequence[Any], lengths: Sequence[int]) -> CheckedScores:
+    """A list of `lengths[i]` numbers for each completion i, or None."""
+    checked = CheckedScores([None] * len(listed), lists=[None] * len(listed))
+    assert checked.lists is not None
+    for index, (score, length) in enumerate(zip(listed, lengths, strict=True)):
+        if score is None:
+            continue
+        wanted = f"a list of {length} finite float32 or None, as its attribute per says"
+        what = f"returned {_described(score)} for completion {index}; wanted is {wanted}"
+        try:
+            values = [finite_number(value) for value in score] if not isinstance(score, str | Mapping) else None
+        except TypeError:  # a number, or an array without dimensions
+            values = None
+        if values is None:
+            checked.refused[index] = what
+            continue
+        numbers = [value for value in values if value is not None and abs(value) <= FLOAT32_MAX]
+        total = math.fsum(numbers)
+        if len(values) != length:
+            what = f"returned {len(values)} numbers for completion {index}; wanted is {wanted}"
+            checked.refused[index] = what
+        elif len(numbers) < length or abs(total) > FLOAT32_MAX:
+            checked.refused[index] = what
+        else:
+            checked.values[index], checked.lists[index] = total, numbers
     return checked
 
 

@@ -121,4 +121,9 @@ def bind_rewards(
     ]
     if problems := column_problems(rewards, prompts.column_names, key, prompts.data):
         raise ConfigError(problems)
+    for place, reward in enumerate(rewards):
+        try:
+            _ = reward.lists
+        except ValueError as error:
+            raise ConfigError(f"reward '{reward.label}' {error}", f"{key}[{place}]") from error
     return rewards

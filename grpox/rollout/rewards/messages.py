@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from grpox.contracts import StatisticReduction
 from grpox.errors import Problem
 from grpox.rollout.rewards.call import CallLog, CheckedScores
+from grpox.rollout.rewards.lists import ListShape
 
 WHERE = signal.SIGUSR2
 """Asks the process for the stack of its main thread."""
@@ -51,6 +52,8 @@ class Ready:
     """Statistics that its `end_step` asks for."""
     stateless: bool = False
     """True if it declares that it has no state."""
+    lists: ListShape | None = None
+    """The lists that it returns; None if it returns numbers."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,8 @@ class Request:
     """Completions."""
     seed: int
     """Seed of the random generators of Python, numpy and torch, set before the call."""
+    lengths: Sequence[int] | None = None
+    """Numbers in the list of each completion; None if it returns no lists."""
 
 
 ATTRIBUTES = "attribute_hashes"

@@ -5,9 +5,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
 from grpox.rollout.rewards.call import CallLog, RewardCall, missing_columns, own_copies
+from grpox.rollout.rewards.lists import ListShape, lengths_of
 from grpox.rollout.rewards.process import ProcessCall, RewardProcess
 
 
@@ -27,12 +29,30 @@ class NamedReward:
     needs_main_thread: bool = False
     """Whether the function was seen to set a signal handler, which Python allows in the main thread only."""
 
-    def call(self, arguments: Mapping[str, Any], count: int) -> RewardCall | ProcessCall:
-        """A call that has not started yet, in a thread or, where the function has one, in its process."""
+    @cached_property
+    def lists(self) -> ListShape | None:
+        """The lists that the function returns; None if it returns one number per completion.
+
+        Raises:
+            ValueError: its attributes `per` and `separator` say neither.
+        """
         if isinstance(self.function, RewardProcess):
-            return ProcessCall(self.function, arguments, count)
+            return self.function.ready.lists
+        return ListShape.of(self.function)
+
+    def call(
+        self, arguments: Mapping[str, Any], count: int, turns: Sequence[int] | None = None
+    ) -> RewardCall | ProcessCall:
+        """A call that has not started yet, in a thread or, where the function has one, in its process.
+
+        Args:
+            turns: number of turns of each completion; default: one each.
+        """
+        lengths = lengths_of(self.lists, arguments, turns)
+        if isinstance(self.function, RewardProcess):
+            return ProcessCall(self.function, arguments, count, lengths)
         # What one function does to its lists and rows must not reach the others, nor the record.
-        return RewardCall(self.function, own_copies(self.function, arguments), count)
+        return RewardCall(self.function, own_copies(self.function, arguments), count, lengths)
 
     def missing_columns(self, columns: Iterable[str]) -> list[str]:
         """Dataset columns that the function cannot do without and that `columns` lacks, in its own order."""
@@ -64,6 +84,8 @@ class Outcome:
     log: CallLog = field(default_factory=CallLog)
     """Empty where the whole call failed."""
     seconds: float = 0.0
+    lists: list[list[float] | None] | None = None
+    """[N], of a function that returns lists; as `CheckedScores.lists`."""
 
 
 def outcome_of(call: AnyCall, count: int) -> Outcome:
@@ -78,6 +100,7 @@ def outcome_of(call: AnyCall, count: int) -> Outcome:
         next(iter(refused.values()), ""),
         log=call.log,
         seconds=call.seconds,
+        lists=call.scores.lists,
     )
 
 
@@ -114,7 +137,11 @@ class StopSign:
 
 
 def call_together(
-    rewards: Sequence[NamedReward], arguments: Mapping[str, Any], count: int, stop: StopSign | None = None
+    rewards: Sequence[NamedReward],
+    arguments: Mapping[str, Any],
+    count: int,
+    stop: StopSign | None = None,
+    turns: Sequence[int] | None = None,
 ) -> list[Outcome]:
     """One outcome per reward, in order, whichever ends first.
 
@@ -126,6 +153,7 @@ def call_together(
         arguments: what the functions may take, besides `log_metric` and `log_extra`.
         count: completions, at least one.
         stop: another thread may give it; outcomes of calls that were going on then mean nothing.
+        turns: number of turns of each completion; default: one each.
 
     Raises:
         Stopped: `stop` was given before all calls had started.
@@ -134,7 +162,7 @@ def call_together(
     try:
         for place, reward in enumerate(rewards):
             if not _hangs(reward):
-                calls[place] = reward.call(arguments, count)
+                calls[place] = reward.call(arguments, count, turns)
                 if stop is not None:
                     stop.cover(calls[place])
                 if not reward.in_main_thread:
@@ -144,7 +172,7 @@ def call_together(
                 call.run()
         for place, call in calls.items():
             if not rewards[place].in_main_thread:
-                calls[place] = _finished(rewards[place], call, arguments, count)
+                calls[place] = _finished(rewards[place], call, arguments, count, turns)
     except BaseException:  # an interrupt or stop: what was started is stopped as far as it can be
         for call in calls.values():
             call.abandon()
@@ -164,13 +192,19 @@ def _hangs(reward: NamedReward) -> bool:
     return reward.hanging is not None
 
 
-def _finished(reward: NamedReward, call: AnyCall, arguments: Mapping[str, Any], count: int) -> AnyCall:
+def _finished(
+    reward: NamedReward,
+    call: AnyCall,
+    arguments: Mapping[str, Any],
+    count: int,
+    turns: Sequence[int] | None,
+) -> AnyCall:
     """The call once it has ended or run out of time, made again where it must be in the main thread."""
     if not call.wait(reward.timeout):
         reward.hanging = call
     elif call.needs_main_thread():
         reward.needs_main_thread = True
         if reward.in_main_thread:
-            call = reward.call(arguments, count)
+            call = reward.call(arguments, count, turns)
             call.run()
     return call

@@ -9,7 +9,7 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -83,15 +83,15 @@ class RewardProcess:
         """The columns that the function cannot do without."""
         return self.ready.needs
 
-    def ask(self, arguments: Mapping[str, Any], count: int) -> Reply:
-        """Have the function called for `count` completions.
+    def ask(self, arguments: Mapping[str, Any], count: int, lengths: Sequence[int] | None = None) -> Reply:
+        """Have the function called for `count` completions; `lengths` as of `RewardCall`.
 
         Raises:
             ProcessFailed: the process ended, took longer than the timeout or more than the memory; it is gone.
         """
         takes = self.ready.takes
         accepted = {n: v for n, v in arguments.items() if takes is None or n in takes}  # the rest is not sent
-        reply: Reply = self._ask(Request(accepted, count, _seed_of(arguments)))
+        reply: Reply = self._ask(Request(accepted, count, _seed_of(arguments), lengths))
         return reply
 
     def call_method(self, name: str, *arguments: Any) -> Any:
@@ -309,14 +309,20 @@ class ProcessCall:
     exception where the function raised.
     """
 
-    def __init__(self, process: RewardProcess, arguments: Mapping[str, Any], count: int) -> None:
+    def __init__(
+        self,
+        process: RewardProcess,
+        arguments: Mapping[str, Any],
+        count: int,
+        lengths: Sequence[int] | None = None,
+    ) -> None:
         self.log = CallLog()
         self.scores: CheckedScores | None = None
         self.failure = ""
         self.error: BaseException | None = None
         self.seconds = 0.0
         self._process = process
-        self._arguments, self._count = arguments, count
+        self._arguments, self._count, self._lengths = arguments, count, lengths
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self.run, name="grpox-reward-process", daemon=True)
 
@@ -347,7 +353,7 @@ class ProcessCall:
         """Ask and wait for the answer."""
         begun = time.perf_counter()
         try:
-            reply = self._process.ask(self._arguments, self._count)
+            reply = self._process.ask(self._arguments, self._count, self._lengths)
             self.scores, self.log, self.failure = reply.scores, reply.log, reply.failure
             self.error = RemoteError(reply.trace) if reply.trace else None
         except ProcessFailed as error:

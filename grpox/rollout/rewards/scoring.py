@@ -43,6 +43,8 @@ class RewardTable:
     """From `log_extra`: name -> N values."""
     seconds: list[float] = field(default_factory=list)
     """[K]; they overlap."""
+    lists: dict[str, list[list[float] | None]] = field(default_factory=dict)
+    """Label of a function that returns lists -> N of them, None where it abstained."""
     warnings: dict[str, str] = field(default_factory=dict)
     """Warnings for the user, by a key under which each is told once."""
 
@@ -55,6 +57,7 @@ def score(
     columns: Mapping[str, list[Any]],
     trainer_state: Any = None,
     stop: StopSign | None = None,
+    turns: Sequence[int] | None = None,
 ) -> RewardTable:
     """Scores N completions with every reward function; an empty batch calls none.
 
@@ -66,6 +69,7 @@ def score(
         completion_ids: token ids of each completion.
         columns: the other dataset columns, repeated to N values each.
         stop: what another thread may give to stop the calls; what is returned after that means nothing.
+        turns: number of turns of each completion; default: one each.
 
     Raises:
         RunFailed: a function lacks a column; or one with the policy ``fail`` raised (`__cause__` is its
@@ -86,7 +90,7 @@ def score(
         "completion_ids": completion_ids,
         "trainer_state": trainer_state,
     }
-    outcomes = call_together(rewards, arguments, count, stop)
+    outcomes = call_together(rewards, arguments, count, stop, turns)
     _end_on_failure(rewards, outcomes)
     by_label = {reward.label: outcome for reward, outcome in zip(rewards, outcomes, strict=True)}
     logs = {label: outcome.log for label, outcome in by_label.items()}
@@ -96,6 +100,11 @@ def score(
         metrics=logged_metrics(logs),
         extra_columns=extra_columns(logs),
         seconds=[outcome.seconds for outcome in outcomes],
+        lists={
+            reward.label: outcome.lists or [None] * count
+            for reward, outcome in zip(rewards, outcomes, strict=True)
+            if reward.lists is not None
+        },
         warnings=_warnings(rewards, outcomes),
     )
 
@@ -163,6 +172,10 @@ class ScoredRow:
     """Values that the functions told of it through `log_extra`."""
     completion: str = ""
     """Its text, as people read it."""
+    lists: Mapping[str, list[float] | None] = field(default_factory=dict)
+    """Label of a function that returned a list -> the list, None where it abstained."""
+    token_rewards: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    """The numbers of `lists` at their tokens, T of them, where the scaler reads them; see `rewards.lists`."""
 
 
 @dataclass(frozen=True)
@@ -174,6 +187,9 @@ class ScoredRows:
     """From `log_metric`: name -> label of the function -> value."""
     warnings: dict[str, str] = field(default_factory=dict)
     """Warnings for the user, by a key under which each is told once."""
+    prompts_digest: str = ""
+    """Hash of the tokens of all prompts of the request, as this rank reads them; empty on a single rank, and
+    without rows."""
 
 
 @dataclass(frozen=True)
@@ -219,6 +235,7 @@ def score_rows(
         columns=given.columns,
         trainer_state=state,
         stop=stop,
+        turns=[len(rollout.turns) or 1 for rollout in given.rollouts],
     )
     rows = []
     for place, rollout in enumerate(given.rollouts):
@@ -227,7 +244,8 @@ def score_rows(
         extra = {name: column[place] for name, column in table.extra_columns.items()}
         completion = given.completions[place]  # in a conversation one message of the assistant
         text = completion if isinstance(completion, str) else str(completion[0]["content"])
-        rows.append(ScoredRow(rollout, values, failed, extra, text))
+        lists = {label: of_function[place] for label, of_function in table.lists.items()}
+        rows.append(ScoredRow(rollout, values, failed, extra, text, lists))
     return ScoredRows(rows, table.metrics, table.warnings)
 
 

@@ -26,6 +26,7 @@ from grpox.plugins.load_object import load_object
 from grpox.plugins.optional_methods import is_stateless, methods_of, statistics_of
 from grpox.plugins.registry import Registry
 from grpox.rollout.rewards.call import RewardCall, argument_names, defined_at, missing_columns
+from grpox.rollout.rewards.lists import ListShape
 from grpox.rollout.rewards.messages import (
     ATTRIBUTES,
     WHERE,
@@ -84,6 +85,10 @@ def _built(blueprint: Blueprint) -> tuple[Any, Ready]:
     except BaseException as error:  # noqa: BLE001 - whatever the user's module raises is told
         what = f"reward '{blueprint.label}' cannot be built: {describe(error)}"
         return None, Ready((Problem(what, blueprint.key),))
+    try:
+        lists = ListShape.of(function)
+    except ValueError as error:
+        return None, Ready((Problem(f"reward '{blueprint.label}' {error}", blueprint.key),))
     needs = tuple(missing_columns(function, ()))
     return function, Ready(
         (),
@@ -93,13 +98,14 @@ def _built(blueprint: Blueprint) -> tuple[Any, Ready]:
         methods_of(function),
         statistics_of(function),
         is_stateless(function),
+        lists,
     )
 
 
 def _answer(function: Any, request: Request) -> bytes:
     """Call the function; return what became of it, pickled."""
     _seed(request.seed)
-    call = RewardCall(function, request.arguments, request.count)
+    call = RewardCall(function, request.arguments, request.count, request.lengths)
     try:
         call.run()
     except KeyboardInterrupt as error:  # the function's own: this process is in no terminal's foreground

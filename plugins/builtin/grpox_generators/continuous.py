@@ -14,9 +14,11 @@ from typing import Any
 import torch
 from transformers import ContinuousBatchingConfig, GenerationConfig
 
+from grpox.config import SamplingConfig
 from grpox.contracts import Prompt
 from grpox.errors import RunFailed
 from grpox.toolkit import TEXT, shorten, text_of
+from grpox_generators.limits import longest_completion
 
 Completion = tuple[Prompt, int, list[int], list[float]]
 """Prompt, place in its group, tokens with the ending one, their log-probabilities."""
@@ -29,32 +31,41 @@ PAGE_SIZE = 32
 
 
 def complete(
-    model: Any, prompts: Sequence[Prompt], config: GenerationConfig, batch_size: int, seed: int
+    model: Any,
+    prompts: Sequence[Prompt],
+    sampling: SamplingConfig,
+    config: GenerationConfig,
+    batch_size: int,
+    seed: int,
 ) -> Iterator[Completion]:
     """Complete every prompt.
 
     Args:
         model: in evaluation mode, in one piece.
-        config: the distribution, `max_new_tokens` and `eos_token_id`.
+        sampling: the run's settings.
+        config: the distribution and `eos_token_id`.
         batch_size: completions in progress at a time.
         seed: seeds the global random state, which the caller restores.
 
     Raises:
         RunFailed: a request failed, for example for want of memory.
     """
-    by_samples = sorted(prompts, key=lambda prompt: prompt.num_samples)
-    for num_samples, equal in groupby(by_samples, key=lambda prompt: prompt.num_samples):
+
+    def alike(prompt: Prompt) -> tuple[int, int]:
+        return prompt.num_samples, longest_completion(prompt, sampling)
+
+    for (num_samples, length), equal in groupby(sorted(prompts, key=alike), key=alike):
         group = list(equal)
-        config.num_return_sequences = num_samples
+        config.num_return_sequences, config.max_new_tokens = num_samples, length
         wanted = len(group) * num_samples
-        longest = max(len(prompt.token_ids) for prompt in group) + config.max_new_tokens
+        longest = max(len(prompt.token_ids) for prompt in group) + length
         manager = model.init_continuous_batching(
             generation_config=config,
             continuous_batching_config=_settings(model, min(batch_size, wanted), longest, seed),
         )
         try:
             # Before the start: else the first batch, and with it each draw, would depend on a thread's timing.
-            names = manager.add_requests([list(prompt.token_ids) for prompt in group], config.max_new_tokens)
+            names = manager.add_requests([list(prompt.token_ids) for prompt in group], length)
             prompt_of = dict(zip(names, group, strict=True))
             manager.start()
             samples = dict.fromkeys(names, 0)

@@ -23,7 +23,7 @@ from grpox.errors import ConfigError, RunFailed
 from grpox.toolkit import persistent_buffers, text_of
 from grpox_generators.configs import HfConfig
 from grpox_generators.continuous import complete
-from grpox_generators.limits import build_rollout, check_length, end_ids
+from grpox_generators.limits import build_rollout, check_length, end_ids, longest_completion
 from grpox_generators.sampling import (
     Distribution,
     Draw,
@@ -125,34 +125,37 @@ class HfGenerator:
         padded = pad_prompts(prompts or [Prompt(-1, (pad,), 1)], pad, self.context.device)
         rows = padded.group_rows
         count, columns = len(rows), padded.input_ids.shape[1]
-        prepared = padded.input_ids[rows], padded.lengths[rows]
+        limits = [longest_completion(prompt, sampling) for prompt in prompts] or [1]
+        length = most_of_all_ranks(max(limits)) if self.in_step else max(limits)
+        of_rows = torch.tensor(limits, device=self.context.device)[rows]
+        prepared = padded.input_ids[rows], padded.lengths[rows], of_rows
         distribution = Distribution(self.model, sampling, end_ids, *prepared)
-        greedy, length = sampling.temperature == 0, sampling.max_completion_length
+        greedy = sampling.temperature == 0
         uniform = own_uniform(prompts, self.context.device)
         draw = Draw(count, length, greedy, self.context.device, uniform)
         minimum = sampling.min_completion_length
         stops = StopTexts(sampling.stop, self.context.tokenizer, count, columns, minimum)
-        sequences = self._run(padded, sampling, end_ids, [distribution, draw], stops if prompts else Idle())
+        settings = self._generation_config(sampling, end_ids, length)
+        own = of_rows if min(limits) < length else None
+        cache = self._prefill(padded) if self.shares_prompts else None
+        stop = stops if prompts else Idle()
+        sequences = self._run(Batch(padded, cache, settings, [distribution, draw], stop, own), sampling)
         completions, logprobs = sequences[:, columns:].tolist(), draw.logprobs.tolist()
         sampled = iter(zip(completions, logprobs, stops.ends, strict=True))
         for prompt in prompts:
             for sample, (token_ids, row_logprobs, end) in enumerate(islice(sampled, prompt.num_samples)):
-                yield self._rollout(prompt, sample, token_ids, row_logprobs, end_ids, end)
+                most = longest_completion(prompt, sampling)
+                yield self._rollout(prompt, sample, token_ids[:most], row_logprobs, end_ids, end)
 
-    def _run(
-        self,
-        padded: PaddedPrompts,
-        sampling: SamplingConfig,
-        end_ids: Sequence[int],
-        processors: list[Distribution | Draw],
-        stop: StopTexts | Idle,
-    ) -> Tensor:
+    @property
+    def shares_prompts(self) -> bool:
+        """True where the keys and values of a prompt are computed once for its group."""
+        return self.config.cache_implementation == "dynamic"
+
+    def _run(self, batch: Batch, sampling: SamplingConfig) -> Tensor:
         """Sequences i64[N, P + T]."""
-        shared = self.config.cache_implementation == "dynamic"
-        settings = self._generation_config(sampling, end_ids)
-        batch = Batch(padded, self._prefill(padded) if shared else None, settings, processors, stop)
         try:
-            leave = shared and not self.in_step and not keeps_rows(sampling)
+            leave = self.shares_prompts and not self.in_step and not keeps_rows(sampling)
             return batch.run(self.model, leave, self.in_step)
         except NoProbabilities as error:
             reason = "an update broke it (a smaller train.learning_rate may help)"
@@ -187,13 +190,14 @@ class HfGenerator:
         self, prompts: Sequence[Prompt], sampling: SamplingConfig, end_ids: Sequence[int], seed: int
     ) -> Iterator[Rollout]:
         config = distribution_config(sampling, end_ids)
-        config.max_new_tokens = sampling.max_completion_length
         for prompt, sample, token_ids, logprobs in complete(
-            self.model, prompts, config, self.config.batch_size, seed
+            self.model, prompts, sampling, config, self.config.batch_size, seed
         ):
             yield self._rollout(prompt, sample, token_ids, logprobs, end_ids, None)
 
-    def _generation_config(self, sampling: SamplingConfig, end_ids: Sequence[int]) -> GenerationConfig:
+    def _generation_config(
+        self, sampling: SamplingConfig, end_ids: Sequence[int], length: int
+    ) -> GenerationConfig:
         # Temperature and the rest are applied by our own processors, of which the last draws the token and
         # raises its score above all others.
         implementation = self.config.cache_implementation
@@ -201,7 +205,7 @@ class HfGenerator:
         return GenerationConfig(
             **settings,
             do_sample=False,
-            max_new_tokens=sampling.max_completion_length,
+            max_new_tokens=length,
             eos_token_id=list(end_ids),
             pad_token_id=self.context.tokenizer.pad_token_id,
             use_cache=True,
@@ -219,7 +223,7 @@ class HfGenerator:
     ) -> Rollout:
         """The completion up to its end: an ending token, or the token `stop` that completed a stop text."""
         ends = [place + 1 for place, token in enumerate(token_ids) if token in end_ids][:1]
-        ends += [stop] if stop is not None else []
+        ends += [stop] if stop is not None and stop <= len(token_ids) else []
         length = min(ends, default=len(token_ids))
         return build_rollout(prompt, sample, token_ids[:length], logprobs[:length], bool(ends), self.version)
 

@@ -27,14 +27,32 @@ def check_length(prompts: Sequence[Prompt], sampling: SamplingConfig, limit: int
     """Refuse what exceeds `limit` positions, those of `whose`; None is no limit.
 
     Raises:
-        RunFailed: the longest prompt and the longest completion allowed do not fit together.
+        RunFailed: a prompt and its longest completion allowed do not fit together.
     """
-    longest = max((len(prompt.token_ids) for prompt in prompts), default=0)
-    if limit is not None and longest + sampling.max_completion_length > limit:
+    sizes = [(len(prompt.token_ids), longest_completion(prompt, sampling), prompt) for prompt in prompts]
+    if limit is None or not sizes:
+        return
+    tokens, longest, prompt = max(sizes, key=lambda size: size[0] + size[1])
+    if tokens + longest > limit:
+        key = "sampling.max_completion_length" if prompt.max_tokens is None else "its max_tokens"
         raise RunFailed(
-            f"a prompt of {longest} tokens plus sampling.max_completion_length "
-            f"{sampling.max_completion_length} exceed the {limit} positions of {whose}"
+            f"a prompt of {tokens} tokens plus {key} {longest} exceed the {limit} positions of {whose}"
         )
+
+
+def longest_completion(prompt: Prompt, sampling: SamplingConfig) -> int:
+    """Return the most tokens that a completion of `prompt` may have.
+
+    Raises:
+        RunFailed: the prompt's own limit leaves no room for a token.
+    """
+    if prompt.max_tokens is None:
+        return sampling.max_completion_length
+    if prompt.max_tokens < 1:
+        raise RunFailed(
+            f"a prompt of group {prompt.group_id} has max_tokens {prompt.max_tokens}; at least is 1"
+        )
+    return prompt.max_tokens
 
 
 def build_rollout(

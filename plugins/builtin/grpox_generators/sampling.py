@@ -73,33 +73,45 @@ class Distribution(LogitsProcessor):  # type: ignore[misc]
         end_ids: as for `distribution_config`.
         prompts: i64[N, P], padded on the left.
         lengths: i64[N], of the prompts without padding.
+        limits: i64[N], the longest of each completion; default: that of `sampling`.
     """
 
     def __init__(
-        self, model: Any, sampling: SamplingConfig, end_ids: Sequence[int], prompts: Tensor, lengths: Tensor
+        self,
+        model: Any,
+        sampling: SamplingConfig,
+        end_ids: Sequence[int],
+        prompts: Tensor,
+        lengths: Tensor,
+        limits: Tensor | None = None,
     ) -> None:
-        columns = prompts.shape[1]
-        self._lengths = lengths if looks_back(sampling) else torch.full_like(lengths, columns)
+        if limits is None:
+            limits = torch.full_like(lengths, sampling.max_completion_length)
+        columns, span = prompts.shape[1], int(limits.max()) + 1
+        kinds = lengths * span + limits
+        self._kinds = kinds if looks_back(sampling) else torch.full_like(lengths, columns * span + span - 1)
+        """i64[B]: rows with the same number are processed together."""
         self._parts: dict[int, tuple[int, LogitsProcessorList]] = {}
-        for length in set(self._lengths.tolist()):
+        for kind in set(self._kinds.tolist()):
+            length, limit = divmod(kind, span)
             start = columns - length
-            processors = _processors(model, sampling, end_ids, prompts[self._lengths == length, start:])
-            self._parts[length] = (start, processors)
+            alike = prompts[self._kinds == kind, start:]
+            self._parts[kind] = (start, _processors(model, sampling, end_ids, alike, limit))
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        for length, (start, processors) in self._parts.items():
+        for kind, (start, processors) in self._parts.items():
             if len(self._parts) == 1:
                 changed: Tensor = processors(input_ids[:, start:], scores)
                 return changed
-            rows = self._lengths == length
+            rows = self._kinds == kind
             scores[rows] = processors(input_ids[rows, start:], scores[rows])
         return scores
 
     def keep(self, remaining: Tensor) -> None:
         """Go on with the rows bool[B] of those of the last call; not for what `keeps_rows` names."""
-        self._lengths = self._lengths[remaining]
-        left = set(self._lengths.tolist())
-        self._parts = {length: part for length, part in self._parts.items() if length in left}
+        self._kinds = self._kinds[remaining]
+        left = set(self._kinds.tolist())
+        self._parts = {kind: part for kind, part in self._parts.items() if kind in left}
 
 
 def looks_back(sampling: SamplingConfig) -> bool:
@@ -113,11 +125,11 @@ def keeps_rows(sampling: SamplingConfig) -> bool:
 
 
 def _processors(
-    model: Any, sampling: SamplingConfig, end_ids: Sequence[int], prompts: Tensor
+    model: Any, sampling: SamplingConfig, end_ids: Sequence[int], prompts: Tensor, limit: int
 ) -> LogitsProcessorList:
-    """transformers' processors for prompts i64[N, P] without padding."""
+    """transformers' processors for prompts i64[N, P] without padding, and completions of `limit` tokens."""
     config = distribution_config(sampling, end_ids)
-    config.max_length = prompts.shape[1] + sampling.max_completion_length
+    config.max_length = prompts.shape[1] + limit
     config._eos_token_tensor = torch.tensor(list(end_ids), device=prompts.device) if end_ids else None
     try:
         # Its own, because generate() applies temperature and what follows after any processor it is given: the

@@ -116,6 +116,8 @@ class Batch:
     """With `max_new_tokens` T, `eos_token_id` and `pad_token_id`."""
     processors: Sequence[Distribution | Draw]
     stop: StopTexts | Idle
+    limits: Tensor | None = None
+    """i64[N], of the completions; None: all are as long as `max_new_tokens`."""
 
     def run(self, model: Any, leave: bool, in_step: bool) -> Tensor:
         """Generate until all have ended.
@@ -130,12 +132,14 @@ class Batch:
         """
         rows = self.prompts.group_rows
         generated, mask = self.prompts.input_ids[rows], self.prompts.attention_mask[rows]
-        end = generated.shape[1] + self.config.max_new_tokens
+        columns = generated.shape[1]
+        end = columns + self.config.max_new_tokens
         sequences = generated.new_full((len(rows), end), self.config.pad_token_id)
         running = torch.arange(len(rows), device=generated.device)
         while True:
             self.config.max_new_tokens = end - generated.shape[1]
-            stretch = Stretch(len(running), self.config.eos_token_id, self.stop, leave, generated.device)
+            ends = None if self.limits is None else columns + self.limits[running]
+            stretch = Stretch(len(running), self.config.eos_token_id, self.stop, leave, generated.device, ends)
             generated = model.generate(
                 input_ids=generated,
                 attention_mask=mask,
@@ -165,20 +169,30 @@ class Stretch(StoppingCriteria):  # type: ignore[misc]
         stop: what else ends rows.
         cuts: whether there may be a cut.
         device: of the rows.
+        ends: i64[B], the length at which each row ends, prompt included; None: none does of itself.
     """
 
     def __init__(
-        self, rows: int, end_ids: Sequence[int], stop: StoppingCriteria, cuts: bool, device: torch.device
+        self,
+        rows: int,
+        end_ids: Sequence[int],
+        stop: StoppingCriteria,
+        cuts: bool,
+        device: torch.device,
+        ends: Tensor | None = None,
     ) -> None:
         self.ended = torch.zeros(rows, dtype=torch.bool, device=device)
         """bool[B]: rows that have ended, by a cut or not."""
         self._end_ids = torch.tensor(list(end_ids), dtype=torch.long, device=device)
         self._stop = stop
         self._cuts = cuts
+        self._ends = ends
         self._wasted = 0.0
 
     def __call__(self, input_ids: Tensor, scores: Any, **others: Any) -> Tensor:
         self.ended |= torch.isin(input_ids[:, -1], self._end_ids) | self._stop(input_ids, scores, **others)
+        if self._ends is not None:
+            self.ended |= self._ends <= input_ids.shape[1]
         if self._cuts:
             self._wasted += float(self.ended.float().mean())
         return torch.ones_like(self.ended) if self._wasted >= CUT_COST else self.ended

@@ -200,7 +200,7 @@ class VllmColocateGenerator:
             structured = sampling.generation_kwargs.get("structured_outputs")
             typed = {"structured_outputs": StructuredOutputsParams(**structured)} if structured else {}
             params = [
-                SamplingParams(**request_params(sampling, ends, prompt.num_samples, seed) | typed)
+                SamplingParams(**request_params(sampling, ends, prompt, seed) | typed)
                 for prompt, seed in seeded
             ]
             with preserve_random_state():

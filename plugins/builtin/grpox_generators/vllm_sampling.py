@@ -13,7 +13,7 @@ import numpy as np
 from grpox.config import SamplingConfig
 from grpox.contracts import Prompt
 from grpox.errors import Problem
-from grpox_generators.limits import refused_key
+from grpox_generators.limits import longest_completion, refused_key
 
 ALLOWED = (
     "allowed_token_ids",
@@ -65,18 +65,21 @@ def refused(sampling: SamplingConfig) -> list[Problem]:
     return problems
 
 
-def request_params(sampling: SamplingConfig, end_ids: Sequence[int], n: int, seed: int) -> dict[str, Any]:
-    """The arguments of SamplingParams for `n` completions of one prompt.
+def request_params(
+    sampling: SamplingConfig, end_ids: Sequence[int], prompt: Prompt, seed: int
+) -> dict[str, Any]:
+    """The arguments of SamplingParams for the completions of one prompt.
 
     Args:
         end_ids: every token that ends a completion, EOS among them.
         seed: of this request; vLLM adds to it the number of the completion.
     """
+    longest = longest_completion(prompt, sampling)
     return {
-        "n": n,
+        "n": prompt.num_samples,
         "seed": seed,
-        "max_tokens": sampling.max_completion_length,
-        "min_tokens": sampling.min_completion_length,
+        "max_tokens": longest,
+        "min_tokens": min(sampling.min_completion_length, longest),
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
         "top_k": sampling.top_k,

@@ -195,8 +195,7 @@ class VllmServerGenerator:
         limit = min((about["max_model_len"] for about in self._fleet.look().values()), default=None)
         check_length(prompts, sampling, limit, "a vLLM server (grpox serve --max-model-len)")
         return [
-            Request(prompt, request_params(sampling, ends, prompt.num_samples, seed_of(prompt, seed)))
-            for prompt in prompts
+            Request(prompt, request_params(sampling, ends, prompt, seed_of(prompt, seed))) for prompt in prompts
         ]
 
     def _ask(self, requests: Sequence[Request]) -> PendingRequests:

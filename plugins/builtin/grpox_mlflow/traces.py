@@ -130,12 +130,16 @@ def _record(scored: ScoredRollout) -> dict[str, Any]:
         "rewards": {name: _number(value) for name, value in scored.rewards.items()},
         "advantage": _number(scored.advantage),
         "extra": {
-            name: value if isinstance(value, bool | int) else str(value) for name, value in scored.extra.items()
+            name: value if isinstance(value, bool | int) else str(value)
+            for name, value in {**rollout.extra, **scored.extra}.items()
         },
         "finish_reason": rollout.finish_reason,
         "policy_version": rollout.policy_version,
         "prompt_tokens": len(rollout.prompt_ids),
-        "completion_tokens": len(rollout.completion_ids),
+        # Those of the model: what an environment wrote was not generated.
+        "completion_tokens": len(rollout.completion_ids)
+        if rollout.model_mask is None
+        else sum(map(bool, rollout.model_mask)),
     }
 
 

@@ -63,7 +63,9 @@ def samples(count: int, seed: int, carries: bool = True) -> list[Sample]:
                 sampler_logprobs=np.array(
                     [rng.uniform(-3, 0) if row % 5 else np.nan for _ in range(length)], np.float32
                 ),
-                advantage=rng.uniform(-2, 2),
+                advantage=rng.uniform(-2, 2)
+                if row % 7
+                else np.array([rng.uniform(-2, 2) for _ in range(length)], np.float32),
                 old_logprobs=torch.randn(length, generator=numbers) if row % 3 else None,
                 reference_logprobs=torch.randn(length, generator=numbers) if row % 4 else None,
                 policy_keep=torch.rand(length, generator=numbers) < 0.5 if row % 2 else None,
@@ -90,7 +92,8 @@ def held_by(plan: BatchPlan, rank: int) -> dict[Key, Sample]:
 def assert_same(found: Sample, wanted: Sample) -> None:
     """Every field equal, bit by bit."""
     assert (found.prompt, found.completion) == (wanted.prompt, wanted.completion)
-    assert np.float64(found.advantage).tobytes() == np.float64(wanted.advantage).tobytes()
+    advantages = np.asarray(found.advantage), np.asarray(wanted.advantage)
+    assert len({(each.dtype, each.shape, each.tobytes()) for each in advantages}) == 1
     for name in ("token_mask", "sampler_logprobs"):
         one, other = getattr(found, name), getattr(wanted, name)
         assert (one.dtype, one.shape, one.tobytes()) == (other.dtype, other.shape, other.tobytes()), name

@@ -8,7 +8,7 @@ import torch
 from grpox.checkpoint.progress import TrainingState
 from grpox.checkpoint.rank_state import prefetched_of, prefetched_state, rank_state, read_state, write_state
 from grpox.config import SamplingConfig
-from grpox.contracts import Prompt, Rollout, TrainerState
+from grpox.contracts import Prompt, Rollout, TrainerState, Turn
 from grpox.data.schedule import BatchPlan, PromptSampler, Schedule
 from grpox.errors import RunFailed
 from grpox.rollout.collector import Collector, Scorer, sample_and_score
@@ -33,8 +33,8 @@ class Prompts:
     def token_ids(self, index):
         return (index + 1,)
 
-    def texts(self, indices):
-        return [str(index) for index in indices]
+    def prompt_texts(self, token_ids):
+        return [str(ids[0] - 1) for ids in token_ids]
 
     def rows(self, indices):
         return [str(index) for index in indices], {}
@@ -293,7 +293,10 @@ def rollouts(groups):
 
 
 def test_a_checkpoint_holds_what_was_begun(tmp_path):
-    held = [*rollouts([0, 1]), Rollout(2, 0, (1,), (2,), "stop", 4)]
+    turns = (Turn(0, 1, "stop", 4, 0.5, "state"), Turn(2, 3, "done", 4))
+    extra = {"score": 0.1, "steps": [1, ("a", None)], "more": {"won": True}}
+    episode = Rollout(2, 1, (1,), (2, 3, 4), "won", 4, (0.1, 0.2, 0.3), (True, False, True), turns, extra)
+    held = [*rollouts([0, 1]), Rollout(2, 0, (1,), (2,), "stop", 4), episode]
     state = TrainingState(prefetched={5: PrefetchedBatch(3, iter(held))})
     write_state(rank_state(state, ALONE, PhaseTimes()), tmp_path / "rank.pt")
     again = prefetched_of([read_state(tmp_path / "rank.pt")["prefetched"][5]], 0, 1)
@@ -318,4 +321,4 @@ def test_prompts_of_what_was_begun_are_the_schedules():
     generator.begin = lambda prompts, *more: asked.append(prompts) or begin(prompts, *more)
     run.run()
     indices = run.schedule.sampler.prompts_for(1)
-    assert asked == [[Prompt(group, (index + 1,), 2) for group, index in enumerate(indices)]]
+    assert asked == [[Prompt(group, (index + 1,), 2, row=index) for group, index in enumerate(indices)]]

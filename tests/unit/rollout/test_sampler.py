@@ -16,6 +16,7 @@ from grpox.config import EvaluationConfig, SamplingConfig
 from grpox.contracts import Capability, Prompt, Rollout, TrainerState
 from grpox.data.prompts import PromptSet
 from grpox.errors import RunFailed
+from grpox.rollout.advantages import BatchScaler
 from grpox.rollout.collector import Collector, Scorer, sample_and_score
 from grpox.rollout.rewards import NamedReward
 from grpox.rollout.sampler import CompletionSampler, PrefetchedBatch, SampleRequest
@@ -290,7 +291,7 @@ def test_an_advantage_that_is_none_is_named(scale, told):
             return scale(*arguments)
 
     made = collector(Scripted(), NamedReward("equals", equals))
-    made.scaler = Mine()
+    made.scaler = BatchScaler(Mine())
     with pytest.raises(RunFailed, match=f"advantage 'Mine' {told}"):
         made.collect(0, [2, 0], STATE)
 
@@ -302,7 +303,7 @@ def test_metrics_are_of_the_rewards_whatever_the_scaler_does_with_its_own():
             return rewards[:, 0] - 9.0
 
     made = collector(Scripted(), NamedReward("equals", equals))
-    made.scaler = Mine()
+    made.scaler = BatchScaler(Mine())
     batch, metrics = collected(made, 0, [2, 0], STATE)
     assert batch.rewards[:, 0].tolist() == [0, 0, 0, 0, 1, 0]
     assert metrics["rewards/equals/mean"] == pytest.approx(1 / 6)
@@ -371,7 +372,7 @@ def test_each_rank_samples_every_so_manyth_group(rank, size, groups):
     generator, indices = Noting(), [2, 0, 1]
     rows, _ = sampled(sampler_of(generator, rank, size), indices, 3, (0, 4))
     [(requests, sampling, _)] = generator.asked
-    assert requests == [Prompt(group, (indices[group] + 1,), 3, None) for group in groups]
+    assert requests == [Prompt(group, (indices[group] + 1,), 3, row=indices[group]) for group in groups]
     assert sampling == WARM
     assert [(row.rollout.group_id, row.rollout.sample) for row in rows] == [
         (group, sample) for group in groups for sample in range(3)
@@ -420,7 +421,7 @@ def test_what_is_begun_is_of_the_weights_of_now_and_is_not_sampled_again():
     sampler.engine.steps = 3
     prefetched = sampler.prefetch(request_of([0, 2], 2, (0, 1)))
     assert generator.calls == ["sync 3", "wake", "begin"]
-    assert generator.asked[0][0] == [Prompt(0, (1,), 2, None), Prompt(1, (3,), 2, None)]
+    assert generator.asked[0][0] == [Prompt(0, (1,), 2, row=0), Prompt(1, (3,), 2, row=2)]
     assert prefetched.version == 3
     sampler.engine.steps = 4
     rows, _ = sampled(sampler, [0, 2], 2, (0, 1), prefetched=prefetched)
@@ -469,7 +470,7 @@ def test_samples_that_are_there_stay_as_they_are_when_their_group_is_drawn_again
     generator.asked.clear()
     rows, _ = sampled(sampler, [0, 1], 2, (0, 1), prefetched=PrefetchedBatch(0, there))
     [(requests, sampling, _)] = generator.asked
-    assert (requests, sampling) == ([Prompt(0, (1,), 2, None)], WARM)
+    assert (requests, sampling) == ([Prompt(0, (1,), 2, row=0)], WARM)
     assert [(row.completion, row.rollout.policy_version) for row in rows] == [
         ("a", 1), ("ii", 0), ("b", 1), ("bb", 1)
     ]  # fmt: skip
@@ -579,7 +580,7 @@ def test_a_batch_is_drawn_from_the_stream_of_its_number():
     drawn, prefetched = generator.asked
     assert drawn == prefetched
     requests, sampling, seed = drawn
-    assert requests == [Prompt(0, (3,), 3, None), Prompt(1, (1,), 3, None)]
+    assert requests == [Prompt(0, (3,), 3, row=2), Prompt(1, (1,), 3, row=0)]
     assert sampling == WARM
     assert seed == np.random.SeedSequence([0, 0, 5, 0]).generate_state(1)[0]
 
@@ -606,7 +607,7 @@ def test_a_scaler_is_given_rewards_weights_and_groups():
             return torch.arange(6.0)
 
     made = collector(Scripted(), NamedReward("equals", equals, 2.0), NamedReward("again", equals, -0.5))
-    made.scaler = Given()
+    made.scaler = BatchScaler(Given())
     batch = made.collect(0, [2, 0], STATE)
     [(rewards, weights, group_ids)] = given
     assert rewards.tolist() == [[0, 0]] * 4 + [[1, 1], [0, 0]]
@@ -624,7 +625,7 @@ def test_an_advantage_that_is_not_finite_is_told_by_its_value(bad):
             return torch.tensor([0.0, bad, 1.0])
 
     made = collector(Scripted(), EQUALS)
-    made.scaler = Mine()
+    made.scaler = BatchScaler(Mine())
     with pytest.raises(RunFailed, match=f"advantage 'Mine' returned {bad} for a completion"):
         made.collect(0, [0], STATE)
 

@@ -1,0 +1,113 @@
+"""Reward functions that return a list per completion: how long each is, and the tokens that its numbers rate.
+
+A number lies at the last token of what it rates: ``token`` at each token, ``turn`` at the last token of each
+turn, ``separator`` at the last token of each part of the completion's text. There the tokens are decoded up to
+each one: the last token of a part is the first with which the decoded text begins as the completion's text does
+up to the part's end. The last part ends with the completion's last token, special tokens included.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from grpox.contracts import Rollout, completion_text
+
+PER = ("token", "turn", "separator")
+"""Values of a reward function's attribute `per`."""
+
+Decode = Callable[[Sequence[int]], str]
+"""Tokens -> text, as reward functions are given it."""
+
+
+@dataclass(frozen=True)
+class ListShape:
+    """The declaration of a function that returns a list per completion."""
+
+    per: str
+    separator: str = ""
+
+    @classmethod
+    def of(cls, function: Any) -> ListShape | None:
+        """Read the attributes `per` and `separator`; None for a function that returns one number each.
+
+        Raises:
+            ValueError: the attributes are none; the text continues a message after the function's name.
+        """
+        per = getattr(function, "per", None)
+        if per is None:
+            return None
+        if per not in PER:
+            raise ValueError(f"has per = {per!r}; it is {', '.join(PER)}, or no attribute")
+        if per != "separator":
+            return cls(per)
+        separator = getattr(function, "separator", None)
+        if not (isinstance(separator, str) and separator):
+            raise ValueError(f"has per = 'separator' and separator = {separator!r}, which must be a text")
+        return cls(per, separator)
+
+    def count(self, text: str, token_ids: Sequence[int], turns: int) -> int:
+        """Count the numbers that rate a completion.
+
+        Args:
+            text: its text.
+            token_ids: its tokens.
+            turns: number of its turns.
+        """
+        if self.per == "token":
+            return len(token_ids)
+        return turns if self.per == "turn" else text.count(self.separator) + 1
+
+    def at_tokens(
+        self, values: Sequence[float] | None, rollout: Rollout, text: str, decode: Decode
+    ) -> list[float]:
+        """Return T numbers, those of `values` at the last token of what each rates; NaN for None."""
+        length = len(rollout.completion_ids)
+        if values is None:
+            return [math.nan] * length
+        if self.per == "token" or not length:  # without a token there is no place
+            return list(values)[:length]
+        if self.per == "turn":
+            places = [turn.end - 1 for turn in rollout.turns] or [length - 1]
+        else:
+            places = _ends_of_parts(text, self.separator, rollout.completion_ids, decode)
+        at = [0.0] * length
+        for place, value in zip(places, values, strict=True):
+            at[place] += value  # one token may end several parts
+        return at
+
+
+def lengths_of(
+    shape: ListShape | None, arguments: Mapping[str, Any], turns: Sequence[int] | None = None
+) -> list[int] | None:
+    """Return the length of the list of each completion; None for a function that returns no lists.
+
+    Args:
+        arguments: of the call, `completions` and `completion_ids` among them.
+        turns: number of turns of each completion; default: one each.
+    """
+    if shape is None:
+        return None
+    texts = [completion_text(completion) for completion in arguments["completions"]]
+    each = zip(texts, arguments["completion_ids"], turns or [1] * len(texts), strict=True)
+    return [shape.count(*of_completion) for of_completion in each]
+
+
+def _ends_of_parts(text: str, separator: str, token_ids: Sequence[int], decode: Decode) -> list[int]:
+    """List the place of the last token of each part."""
+    places: list[int] = []
+    begin = text.find(separator)
+    while begin >= 0:
+        before = text[:begin]
+
+        def reaches(count: int, before: str = before) -> bool:
+            return decode(token_ids[:count]).startswith(before)
+
+        first = places[-1] + 1 if places else 1
+        count = first + bisect_left(range(first, len(token_ids)), True, key=reaches)
+        places.append(count - 1)
+        begin = text.find(separator, begin + len(separator))
+    return [*places, len(token_ids) - 1]

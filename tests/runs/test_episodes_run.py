@@ -1,0 +1,117 @@
+"""Whole runs of episodes: two turns with tokens of an environment between them, and rewards in lists."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyarrow import parquet
+from support.fixtures import GrpoxCommand
+from support.killing import assert_same, kill, start, wait_for_steps
+from transformers import AutoTokenizer
+
+from grpox.observing.report.data import read_samples
+
+HERE = Path(__file__).parent
+MODEL = HERE.parents[1] / "grpox" / "runfile" / "recipes" / "quickstart" / "model"
+SHORT = ["evaluation=null", "tracking={}", "train.per_device_train_batch_size=32", "train.num_generations=8"]
+EPISODES = [
+    *SHORT,
+    "generator={path: 'episodes.py:TwoTurns'}",
+    "advantage={path: 'episodes.py:PerTurn'}",
+    "rewards=[{path: 'episodes.py:nothing', isolation: thread}]",
+    "train.learning_rate=1.0e-3",
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def episodes(folder: Path) -> None:
+    shutil.copy(HERE / "episodes.py", folder)
+
+
+def rows(run: Path, step: int) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = parquet.read_table(
+        run / "completions" / f"step_{step:06d}.parquet"
+    ).to_pylist()
+    return found
+
+
+def sevens(run: Path, step: int) -> float:
+    return sum(json.loads(row["rollout_extra"])["sevens"] for row in rows(run, step)) / len(rows(run, step))
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_episodes_of_two_turns_are_trained_on_by_turn(grpox: GrpoxCommand, folder: Path, ranks: int) -> None:
+    run = folder / "runs" / f"turns{ranks}"
+    own = ["train.max_steps=12", "logging.save_completions_every=1", f"output_dir={run}"]
+    done = grpox("train", "quickstart", *EPISODES, *own, ranks=ranks)
+    assert done.returncode == 0, done.stderr
+    first = rows(run, 1)
+    assert len(first) == 32 * ranks
+    for row in first:
+        assert json.loads(row["rollout_extra"])["answer"] == ["+1=", {"turn": 0}]
+        assert row["finish_reason"] == "turns"
+        assert "+1=" in row["completion"]
+    assert {row["reward"] for row in first} == {0}  # all that is learnt comes from the turns' own rewards
+    assert any(row["advantage"] for row in first)
+    assert sevens(run, 12) > sevens(run, 1) + 0.3
+    metrics = [json.loads(line)["metrics"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+    lengths = [each["completions/max_length"] for each in metrics if "completions/max_length" in each]
+    assert max(lengths) <= 4  # of the model; the environment's three tokens are none of its length
+    batches, _ = read_samples(run)
+    assert "sevens" in batches[0].samples[0].extra["rollout"]
+
+
+def test_a_reward_process_returns_a_list_for_the_parts_of_each_text(grpox: GrpoxCommand, folder: Path) -> None:
+    run = folder / "runs" / "parts"
+    own = ["rewards=[{path: 'episodes.py:digits'}]", "advantage={path: 'episodes.py:ToGo'}"]
+    done = grpox("train", "quickstart", *SHORT, *own, "train.max_steps=2", f"output_dir={run}")
+    assert done.returncode == 0, done.stderr
+    tokenizer = AutoTokenizer.from_pretrained(str(MODEL))
+    for row in rows(run, 1):
+        text, tokens = row["completion"], row["completion_length"]
+        assert row["reward"] == 0.5 * sum(len(part) for part in text.split("1"))
+        # Each digit is a token, and an end of the text one more: a part before a "1" ends with its last digit,
+        # or without one with the separator's token before it (at first with the first token).
+        rewards, end = [0.0] * tokens, 0
+        for part in text.split("1")[:-1]:
+            rewards[max(end + len(part), 1) - 1] += 0.5 * len(part)
+            end += len(part) + 1
+        rewards[-1] += 0.5 * len(text.split("1")[-1])
+        returns = [sum(rewards[place:]) for place in range(tokens)]
+        assert row["advantage"] == pytest.approx(sum(returns) / tokens)
+        assert len(tokenizer(text)["input_ids"]) in (tokens, tokens - 1)
+
+
+def test_a_killed_run_of_episodes_goes_on_bit_by_bit(tmp_path: Path) -> None:
+    shutil.copy(HERE / "episodes.py", tmp_path)
+    several = ["train.num_iterations=2", "train.steps_per_generation=2", "train.gradient_accumulation_steps=1"]
+    own = [*EPISODES, *several, "train.max_steps=8", "checkpoint.every=1"]
+    whole, killed = tmp_path / "runs" / "whole", tmp_path / "runs" / "killed"
+    process = start(tmp_path, "quickstart", *own, "output_dir=runs/whole")
+    _, stderr = process.communicate()
+    assert process.returncode == 0, stderr
+    seed = int(os.environ.get("GRPOX_TESTS_SEED", random.randrange(2**32)))
+    print(f"killed at the moment of GRPOX_TESTS_SEED={seed}")
+    process = start(tmp_path, "quickstart", *own, "output_dir=runs/killed")
+    assert wait_for_steps(process, killed, random.Random(seed).randrange(2, 6))
+    time.sleep(0.05)
+    kill(process)
+    assert not (killed / "summary.json").exists()
+    process = start(tmp_path, "--resume", "runs/killed")
+    _, stderr = process.communicate()
+    assert process.returncode == 0, stderr
+    assert_same(whole, killed)
+
+
+def test_data_that_differs_by_rank_ends_the_run_and_says_so(grpox: GrpoxCommand, folder: Path) -> None:
+    own = ["data={source: {path: 'episodes.py:ByRank'}}", "rewards=[{path: 'episodes.py:nothing'}]"]
+    done = grpox("train", "quickstart", *SHORT, *own, "train.max_steps=2", "output_dir=runs/ranks", ranks=2)
+    assert done.returncode != 0
+    assert "the data differs by rank: ranks 0 and 1" in done.stderr
