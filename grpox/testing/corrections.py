@@ -82,7 +82,7 @@ class CorrectionConformance(Conformance):
         if hasattr(correction, "state_dict"):
             raise SkipTest("it has a state")
         examples = list(_examples())
-        first = [_correct(correction, given).weights for given in examples]
+        first = [_correct(self.build(), given).weights for given in examples]
         for given, before in reversed(list(zip(examples, first, strict=True))):
             advice = "keep nothing from one call to the next, or return it from state_dict()"
             same = torch.equal(_correct(correction, given).weights, before)
@@ -140,6 +140,21 @@ class CorrectionConformance(Conformance):
             advice = "a mean or sum over positions counts masked ones: weigh by mask and divide by its sum"
             _check_same(_correct(self.build(), given), wider, part, given, "padding counts", advice)
 
+    def test_masked_positions(self) -> None:
+        """Values at masked positions change no other token's weight."""
+        for given in _examples():
+            given = padded(given, 1)
+            other = replace(
+                given,
+                old=given.old.masked_fill(~given.mask, -1.0),
+                sampler=given.sampler.masked_fill(~given.mask, -3.0),
+            )
+            one, two = _correct(self.build(), given), _correct(self.build(), other)
+            same = close(one.weights[given.mask], two.weights[given.mask])
+            same &= torch.equal(one.keep[given.mask], two.keep[given.mask])
+            advice = "use torch.where(mask, old - sampler, 0) before a sum or mean over tokens"
+            require(same, "values at masked positions change the weights of others", other, advice)
+
     def test_rows_are_independent(self) -> None:
         """A completion's weights depend on no other completion: micro-batches would matter."""
         for given in _examples():
@@ -151,12 +166,24 @@ class CorrectionConformance(Conformance):
                 _check_same(alone, whole, [row], given, what, advice)
 
     def test_extreme_differences(self) -> None:
-        """Differences of 20 either way, for every token of a completion, leave weights finite."""
+        """Differences of 20 either way, for every token of a completion, and of 1,000 leave weights finite."""
         for tokens in (1, 64):
             old = torch.full((1, tokens), -30.0, dtype=torch.float64)
             for difference in (LARGEST, -LARGEST):
                 given = Given(old, old - difference, torch.ones(1, tokens, dtype=torch.bool))
                 _check_sound(_correct(self.build(), given), given)
+        self._check_overflow()
+
+    def _check_overflow(self) -> None:
+        """Check that a ratio beyond the largest number weighs no less than a large one."""
+        old, mask = torch.full((1, 1), -30.0, dtype=torch.float64), torch.ones(1, 1, dtype=torch.bool)
+        large, beyond = (Given(old, old - difference, mask) for difference in (LARGEST, 1000.0))
+        one, two = _correct(self.build(), large), _correct(self.build(), beyond)
+        _check_sound(two, beyond)
+        falls = bool(one.keep[0, 0] & two.keep[0, 0]) and bool(two.weights[0, 0] < one.weights[0, 0])
+        what = f"a difference of 1,000 weighs {two.weights[0, 0]:.4g}, less than one of {LARGEST:g}"
+        is_monotone = getattr(self.build(), "monotone", True)
+        require(not (falls and is_monotone), what, beyond, "bound the log-ratio before exp()")
 
     def test_all_masked(self) -> None:
         """Takes a batch without one token to learn from."""

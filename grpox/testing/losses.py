@@ -115,7 +115,7 @@ class LossConformance(Conformance):
             raise SkipTest("it has a state")
         examples = list(self._examples())
         loss = examples[0][0]
-        first = [measured_on(loss, inputs).loss for _, inputs in examples]
+        first = [measured_on(self.build(), inputs).loss for _, inputs in examples]
         for (_, inputs), before in reversed(list(zip(examples, first, strict=True))):
             same = torch.equal(measured_on(loss, inputs).loss, before)
             what = "after calls on other batches it returns another loss"
@@ -339,6 +339,31 @@ class LossConformance(Conformance):
                     advantages = torch.full_like(inputs.advantages, advantage)
                     logprobs = inputs.old_logprobs + log_ratio
                     _finite(loss, replace(inputs, logprobs=logprobs, advantages=advantages))
+
+    def test_not_a_number(self) -> None:
+        """A log-probability that is not a number shows in its loss."""
+        for loss, inputs in self._examples():
+            logprobs = inputs.logprobs.clone()
+            logprobs[tuple(inputs.token_mask.nonzero()[0].tolist())] = float("nan")
+            at = replace(inputs, logprobs=logprobs)
+            advice = (
+                "a run reports or ends at a loss that is not finite: replace no NaN, leave out no such token"
+            )
+            hidden = bool(per_token_loss(loss, leaf(at)).loss.isfinite().all())
+            require(not hidden, "with a NaN among the log-probabilities its loss is finite", shown(at), advice)
+
+    def test_certain_tokens(self) -> None:
+        """A token of probability 1 counts as any other."""
+        for loss, inputs in self._examples():
+            place = tuple(inputs.token_mask.nonzero()[0].tolist())
+            pair = []
+            for value in (0.0, -1e-15):
+                logprobs, old = inputs.logprobs.clone(), inputs.old_logprobs.clone()
+                logprobs[place] = old[place] = value
+                pair.append(measured_on(loss, replace(inputs, logprobs=logprobs, old_logprobs=old)))
+            what = "a log-probability of exactly 0 gives another loss than one next to it"
+            advice = "only inputs.token_mask tells which tokens are masked"
+            _same(pair[0], pair[1], ..., inputs, what, advice)
 
     def test_bfloat16(self) -> None:
         """In bfloat16 it is off by rounding alone."""

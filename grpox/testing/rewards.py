@@ -12,6 +12,8 @@ class TestMine(RewardConformance):
 from __future__ import annotations
 
 import copy
+import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 from unittest import SkipTest
@@ -38,6 +40,9 @@ class RewardConformance(Conformance):
     reports_swallowed = True
     completions: ClassVar[Sequence[str]] = ODD
     columns: ClassVar[Mapping[str, Any]] = {}
+    reference: ClassVar[Callable[..., float | None] | None] = None
+    """The formula for one completion; it takes by name what it needs of `completion`, `completion_ids` and the
+    columns."""
     ranked: ClassVar[Sequence[str]] = ()
     """Completions from the best to the worst."""
 
@@ -114,6 +119,28 @@ class RewardConformance(Conformance):
         example = f"{_shown(self.completions)}\nscores {scores}\nalone  {alone}"
         require(not is_shifted, "among others, a completion gets the score of another", example)
 
+    def test_equal_completions(self) -> None:
+        """Completions that are equal get a score each."""
+        function = self.build()
+        for completion in self.completions[:2]:
+            self._scores(function, [completion] * 3)
+
+    def test_same_as_reference(self) -> None:
+        """Gives each completion the score of the reference."""
+        reference = type(self).reference
+        if reference is None:
+            raise SkipTest("no reference is given")
+        function = self.build()
+        arguments = self._arguments(function, self.completions)
+        names = inspect.signature(reference).parameters
+        for place, score in enumerate(_called(function, arguments)):
+            row = {name: values[place] for name, values in arguments.items() if isinstance(values, list)}
+            row["completion"] = row["completions"]
+            wanted = reference(**{name: row[name] for name in names})
+            what = f"completion {place} scores {score}, and by the reference {wanted}"
+            same = score is not None and wanted is not None and math.isclose(score, wanted, rel_tol=1e-6)
+            require(same or score is wanted is None, what, _shown([self.completions[place]]))
+
     def test_two_at_once(self) -> None:
         """Two calls at the same time, in two threads, give what one gives."""
         function = self.build()
@@ -157,7 +184,7 @@ class RewardConformance(Conformance):
         return {
             "prompts": [copy.deepcopy(prompt) for _ in range(count)],
             "completions": list(completions),
-            "completion_ids": [[1 + n % 7 for n in range(3)] for _ in range(count)],
+            "completion_ids": [[1 + n % 7 for n in range(1 + min(len(str(text)), 63))] for text in completions],
             "trainer_state": TrainerState(global_step=3, max_steps=10, epoch=0.5),
             **{name: [copy.deepcopy(value) for _ in range(count)] for name, value in columns.items()},
         }

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Callable
 from typing import Any, ClassVar
+from unittest import SkipTest
 
 import torch
 
@@ -25,6 +27,8 @@ class SchedulerConformance(Conformance):
     kind = "scheduler"
     total_steps: ClassVar[int] = 12
     learning_rate: ClassVar[float] = 0.5
+    reference: ClassVar[Callable[[int, int], float] | None] = None
+    """The formula: (steps done, total steps) -> factor of the learning rate."""
 
     def test_runs(self) -> None:
         """Has step, state_dict and load_state_dict, and gives finite rates from 0 for every step of a run."""
@@ -41,6 +45,13 @@ class SchedulerConformance(Conformance):
 
     def test_learning_rate(self) -> None:
         """Starts from the learning rate of the run, and never exceeds it unless it declares so."""
+        optimizer = self._optimizer()
+        self._build(optimizer, self.total_steps)
+        base = float(optimizer.param_groups[0].get("initial_lr", self.learning_rate))
+        what = f"it takes {base:.4g} for the learning rate of the run, which is {self.learning_rate:g}"
+        require(
+            base == self.learning_rate, what, advice="change no group of the optimizer before the first step"
+        )
         rates = self._rates()
         if getattr(self.build(), "exceeds", False):
             self.notes.append("it declares exceeds = True")
@@ -50,6 +61,18 @@ class SchedulerConformance(Conformance):
             "a schedule multiplies the learning rate by at most 1; one that goes above declares exceeds = True"
         )
         require(max(rates) <= self.learning_rate * (1 + 1e-6), what, f"rates {_text(rates)}", advice)
+
+    def test_same_as_reference(self) -> None:
+        """Is the formula of the reference, at every step."""
+        reference = type(self).reference
+        if reference is None:
+            raise SkipTest("no reference is given")
+        for steps in (1, self.total_steps, 10 * self.total_steps):
+            for step, rate in enumerate(self._rates(steps)[:-1]):
+                wanted = self.learning_rate * reference(step, steps)
+                of_reference = f"that of the reference {wanted:.6g}"
+                what = f"after {step} of {steps} steps its rate is {rate:.6g}, and {of_reference}"
+                require(math.isclose(rate, wanted, rel_tol=1e-6, abs_tol=1e-9), what)
 
     def test_groups(self) -> None:
         """Treats every group of parameters alike."""

@@ -35,8 +35,6 @@ def state_problem(
     original = build()
     if problem := methods_problem(original):
         return f"it {problem}", ""
-    if not has_state(original):
-        return "", ""
 
     def take_steps(component: Any, first: int) -> dict[str, str]:
         torch.manual_seed(first)
@@ -47,7 +45,14 @@ def state_problem(
             }
         )
 
+    follows_steps = has_method(original, "begin_step") or has_method(original, "end_step")
+    if not has_state(original) and not follows_steps:
+        return "", ""
     take_steps(original, 1)
+    if not has_state(original):
+        differs = changed_attributes(take_steps(original, CALLS + 1), take_steps(build(), CALLS + 1))
+        what = f"an instance that begins at step {CALLS + 1}, as in a resumed run, acts otherwise than the original"
+        return (what, "take all from the step's context, or " + ADVICE) if differs else ("", "")
     saved = plain_state(original.state_dict())
     copy = build()
     copy.load_state_dict(plain_state(saved))
@@ -84,7 +89,9 @@ def _call(kind: str, component: Any, step: int, needs: tuple[str, ...], columns:
         case "loss":
             return component.per_token(inputs).loss
         case "correction":
-            return component.correct(inputs.logprobs, inputs.old_logprobs, inputs.token_mask)
+            # Far enough apart that a cap is reached.
+            sampler = inputs.logprobs - 8 * (inputs.logprobs - inputs.old_logprobs)
+            return component.correct(inputs.logprobs, sampler, inputs.token_mask)
         case "advantage" if has_method(component, "scale"):
             rewards = torch.tensor([[0.0], [1.0], [2.0], [2.5]]) * step
             return component.scale(rewards, torch.ones(1), torch.tensor([0, 0, 1, 1]))

@@ -160,6 +160,27 @@ def icepop(low: float, high: float) -> Correction:
     return lambda old, sampler: [(ratio, low <= ratio <= high) for ratio in _ratios(old, sampler)]
 
 
+def overlong(completion_ids: Sequence[int]) -> float:
+    """DAPO, arXiv 2503.14476, eq. 13, with a longest length of 8 and a buffer of 4."""
+    length = len(completion_ids)
+    return 0.0 if length <= 4 else (4 - length) / 4 if length <= 8 else -1.0
+
+
+def exact(completion: str, answer: str) -> float:
+    """1 where the completion is the answer, but for white space at its ends."""
+    return float(completion.strip() == answer)
+
+
+def cosine(step: int, total_steps: int) -> float:
+    """Cosine decay to 0 (arXiv 1608.03983, eq. 5, one period)."""
+    return 0.5 * (1 + math.cos(math.pi * step / total_steps))
+
+
+def linear(step: int, total_steps: int) -> float:
+    """Linear decay to 0."""
+    return 1 - step / total_steps
+
+
 def _ratios(new: Row, old: Row) -> list[float]:
     return [math.exp(a - b) for a, b in zip(new, old, strict=True)]
 

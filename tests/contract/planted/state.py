@@ -101,29 +101,6 @@ class RestoresDefaults(_AdaptiveClip):
         self.steps = state.get("steps", 0)
 
 
-class LiveState:
-    """Running mean of ratios whose state_dict is the tensor itself, which the next step overwrites."""
-
-    reduction: ClassVar[Reduction] = Reduction.TOKEN_MEAN
-    statistics: ClassVar[Mapping[str, Any]] = {"ratio": "mean"}
-    zero_at_zero_advantage = True
-
-    def __init__(self) -> None:
-        self.mean = torch.ones(1)
-
-    def per_token(self, inputs: LossInputs) -> LossOutput:
-        return LossOutput(-_ratio(inputs) / float(self.mean) * inputs.advantages)
-
-    def end_step(self, statistics: Mapping[str, Any]) -> None:
-        self.mean.mul_(0.9).add_(0.1 * float(statistics["ratio"]))
-
-    def state_dict(self) -> Mapping[str, Any]:
-        return {"mean": self.mean}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.mean = state["mean"]
-
-
 class RememberedMask:
     """DAPO that computes its mask once per shape of a batch and reuses it, though masks differ."""
 

@@ -36,9 +36,9 @@ PLANTED: Mapping[str, Mapping[str, Mapping[str, Callable[..., Any] | None]]] = {
             "BestRankedLowest": paper.ranked,
         },
         "correction": {"TruncateInverted": TIS, "IcepopBandInverted": ICEPOP},
-        "reward": {"OverlongRewarded": None},
+        "reward": {"OverlongRewarded": paper.overlong},
         "optimizer": {"SignAscent": None},
-        "scheduler": {"RisingCosine": None},
+        "scheduler": {"RisingCosine": paper.cosine},
     },
     "formula": {
         "loss": {
@@ -60,9 +60,9 @@ PLANTED: Mapping[str, Mapping[str, Mapping[str, Callable[..., Any] | None]]] = {
             "FunctionsAveraged": paper.centred,
         },
         "correction": {"SequenceByMean": SEQUENCE_TIS, "CapOnTheLog": TIS},
-        "reward": {"ExactWithin": None, "OverlongByMaxLength": None},
+        "reward": {"ExactWithin": paper.exact, "OverlongByMaxLength": paper.overlong},
         "optimizer": {"LionWithoutInterpolation": None},
-        "scheduler": {"HalfACosine": None},
+        "scheduler": {"HalfACosine": paper.cosine},
     },
     "normaliser": {
         "loss": {
@@ -100,7 +100,7 @@ PLANTED: Mapping[str, Mapping[str, Mapping[str, Callable[..., Any] | None]]] = {
             "UnscoredInTheMean": paper.centred,
         },
         "correction": {"SumsPadding": SEQUENCE_TIS, "WorstOfTheWidth": None},
-        "reward": {"EmptySkipped": None, "NoAnswerIsWrong": None},
+        "reward": {"EmptySkipped": paper.exact, "NoAnswerIsWrong": None},
         "generator": {"EndCut": None},
     },
     "order": {
@@ -129,7 +129,6 @@ PLANTED: Mapping[str, Mapping[str, Mapping[str, Callable[..., Any] | None]]] = {
             "ClipForgotten": None,
             "StepsForgotten": None,
             "RestoresDefaults": None,
-            "LiveState": None,
             "RememberedMask": DAPO,
         },
         "advantage": {"RunningStdForgotten": None, "FirstBatchMeans": paper.centred, "StateOfObjects": None},
@@ -137,7 +136,7 @@ PLANTED: Mapping[str, Mapping[str, Mapping[str, Callable[..., Any] | None]]] = {
         "reward": {"Novelty": None, "TextsOnTheObject": None},
         "observer": {"SharedHistory": None, "CountsSteps": None},
         "optimizer": {"MomentaElsewhere": None},
-        "scheduler": {"CountsInAClosure": None},
+        "scheduler": {"CountsInAClosure": paper.linear},
     },
     "device": {
         "loss": {
@@ -171,7 +170,7 @@ PLANTED: Mapping[str, Mapping[str, Mapping[str, Callable[..., Any] | None]]] = {
         "correction": {"SubtractsInPlace": TIS, "MaskReturned": ICEPOP, "FillsUnknown": TIS},
         "generator": {"WeightsAliased": None},
         "optimizer": {"FreezesBiases": None},
-        "scheduler": {"HalvesTheRate": None},
+        "scheduler": {"HalvesTheRate": paper.linear},
     },
     "swallowed": {
         "loss": {
@@ -222,10 +221,10 @@ TWINS: Mapping[str, Mapping[str, Callable[..., Any] | None]] = {
         "RunningStd": None,
     },
     "correction": {"Truncate": TIS, "Icepop": ICEPOP, "TruncateSequence": SEQUENCE_TIS, "CapByStep": None},
-    "reward": {"Exact": None, "Overlong": None, "JudgeInThreads": None, "awaited": None},
+    "reward": {"Exact": paper.exact, "Overlong": paper.overlong, "JudgeInThreads": None, "awaited": None},
     "observer": {"History": None},
     "optimizer": {"Lion": None},
-    "scheduler": {"Cosine": None},
+    "scheduler": {"Cosine": paper.cosine},
     "dataset": {"Doubles": None},
 }
 """Kind -> correct class -> its formula."""

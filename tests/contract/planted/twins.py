@@ -300,8 +300,9 @@ class RunningStd:
 
     def scale(self, rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
         centred = Centred().scale(rewards, weights, group_ids).double()
+        _, scored = _totals(rewards, weights)
         if bool(centred.any()):
-            self.square = 0.9 * self.square + 0.1 * float(centred.square().mean())
+            self.square = 0.9 * self.square + 0.1 * float(centred[scored].square().mean())
         return (centred / (self.square**0.5 + 1e-4)).float()
 
     def state_dict(self) -> Mapping[str, Any]:
