@@ -257,6 +257,8 @@ class AdvantageScaler(Protocol):
     scaler of that form may have ``per: "completion" | "turn" | "token" = "completion"``, and then returns a
     list of N tensors in place of f32[N]: f32[turns of the completion] or f32[T_i]. A turn's advantage is for
     all of its tokens; tokens that the model did not write have advantage 0.
+
+    ``monotone: bool = True``, for tests: a better reward within a group gives no smaller advantage.
     """
 
     def scale(self, rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
@@ -273,6 +275,9 @@ class Correction(Protocol):
     Optional, and read by the metrics alone (`grpox.update.mismatch`): a method ``raw(old, sampler, mask)`` ->
     [B, T]: R before any cap or mask, perhaps infinite, where that is not exp(log pi_old - log mu) of single
     tokens; and ``weighs_by_raw: bool = True``, False where kept tokens weigh something else than raw or a cap.
+
+    ``monotone: bool = True``, for tests: a kept token weighs no less the likelier the trainer finds it than the
+    generator did.
     """
 
     def correct(self, old: Tensor, sampler: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
@@ -340,6 +345,8 @@ class RewardFunction(Protocol):
     completion instead (or None): one for each token, for each turn of the model, or for each part of the
     completion's text between occurrences of its attribute ``separator: str``. Their sum is the completion's
     reward.
+
+    ``uses_order: bool = False``, for tests: a completion's score depends on its place in the call.
     """
 
     def __call__(
@@ -511,13 +518,20 @@ class DatasetSource(Protocol):
 
 
 class OptimizerFactory(Protocol):
-    """Builds the optimizer of the run."""
+    """Builds the optimizer of the run.
+
+    Under ZeRO-3 each rank gives it another flat part of a group's parameters. ``elementwise: bool = True``, for
+    tests: it changes each weight by itself, so that its steps are the same on any number of ranks.
+    """
 
     def build(self, parameters: Iterable[Any], learning_rate: float) -> torch.optim.Optimizer: ...
 
 
 class SchedulerFactory(Protocol):
-    """Builds the learning-rate schedule of the run."""
+    """Builds the learning-rate schedule of the run.
+
+    ``exceeds: bool = False``, for tests: its rates may be larger than the learning rate of the run.
+    """
 
     def build(self, optimizer: torch.optim.Optimizer, total_steps: int) -> Any: ...
 

@@ -46,7 +46,9 @@ def new_plugin(
     kind: Annotated[
         str,
         typer.Option(
-            "--kind", metavar="KIND", help="loss, reward, advantage, correction, generator or observer."
+            "--kind",
+            metavar="KIND",
+            help="loss, reward, advantage, correction, generator, observer, dataset, optimizer or scheduler.",
         ),
     ],
     folder: Annotated[

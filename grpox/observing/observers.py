@@ -122,8 +122,8 @@ class Observers:
             self._manager.check_pending()
             if not self._manager.get_hookcallers(observer):
                 raise ValueError("it implements no lifecycle hook")
-            if problem := wrapper_problem(self._manager, observer):
-                raise ValueError(problem[0])
+            if wrapper := wrapper_problem(self._manager, observer):
+                raise ValueError(wrapper[0])
         except (pluggy.PluginValidationError, ValueError) as error:
             self._unregister()
             problem = Problem(f"cannot be used as an observer: {text_of(error)}", key=f"tracking.{name}")

@@ -91,8 +91,9 @@ def kind_of(target: Any) -> str:
     kinds = [kind for kind, names in METHODS.items() if all(callable(getattr(target, n, None)) for n in names)]
     if kinds == ["optimizer", "scheduler"]:
         # Both build; they differ in the argument besides what they build on.
-        names = list(inspect.signature(target.build).parameters)
-        kinds = [kind for kind in kinds if BUILD_ARGUMENTS[kind] & set(names)]
+        build: Any = getattr(target, "build", None)
+        names = set(inspect.signature(build).parameters)
+        kinds = [kind for kind in kinds if BUILD_ARGUMENTS[kind] & names]
     is_reward = not kinds and "__call__" in dir(target)
     return "reward" if is_reward else kinds[0] if len(kinds) == 1 else ""
 

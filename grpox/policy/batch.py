@@ -55,6 +55,13 @@ class Sample:
     """Column of the dataset -> its value in the row of the prompt."""
 
     @property
+    def mean_advantage(self) -> float:
+        """The mean over the tokens that are trained on, 0 without any."""
+        if not isinstance(self.advantage, np.ndarray):
+            return self.advantage
+        return float(self.advantage[self.token_mask].mean()) if self.token_mask.any() else 0.0
+
+    @property
     def has_advantage(self) -> bool:
         """True where a token that is trained on has an advantage other than 0."""
         if isinstance(self.advantage, np.ndarray):

@@ -22,7 +22,7 @@ from grpox.contracts import Generator, Prompt, Rollout
 from grpox.data.prompts import PromptSet
 from grpox.errors import RunFailed
 from grpox.policy.weight_stream import persistent_buffers
-from grpox.rollout.sound import check_content
+from grpox.rollout.rollout_checks import check_content
 from grpox.runtime.foreign_code import translate_exits
 from grpox.runtime.phases import PhaseTimes
 from grpox.runtime.world import World, on_every_rank, run_and_gather
@@ -229,7 +229,8 @@ def check_rollouts(rollouts: Sequence[Rollout], requests: Sequence[Prompt], vers
         versions: optimizer steps of the weights that may have sampled them; the last are the policy's.
 
     Raises:
-        RunFailed: a sample is missing or doubled, or was sampled by other weights.
+        RunFailed: a sample is missing or doubled, was sampled by other weights, or has a mask,
+            log-probabilities or turns that do not fit its tokens.
     """
     expected = [(prompt.group_id, sample) for prompt in requests for sample in range(prompt.num_samples)]
     if [(rollout.group_id, rollout.sample) for rollout in rollouts] != expected:

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from grpox.testing.core_step import step_gradient
     from grpox.testing.corrections import CorrectionConformance
     from grpox.testing.datasets import DatasetConformance
-    from grpox.testing.formula import same_as
     from grpox.testing.generators import GeneratorConformance
     from grpox.testing.losses import LossConformance
     from grpox.testing.observers import ObserverConformance
     from grpox.testing.optimizers import OptimizerConformance
     from grpox.testing.rewards import RewardConformance
+    from grpox.testing.runner import same_as
     from grpox.testing.schedulers import SchedulerConformance
 
 __all__ = [
@@ -52,7 +52,7 @@ _LAZY = {
     "RewardConformance": "rewards",
     "SchedulerConformance": "schedulers",
     "Violation": "conformance",
-    "same_as": "formula",
+    "same_as": "runner",
     "step_gradient": "core_step",
 }
 """Name -> the module that has it."""

@@ -199,7 +199,7 @@ class AdvantageConformance(Conformance):
             self._check_same(given, wider, "a function of weight 0 counts", advice)
 
     def test_weights(self) -> None:
-        """The weights decide between functions that disagree, and one that abstains from all counts as absent."""
+        """Weights decide between functions that disagree, and one that always abstains counts as absent."""
         given = batch([[1.0, 0.0], [0.0, 1.0]], [0, 0], [1.0, 0.25])
         other = replace(given, weights=given.weights.flip(0))
         first, second = (_scale(self.build(), each) for each in (given, other))

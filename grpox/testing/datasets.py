@@ -50,7 +50,7 @@ class DatasetConformance(Conformance):
         self.notes.append(f"{len(rows)} rows read; columns beside the prompt: {others}")
 
     def test_prompts(self) -> None:
-        """Every prompt is a text that is not empty, or messages with role and content, of one sort in all rows."""
+        """Every prompt is a text that is not empty, or messages with role and content, alike in all rows."""
         sorts = set()
         for place, row in enumerate(_rows_of(self.build())):
             prompt = row.get(self.prompt_column)
@@ -61,7 +61,7 @@ class DatasetConformance(Conformance):
             require(len(sorts) == 1, f"prompts are of {' and '.join(sorted(sorts))}", example)
 
     def test_columns(self) -> None:
-        """Columns are the same in all rows, of plain values, and none has a name that rewards are given anyway."""
+        """Columns are the same in all rows, of plain values, and none has the name of a reward's argument."""
         rows = _rows_of(self.build())
         for place, row in enumerate(rows):
             require(row.keys() == rows[0].keys(), f"row {place} has columns {sorted(row)}", sorted(rows[0]))

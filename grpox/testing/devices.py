@@ -1,8 +1,8 @@
 """Runs a component on tensors of another device, also where the machine has none.
 
 With a GPU, the tensors are moved there. Without one, they are wrapped: the wrapper reports another device, has
-its numbers on the CPU, and refuses an operation that mixes it with a tensor of the CPU, as CUDA does. Tensors of
-no dimension may be mixed, and a tensor of the CPU may index another, as with CUDA.
+its numbers on the CPU, and refuses an operation that mixes it with a tensor of the CPU, as CUDA does. Tensors
+of no dimension may be mixed, and a tensor of the CPU may index another, as with CUDA.
 """
 
 from __future__ import annotations
@@ -50,15 +50,20 @@ class _Elsewhere(Tensor):
         return wrapper
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls, function: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Compute with the numbers, on the CPU."""
         return _dispatch(function, args, kwargs or {})
 
 
-class _Factories(TorchDispatchMode):
+class _Factories(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Wraps the tensors that are created on the other device."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Spare the import of torch's compiler, which takes seconds."""
+        return False
 
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
@@ -141,7 +146,7 @@ def device_problem(run: Callable[[Callable[[Tensor], Tensor]], Sequence[Tensor]]
             home = [not each.is_cuda for each in results]
         else:
             remark = "on a device that is imitated"
-            with _Reads(), _Factories():
+            with _Reads(), _Factories():  # type: ignore[no-untyped-call]
                 results = run(_Elsewhere)
             home = [not isinstance(each, _Elsewhere) for each in results]
     except Exception as error:

@@ -1,8 +1,8 @@
 """Checks of direction: which way a loss, an advantage and a correction push, and on which side they clip.
 
 A formula with the wrong sign trains without an error. It shows on a few inputs whose outcome every algorithm of
-policy gradients shares. A component that means something else declares it: a loss ``sign = "other"``, an advantage
-or a correction ``monotone = False``.
+policy gradients shares. A component that means something else declares it: a loss ``sign = "other"``, an
+advantage or a correction ``monotone = False``.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ GROUPS: tuple[tuple[Rewards, Sequence[float], Sequence[int]], ...] = (
 
 
 def check_loss_sign(loss: Any, examples: Iterator[LossInputs], notes: list[str]) -> None:
-    """Check that a gradient step raises the probability of tokens with positive advantage, and lowers the others.
+    """Check that a step raises the probability of tokens with positive advantage, and lowers the others.
 
     Args:
         examples: from the smallest up, each all that the loss is given at once.
@@ -187,8 +187,8 @@ def check_weights_grow(correct: Correct) -> None:
                 continue
             weight = weights[0, 0].item()
             if before is not None:
-                what = f"with old - sampler = {difference:g} the token weighs {weight:.4g}, less than {before[1]:.4g}"
-                what += f" with {before[0]:g}"
+                what = f"with old - sampler = {difference:g} the token weighs {weight:.4g}"
+                what += f", less than {before[1]:.4g} with {before[0]:g}"
                 example = f"old      {old.tolist()}\nsampler  {sampler.tolist()}"
                 require(weight >= before[1] - ROUNDING, what, example, advice)
             before = (difference, weight)

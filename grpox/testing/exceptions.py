@@ -53,13 +53,13 @@ def swallowing_handlers(target: Any, may_abstain: bool = False) -> Iterator[Swal
     inside = {
         id(node): node for function in ast.walk(tree) if _is_function(function) for node in ast.walk(function)
     }
-    for node in inside.values():
+    for node in sorted(inside.values(), key=lambda node: getattr(node, "lineno", 0)):
         if not isinstance(node, ast.ExceptHandler) or not _catches_everything(node):
             continue
         is_deliberate = DELIBERATE in lines[node.lineno - 1]
         if not is_deliberate and not _reports(node) and not (may_abstain and _abstains(node)):
-            text = " ".join(lines[node.lineno - 1 : node.body[0].end_lineno])
-            yield Swallow(Path(str(name)).name, node.lineno, " ".join(text.split())[:80])
+            text = " ".join(ast.unparse(node).split())
+            yield Swallow(Path(str(name)).name, node.lineno, text[:80])
 
 
 def _is_function(node: ast.AST) -> bool:

@@ -7,8 +7,8 @@
         component = "mine"
         reference = staticmethod(paper)
 
-or ``same_as("loss", "mine", paper)``. The function takes what its parameters name. The inputs are random and extreme
-ones, from the smallest up, so that a difference shows on the first that has it.
+or ``same_as("loss", "mine", paper)``. The function takes what its parameters name. The inputs are random and
+extreme ones, from the smallest up, so that a difference shows on the first that has it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from torch import Tensor
 
 from grpox.contracts import LossInputs
 from grpox.errors import ConfigError, nearest
-from grpox.plugins.registry import Mention
 from grpox.testing.conformance import Violation
 from grpox.testing.direction import Correct, Scale, describe_batch
 from grpox.testing.loss_examples import example, measured_on, rows, shown, tensors_of
@@ -50,48 +49,11 @@ TOLERANCES = {
 """Relative and absolute difference that is rounding; advantages are of float32."""
 
 
-def same_as(kind: str, component: Mention, reference: Reference) -> None:
-    """Check that a component computes what a plain Python function says.
-
-    Args:
-        kind: ``loss``, ``advantage`` or ``correction``.
-        component: as in a run file: ``"mine"``, or ``{"name": "mine", "clip": 0.3}``.
-        reference: the formula, called with keyword arguments, those that its parameters name.
-
-            Of a loss, for one sequence: ``logprobs``, ``old_logprobs``, ``advantages``, and the other fields of
-            `grpox.contracts.LossInputs` that the loss needs, each a list of a number for each token; returns the
-            loss of each token. Its gradient is compared too. Of a loss with ``gradient = "surrogate"`` the
-            function returns the gradient of each token, d loss / d log pi, in place of the loss. Of one with
-            ``scope = "group"`` or ``mixes_rows`` each argument is a list of sequences, and so is the result.
-
-            Of a correction, for one completion: ``old`` and ``sampler``; returns (weight, keep) for each token.
-
-            The function gets tokens that are not masked, unless it has a parameter ``mask``: then it gets all
-            of them, and its results for masked tokens are ignored.
-
-            Of an advantage, for a generation batch: ``rewards``, N lists of K numbers, None where a function
-            abstained; ``weights``, K numbers; ``groups``, N numbers; returns N advantages.
-
-    Raises:
-        Violation: the two differ; it shows the smallest input.
-        ConfigError: no such component or kind, or the function has a parameter that is no input.
-    """
-    from grpox.testing.runner import SUITES
-
-    kinds = [name for name, suite in SUITES.items() if hasattr(suite, "reference")]
-    if kind not in kinds:
-        what = "there is no comparison with a function for this kind"
-        raise ConfigError(what, "kind", given=kind, allowed=", ".join(kinds), nearest=nearest(kind, kinds))
-    members = {"component": component, "reference": staticmethod(reference)}
-    suite: Any = type("Suite", (SUITES[kind],), members)()
-    suite.test_same_as_reference()
-
-
 # -- Losses ----------------------------------------------------------------------------------------------
 
 
 def compare_loss(loss: Any, reference: Reference, needs: Sequence[str], bounds: Sequence[float]) -> None:
-    """Compare value and gradient of a loss with those of a reference; see `same_as`.
+    """Compare value and gradient of a loss with those of a reference; see `grpox.testing.same_as`.
 
     Args:
         bounds: numbers among the parameters of the loss, near which its ratios are tried too.
@@ -221,7 +183,7 @@ def _require_same(name: str, values: Tensor, expected: Tensor, inputs: LossInput
 
 
 def compare_advantage(scale: Scale, reference: Reference) -> None:
-    """Compare advantages with those of a reference; see `same_as`.
+    """Compare advantages with those of a reference; see `grpox.testing.same_as`.
 
     Raises:
         Violation: they differ.
@@ -229,7 +191,12 @@ def compare_advantage(scale: Scale, reference: Reference) -> None:
     known = ("rewards", "weights", "groups")
     names = _parameters(reference, dict.fromkeys(known))
     for rewards, weights, groups in _batches():
-        values = scale(rewards, weights, groups)
+        try:
+            values = scale(rewards, weights, groups)
+        except Violation:
+            if any(value < 0 for row in rewards for value in row):  # a scaler may refuse rewards below 0
+                continue
+            raise
         plain = [[None if math.isnan(value) else value for value in row] for row in rewards]
         arguments = {"rewards": plain, "weights": list(weights), "groups": list(groups)}
         expected = [float(value) for value in reference(**{name: arguments[name] for name in names})]
@@ -258,23 +225,23 @@ def _batches() -> Iterator[tuple[list[list[float]], list[float], list[int]]]:
         for _ in range(repeats):
             groups = [numbers.randrange(max(1, size // 4)) for _ in range(size)]
             weights = [numbers.choice((1.0, 0.5, 2.0, 0.0, 0.25)) for _ in range(functions)]
-            binary = numbers.random() < 0.5
+            lowest = numbers.choice((None, 0, -80))
             rewards = [
-                [nan if numbers.random() < 0.15 else _reward(numbers, binary) for _ in weights] for _ in groups
+                [nan if numbers.random() < 0.15 else _reward(numbers, lowest) for _ in weights] for _ in groups
             ]
             yield rewards, weights, groups
 
 
-def _reward(numbers: random.Random, is_binary: bool) -> float:
-    # Sixteenths are exact in float32, as are their sums.
-    return float(numbers.randrange(2)) if is_binary else numbers.randrange(-80, 160) / 16
+def _reward(numbers: random.Random, lowest: int | None) -> float:
+    """Draw sixteenths from `lowest` on, which are exact in float32, as are their sums; None: 0 or 1."""
+    return float(numbers.randrange(2)) if lowest is None else numbers.randrange(lowest, 160) / 16
 
 
 # -- Corrections -----------------------------------------------------------------------------------------
 
 
 def compare_correction(correct: Correct, reference: Reference) -> None:
-    """Compare the weights of a correction, and the tokens that it keeps, with those of a reference; see `same_as`.
+    """Compare weights and kept tokens of a correction with those of a reference; see `grpox.testing.same_as`.
 
     Raises:
         Violation: they differ.
@@ -308,8 +275,8 @@ def compare_correction(correct: Correct, reference: Reference) -> None:
 
 def _completions() -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Yield completions from one token up, as old, sampler and mask [1, T], zeros where masked."""
-    for difference in (0.0, 0.1, -0.1, 0.5, -0.5, 0.75, -0.75, 1.5, -1.5, 3.0, -3.0, 8.0, -8.0):
-        yield _completion(torch.tensor([difference], dtype=torch.float64), torch.ones(1, dtype=torch.bool))
+    for size in (0.0, 0.1, -0.1, 0.5, -0.5, 0.75, -0.75, 1.5, -1.5, 3.0, -3.0, 8.0, -8.0):
+        yield _completion(torch.tensor([size], dtype=torch.float64), torch.ones(1, dtype=torch.bool))
     for (tokens, spread), seed in product(((2, 0.5), (3, 1.0), (6, 0.1), (6, 2.0), (40, 0.2)), range(4)):
         generator = torch.Generator().manual_seed(seed)
         difference = spread * torch.randn(tokens, generator=generator, dtype=torch.float64)

@@ -191,7 +191,7 @@ class LossConformance(Conformance):
         self.notes.append(f"d loss / d log pi at pi = pi_old is {values}; the policy gradient's is -1 A")
 
     def test_sign(self) -> None:
-        """A step raises the probability of a token with positive advantage, and lowers that of a negative one."""
+        """A step raises the probability of tokens with positive advantage, and lowers the others'."""
         loss = self.build()
         shapes = ((1, 1), (1, 3), (2, 2), (4, 6))
         check_loss_sign(loss, (self._example(*shape, loss=loss)[1] for shape in shapes), self.notes)

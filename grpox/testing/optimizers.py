@@ -9,7 +9,7 @@ class TestMine(OptimizerConformance):
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar
 from unittest import SkipTest
 
@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from grpox.errors import RunFailed
 from grpox.runtime.foreign_code import call
 from grpox.testing.conformance import Conformance, Violation, require
-from grpox.testing.devices import device_problem
 
 SHAPES = ((3, 4), (4,), (2, 3))
 """Of the parameters: two matrices and a bias."""
@@ -36,9 +35,9 @@ class OptimizerConformance(Conformance):
         """Builds a torch.optim.Optimizer that has every parameter once, at the run's learning rate."""
         parameters = _parameters()
         optimizer = self._build(parameters)
-        held = [id(parameter) for group in optimizer.param_groups for parameter in group["params"]]
-        require(len(held) == len(set(held)), "a parameter is in two groups")
-        missing = [place for place, parameter in enumerate(parameters) if id(parameter) not in held]
+        present = [id(parameter) for group in optimizer.param_groups for parameter in group["params"]]
+        require(len(present) == len(set(present)), "a parameter is in two groups")
+        missing = [place for place, parameter in enumerate(parameters) if id(parameter) not in present]
         shapes = [SHAPES[place] for place in missing]
         require(
             not missing, f"it leaves out parameters of shapes {shapes}", advice="they would never be trained"
@@ -94,25 +93,10 @@ class OptimizerConformance(Conformance):
         resumed = self._build(others)
         resumed.load_state_dict(torch.load(file, weights_only=False))
         for each, own in ((optimizer, parameters), (resumed, others)):
-            _step_on_fading(each, own)
+            self._step(each, own, 3)
         same = all(torch.equal(one, other) for one, other in zip(parameters, others, strict=True))
         advice = "keep what a step needs in self.state and the groups: state_dict() saves those"
         require(same, "after its state_dict is loaded, it takes other steps", advice=advice)
-
-    def test_device(self) -> None:
-        """Keeps its state on the device of the parameters."""
-        problem, remark = device_problem(self._step_elsewhere)
-        require(not problem, problem, advice="use torch.zeros_like(parameter)")
-        self.notes.append(remark)
-
-    def _step_elsewhere(self, move: Callable[[Tensor], Tensor]) -> list[Tensor]:
-        parameters = [move(each.detach()).requires_grad_() for each in _parameters()]
-        optimizer = self._build(parameters)
-        for _ in range(2):
-            for each in parameters:
-                each.grad = each.detach().clone()
-            optimizer.step()
-        return [each.detach() for each in parameters]
 
     def test_partitions(self) -> None:
         """Takes the same steps on the flat parts of parameters that ZeRO-3 gives each rank."""
@@ -125,47 +109,45 @@ class OptimizerConformance(Conformance):
             result = self._on_ranks(ranks)
             for place, (one, other) in enumerate(zip(whole, result, strict=True)):
                 advice = (
-                    "under ZeRO-3 a rank has a flat part of the parameters of a group: a step that uses shapes, "
-                    "or norms of whole parameters, differs there. Where that is accepted, declare elementwise = False"
+                    "under ZeRO-3 a rank has a flat part of a group's parameters: a step that uses shapes, or "
+                    "norms of whole parameters, differs there; who accepts that declares elementwise = False"
                 )
                 what = f"on {ranks} rank{'s' * (ranks > 1)} it takes other steps than on whole parameters"
                 example = f"parameter of shape {SHAPES[place]}\nwhole {one.tolist()}\nparts {other.tolist()}"
                 require(torch.allclose(one, other, rtol=1e-4, atol=1e-6), what, example, advice)
 
     def _on_ranks(self, ranks: int) -> list[Tensor]:
-        """Take three steps as ZeRO-3 does: each group's parameters one after the other, cut into equal parts."""
+        """Take three steps as ZeRO-3 does: the parameters of a group in a row, cut into equal parts."""
         parameters = _parameters()
+        parts = [self._steps_of_rank(parameters, rank, ranks) for rank in range(ranks)]
         places = {id(parameter): place for place, parameter in enumerate(parameters)}
-        flats: dict[int, list[Tensor]] = {}
-        for rank in range(ranks):
-            optimizer = self._build(parameters)
-            groups = [[places[id(each)] for each in group["params"]] for group in optimizer.param_groups]
-            parts = [_part([parameters[place] for place in group], rank, ranks) for group in groups]
-            for group in optimizer.param_groups:
-                group["params"] = []
-            for _ in range(3):
-                # One group at a time, the others empty.
-                for number, part in enumerate(parts):
-                    part.grad = part.detach().clone()  # of the quadratic
-                    optimizer.param_groups[number]["params"] = [part]
-                    try:
-                        optimizer.step()
-                    except Exception as error:
-                        what = f"it fails on a flat part of parameters: {type(error).__name__}: {error}"
-                        raise Violation(what, f"a part of {tuple(part.shape)}") from error
-                    optimizer.param_groups[number]["params"] = []
-            for number, part in enumerate(parts):
-                flats.setdefault(number, []).append(part.detach())
         result: list[Tensor] = [torch.empty(0)] * len(parameters)
-        for number, group in enumerate(groups):
-            flat, start = torch.cat(flats[number]), 0
-            for place in group:
-                count = parameters[place].numel()
-                result[place] = flat[start : start + count].view(SHAPES[place])
-                start += count
+        for number, group in enumerate(self._build(parameters).param_groups):
+            flat, start = torch.cat([rank[number] for rank in parts]), 0
+            for parameter in group["params"]:
+                end = start + parameter.numel()
+                result[places[id(parameter)]] = flat[start:end].view(parameter.shape)
+                start = end
         return result
 
-    def _build(self, parameters: Sequence[Tensor]) -> torch.optim.Optimizer:
+    def _steps_of_rank(self, parameters: Sequence[nn.Parameter], rank: int, ranks: int) -> list[Tensor]:
+        """Take the steps of one rank, one group at a time, the others empty; returns each group's flat part."""
+        optimizer = self._build(parameters)
+        parts = [_part(group["params"], rank, ranks) for group in optimizer.param_groups]
+        for group in optimizer.param_groups:
+            group["params"] = []
+        for group, part in list(zip(optimizer.param_groups, parts, strict=True)) * 3:
+            part.grad = part.detach().clone()  # of the quadratic
+            group["params"] = [part]
+            try:
+                optimizer.step()
+            except Exception as error:
+                what = f"it fails on a flat part of parameters: {type(error).__name__}: {error}"
+                raise Violation(what, f"a part of {tuple(part.shape)}") from error
+            group["params"] = []
+        return [part.detach() for part in parts]
+
+    def _build(self, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
         try:
             optimizer: Any = call("optimizer", self.build().build, list(parameters), self.learning_rate)
         except RunFailed as error:
@@ -193,15 +175,6 @@ def _value(parameters: Sequence[Tensor]) -> float:
 def _backward(parameters: Sequence[nn.Parameter]) -> None:
     for each in parameters:
         each.grad = each.detach().clone()
-
-
-def _step_on_fading(optimizer: torch.optim.Optimizer, parameters: Sequence[nn.Parameter]) -> None:
-    """Take steps on gradients of both signs that fade, so that what is remembered decides."""
-    generator = torch.Generator().manual_seed(1)
-    for size in (1.0, 0.1, 0.01, 0.001):
-        for each in parameters:
-            each.grad = size * torch.randn(each.shape, generator=generator)
-        optimizer.step()
 
 
 def _gradient(parameter: nn.Parameter) -> Tensor:

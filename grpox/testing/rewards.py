@@ -6,7 +6,7 @@ class TestMine(RewardConformance):
     component = "mine"
     completions = ("<answer>42</answer>", "no answer")   # what tells good from bad
     columns = {"answer": "42"}                            # of the dataset, the same in every row
-    ranked = ("<answer>42</answer>", "no answer")        # from the best to the worst, none better than the one before
+    ranked = ("<answer>42</answer>", "no answer")        # from the best to the worst
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TIMEOUT = 30.0
 UNKNOWN_COLUMN = "42"
 """In every row of a column that the function asks for and the suite does not name."""
 OTHER_COLUMN = "7"
-"""In every second row, where rows must differ."""
+"""In every third row, where rows must differ."""
 ODD = ("", " ", "42", "The answer is 42.", "\\boxed{42}", "x" * 5000, "\u4e2d\u6587 \U0001f600 \u0000")
 """Completions that a policy writes sooner or later."""
 
@@ -194,10 +194,10 @@ class RewardConformance(Conformance):
         }
 
     def _rows_scores(self, function: Callable[..., Any], places: Sequence[int]) -> list[float | None]:
-        """Score the completions at `places`; an unknown column has another value in every second row."""
+        """Score the completions at `places`; an unknown column has another value in every third row."""
         arguments = self._arguments(function, [self.completions[place] for place in places])
         for name in missing_columns(function, self.columns):
-            arguments[name] = [OTHER_COLUMN if place % 2 else UNKNOWN_COLUMN for place in places]
+            arguments[name] = [OTHER_COLUMN if place % 3 == 1 else UNKNOWN_COLUMN for place in places]
         return _called(function, arguments)
 
     def _scores(self, function: Callable[..., Any], completions: Sequence[str]) -> list[float | None]:

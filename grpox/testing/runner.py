@@ -7,15 +7,17 @@ import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 from unittest import SkipTest
 
-from grpox.errors import GrpoxError, describe
+from grpox.errors import ConfigError, GrpoxError, describe, nearest
+from grpox.plugins.registry import Mention
 from grpox.runtime.signals import raise_if_signal
 from grpox.testing.advantages import AdvantageConformance
 from grpox.testing.conformance import Check, Conformance, Violation
 from grpox.testing.corrections import CorrectionConformance
 from grpox.testing.datasets import DatasetConformance
+from grpox.testing.formula import Reference
 from grpox.testing.generators import GeneratorConformance
 from grpox.testing.losses import LossConformance
 from grpox.testing.observers import ObserverConformance
@@ -38,6 +40,41 @@ SUITES: dict[str, type[Conformance]] = {
     )
 }
 """Component kind -> its conformance suite."""
+
+
+def same_as(kind: str, component: Mention, reference: Reference) -> None:
+    """Check that a component computes what a plain Python function says.
+
+    Args:
+        kind: ``loss``, ``advantage`` or ``correction``.
+        component: as in a run file: ``"mine"``, or ``{"name": "mine", "clip": 0.3}``.
+        reference: the formula, called with keyword arguments, those that its parameters name.
+
+            Of a loss, for one sequence: ``logprobs``, ``old_logprobs``, ``advantages``, and other fields of
+            `grpox.contracts.LossInputs` that the loss needs, each a list of a number for each token; returns
+            the loss of each token. Its gradient is compared too. Of a loss with ``gradient = "surrogate"`` the
+            function returns the gradient of each token, d loss / d log pi, in place of the loss. Of one with
+            ``scope = "group"`` or ``mixes_rows`` each argument is a list of sequences, and so is the result.
+
+            Of a correction, for one completion: ``old`` and ``sampler``; returns (weight, keep) for each token.
+
+            The function gets tokens that are not masked, unless it has a parameter ``mask``: then it gets all
+            of them, and its results for masked tokens are ignored.
+
+            Of an advantage, for a generation batch: ``rewards``, N lists of K numbers, None where a function
+            abstained; ``weights``, K numbers; ``groups``, N numbers; returns N advantages.
+
+    Raises:
+        Violation: the two differ; it shows the smallest input.
+        ConfigError: no such component or kind, or the function has a parameter that is no input.
+    """
+    kinds = [name for name, suite in SUITES.items() if hasattr(suite, "reference")]
+    if kind not in kinds:
+        what = "there is no comparison with a function for this kind"
+        raise ConfigError(what, "kind", given=kind, allowed=", ".join(kinds), nearest=nearest(kind, kinds))
+    members = {"component": component, "reference": staticmethod(reference)}
+    suite: Any = type("Suite", (SUITES[kind],), members)()
+    suite.test_same_as_reference()
 
 
 @dataclass(frozen=True)

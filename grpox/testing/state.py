@@ -51,7 +51,7 @@ def state_problem(
     take_steps(original, 1)
     if not has_state(original):
         differs = changed_attributes(take_steps(original, CALLS + 1), take_steps(build(), CALLS + 1))
-        what = f"an instance that begins at step {CALLS + 1}, as in a resumed run, acts otherwise than the original"
+        what = f"an instance that begins at step {CALLS + 1}, as in a resumed run, differs from the original"
         return (what, "take all from the step's context, or " + ADVICE) if differs else ("", "")
     saved = plain_state(original.state_dict())
     copy = build()

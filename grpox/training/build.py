@@ -150,6 +150,15 @@ def build_engines(
     return engine, reference
 
 
+def build_evaluator(parts: TrainerParts, sampler: CompletionSampler, warn: WarnOnce) -> Evaluator | None:
+    """Build the evaluation of a run, if it has one."""
+    config, inputs = parts.run.config, parts.inputs.evaluation
+    if config.evaluation is None or inputs is None:
+        return None
+    scorer = Scorer(inputs.rewards, provides(parts.run, Capability.STREAMING), warn)
+    return Evaluator(sampler, scorer, inputs.prompts, config.evaluation, config.sampling)
+
+
 def build_trainer(
     parts: TrainerParts,
     engine: Engine,
@@ -162,9 +171,9 @@ def build_trainer(
     warn = WarnOnce(logger)
     components = parts.components
     loss, correction, scaler = map(components.build, ("loss", "correction", "advantage"))
+    components.complete(parts.observers, config.train.beta)
     check_scope(run, loss)
     needs = run.components["loss"].needs
-    components.complete(parts.observers, config.train.beta)
     streaming = provides(run, Capability.STREAMING)
     collector = Collector(
         sampler,
@@ -176,10 +185,6 @@ def build_trainer(
         prefetches=config.train.max_staleness > 0,
         rounds=config.train.dynamic_sampling_rounds or 0,
     )
-    evaluator = None
-    if config.evaluation is not None and inputs.evaluation is not None:
-        scorer = Scorer(inputs.evaluation.rewards, streaming, warn)
-        evaluator = Evaluator(sampler, scorer, inputs.evaluation.prompts, config.evaluation, config.sampling)
     dumps = FaultDumps(engine, config, inputs.tokenizer, world)
     nonfinite = NonFinitePolicy(config.train, world, dumps, warn)
     statistics = components.statistics
@@ -201,7 +206,7 @@ def build_trainer(
         state=state,
         feed=GenerationFeed(config.train, inputs.schedule, collector, state, world, needs),
         policy=policy,
-        evaluator=evaluator,
+        evaluator=build_evaluator(parts, sampler, warn),
         observers=parts.observers,
         report=StepReport(
             parts.context,

@@ -148,6 +148,62 @@ class FirstSequenceOnly(Right):
         return LossOutput(super().per_token(inputs).loss * first)
 
 
+class WrongSign(Right):
+    def per_token(self, inputs: LossInputs) -> LossOutput:
+        return LossOutput(-super().per_token(inputs).loss)
+
+
+class OtherSign(WrongSign):
+    sign = "other"
+
+
+class PositiveOnly(Right):
+    def per_token(self, inputs: LossInputs) -> LossOutput:
+        return LossOutput(super().per_token(inputs).loss * (inputs.advantages > 0))
+
+
+class AbsoluteAdvantage(Right):
+    def per_token(self, inputs: LossInputs) -> LossOutput:
+        return LossOutput(super().per_token(inputs).loss * inputs.advantages.sign())
+
+
+class ClipsOtherSide(Right):
+    """The larger of both branches where the smaller one is meant."""
+
+    def per_token(self, inputs: LossInputs) -> LossOutput:
+        ratio = torch.exp(inputs.logprobs - inputs.old_logprobs)
+        clipped = ratio.clamp(0.8, 1.2)
+        return LossOutput(-torch.max(ratio * inputs.advantages, clipped * inputs.advantages))
+
+
+class OfTheCpu(Right):
+    """Fails on a GPU."""
+
+    def per_token(self, inputs: LossInputs) -> LossOutput:
+        weights = torch.linspace(1, 2, inputs.logprobs.shape[1]).to(inputs.logprobs.dtype)
+        return LossOutput(super().per_token(inputs).loss * weights)
+
+
+class OfTheirDevice(Right):
+    def per_token(self, inputs: LossInputs) -> LossOutput:
+        one = torch.ones(1, dtype=inputs.logprobs.dtype, device=inputs.logprobs.device)
+        two = torch.tensor([1.0, 1.0], dtype=inputs.logprobs.dtype, device=inputs.logprobs.device)
+        scale = torch.tensor(1.0, dtype=inputs.logprobs.dtype)  # a number, which any device takes
+        rows = torch.arange(len(inputs.logprobs))  # an index may be of the CPU
+        mean = inputs.advantages.new_tensor([1.0]).mean().item()
+        return LossOutput(super().per_token(inputs).loss[rows] * one * two.mean() * scale * mean)
+
+
+class RemembersTheLargest(Right):
+    """The same twice in a row, and another after a larger batch."""
+
+    largest = 1
+
+    def per_token(self, inputs: LossInputs) -> LossOutput:
+        self.largest = max(self.largest, inputs.logprobs.shape[1])
+        return LossOutput(super().per_token(inputs).loss * self.largest)
+
+
 class EntropyWithoutGradient(Right):
     needs = ("entropy",)
 

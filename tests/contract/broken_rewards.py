@@ -64,3 +64,32 @@ def never_the_same(completions: list[Any], **columns: Any) -> list[float]:
 def compares_with_others(completions: list[Any], **columns: Any) -> list[float]:
     longest = max(len(completion) for completion in completions)
     return [len(completion) / max(longest, 1) for completion in completions]
+
+
+def of_the_neighbour(completions: list[Any], **columns: Any) -> list[float]:
+    return [float(len(completion)) for completion in [*completions[1:], completions[0]]]
+
+
+def sorted_by_length(completions: list[Any], **columns: Any) -> list[float]:
+    return sorted(float(len(completion)) for completion in completions)
+
+
+def answers_of_others(completions: list[Any], answer: list[str]) -> list[float]:
+    return [float(a in c) for c, a in zip(completions, reversed(answer), strict=True)]
+
+
+def first_is_best(completions: list[Any], **columns: Any) -> list[float]:
+    return [1.0, *[0.0] * (len(completions) - 1)]
+
+
+class UsesOrder:
+    """What comes first counts, on purpose."""
+
+    uses_order = True
+
+    def __call__(self, *, completions: list[Any], **columns: Any) -> list[float]:
+        return first_is_best(completions)
+
+
+def the_shorter_the_better(completions: list[Any], **columns: Any) -> list[float]:
+    return [-float(len(completion)) for completion in completions]

@@ -15,10 +15,9 @@ class Right:
         total = (rewards.nan_to_num(nan=0.0) * weights).sum(1)
         scored = ~rewards.isnan().all(1)
         names, groups = torch.unique(group_ids, return_inverse=True)
-        counts = rewards.new_zeros(len(names)).index_add(0, groups, scored.float())
-        sums = rewards.new_zeros(len(names)).index_add(
-            0, groups, torch.where(scored, total, torch.zeros_like(total))
-        )
+        zeros = total.new_zeros(len(names))
+        counts = zeros.index_add(0, groups, scored.float())
+        sums = zeros.index_add(0, groups, torch.where(scored, total, torch.zeros_like(total)))
         deviations = total - (sums / counts.clamp(min=1))[groups]
         return torch.where(scored, deviations, torch.zeros_like(total))
 
@@ -147,3 +146,79 @@ class NeedsAToken(RightCorrection):
     def correct(self, old: Tensor, sampler: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         assert (old - sampler)[mask].max() < 100
         return super().correct(old, sampler, mask)
+
+
+class WrongSign(Right):
+    def scale(self, rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
+        return -super().scale(rewards, weights, group_ids)
+
+
+class DeclaredWrongSign(WrongSign):
+    monotone = False
+
+
+class Distance(Right):
+    """How far a reward is from the mean, without a sign."""
+
+    def scale(self, rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
+        return super().scale(rewards, weights, group_ids).abs()
+
+
+class OnlyZeros(Right):
+    def scale(self, rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
+        return 0 * super().scale(rewards, weights, group_ids)
+
+
+class EqualWeights(Right):
+    """Only tells weights of 0 from others."""
+
+    def scale(self, rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
+        return super().scale(rewards, (weights != 0).float(), group_ids)
+
+
+class CountsTheUnscored(Right):
+    """The mean is over all of the group, those that nobody scored included."""
+
+    def scale(self, rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
+        total = (rewards.nan_to_num(nan=0.0) * weights).sum(1)
+        _, groups, sizes = torch.unique(group_ids, return_inverse=True, return_counts=True)
+        means = torch.zeros(len(sizes)).index_add(0, groups, total) / sizes
+        return torch.where(rewards.isnan().all(1), torch.zeros(()), total - means[groups])
+
+
+class MeanOfFunctions(Right):
+    """Divides by the number of functions, those that abstained included."""
+
+    def scale(self, rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
+        return super().scale(rewards, weights / len(weights), group_ids)
+
+
+class OfTheCpu(Right):
+    """Fails on a GPU."""
+
+    def scale(self, rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
+        return super().scale(rewards, weights, group_ids) + torch.zeros(len(rewards))
+
+
+class OfTheirDevice(Right):
+    def scale(self, rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
+        total = (rewards.nan_to_num(nan=0.0) * weights).sum(1)
+        scored = ~rewards.isnan().all(1)
+        same = (group_ids.unsqueeze(0) == group_ids.unsqueeze(1)) & scored
+        means = (same * total).sum(1) / same.sum(1).clamp(min=1)
+        return torch.where(scored, total - means, 0.0)
+
+
+class Inverted(RightCorrection):
+    def correct(self, old: Tensor, sampler: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        return super().correct(sampler, old, mask)
+
+
+class DeclaredInverted(Inverted):
+    monotone = False
+
+
+class OfTheCpuToo(RightCorrection):
+    def correct(self, old: Tensor, sampler: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        weights, keep = super().correct(old, sampler, mask)
+        return torch.minimum(weights, torch.full(weights.shape, 2.0, dtype=weights.dtype)), keep

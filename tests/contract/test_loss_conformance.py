@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from grpox.plugins.load_object import load_object
 from grpox.plugins.registry import installed
 from grpox.testing import LossConformance
+from grpox.testing.exceptions import swallowing_handlers
 from grpox.testing.runner import Outcome, outcomes
 
 BROKEN = Path(__file__).with_name("broken_losses.py")
@@ -65,6 +67,12 @@ def test_what_is_right_passes(name: str) -> None:
         ("LosesDigits", "bfloat16", "bfloat16"),
         ("AveragesDiagnostics", "diagnostics", "micro-batch"),
         ("FirstSequenceOnly", "permutation", "another order"),
+        ("WrongSign", "sign", "lowers the probability of a token with advantage 1"),
+        ("AbsoluteAdvantage", "sign", "raises the probability of a token with advantage -1"),
+        ("PositiveOnly", "sign", "does not train on a token with advantage -1"),
+        ("ClipsOtherSide", "sign", "torch.min"),
+        ("OfTheCpu", "device", "mixes"),
+        ("RemembersTheLargest", "call_order", "other batches"),
         ("EntropyWithoutGradient", "entropy", "entropy_as_constant = True"),
         ("HiddenEntropyGradient", "entropy", "by the entropy"),
         ("ZeroButForEntropy", "zero_advantage", "advantage is 0"),
@@ -81,6 +89,28 @@ def test_each_fault_is_found_by_the_check_meant_for_it(name: str, check: str, to
     outcome = failed(name)[check]
     text = f"{outcome.what}\n{outcome.advice}"
     assert re.search(told, text), text
+
+
+@pytest.mark.parametrize("name", ["OtherSign", "OfTheirDevice"])
+def test_a_declared_sign_and_tensors_of_the_inputs_device_pass(name: str) -> None:
+    assert failed(name) == {}
+
+
+def test_a_hidden_exception_is_shown_with_its_line() -> None:
+    path = BROKEN.with_name("broken_handlers.py")
+    outcome = checked({"path": f"{path}:HidesErrors"})["exceptions"]
+    assert outcome.status == "failed"
+    # The second is of a reward, which may abstain in it.
+    assert outcome.example.splitlines() == [
+        "broken_handlers.py:19: except Exception: return LossOutput(-inputs.logprobs)",
+        "broken_handlers.py:56: except Exception: scores.append(None)",
+    ]
+
+
+def test_a_reward_may_abstain_in_a_handler() -> None:
+    abstains = load_object(f"{BROKEN.with_name('broken_handlers.py')}:abstains")
+    lines = [swallow.line for swallow in swallowing_handlers(abstains, may_abstain=True)]
+    assert lines == [19]
 
 
 def test_the_smallest_example_is_shown() -> None:

@@ -61,10 +61,18 @@ def test_those_of_a_server_conform_with_one(name: str) -> None:
     with scoring_server(answer) as server:
         made = checked({"name": name, "url": server.url, **SERVED[name]})
     assert {check: outcome for check, outcome in made.items() if outcome.status == "failed"} == {}
-    assert len(made) > 1
+    assert {"alignment", "direction"} <= made.keys()
 
 
-@pytest.mark.parametrize("name", ["right", "asks_for_an_answer"])
+def test_completions_that_the_author_ranks_are_scored_in_that_order() -> None:
+    ranked = ("short", "rather long")
+    assert checked({"path": f"{BROKEN}:the_shorter_the_better"}, ranked=ranked)["direction"].status == "passed"
+    outcome = checked({"path": f"{BROKEN}:right"}, ranked=ranked)["direction"]
+    assert outcome.status == "failed"
+    assert outcome.example.splitlines()[-1] == "scores [5.0, 11.0]"
+
+
+@pytest.mark.parametrize("name", ["right", "asks_for_an_answer", "UsesOrder", "compares_with_others"])
 def test_what_is_right_passes(name: str) -> None:
     assert failed(name) == {}
 
@@ -78,6 +86,10 @@ def test_what_is_right_passes(name: str) -> None:
         ("needs_a_word", "runs", "IndexError"),
         ("strips_in_place", "pure", "changes completions"),
         ("KeepsState", "two_at_once", "two calls at once"),
+        ("of_the_neighbour", "alignment", "scores of others"),
+        ("sorted_by_length", "alignment", "scores of others"),
+        ("answers_of_others", "alignment", "scores of others"),
+        ("first_is_best", "alignment", "scores of others"),
     ],
 )
 def test_each_fault_is_found_by_the_check_meant_for_it(name: str, check: str, told: str) -> None:

@@ -31,7 +31,10 @@ def test_every_installed_one_conforms(kind: str, name: str) -> None:
     ("kind", "name"),
     [
         *(("advantage", name) for name in ("Right", "OfInputs", "OfTurns", "OfTokens")),
+        ("advantage", "DeclaredWrongSign"),
+        ("advantage", "OfTheirDevice"),
         ("correction", "RightCorrection"),
+        ("correction", "DeclaredInverted"),
     ],
 )
 def test_what_is_right_passes(kind: str, name: str) -> None:
@@ -48,6 +51,13 @@ def test_what_is_right_passes(kind: str, name: str) -> None:
         ("DividesBySpread", "groups_of_one_reward", "not all finite"),
         ("IgnoresAbstentions", "abstentions", "without a score"),
         ("IgnoresWeights", "weight_of_zero", "weight 0"),
+        ("WrongSign", "direction", "smaller advantage"),
+        ("Distance", "direction", "not around 0|smaller advantage"),
+        ("OnlyZeros", "direction", "not around 0"),
+        ("EqualWeights", "weights", "other weights"),
+        ("MeanOfFunctions", "weights", "abstained from all"),
+        ("CountsTheUnscored", "unscored_completions", "nobody scored"),
+        ("OfTheCpu", "device", "mixes"),
         ("OneForAllTurns", "turns", "one number per turn"),
     ],
 )
@@ -69,6 +79,8 @@ def test_each_fault_of_an_advantage_is_found(name: str, check: str, told: str) -
         ("NormalisesOverRows", "rows_are_independent", "by itself"),
         ("Overflows", "extreme_differences", "not finite"),
         ("NeedsAToken", "all_masked", "raised"),
+        ("Inverted", "direction", "weighs"),
+        ("OfTheCpuToo", "device", "mixes"),
     ],
 )
 def test_each_fault_of_a_correction_is_found(name: str, check: str, told: str) -> None:

@@ -25,11 +25,17 @@ TRAIN = {
     "correction": "grpox train quickstart correction={}",
     "generator": "grpox train quickstart generator={}",
     "observer": "grpox train quickstart 'tracking.{}={{}}'",
+    "dataset": "grpox train quickstart data.path=null data.source={}",
+    "optimizer": "grpox train quickstart train.optimizer={}",
+    "scheduler": "grpox train quickstart train.scheduler={}",
 }
 """Kind -> the command that trains the quickstart with a component of it."""
 RUN_FILE = {
     "reward": "rewards: [{{name: {}, weight: 1.0}}]",
     "observer": "tracking: {{{}: {{}}}}",
+    "dataset": "data: {{source: {}}}",
+    "optimizer": "train: {{optimizer: {}}}",
+    "scheduler": "train: {{scheduler: {}}}",
 }
 """Kind -> the line of a run file, where that is not ``KIND: NAME``."""
 TEMPLATED = tuple(TRAIN)
@@ -77,8 +83,7 @@ def names_of(given: str, kind: str) -> Names:
     problems = []
     if kind not in TEMPLATED:
         near, allowed = nearest(kind, TEMPLATED), ", ".join(TEMPLATED)
-        what = "there is no template for this kind" if kind in KINDS else "no such kind"
-        problems.append(Problem(what, "--kind", given=kind, allowed=allowed, nearest=near))
+        problems.append(Problem("no such kind", "--kind", given=kind, allowed=allowed, nearest=near))
     if not _VALID.fullmatch(given):
         # Of a path, the name of its folder; perhaps empty.
         near = re.sub(r"[^A-Za-z0-9._-]+", "-", PurePath(given).name).strip("-._")

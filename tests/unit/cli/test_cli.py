@@ -30,7 +30,7 @@ SURFACE = {
     "export": ["--help", "--trust-remote-code", "checkpoint", "out_dir"],
     "import-trl": ["--force", "--help", "--out", "setup"],
     "plan": ["--generations", "--help", "--memory", "--prompt-tokens", "--world-size", "overrides", "run"],
-    "plugins check": ["--help", "name", "params"],
+    "plugins check": ["--help", "--kind", "name", "params"],
     "plugins diff": ["--help", "run_a", "run_b"],
     "plugins list": ["--help", "--json", "--kind", "--why"],
     "plugins lock": ["--help", "--output", "--world-size", "overrides", "run"],

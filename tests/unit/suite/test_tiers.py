@@ -69,7 +69,7 @@ def test_every_folder_with_tests_is_in_one_tier_and_named_folders_exist() -> Non
     ("path", "folders"),
     [
         ("plugins/builtin/grpox_losses/losses.py", []),
-        ("docs/losses.md", ["cold"]),
+        ("docs/own-loss.md", ["cold"]),
         ("plugins/builtin/grpox_mlflow/tracker.py", ["services/hosts", "services/mlflow"]),
         ("tests/services/vllm/test_vllm_server.py", ["services/vllm"]),
         ("tests/golden/services/vllm/test_vllm_server/test_told.txt", ["services/vllm"]),
@@ -90,7 +90,7 @@ def test_nothing_changed_asks_for_nothing_more(repository: Path) -> None:
 
 def test_all_commits_since_the_pass_count_and_so_does_what_is_not_committed(repository: Path) -> None:
     change(repository, "plugins/builtin/grpox_mlflow/tracker.py")
-    change(repository, "docs/losses.md")
+    change(repository, "docs/own-loss.md")
     change(repository, "plugins/builtin/grpox_vllm_serving/protocol.py", commit=False)
     assert tiers.folders_for_change() == ["cold", "services/hosts", "services/mlflow", "services/vllm"]
 

@@ -40,7 +40,11 @@ class Batches:
         rewards = torch.tensor([[float(row), NAN] for row in range(6)])
         dataset_rows = [10 * generation + group for group in range(3)]
         return SimpleNamespace(
-            rollouts=rollouts, rewards=rewards, advantages=torch.ones(6), indices=dataset_rows
+            rollouts=rollouts,
+            rewards=rewards,
+            totals=rewards[:, 0],
+            advantages=torch.ones(6),
+            indices=dataset_rows,
         )
 
 

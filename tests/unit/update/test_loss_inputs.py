@@ -130,7 +130,7 @@ def test_an_input_that_a_loss_changes_ends_the_run() -> None:
             inputs.rewards.add_(1)
             return LossOutput(-inputs.logprobs)
 
-    with pytest.raises(RunFailed, match="changes rewards in place"):
+    with pytest.raises(RunFailed, match="rewards in place"):
         StepLoss(Greedy(), NONE, needs=frozenset(["rewards"])).micro_batch(inputs_of(), TOTALS)
 
 

@@ -1,0 +1,200 @@
+"""Datasets, optimizers and schedules, right ones and such as break their contract in one way."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import Any
+
+import datasets
+import torch
+
+
+class RightOptimizer:
+    def build(self, parameters: Iterable[Any], learning_rate: float) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(parameters, lr=learning_rate)
+
+
+class OwnRate(RightOptimizer):
+    def build(self, parameters: Iterable[Any], learning_rate: float) -> torch.optim.Optimizer:
+        return super().build(parameters, 1e-3)
+
+
+class LeavesOutBiases(RightOptimizer):
+    def build(self, parameters: Iterable[Any], learning_rate: float) -> torch.optim.Optimizer:
+        return super().build([each for each in parameters if each.ndim > 1], learning_rate)
+
+
+class _Plain(torch.optim.Optimizer):
+    def __init__(self, parameters: Iterable[Any], lr: float) -> None:
+        super().__init__(parameters, {"lr": lr})
+        self.steps = 0
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        self.steps += 1
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self.move(parameter, group)
+
+    def move(self, parameter: Any, group: Any) -> None:
+        parameter.sub_(group["lr"] * parameter.grad)
+
+
+class _Ascends(_Plain):
+    def move(self, parameter: Any, group: Any) -> None:
+        parameter.add_(group["lr"] * parameter.grad)
+
+
+class _RemembersItsRate(_Plain):
+    def __init__(self, parameters: Iterable[Any], lr: float) -> None:
+        super().__init__(parameters, lr)
+        self.rate = lr
+
+    def move(self, parameter: Any, group: Any) -> None:
+        parameter.sub_(self.rate * parameter.grad)
+
+
+class _CountsOutsideItsState(_Plain):
+    def move(self, parameter: Any, group: Any) -> None:
+        parameter.sub_(group["lr"] / self.steps * parameter.grad)
+
+
+class _DividesByNorm(_Plain):
+    """Of a whole parameter, which no rank has under ZeRO-3."""
+
+    def move(self, parameter: Any, group: Any) -> None:
+        parameter.sub_(group["lr"] * parameter.grad / parameter.grad.norm())
+
+
+class _NeedsMatrices(_Plain):
+    def move(self, parameter: Any, group: Any) -> None:
+        rows = parameter.grad.mean(1, keepdim=True) if parameter.ndim > 1 or len(parameter) > 4 else 0
+        parameter.sub_(group["lr"] * (parameter.grad + rows))
+
+
+def _factory(optimizer: Any) -> Any:
+    class Factory:
+        def build(self, parameters: Iterable[Any], learning_rate: float) -> torch.optim.Optimizer:
+            return optimizer(parameters, learning_rate)
+
+    return Factory
+
+
+Plain, Ascends, RemembersItsRate = map(_factory, (_Plain, _Ascends, _RemembersItsRate))
+CountsOutsideItsState, DividesByNorm = map(_factory, (_CountsOutsideItsState, _DividesByNorm))
+NeedsMatrices = _factory(_NeedsMatrices)
+
+
+class DeclaredNorm(DividesByNorm):  # type: ignore[misc, valid-type]
+    elementwise = False
+
+
+class RightSchedule:
+    def build(self, optimizer: torch.optim.Optimizer, total_steps: int) -> Any:
+        return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: self.factor(step, total_steps))
+
+    def factor(self, step: int, total_steps: int) -> float:
+        return max(0.0, 1 - step / total_steps)
+
+
+class BelowZero(RightSchedule):
+    def factor(self, step: int, total_steps: int) -> float:
+        return 1 - 2 * step / total_steps
+
+
+class AlwaysZero(RightSchedule):
+    def factor(self, step: int, total_steps: int) -> float:
+        return 0.0
+
+
+class AboveTheRate(RightSchedule):
+    def factor(self, step: int, total_steps: int) -> float:
+        return 2.0
+
+
+class EndsEarly(RightSchedule):
+    def factor(self, step: int, total_steps: int) -> float:
+        return ([1.0] * (total_steps // 2))[step]
+
+
+class _Forgets:
+    def __init__(self, optimizer: torch.optim.Optimizer, steps: int) -> None:
+        self.optimizer, self.steps, self.count = optimizer, steps, 0
+
+    def step(self) -> None:
+        self.count += 1
+        for group in self.optimizer.param_groups:
+            group["lr"] = 0.5 * max(0.0, 1 - self.count / self.steps)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        pass
+
+
+class Forgets(RightSchedule):
+    def build(self, optimizer: torch.optim.Optimizer, total_steps: int) -> Any:
+        return _Forgets(optimizer, total_steps)
+
+
+class FirstGroupOnly(RightSchedule):
+    def build(self, optimizer: torch.optim.Optimizer, total_steps: int) -> Any:
+        factors = [lambda step: self.factor(step, total_steps)]
+        factors += [lambda step: 1.0] * (len(optimizer.param_groups) - 1)
+        return torch.optim.lr_scheduler.LambdaLR(optimizer, factors)
+
+
+ROWS = [{"prompt": f"{n}+1=", "answer": str(n + 1)} for n in range(8)]
+
+
+class RightData:
+    def load(self) -> Any:
+        return datasets.Dataset.from_list(ROWS)
+
+
+class Stream(RightData):
+    def load(self) -> Any:
+        return super().load().to_iterable_dataset()
+
+
+class AList(RightData):
+    def load(self) -> Any:
+        return ROWS
+
+
+class NoRows(RightData):
+    def load(self) -> Any:
+        return super().load().select([])
+
+
+class NoPrompts(RightData):
+    def load(self) -> Any:
+        return super().load().rename_column("prompt", "question")
+
+
+class EmptyPrompt(RightData):
+    def load(self) -> Any:
+        return datasets.Dataset.from_list([*ROWS, {"prompt": "", "answer": ""}])
+
+
+class TakesAnArgumentsName(RightData):
+    def load(self) -> Any:
+        return super().load().rename_column("answer", "completions")
+
+
+class Shuffles(RightData):
+    calls = 0
+
+    def load(self) -> Any:
+        Shuffles.calls += 1
+        return super().load().shuffle(seed=Shuffles.calls)
+
+
+class OfItsProcess(RightData):
+    """Depends on the rank, as what is seeded by the process does."""
+
+    def load(self) -> Any:
+        return super().load().shuffle(seed=int(os.environ.get("RANK", "0")))

@@ -1,0 +1,167 @@
+"""A component is compared with the formula of its paper, written over plain lists."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grpox.errors import ConfigError
+from grpox.testing import AdvantageConformance, CorrectionConformance, LossConformance, same_as
+from grpox.testing.conformance import Violation
+from grpox.testing.runner import outcomes
+
+LOSSES = Path(__file__).with_name("broken_losses.py")
+
+
+def clipped(
+    logprobs: list[float], old_logprobs: list[float], advantages: list[float], high: float = 1.2
+) -> list[float]:
+    losses = []
+    for new, old, advantage in zip(logprobs, old_logprobs, advantages, strict=True):
+        ratio = math.exp(new - old)
+        losses.append(-min(ratio * advantage, min(max(ratio, 0.8), high) * advantage))
+    return losses
+
+
+def gspo(logprobs: list[float], old_logprobs: list[float], advantages: list[float]) -> list[float]:
+    """All tokens of a sequence have the geometric mean of its ratios; masked tokens are not among them."""
+    shifts = [new - old for new, old in zip(logprobs, old_logprobs, strict=True)]
+    ratio = math.exp(sum(shifts) / len(shifts))
+    return [-min(ratio * advantage, min(max(ratio, 0.8), 1.2) * advantage) for advantage in advantages]
+
+
+def gspo_with_mask(
+    logprobs: list[float], old_logprobs: list[float], advantages: list[float], mask: list[bool]
+) -> list[float]:
+    shifts = [m * (new - old) for new, old, m in zip(logprobs, old_logprobs, mask, strict=True)]
+    ratio = math.exp(sum(shifts) / sum(mask))
+    return [-min(ratio * advantage, min(max(ratio, 0.8), 1.2) * advantage) for advantage in advantages]
+
+
+def cispo_gradient(logprobs: list[float], old_logprobs: list[float], advantages: list[float]) -> list[float]:
+    rows = zip(logprobs, old_logprobs, advantages, strict=True)
+    return [-min(math.exp(new - old), 5.0) * advantage for new, old, advantage in rows]
+
+
+def group(rewards: list[list[float | None]], weights: list[float], groups: list[int]) -> list[float]:
+    totals = [
+        None if all(value is None for value in row)
+        else sum(w * value for w, value in zip(weights, row, strict=True) if value is not None)
+        for row in rewards
+    ]  # fmt: skip
+    advantages = []
+    for total, own in zip(totals, groups, strict=True):
+        others = [each for each, of in zip(totals, groups, strict=True) if of == own and each is not None]
+        if total is None or len(others) < 2:
+            advantages.append(0.0)
+            continue
+        mean = sum(others) / len(others)
+        std = math.sqrt(sum((each - mean) ** 2 for each in others) / (len(others) - 1))
+        advantages.append((total - mean) / (std + 1e-4))
+    return advantages
+
+
+def group_of_population(rewards: Any, weights: Any, groups: Any) -> list[float]:
+    """Divides the squares by n, not by n - 1."""
+    sizes = [sum(other == own for other in groups) for own in groups]
+    right = group(rewards, weights, groups)
+    return [a * math.sqrt(n / max(1, n - 1)) for a, n in zip(right, sizes, strict=True)]
+
+
+def sequence_mask(old: list[float], sampler: list[float]) -> list[tuple[float, bool]]:
+    ratio = math.exp(sum(a - b for a, b in zip(old, sampler, strict=True)))
+    return [(ratio, 0.0 <= ratio <= 3.0)] * len(old)
+
+
+def token_truncate(old: list[float], sampler: list[float]) -> list[tuple[float, bool]]:
+    return [(min(math.exp(a - b), 2.0), True) for a, b in zip(old, sampler, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "component", "reference"),
+    [
+        ("loss", "dapo", clipped),
+        ("loss", {"name": "grpo", "level": "sequence"}, gspo),
+        ("loss", {"name": "grpo", "level": "sequence"}, gspo_with_mask),
+        ("loss", "cispo", cispo_gradient),
+        ("advantage", "group", group),
+        ("correction", "sequence-mask", sequence_mask),
+        ("correction", "token-truncate", token_truncate),
+    ],
+)
+def test_built_ins_are_the_formulas_of_their_papers(kind: str, component: Any, reference: Any) -> None:
+    same_as(kind, component, reference)
+
+
+@pytest.mark.parametrize(
+    ("kind", "component", "reference", "message"),
+    [
+        ("loss", {"name": "dapo", "clip_high": 0.28}, clipped, "its loss is"),
+        ("loss", "grpo", gspo, "its loss is"),
+        ("loss", {"path": f"{LOSSES}:HiddenGradient"}, clipped, "its loss is"),
+        ("loss", {"path": f"{LOSSES}:SurrogateOfAnother"}, cispo_gradient, "its gradient is"),
+        ("advantage", "none", group, "the advantage of row 0 is"),
+        ("advantage", "group", group_of_population, "the advantage of row 0 is"),
+        ("correction", "token-truncate", sequence_mask, "weighs|drops"),
+        ("correction", {"name": "token-truncate", "cap": 3.0}, token_truncate, "and by the reference 2"),
+    ],
+)
+def test_another_formula_is_a_violation(kind: str, component: Any, reference: Any, message: str) -> None:
+    with pytest.raises(Violation, match=message):
+        same_as(kind, component, reference)
+
+
+def test_the_smallest_example_is_shown() -> None:
+    """The formula has another upper clip: one token is enough to see it."""
+    with pytest.raises(Violation) as caught:
+        same_as("loss", "dapo", lambda logprobs, old_logprobs, advantages: clipped(
+            logprobs, old_logprobs, advantages, 1.25
+        ))  # fmt: skip
+    lines = caught.value.example.splitlines()
+    assert [line.split()[0] for line in lines] == [
+        "logprobs", "old_logprobs", "advantages", "token_mask", "loss", "reference",
+    ]  # fmt: skip
+    assert all(len(line.split()) == 3 for line in lines)
+
+
+@pytest.mark.parametrize("parameter", ["logprob", "x"])
+def test_a_parameter_that_is_no_input_is_refused(parameter: str) -> None:
+    scope: dict[str, Any] = {}
+    exec(f"def reference({parameter}): return []", scope)
+    with pytest.raises(ConfigError) as caught:
+        same_as("loss", "dapo", scope["reference"])
+    [problem] = caught.value.problems
+    assert (problem.key, problem.given) == ("reference", parameter)
+    assert problem.nearest == ("logprobs" if parameter == "logprob" else "")
+
+
+def test_a_kind_without_formulas_is_refused() -> None:
+    with pytest.raises(ConfigError) as caught:
+        same_as("reward", "math", clipped)
+    assert caught.value.problems[0].allowed == "loss, advantage, correction"
+
+
+def test_a_reference_of_another_length_is_a_violation() -> None:
+    with pytest.raises(Violation, match=r"\[1\] numbers for sequences of \[2\] tokens"):
+        same_as("loss", "dapo", lambda logprobs, old_logprobs, advantages: clipped(
+            logprobs[:1], old_logprobs[:1], advantages[:1]
+        ))  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("suite", "component", "reference"),
+    [
+        (LossConformance, "dapo", clipped),
+        (AdvantageConformance, "group", group),
+        (CorrectionConformance, "token-truncate", token_truncate),
+    ],
+)
+def test_a_suite_has_the_check_where_it_has_a_reference(suite: Any, component: str, reference: Any) -> None:
+    without = type("Suite", (suite,), {"component": component})
+    having = type("Suite", (without,), {"reference": staticmethod(reference)})
+    made = {outcome.check: outcome.status for outcome in outcomes(having())}
+    assert made["test_same_as_reference"] == "passed"
+    assert "test_same_as_reference" not in {check.name for check in without().checks()}

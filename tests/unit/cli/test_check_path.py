@@ -1,0 +1,114 @@
+"""`grpox plugins check` of an object in a file: its kind, its outcome, and the record of what passed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from grpox.cli.plugin_check import check_path
+from grpox.errors import ConfigError
+from grpox.plugins.component import kind_of
+from grpox.plugins.load_object import load_object
+from grpox.runfile.checked import checks_file
+
+SOURCE = """
+from grpox import hookimpl
+
+
+class Loss:
+    def per_token(self, inputs): ...
+
+
+class Advantage:
+    def scale(self, rewards, weights, group_ids): ...
+
+
+class Correction:
+    def correct(self, old, sampler, mask): ...
+
+
+class Data:
+    def load(self): ...
+
+
+class Optimizer:
+    def build(self, parameters, learning_rate): ...
+
+
+class Schedule:
+    def build(self, optimizer, total_steps): ...
+
+
+class Unclear:
+    def build(self, thing): ...
+
+
+class Observer:
+    @hookimpl
+    def grpox_run_started(self, run): ...
+
+
+class Reward:
+    def __call__(self, *, completions, **columns): ...
+
+
+def score(completions, **columns):
+    return [float(len(completion)) for completion in completions]
+
+
+def neighbour(completions, **columns):
+    return score([*completions[1:], completions[0]])
+
+
+class Nothing: ...
+
+
+NUMBER = 1
+"""
+
+
+@pytest.fixture
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    path = tmp_path / "mine.py"
+    path.write_text(SOURCE)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("Loss", "loss"),
+        ("Advantage", "advantage"),
+        ("Correction", "correction"),
+        ("Data", "dataset"),
+        ("Optimizer", "optimizer"),
+        ("Schedule", "scheduler"),
+        ("Observer", "observer"),
+        ("Reward", "reward"),
+        ("score", "reward"),
+        ("Unclear", ""),
+        ("Nothing", ""),
+        ("NUMBER", ""),
+    ],
+)
+def test_the_methods_tell_the_kind(name: str, kind: str, mine: Path) -> None:
+    assert kind_of(load_object(f"{mine}:{name}")) == kind
+
+
+def test_a_kind_that_is_not_clear_or_unknown_is_asked_for(mine: Path) -> None:
+    for name, kind, given in (("Unclear", None, f"{mine}:Unclear"), ("Loss", "los", "los")):
+        with pytest.raises(ConfigError) as caught:
+            check_path(Console(quiet=True), f"{mine}:{name}", {}, kind)
+        [problem] = caught.value.problems
+        assert (problem.key, problem.given) == ("--kind", given)
+    assert problem.nearest == "loss"
+
+
+def test_one_that_passes_is_recorded_and_one_that_fails_is_not(mine: Path) -> None:
+    assert check_path(Console(quiet=True), f"{mine}:score", {}, None)
+    assert not check_path(Console(quiet=True), f"{mine}:neighbour", {}, "reward")
+    assert list(json.loads(checks_file().read_text())) == [f"reward/{mine}:score"]
