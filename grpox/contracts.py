@@ -242,6 +242,8 @@ class AdvantageInputs:
     step: int
     """The optimizer step, counted from 1, that first trains on the batch."""
     turns: Sequence[tuple[Turn, ...]]  # N, each with at least one turn
+    labels: Sequence[str] = ()
+    """K labels of the reward functions, in the order of the columns of `rewards`."""
     token_rewards: Mapping[str, Sequence[Tensor]] = field(default_factory=dict)
     """Label of a reward function that returned lists -> N of f32[T_i]: each reward at the last token of what
     it rates, 0 elsewhere; all NaN where the function abstained."""

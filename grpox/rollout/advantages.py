@@ -50,6 +50,8 @@ class ScoredBatch:
     """Reads the dataset's columns, N values each."""
     step: int
     """The optimizer step that first trains on it."""
+    labels: Sequence[str]
+    """Of the reward functions, K."""
 
 
 class BatchScaler:
@@ -136,6 +138,7 @@ def _inputs(batch: ScoredBatch) -> AdvantageInputs:
         columns={name: copied(list(values)) for name, values in batch.columns().items()},
         step=batch.step,
         turns=[turns_of(rollout) for rollout in rollouts],
+        labels=tuple(batch.labels),
         token_rewards={
             label: [torch.tensor(row.token_rewards[label], dtype=torch.float32) for row in batch.rows]
             for label in labels

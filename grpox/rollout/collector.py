@@ -143,6 +143,7 @@ class Collector:
             indices,
             lambda: self.prompts.rows([indices[row.rollout.group_id] for row in rows])[1],
             state.global_step + 1,
+            [reward.label for reward in self.scorer.rewards],
         )
         batch = GenerationBatch(
             indices,

@@ -299,7 +299,8 @@ class _OfInputs:
         ]
         columns = {name: [value] * len(rows) for name, value in self.columns.items()}
         indices = range(10, 11 + max(groups))
-        batch = ScoredBatch(rows, rewards, weights, group_ids, indices, lambda: columns, step=1)
+        labels = ["steps", *(f"reward {place}" for place in range(1, rewards.shape[1]))]
+        batch = ScoredBatch(rows, rewards, weights, group_ids, indices, lambda: columns, 1, labels)
         return BatchScaler(self.scaler).scale(batch).values
 
 

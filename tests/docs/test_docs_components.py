@@ -13,7 +13,7 @@ import pytest
 import torch
 from support.docs_folder import block_with
 
-from grpox.contracts import Capability, LossInputs, Rollout, RunContext, Turn
+from grpox.contracts import AdvantageInputs, Capability, LossInputs, Rollout, RunContext, StepContext, Turn
 from grpox.observing.control import RunControl
 from grpox.observing.observers import Observers
 from grpox.plugins import hookspecs
@@ -144,6 +144,61 @@ def test_the_observer_halves_the_rate_and_ends_a_run_that_gains_nothing(tmp_path
     other = names["Patience"](names["PatienceConfig"](steps=4))
     other.load_state_dict(patience.state_dict())
     assert (other.best, other.since) == (0.5, 4)
+
+
+def advantage_inputs(**changes: Any) -> AdvantageInputs:
+    """Two completions of one prompt, with rewards 1 and 0; the first has two turns."""
+    turns = (Turn(0, 1, "stop", 0, reward=0.5), Turn(2, 3, "stop", 0, reward=2.0))
+    given = AdvantageInputs(
+        rewards=torch.tensor([[1.0], [0.0]]),
+        weights=torch.ones(1),
+        group_ids=torch.tensor([0, 0]),
+        prompt_ids=torch.tensor([7, 7]),
+        lengths=torch.tensor([3, 2]),
+        model_masks=[torch.tensor([True, False, True]), torch.ones(2, dtype=torch.bool)],
+        columns={"difficulty": [2, 2]},
+        step=1,
+        turns=[turns, (Turn(0, 2, "length", 0),)],
+    )
+    return replace(given, **changes)
+
+
+def test_scalers_of_both_forms() -> None:
+    centred = executed("own-advantage.md", "class Centred")["Centred"]
+    inputs = advantage_inputs()
+    assert centred().scale(inputs.rewards, inputs.weights, inputs.group_ids).tolist() == [0.5, -0.5]
+    given = {"torch": torch, "Centred": centred}
+    hard = executed("own-advantage.md", "class ByDifficulty", **given)["ByDifficulty"]
+    assert hard().scale(inputs).tolist() == [1.0, -1.0]
+
+
+def test_scalers_of_turns_and_tokens() -> None:
+    turns = executed("own-advantage.md", "class TurnReturns", torch=torch)["TurnReturns"]
+    assert [each.tolist() for each in turns().scale(advantage_inputs())] == [[2.5, 2.0], [0.0]]
+    tokens = executed("own-advantage.md", "class TokenReturns", torch=torch)["TokenReturns"]
+    lists = {"steps": [torch.tensor([0.0, 1.0, 2.0]), torch.tensor([math.nan, math.nan])]}
+    scaled = tokens().scale(advantage_inputs(token_rewards=lists))
+    assert [each.tolist() for each in scaled] == [[3.0, 3.0, 2.0], [0.0, 0.0]]
+
+
+def test_a_reward_rates_each_part_of_a_text() -> None:
+    steps = executed("rewards.md", "steps.per")["steps"]
+    assert (steps.per, steps(completions=["a = 1\n\nso", "b"])) == ("separator", [[1.0, 0.0], [0.0]])
+
+
+def test_a_cap_follows_the_steps() -> None:
+    cap = executed("state-and-steps.md", "class ScheduledCap")["ScheduledCap"]()
+    cap.begin_step(StepContext(step=50, total_steps=100, epoch=0.5))
+    assert cap.cap == 5.0
+
+
+def test_a_running_quantile_goes_on_from_its_state() -> None:
+    names = executed("state-and-steps.md", "class RunningQuantile")
+    running, other = names["RunningQuantile"](), names["RunningQuantile"]()
+    running.end_step({"ratio": torch.tensor([2.0, 2.0, 2.0])})
+    assert running.cap == pytest.approx(0.9 * 1.2 + 0.1 * 2.0)
+    other.load_state_dict(running.state_dict())
+    assert other.cap == running.cap
 
 
 def test_declarations_name_what_there_is() -> None:

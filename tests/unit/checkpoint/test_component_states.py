@@ -113,9 +113,7 @@ def test_another_component_under_a_key_does_not_get_the_state(tmp_path: Path) ->
     component = RunComponent("loss", "loss", "another", other, "my-plugin", "1.2")
     with pytest.raises(ConfigError) as error:
         ComponentStates({"loss": component}, ALONE, PhaseTimes()).restore(tmp_path)
-    assert (
-        len(error.value.problems) == 3
-    )
+    assert len(error.value.problems) == 3
     assert other.count == 0
 
 
