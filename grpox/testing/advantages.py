@@ -80,16 +80,6 @@ class AdvantageConformance(Conformance):
         scaler = super().build()
         return _OfInputs(scaler, ONE_TURN, self.columns) if takes_inputs(scaler) else scaler
 
-    def test_turns(self) -> None:
-        """Takes completions of several turns, with a token between them that the model did not write."""
-        scaler = self.build()
-        if not isinstance(scaler, _OfInputs):
-            raise SkipTest("its scale(rewards, weights, group_ids) sees no turns")
-        for given in ORDINARY:
-            same = torch.equal(*(_scale(replace(self.build(), like=TWO_TURNS), given) for _ in range(2)))
-            require(same, "called twice on the same turns, it returned two results", given)
-        self.notes.append(f"returns one advantage per {getattr(scaler.scaler, 'per', 'completion')}")
-
     def test_runs(self) -> None:
         """Returns one finite number for each completion, without a gradient."""
         for given in ORDINARY:
@@ -100,6 +90,16 @@ class AdvantageConformance(Conformance):
             is_plain = scaled.is_floating_point() and not scaled.requires_grad
             require(is_plain, f"it returned {scaled.dtype}, requires_grad={scaled.requires_grad}", given)
             self._finite(given)
+
+    def test_turns(self) -> None:
+        """Takes completions of several turns, with a token between them that the model did not write."""
+        scaler = self.build()
+        if not isinstance(scaler, _OfInputs):
+            raise SkipTest("its scale(rewards, weights, group_ids) sees no turns")
+        for given in ORDINARY:
+            same = torch.equal(*(_scale(replace(self.build(), like=TWO_TURNS), given) for _ in range(2)))
+            require(same, "called twice on the same turns, it returned two results", given)
+        self.notes.append(f"returns one advantage per {getattr(scaler.scaler, 'per', 'completion')}")
 
     def test_pure(self) -> None:
         """Returns the same twice, and leaves its inputs as they are."""
