@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 from unittest import SkipTest
 
 from grpox.contracts import TrainerState
+from grpox.errors import ConfigError
 from grpox.rollout.rewards.call import RewardCall, missing_columns
 from grpox.rollout.rewards.lists import ListShape, lengths_of
 from grpox.testing.conformance import Conformance, Violation, require
@@ -133,8 +134,12 @@ class RewardConformance(Conformance):
         function = self.build()
         arguments = self._arguments(function, self.completions)
         names = inspect.signature(reference).parameters
+        known = [name for name, values in arguments.items() if isinstance(values, list)]
+        if unknown := [name for name in names if name not in (*known, "completion")]:
+            allowed = ", ".join(["completion", *known])
+            raise ConfigError("no such input", "reference", given=", ".join(unknown), allowed=allowed)
         for place, score in enumerate(_called(function, arguments)):
-            row = {name: values[place] for name, values in arguments.items() if isinstance(values, list)}
+            row = {name: arguments[name][place] for name in known}
             row["completion"] = row["completions"]
             wanted = reference(**{name: row[name] for name in names})
             what = f"completion {place} scores {score}, and by the reference {wanted}"

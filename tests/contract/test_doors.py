@@ -22,7 +22,7 @@ PACKAGES = sorted(path.parent.name for path in BUILTIN.glob("*/__init__.py"))
 HOOKS = {"plugins/hookspecs.py": set(KINDS.values()) & set(PACKAGES)}
 """Discovery hooks have the names of packages: file of the core -> those that it may have."""
 
-PLAIN_WORDS = {"batch", "code", "exact", "format", "group", "length", "math", "none", "regex"}
+PLAIN_WORDS = {"batch", "code", "cosine", "exact", "format", "group", "length", "math", "none", "regex"}
 """Names of components that are words of every program."""
 NAMED = {
     "config/run.py": "defaults of the run file",

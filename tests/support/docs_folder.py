@@ -61,8 +61,10 @@ if __name__ == "__main__":
 TRL_YAML = "model_name_or_path: org/model\ndataset_name: org/data\nreward_funcs: [think_format_reward]\n"
 HELD_OUT = '{"prompt": [{"role": "user", "content": "1+1="}], "answer": "2"}\n'
 OWN_FILES = {
+    "docs/conformance.md": {"mine.py": OWN_LOSS.replace("class Mine", "class MyLoss")},
     "docs/data.md": {"mine.py": SOURCE},
     "docs/from-trl.md": {"train_grpo.py": TRL_SCRIPT, "grpo_config.yaml": TRL_YAML},
+    "docs/own-training-parts.md": {"problems.csv": "question,answer\n1+1=,2\n"},
     "docs/run-file.md": {"my_loss.py": OWN_LOSS, "observer.py": OBSERVER},
     "plugins/examples/grpox-reasoning-gym/README.md": {
         "heldout.jsonl": HELD_OUT,
