@@ -81,7 +81,7 @@ def test_the_lock_of_the_quickstart_names_every_component_and_where_it_comes_fro
     loss = lock.components["loss"]
     assert (loss.kind, loss.name, loss.given, loss.distribution) == ("loss", "dapo", "plugin", "grpox")
     assert loss.target == "grpox_losses.losses:Dapo"
-    assert lock.components["generator"].provides == ("logprobs",)
+    assert lock.components["generator"].provides == ("logprobs", "max_tokens")
     assert list(lock.distributions) == ["grpox"]
     assert lock.distributions["grpox"].version == metadata.version("grpox")
     assert lock.distributions["grpox"].files > 150
@@ -166,7 +166,7 @@ def test_a_changed_capability_is_drift() -> None:
     before = locked()
     data = before.model_dump(mode="json")
     data["components"]["generator"]["provides"] = []
-    assert differences(before, Lock.model_validate(data)) == ["drift: generator provides: logprobs -> -"]
+    assert differences(before, Lock.model_validate(data)) == ["drift: generator provides: logprobs, max_tokens -> -"]
 
 
 def test_another_torch_is_neither_drift_nor_config() -> None:

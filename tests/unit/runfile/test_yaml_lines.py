@@ -49,7 +49,7 @@ def test_nesting_without_end_is_refused(text: str) -> None:
 
 
 def test_an_integer_that_python_would_not_read_is_refused_by_its_length() -> None:
-    assert refused("a: " + "9" * 5000)[0].what == "a number of 5000 digits; at most 4000 are read"
+    assert refused("a: " + "9" * 5000)[0].what == "a number of 5000 digits; at most 4000 are allowed"
     assert read_yaml("a: " + "9" * 4000, "run.yaml").data == {"a": 10**4000 - 1}
 
 
