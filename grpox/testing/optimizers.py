@@ -9,7 +9,7 @@ class TestMine(OptimizerConformance):
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pickle import UnpicklingError
 from typing import Any, ClassVar
 from unittest import SkipTest
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from grpox.errors import RunFailed
 from grpox.runtime.foreign_code import call
 from grpox.testing.conformance import Conformance, Violation, require
+from grpox.testing.devices import device_problem
 
 SHAPES = ((3, 4), (4,), (2, 3))
 """Of the parameters: two matrices and a bias."""
@@ -100,10 +101,25 @@ class OptimizerConformance(Conformance):
                 what, advice="keep tensors, numbers and texts in self.state and the groups"
             ) from error
         for each, own in ((optimizer, parameters), (resumed, others)):
-            self._step(each, own, 3)
+            _step_on_fading(each, own)
         same = all(torch.equal(one, other) for one, other in zip(parameters, others, strict=True))
         advice = "keep what a step needs in self.state and the groups: state_dict() saves those"
         require(same, "after its state_dict is loaded, it takes other steps", advice=advice)
+
+    def test_device(self) -> None:
+        """Keeps its state on the device of the parameters."""
+        problem, remark = device_problem(self._step_elsewhere)
+        require(not problem, problem, advice="use torch.zeros_like(parameter)")
+        self.notes.append(remark)
+
+    def _step_elsewhere(self, move: Callable[[Tensor], Tensor]) -> list[Tensor]:
+        parameters = [move(each.detach()).requires_grad_() for each in _parameters()]
+        optimizer = self._build(parameters)
+        for _ in range(2):
+            for each in parameters:
+                each.grad = each.detach().clone()
+            optimizer.step()
+        return [each.detach() for each in parameters]
 
     def test_partitions(self) -> None:
         """Takes the same steps on the flat parts of parameters that ZeRO-3 gives each rank."""
@@ -154,7 +170,7 @@ class OptimizerConformance(Conformance):
             group["params"] = []
         return [part.detach() for part in parts]
 
-    def _build(self, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
+    def _build(self, parameters: Sequence[Tensor]) -> torch.optim.Optimizer:
         try:
             optimizer: Any = call("optimizer", self.build().build, list(parameters), self.learning_rate)
         except RunFailed as error:
@@ -182,6 +198,15 @@ def _value(parameters: Sequence[Tensor]) -> float:
 def _backward(parameters: Sequence[nn.Parameter]) -> None:
     for each in parameters:
         each.grad = each.detach().clone()
+
+
+def _step_on_fading(optimizer: torch.optim.Optimizer, parameters: Sequence[nn.Parameter]) -> None:
+    """Take steps on gradients of both signs that fade, so that what is remembered decides."""
+    generator = torch.Generator().manual_seed(1)
+    for size in (1.0, 0.1, 0.01, 0.001):
+        for each in parameters:
+            each.grad = size * torch.randn(each.shape, generator=generator)
+        optimizer.step()
 
 
 def _gradient(parameter: nn.Parameter) -> Tensor:

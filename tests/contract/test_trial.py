@@ -26,7 +26,7 @@ COMPONENTS = [
     *(("loss", f"losses.py:{name}") for name in ("EntropyRegularised", "RewardWeighted", "PairsOfAGroup")),
     *(
         ("advantage", f"advantages.py:{name}")
-        for name in ("Rloo", "RunningStd", "QuantileBaseline", "RewardToGo")
+        for name in ("Rloo", "RunningStd", "QuantileBaseline", "ByDifficulty", "RewardToGo")
     ),
     *(("correction", f"corrections.py:{name}") for name in ("IcePop", "SequenceCap")),
     *(("reward", f"rewards.py:{name}") for name in ("Digits", "close")),
@@ -46,7 +46,7 @@ def build(kind: str, name: str, **parameters: Any) -> Any:
 
 @pytest.mark.parametrize(("kind", "name"), COMPONENTS)
 def test_it_conforms(kind: str, name: str) -> None:
-    suite = type("Suite", (SUITES[kind],), {"component": mention(name)})()
+    suite = type("Suite", (SUITES[kind],), {"component": mention(name), "columns": {"difficulty": 0.5}})()
     assert [(each.check, each.what) for each in outcomes(suite) if each.status == "failed"] == []
 
 

@@ -136,7 +136,7 @@ def test_a_run_stops_before_anything_is_saved_and_a_replay_shows_why(
     assert ">>>" in shown.stdout
     assert "appears again: loss nan" in shown.stdout
     mended = replayed(folder / dump, "loss=dapo")
-    assert (mended.exit_code, "mended" in mended.output) == (1, True), mended.output
+    assert (mended.exit_code, "solved" in mended.output) == (1, True), mended.output
 
     with pytest.raises(ConfigError, match=r"train\.learning_rate: changes nothing of a replay"):
         replayed(folder / dump, "train.learning_rate=1")

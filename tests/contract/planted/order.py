@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -164,20 +162,6 @@ class WeightsByRatio:
     def correct(self, old: Tensor, sampler: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         ratio = torch.where(mask, old - sampler, 0.0).clamp(-20, 20).exp()
         return ratio.sort(dim=1, descending=True).values.clamp(max=2.0), torch.ones_like(mask)
-
-
-class FirstFinishedFirst:
-    """Judge with threads that returns scores as they are ready, not as the completions stand."""
-
-    def __call__(self, *, completions: Sequence[Text], **columns: Any) -> list[float]:
-        with ThreadPoolExecutor(8) as pool:
-            waiting = [pool.submit(self._judge, completion_text(text)) for text in completions]
-            return [each.result() for each in as_completed(waiting)]
-
-    def _judge(self, text: str) -> float:
-        # A long text takes a judge longer.
-        time.sleep(0.002 * min(len(text), 20))
-        return min(1.0, len(text) / 10)
 
 
 class EqualsOnce:

@@ -221,7 +221,7 @@ class TextsOnTheObject:
 
     def __call__(self, *, completions: Sequence[Text], **columns: Any) -> list[float]:
         self._texts = [completion_text(text) for text in completions]
-        time.sleep(0.02)  # a judge takes its time
+        time.sleep(0.1)  # a judge takes its time
         return [-len(text) / 100 for text in self._texts]
 
 

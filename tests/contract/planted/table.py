@@ -119,7 +119,7 @@ PLANTED: Mapping[str, Mapping[str, Mapping[str, Callable[..., Any] | None]]] = {
             "NumberIsIndex": paper.centred,
         },
         "correction": {"WeightsByRatio": TIS},
-        "reward": {"FirstFinishedFirst": None, "EqualsOnce": None, "SortedTexts": None},
+        "reward": {"EqualsOnce": None, "SortedTexts": None},
         "generator": {"LogprobsShifted": None},
     },
     "state": {

@@ -58,7 +58,7 @@ def test_the_first_row_without_a_prompt_is_named(rows, row):
 @pytest.mark.parametrize("name", ["completions", "trainer_state"])
 def test_a_column_that_reward_functions_would_never_see_is_refused(name):
     rows = datasets.Dataset.from_dict({"prompts": ["a"], name: ["b"]})
-    with pytest.raises(ConfigError, match="the evaluation data has a column with the name of an arg") as caught:
+    with pytest.raises(ConfigError, match="the evaluation data has a column with a name that") as caught:
         PromptSet(rows, "prompts", Tokenizer(), data="the evaluation data")
     assert [problem.given for problem in caught.value.problems] == [name]
 

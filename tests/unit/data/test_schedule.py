@@ -235,7 +235,7 @@ def test_both_spellings_of_the_generation_batch_are_refused() -> None:
 def test_generation_batch_size_must_fill_micro_batches() -> None:
     [problem] = refused(2, B=4, generation_batch_size=30, G=2)
     assert problem.key == "train.generation_batch_size"
-    assert problem.what.startswith("not divisible")
+    assert problem.what.startswith("must be divisible")
     assert problem.what.endswith("per_device_train_batch_size * world size = 4 * 2 = 8")
     assert (problem.given, problem.nearest) == ("30", "24 or 32")
 

@@ -355,7 +355,8 @@ def test_each_passes_its_own_tests_conformance_included(installed: Path) -> None
         assert f"{folder}/tests/test_conformance.py::TestMy{kind.capitalize()}::test_runs" in told
         assert f"{folder}/tests/test_my_{kind}.py::test_" in told
     skipped = sorted(re.findall(r"::(test_\w+) SKIPPED", told))
-    assert skipped == ["test_begin"]
+    # Without "ahead", list rewards, turns, statistics and a reference there is nothing to check.
+    assert skipped == []
 
 
 def test_a_run_with_all_of_them_trains(installed: Path) -> None:

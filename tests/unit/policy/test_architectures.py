@@ -174,7 +174,7 @@ def test_weights_of_another_shape_and_of_no_use_are_named(tmp_path: Path) -> Non
     weights = load_file(file) | {"model.norm.weight": torch.ones(3), "model.more": torch.ones(1)}
     save_file(weights, file, metadata={"format": "pt"})
     of_no_use, misshapen = lost_parts(model, tmp_path / "model")
-    assert "no use" in of_no_use
+    assert "unknown to a model" in of_no_use
     assert of_no_use.endswith("1 in all: model.more")
     assert "another shape" in misshapen
     assert misshapen.endswith("1 in all: model.norm.weight is [3], not [64]")

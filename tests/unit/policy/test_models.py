@@ -95,7 +95,7 @@ def test_only_the_first_few_of_many_are_named(changed: Callable[..., ModelConfig
 
 def test_a_weight_of_another_shape_is_named_with_both(changed: Callable[..., ModelConfig]) -> None:
     problem = refused(changed(lambda weights: weights.update({UP: torch.zeros(3, 128)})))
-    assert problem.what == f"weights of another shape, 1 in all: {UP} is [3, 128], not [512, 128]"
+    assert problem.what == f"weights with another shape, 1 in all: {UP} is [3, 128], not [512, 128]"
 
 
 def test_weights_that_nothing_uses_are_told_in_one_line(
@@ -167,7 +167,7 @@ def test_a_hub_that_does_not_answer_is_told_once_and_in_one_line(
     with pytest.raises(ConfigError) as caught:
         load(ModelConfig(path="org/name"))
     [problem] = caught.value.problems
-    for fact in ("not a folder", "hub", "ConnectError: "):
+    for fact in ("not a local folder", "hub", "ConnectError: "):
         assert fact in problem.what
     assert "\n" not in problem.what
     assert capfd.readouterr().err == ""

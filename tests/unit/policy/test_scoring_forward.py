@@ -159,7 +159,7 @@ def test_flash_attention_says_what_it_turns_off() -> None:
     ways = install_scoring_forward(model, TRAIN)
     assert ways == FULL_LOGITS
     told = str(describe_unused_modes(model, TRAIN, ways))
-    assert " without train.chunked_logprobs and train.packing and train.prefix_sharing" in told
+    assert "cannot use train.chunked_logprobs and train.packing and train.prefix_sharing" in told
     assert "model.init.attn_implementation is flash_attention_2" in told
     for way in ("packing", "chunked_logprobs"):
         assert f"the trial of train.{way} raised RuntimeError: FlashAttention only supports CUDA" in told

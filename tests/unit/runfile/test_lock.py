@@ -166,7 +166,9 @@ def test_a_changed_capability_is_drift() -> None:
     before = locked()
     data = before.model_dump(mode="json")
     data["components"]["generator"]["provides"] = []
-    assert differences(before, Lock.model_validate(data)) == ["drift: generator provides: logprobs, max_tokens -> -"]
+    assert differences(before, Lock.model_validate(data)) == [
+        "drift: generator provides: logprobs, max_tokens -> -"
+    ]
 
 
 def test_another_torch_is_neither_drift_nor_config() -> None:

@@ -14,6 +14,7 @@ from grpox.checkpoint.progress import TrainingState
 from grpox.contracts import Rollout
 from grpox.data.schedule import BatchPlan, PromptSampler, Schedule
 from grpox.errors import RunFailed
+from grpox.rollout.advantages import Advantages
 from grpox.runtime.world import World
 from grpox.training.generation_feed import GenerationFeed, check_plain
 
@@ -43,7 +44,7 @@ class Batches:
             rollouts=rollouts,
             rewards=rewards,
             totals=rewards[:, 0],
-            advantages=torch.ones(6),
+            scaled=Advantages(torch.ones(6)),
             indices=dataset_rows,
         )
 

@@ -62,9 +62,12 @@ def test_a_right_loss_passes_through():
         (lambda i: raises(GeneratorExit()), "raised GeneratorExit"),
         (lambda i: raises(StopIteration(7)), "raised StopIteration: 7"),
         (lambda i: raises(Mute()), "raised Mute: its message cannot be read: KeyboardInterrupt"),
-        (lambda i: LossOutput(-i.logprobs * i.advantages.mul_(2)), "changes advantages in place"),
-        (lambda i: LossOutput(-i.logprobs * i.token_mask.logical_not_()), "changes token_mask in place"),
-        (lambda i: LossOutput(i.old_logprobs.sub_(i.logprobs)), "changes old_logprobs in place"),
+        (lambda i: LossOutput(-i.logprobs * i.advantages.mul_(2)), "not change advantages in place"),
+        (
+            lambda i: LossOutput(-i.logprobs * i.token_mask.logical_not_()),
+            "not change token_mask in place",
+        ),
+        (lambda i: LossOutput(i.old_logprobs.sub_(i.logprobs)), "not change old_logprobs in place"),
     ],
 )
 def test_a_wrong_loss_is_named(make, told):

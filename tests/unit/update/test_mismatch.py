@@ -219,7 +219,7 @@ class Divides(Halved):
 
 
 def test_a_raw_that_raises_or_changes_its_arguments_ends_the_run_by_name() -> None:
-    with pytest.raises(RunFailed, match="correction 'ChangesOld' changes old in place"):
+    with pytest.raises(RunFailed, match="correction 'ChangesOld' must not change old in place"):
         measured(ChangesOld(), [[0.5, 2.0]])
     with pytest.raises(RunFailed, match="correction 'Divides' raised ZeroDivisionError"):
         measured(Divides(), [[0.5, 2.0]])

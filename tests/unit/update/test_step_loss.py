@@ -285,7 +285,7 @@ def test_a_correction_that_changes_what_it_is_given_ends_the_run_by_name() -> No
         def correct(self, old: Tensor, sampler: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
             return old.sub_(sampler).exp(), mask
 
-    with pytest.raises(RunFailed, match="correction 'InPlace' changes old in place"):
+    with pytest.raises(RunFailed, match="correction 'InPlace' must not change old in place"):
         apply_correction(InPlace(), OLD, MU, MASK)
 
 
