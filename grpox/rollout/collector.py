@@ -18,7 +18,6 @@ from grpox.config import SamplingConfig
 from grpox.contracts import AdvantageScaler, Rollout, ScoredRollout, TrainerState
 from grpox.data.prompts import PromptSet
 from grpox.errors import RunFailed
-from grpox.rollout.advantages import Advantages, BatchScaler, ScoredBatch
 from grpox.rollout.dynamic_sampling import Draw, ResampledBatch, SampledGroups, refill
 from grpox.rollout.metrics import error_metrics, has_uniform_rewards, length_metrics, mean, reward_metrics
 from grpox.rollout.rewards import NamedReward
@@ -34,6 +33,7 @@ from grpox.rollout.rewards.scoring import (
 )
 from grpox.rollout.sampler import CompletionSampler, PrefetchedBatch, SampleRequest
 from grpox.rollout.streaming_scorer import GroupAssembler, StreamingScorer, need_main_thread
+from grpox.rollout.turns import Advantages, BatchScaler, ScoredBatch
 from grpox.runtime.logs import WarnOnce, get_logger
 from grpox.runtime.world import run_and_gather
 

@@ -22,7 +22,7 @@ from grpox.contracts import Generator, Prompt, Rollout
 from grpox.data.prompts import PromptSet
 from grpox.errors import RunFailed
 from grpox.policy.weight_stream import persistent_buffers
-from grpox.rollout.rollout_checks import check_content
+from grpox.rollout.turns import check_content
 from grpox.runtime.foreign_code import translate_exits
 from grpox.runtime.phases import PhaseTimes
 from grpox.runtime.world import World, on_every_rank, run_and_gather

@@ -223,7 +223,8 @@ def _run(function: Callable[..., Any], arguments: Mapping[str, Any]) -> RewardCa
 
 def _lengths(function: Callable[..., Any], arguments: Mapping[str, Any]) -> list[int] | None:
     try:
-        return lengths_of(ListShape.of(function), arguments)
+        shape = ListShape.of(function)
+        return None if shape is None else lengths_of(shape, arguments)
     except ValueError as error:
         raise Violation(f"it {error}") from error
 

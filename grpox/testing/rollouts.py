@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from grpox.contracts import Rollout
-from grpox.rollout.rollout_checks import rollout_problem
+from grpox.rollout.turns import rollout_problem
 from grpox.testing.conformance import require
 
 ROUNDING = 1e-3

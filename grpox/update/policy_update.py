@@ -94,7 +94,8 @@ class PolicyUpdate:
         chosen = self._choose_tokens(micro_batches)
         packed = self.packer.pack(micro_batches, self.world)
         scored = self._gradient(packed.micro_batches, totals)
-        self.statistics.record(scored)
+        if self.statistics.wanted:
+            self.statistics.record(scored)
         shares = torch.zeros((), dtype=torch.float64, device=self.world.device)
         for _, result in scored:
             shares += result.loss

@@ -80,17 +80,13 @@ class ListShape:
         return at
 
 
-def lengths_of(
-    shape: ListShape | None, arguments: Mapping[str, Any], turns: Sequence[int] | None = None
-) -> list[int] | None:
-    """Return the length of the list of each completion; None for a function that returns no lists.
+def lengths_of(shape: ListShape, arguments: Mapping[str, Any], turns: Sequence[int] | None = None) -> list[int]:
+    """Return the length of the list of each completion.
 
     Args:
         arguments: of the call, `completions` and `completion_ids` among them.
         turns: number of turns of each completion; default: one each.
     """
-    if shape is None:
-        return None
     texts = [completion_text(completion) for completion in arguments["completions"]]
     each = zip(texts, arguments["completion_ids"], turns or [1] * len(texts), strict=True)
     return [shape.count(*of_completion) for of_completion in each]

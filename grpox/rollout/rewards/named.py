@@ -48,7 +48,8 @@ class NamedReward:
         Args:
             turns: number of turns of each completion; default: one each.
         """
-        lengths = lengths_of(self.lists, arguments, turns)
+        shape = self.lists
+        lengths = None if shape is None else lengths_of(shape, arguments, turns)
         if isinstance(self.function, RewardProcess):
             return ProcessCall(self.function, arguments, count, lengths)
         # What one function does to its lists and rows must not reach the others, nor the record.

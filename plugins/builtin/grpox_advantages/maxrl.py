@@ -7,8 +7,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from grpox_advantages.centring import centre
 from grpox_advantages.configs import MaxRlConfig
+from grpox_advantages.scalers import centre
 
 
 class MaxRl:

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from grpox.contracts import AdvantageInputs
-from grpox_advantages.centring import centre
 from grpox_advantages.configs import OpoConfig
+from grpox_advantages.scalers import centre
 
 
 class Opo:

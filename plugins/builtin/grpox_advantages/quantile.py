@@ -7,8 +7,8 @@ import math
 import torch
 from torch import Tensor
 
-from grpox_advantages.centring import centre, divisors
 from grpox_advantages.configs import QuantileConfig
+from grpox_advantages.scalers import centre, divisors
 
 
 class Quantile:

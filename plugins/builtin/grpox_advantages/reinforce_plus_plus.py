@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from grpox_advantages.centring import centre, whiten
 from grpox_advantages.configs import ScaledConfig
+from grpox_advantages.scalers import centre, whiten
 
 
 class ReinforcePlusPlus:

@@ -16,10 +16,10 @@ from grpox.config import EvaluationConfig, SamplingConfig
 from grpox.contracts import Capability, Prompt, Rollout, TrainerState
 from grpox.data.prompts import PromptSet
 from grpox.errors import RunFailed
-from grpox.rollout.advantages import BatchScaler
 from grpox.rollout.collector import Collector, Scorer, sample_and_score
 from grpox.rollout.rewards import NamedReward
 from grpox.rollout.sampler import CompletionSampler, PrefetchedBatch, SampleRequest
+from grpox.rollout.turns import BatchScaler
 from grpox.runtime.phases import PhaseTimes
 from grpox.runtime.world import World
 from grpox.training.evaluation import Evaluator
