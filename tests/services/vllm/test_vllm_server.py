@@ -304,7 +304,7 @@ def test_a_server_that_is_being_started_does_not_hold_up_the_model(policy, logge
     monkeypatch.setenv("GRPOX_SERVER_TOKEN", TOKEN)
     config = VllmServerConfig(urls=["http://127.0.0.1:9"], start_timeout=60)
     VllmServerGenerator(config).preflight(policy.config)
-    assert "no server answers yet, and the model is loaded meanwhile: http://127.0.0.1:9" in logged()
+    assert "no server answers yet; loading the model meanwhile: http://127.0.0.1:9" in logged()
 
 
 @pytest.mark.parametrize("generator", ["hf", "vllm-server"])
