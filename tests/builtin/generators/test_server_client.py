@@ -149,7 +149,7 @@ def test_a_server_that_hangs_is_lost(monkeypatch):
     with pytest.raises(ServerLost):
         answered(handler, completions, read_timeout=0.1)
     monkeypatch.setattr(server_client, "LONGEST_LOOK", 0.1)
-    with pytest.raises(ServerLost, match="0.1 s"):
+    with pytest.raises(ServerLost, match=r"0\.1 s"):
         answered(handler, lambda client: client.about())
 
 
