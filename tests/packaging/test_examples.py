@@ -31,6 +31,8 @@ COMPONENTS = {
 }
 ALONE = {"GRPOX_DISABLE_PLUGINS": "grpox-third-party"}
 """Without the plugin of the other tests, which observes every run."""
+OPTIONS = {"dataset/reasoning-gym": ["tasks=[{task: chain_sum}]"]}
+"""What a component needs to be checked."""
 STEPS = 3
 
 
@@ -66,8 +68,9 @@ def test_each_component_passes_the_check_of_its_kind(environment: Environment, t
     # One process for all: importing torch takes longer than the checks.
     code = (
         "import sys; from grpox.cli import main\n"
+        f"options = {OPTIONS}\n"
         "for name in sys.argv[1:]:\n"
-        "    sys.argv = ['grpox', 'plugins', 'check', name]\n"
+        "    sys.argv = ['grpox', 'plugins', 'check', name, *options.get(name, [])]\n"
         "    try: main()\n"
         "    except SystemExit as end: print(name, 'ends with', end.code or 0)\n"
     )

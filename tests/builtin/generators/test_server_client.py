@@ -149,7 +149,7 @@ def test_a_server_that_hangs_is_lost(monkeypatch):
     with pytest.raises(ServerLost):
         answered(handler, completions, read_timeout=0.1)
     monkeypatch.setattr(server_client, "LONGEST_LOOK", 0.1)
-    with pytest.raises(ServerLost, match="says nothing"):
+    with pytest.raises(ServerLost, match=r"0\.1 s"):
         answered(handler, lambda client: client.about())
 
 
@@ -192,7 +192,7 @@ def about(folder, **changes):
 def test_a_server_of_another_protocol_or_model_is_refused_by_name(fleet, tmp_path):
     with pytest.raises(ConfigError, match=r"runs grpox 9\.9, which uses a different protocol"):
         fleet(about(tmp_path, protocol=PROTOCOL + 1, grpox="9.9")).find()
-    with pytest.raises(ConfigError, match="another model than this run, m: hidden_size is 9 there and 8 here"):
+    with pytest.raises(ConfigError, match="m: hidden_size is 9 there and 8 here"):
         fleet(about(tmp_path, signature=MODEL | {"hidden_size": 9})).find()
 
 

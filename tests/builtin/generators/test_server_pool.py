@@ -122,7 +122,7 @@ def test_other_weights_are_refused_at_once():
     taken, pool, _ = complete([client], count=1, retries=5)
     assert taken == []
     assert client.asked == [0]
-    assert pool.lost == {"a": "a sampled with weights default in place of run/3"}
+    assert pool.lost == {"a": "a sampled with weights default instead of run/3"}
 
 
 def test_weights_that_changed_under_way_are_refused():

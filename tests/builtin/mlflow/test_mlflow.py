@@ -218,7 +218,7 @@ def test_a_file_that_cannot_be_shipped_is_told_by_the_next_hook_and_keeps_nothin
         step += 1
         session.step(step, {"loss": 1.0})
         time.sleep(0.05)
-    assert re.search(r"warning: .*completions.*\n.*goes on", session.output.getvalue())
+    assert re.search(r"warning: .*completions.*\n.*run continues", session.output.getvalue())
     in_the_way.unlink()
     session.finish()
     assert session.stored.info.status == "FINISHED"
@@ -278,7 +278,7 @@ def test_a_store_that_is_away_is_told_and_the_run_begins(
     with pytest.raises(RunFailed, match=f"grpox sync {run.output_dir}") as caught:
         tracker.grpox_run_finished()
     assert "Connection refused" in output.getvalue()
-    assert "the run goes on" in output.getvalue()
+    assert "the run continues" in output.getvalue()
     assert dict(os.environ) == environment
     kept = (run.output_dir / "mlflow.json").read_text()
     assert "me:***@127.0.0.1" in kept
@@ -333,7 +333,7 @@ def away(run: RunContext, store: Path, monkeypatch: pytest.MonkeyPatch) -> Sessi
 def test_sync_makes_of_a_run_that_never_reached_its_server_the_same_as_if_it_had(
     away: Session, store: Path
 ) -> None:
-    with pytest.raises(RunFailed, match="lacks 3 steps and how the run ended"):
+    with pytest.raises(RunFailed, match="lacks 3 steps and the outcome of the run"):
         away.finish()
     ended = (away.run.output_dir / "summary.json").stat().st_mtime_ns // 1_000_000
     done = sync(away.run.output_dir, f"sqlite:///{store}")

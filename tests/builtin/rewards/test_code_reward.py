@@ -617,6 +617,6 @@ def test_where_the_kernel_denies_a_part_it_is_told_or_refused(
     without_network = Judgement([], lacking=("network",))
     monkeypatch.setattr("grpox_rewards.code.run_tests", lambda *_: without_network)
     Code(CodeConfig())
-    assert "does not let reward 'code' take from the code the network" in logged()
+    assert "reward 'code' cannot keep the code from the network" in logged()
     with pytest.raises(ConfigError, match="the network, other processes and signals"):
         Code(CodeConfig(confinement="require"))

@@ -61,7 +61,8 @@ def test_a_token_that_cannot_be_kept_is_told_with_what_else_there_is(home, monke
 def test_what_is_no_token_is_told_without_showing_it(tmp_path, text):
     with pytest.raises(ConfigError) as caught:
         read_token(private(tmp_path / "own", text), "key")
-    assert "at least 16 printable ASCII characters" in str(caught.value)
+    assert f"it has {len(text)} characters" in str(caught.value)
+    assert "16 to 16,384 printable ASCII characters" in str(caught.value)
     assert not text or text not in str(caught.value)
 
 

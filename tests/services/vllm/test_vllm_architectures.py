@@ -98,7 +98,7 @@ def test_the_engine_in_the_process_samples_from_the_policy_after_every_sync(
 
 
 def test_weights_that_vllm_leaves_as_they_were_end_the_sync_by_their_names(colocated: dict[str, Any]) -> None:
-    assert "vLLM does not take new weights for model.layers.0.attn.sinks" in colocated[REFUSED]
+    assert "vLLM accepts no new weights for model.layers.0.attn.sinks" in colocated[REFUSED]
 
 
 @pytest.fixture

@@ -146,5 +146,5 @@ def test_settings_that_vllm_does_not_take_are_told(generator):
 
 
 def test_a_context_that_is_too_short_is_told(generator):
-    with pytest.raises(RunFailed, match="more than the 64 positions"):
+    with pytest.raises(RunFailed, match="exceed the 64 positions"):
         sample(generator, max_completion_length=60)
