@@ -34,6 +34,7 @@ from grpox.rollout.rewards.scoring import (
 from grpox.rollout.sampler import CompletionSampler, PrefetchedBatch, SampleRequest
 from grpox.rollout.streaming_scorer import GroupAssembler, StreamingScorer, need_main_thread
 from grpox.rollout.turns import Advantages, BatchScaler, ScoredBatch
+from grpox.runtime.foreign_code import call
 from grpox.runtime.logs import WarnOnce, get_logger
 from grpox.runtime.world import run_and_gather
 
@@ -150,7 +151,7 @@ class Collector:
             rows,
             rewards,
             self._totals(rows),
-            self.scaler.scale(scored),
+            self._scale(scored),
             self.sampler.engine.steps,
             refills,
             logged,
@@ -164,6 +165,21 @@ class Collector:
                 f"({labels}) abstained for all of them: the batch teaches nothing",
             )
         return batch
+
+    def _scale(self, batch: ScoredBatch) -> Advantages:
+        """Scale the rewards of a batch.
+
+        Raises:
+            RunFailed: the scaler raised, or returned anything else than finite numbers of the right shape.
+        """
+        if self.scaler.takes_inputs:
+            scaled = self.scaler.scale_inputs(batch)
+        else:  # with its own copies: the metrics are made of the rewards, whatever the scaler does with them
+            own = batch.rewards.clone(), batch.weights.clone(), batch.group_ids.clone()
+            scaled = Advantages(call("advantage", self.scaler.method, *own))
+        if scaled.tokens is None:
+            check_advantages(scaled.values, self.scaler.name, len(batch.rows))
+        return scaled
 
     def _resample(
         self, generation: int, first: SampledGroups, state: TrainerState, draw: Draw
@@ -227,6 +243,19 @@ class Collector:
             )
             for row, total, advantage in numbers
         ]
+
+
+def check_advantages(scaled: object, scaler: str, count: int) -> None:
+    """Check that a scaler returned one finite number per completion.
+
+    Raises:
+        RunFailed: it did not.
+    """
+    if not isinstance(scaled, torch.Tensor) or scaled.shape != (count,):
+        shape = tuple(scaled.shape) if isinstance(scaled, torch.Tensor) else type(scaled).__name__
+        raise RunFailed(f"advantage '{scaler}' returned {shape}; one number per completion is ({count},)")
+    if not bool(scaled.isfinite().all()):
+        raise RunFailed(f"advantage '{scaler}' returned {scaled[~scaled.isfinite()][0]} for a completion")
 
 
 def reward_matrix(rows: Sequence[ScoredRow]) -> torch.Tensor:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from grpox.config import SamplingConfig
-from grpox.contracts import Generator, Prompt, Rollout
+from grpox.contracts import FINISH_REASONS, Generator, Prompt, Rollout
 from grpox.data.prompts import PromptSet
 from grpox.errors import RunFailed
 from grpox.policy.weight_stream import persistent_buffers
@@ -206,7 +206,8 @@ class CompletionSampler:
         for rollout in arriving:
             if (rollout.group_id, rollout.sample) in there:
                 continue
-            check_content(rollout, type(self.generator).__name__)
+            if not is_plain(rollout):
+                check_content(rollout, type(self.generator).__name__)
             if arrived is not None:
                 arrived(rollout)
             rollouts.append(rollout)
@@ -218,6 +219,17 @@ class CompletionSampler:
 
     def _asking(self) -> AbstractContextManager[None]:
         return translate_exits(f"generator '{type(self.generator).__name__}'")
+
+
+def is_plain(rollout: Rollout) -> bool:
+    """Tell whether a rollout has nothing but tokens, which needs no closer look."""
+    logprobs = rollout.sampler_logprobs
+    return (
+        rollout.finish_reason in FINISH_REASONS
+        and (logprobs is None or len(logprobs) == len(rollout.completion_ids))
+        and rollout.model_mask is None
+        and not (rollout.turns or rollout.extra)
+    )
 
 
 def check_rollouts(rollouts: Sequence[Rollout], requests: Sequence[Prompt], versions: range) -> None:

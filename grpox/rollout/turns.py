@@ -33,10 +33,9 @@ class Advantages:
     tokens: Sequence[Tensor] | None = None
     """N of f32[T_i]; None where each completion has one advantage."""
 
-    def of_rows(self, rows: Sequence[int]) -> list[float | np.ndarray]:
-        """List the advantages of some completions: one number each, or f32[T_i] each."""
-        if self.tokens is None:
-            return list(self.values[rows].tolist())
+    def of_rows(self, rows: Sequence[int]) -> list[np.ndarray]:
+        """List the advantages of the tokens of some completions, f32[T_i] each."""
+        assert self.tokens is not None
         return [self.tokens[row].numpy() for row in rows]
 
 
@@ -59,46 +58,32 @@ class ScoredBatch:
 
 
 class BatchScaler:
-    """Calls the run's scaler in the form that it has."""
+    """The run's scaler, and which of the two forms it has."""
 
     def __init__(self, scaler: AdvantageScaler) -> None:
-        self._scale: Callable[..., Any] = scaler.scale
-        self._name = type(scaler).__name__
+        self.method: Callable[..., Any] = scaler.scale
+        self.name = type(scaler).__name__
         self.takes_inputs = bool(takes_inputs(scaler))
         self._per: str = getattr(scaler, "per", "completion") if self.takes_inputs else "completion"
 
-    def scale(self, batch: ScoredBatch) -> Advantages:
-        """Scale the rewards of a batch.
+    def scale_inputs(self, batch: ScoredBatch) -> Advantages:
+        """Call a scaler of the form ``scale(inputs)``; one number per completion is not checked yet.
 
         Raises:
-            RunFailed: the scaler raised, or returned anything else than finite numbers of the right shape.
+            RunFailed: the scaler raised, or returned anything else than one tensor of finite numbers for each
+                completion, where it declares advantages of turns or tokens.
         """
-        # The metrics are made of the rewards, whatever the scaler does with its own.
-        if not self.takes_inputs:
-            own = batch.rewards.clone(), batch.weights.clone(), batch.group_ids.clone()
-            return Advantages(self._checked(call("advantage", self._scale, *own), len(batch.rows)))
-        scaled = call("advantage", self._scale, _inputs(batch))
+        scaled = call("advantage", self.method, _inputs(batch))
         if self._per == "completion":
-            return Advantages(self._checked(scaled, len(batch.rows)))
+            return Advantages(scaled)
         return self._of_tokens(scaled, [row.rollout for row in batch.rows])
-
-    def _checked(self, scaled: Any, count: int) -> Tensor:
-        if not isinstance(scaled, Tensor) or scaled.shape != (count,):
-            shape = _described(scaled)
-            raise RunFailed(
-                f"advantage '{self._name}' returned {shape}; one number per completion is ({count},)"
-            )
-        if not bool(scaled.isfinite().all()):
-            bad = scaled[~scaled.isfinite()][0]
-            raise RunFailed(f"advantage '{self._name}' returned {bad} for a completion")
-        return scaled
 
     def _of_tokens(self, scaled: Any, rollouts: Sequence[Rollout]) -> Advantages:
         """Check one tensor a completion and spread it over the tokens."""
         if not isinstance(scaled, list | tuple) or len(scaled) != len(rollouts):
             what = f"{len(scaled)} values" if isinstance(scaled, list | tuple) else _described(scaled)
             raise RunFailed(
-                f"advantage '{self._name}' returned {what}; per '{self._per}' is a list of {len(rollouts)} "
+                f"advantage '{self.name}' returned {what}; per '{self._per}' is a list of {len(rollouts)} "
                 "tensors, one for each completion"
             )
         tokens = [self._spread(each, rollout) for each, rollout in zip(scaled, rollouts, strict=True)]
@@ -112,7 +97,7 @@ class BatchScaler:
         """Return f32[T], 0 where the model did not write."""
         turns, length = turns_of(rollout), len(rollout.completion_ids)
         count = len(turns) if self._per == "turn" else length
-        whose = f"advantage '{self._name}' returned %s for sample {rollout.sample} of group {rollout.group_id}"
+        whose = f"advantage '{self.name}' returned %s for sample {rollout.sample} of group {rollout.group_id}"
         if not isinstance(scaled, Tensor) or scaled.shape != (count,):
             raise RunFailed(f"{whose % _described(scaled)}; one number per {self._per} is ({count},)")
         if not bool(scaled.isfinite().all()):

@@ -301,7 +301,7 @@ class _OfInputs:
         indices = range(10, 11 + max(groups))
         labels = ["steps", *(f"reward {place}" for place in range(1, rewards.shape[1]))]
         batch = ScoredBatch(rows, rewards, weights, group_ids, indices, lambda: columns, 1, labels)
-        return BatchScaler(self.scaler).scale(batch).values
+        return BatchScaler(self.scaler).scale_inputs(batch).values
 
 
 def _numbers(values: list[float]) -> str:
