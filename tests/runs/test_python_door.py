@@ -108,7 +108,7 @@ grpox.training.inputs.free_memory, grpox.training.run.open_model = free_memory, 
 try:
     train("quickstart.yaml", ["tracking={}", "output_dir=runs/small-gpu"])
 except ConfigError as error:
-    print(error.problems[0].key, "on its GPU" in str(error))
+    print(error.problems[0].key, "every GPU needs" in str(error))
 """
 
 

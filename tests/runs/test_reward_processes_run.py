@@ -78,7 +78,10 @@ def test_what_crashes_hangs_and_leaves_is_counted_and_the_run_goes_on(
         ("crashes", "signal 11 (SIGSEGV)"),
         ("hangs", "timeout of 2 s"),
     ):
-        [line] = [line for line in done.stderr.splitlines() if f"reward '{name}' " in line]
+        warnings = (line for line in done.stderr.splitlines() if "WARNING" in line)
+        lines = [line for line in warnings if f"reward '{name}' " in line]
+        assert len(lines) == 1, lines
+        [line] = lines
         assert f"{cause} (faulty.py:" in line
     assert left(folder) == []
 

@@ -117,7 +117,7 @@ def test_no_secret_of_a_run_is_in_what_it_leaves_and_a_resume_needs_none_again(
     refused = grpox("train", "--resume", "runs/mine")
     told += [refused.stdout, refused.stderr]
     assert refused.returncode == 2
-    assert "rewards[0].options.secret: a secret is masked here" in refused.stderr
+    assert "rewards[0].options.secret: pass this secret again: it is masked here" in refused.stderr
     assert "GRPOX_REWARDS_0_OPTIONS_SECRET" in refused.stderr
 
     (kept / "run.yaml").rename(folder / "run.yaml")
