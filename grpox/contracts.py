@@ -119,7 +119,8 @@ class StepAware(Protocol):
 
     `statistics` names values of the step and how they are reduced over all ranks. Values of trained tokens are
     ``ratio``, ``kl_old``, ``kl``, ``entropy``, ``advantages`` and the diagnostics of the run's loss; values of
-    completions are ``reward``, ``advantage`` and ``length``.
+    completions are ``reward``, ``advantage`` and ``length``. ``ratio`` is pi / pi_old, without the correction.
+    A step that is skipped because it is not finite is reported too, and its values may be NaN.
     """
 
     statistics: ClassVar[Mapping[str, StatisticReduction]]
@@ -252,6 +253,9 @@ class AdvantageInputs:
 class AdvantageScaler(Protocol):
     """Turns the rewards of a whole generation batch (all ranks) into advantages.
 
+    It is called on every rank with the same values, as tensors on the CPU, once per generation batch. So it may
+    change its own state in `scale`.
+
     Optional, and read by the conformance suite: ``needs_nonnegative_rewards: bool = False``, True for a scaler
     that raises where a weighted sum of rewards is below 0.
 
@@ -285,8 +289,8 @@ class Correction(Protocol):
     def correct(self, old: Tensor, sampler: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         """old f32[B, T], sampler f32[B, T], mask bool[B, T] -> weights f32[B, T], keep bool[B, T].
 
-        Neither carries a gradient. Missing sampler log-probabilities arrive equal to `old`. The run goes on
-        with the arguments: a correction that changes one in place ends it.
+        Neither carries a gradient. Missing sampler log-probabilities arrive equal to `old`; masked positions
+        may hold any value. The run goes on with the arguments: a correction that changes one in place ends it.
         """
         ...
 
@@ -403,7 +407,8 @@ class Rollout:
     policy_version: int
     """Optimizer steps taken by the weights that sampled it."""
     sampler_logprobs: tuple[float, ...] | None = None
-    """Log-probability of each completion token under the sampling distribution, or None if unknown."""
+    """Log-probability of each completion token under the sampling distribution, or None if unknown. For a token
+    that the model did not write any finite number, such as 0."""
     model_mask: tuple[bool, ...] | None = None
     """False for tokens the model did not write (tools, environment); None when it wrote all."""
     turns: tuple[Turn, ...] = ()

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from grpox.contracts import Capability
 from grpox.errors import ConfigError, Problem, nearest, text_of
+from grpox.plugins.component import BoundComponent
 from grpox.plugins.registry import bind, installed
 from grpox.runtime.world import World
 from grpox.update.objective import KL_ESTIMATORS, MicroBatchInputs, StepLoss
@@ -78,17 +79,13 @@ def step_gradient(
         numbers["off_policy_mask_threshold"] = off_policy_mask_threshold
     sizes = {"max_completion_length": max_completion_length, "world_size": world_size}
     _check_settings(kl, numbers, top_entropy_quantile, sizes)
-    needed = [*REQUIRED, *(["ref_logprobs"] if beta > 0 else [])]
-    if entropy_coef > 0 or top_entropy_quantile < 1:
-        needed.append("entropy")
     bound, corrects = bind("loss", loss), installed().build(bind("correction", correction))
-    if Capability.COLUMNS in bound.needs:
-        raise ConfigError(f"{bound} needs columns, and no dataset is here", "loss", given=bound.label)
-    needed += [name for capability, name in INPUT_NAMES.items() if capability in bound.needs]
-    inputs = _all_inputs(micro_batches, list(dict.fromkeys(needed)), top_entropy_quantile)
+    needed = _needed_names(bound, beta > 0, entropy_coef > 0 or top_entropy_quantile < 1)
+    inputs = _all_inputs(micro_batches, needed, top_entropy_quantile)
     needs = frozenset(bound.needs)
-    built = installed().build(bound)
-    step_loss = StepLoss(built, corrects, beta, kl, entropy_coef, off_policy_mask_threshold, needs)
+    step_loss = StepLoss(
+        installed().build(bound), corrects, beta, kl, entropy_coef, off_policy_mask_threshold, needs
+    )
     # Each rank counts its own and the counts are added, as the all-reduce of a run does.
     counts = [count_masks(i.token_mask for i in inputs[rank::world_size]) for rank in range(world_size)]
     tokens, sequences, number = (sum(column) for column in zip(*counts, strict=True))
@@ -96,6 +93,15 @@ def step_gradient(
     total = torch.stack([step_loss.micro_batch(each, totals).loss for each in inputs]).sum()
     gradients = torch.autograd.grad(total, [each.logprobs for each in inputs])
     return total.detach(), list(gradients)
+
+
+def _needed_names(loss: BoundComponent, has_reference: bool, has_entropy: bool) -> list[str]:
+    """List the keys of a micro-batch that a step of this loss needs."""
+    if Capability.COLUMNS in loss.needs:
+        raise ConfigError(f"{loss} needs columns, and no dataset is here", "loss", given=loss.label)
+    needed = [*REQUIRED, *(["ref_logprobs"] * has_reference), *(["entropy"] * has_entropy)]
+    needed += [name for capability, name in INPUT_NAMES.items() if capability in loss.needs]
+    return list(dict.fromkeys(needed))
 
 
 def _all_inputs(micro_batches: Any, needed: Sequence[str], part: float) -> list[MicroBatchInputs]:

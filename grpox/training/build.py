@@ -12,7 +12,7 @@ from grpox.checkpoint.faults import FaultDumps
 from grpox.checkpoint.progress import TrainingState
 from grpox.checkpoint.saver import CheckpointSaver
 from grpox.checkpoint.shards import ShardFiles
-from grpox.contracts import Capability, RunContext
+from grpox.contracts import AdvantageScaler, Capability, RunContext
 from grpox.data.prompt_cursor import PromptCursor
 from grpox.data.prompts import PromptSet
 from grpox.data.schedule import Schedule
@@ -150,6 +150,35 @@ def build_engines(
     return engine, reference
 
 
+def build_collector(
+    parts: TrainerParts, sampler: CompletionSampler, scaler: AdvantageScaler, warn: WarnOnce
+) -> Collector:
+    """Build what makes the generation batches of training."""
+    train = parts.run.config.train
+    return Collector(
+        sampler,
+        Scorer(parts.inputs.rewards, provides(parts.run, Capability.STREAMING), warn),
+        parts.inputs.prompts,
+        scaler,
+        parts.run.config.sampling,
+        train.num_generations,
+        prefetches=train.max_staleness > 0,
+        rounds=train.dynamic_sampling_rounds or 0,
+    )
+
+
+def build_state(parts: TrainerParts, nonfinite: NonFinitePolicy) -> TrainingState:
+    """Build the state of the loop before its first step."""
+    config = parts.run.config
+    early_stop = config.evaluation.early_stop if config.evaluation is not None else None
+    is_dynamic = bool(config.train.dynamic_sampling_rounds)
+    return TrainingState(
+        cursor=PromptCursor(parts.inputs.schedule.sampler) if is_dynamic else None,
+        early_stop=None if early_stop is None else EarlyStop(early_stop),
+        skipped=nonfinite.skipped,
+    )
+
+
 def build_evaluator(parts: TrainerParts, sampler: CompletionSampler, warn: WarnOnce) -> Evaluator | None:
     """Build the evaluation of a run, if it has one."""
     config, inputs = parts.run.config, parts.inputs.evaluation
@@ -174,31 +203,16 @@ def build_trainer(
     components.complete(parts.observers, config.train.beta)
     check_scope(run, loss)
     needs = run.components["loss"].needs
-    streaming = provides(run, Capability.STREAMING)
-    collector = Collector(
-        sampler,
-        Scorer(inputs.rewards, streaming, warn),
-        inputs.prompts,
-        scaler,
-        config.sampling,
-        config.train.num_generations,
-        prefetches=config.train.max_staleness > 0,
-        rounds=config.train.dynamic_sampling_rounds or 0,
-    )
+    collector = build_collector(parts, sampler, scaler, warn)
     dumps = FaultDumps(engine, config, inputs.tokenizer, world)
     nonfinite = NonFinitePolicy(config.train, world, dumps, warn)
     statistics = components.statistics
     policy = PolicyUpdate(engine, reference, loss, correction, config, world, nonfinite, needs, statistics)
-    early_stop = config.evaluation.early_stop if config.evaluation is not None else None
-    state = TrainingState(
-        cursor=PromptCursor(inputs.schedule.sampler) if config.train.dynamic_sampling_rounds else None,
-        early_stop=None if early_stop is None else EarlyStop(early_stop),
-        skipped=nonfinite.skipped,
-    )
+    state = build_state(parts, nonfinite)
     in_use = any(world.gather([parts.observers.uses_control]))
     steered = {"loss": loss, "correction": correction, "advantage": scaler}
     steering = Steering(world, policy, steered, config, state.control, in_use)
-    promised = provides(run, Capability.LOGPROBS)
+    promised, is_main, control = provides(run, Capability.LOGPROBS), world.is_main, steering.control
     return Trainer(
         context=parts.context,
         world=world,
@@ -208,16 +222,7 @@ def build_trainer(
         policy=policy,
         evaluator=build_evaluator(parts, sampler, warn),
         observers=parts.observers,
-        report=StepReport(
-            parts.context,
-            state,
-            collector,
-            parts.observers,
-            warn,
-            world.is_main,
-            steering.control,
-            promised,
-        ),
+        report=StepReport(parts.context, state, collector, parts.observers, warn, is_main, control, promised),
         steering=steering,
         components=components,
         checkpoints=CheckpointSaver(

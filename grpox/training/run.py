@@ -124,8 +124,7 @@ def train_run(
         translate_exits(FOREIGN),
     ):
         lock = lock_of(run)
-        if world.is_main and (message := unchecked_message(run)):
-            logger.info("%s", message)
+        _report_unchecked(run, world)
         check_ranks(world, lock, redacted(config.model_dump(mode="json")))
         check_deepspeed(config)
         if config.hub is not None and world.is_main:
@@ -162,6 +161,11 @@ def train_run(
             address = push_model(Path(summary["model"]), config, config.hub, summary)
             logger.info("pushed to %s", address)
         return summary
+
+
+def _report_unchecked(run: ResolvedRun, world: World) -> None:
+    if world.is_main and (message := unchecked_message(run)):
+        logger.info("%s", message)
 
 
 @contextmanager

@@ -221,10 +221,7 @@ def objective(
         RunFailed: the loss raised or returned what is no loss, or needs what `inputs` lack.
     """
     mask, nothing = inputs.token_mask, inputs.logprobs.new_zeros(())
-
-    def neutral(values: Tensor) -> Tensor:
-        return torch.where(mask, values, nothing)
-
+    neutral = partial(_where, mask, other=nothing)
     logprobs = neutral(inputs.logprobs)
     old = logprobs.detach() if inputs.old_logprobs is None else neutral(inputs.old_logprobs)
     correction = None if factor is None else neutral(factor)
@@ -244,10 +241,9 @@ def objective(
         per_token = torch.where(inputs.policy_keep, per_token, nothing)
     if correction is not None and not folds_correction:
         per_token = per_token * correction
-
+    now = logprobs.detach()
     diagnostics = {name: neutral(values.detach()) for name, values in output.diagnostics.items()}
-    diagnostics["kl_old"] = k3(old, logprobs.detach(), old)
-    diagnostics["ratio"] = neutral(torch.exp(logprobs.detach() - old))
+    diagnostics |= {"kl_old": k3(old, now, old), "ratio": neutral(torch.exp(now - old))}
     if inputs.reference_logprobs is not None:
         divergence = KL_ESTIMATORS[kl](neutral(inputs.reference_logprobs), logprobs, old)
         diagnostics["kl"] = divergence.detach()
@@ -257,6 +253,10 @@ def objective(
     if bonus_weights is not None and entropy is not None:
         loss = loss - (entropy * bonus_weights).sum()
     return MicroBatchLoss(inputs, loss, of_plugin.detach(), diagnostics)
+
+
+def _where(mask: Tensor, values: Tensor, other: Tensor) -> Tensor:
+    return torch.where(mask, values, other)
 
 
 def _needed_inputs(

@@ -4,73 +4,75 @@ from __future__ import annotations
 
 from grpox import ComponentSpec, hookimpl
 
+ADVANTAGES = (
+    ComponentSpec(
+        name="group",
+        target="grpox_advantages.scalers:Group",
+        config="grpox_advantages.configs:GroupConfig",
+        summary="Reward minus the group's mean, divided by the group's standard deviation",
+        formula="(r - mean_g) / (std_g + eps)",
+        source="DeepSeekMath, arXiv 2402.03300, section 4.1.2",
+    ),
+    ComponentSpec(
+        name="batch",
+        target="grpox_advantages.scalers:Batch",
+        config="grpox_advantages.configs:ScaledConfig",
+        summary="Reward minus the group's mean, divided by the batch's standard deviation",
+        formula="(r - mean_g) / (std_batch + eps)",
+        source="Tricks or Traps? Part I, arXiv 2508.08221",
+    ),
+    ComponentSpec(
+        name="none",
+        target="grpox_advantages.scalers:Centred",
+        config="grpox_advantages.configs:CentredConfig",
+        summary="Reward minus the group's mean, not divided",
+        formula="r - mean_g",
+        source="Understanding R1-Zero-Like Training (Dr. GRPO), arXiv 2503.20783",
+    ),
+    ComponentSpec(
+        name="rloo",
+        target="grpox_advantages.rloo:Rloo",
+        config="grpox_advantages.configs:RlooConfig",
+        summary="Less the mean of the other rewards of the group, not divided",
+        formula="r_i - mean_{j != i} r_j",
+        source="Back to Basics (RLOO), arXiv 2402.14740",
+    ),
+    ComponentSpec(
+        name="reinforce_plus_plus",
+        target="grpox_advantages.reinforce_plus_plus:ReinforcePlusPlus",
+        config="grpox_advantages.configs:ScaledConfig",
+        summary="Centred by the group's mean, divided by the batch's standard deviation of the differences",
+        formula="(r - mean_g) / (std_batch(r - mean_g) + eps)",
+        source="REINFORCE++ (with group baseline), arXiv 2501.03262",
+    ),
+    ComponentSpec(
+        name="maxrl",
+        target="grpox_advantages.maxrl:MaxRl",
+        config="grpox_advantages.configs:MaxRlConfig",
+        summary="Centred by the group's mean and divided by that mean; rewards must not be negative",
+        formula="(r - mean_g) / mean_g",
+        source="Maximum Likelihood Reinforcement Learning, arXiv 2602.02710",
+    ),
+    ComponentSpec(
+        name="opo",
+        target="grpox_advantages.opo:Opo",
+        config="grpox_advantages.configs:OpoConfig",
+        summary="Less the group's mean reward weighted by length, not divided",
+        formula="r - sum_j n_j r_j / sum_j n_j",
+        source="On-Policy RL with Optimal Reward Baseline, arXiv 2505.23585",
+    ),
+    ComponentSpec(
+        name="quantile",
+        target="grpox_advantages.quantile:Quantile",
+        config="grpox_advantages.configs:QuantileConfig",
+        summary="Less a quantile of the group's rewards, divided by the group's standard deviation",
+        formula="(r - Q_q) / (std_g + eps), Q_q = min{x: share of the group's r <= x is at least q}",
+        source="Quantile Advantage Estimation, arXiv 2509.22611",
+    ),
+)
+
 
 @hookimpl
 def grpox_advantages() -> tuple[ComponentSpec, ...]:
     """Offer eight scalers: all subtract a baseline of the group, with different baselines and divisors."""
-    return (
-        ComponentSpec(
-            name="group",
-            target="grpox_advantages.scalers:Group",
-            config="grpox_advantages.configs:GroupConfig",
-            summary="Reward minus the group's mean, divided by the group's standard deviation",
-            formula="(r - mean_g) / (std_g + eps)",
-            source="DeepSeekMath, arXiv 2402.03300, section 4.1.2",
-        ),
-        ComponentSpec(
-            name="batch",
-            target="grpox_advantages.scalers:Batch",
-            config="grpox_advantages.configs:ScaledConfig",
-            summary="Reward minus the group's mean, divided by the batch's standard deviation",
-            formula="(r - mean_g) / (std_batch + eps)",
-            source="Tricks or Traps? Part I, arXiv 2508.08221",
-        ),
-        ComponentSpec(
-            name="none",
-            target="grpox_advantages.scalers:Centred",
-            config="grpox_advantages.configs:CentredConfig",
-            summary="Reward minus the group's mean, not divided",
-            formula="r - mean_g",
-            source="Understanding R1-Zero-Like Training (Dr. GRPO), arXiv 2503.20783",
-        ),
-        ComponentSpec(
-            name="rloo",
-            target="grpox_advantages.rloo:Rloo",
-            config="grpox_advantages.configs:RlooConfig",
-            summary="Less the mean of the other rewards of the group, not divided",
-            formula="r_i - mean_{j != i} r_j",
-            source="Back to Basics (RLOO), arXiv 2402.14740",
-        ),
-        ComponentSpec(
-            name="reinforce_plus_plus",
-            target="grpox_advantages.reinforce_plus_plus:ReinforcePlusPlus",
-            config="grpox_advantages.configs:ScaledConfig",
-            summary="Centred by the group's mean, divided by the batch's standard deviation of the differences",
-            formula="(r - mean_g) / (std_batch(r - mean_g) + eps)",
-            source="REINFORCE++ (with group baseline), arXiv 2501.03262",
-        ),
-        ComponentSpec(
-            name="maxrl",
-            target="grpox_advantages.maxrl:MaxRl",
-            config="grpox_advantages.configs:MaxRlConfig",
-            summary="Centred by the group's mean and divided by that mean; rewards must not be negative",
-            formula="(r - mean_g) / mean_g",
-            source="Maximum Likelihood Reinforcement Learning, arXiv 2602.02710",
-        ),
-        ComponentSpec(
-            name="opo",
-            target="grpox_advantages.opo:Opo",
-            config="grpox_advantages.configs:OpoConfig",
-            summary="Less the group's mean reward weighted by length, not divided",
-            formula="r - sum_j n_j r_j / sum_j n_j",
-            source="On-Policy RL with Optimal Reward Baseline, arXiv 2505.23585",
-        ),
-        ComponentSpec(
-            name="quantile",
-            target="grpox_advantages.quantile:Quantile",
-            config="grpox_advantages.configs:QuantileConfig",
-            summary="Less a quantile of the group's rewards, divided by the group's standard deviation",
-            formula="(r - Q_q) / (std_g + eps), Q_q = min{x: share of the group's r <= x is at least q}",
-            source="Quantile Advantage Estimation, arXiv 2509.22611",
-        ),
-    )
+    return ADVANTAGES
