@@ -82,10 +82,8 @@ def step_gradient(
     bound, corrects = bind("loss", loss), installed().build(bind("correction", correction))
     needed = _needed_names(bound, beta > 0, entropy_coef > 0 or top_entropy_quantile < 1)
     inputs = _all_inputs(micro_batches, needed, top_entropy_quantile)
-    needs = frozenset(bound.needs)
-    step_loss = StepLoss(
-        installed().build(bound), corrects, beta, kl, entropy_coef, off_policy_mask_threshold, needs
-    )
+    built, needs = installed().build(bound), frozenset(bound.needs)
+    step_loss = StepLoss(built, corrects, beta, kl, entropy_coef, off_policy_mask_threshold, needs)
     # Each rank counts its own and the counts are added, as the all-reduce of a run does.
     counts = [count_masks(i.token_mask for i in inputs[rank::world_size]) for rank in range(world_size)]
     tokens, sequences, number = (sum(column) for column in zip(*counts, strict=True))
