@@ -141,7 +141,7 @@ def test_a_parameter_that_is_no_input_is_refused(parameter: str) -> None:
 def test_a_kind_without_formulas_is_refused() -> None:
     with pytest.raises(ConfigError) as caught:
         same_as("generator", "hf", clipped)
-    assert caught.value.problems[0].allowed == "loss, advantage, correction, reward"
+    assert caught.value.problems[0].allowed == "loss, advantage, correction, reward, scheduler"
 
 
 def test_a_reference_of_another_length_is_a_violation() -> None:
