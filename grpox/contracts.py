@@ -111,7 +111,7 @@ class Stateful(Protocol):
 
 
 StatisticReduction = Literal["sum", "mean", "min", "max", "gather"]
-"""How the values of a statistic become one result over all ranks; ``gather`` gives all values in row order."""
+"""Reductions of a statistic's values to one result over all ranks; ``gather`` gives all values in row order."""
 
 
 class StepAware(Protocol):
@@ -378,8 +378,8 @@ class Prompt:
     num_samples: int
     """Completions to sample (G in training)."""
     seed: int | None = None
-    """Of this prompt's draws, which then depend on nothing else that is sampled with it; None: they follow from
-    the seed of the call. A generator that cannot seed a prompt by itself goes by the call's."""
+    """Seed of this prompt's draws, which then depend on nothing else that is sampled with it; None: they follow
+    from the seed of the call. A generator that cannot seed a prompt by itself goes by the call's."""
     max_tokens: int | None = None
     """Longest completion of this prompt, in tokens; None: `sampling.max_completion_length`. Only a generator
     that provides "max_tokens" is given one."""
@@ -430,7 +430,7 @@ class ScoredRollout:
     advantage: float
     """The mean over the tokens that the model wrote, where they have different advantages."""
     extra: Mapping[str, Any] = field(default_factory=dict)
-    """What reward functions told of it through `log_extra`."""
+    """Values that reward functions logged for it through `log_extra`."""
 
 
 @dataclass(frozen=True)
@@ -593,7 +593,7 @@ class RunContext:
     """Optimizer steps done when the run went on from a checkpoint, 0 where it was begun and had none yet; None
     for one that starts."""
     metrics_bytes: int = 0
-    """How long metrics.jsonl was then."""
+    """Size of metrics.jsonl at that step."""
     generations_before: int = 0
     """Generation batches collected until then."""
     fingerprints: Mapping[str, str] = field(default_factory=dict)

@@ -40,7 +40,7 @@ class RunComponent:
     label: str
     instance: Any
     distribution: str | None = None
-    """Of the plugin; None for an object given by path or in Python."""
+    """Distribution of the plugin; None for an object given by path or in Python."""
     version: str | None = None
 
     def __str__(self) -> str:

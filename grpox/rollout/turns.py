@@ -54,7 +54,7 @@ class ScoredBatch:
     step: int
     """The optimizer step that first trains on it."""
     labels: Sequence[str]
-    """Of the reward functions, K."""
+    """Labels of the reward functions, K."""
 
 
 class BatchScaler:

@@ -39,7 +39,7 @@ SHAPES = ((1, 2), (1, 3), (2, 3), (1, 6), (4, 6), (1, 24))
 OF_SEQUENCES = ("rewards", "group_ids", "sequence_ids")
 """Inputs of a loss that are not one number for each token."""
 STEP = 1e-5
-"""Of the central differences by which the gradient of a reference is computed."""
+"""Step of the central differences by which the gradient of a reference is computed."""
 TOLERANCES = {
     "loss": (1e-6, 1e-9),
     "gradient": (2e-6, 1e-8),

@@ -23,7 +23,7 @@ from grpox.testing.conformance import Conformance, Violation, require
 from grpox.testing.devices import device_problem
 
 SHAPES = ((3, 4), (4,), (2, 3))
-"""Of the parameters: two matrices and a bias."""
+"""Shapes of the parameters: two matrices and a bias."""
 STEPS = 20
 
 

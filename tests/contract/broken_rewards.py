@@ -83,7 +83,7 @@ def first_is_best(completions: list[Any], **columns: Any) -> list[float]:
 
 
 class UsesOrder:
-    """What comes first counts, on purpose."""
+    """The first number counts, on purpose."""
 
     uses_order = True
 

@@ -158,7 +158,7 @@ class DeclaredWrongSign(WrongSign):
 
 
 class Distance(Right):
-    """How far a reward is from the mean, without a sign."""
+    """The distance of a reward from the mean, without a sign."""
 
     def scale(self, rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
         return super().scale(rewards, weights, group_ids).abs()

@@ -62,7 +62,7 @@ class _CountsOutsideItsState(_Plain):
 
 
 class _DividesByNorm(_Plain):
-    """Of a whole parameter, which no rank has under ZeRO-3."""
+    """The norm of a whole parameter, which no rank has under ZeRO-3."""
 
     def move(self, parameter: Any, group: Any) -> None:
         parameter.sub_(group["lr"] * parameter.grad / parameter.grad.norm())

@@ -12,7 +12,7 @@ from contract.planted.table import MISSED, PLANTED, Case, planted, twins
 from grpox.testing.runner import SUITES, Outcome, outcomes
 
 SHARE = 0.9
-"""Of the planted errors, found at least."""
+"""The least part of the planted errors that is found."""
 TWINS = list(twins())
 
 

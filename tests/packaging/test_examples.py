@@ -32,7 +32,7 @@ COMPONENTS = {
 ALONE = {"GRPOX_DISABLE_PLUGINS": "grpox-third-party"}
 """Without the plugin of the other tests, which observes every run."""
 OPTIONS = {"dataset/reasoning-gym": ["tasks=[{task: chain_sum}]"]}
-"""What a component needs to be checked."""
+"""Parameters that a component needs for its check."""
 STEPS = 3
 
 

@@ -64,7 +64,7 @@ class Pairwise:
 
     def __init__(self) -> None:
         self.sizes: list[tuple[list[int], bool]] = []
-        """Of each call the sizes of its groups, and true for a filler."""
+        """The sizes of the groups of each call, and true for a filler."""
 
     def per_token(self, inputs: LossInputs) -> LossOutput:
         ids, rewards = inputs.group_ids, inputs.rewards

@@ -21,13 +21,13 @@ class NamedReward:
     function: Callable[..., Any] | RewardProcess
     weight: float = 1.0
     on_error: Literal["fail", "abstain"] = "fail"
-    """Whether a failure ends the run, or makes the function abstain for the completions it concerns."""
+    """Effect of a failure: it ends the run, or makes the function abstain for the completions it concerns."""
     timeout: float = 600.0
     """Seconds that one call may take."""
     hanging: RewardCall | ProcessCall | None = field(default=None, repr=False)
     """The call that did not end in time; while it goes on, the function is not called again."""
     needs_main_thread: bool = False
-    """Whether the function was seen to set a signal handler, which Python allows in the main thread only."""
+    """True if the function was seen to set a signal handler, which Python allows in the main thread only."""
 
     @cached_property
     def lists(self) -> ListShape | None:

@@ -1,4 +1,4 @@
-"""What a loss that needs more inputs, or whole groups, asks of the rest of a run file."""
+"""A loss that needs more inputs, or whole groups, and the rest of a run file."""
 
 from __future__ import annotations
 
