@@ -120,3 +120,9 @@ def test_a_tree_with_changes_has_not_passed(repository: Path) -> None:
     change(repository, "README.md", "newer\n", commit=False)
     assert "not committed" in tiers.note_full_pass()
     assert tiers.PASSED.read_text() == before
+
+
+def test_no_two_test_files_have_one_name() -> None:
+    # pytest imports them by their bare names: of two alike it refuses the second when all folders run together
+    names = [path.name for path in (tiers.ROOT / "tests").rglob("test_*.py")]
+    assert sorted(names) == sorted(set(names))

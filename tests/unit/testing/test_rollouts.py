@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from grpox.contracts import Prompt, Rollout, Turn
+from grpox.contracts import Rollout, Turn
 from grpox.errors import RunFailed
-from grpox.rollout.sampler import check_rollouts
+from grpox.rollout.turns import check_content
 from grpox.testing.conformance import Violation
 from grpox.testing.rollouts import check_rollout
 
@@ -42,12 +42,12 @@ def test_a_sound_rollout_passes(changes: dict[str, object]) -> None:
     [
         *ODD,
         ({"completion_ids": (), "sampler_logprobs": ()}, "no completion token"),
-        ({"model_mask": (False, False, False)}, "has no True"),
+        ({"model_mask": (False, False, False)}, "is False for every token"),
         ({"model_mask": (True, True, False)}, "leaves out the EOS"),
         ({"sampler_logprobs": (-0.1, 0.2, -0.3)}, "log-probability that is none"),
         ({"sampler_logprobs": (-0.1, float("nan"), -0.3)}, "log-probability that is none"),
         ({"policy_version": 2}, "after a sync of version 3 a rollout is of version 2"),
-        ({"turns": TURNS}, "disagree about who wrote token 1"),
+        ({"turns": TURNS}, "model_mask is True at token 1, which is in no turn"),
         ({"turns": (Turn(0, 3, "stop", 4),)}, r"turns of versions \[4\]"),
         ({"turns": (Turn(0, 3, "length", 3),)}, "the last turn ended by 'length'"),
     ],
@@ -63,4 +63,4 @@ def test_a_run_ends_with_the_name_of_the_generator(changes: dict[str, object], m
     with pytest.raises(
         RunFailed, match=rf"generator 'Mine' returned a rollout \(group 0, sample 0\).*{message}"
     ):
-        check_rollouts([rollout], [Prompt(0, (5, 6), 1)], range(3, 4), "Mine")
+        check_content(rollout, "Mine")
