@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from support.own_lengths import assert_cut
 from support.sampling_parity import SETTINGS, largest_difference
 from support.vllm_serving import MODEL
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -122,6 +123,10 @@ def test_what_ends_a_completion(generator):
         assert len(rollout.completion_ids) == 5
     for rollout in sample(generator, stop=["5"]):
         assert "5" not in text(generator, rollout)[:-1]
+
+
+def test_a_prompt_has_its_own_longest_completion(generator):
+    assert_cut(generator, prompts(generator, "37+48=", "1+1=", "99+9=", "5+50="))
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)

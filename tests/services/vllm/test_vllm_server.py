@@ -13,6 +13,7 @@ import pytest
 import torch
 from support.generator_line import assert_learned, run_file
 from support.listening import beyond_loopback, listening
+from support.own_lengths import assert_cut
 from support.sampling_parity import SETTINGS, largest_difference
 from support.services import wait_until
 from support.vllm_serving import MODEL, TOKEN, Served, borrowed
@@ -144,6 +145,12 @@ def test_what_ends_a_completion(servers, started, policy, tokenizer):
     pattern = {"structured_outputs": {"regex": "[0-9]{2}"}}
     two_digits = texts(temperature=2.0, generation_kwargs=pattern)
     assert all(text.isdecimal() and len(text) == 2 for _, text in two_digits)
+
+
+def test_a_prompt_has_its_own_longest_completion(servers, started, policy, tokenizer):
+    generator = started(*servers)
+    synced(generator, policy, 1)
+    assert_cut(generator, requests(tokenizer, groups=4))
 
 
 def test_settings_that_vllm_does_not_take_are_told(servers, started, policy, tokenizer):
