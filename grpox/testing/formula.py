@@ -43,6 +43,7 @@ STEP = 1e-5
 TOLERANCES = {
     "loss": (1e-6, 1e-9),
     "gradient": (2e-6, 1e-8),
+    "gradient of the step": (2e-6, 1e-8),
     "advantage": (1e-4, 1e-5),
     "correction": (1e-6, 1e-9),
 }
@@ -62,18 +63,27 @@ def compare_loss(loss: Any, reference: Reference, needs: Sequence[str], bounds: 
         Violation: they differ.
     """
     folds = bool(getattr(loss, "folds_correction", False))
-    is_surrogate = getattr(loss, "gradient", "value") == "surrogate"
-    is_whole = getattr(loss, "scope", "token") == "group" or bool(getattr(loss, "mixes_rows", False))
+    is_whole = takes_batches(loss)
     for inputs in _loss_cases(needs, folds, bounds):
         measured = measured_on(loss, inputs)
         parts = [inputs] if is_whole else [rows(inputs, [row]) for row in range(len(inputs.logprobs))]
-        result = torch.cat([_reference_loss(reference, part, is_whole) for part in parts])
-        if is_surrogate:
-            _require_same("gradient", measured.gradient, result, inputs)
+        result = torch.cat([reference_loss(reference, part, is_whole) for part in parts])
+        if is_surrogate(loss):
+            require_same("gradient", measured.gradient, result, inputs)
             continue
-        _require_same("loss", measured.loss, result, inputs)
+        require_same("loss", measured.loss, result, inputs)
         slopes = torch.cat([_reference_slope(reference, part, is_whole) for part in parts])
-        _require_same("gradient", measured.gradient, slopes, inputs)
+        require_same("gradient", measured.gradient, slopes, inputs)
+
+
+def is_surrogate(loss: Any) -> bool:
+    """Return True if the reference of `loss` returns gradients."""
+    return bool(getattr(loss, "gradient", "value") == "surrogate")
+
+
+def takes_batches(loss: Any) -> bool:
+    """Return True if the reference of `loss` is called with all sequences of a micro-batch."""
+    return getattr(loss, "scope", "token") == "group" or bool(getattr(loss, "mixes_rows", False))
 
 
 def _loss_cases(needs: Sequence[str], folds: bool, bounds: Sequence[float]) -> Iterator[LossInputs]:
@@ -107,7 +117,7 @@ def _near(bounds: Sequence[float]) -> Iterator[float]:
             yield from (abs(bound) * (1 + 1e-3 * side) for side in (1, -1))
 
 
-def _reference_loss(reference: Reference, inputs: LossInputs, is_whole: bool) -> Tensor:
+def reference_loss(reference: Reference, inputs: LossInputs, is_whole: bool) -> Tensor:
     """Call the reference; its result at masked tokens is 0: f64[B, T]."""
     arguments, keep = _arguments_of(reference, inputs)
     if not is_whole:
@@ -127,7 +137,7 @@ def _arguments_of(reference: Reference, inputs: LossInputs) -> tuple[dict[str, l
     """Name the inputs that the reference takes, a list for each sequence, and the tokens that are in them."""
     named: dict[str, Tensor] = tensors_of(inputs)
     mask = named.pop("token_mask")
-    names = _parameters(reference, {**named, "mask": mask})
+    names = parameters_of(reference, {**named, "mask": mask})
     keep = torch.ones_like(mask) if "mask" in names else mask
     arguments: dict[str, list[Any]] = {}
     for name in names:
@@ -139,7 +149,12 @@ def _arguments_of(reference: Reference, inputs: LossInputs) -> tuple[dict[str, l
     return arguments, keep
 
 
-def _parameters(reference: Reference, known: Mapping[str, Any]) -> list[str]:
+def parameters_of(reference: Callable[..., Any], known: Mapping[str, Any]) -> list[str]:
+    """Name the parameters of `reference`, all of them `known`.
+
+    Raises:
+        ConfigError: one without a default is none of the known.
+    """
     parameters = inspect.signature(reference).parameters.values()
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return list(known)
@@ -159,14 +174,15 @@ def _reference_slope(reference: Reference, inputs: LossInputs, is_whole: bool) -
         moved = torch.zeros_like(inputs.logprobs)
         moved[row, column] = STEP
         above, below = (
-            _reference_loss(reference, replace(inputs, logprobs=inputs.logprobs + sign * moved), is_whole).sum()
+            reference_loss(reference, replace(inputs, logprobs=inputs.logprobs + sign * moved), is_whole).sum()
             for sign in (1, -1)
         )
         slopes[row, column] = (above - below) / (2 * STEP)
     return slopes
 
 
-def _require_same(name: str, values: Tensor, expected: Tensor, inputs: LossInputs) -> None:
+def require_same(name: str, values: Tensor, expected: Tensor, inputs: LossInputs, advice: str = "") -> None:
+    """Raise a `Violation` unless two tensors f64[B, T] differ by no more than `TOLERANCES` of `name`."""
     relative, absolute = TOLERANCES[name]
     room = absolute * (1 + expected.abs().amax()) + relative * expected.abs()
     excess = (values - expected).abs() - room
@@ -176,7 +192,7 @@ def _require_same(name: str, values: Tensor, expected: Tensor, inputs: LossInput
     what = (
         f"at token {place} its {name} is {values[place]:.6g}, and that of the reference {expected[place]:.6g}"
     )
-    raise Violation(what, shown(inputs, **{name: values, "reference": expected}))
+    raise Violation(what, shown(inputs, **{name: values, "reference": expected}), advice)
 
 
 # -- Advantages ------------------------------------------------------------------------------------------
@@ -189,7 +205,7 @@ def compare_advantage(scale: Scale, reference: Reference) -> None:
         Violation: they differ.
     """
     known = ("rewards", "weights", "groups")
-    names = _parameters(reference, dict.fromkeys(known))
+    names = parameters_of(reference, dict.fromkeys(known))
     for rewards, weights, groups in _batches():
         try:
             values = scale(rewards, weights, groups)
@@ -249,7 +265,7 @@ def compare_correction(correct: Correct, reference: Reference) -> None:
     for old, sampler, mask in _completions():
         weights, keep = correct(old, sampler, mask)
         named = {"old": old[0], "sampler": sampler[0], "mask": mask[0]}
-        names = _parameters(reference, named)
+        names = parameters_of(reference, named)
         there = torch.ones_like(mask[0]) if "mask" in names else mask[0]
         pairs = list(reference(**{name: named[name][there].tolist() for name in names}))
         text = "\n".join(

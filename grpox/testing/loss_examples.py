@@ -32,6 +32,8 @@ BY_SEQUENCE = ("rewards", "group_ids", "sequence_ids")
 GROUP = 2
 """Sequences of a group."""
 REWARD_FUNCTIONS = 2
+LONGEST = 8
+"""Longest completion that a run would allow, for `Reduction.SEQUENCE_SUM_BY_MAX_LENGTH`."""
 COLUMNS: Mapping[str, Sequence[Any]] = {"answer": ("yes", "no")}
 """Column of a dataset -> values, for a loss that names none of its own in `example_columns`."""
 close = partial(torch.allclose, rtol=1e-9, atol=1e-12)
@@ -226,7 +228,7 @@ def _needs_of(inputs: LossInputs) -> set[str]:
 
 def step_gradient_of(loss: PolicyLoss, parts: Sequence[LossInputs]) -> Tensor:
     """Compute the gradient of one optimizer step over `parts`, its micro-batches: f64[B, T] of all rows."""
-    totals = StepTotals(*count_masks([part.token_mask for part in parts]), max_completion_length=8)
+    totals = StepTotals(*count_masks([part.token_mask for part in parts]), LONGEST)
     weights = [token_weights(loss.reduction, part.token_mask, totals, torch.float64) for part in parts]
     return torch.cat([step_gradient_on(loss, part, own) for part, own in zip(parts, weights, strict=True)])
 

@@ -55,6 +55,7 @@ from grpox.testing.loss_inputs import (
     units_of,
     without_gaps,
 )
+from grpox.testing.step_formula import StepReduction, compare_step
 from grpox.update.objective import per_token_loss
 
 LARGEST_LOG_RATIO = 20.0
@@ -70,6 +71,8 @@ class LossConformance(Conformance):
     kind = "loss"
     reference: ClassVar[Reference | None] = None
     """The paper's formula, as `grpox.testing.same_as` describes it."""
+    reduction: ClassVar[StepReduction | None] = None
+    """The paper's sum or mean over the tokens of a step, as `grpox.testing.same_as` describes it."""
 
     # -- Its form ----------------------------------------------------------------------------------------
 
@@ -198,12 +201,16 @@ class LossConformance(Conformance):
 
     def test_same_as_reference(self) -> None:
         """Is the formula of the reference, in value and gradient."""
-        reference = type(self).reference
+        reference, reduction = type(self).reference, type(self).reduction
         if reference is None:
             raise SkipTest("no reference is given: see grpox.testing.same_as")
         config = self.bound.config
         numbers = [value for value in dict(config or {}).values() if type(value) in (int, float)]
         compare_loss(self.build(), reference, self.bound.needs, numbers)
+        if reduction is not None:
+            compare_step(self.build(), reference, reduction, self.bound.needs)
+        else:
+            self.notes.append("its reduction is not compared: the suite has no `reduction`")
 
     def test_zero_advantage(self) -> None:
         """Adds no gradient where the advantage is 0, if it declares so."""

@@ -24,6 +24,7 @@ from grpox.testing.observers import ObserverConformance
 from grpox.testing.optimizers import OptimizerConformance
 from grpox.testing.rewards import RewardConformance
 from grpox.testing.schedulers import SchedulerConformance
+from grpox.testing.step_formula import StepReduction
 
 SUITES: dict[str, type[Conformance]] = {
     suite.kind: suite
@@ -42,7 +43,9 @@ SUITES: dict[str, type[Conformance]] = {
 """Component kind -> its conformance suite."""
 
 
-def same_as(kind: str, component: Mention, reference: Reference) -> None:
+def same_as(
+    kind: str, component: Mention, reference: Reference, reduction: StepReduction | None = None
+) -> None:
     """Check that a component computes what a plain Python function says.
 
     Args:
@@ -63,16 +66,25 @@ def same_as(kind: str, component: Mention, reference: Reference) -> None:
 
             Of an advantage, for a generation batch: ``rewards``, N lists of K numbers, None where a function
             abstained; ``weights``, K numbers; ``groups``, N numbers; returns N advantages.
+        reduction: of a loss: how the losses of all tokens become the loss of a step, so that the declared
+            `reduction` is compared too. It gets ``losses``, a list for each sequence of the losses of its tokens
+            that are not masked, and ``max_length``, the longest length allowed, and returns a number that is
+            linear in the losses. Default: the reduction is not compared. ``LOCAL_TOKEN_MEAN`` has no such
+            function, as it depends on the micro-batches.
 
     Raises:
         Violation: the two differ; it shows the smallest input.
-        ConfigError: no such component or kind, or the function has a parameter that is no input.
+        ConfigError: no such component or kind, or a function has a parameter that is no input.
     """
     kinds = [name for name, suite in SUITES.items() if hasattr(suite, "reference")]
     if kind not in kinds:
         what = "there is no comparison with a function for this kind"
         raise ConfigError(what, "kind", given=kind, allowed=", ".join(kinds), nearest=nearest(kind, kinds))
-    members = {"component": component, "reference": staticmethod(reference)}
+    members: dict[str, Any] = {"component": component, "reference": staticmethod(reference)}
+    if reduction is not None:
+        if kind != "loss":
+            raise ConfigError("only a loss has a reduction", "reduction", given=kind, allowed="kind loss")
+        members["reduction"] = staticmethod(reduction)
     suite: Any = type("Suite", (SUITES[kind],), members)()
     suite.test_same_as_reference()
 

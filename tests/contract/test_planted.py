@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any
 
 import pytest
-from contract.planted.table import MISSED, PLANTED, Case, planted, twins
+from contract.planted.table import MISSED, PLANTED, REDUCTIONS, Case, planted, twins
 
 from grpox.testing.runner import SUITES, Outcome, outcomes
 
@@ -21,6 +21,8 @@ def failures(case: Case) -> Iterator[Outcome]:
     members: dict[str, Any] = {"component": case.component}
     if case.reference is not None:
         members["reference"] = staticmethod(case.reference)
+    if case.reference in REDUCTIONS:
+        members["reduction"] = staticmethod(REDUCTIONS[case.reference])
     if case.kind == "reward":
         members["columns"] = {"answer": "42"}
     suite = type("Suite", (SUITES[case.kind],), members)()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import pytest
@@ -80,6 +81,22 @@ def token_truncate(old: list[float], sampler: list[float]) -> list[tuple[float, 
     return [(min(math.exp(a - b), 2.0), True) for a, b in zip(old, sampler, strict=True)]
 
 
+def token_mean(losses: list[list[float]]) -> float:
+    return sum(map(sum, losses)) / sum(map(len, losses))
+
+
+def sequence_mean(losses: list[list[float]]) -> float:
+    return mean(sum(row) / len(row) for row in losses)
+
+
+def mean_by_longest(losses: list[list[float]], max_length: int) -> float:
+    return sum(map(sum, losses)) / (len(losses) * max_length)
+
+
+def mean_of_sums(losses: list[list[float]]) -> float:
+    return sum(map(sum, losses)) / len(losses)
+
+
 @pytest.mark.parametrize(
     ("kind", "component", "reference"),
     [
@@ -112,6 +129,53 @@ def test_built_ins_are_the_formulas_of_their_papers(kind: str, component: Any, r
 def test_another_formula_is_a_violation(kind: str, component: Any, reference: Any, message: str) -> None:
     with pytest.raises(Violation, match=message):
         same_as(kind, component, reference)
+
+
+@pytest.mark.parametrize(
+    ("component", "reference", "reduction"),
+    [
+        ("dapo", clipped, token_mean),
+        ({"name": "grpo", "level": "sequence"}, gspo_with_mask, sequence_mean),
+        ("dr_grpo", clipped, mean_by_longest),
+        ("cispo", cispo_gradient, token_mean),
+    ],
+)
+def test_the_reduction_is_that_of_the_paper(component: Any, reference: Any, reduction: Any) -> None:
+    same_as("loss", component, reference, reduction)
+
+
+@pytest.mark.parametrize(
+    ("component", "reference", "reduction"),
+    [
+        ("grpo", clipped, token_mean),  # DAPO with GRPO's reduction
+        ("dapo", clipped, sequence_mean),
+        ("bnpo", clipped, token_mean),  # the mean of its own micro-batch
+        ("dr_grpo", clipped, mean_of_sums),
+        ("cispo", cispo_gradient, sequence_mean),
+    ],
+)
+def test_another_reduction_is_a_violation(component: Any, reference: Any, reduction: Any) -> None:
+    same_as("loss", component, reference)
+    with pytest.raises(Violation, match="its gradient of the step is") as caught:
+        same_as("loss", component, reference, reduction)
+    assert "Reduction." in caught.value.advice
+
+
+def test_a_reduction_with_an_unknown_parameter_and_one_of_another_kind_are_refused() -> None:
+    with pytest.raises(ConfigError) as caught:
+        same_as("loss", "dapo", clipped, lambda loss: 0.0)
+    assert (caught.value.problems[0].given, caught.value.problems[0].nearest) == ("loss", "losses")
+    with pytest.raises(ConfigError) as caught:
+        same_as("advantage", "group", group, token_mean)
+    assert caught.value.problems[0].key == "reduction"
+
+
+def test_a_suite_without_a_reduction_says_so() -> None:
+    members = {"component": "dapo", "reference": staticmethod(clipped)}
+    for further, text in (({}, "its reduction is not compared"), ({"reduction": staticmethod(token_mean)}, "")):
+        suite = type("Suite", (LossConformance,), members | further)()
+        [outcome] = [each for each in outcomes(suite) if each.check == "test_same_as_reference"]
+        assert (outcome.status, outcome.what.partition(":")[0]) == ("passed", text)
 
 
 def test_the_smallest_example_is_shown() -> None:

@@ -74,14 +74,27 @@ def pairwise(logprobs: list[Any], old_logprobs: list[Any], advantages: list[Any]
     return [[loss] * len(row) for loss, row in zip(losses, logprobs, strict=True)]
 
 
+SEQUENCES = paper.sequence_mean
+
+
+@pytest.mark.parametrize(
+    ("component", "reference", "reduction"),
+    [
+        (mention("losses.py:GspoToken", low=0.2, high=0.2), paper.gspo_token_gradient(0.2, 0.2), SEQUENCES),
+        (mention("losses.py:Gmpo"), paper.gmpo(0.4), SEQUENCES),
+        (mention("losses.py:ReferencePenalty"), with_k2, paper.token_mean),
+        (mention("losses.py:EntropyRegularised"), paper.with_entropy, paper.token_mean),
+        (mention("losses.py:PairsOfAGroup"), pairwise, SEQUENCES),
+    ],
+    ids=lambda value: Path(value["path"]).name if isinstance(value, dict) else "",
+)
+def test_a_loss_is_the_formula(component: Any, reference: Any, reduction: Any) -> None:
+    same_as("loss", component, reference, reduction)
+
+
 @pytest.mark.parametrize(
     ("kind", "component", "reference"),
     [
-        ("loss", mention("losses.py:GspoToken", low=0.2, high=0.2), paper.gspo_token_gradient(0.2, 0.2)),
-        ("loss", mention("losses.py:Gmpo"), paper.gmpo(0.4)),
-        ("loss", mention("losses.py:ReferencePenalty"), with_k2),
-        ("loss", mention("losses.py:EntropyRegularised"), paper.with_entropy),
-        ("loss", mention("losses.py:PairsOfAGroup"), pairwise),
         ("advantage", mention("advantages.py:Rloo"), paper.leave_one_out),
         ("correction", mention("corrections.py:IcePop"), paper.icepop(0.5, 5.0)),
     ],

@@ -57,6 +57,16 @@ class TwoTurns(HfGenerator):
             )
 
 
+class OneByOne(TwoTurns):
+    """Hands out the completions of all groups mixed, the last of each group first."""
+
+    provides = ("logprobs", "max_tokens", "streaming")
+
+    def generate(self, prompts: Sequence[Prompt], sampling: SamplingConfig, seed: int) -> Iterator[Rollout]:
+        rollouts = list(super().generate(prompts, sampling, seed))
+        yield from sorted(rollouts, key=lambda rollout: (-rollout.sample, rollout.group_id))
+
+
 class PerTurn:
     """A turn's reward less the mean of its group's turns of that number."""
 
@@ -90,6 +100,35 @@ def digits(completions: Sequence[str], **columns: Any) -> list[list[float]]:
 
 
 digits.per, digits.separator = "separator", "1"  # type: ignore[attr-defined]
+
+
+def places(completion_ids: Sequence[Sequence[int]], **columns: Any) -> list[list[float] | None]:
+    """Give each token a number that others do not have; abstain from completions that begin by an odd token."""
+    return [
+        [n / 7 + token for n, token in enumerate(ids)] if ids[0] % 2 == 0 else None for ids in completion_ids
+    ]
+
+
+places.per = "token"  # type: ignore[attr-defined]
+
+
+def of_turns(completions: Sequence[str], **columns: Any) -> list[list[float]]:
+    """Give the first turn the length of the text, and the second one its last digit."""
+    return [[float(len(text)), float(text[-1]) if text[-1:].isdigit() else -1.0] for text in completions]
+
+
+of_turns.per = "turn"  # type: ignore[attr-defined]
+
+
+class FromLists:
+    """Each token has the sum of the numbers that lie at it, each list by its weight."""
+
+    per = "token"
+
+    def scale(self, inputs: AdvantageInputs) -> list[Tensor]:
+        lists = zip(inputs.weights, (inputs.token_rewards[label] for label in inputs.labels), strict=True)
+        weighted = [[weight * row.nan_to_num() for row in rows] for weight, rows in lists]
+        return [torch.stack(rows).sum(dim=0) for rows in zip(*weighted, strict=True)]
 
 
 class ByRank:

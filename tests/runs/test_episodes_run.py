@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from pyarrow import parquet
 from support.fixtures import GrpoxCommand
-from support.killing import assert_same, kill, start, wait_for_steps
+from support.killing import assert_same, kill, recorded, start, wait_for_steps
 from transformers import AutoTokenizer
 
 from grpox.observing.report.data import read_samples
@@ -87,6 +87,31 @@ def test_a_reward_process_returns_a_list_for_the_parts_of_each_text(grpox: Grpox
         returns = [sum(rewards[place:]) for place in range(tokens)]
         assert row["advantage"] == pytest.approx(sum(returns) / tokens)
         assert len(tokenizer(text)["input_ids"]) in (tokens, tokens - 1)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_lists_for_completions_that_arrive_one_by_one_are_those_of_whole_batches(
+    grpox: GrpoxCommand, folder: Path, ranks: int
+) -> None:
+    """Groups are then scored while others are sampled, in calls of any number of groups."""
+    functions = ("digits", "places, weight: 0.25", "of_turns, weight: 2")
+    own = [
+        f"rewards=[{', '.join(f'{{path: episodes.py:{each}}}' for each in functions)}]",
+        "advantage={path: 'episodes.py:FromLists'}",
+        "logging.save_completions_every=1",
+        "train.max_steps=3",
+        "train.learning_rate=1.0e-3",
+    ]
+    for name in ("TwoTurns", "OneByOne"):
+        generator = f"generator={{path: 'episodes.py:{name}'}}"
+        output = f"output_dir=runs/{name}{ranks}"
+        done = grpox("train", "quickstart", *SHORT, *own, generator, output, ranks=ranks)
+        assert done.returncode == 0, done.stderr
+    together, one_by_one = (folder / "runs" / f"{name}{ranks}" for name in ("TwoTurns", "OneByOne"))
+    for step in (1, 2, 3):
+        assert rows(together, step) == rows(one_by_one, step)
+    assert len({row["advantage"] for row in rows(one_by_one, 1)}) > 8
+    assert recorded(together) == recorded(one_by_one)
 
 
 def test_a_killed_run_of_episodes_goes_on_bit_by_bit(tmp_path: Path) -> None:

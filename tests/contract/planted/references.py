@@ -17,6 +17,16 @@ Correction = Callable[[Row, Row], list[tuple[float, bool]]]
 Rewards = Sequence[Sequence[float | None]]
 
 
+def token_mean(losses: Sequence[Row]) -> float:
+    """DAPO, arXiv 2503.14476, eq. 8: every token of the step has the same weight."""
+    return sum(map(sum, losses)) / sum(map(len, losses))
+
+
+def sequence_mean(losses: Sequence[Row]) -> float:
+    """GRPO, arXiv 2402.03300, eq. 3: every sequence has the same weight."""
+    return mean(sum(row) / len(row) for row in losses)
+
+
 def clipped(low: float, high: float) -> Loss:
     """PPO's clipped surrogate, arXiv 1707.06347, eq. 7; of DAPO 0.2 and 0.28."""
 

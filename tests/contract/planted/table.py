@@ -18,6 +18,12 @@ CISPO, SAPO = paper.capped(5.0), paper.sapo(1.0, 1.05)
 TIS, ICEPOP = paper.token_truncate(2.0), paper.icepop(0.5, 5.0)
 SEQUENCE_TIS = paper.sequence_truncate(2.0)
 
+REDUCTIONS: Mapping[Any, Callable[..., float]] = {
+    **dict.fromkeys((DAPO, CISPO), paper.token_mean),
+    **dict.fromkeys((GSPO, WIDE_GSPO, SAPO), paper.sequence_mean),
+}
+"""Formula of a loss -> the reduction of its paper, where the components here have no other on purpose."""
+
 PLANTED: Mapping[str, Mapping[str, Mapping[str, Callable[..., Any] | None]]] = {
     "sign": {
         "loss": {
@@ -194,7 +200,6 @@ PLANTED: Mapping[str, Mapping[str, Mapping[str, Callable[..., Any] | None]]] = {
 
 MISSED: Mapping[str, str] = {
     "LionWithoutInterpolation": "an optimizer is not compared with a reference",
-    "DapoBySequence": "a reference does not tell the reduction",
     "ShareOfTheLongest": "that a score depends on the other completions of the call is reported only",
     "NoAnswerIsWrong": "the suite has the same columns in every row, none of them None",
     "Novelty": "that a second call gives other scores is reported only",
