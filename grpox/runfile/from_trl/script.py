@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,13 @@ from grpox.errors import ConfigError
 from grpox.runfile.from_trl.fields import LORA, POSITIONS
 from grpox.runfile.from_trl.literals import Function, Names, NotLiteral, is_main_guard
 from grpox.runfile.from_trl.setup import (
-    OVERLONG,
+    REWARDS_OF_CALLS,
     DataGiven,
     Given,
     RewardGiven,
     Setup,
     code,
     of_module,
-    of_overlong,
     unread,
 )
 
@@ -90,6 +90,17 @@ class _Script(Names):
             case ast.Call(func=ast.Attribute(attr=name)):
                 return name
         return ""
+
+    def called_of_trl(self, call: ast.Call) -> str:
+        """Return the name of the function that `call` calls if it is one of trl.rewards; else empty."""
+        match call.func:
+            case ast.Name(id=name):
+                module, function = self.imports.get(name, ("", ""))
+            case ast.Attribute(value=package, attr=function):
+                module = ".".join(self.imports.get(code(package), (code(package),))).rstrip(".")
+            case _:
+                return ""
+        return function if module == "trl" or f"{module}.".startswith("trl.rewards.") else ""
 
     def calls_of(self, name: str) -> list[ast.Call]:
         calls = (node for node in ast.walk(self.tree) if isinstance(node, ast.Call))
@@ -190,13 +201,16 @@ class _Script(Names):
             case ast.Attribute(value=ast.Name(id=package), attr=name) if package in imports:
                 module = ".".join(imports[package]).rstrip(".")
                 return of_module(module, name, shown, line, self.path.parent)
-            case ast.Call(func=ast.Name(id=name)) as call if imports.get(name, ("", ""))[1] == OVERLONG:
-                arguments = self.arguments(call, ("max_completion_len", "soft_punish_cache"))
+            case ast.Call() as call if (name := self.called_of_trl(call)) in REWARDS_OF_CALLS:
+                entry_of, difference = REWARDS_OF_CALLS[name]
+                arguments = self.arguments(call, tuple(signature(entry_of).parameters))
                 try:
-                    entry = of_overlong(**{name: self.value(value) for name, value in arguments.items()})
-                    note = ""
+                    entry = entry_of(**{name: self.value(value) for name, value in arguments.items()})
+                    note = difference
                 except (NotLiteral, TypeError):
-                    note = "its arguments are not literals; `soft_overlong` does the same"
+                    note = (
+                        f"its arguments are not literals; {name} is a reward of grpox too: see docs/rewards.md"
+                    )
         return RewardGiven(entry, shown, line, note)
 
     def trains_on_import(self) -> int | None:

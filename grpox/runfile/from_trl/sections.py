@@ -131,8 +131,10 @@ def _rewards(draft: Draft) -> None:
         what, allowed = f"does not fit {len(given)} reward functions", f"a list of {len(given)} numbers"
         draft.refuse("reward_weights", what, allowed)
         return
-    for reward, weight in zip(given, weights, strict=True):
-        weighed = {} if weight in (None, 1, 1.0) else {"weight": weight}
+    for reward, factor in zip(given, weights, strict=True):
+        own = (reward.entry or {}).get("weight", 1)  # of TRL's argument max_penalty
+        weight = own if factor is None else factor if own == 1 else own * factor
+        weighed = {} if weight in (1, 1.0) else {"weight": weight}
         if reward.entry is None:
             named = "".join(f", {key}: {value}" for key, value in weighed.items())
             draft.ask("rewards", f"{{path: 'rewards.py:name'{named}}}", f"{reward.shown}: {reward.note}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os.path
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from grpox.runfile.from_trl.fields import FIELDS, TRL_REWARDS
 from grpox.runfile.yaml_lines import read_yaml
 
 OVERLONG = "get_soft_overlong_punishment"
+JUDGED_BY_MATH = str(TRL_REWARDS["accuracy_reward"]["note"])
 _TRUTHS = {"yes": True, "on": True, "no": False, "off": False}
 """Truth values of YAML 1.1, which `trl` reads; in YAML 1.2 they are text."""
 
@@ -56,6 +58,38 @@ class RewardGiven:
 def of_overlong(max_completion_len: Any, soft_punish_cache: Any) -> dict[str, Any]:
     """Return the entry that corresponds to TRL's get_soft_overlong_punishment."""
     return {"name": "soft_overlong", "max_length": max_completion_len, "buffer": soft_punish_cache}
+
+
+def of_cosine(
+    max_len: Any,
+    min_value_wrong: Any = -1.0,
+    max_value_wrong: Any = -0.5,
+    min_value_correct: Any = 0.5,
+    max_value_correct: Any = 1.0,
+) -> dict[str, Any]:
+    """Return the entry that corresponds to TRL's get_cosine_scaled_reward."""
+    entry = {"name": "cosine", "max_length": max_len, "correct_by": "math", "column": "solution"}
+    values = {"min_value_wrong": (min_value_wrong, -1.0), "max_value_wrong": (max_value_wrong, -0.5)}
+    values |= {"min_value_correct": (min_value_correct, 0.5), "max_value_correct": (max_value_correct, 1.0)}
+    return entry | {name: value for name, (value, default) in values.items() if value != default}
+
+
+def of_repetition(ngram_size: Any = 3, max_penalty: Any = -1.0) -> dict[str, Any]:
+    """Return the entry that corresponds to TRL's get_repetition_penalty_reward.
+
+    Raises:
+        TypeError: `max_penalty` is no number.
+    """
+    entry = {"name": "repetition", "size": ngram_size, "unit": "tokens"}
+    return entry if max_penalty == -1 else entry | {"weight": -max_penalty}
+
+
+REWARDS_OF_CALLS: dict[str, tuple[Callable[..., dict[str, Any]], str]] = {
+    OVERLONG: (of_overlong, ""),
+    "get_cosine_scaled_reward": (of_cosine, JUDGED_BY_MATH),
+    "get_repetition_penalty_reward": (of_repetition, ""),
+}
+"""Function of TRL that returns a reward function -> the entry for its arguments, and what differs from TRL."""
 
 
 def of_module(module: str, name: str, shown: str, line: int | None, folder: Path) -> RewardGiven:

@@ -225,6 +225,61 @@ def test_rewards_of_every_kind(imported: Import) -> None:
     assert "  # - {path: 'rewards.py:name', weight: 3}" in written
 
 
+CORRECT_BY_MATH = {"correct_by": "math", "column": "solution"}
+
+
+@pytest.mark.parametrize(
+    ("call", "entry"),
+    [
+        ("get_cosine_scaled_reward(100)", {"name": "cosine", "max_length": 100, **CORRECT_BY_MATH}),
+        (
+            "get_cosine_scaled_reward(max_len=64, max_value_wrong=0, min_value_correct=0.25)",
+            {
+                "name": "cosine",
+                "max_length": 64,
+                "max_value_wrong": 0,
+                "min_value_correct": 0.25,
+                **CORRECT_BY_MATH,
+            },
+        ),
+        (
+            "trl.rewards.get_cosine_scaled_reward(100, -2.0)",
+            {"name": "cosine", "max_length": 100, "min_value_wrong": -2.0, **CORRECT_BY_MATH},
+        ),
+        ("get_repetition_penalty_reward()", {"name": "repetition", "size": 3, "unit": "tokens"}),
+        (
+            "get_repetition_penalty_reward(4, max_penalty=-0.5)",
+            {"name": "repetition", "size": 4, "unit": "tokens", "weight": 0.5},
+        ),
+    ],
+)
+@pytest.mark.parametrize("factor", [None, 3])
+def test_rewards_that_a_function_of_trl_returns(
+    imported: Import, call: str, entry: dict[str, Any], factor: int | None
+) -> None:
+    weights = "" if factor is None else f"reward_weights=[{factor}]"
+    names = "get_cosine_scaled_reward, get_repetition_penalty_reward"
+    text = script(weights).replace("reward_funcs=reward_len", f"reward_funcs=[{call}]")
+    data, _ = imported(f"import trl.rewards\nfrom trl.rewards import {names}\n{text}", "train.py")
+    assert data["rewards"] == [
+        entry if factor is None else {**entry, "weight": factor * entry.get("weight", 1)}
+    ]
+
+
+def test_a_function_of_the_same_name_in_another_module_is_left_to_the_user(imported: Import) -> None:
+    """Open-R1's get_cosine_scaled_reward counts characters."""
+    text = script().replace("reward_funcs=reward_len", "reward_funcs=[get_cosine_scaled_reward(100)]")
+    data, _ = imported(f"from open_r1.rewards import get_cosine_scaled_reward\n{text}", "train.py")
+    assert "rewards" not in data
+
+
+def test_a_reward_with_arguments_that_are_no_literals_is_left_to_the_user(imported: Import) -> None:
+    text = script().replace("reward_funcs=reward_len", "reward_funcs=[get_cosine_scaled_reward(longest())]")
+    data, written = imported(f"from trl.rewards import get_cosine_scaled_reward\n{text}", "train.py")
+    assert "rewards" not in data
+    assert "not literals" in written
+
+
 @pytest.mark.parametrize(
     ("call", "data"),
     [
