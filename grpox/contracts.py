@@ -27,22 +27,26 @@ if TYPE_CHECKING:
 
 
 class Input(Enum):
-    """The sort of input under a path that a component's config names.
+    """The sort of file or folder under a path that a component's config names.
 
     The core makes a relative path absolute, from the run file's folder, or from the working directory where it
-    was given on the command line, and checks that something is there.
+    was given on the command line. It checks that something is there, except for a cache.
     """
 
     PATH = "path"
     """A file or a folder."""
     MODEL = "model"
     """A model folder in Hugging Face format, or a hub id, which stays as it is."""
+    CACHE = "cache"
+    """A folder of the component's own, which it makes where it is missing."""
 
 
 InputPath = Annotated[str, Input.PATH]
 """The type of a parameter that is the path of a file or folder, which must be there."""
 ModelPath = Annotated[str, Input.MODEL]
 """The type of a parameter that is a model: a folder with a config.json, or a hub id."""
+CachePath = Annotated[str, Input.CACHE]
+"""The type of a parameter that is a folder of the component's own, which need not be there."""
 
 
 class Capability(StrEnum):

@@ -202,11 +202,23 @@ def resolve_parameters(
             bound = replace(bound, config=bound.config.model_copy(update={field: path}))
             if is_model:
                 problems += model_problems(place, path)
+            elif what is Input.CACHE:
+                problems += [*_cache_problems(place, path)]
             elif not Path(path).exists():
                 near = sibling(Path(path), Path.exists)
                 problems.append(Problem("no such file or folder", place, given=path, nearest=near))
         components[key] = bound
     return problems
+
+
+def _cache_problems(key: str, given: str) -> Iterator[Problem]:
+    """Find the reason why a component cannot make or use the folder `given`, an absolute path."""
+    folder = Path(given)
+    if reason := unreachable(folder):
+        yield Problem(f"cannot be created: {reason}", key, given=given)
+    elif not (there := next(path for path in (folder, *folder.parents) if path.exists())).is_dir():
+        what = "is a file, not a folder" if there == folder else f"cannot be created: {there} is a file"
+        yield Problem(what, key, given=given)
 
 
 def _input_fields(model: type[BaseModel]) -> Iterator[tuple[str, str, Input]]:

@@ -67,9 +67,9 @@ def same_as(
             Of an advantage, for a generation batch: ``rewards``, N lists of K numbers, None where a function
             abstained; ``weights``, K numbers; ``groups``, N numbers; returns N advantages.
         reduction: of a loss: how the losses of all tokens become the loss of a step, so that the declared
-            `reduction` is compared too. It gets ``losses``, a list for each sequence with the losses of those of
-            its tokens that are not masked, and ``max_length``, the longest length allowed, and returns a number
-            that is linear in the losses. Default: the reduction is not compared. ``LOCAL_TOKEN_MEAN`` has no
+            `reduction` is compared too. It gets ``losses``, a list for each sequence with the losses of its
+            tokens that are not masked, and ``max_length``, the longest length allowed. It returns a number that
+            is linear in the losses. Default: the reduction is not compared. ``LOCAL_TOKEN_MEAN`` has no
             such function, as it depends on the micro-batches.
 
     Raises:

@@ -87,7 +87,16 @@ def is_contract(name: str, found: object) -> bool:
     return module == contracts.__name__ if inspect.isclass(found) else name in ALIASES
 
 
-ALIASES = ("InputPath", "Message", "ModelPath", "Scores", "Text", "WeightStream", "completion_text")
+ALIASES = (
+    "CachePath",
+    "InputPath",
+    "Message",
+    "ModelPath",
+    "Scores",
+    "Text",
+    "WeightStream",
+    "completion_text",
+)
 PUBLIC_CONFIG = ("Parameters", "RunConfig", "SamplingConfig")
 PUBLIC_RUNTIME = {
     grpox.runtime.child: (

@@ -1,4 +1,4 @@
-"""A generator that samples ahead and marks its rollouts, rewards of texts, and a loss that writes its inputs."""
+"""A generator that samples ahead and marks its rollouts, rewards, and a loss that writes its inputs."""
 
 from __future__ import annotations
 

@@ -47,5 +47,6 @@ class QuantileConfig(ScaledConfig):
     """Parameters of quantile."""
 
     q: float = Field(0.4, gt=0, lt=1)
-    """Quantile of the group's rewards that is the baseline; 0.4 in the QAE paper (arXiv 2509.22611). A
-    smaller q turns more groups into groups whose failures are punished."""
+    """Quantile of the group's rewards that is the baseline; 0.4 by default in the QAE paper (arXiv 2509.22611),
+    and 0.6 where the entropy collapses early. A larger q turns more groups into groups whose failures are
+    punished: those in which more than 1 - q of the completions are right."""

@@ -17,6 +17,10 @@ class Quantile:
     Q_q is the smallest reward x of the group for which at least a share q of the scored members has r <= x. For
     rewards of 0 and 1 it is 0 where at most 1 - q of the members are right, so that only successes are
     reinforced, and 1 in easier groups, so that only failures are punished.
+
+    The authors' code takes ``torch.quantile`` instead, which interpolates between neighbouring rewards; for
+    rewards of 0 and 1 the two differ only where the quantile lies between a 0 and a 1. The divisor is GRPO's,
+    as theirs is: the standard deviation around the mean, and not around Q_q.
     """
 
     def __init__(self, config: QuantileConfig) -> None:

@@ -70,9 +70,12 @@ class DppoConfig(Parameters):
     """Distance between a token's probability before and now: tv, their difference, or kl, the KL of the two
     Bernoulli distributions with these probabilities (arXiv 2602.04879)."""
     delta: float | None = Field(None, gt=0)
-    """Largest distance at which a token that moves outwards is trained on. Default: 0.2 for tv, 0.05 for kl."""
+    """Largest distance at which a token that moves outwards is trained on. Default: 0.2 for tv, 0.05 for kl, as
+    in the scaling experiments (appendix E); with LoRA, and in the analysis of stability, the paper has 0.15 for
+    tv, which is also TRL's default."""
     cap: float = Field(20.0, ge=1)
-    """Largest ratio used as a weight."""
+    """Largest ratio used as a weight; 20 as in TRL and verl. The paper has 5 in its scaling experiments and no
+    cap in its analysis of stability, where a cap of 3 did harm (section 5.4)."""
 
     @property
     def bound(self) -> float:

@@ -22,6 +22,10 @@ class Dppo:
 
     mu is log pi_old of the run: with `train.old_logprobs: generator` what the generator reported, as the paper
     has it. The loss is a surrogate: only its gradient has a meaning.
+
+    The gradient of a token is that of the paper's equation 23. Two things differ. The paper sums over the
+    tokens of a completion, and here all tokens of a step are averaged, as in TRL. Its advantages are those of
+    `advantage: none`, without a division by the standard deviation.
     """
 
     reduction: ClassVar[Reduction] = Reduction.TOKEN_MEAN

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from grpox.contracts import ModelPath
+from grpox.contracts import CachePath, ModelPath
 
 
 class Parameters(BaseModel):
@@ -302,9 +302,9 @@ class JudgeConfig(ServiceConfig):
     """Longest reply; null: the service's own."""
     extra: dict[str, Any] = Field(default_factory=dict)
     """Further fields of the request, such as ``{reasoning_effort: low}``."""
-    cache: str | None = None
+    cache: CachePath | None = None
     """Folder for readable replies, stored by the content of their request, so that no request is sent twice,
-    also in later runs; relative to the working directory. Default: none."""
+    also in later runs; relative to the run file's folder, as inputs are. Default: none."""
     price_in: float = Field(0.0, ge=0)
     """Price of a million tokens of requests, for the metric judge/cost."""
     price_out: float = Field(0.0, ge=0)

@@ -22,7 +22,7 @@ class ReplyCache:
     """
 
     def __init__(self, folder: str, url: str) -> None:
-        self._folder = Path(folder).expanduser()
+        self._folder = Path(folder).expanduser().absolute()
         self._url = url.encode()
         try:
             self._folder.mkdir(parents=True, exist_ok=True)

@@ -215,3 +215,10 @@ def test_rank_of_is_exact_where_floating_point_is_not() -> None:
 def test_quantile_refuses_a_share_outside_of_0_to_1(q: float) -> None:
     with pytest.raises(ValidationError):
         QuantileConfig(q=q)
+
+
+def test_a_larger_quantile_punishes_the_failures_of_more_groups() -> None:
+    """With half of ten right, failures are punished from q above 1/2 on, and successes reinforced below."""
+    for q, right, wrong in ((0.4, 2.0, 0.0), (0.5, 2.0, 0.0), (0.6, 0.0, -2.0)):  # the deviation is 1/2
+        advantages = scale(Quantile(QuantileConfig(q=q, eps=0.0, ddof=0)), binary(5, 10), [0] * 10)
+        assert set(advantages) == {right, wrong}

@@ -92,6 +92,30 @@ def test_the_built_in_reward_model_is_checked_in_the_same_way(folder: Path) -> N
         read(folder, "{name: reward_model, model: judge}")
 
 
+JUDGE = "{name: judge, url: 'http://localhost:1/v1', model: m, cache: %s}"
+
+
+def test_the_cache_of_a_judge_starts_from_the_run_file_and_need_not_be_there(folder: Path) -> None:
+    run = read(folder, JUDGE % "replies")
+    assert run.config.rewards[0].params["cache"] == str(folder / "replies")
+    run.build("rewards[0]")
+    assert (folder / "replies").is_dir()
+    assert not os.path.exists("replies")
+    run = read(folder, JUDGE % "replies", "rewards[0].cache=here/replies")
+    assert run.config.rewards[0].params["cache"] == os.path.abspath("here/replies")
+
+
+@pytest.mark.parametrize(
+    ("cache", "what"), [("words.txt", "is a file, not a folder"), ("words.txt/in", "cannot be created: ")]
+)
+def test_a_cache_that_cannot_be_a_folder_is_told(folder: Path, cache: str, what: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read(folder, JUDGE % cache)
+    [problem] = caught.value.problems
+    assert (problem.key, problem.given) == ("rewards[0].cache", str(folder / cache))
+    assert problem.what.startswith(what)
+
+
 def test_a_hub_id_stays_as_it_is(folder: Path) -> None:
     run = read(folder, "{name: reward_model, model: someone/judge}")
     assert run.config.rewards[0].params == {"model": "someone/judge"}
