@@ -268,6 +268,11 @@ class AdvantageScaler(Protocol):
     list of N tensors in place of f32[N]: f32[turns of the completion] or f32[T_i]. A turn's advantage is for
     all of its tokens; tokens that the model did not write have advantage 0.
 
+    ``signal: "sum" | "functions" | "all"`` says what differs within a group that has advantages: the weighted
+    sum of the rewards, the rewards of a function whose weight is not 0, or any reward in `AdvantageInputs`,
+    also of lists and turns. Dynamic sampling replaces the other groups. Default: ``"sum"``, and ``"all"`` for a
+    scaler of the form ``scale(inputs)``.
+
     ``monotone: bool = True``, for tests: a better reward within a group gives no smaller advantage.
     """
 

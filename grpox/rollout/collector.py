@@ -18,8 +18,8 @@ from grpox.config import SamplingConfig
 from grpox.contracts import AdvantageScaler, Rollout, ScoredRollout, TrainerState
 from grpox.data.prompts import PromptSet
 from grpox.errors import RunFailed
-from grpox.rollout.dynamic_sampling import Draw, ResampledBatch, SampledGroups, refill
-from grpox.rollout.metrics import error_metrics, has_uniform_rewards, length_metrics, mean, reward_metrics
+from grpox.rollout.dynamic_sampling import Draw, ResampledBatch, SampledGroups, is_flat, refill, signal_of
+from grpox.rollout.metrics import error_metrics, length_metrics, mean, reward_metrics
 from grpox.rollout.rewards import NamedReward
 from grpox.rollout.rewards.lists import Decode
 from grpox.rollout.rewards.scoring import (
@@ -95,6 +95,7 @@ class Collector:
         self.num_generations = num_generations
         self.prefetches = prefetches
         self.rounds = rounds
+        self.signal = signal_of(scaler)
         listing = [reward.label for reward in scorer.rewards if reward.lists is not None]
         if self.scaler.takes_inputs:
             scorer.decode = lambda ids: prompts.completion_texts([ids])[0]
@@ -199,7 +200,7 @@ class Collector:
         return replace(resampled, metrics={**resampled.metrics, **first_reward})
 
     def _is_flat(self, group: Sequence[ScoredRow]) -> bool:
-        return bool(has_uniform_rewards(self._totals(group).unsqueeze(0)))
+        return is_flat(group, reward_matrix(group), self._weights, self.signal)
 
     @property
     def _weights(self) -> torch.Tensor:

@@ -1,17 +1,28 @@
 """Dynamic sampling: groups that teach nothing are replaced by groups of prompts that are drawn anew.
 
-A group whose rewards are all equal has no advantage, and leaves the batch smaller than it looks. Each round
-samples as many new groups as there are such; those of the new ones that tell completions apart take their
-places, in the order in which they were drawn. What is left when the rounds are used up stays. Source: DAPO,
-arXiv 2503.14476, section 3.2.
+A group whose rewards are all equal has no advantage, and leaves the batch smaller than it looks. The scaler says by
+its `signal` which rewards it reads. Each round samples as many new groups as there are such; those of the new ones
+that tell completions apart take their places, in the order in which they were drawn. What is left when the rounds
+are used up stays. Source: DAPO, arXiv 2503.14476, section 3.2.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
-from grpox.rollout.rewards.scoring import Logged, ScoredRow, weighed_mean_logged
+from torch import Tensor
+
+from grpox.contracts import AdvantageScaler
+from grpox.errors import RunFailed
+from grpox.plugins.component import takes_inputs
+from grpox.rollout.metrics import has_uniform_rewards
+from grpox.rollout.rewards.scoring import Logged, ScoredRow, weighed_mean_logged, weighted_sum
+
+SIGNALS = ("sum", "functions", "all")
+"""Values of a scaler's attribute `signal`."""
 
 Draw = Callable[[int], Sequence[int]]
 """How many -> dataset indices of the next prompts."""
@@ -38,6 +49,47 @@ class SampledGroups:
     @property
     def rows(self) -> list[ScoredRow]:
         return [row for group in self.groups for row in group]
+
+
+def signal_of(scaler: AdvantageScaler) -> str:
+    """Return what differs within a group from which the scaler makes advantages, one of `SIGNALS`.
+
+    Raises:
+        RunFailed: it declares something else.
+    """
+    signal = getattr(scaler, "signal", "all" if takes_inputs(scaler) else "sum")
+    if signal not in SIGNALS:
+        what = f"advantage '{type(scaler).__name__}' has signal = {signal!r}; it is {', '.join(SIGNALS)}"
+        raise RunFailed(what)
+    return str(signal)
+
+
+def is_flat(group: Sequence[ScoredRow], rewards: Tensor, weights: Tensor, signal: str) -> bool:
+    """Return True for a group from which a scaler with this `signal` makes no advantages.
+
+    Args:
+        rewards: f32[G, K], NaN where a function abstained.
+        weights: f32[K].
+    """
+    if signal == "functions":
+        return bool(has_uniform_rewards(rewards[:, weights != 0].T).all())
+    if not bool(has_uniform_rewards(weighted_sum(rewards, weights).float().unsqueeze(0))):
+        return False
+    if signal == "sum":
+        return True
+    return bool(has_uniform_rewards(rewards.T).all()) and len({_parts(row) for row in group}) == 1
+
+
+def _parts(row: ScoredRow) -> tuple[Any, ...]:
+    """List the rewards of tokens and turns that are not 0, with their places."""
+    tokens = [
+        None if values and math.isnan(values[0]) else _not_zero(values) for values in row.token_rewards.values()
+    ]
+    return (*tokens, _not_zero([turn.reward for turn in row.rollout.turns]))
+
+
+def _not_zero(values: Sequence[float | None]) -> tuple[tuple[int, float], ...]:
+    return tuple((place, value) for place, value in enumerate(values) if value)
 
 
 SampleGroups = Callable[[int, Sequence[int]], SampledGroups]

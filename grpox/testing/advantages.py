@@ -21,6 +21,7 @@ from torch import Tensor
 from grpox.contracts import Rollout, Turn
 from grpox.errors import RunFailed
 from grpox.plugins.component import takes_inputs
+from grpox.rollout.dynamic_sampling import signal_of
 from grpox.rollout.rewards.scoring import ScoredRow
 from grpox.rollout.turns import BatchScaler, ScoredBatch
 from grpox.runtime.foreign_code import call
@@ -179,6 +180,20 @@ class AdvantageConformance(Conformance):
         flat = _scale(self.build(), batch([[0.7], [0.7]], [0, 0]))
         note = "is not trained on" if not bool((flat != 0).any()) else f"gets advantage {flat[0].item():.3g}"
         self.notes.append(f"a group of equal rewards {note}")
+
+    def test_signal(self) -> None:
+        """Takes no signal from a group that dynamic sampling replaces: what `signal` names is equal."""
+        try:
+            signal = signal_of(super().build())
+        except RunFailed as error:
+            raise Violation(str(error)) from error
+        alike, sums = batch([[2.0, 0.0]] * 3, [0] * 3, [1.0, 2.0]), [[0.0, 1.0], [2.0, 0.0], [1.0, 0.5]]
+        if signal != "sum" or bool((_scale(self.build(), alike) != 0).any()):
+            return
+        given = batch(sums, [0] * 3, [1.0, 2.0])
+        what = "a group of equal weighted sums has advantages, and dynamic sampling would replace it"
+        advice = 'declare signal = "functions", for a scaler that scales the functions one by one'
+        require(not bool((_scale(self.build(), given).abs() > 1e-6).any()), what, given, advice)
 
     def test_abstentions(self) -> None:
         """A completion that no function scored gets 0, and the others finite numbers."""

@@ -17,6 +17,8 @@ class Opo:
     proportional to its length. n_j counts the tokens that the model wrote.
     """
 
+    signal = "sum"
+
     def __init__(self, config: OpoConfig) -> None:
         self.config = config
 

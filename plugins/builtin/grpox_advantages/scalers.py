@@ -20,6 +20,8 @@ class Group:
 
     def __init__(self, config: GroupConfig) -> None:
         self.config = config
+        # A function's terms may differ where the weighted sums are equal.
+        self.signal = "functions" if config.aggregation == "normalize_then_sum" else "sum"
 
     def scale(self, rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
         """rewards f32[N, K] (NaN: abstained), weights f32[K], group_ids i64[N] -> f32[N]."""

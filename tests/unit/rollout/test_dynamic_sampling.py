@@ -12,17 +12,21 @@ from test_prefetch import Ahead, Policy, Prompts, trainer_of
 from test_sampler import STATE, ThreadedWorld, collected
 
 from grpox.config import SamplingConfig
-from grpox.contracts import Rollout
+from grpox.contracts import AdvantageInputs, Rollout, Turn
 from grpox.data.prompt_cursor import PromptCursor
 from grpox.data.schedule import BatchPlan, PromptSampler, Schedule
+from grpox.errors import RunFailed
+from grpox.rollout import dynamic_sampling
 from grpox.rollout.collector import Collector, Scorer
-from grpox.rollout.dynamic_sampling import ResampledBatch, SampledGroups, refill
+from grpox.rollout.dynamic_sampling import ResampledBatch, SampledGroups, refill, signal_of
 from grpox.rollout.rewards import NamedReward
 from grpox.rollout.rewards.scoring import ScoredRow
 from grpox.rollout.sampler import CompletionSampler
+from grpox.rollout.turns import BatchScaler
 from grpox.runtime.world import World
 from grpox.training.trainer import Trainer
-from grpox_advantages.configs import GroupConfig
+from grpox_advantages.configs import GroupConfig, OpoConfig
+from grpox_advantages.opo import Opo
 from grpox_advantages.scalers import Group
 
 ALONE = World(0, 1, torch.device("cpu"))
@@ -100,6 +104,61 @@ def test_what_functions_log_is_weighed_by_completions() -> None:
     assert made.batch.logged == {"told": {"f": 1.0}}  # 6 of 0, 2 of 4
 
 
+# -- Which groups are flat -------------------------------------------------------------------------------
+
+NAN = float("nan")
+
+
+def scored(*rewards: tuple[float, ...], tokens: Any = (), turns: Any = ()) -> list[ScoredRow]:
+    """A group with these rewards of the functions, rewards of tokens, and rewards of turns."""
+    rows = []
+    for sample, of_functions in enumerate(rewards):
+        of_turns = turns[sample] if turns else ()
+        own = tuple(Turn(n, n + 1, "stop", 0, reward) for n, reward in enumerate(of_turns))
+        rollout = Rollout(0, sample, (1,), (1,) * max(1, len(own)), "stop", 0, turns=own)
+        lists = {"steps": tokens[sample]} if tokens else {}
+        known = tuple(None if value != value else value for value in of_functions)
+        rows.append(ScoredRow(rollout, known, (False,) * len(known), {}, token_rewards=lists))
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("group", "flat"),
+    [
+        # Weights 1, 2 and 0. The flags are for "sum", "functions" and "all".
+        (scored((0.0, 1.0, 0.0), (0.0, 1.0, 0.0)), (True, True, True)),
+        (scored((0.0, 1.0, 0.0), (2.0, 0.0, 0.0)), (True, False, False)),  # both sums are 2
+        (scored((0.0, 1.0, 0.0), (0.0, 1.0, 5.0)), (True, True, False)),  # of weight 0
+        (scored((0.0, 1.0, 0.0), (1.0, 1.0, 0.0)), (False, False, False)),
+        (scored((1.0, NAN, 0.0), (1.0, 1.0, 0.0)), (False, True, False)),  # one has one score alone
+        (scored((1.0,) * 3, (1.0,) * 3, tokens=([0.0, 1.0], [1.0, 0.0])), (True, True, False)),
+        (scored((1.0,) * 3, (1.0,) * 3, tokens=([0.0, 1.0], [0.0, 1.0, 0.0])), (True, True, True)),
+        (scored((1.0,) * 3, (1.0,) * 3, tokens=([NAN], [NAN, NAN])), (True, True, True)),
+        (scored((1.0,) * 3, (1.0,) * 3, turns=([0.0, 1.0], [1.0, 0.0])), (True, True, False)),
+        (scored((1.0,) * 3, (1.0,) * 3, turns=([0.0, 1.0], [None, 1.0])), (True, True, True)),
+    ],
+)
+def test_a_group_is_flat_if_what_the_scaler_reads_is_equal(group: Any, flat: tuple[bool, ...]) -> None:
+    rewards = torch.tensor([[NAN if value is None else value for value in row.rewards] for row in group])
+    weights = torch.tensor([1.0, 2.0, 0.0])
+    results = [dynamic_sampling.is_flat(group, rewards, weights, signal) for signal in dynamic_sampling.SIGNALS]
+    assert results == list(flat)
+
+
+class OfInputs:
+    def scale(self, inputs: AdvantageInputs) -> Any: ...
+
+
+def test_a_scaler_tells_what_it_reads() -> None:
+    assert signal_of(Group(GroupConfig())) == "sum"
+    assert signal_of(Group(GroupConfig(aggregation="normalize_then_sum"))) == "functions"
+    assert signal_of(Opo(OpoConfig())) == "sum"
+    assert signal_of(OfInputs()) == "all"
+    odd = type("Odd", (OfInputs,), {"signal": "function"})
+    with pytest.raises(RunFailed, match="has signal = 'function'; it is sum, functions, all"):
+        signal_of(odd())
+
+
 # -- In a run --------------------------------------------------------------------------------------------
 
 
@@ -108,6 +167,35 @@ def odd_ones_differ(prompts: Any, completions: Any, log_metric: Any, **_: Any) -
     log_metric("calls", 1.0)
     pairs = zip(prompts, completions, strict=True)
     return [float(text.split()[1]) if int(prompt) % 2 else 1.0 for prompt, text in pairs]
+
+
+def evens_disagree(prompts: Any, completions: Any, **_: Any) -> list[float]:
+    """Of a prompt that 4 divides, undo twice what `numbered` says, so that the weighted sum is the same."""
+    pairs = zip(prompts, completions, strict=True)
+    return [-float(text.split()[1]) / 2 if int(prompt) % 4 == 0 else 0.0 for prompt, text in pairs]
+
+
+def numbered(prompts: Any, completions: Any, **_: Any) -> list[float]:
+    """Of an even prompt each has its number in the group; those of an odd one are alike."""
+    pairs = zip(prompts, completions, strict=True)
+    return [float(text.split()[1]) if int(prompt) % 2 == 0 else 0.0 for prompt, text in pairs]
+
+
+@pytest.mark.parametrize(
+    ("aggregation", "indices"), [("sum_then_normalize", [2, 6]), ("normalize_then_sum", [0, 2])]
+)
+def test_a_group_whose_functions_disagree_stays_where_the_scaler_learns_from_it(
+    aggregation: Any, indices: list[int]
+) -> None:
+    """Of prompts 0 and 4 the sums numbered + 2 evens_disagree are 0, but not those of the scaled functions."""
+    draws = in_order(2)
+    made = collector(rounds=9)
+    made.scorer.rewards = [NamedReward("a", numbered), NamedReward("b", evens_disagree, weight=2.0)]
+    scaler = Group(GroupConfig(aggregation=aggregation))
+    made.scaler, made.signal = BatchScaler(scaler), signal_of(scaler)
+    batch = made.collect(0, draws.batch(), STATE, draw=draws.more)
+    assert sorted(batch.indices) == indices
+    assert (batch.advantages != 0).all()
 
 
 def collector(rounds: int = 3, world: Any = ALONE, reward: Any = odd_ones_differ) -> Collector:
