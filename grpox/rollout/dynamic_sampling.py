@@ -1,9 +1,9 @@
 """Dynamic sampling: groups that teach nothing are replaced by groups of prompts that are drawn anew.
 
-A group whose rewards are all equal has no advantage, and leaves the batch smaller than it looks. The scaler says by
-its `signal` which rewards it reads. Each round samples as many new groups as there are such; those of the new ones
-that tell completions apart take their places, in the order in which they were drawn. What is left when the rounds
-are used up stays. Source: DAPO, arXiv 2503.14476, section 3.2.
+A group whose rewards are all equal has no advantage, and leaves the batch smaller than it looks. The scaler
+says by its `signal` which rewards it reads. Each round samples as many new groups as there are such; those of
+the new ones that tell completions apart take their places, in the order in which they were drawn. What is left
+when the rounds are used up stays. Source: DAPO, arXiv 2503.14476, section 3.2.
 """
 
 from __future__ import annotations
