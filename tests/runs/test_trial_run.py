@@ -5,12 +5,16 @@ from __future__ import annotations
 import csv
 import json
 import random
+from collections.abc import Iterator
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import pytest
+from pyarrow import parquet
 from support.fixtures import GrpoxCommand
 from support.killing import assert_same, kill, start, wait_for_steps
+from support.scoring_server import Answer, scoring_server
 
 TRIAL = Path(__file__).parents[1] / "contract" / "trial"
 SHORT = (
@@ -130,6 +134,78 @@ def test_a_loss_with_further_inputs_trains(grpox: GrpoxCommand, tmp_path: Path, 
     assert done.returncode == 0, done.stderr
     rewards = [each["reward"] for each in metrics_of(tmp_path / loss) if "reward" in each]
     assert rewards[-1] > rewards[0]
+
+
+def by_group(record: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], list[float]]]:
+    """Yield each completion with the rewards of its group."""
+    for row in record:
+        yield row, [each["reward"] for each in record if each["group"] == row["group"]]
+
+
+def less_the_others(row: dict[str, Any], rewards: list[float]) -> float:
+    return float(row["reward"] - (sum(rewards) - row["reward"]) / (len(rewards) - 1))
+
+
+def less_the_quantile(row: dict[str, Any], rewards: list[float]) -> float:
+    """Return the reward less the 0.75-quantile of eight: a quarter of the way from the sixth to the seventh."""
+    sixth, seventh = sorted(rewards)[5:7]
+    return float(row["reward"] - (0.75 * sixth + 0.25 * seventh))
+
+
+def by_difficulty(row: dict[str, Any], rewards: list[float]) -> float:
+    first = int(row["prompt"].partition("+")[0])
+    return float((row["reward"] - mean(rewards)) * (1 + first % 3))
+
+
+def verdict(body: Any, _: int) -> Answer:
+    """Give a point for each 7, at most two."""
+    return 200, {"score": min(2, body["text"].count("7"))}
+
+
+@pytest.mark.parametrize(
+    ("loss", "advantage", "further", "formula"),
+    [
+        ("GspoToken, low: 0.2, high: 0.2", "Rloo", "corrections.py:IcePop", less_the_others),
+        ("Gmpo", "QuantileBaseline", "", less_the_quantile),
+        ("Gmpo", "ByDifficulty", "corrections.py:IcePop", by_difficulty),
+    ],
+)
+def test_a_judge_teaches_by_the_advantages_of_the_formula(
+    grpox: GrpoxCommand, tmp_path: Path, loss: str, advantage: str, further: str, formula: Any
+) -> None:
+    pairs = [(a, b) for a in range(10, 60) for b in range(10, 40)]
+    rows = ({"prompt": f"{a}+{b}=", "difficulty": 1 + a % 3} for a, b in random.Random(1).sample(pairs, 200))
+    (tmp_path / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with scoring_server(verdict) as judge:
+        done = grpox(
+            "train",
+            "quickstart",
+            *SHORT,
+            f"data.path={tmp_path / 'sums.jsonl'}",
+            f"loss={{path: '{TRIAL}/losses.py:{loss.partition(',')[0]}'{''.join(loss.partition(',')[1:])}}}",
+            f"advantage={component(f'advantages.py:{advantage}')}",
+            f"correction={component(further) if further else 'none'}",
+            f"rewards=[{component('rewards.py:Judge', url=judge.url)}]",
+            "train.per_device_train_batch_size=64",
+            "train.max_steps=8",
+            "train.learning_rate=1.0e-3",
+            "sampling.temperature=2.0",
+            "logging.save_completions_every=1",
+            f"output_dir={tmp_path / 'run'}",
+        )
+    assert done.returncode == 0, done.stderr
+    records = [parquet.read_table(file).to_pylist() for file in sorted((tmp_path / "run").rglob("*.parquet"))]
+    assert len(records) == 4
+    assert len(judge.bodies) == sum(map(len, records))
+    for record in records:
+        assert all(row["reward"] == min(2, row["completion"].count("7")) for row in record)
+        wanted = [formula(row, rewards) for row, rewards in by_group(record)]
+        assert [row["advantage"] for row in record] == pytest.approx(wanted, abs=1e-5)
+    assert any(row["advantage"] for row in records[0])
+    means = [mean(row["reward"] for row in record) for record in records]
+    assert means[-1] > means[0] + 0.1
+    metrics = metrics_of(tmp_path / "run")
+    assert all(each["grad_norm"] > 0 for each in metrics)
 
 
 def test_a_plugin_adds_a_command(grpox: GrpoxCommand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
