@@ -148,8 +148,8 @@ def runtime_kwargs(sampling: SamplingConfig) -> Mapping[str, Any]:
 
 
 BLOCK = 256
-"""Tokens whose probabilities are summed in float32, which is as exact as a float32 softmax itself. Sums of blocks
-are float64."""
+"""Tokens whose probabilities are summed in float32, which is as exact as a float32 softmax itself. Sums of
+blocks are float64."""
 AT_A_TIME = 64
 """Tokens for which a prompt's numbers are drawn at once. Another number would draw others."""
 
@@ -266,7 +266,7 @@ class Draw(LogitsProcessor):  # type: ignore[misc]
 
 
 def block_sums(probabilities: Tensor) -> Tensor:
-    """Sum probabilities f32[B, V] in blocks of `BLOCK` and a rest, or all at once if they are few: f64[B, C]."""
+    """Sum probabilities f32[B, V] in blocks of `BLOCK` and a rest; if they are few, at once: f64[B, C]."""
     whole = probabilities.shape[1] // BLOCK * BLOCK
     if whole <= BLOCK:
         return probabilities.cumsum(dim=-1, dtype=torch.float64)[:, -1:]
