@@ -179,7 +179,7 @@ class Batch:
         ended = torch.zeros(len(rows), dtype=torch.bool, device=device)
         masks = Masks(model, cache, prompts.is_padded)
         make_room(cache, rows, end)
-        wasted, looked = 0.0, first
+        wasted, share, looked = 0.0, 0.0, first
         for column in range(first, end):
             logits = model(
                 input_ids=tokens[:, column - 1 : column],
@@ -189,12 +189,17 @@ class Batch:
                 use_cache=True,
                 logits_to_keep=1,
             ).logits[:, -1]
+            is_look = (column + 1 - first) % every == 0 or column + 1 == end
+            if share == 1:  # only the forwards of the other ranks are followed
+                if is_look and is_over(True, in_step):
+                    break
+                continue
             scores = self.distribution(tokens[:, :column], logits.to(torch.float32, copy=True))
             tokens[:, column] = drawn = self.draw.take(scores)
             ended |= torch.isin(drawn, ends)
             if limits is not None:
                 ended |= limits <= column + 1 - first
-            if column + 1 - looked < every and column + 1 < end:
+            if not is_look:
                 continue
             self.draw.check()
             ended |= self.stop.look(tokens[:, : column + 1], column + 1 - looked)
