@@ -1,7 +1,7 @@
-"""Sampling with transformers' generate, on a whole copy of the policy kept on every rank.
+"""Sampling with transformers' generate, on a full copy of the policy on every rank.
 
-The copy is filled from the ZeRO-3 shards at each sync. With `gather_weights: false` there is none: generating
-through the shards themselves gathers every layer once per token.
+Each sync fills the copy from the ZeRO-3 shards. With `gather_weights: false` there is no copy: generation
+gathers every layer of the shards once per token.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ from grpox_generators.stretches import (
 
 
 class HfGenerator:
-    """Generates one group per prompt, the prompt's keys and values computed once and shared by its group."""
+    """Generates one group per prompt; the group shares the prompt's keys and values, which are computed
+    once."""
 
     stateless = True
 
@@ -67,7 +68,7 @@ class HfGenerator:
             self.model: Any = context.policy
             return
         self.model = context.build_model().to(context.device).eval().requires_grad_(False)
-        # Defaults shipped with a checkpoint (a temperature, say) must not leak into sampling.
+        # A checkpoint's own defaults, such as a temperature, must not affect sampling.
         self.model.generation_config = GenerationConfig()
         if not self.config.continuous_batching:
             group_heads(self.model)
@@ -75,12 +76,12 @@ class HfGenerator:
 
     @torch.no_grad()
     def sync(self, weights: WeightStream, version: int) -> None:
-        """Copy the weights; the stream is not begun where the policy itself generates."""
+        """Copy the weights. If the policy itself generates, the stream is not read."""
         if self.config.gather_weights:
             for name, tensor in weights:
                 own = self._weights[name]
                 if own.dtype != tensor.dtype:
-                    # Loading keeps some buffers in float32, which building a model does not.
+                    # Loading keeps some buffers in float32, building a model does not.
                     own.data = own.to(tensor.dtype)
                 own.copy_(tensor)
         self.version = version
@@ -103,17 +104,19 @@ class HfGenerator:
                 yield from self._generate_batch(batch, sampling, ends)
 
     def sleep(self) -> None:
-        """The copy stays: moving it away and back would cost more than it frees on the sizes hf is for."""
+        """Do nothing: for models of the sizes that hf suits, moving the copy costs more than its memory is
+        worth."""
 
     def wake(self) -> None:
-        """Nothing to bring back, as nothing was given away."""
+        """Do nothing, because `sleep` releases nothing."""
 
     def close(self) -> None:
         del self.model
         self._weights = {}
 
     def _batches(self, prompts: Sequence[Prompt]) -> list[list[Prompt]]:
-        """This rank's batches; where ranks go in step, as many as the rank with most, the last ones empty."""
+        """Return this rank's batches. If ranks generate in step, empty batches fill up to the largest number of
+        a rank."""
         batches = list(cut(prompts, self.config.batch_size))
         idle = most_of_all_ranks(len(batches)) - len(batches) if self.in_step else 0
         return batches + [[]] * idle
@@ -149,11 +152,11 @@ class HfGenerator:
 
     @property
     def shares_prompts(self) -> bool:
-        """True where the keys and values of a prompt are computed once for its group."""
+        """True if the keys and values of a prompt are computed once for its group."""
         return self.config.cache_implementation == "dynamic"
 
     def _run(self, batch: Batch, sampling: SamplingConfig) -> Tensor:
-        """Sequences i64[N, P + T]."""
+        """Return the sequences i64[N, P + T]."""
         try:
             leave = self.shares_prompts and not self.in_step and not keeps_rows(sampling)
             return batch.run(self.model, leave, self.in_step)
@@ -173,7 +176,8 @@ class HfGenerator:
             raise refused_kwargs(sampling, error) from error
 
     def _prefill(self, padded: PaddedPrompts) -> Any:
-        """Keys and values of all prompt tokens but the last, computed once a prompt, repeated for its group."""
+        """Return keys and values of all prompt tokens but the last, computed once per prompt, repeated for its
+        group."""
         mask = padded.attention_mask[:, :-1]
         output = self.model(
             input_ids=padded.input_ids[:, :-1],
@@ -198,8 +202,9 @@ class HfGenerator:
     def _generation_config(
         self, sampling: SamplingConfig, end_ids: Sequence[int], length: int
     ) -> GenerationConfig:
-        # Temperature and the rest are applied by our own processors, of which the last draws the token and
-        # raises its score above all others.
+        # Our own processors apply temperature and the other settings. The last of them draws the token and
+        # raises
+        # its score above all others.
         implementation = self.config.cache_implementation
         settings = {"disable_compile": not self.config.gather_weights, **runtime_kwargs(sampling)}
         return GenerationConfig(
@@ -221,7 +226,10 @@ class HfGenerator:
         end_ids: Sequence[int],
         stop: int | None,
     ) -> Rollout:
-        """The completion up to its end: an ending token, or the token `stop` that completed a stop text."""
+        """Build the rollout of a completion up to its end.
+
+        Its end is the first ending token, or the token number `stop` that completed a stop text.
+        """
         ends = [place + 1 for place, token in enumerate(token_ids) if token in end_ids][:1]
         ends += [stop] if stop is not None and stop <= len(token_ids) else []
         length = min(ends, default=len(token_ids))
@@ -240,10 +248,10 @@ def grouped_attention(
     scaling: float | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """transformers' sdpa, with its arguments.
+    """Compute transformers' sdpa attention, with the same arguments.
 
     For a single query [B, H, 1, D], the H / K heads that share one of the K heads of keys [B, K, L, D] are
-    computed as if they were positions of one head: all of them see the same keys.
+    computed as positions of one head, because all of them see the same keys.
     """
     heads = key.shape[1]
     shared = query.shape[2] == 1 and query.shape[1] > heads and others.get("position_bias") is None
@@ -259,7 +267,7 @@ def grouped_attention(
 
 
 def group_heads(model: Any) -> None:
-    """Let a model that only generates use it in place of transformers' sdpa."""
+    """Let a model that only generates use `grouped_attention` in place of transformers' sdpa."""
     if model.config.get_text_config()._attn_implementation == "sdpa":
         AttentionInterface.register(GROUPED, grouped_attention)
         AttentionMaskInterface.register(GROUPED, sdpa_mask)

@@ -1,11 +1,13 @@
-"""Batches of rows, padded on the left; rows that have ended leave, so that the others alone are computed on.
+"""Batches of rows, padded on the left; ended rows leave the batch, so that only running rows are computed.
 
-transformers' generate runs until its last row has ended. Here it runs in stretches: one is cut as soon as what
-was computed for ended rows would have paid for the cut, and the next goes on with the rows still running.
+transformers' generate runs until its last row has ended. Here it runs in stretches: a stretch ends as soon as
+the computation wasted on ended rows exceeds the cost of ending it. The next one continues with the running
+rows.
 
-Through the policy's own ZeRO-3 shards each layer is gathered for each token, on all ranks. A gather is a
-collective, so all ranks must run the same number of forwards. Within a batch transformers sees to that
-(synced_gpus); here are the rest: as many batches on each rank, and rows for a rank that has none.
+Through the policy's own ZeRO-3 shards, each layer is gathered for each token on all ranks. A gather is a
+collective, so all ranks must run the same number of forwards. transformers ensures this within a batch
+(synced_gpus). This module does the rest: the same number of batches on each rank, and rows for a rank without
+any.
 """
 
 from __future__ import annotations
@@ -24,14 +26,16 @@ from grpox.contracts import Prompt
 from grpox_generators.sampling import Distribution, Draw, StopTexts
 
 CUT_COST = 0.2
-"""What a cut costs, in steps of the whole batch: it copies the cache once, as each step does to append to it,
-and enters generate again."""
+"""Cost of ending a stretch, in steps of the whole batch: the cache is copied once, as each step does to extend
+it, and generate starts again."""
 
 
 @contextmanager
 def generating(policy: Any) -> Iterator[None]:
-    """The policy as a generator of tokens: in evaluation mode, which also turns gradient checkpointing off (it
-    forbids a cache of keys and values), and without the checkpoint's defaults for sampling."""
+    """Let the policy generate: in evaluation mode and without the checkpoint's sampling defaults.
+
+    Evaluation mode also turns off gradient checkpointing, which forbids a cache of keys and values.
+    """
     training, defaults = policy.training, policy.generation_config
     policy.eval()
     policy.generation_config = GenerationConfig()
@@ -43,25 +47,25 @@ def generating(policy: Any) -> Iterator[None]:
 
 
 def most_of_all_ranks(number: int) -> int:
-    """The largest `number` of all ranks; a collective."""
+    """Return the largest `number` of all ranks; a collective."""
     largest = torch.tensor(number)
     dist.all_reduce(largest, op=dist.ReduceOp.MAX)
     return int(largest)
 
 
 class Idle(StoppingCriteria):  # type: ignore[misc]
-    """Ends all rows at once: its rank only follows the forwards of the others."""
+    """Ends all rows at once: this rank only takes part in the forwards of the others."""
 
     def __call__(self, input_ids: Tensor, scores: Any, **_: Any) -> Tensor:
         return torch.ones(len(input_ids), dtype=torch.bool, device=input_ids.device)
 
     def keep(self, remaining: Tensor) -> None:
-        """Never called: where ranks go in step, no row leaves."""
+        """Do nothing; never called, because no row leaves when ranks generate in step."""
 
 
 @dataclass(frozen=True)
 class PaddedPrompts:
-    """B prompts; P is the longest's length, at least 2."""
+    """B prompts; P is the length of the longest, at least 2."""
 
     input_ids: Tensor  # i64[B, P]
     attention_mask: Tensor  # i64[B, P]
@@ -69,18 +73,21 @@ class PaddedPrompts:
 
     @property
     def lengths(self) -> Tensor:
-        """i64[B]: tokens of each prompt."""
+        """i64[B]: number of tokens of each prompt."""
         return self.attention_mask.sum(dim=1)
 
     @property
     def group_rows(self) -> Tensor:
-        """i64[N]: the prompt of each completion."""
+        """i64[N]: number of the prompt of each completion."""
         return torch.arange(len(self.repeats), device=self.repeats.device).repeat_interleave(self.repeats)
 
 
 def pad_prompts(prompts: Sequence[Prompt], pad_token_id: int, device: torch.device) -> PaddedPrompts:
-    """Pad to the longest, and to 2 at least: then there always are columns to prefill before the last one, and
-    ranks that generate in step run the same number of forwards."""
+    """Pad to the longest prompt, and to 2 at least.
+
+    The second column ensures that there are columns to prefill before the last one, and that ranks which
+    generate in step run the same number of forwards.
+    """
     length = max(2, *(len(prompt.token_ids) for prompt in prompts))
     input_ids = torch.full((len(prompts), length), pad_token_id)
     attention_mask = torch.zeros_like(input_ids)
@@ -92,7 +99,7 @@ def pad_prompts(prompts: Sequence[Prompt], pad_token_id: int, device: torch.devi
 
 
 def cut(prompts: Sequence[Prompt], batch_size: int) -> Iterator[list[Prompt]]:
-    """Cut into runs of at most `batch_size` completions, whole groups; a larger group is a run of its own."""
+    """Split into batches of at most `batch_size` completions, whole groups; a larger group is its own batch."""
     batch: list[Prompt] = []
     size = 0
     for prompt in prompts:
@@ -111,24 +118,24 @@ class Batch:
 
     prompts: PaddedPrompts
     cache: Any
-    """Keys and values of the prompts, a row for each completion; None: generate makes its own."""
+    """Keys and values of the prompts, one row per completion; None: generate creates its own."""
     config: GenerationConfig
-    """With `max_new_tokens` T, `eos_token_id` and `pad_token_id`."""
+    """Settings with `max_new_tokens` T, `eos_token_id` and `pad_token_id`."""
     processors: Sequence[Distribution | Draw]
     stop: StopTexts | Idle
     limits: Tensor | None = None
-    """i64[N], of the completions; None: all are as long as `max_new_tokens`."""
+    """i64[N]: largest length of each completion; None: `max_new_tokens` for all."""
 
     def run(self, model: Any, leave: bool, in_step: bool) -> Tensor:
-        """Generate until all have ended.
+        """Generate until all rows have ended.
 
         Args:
-            model: transformers'.
-            leave: rows that have ended leave; needs `cache`, and no other rank in step.
-            in_step: other ranks generate at the same time through the same shards.
+            model: model of transformers.
+            leave: True: ended rows leave; needs `cache`, and no other rank in step.
+            in_step: True: other ranks generate at the same time through the same shards.
 
         Returns:
-            i64[N, P + T], prompts with padding, completions, anything.
+            i64[N, P + T]: prompts with padding, then completions, then arbitrary tokens.
         """
         rows = self.prompts.group_rows
         generated, mask = self.prompts.input_ids[rows], self.prompts.attention_mask[rows]
@@ -161,15 +168,15 @@ class Batch:
 
 
 class Stretch(StoppingCriteria):  # type: ignore[misc]
-    """Ends the rows that have ended, and all of them at a cut.
+    """Ends rows by their own conditions, and all rows at the end of the stretch.
 
     Args:
-        rows: B, of this stretch.
+        rows: B, number of rows of this stretch.
         end_ids: tokens that end a row.
-        stop: what else ends rows.
-        cuts: whether there may be a cut.
-        device: of the rows.
-        ends: i64[B], the length at which each row ends, prompt included; None: none does of itself.
+        stop: further condition that ends rows.
+        cuts: True if the stretch may end before its last row.
+        device: device of the rows.
+        ends: i64[B]: length at which each row ends, prompt included; None: no such limit.
     """
 
     def __init__(
@@ -182,7 +189,7 @@ class Stretch(StoppingCriteria):  # type: ignore[misc]
         ends: Tensor | None = None,
     ) -> None:
         self.ended = torch.zeros(rows, dtype=torch.bool, device=device)
-        """bool[B]: rows that have ended, by a cut or not."""
+        """bool[B]: rows that have ended by their own conditions."""
         self._end_ids = torch.tensor(list(end_ids), dtype=torch.long, device=device)
         self._stop = stop
         self._cuts = cuts
