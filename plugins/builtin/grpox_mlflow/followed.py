@@ -51,7 +51,7 @@ class FollowedRun:
         with atomic_path(folder / FILE) as unfinished:
             text = json.dumps(asdict(self), indent=2, ensure_ascii=False) + "\n"
             unfinished.write_text(text, encoding="utf-8")
-            flush_to_disk(unfinished)  # a resumed run that found it empty would begin another in MLflow
+            flush_to_disk(unfinished)  # if empty, a resumed run would begin another in MLflow
 
     @classmethod
     def begin(cls, uri: str, experiment: str, params: Iterable[tuple[str, str]], **others: Any) -> FollowedRun:

@@ -162,7 +162,7 @@ class Registry:
             self._run_id,
             tags=tags,
             description=self._description(saved),
-            await_creation_for=0,  # it is there when this returns, and MLflow would say that it waits
+            await_creation_for=0,  # ready on return; MLflow would print that it waits
             model_id=model.model_id,
         )
         # A server does this by itself, a database does not.

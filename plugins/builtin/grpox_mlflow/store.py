@@ -91,7 +91,7 @@ def _alone(uri: str) -> Iterator[None]:
         try:
             yield
         finally:
-            file.unlink(missing_ok=True)  # whoever waits for it sees that it is gone, and makes another
+            file.unlink(missing_ok=True)  # a waiting process sees this, and creates another
 
 
 def is_passing(error: Exception) -> bool:
