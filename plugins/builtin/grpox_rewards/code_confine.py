@@ -226,7 +226,7 @@ def _filter(machine: str) -> Iterable[bytes]:
             block.append(struct.pack("=HBBI", load, 0, 0, 16 + 8 * place))
             block.append(struct.pack("=HBBI", mask, 0, 0, bits))
             for left, value in zip(range(len(values), 0, -1), values, strict=True):
-                block.append(struct.pack("=HBBI", equal, left, 0, value))  # over the other values and the refusal
+                block.append(struct.pack("=HBBI", equal, left, 0, value))  # over other values and refusal
             block.append(refuse)
         yield struct.pack("=HBBI", equal, 0, len(block) + 1, number)
         yield from block
