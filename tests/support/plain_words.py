@@ -1,6 +1,6 @@
 """Finds names and docstrings in the code that are not plain; docs/contributing.md has the rules.
 
-    python tests/support/plain_words.py            # grpox/ and plugins/; docstrings of benchmarks/ and docs/
+    python tests/support/plain_words.py            # grpox/ and plugins/; elsewhere docstrings alone
     python tests/support/plain_words.py FILE ...
 
 A function is a verb and a value a noun, so that participles name nothing. A docstring begins with a verb or a
@@ -103,7 +103,7 @@ def main(arguments: Sequence[str]) -> int:
     for file in [Path(argument) for argument in arguments] or _listed("grpox", "plugins"):
         written = next((names for name, names in WRITTEN.items() if file == ROOT / name), set())
         count += _print(file, problems_of(file.read_text(encoding="utf-8"), PUBLISHED | written))
-    for file in [] if arguments else _listed("benchmarks", "docs"):
+    for file in [] if arguments else _listed("benchmarks", "docs", "tests"):
         count += _print(file, _docstring_problems(file.read_text(encoding="utf-8")))
     if count:
         print(f"{count} found; docs/contributing.md has the rules")
