@@ -37,8 +37,9 @@ class TrainConfig(Section):
     """Skip the backward pass for completions with advantage 0, if the loss declares that their gradient is 0
     and beta and entropy_coef are 0. Gradients do not change."""
     old_logprobs: Literal["policy", "generator"] = "policy"
-    """Source of the ratio's old log-probabilities: ``policy``, computed before the updates on this generation
-    batch, or ``generator``, as reported while sampling, which saves forward passes."""
+    """Source of the ratio's old log-probabilities. ``policy``: computed with the weights before the first
+    update on the generation batch. ``generator``: as reported while sampling, for every token and without a
+    correction; this saves forward passes if several optimizer steps train on one generation batch."""
     max_staleness: int = Field(0, ge=0, le=1)
     """Number of generation batches by which the sampling policy may lag behind; 1: sample the next batch while
     the policy is updated on this one."""
@@ -100,8 +101,9 @@ class TrainConfig(Section):
     """Fraction of a step's tokens that the policy loss uses: the tokens with the highest entropy (arXiv
     2506.01939, which uses 0.2). 1 uses all tokens; any other value costs a forward pass in each step."""
     off_policy_mask_threshold: float | None = Field(None, ge=0)
-    """Mask completions with a negative advantage whose log-probability per token, on average, is more than this
-    many nats higher for the generator than for the policy (DeepSeek-V3.2, arXiv 2512.02556, eq. 9)."""
+    """Leave tokens with a negative advantage out of the policy loss if the log-probability of their completion,
+    averaged over its tokens, is more than this many nats higher for the generator than for the current policy
+    (DeepSeek-V3.2, arXiv 2512.02556, eq. 9). Tokens without a reported log-probability add 0."""
     dynamic_sampling_rounds: int | None = Field(None, ge=1)
     """Largest number of extra sampling rounds that replace groups with equal rewards by groups of new prompts
     (DAPO's dynamic sampling, arXiv 2503.14476); null: groups with equal rewards stay."""

@@ -1,4 +1,4 @@
-"""Sends a policy's weights to vLLM servers: through files that both sides see, or by vLLM's nccl backend."""
+"""Sends a policy's weights to vLLM servers, through shared files or by vLLM's nccl backend."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ Bucket = dict[str, torch.Tensor]
 
 
 class FileSender:
-    """Bucket by bucket: the next is gathered and written while the servers load the one before."""
+    """Sends bucket by bucket: gathers and writes one while the servers load the one before."""
 
     def __init__(self, fleet: Fleet, bucket_bytes: int) -> None:
         self._fleet = fleet
         self._bucket_bytes = bucket_bytes
         self._written: list[Path] = []
-        # Two runs that use one server by mistake must not write into each other's files.
+        # Two runs that use one server by mistake must not overwrite each other's files.
         self._names = (f"{secrets.token_hex(4)}-{number:06d}.safetensors" for number in itertools.count())
 
     def send(self, weights: WeightStream) -> None:
-        """Replace the weights of all servers in use; one that fails is given up by the fleet.
+        """Replace the weights of all servers in use; the fleet gives up a server that fails.
 
         Raises:
             RunFailed: the folder for weights cannot be written.
@@ -58,16 +58,16 @@ class FileSender:
                 loading.result()
         finally:
             if loading is not None:
-                loading.cancel()  # after an interrupt; else it has ended
+                loading.cancel()  # after an interrupt; otherwise it has ended
             for file in self._written:
                 file.unlink(missing_ok=True)
         fleet.post("/finish_weight_update", {"weight_version": None})
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: no file or connection is open."""
 
     def _write(self, bucket: Bucket, name: str) -> None:
-        """Into every server's folder, once for each file system."""
+        """Write the bucket into every server's folder, once for each file system."""
         first: Path | None = None
         for url, about in list(self._fleet.abouts.items()):
             folder = Path(about["weights_folder"])
@@ -89,7 +89,7 @@ class FileSender:
         body = {"update_info": {"file": name}}
         await self._fleet.post_each("/update_weights", dict.fromkeys(self._fleet.abouts, body))
         for about in list(self._fleet.abouts.values()):
-            # A server that loaded it still has it mapped until its layers are complete.
+            # A server that has loaded the file keeps it mapped until its layers are complete.
             Path(about["weights_folder"], name).unlink(missing_ok=True)
 
 
@@ -141,13 +141,13 @@ class NcclSender:
 
 
 class _WeightRoutes:
-    """Routes that vLLM's trainer side calls, called on all servers."""
+    """Routes that vLLM's trainer side calls, forwarded to all servers."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
-        """Each server's workers follow those of the servers before it in the group."""
+        """Tell each server its rank offset: its workers follow those of the servers before it."""
         offset, bodies = init_info["rank_offset"], {}
         for url, about in self._fleet.abouts.items():
             bodies[url] = {"init_info": init_info | {"rank_offset": offset}}
@@ -167,7 +167,7 @@ class _WeightRoutes:
         self._post_each(path, dict.fromkeys(self._fleet.abouts, body))
 
     def _post_each(self, path: str, bodies: Mapping[str, Mapping[str, Any] | None]) -> None:
-        """The group cannot go on without one of its members."""
+        """Forward a call to all servers; fail if one is lost, as the group cannot continue without it."""
         members = list(self._fleet.abouts)
         self._fleet.loop.run(self._fleet.post_each(path, bodies))
         if list(self._fleet.abouts) != members:
@@ -175,7 +175,7 @@ class _WeightRoutes:
 
 
 class _StreamSource:
-    """The run's stream of weights as vLLM's trainer side reads it: names and shapes first, without a gather."""
+    """The run's stream of weights for vLLM's trainer side: first names and shapes, without a gather."""
 
     def __init__(self, policy: Any) -> None:
         self._policy = policy
@@ -190,9 +190,9 @@ class _StreamSource:
         ]
 
     def _shapes(self) -> WeightStream:
-        """Return the tensors that will be streamed, without their data."""
+        """Yield the tensors that will be streamed, without their data."""
         for name, tensor in chain(base_parameters(self._policy), base_buffers(self._policy)):
-            # Under ZeRO-3 a parameter's own shape is that of its shard.
+            # Under ZeRO-3, a parameter's own shape is the shape of its shard.
             shape = getattr(tensor, "ds_shape", tensor.shape)
             yield name, torch.empty(shape, dtype=tensor.dtype, device="meta")
 
@@ -201,7 +201,7 @@ class _StreamSource:
 
 
 def _save(bucket: Bucket, file: Path, same: Path | None) -> None:
-    """Write `bucket`; `same`, where given, is a file that holds it already, perhaps on the same file system."""
+    """Write `bucket`, or link or copy `same`, a file that already has the same content."""
     if same is None:
         save_file(bucket, file)
         return
@@ -212,7 +212,7 @@ def _save(bucket: Bucket, file: Path, same: Path | None) -> None:
 
 
 def buckets(weights: WeightStream, limit: int) -> Iterator[Bucket]:
-    """Parameters together up to `limit` bytes; a larger one by itself."""
+    """Group parameters into buckets of up to `limit` bytes; a larger parameter is its own bucket."""
     bucket: Bucket = {}
     size = 0
     for name, tensor in weights:
@@ -226,7 +226,7 @@ def buckets(weights: WeightStream, limit: int) -> Iterator[Bucket]:
 
 
 def _address_seen_by(url: str) -> str:
-    """This host's address on the way to a server; nothing is sent."""
+    """Return this host's address on the route to a server; nothing is sent."""
     parts = urlsplit(url)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((parts.hostname, parts.port or 80))

@@ -114,7 +114,7 @@ class Evaluation:
 
 
 class Observed:
-    """What the observers were told of each step."""
+    """Return the reports of each step to the observers."""
 
     def __init__(self):
         self.failures, self.metrics, self.versions = {}, [], []

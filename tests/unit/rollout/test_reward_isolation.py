@@ -1,4 +1,4 @@
-"""Where a run's reward functions are called: which get a process of their own, and what is refused."""
+"""Places where a run calls its reward functions: those in separate processes, and refused settings."""
 
 from __future__ import annotations
 
