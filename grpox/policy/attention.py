@@ -174,11 +174,11 @@ def prefers_varlen(model: PreTrainedModel, device: torch.device) -> bool:
 
 
 def shares_by_default(model: PreTrainedModel, device: torch.device) -> bool:
-    """Return True if shared prompts are known to save time: with sdpa on a CPU.
+    """Return True if shared prompts save time: on a CPU, unless attention accepts lengths.
 
     On CUDA the mask that they need rules out the flash kernels; which of the two is faster is not measured.
     """
-    return device.type == "cpu" and model.config._attn_implementation == "sdpa"
+    return device.type == "cpu" and not takes_lengths(model)
 
 
 def set_attention(model: PreTrainedModel, name: str) -> None:
