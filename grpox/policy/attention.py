@@ -161,10 +161,10 @@ def takes_lengths(model: PreTrainedModel) -> bool:
     return name == VARLEN or "flash" in name
 
 
-def may_pack(model: PreTrainedModel) -> bool:
-    """Return True if no layer of the model sees beyond its sequence, by the model's configuration."""
-    config = model.config.get_text_config()
-    return set(getattr(config, "layer_types", None) or ["full_attention"]) <= KINDS
+def layers_beyond_lengths(model: PreTrainedModel) -> list[str]:
+    """List the model's types of layers that may see beyond their sequence though its length is given."""
+    kinds = getattr(model.config.get_text_config(), "layer_types", None) or []
+    return sorted(set(kinds) - KINDS)
 
 
 def prefers_varlen(model: PreTrainedModel, device: torch.device) -> bool:

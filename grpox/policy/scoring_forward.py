@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from grpox.policy.attention import (
     VARLEN,
     accept_placeholder,
-    may_pack,
+    layers_beyond_lengths,
     prefers_varlen,
     set_attention,
     shares_by_default,
@@ -72,8 +72,8 @@ def install_scoring_forward(
 
 def _first_that_agrees(trial: ForwardTrial, model: PreTrainedModel, train: TrainConfig) -> ForwardMode | None:
     """Try the modes that the run and the model's attention allow, the fastest first."""
-    by_lengths = takes_lengths(model) and may_pack(model)
-    if by_lengths:
+    by_lengths = takes_lengths(model) and not layers_beyond_lengths(model)
+    if by_lengths and model.config._attn_implementation != VARLEN:
         accept_placeholder(model.config._attn_implementation)
     chunked = ForwardMode(chunked=True, by_lengths=by_lengths)
     allowed = [chunked]
@@ -116,6 +116,7 @@ def _lost(model: PreTrainedModel, train: TrainConfig, mode: ForwardMode, device:
             "prefix_sharing": (shares and not is_auto, bool(mode.shared_width)),
         }
         lost = " and ".join(f"train.{key}" for key, (wanted, used) in allowed.items() if wanted > used)
+        attention += "".join(f", with layers of type {kind}" for kind in layers_beyond_lengths(model))
         return f"{name} cannot use {lost}: model.init.attn_implementation is {attention}" if lost else ""
     if mode.shared_width or mode.packed or (mode.chunked and not shares):
         return ""

@@ -13,6 +13,7 @@ from grpox.config import TrainConfig
 from grpox.policy.attention import VARLEN
 from grpox.policy.logprobs import FULL_LOGITS, ForwardMode, completion_logprobs
 from grpox.policy.scoring_forward import describe_unused_modes, install_scoring_forward, restore_forward
+from grpox.runtime.world import World
 
 NO_SHARING = TrainConfig(prefix_sharing=False)
 SHARED, CHUNKED = ForwardMode(chunked=True, shared_width=32), ForwardMode(chunked=True)
@@ -176,6 +177,21 @@ def test_a_mode_with_other_numbers_is_named_with_the_difference() -> None:
     assert mode == CHUNKED
     [failure] = mode.failures
     assert failure.startswith("the trial of train.prefix_sharing with sdpa gave other numbers: ")
+
+
+class WithFailingRank(World):
+    """A rank beside one whose trials all fail."""
+
+    def reduce(self, values: torch.Tensor, op: Any) -> torch.Tensor:
+        assert op == torch.distributed.ReduceOp.MIN
+        return torch.minimum(values, torch.zeros_like(values))
+
+
+def test_a_mode_has_to_agree_on_every_rank() -> None:
+    model, world = model_of("llama"), WithFailingRank(0, 2, torch.device("cpu"))
+    mode = install_scoring_forward(model, TRAIN, world=world)
+    assert mode == FULL_LOGITS
+    assert mode.failures == ("the trial of the model's own forward pass failed on another rank",)
 
 
 def test_what_a_run_asks_for_in_vain_is_told() -> None:

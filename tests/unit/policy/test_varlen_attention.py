@@ -19,7 +19,7 @@ from grpox.policy.attention import VARLEN, attend_within, prefers_varlen, probe_
 from grpox.policy.batch import lay_out
 from grpox.policy.logprobs import FULL_LOGITS, ForwardMode, completion_logprobs
 from grpox.policy.lora.add import add_adapters
-from grpox.policy.scoring_forward import install_scoring_forward
+from grpox.policy.scoring_forward import describe_unused_modes, install_scoring_forward
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 PACKED = ForwardMode(chunked=True, packed=True, by_lengths=True)
@@ -125,6 +125,8 @@ def test_layers_that_could_see_beyond_a_length_are_not_tried(kind: str) -> None:
     model.config.layer_types = ["full_attention", kind]
     mode = install_scoring_forward(model, PACKS)
     assert (mode.packed, mode.by_lengths) == (False, False)
+    reason = f"model.init.attn_implementation is grpox_varlen, with layers of type {kind}"
+    assert str(describe_unused_modes(model, PACKS, mode)).endswith(f"cannot use train.packing: {reason}")
 
 
 def test_a_padded_model_still_generates_the_same() -> None:
