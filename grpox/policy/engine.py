@@ -87,6 +87,12 @@ class Engine:
         return module
 
     @property
+    def chosen_attention(self) -> str | None:
+        """Name of the attention function that replaced the model's own; None if none did."""
+        name = str(self.module.config._attn_implementation)
+        return None if name == self._attention else name
+
+    @property
     def learning_rate(self) -> float:
         factor = 1.0 if self._learning_rate_factor is None else self._learning_rate_factor
         return float(self._optimizer.param_groups[0]["lr"]) * factor

@@ -139,6 +139,8 @@ def build_engines(
     scheduler = build("train.scheduler") if train.scheduler else NamedSchedule(train)
     steps = parts.inputs.schedule.total_steps
     engine = Engine(model, config, world, steps, optimizer, scheduler, files)
+    if engine.chosen_attention and world.is_main:
+        logger.info("attention: %s", engine.chosen_attention)
     for name, reason in unused_modes(engine, reference).items():
         if world.is_main:
             logger.warning("%s%s (docs/speed.md)", "" if name == "policy" else f"the {name}: ", reason)
