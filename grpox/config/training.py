@@ -22,14 +22,13 @@ class TrainConfig(Section):
     """Number of positions per forward pass on one rank, including padding, instead of the number of completions
     in per_device_train_batch_size. A step's sequences are sorted by length and divided again. Gradients do not
     change."""
-    prefix_sharing: bool = True
+    prefix_sharing: bool | Literal["auto"] = "auto"
     """Compute a prompt once for several of its completions, if the model's attention allows it (sdpa, full
-    attention in all layers) and `chunked_logprobs` is on. Gradients do not change."""
+    attention in all layers) and `chunked_logprobs` is on. ``auto``: on CPUs with sdpa, where it saves time; not
+    on CUDA, where its mask rules out flash kernels. Gradients do not change."""
     packing: bool = True
-    """Join the sequences of a micro-batch in one row without padding, if attention has a kernel for it
-    (flash_attention_2 and similar, on CUDA) and `chunked_logprobs` is on. grpox tests the kernel before it
-    moves the model to the GPU, so for now only a model passed in Python that is already on the GPU is packed.
-    Gradients do not change."""
+    """Join the sequences of a micro-batch in one row without padding, if attention accepts their lengths
+    (grpox_varlen, flash_attention_2 and similar) and `chunked_logprobs` is on. Gradients do not change."""
     chunked_logprobs: bool = True
     """Compute log-probabilities from hidden states, a few tokens at a time, without storing all logits, if the
     model's head is a linear layer. Gradients do not change."""

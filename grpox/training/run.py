@@ -43,7 +43,14 @@ from grpox.runtime.run_lock import hold_on_all_ranks
 from grpox.runtime.setup import quieten, seed_libraries
 from grpox.runtime.watchdog import GRACE, Watchdog, enable_tcp_keepalive
 from grpox.runtime.world import World, on_every_rank, start_world, translate_lost_ranks
-from grpox.training.build import TrainerParts, TrainInputs, build_engines, build_observers, build_trainer
+from grpox.training.build import (
+    TrainerParts,
+    TrainInputs,
+    build_engines,
+    build_observers,
+    build_trainer,
+    unused_modes,
+)
 from grpox.training.components import RunComponents
 from grpox.training.given import given_objects, make_whole
 from grpox.training.inputs import (
@@ -213,6 +220,8 @@ def _train_and_save(
         enable_tcp_keepalive(config.watchdog.host_lost_after)  # connections of engine and generator too
         times.take()  # none of this is the first step's
         summary = trainer.run() | trainer.checkpoints.summary()
+        if slower := unused_modes(engine, reference):
+            summary["unused_forward_modes"] = slower
     finally:
         with times.phase("close"):
             generator.close()
