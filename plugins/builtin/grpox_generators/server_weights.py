@@ -50,7 +50,7 @@ class FileSender:
         try:
             for bucket in buckets(weights, self._bucket_bytes):
                 name = next(self._names)
-                self._write(bucket, name)
+                self._write(on_host(bucket), name)
                 if loading is not None:
                     loading.result()
                 loading = fleet.loop.start(self._load(name))
@@ -223,6 +223,19 @@ def buckets(weights: WeightStream, limit: int) -> Iterator[Bucket]:
         size += tensor.nbytes
     if bucket:
         yield bucket
+
+
+def on_host(bucket: Bucket) -> Bucket:
+    """Copy a bucket from a GPU into pinned memory, and wait once for all of it; on a CPU return it as it is."""
+    device = next(iter(bucket.values())).device
+    if device.type == "cpu":
+        return bucket
+    copies = {
+        name: torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor, non_blocking=True)
+        for name, tensor in bucket.items()
+    }
+    torch.accelerator.current_stream(device).synchronize()
+    return copies
 
 
 def _address_seen_by(url: str) -> str:
