@@ -25,9 +25,9 @@ try:
 finally:
     compiler.compile = torch_compile
 
-# Its first collective asks which of all its ops can be compiled here: on a GPU machine each rank would start
-# compilers, for seconds. On a CPU it would then compile collectives in shared memory, in 35 to 95 s and behind a
-# lock that a killed process never releases. Offload to nvme compiles its own op without asking.
+# It asks which of all its ops can be compiled here: on a GPU machine each rank would start compilers, for
+# seconds. On a CPU it would then compile collectives in shared memory, in 35 to 95 s and behind a lock that a
+# killed process never releases. Offload to nvme compiles its own op without asking.
 deepspeed.ops.__compatible_ops__ = {}
 
 __all__ = ["CheckpointCommitInfo", "CheckpointEngine", "deepspeed"]

@@ -177,8 +177,8 @@ class CompletionSampler:
     def release(self) -> None:
         """Let the generator sleep, if it is awake: call before an update, which needs its memory; a collective.
 
-        Between batches of an evaluation or rounds of dynamic sampling the generator stays awake: vLLM forgets its
-        weights when it sleeps, and would need them again for each batch.
+        Between batches of an evaluation or rounds of dynamic sampling the generator stays awake: vLLM forgets
+        its weights when it sleeps, and would need them again for each batch.
         """
         if self.sleeps and self._is_awake:
             on_every_rank(self.world, self.times, self._sleep)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -62,7 +63,7 @@ def deterministic_algorithms(enabled: bool) -> Iterator[None]:
     if not enabled:
         yield
         return
-    settings = torch.utils.deterministic  # type: ignore[attr-defined]
+    settings: Any = torch.utils.deterministic
     before, fills = torch.get_deterministic_debug_mode(), settings.fill_uninitialized_memory
     with preserve_env(FLASH):
         os.environ[FLASH] = "1"

@@ -46,8 +46,8 @@ def name_interface(place: Place) -> None:
     """Choose the interface on which gloo listens, unless the user names one: loopback if all ranks are on this
     machine, so that no other machine can connect; else the interface that leads to rank 0's machine.
 
-    nccl itself finds the fastest interfaces between machines, and never gets one here: weights may go by nccl to
-    servers on other machines, even if all ranks are on this one.
+    nccl itself finds the fastest interfaces between machines. It gets none here, because weights may go by nccl
+    to servers on other machines, even if all ranks are on this one.
 
     Raises:
         ConfigError: the machine of rank 0 is unknown here, or its name means loopback.

@@ -33,7 +33,7 @@ class GenerationFeed:
     """Capabilities that the loss needs; the samples carry nothing for others."""
 
     def collect(self, plan: StepPlan) -> list[GenerationBatch]:
-        """Collect the missing generation batches of a step, and release the generator's memory; a collective."""
+        """Collect the missing generation batches of a step, then release the generator; a collective."""
         sampled = {generation for generation, _ in self.state.samples}
         needed = {micro_batch.generation for micro_batch in plan.micro_batches}
         new = [self._collect(generation, plan.step) for generation in sorted(needed - sampled)]

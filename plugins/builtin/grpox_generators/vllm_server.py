@@ -19,8 +19,9 @@ from grpox_generators.configs import VllmServerConfig
 from grpox_generators.limits import build_rollout, check_length, end_ids
 from grpox_generators.ranks import from_all_ranks
 from grpox_generators.server_fleet import Fleet
+from grpox_generators.server_nccl import NcclSender, in_lockstep
 from grpox_generators.server_pool import Member, PendingRequests, Request, ServerPool
-from grpox_generators.server_weights import FileSender, NcclSender
+from grpox_generators.server_weights import FileSender
 from grpox_generators.stored_names import as_stored
 from grpox_generators.vllm_sampling import request_params, seed_of
 from grpox_vllm_serving.protocol import signature
@@ -92,11 +93,20 @@ class VllmServerGenerator:
             from_all_ranks(None, self.context)  # new weights are for nothing that other ranks ask for, either
         self.version = version
         self._fleet.readmit()
-        if self.context.rank == 0:
-            self._send(weights)
-        for _ in weights:  # a collective, to be gone through on every rank
+        weights = in_lockstep(weights, self.context, self.config.bucket_mib * 2**20)
+        try:
+            if self.context.rank == 0:
+                self._send(weights)
+        except Exception:
+            self._gather_rest(weights)
+            raise
+        self._gather_rest(weights)
+
+    def _gather_rest(self, weights: WeightStream) -> None:
+        """Go through what is left of a collective, and wait for all ranks, also where sending has failed."""
+        for _ in weights:
             pass
-        from_all_ranks(None, self.context)  # all wait for all
+        from_all_ranks(None, self.context)
 
     def generate(self, prompts: Sequence[Prompt], sampling: SamplingConfig, seed: int) -> Iterator[Rollout]:
         """Sample every prompt's group; a temperature of 0 decodes greedily. A collective."""

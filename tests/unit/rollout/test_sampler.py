@@ -776,7 +776,11 @@ def test_a_generator_that_exits_is_named(method):
         yield sys.exit(0)
 
     setattr(Exits, method, exits_as_it_is_read if method == "generate" else exits)
-    with pytest.raises(RunFailed, match=r"generator 'Exits' raised SystemExit: 0 \(test_sampler.py:\d+\)"):
-        run = collector(Exits(), NamedReward("equals", equals))
+    run = collector(Exits(), NamedReward("equals", equals))
+
+    def step():
         run.collect(0, [0], STATE)
         run.sampler.release()
+
+    with pytest.raises(RunFailed, match=r"generator 'Exits' raised SystemExit: 0 \(test_sampler.py:\d+\)"):
+        step()

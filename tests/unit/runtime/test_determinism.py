@@ -46,7 +46,8 @@ def test_on_a_cpu_the_same_bits_come_out() -> None:
 
 
 def test_an_operation_without_a_fixed_order_ends_the_run_by_name() -> None:
-    with pytest.raises(RunFailed, match=r"train\.deterministic .* put_ does not"), deterministic_algorithms(True):
+    told = r"train\.deterministic .* put_ does not"
+    with pytest.raises(RunFailed, match=told), deterministic_algorithms(enabled=True):
         torch.zeros(3).put_(torch.tensor([0, 0]), torch.tensor([1.0, 2.0]))
     assert not torch.are_deterministic_algorithms_enabled()
     with deterministic_algorithms(enabled=False):

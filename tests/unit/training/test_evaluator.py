@@ -67,9 +67,7 @@ def equals(completions: Sequence[str], answer: Sequence[str], **_: Any) -> list[
     return [float(c == a) for c, a in zip(completions, answer, strict=True)]
 
 
-def evaluator(
-    generator: Recording, rewards: Sequence[NamedReward] | None = None, **config: Any
-) -> Evaluator:
+def evaluator(generator: Recording, rewards: Sequence[NamedReward] | None = None, **config: Any) -> Evaluator:
     engine: Any = SimpleNamespace(steps=0, weights=lambda: iter(()))
     of_training = NamedReward("training", lambda completions, **_: [9.0] * len(completions))
     rows = datasets.Dataset.from_dict({"prompt": list("abcde"), "answer": list("abxde")})
