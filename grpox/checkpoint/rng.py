@@ -63,7 +63,7 @@ def _own_gpu() -> list[int]:
 
 
 def _state_of(states: Sequence[Tensor], device: int) -> Tensor:
-    """Return the state of this rank's own GPU; checkpoints of an earlier grpox have those of all visible ones."""
+    """Return the state of this rank's own GPU; an earlier grpox saved those of all visible ones."""
     return states[device] if device < len(states) else states[0]
 
 

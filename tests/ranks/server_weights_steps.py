@@ -1,4 +1,4 @@
-"""Sends ZeRO-3's weights to two servers by an engine of nccl's interface over gloo; run by torchrun on two ranks.
+"""Sends ZeRO-3 weights to two servers by an engine of nccl's interface over gloo; run by torchrun on two ranks.
 
 Usage: server_weights_steps.py OUT PORT PORT
 Each rank saves OUT/rank-N.pt: the weights of the engine, the order of events, and how the sync ended that a
@@ -59,7 +59,9 @@ def broadcast(group: dist.ProcessGroupGloo, tensor: torch.Tensor, aborted: threa
 class GlooEngine:
     """The sending side, with the methods of vLLM's `TrainerWeightTransferEngine`."""
 
-    def __init__(self, address: str, port: int, world_size: int, routes: Any, source: Any) -> None:
+    def __init__(
+        self, address: str, port: int, world_size: int, bucket_bytes: int, routes: Any, source: Any
+    ) -> None:
         self.routes, self.source, self.aborted = routes, source, threading.Event()
         body = {"master_address": address, "master_port": port, "rank_offset": 1, "world_size": world_size}
         with ThreadPoolExecutor(max_workers=1) as beside:

@@ -28,8 +28,9 @@ class NcclSender:
     fails to answer over HTTP, when its process ends or after `generator.read_timeout`, ends the transfer.
     """
 
-    def __init__(self, fleet: Fleet, policy: Any) -> None:
+    def __init__(self, fleet: Fleet, policy: Any, bucket_bytes: int) -> None:
         self._fleet = fleet
+        self._bucket_bytes = bucket_bytes
         self._source = _StreamSource(policy)
         self._routes = _WeightRoutes(fleet, self._abort)
         self._engine: Any = None
@@ -74,12 +75,18 @@ class NcclSender:
             port = probe.getsockname()[1]
         workers = sum(about["world_size"] for about in self._fleet.abouts.values())
         address = master_address(self._fleet.abouts)
-        self._engine = open_nccl(address, port, 1 + workers, self._routes, self._source)
+        place = address, port, 1 + workers
+        self._engine = open_nccl(*place, self._bucket_bytes, self._routes, self._source)
         self._group = group
 
 
-def open_nccl(address: str, port: int, world_size: int, routes: _WeightRoutes, source: _StreamSource) -> Any:
+def open_nccl(
+    address: str, port: int, world_size: int, bucket_bytes: int, routes: _WeightRoutes, source: _StreamSource
+) -> Any:
     """Join vLLM's nccl transfer as its sender.
+
+    Args:
+        bucket_bytes: size of vLLM's two buffers, on both sides; 1 GiB each by default.
 
     Returns:
         vLLM's `TrainerWeightTransferEngine`: `send_weights` sends what `source` yields, `shutdown` aborts.
@@ -87,7 +94,13 @@ def open_nccl(address: str, port: int, world_size: int, routes: _WeightRoutes, s
     from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
     from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
 
-    info = NCCLTrainerInitInfo(master_address=address, master_port=port, world_size=world_size, rank=0)
+    info = NCCLTrainerInitInfo(
+        master_address=address,
+        master_port=port,
+        world_size=world_size,
+        rank=0,
+        packed_buffer_size_bytes=bucket_bytes,
+    )
     return WeightTransferTrainerFactory.trainer_init(info, client=routes, source=source)
 
 

@@ -93,7 +93,7 @@ class VllmServerGenerator:
             from_all_ranks(None, self.context)  # new weights are for nothing that other ranks ask for, either
         self.version = version
         self._fleet.readmit()
-        weights = in_lockstep(weights, self.context, self.config.bucket_mib * 2**20)
+        weights = in_lockstep(weights, self.context, self._bucket_bytes)
         try:
             if self.context.rank == 0:
                 self._send(weights)
@@ -157,6 +157,10 @@ class VllmServerGenerator:
         """The version as servers know it: with the run's name, since two runs count alike."""
         return f"{self._run}/{self.version}"
 
+    @property
+    def _bucket_bytes(self) -> int:
+        return self.config.bucket_mib * 2**20
+
     def _send(self, weights: WeightStream) -> None:
         fleet = self._fleet
         if not fleet.find():
@@ -197,8 +201,8 @@ class VllmServerGenerator:
             what = "some servers receive weights by nccl and some through files"
             raise ConfigError(what, "generator.urls", allowed="the same grpox serve --weights for all servers")
         if transfers == {"nccl"}:
-            return NcclSender(self._fleet, self.context.policy)
-        return FileSender(self._fleet, self.config.bucket_mib * 2**20)
+            return NcclSender(self._fleet, self.context.policy, self._bucket_bytes)
+        return FileSender(self._fleet, self._bucket_bytes)
 
     def _requests(self, prompts: Sequence[Prompt], sampling: SamplingConfig, seed: int) -> list[Request]:
         ends = end_ids(sampling, self.context.stop_token_ids, self._vocabulary)
