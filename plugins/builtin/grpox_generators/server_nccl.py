@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from ipaddress import ip_address
 from itertools import chain
@@ -45,7 +46,8 @@ class NcclSender:
         group = tuple(about["instance"] for about in self._fleet.abouts.values())
         if group != self._group:
             self._join(group)
-        self._source.weights, self._routes.failure = weights, None
+        self._source.weights = weights
+        self._routes.begin()
         try:
             self._engine.send_weights()
         except Exception as error:
@@ -94,6 +96,8 @@ def open_nccl(
     from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
     from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
 
+    # A weight that is larger than a buffer goes by itself, as vLLM also does it.
+    warnings.filterwarnings("ignore", message="Tensor '.*' has size .* exceeds buffer_size_bytes")
     info = NCCLTrainerInitInfo(
         master_address=address,
         master_port=port,
@@ -116,6 +120,10 @@ class _WeightRoutes:
         self._abort = abort
         self.failure: RunFailed | None = None
         """Names the server that was lost in a transfer."""
+
+    def begin(self) -> None:
+        """Forget the failure of an earlier transfer."""
+        self.failure = None
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
         """Each server's workers follow those of the servers before it in the group."""
