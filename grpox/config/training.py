@@ -117,6 +117,9 @@ class TrainConfig(Section):
     """Recompute activations in the backward pass, to save memory."""
     gradient_checkpointing_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Arguments for transformers' gradient_checkpointing_enable; use_reentrant is False by default."""
+    deterministic: bool = False
+    """On GPUs, use only operations that compute the same bits again, and end the run at one that cannot. It is
+    slower, and generators with an engine of their own (vLLM) are refused. On a CPU it changes nothing."""
     shuffle_dataset: bool = True
     """Shuffle the prompts once per epoch."""
     seed: int = Field(0, ge=0, le=2**32 - 1)

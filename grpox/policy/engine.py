@@ -57,7 +57,6 @@ class Engine:
         """Number of steps so far, including skipped ones; the version of the weights."""
         self._learning_rate_factor: float | None = None
         self._attention = model.config._attn_implementation
-        _skip_op_compilation(world)
         disable_dropout(model)
         self._adapted = bool(adapted_layers(model))
         if config.train.gradient_checkpointing:
@@ -191,7 +190,6 @@ class FrozenEngine:
     """The reference policy: a model for forward passes only, with weights sharded by ZeRO-3."""
 
     def __init__(self, model: PreTrainedModel, config: RunConfig, world: World) -> None:
-        _skip_op_compilation(world)
         model.eval().requires_grad_(False)
         settings = reference_config(config, world.size)
         self._deepspeed, *_ = _initialize(config, model=model, config=settings)
@@ -258,10 +256,3 @@ def _initialize(run: RunConfig, /, **arguments: Any) -> Any:
             raise
         what = f"DeepSpeed cannot start with these settings: {describe(error)}"
         raise ConfigError(what, "deepspeed.settings") from error
-
-
-def _skip_op_compilation(world: World) -> None:
-    """Prevent DeepSpeed from compiling its shared-memory collectives on CPU, which takes 35 to 95 s and needs a
-    file lock that a killed process never releases."""
-    if world.device.type == "cpu":
-        deepspeed.ops.__compatible_ops__ = {}

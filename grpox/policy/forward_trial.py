@@ -43,7 +43,7 @@ class ForwardTrial:
         """
         self.model, self.run, self.world = model, run, world
         self.failures: list[str] = []
-        """What other modes were ruled out by, for the user."""
+        """Reasons for which modes were ruled out, for the user."""
         self._batch = _sequences(model, world.device)
         self._expected: tuple[Tensor, Tensor] | None = None
 

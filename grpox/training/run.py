@@ -17,7 +17,7 @@ from grpox.checkpoint.resume import Checkpoint, check_changes, fingerprints, new
 from grpox.checkpoint.save_model import CARD, check_hub, model_card, push_model, save_model
 from grpox.checkpoint.shards import ShardFiles
 from grpox.config import RunConfig
-from grpox.contracts import Generator, RunContext
+from grpox.contracts import Capability, Generator, RunContext
 from grpox.data.schedule import Schedule
 from grpox.errors import RunFailed
 from grpox.errors.redaction import redacted
@@ -35,6 +35,7 @@ from grpox.runfile.checked import unchecked_message
 from grpox.runfile.load import ResolvedRun, load_run, resolve_config
 from grpox.runfile.lock.differences import check_ranks
 from grpox.runfile.lock.of_run import lock_of
+from grpox.runtime.determinism import check_determinism, prepare_determinism
 from grpox.runtime.files import restrict_umask, write_atomically, write_error_message
 from grpox.runtime.foreign_code import FOREIGN, translate_exits
 from grpox.runtime.logs import get_logger
@@ -57,6 +58,7 @@ from grpox.training.inputs import (
     generator_context,
     open_generator,
     open_model,
+    provides,
     start_sampler,
 )
 
@@ -121,6 +123,8 @@ def train_run(
     config = run.config
     quieten()
     restrict_umask()
+    if config.train.deterministic:
+        prepare_determinism()
     # Longer than any rank may stall, so that a stalled rank reports it before the others give up.
     world = start_world(config.watchdog.end_after + 2 * GRACE)
     enable_tcp_keepalive(config.watchdog.host_lost_after)
@@ -134,6 +138,9 @@ def train_run(
         _report_unchecked(run, world)
         check_ranks(world, lock, redacted(config.model_dump(mode="json")))
         check_deepspeed(config)
+        if config.train.deterministic:
+            name, has_own = run.components["generator"].label, provides(run, Capability.OTHER_NUMERICS)
+            check_determinism(name, has_own, world.device)
         if config.hub is not None and world.is_main:
             check_hub(config.hub)
         seed_libraries(config.train.seed)

@@ -19,8 +19,9 @@ from grpox_generators.configs import VllmServerConfig
 from grpox_generators.limits import build_rollout, check_length, end_ids
 from grpox_generators.ranks import from_all_ranks
 from grpox_generators.server_fleet import Fleet
+from grpox_generators.server_nccl import NcclSender, in_lockstep
 from grpox_generators.server_pool import Member, PendingRequests, Request, ServerPool
-from grpox_generators.server_weights import FileSender, NcclSender
+from grpox_generators.server_weights import FileSender
 from grpox_generators.stored_names import as_stored
 from grpox_generators.vllm_sampling import request_params, seed_of
 from grpox_vllm_serving.protocol import signature
@@ -93,11 +94,20 @@ class VllmServerGenerator:
             from_all_ranks(None, self.context)  # other ranks also finish their requests first
         self.version = version
         self._fleet.readmit()
-        if self.context.rank == 0:
-            self._send(weights)
-        for _ in weights:  # a collective: every rank must read the whole stream
+        weights = in_lockstep(weights, self.context, self._bucket_bytes)
+        try:
+            if self.context.rank == 0:
+                self._send(weights)
+        except Exception:
+            self._gather_rest(weights)
+            raise
+        self._gather_rest(weights)
+
+    def _gather_rest(self, weights: WeightStream) -> None:
+        """Go through what is left of a collective, and wait for all ranks, also where sending has failed."""
+        for _ in weights:
             pass
-        from_all_ranks(None, self.context)  # all ranks wait for each other
+        from_all_ranks(None, self.context)
 
     def generate(self, prompts: Sequence[Prompt], sampling: SamplingConfig, seed: int) -> Iterator[Rollout]:
         """Sample every prompt's group; a temperature of 0 decodes greedily. A collective."""
@@ -148,6 +158,10 @@ class VllmServerGenerator:
         """The version as servers know it. It includes the run's name, because two runs use the same numbers."""
         return f"{self._run}/{self.version}"
 
+    @property
+    def _bucket_bytes(self) -> int:
+        return self.config.bucket_mib * 2**20
+
     def _send(self, weights: WeightStream) -> None:
         fleet = self._fleet
         if not fleet.find():
@@ -188,8 +202,8 @@ class VllmServerGenerator:
             what = "some servers receive weights by nccl and some through files"
             raise ConfigError(what, "generator.urls", allowed="the same grpox serve --weights for all servers")
         if transfers == {"nccl"}:
-            return NcclSender(self._fleet, self.context.policy)
-        return FileSender(self._fleet, self.config.bucket_mib * 2**20)
+            return NcclSender(self._fleet, self.context.policy, self._bucket_bytes)
+        return FileSender(self._fleet, self._bucket_bytes)
 
     def _requests(self, prompts: Sequence[Prompt], sampling: SamplingConfig, seed: int) -> list[Request]:
         ends = end_ids(sampling, self.context.stop_token_ids, self._vocabulary)

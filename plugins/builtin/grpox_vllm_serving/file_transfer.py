@@ -65,8 +65,11 @@ class FileTransferEngine(WeightTransferEngine[NoInitInfo, BucketFile]):  # type:
             self.model.load_weights(as_loaded(weights, tied, self._head_is_embedding))
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        """Load a bucket without vLLM's synchronization of the accelerator, which a CPU does not have."""
-        self.receive_weights(self.parse_update_info(update_info))
+        """Load the bucket, and wait until it is on the device: its file is removed after the answer."""
+        if self.device.type == "cpu":  # vLLM's own would synchronize an accelerator that is not there
+            self.receive_weights(self.parse_update_info(update_info))
+        else:
+            super().update_weights(update_info)
 
     def finish_weight_update(self) -> None:
         left = untouched(self.model)

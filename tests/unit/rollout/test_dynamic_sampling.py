@@ -214,6 +214,17 @@ def test_a_run_resumed_at_its_place_in_the_order_trains_on_the_same() -> None:
         assert {name: mine[name] for name in names} == {name: theirs[name] for name in names}
 
 
+def test_the_generator_stays_awake_between_rounds() -> None:
+    run, _ = trainer(2)
+    calls: list[str] = run.feed.collector.sampler.generator.calls  # type: ignore[attr-defined]
+    run.feed.collector.sampler.generator.sleep = lambda: calls.append("sleep")  # type: ignore[method-assign]
+    run.run()
+    rounds = [metrics["dynamic_sampling/rounds"] for metrics in run.observers.metrics]  # type: ignore[attr-defined]
+    assert min(rounds) >= 1
+    batches = " ".join(calls).split(" sleep")
+    assert [part.count("generate") for part in batches] == [*(1 + count for count in rounds), 0]
+
+
 def test_the_epoch_counts_every_prompt_that_was_drawn() -> None:
     run, _ = trainer(6)
     seen: list[tuple[float, float]] = []
