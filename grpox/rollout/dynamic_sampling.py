@@ -25,9 +25,9 @@ SIGNALS = ("sum", "functions", "all")
 """Values of a scaler's attribute `signal`."""
 
 Draw = Callable[[int], Sequence[int]]
-"""How many -> dataset indices of the next prompts."""
+"""Function that returns the dataset indices of the next prompts, given their number."""
 IsFlat = Callable[[Sequence[ScoredRow]], bool]
-"""Whether the rewards of a group are all equal."""
+"""Function that tells whether the rewards of a group are all equal."""
 
 
 @dataclass(frozen=True)

@@ -48,5 +48,5 @@ class QuantileConfig(ScaledConfig):
 
     q: float = Field(0.4, gt=0, lt=1)
     """Quantile of the group's rewards that is the baseline; 0.4 by default in the QAE paper (arXiv 2509.22611),
-    and 0.6 where the entropy collapses early. A larger q turns more groups into groups whose failures are
-    punished: those in which more than 1 - q of the completions are right."""
+    and 0.6 if the entropy collapses early. With a larger q, more groups punish their failures and fewer reward
+    their successes."""
