@@ -170,13 +170,13 @@ def odd_ones_differ(prompts: Any, completions: Any, log_metric: Any, **_: Any) -
 
 
 def evens_disagree(prompts: Any, completions: Any, **_: Any) -> list[float]:
-    """Of a prompt that 4 divides, undo twice what `numbered` says, so that the weighted sum is the same."""
+    """Undo what `numbered` says, at weight 2 and for prompts that 4 divides."""
     pairs = zip(prompts, completions, strict=True)
     return [-float(text.split()[1]) / 2 if int(prompt) % 4 == 0 else 0.0 for prompt, text in pairs]
 
 
 def numbered(prompts: Any, completions: Any, **_: Any) -> list[float]:
-    """Of an even prompt each has its number in the group; those of an odd one are alike."""
+    """Give each completion of an even prompt its number in the group, and those of an odd one the same."""
     pairs = zip(prompts, completions, strict=True)
     return [float(text.split()[1]) if int(prompt) % 2 == 0 else 0.0 for prompt, text in pairs]
 
@@ -187,7 +187,7 @@ def numbered(prompts: Any, completions: Any, **_: Any) -> list[float]:
 def test_a_group_whose_functions_disagree_stays_where_the_scaler_learns_from_it(
     aggregation: Any, indices: list[int]
 ) -> None:
-    """Of prompts 0 and 4 the sums numbered + 2 evens_disagree are 0, but not those of the scaled functions."""
+    """The sums numbered + 2 evens_disagree of prompts 0 and 4 are 0, but not those of the scaled functions."""
     draws = in_order(2)
     made = collector(rounds=9)
     made.scorer.rewards = [NamedReward("a", numbered), NamedReward("b", evens_disagree, weight=2.0)]
