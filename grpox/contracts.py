@@ -264,7 +264,9 @@ class AdvantageScaler(Protocol):
     list of N tensors in place of f32[N]: f32[turns of the completion] or f32[T_i]. A turn's advantage is for
     all of its tokens; tokens that the model did not write have advantage 0.
 
-    ``monotone: bool = True``, for tests: a better reward within a group gives no smaller advantage.
+    For tests: ``monotone: bool = True``, a better reward within a group gives no smaller advantage;
+    ``example_columns``, column -> values, and ``example_labels``, labels of the reward functions that return
+    lists, for a scaler of the form ``scale(inputs)`` that needs them.
     """
 
     def scale(self, rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:

@@ -91,8 +91,10 @@ class RunComponents:
 
         def note() -> None:
             self.states.remember_attributes()
-            for component in self._restartable:
-                component.state()
+            # One that a checkpoint cannot hold ends the run here, and not hours later.
+            for component in self._components.values():
+                if has_state(component.instance):
+                    component.state()
 
         on_every_rank(self._world, self._times, note)
 

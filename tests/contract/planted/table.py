@@ -188,6 +188,37 @@ PLANTED: Mapping[str, Mapping[str, Mapping[str, Callable[..., Any] | None]]] = {
         "dataset": {"BadLinesSkipped": None},
         "optimizer": {"BadStepsSkipped": None},
     },
+    "second": {
+        "loss": {
+            "GspoLengthPlusOne": WIDE_GSPO,
+            "DualClipForGood": paper.dual_clipped,
+            "UnclippedBranchDetached": GRPO,
+            "HalfThePenalty": paper.with_reference,
+            "DiscountByPlace": None,
+            "PairsOfAllGroups": None,
+            "AbstentionIsNan": None,
+            "TaperOfTheGood": paper.topr_gradient,
+            "EntropyByLength": paper.with_entropy,
+            "ColumnOfTheNext": None,
+            "NeverCorrects": None,
+            "ThousandFold": GRADIENT,
+            "LengthOfUncertain": WIDE_GSPO,
+            "CapShrinksByCalls": None,
+            "RunningMeanOfNan": None,
+        },
+        "advantage": {
+            "SpreadOfTheBatch": paper.standardised,
+            "OthersOverAll": paper.leave_one_out,
+            "PopulationDeviation": paper.standardised,
+            "MeanOfTheBatch": paper.centred,
+            "GroupsModulo": None,
+            "FirstTurnOfTheLast": None,
+        },
+        "correction": {"FloorForCap": TIS, "RootOfTheRatio": TIS, "LastPosition": None, "WeighsNothing": None},
+        "reward": {"RunningScore": None, "AnswerOfTheNext": None, "PointsShared": None},
+        "optimizer": {"DecayGrows": None, "StepsOfParameters": None, "NormOfParameter": None},
+        "scheduler": {"TwiceAsFast": None},
+    },
 }
 """Family -> kind -> class -> the formula that its author would compare it with, None where there is none."""
 
