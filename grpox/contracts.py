@@ -354,7 +354,8 @@ class RewardFunction(Protocol):
     completion's text between occurrences of its attribute ``separator: str``. Their sum is the completion's
     reward.
 
-    ``uses_order: bool = False``, for tests: a completion's score depends on its place in the call.
+    ``uses_order: bool = False``, for tests: a completion's score depends on its place in the call, or on the
+    other completions there.
     """
 
     def __call__(

@@ -88,11 +88,9 @@ class AdvantageConformance(Conformance):
             return False
         given, other = batch([[0.0], [1.0]], [0, 0]), batch([[1.0], [0.0]], [0, 0])
         negated = tuple(replace(turn, reward=-(turn.reward or 0.0)) for turn in TWO_TURNS.turns)
+        cases = ((TWO_TURNS, given), (replace(TWO_TURNS, turns=negated), given), (TWO_TURNS, other))
         first, by_turns, by_functions = (
-            _scale(replace(self.build(), like=like), rewards)
-            for like, rewards in (
-                (TWO_TURNS, given), (replace(TWO_TURNS, turns=negated), given), (TWO_TURNS, other)
-            )  # fmt: skip
+            _scale(replace(self.build(), like=like), rewards) for like, rewards in cases
         )
         return close(first, by_functions) and not close(first, by_turns)
 
@@ -314,9 +312,10 @@ class _OfInputs:
         """
         groups, named = group_ids.tolist(), tuple(getattr(self.scaler, "example_labels", ("steps",)))
         labels = [*named, *(f"reward {place}" for place in range(len(named), rewards.shape[1]))]
+        steps = map(self._steps, rewards.tolist())
         rows = [
-            ScoredRow(replace(self.like, group_id=group, sample=row), (), (), {}, token_rewards=self._steps(of_row))
-            for row, (group, of_row) in enumerate(zip(groups, rewards.tolist(), strict=True))
+            ScoredRow(replace(self.like, group_id=group, sample=row), (), (), {}, token_rewards=of_row)
+            for row, (group, of_row) in enumerate(zip(groups, steps, strict=True))
         ]
         columns = self._columns(len(rows))
         indices = range(10, 11 + max(groups))  # the dataset's row of each group's prompt

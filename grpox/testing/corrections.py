@@ -128,8 +128,9 @@ class CorrectionConformance(Conformance):
         """Weighs or drops a token somewhere, where sampler and trainer differ."""
         corrected = []
         for difference in (-LARGEST, -1.0, 1.0, LARGEST):
-            given = Given(*torch.full((2, 1, 3), -30.0, dtype=torch.float64), torch.ones(1, 3, dtype=torch.bool))
-            corrected.append(_correct(self.build(), replace(given, sampler=given.old - difference)))
+            old = torch.full((1, 3), -30.0, dtype=torch.float64)
+            given = Given(old, old - difference, torch.ones(1, 3, dtype=torch.bool))
+            corrected.append(_correct(self.build(), given))
         acts = any(bool((each.weights != 1).any()) or not bool(each.keep.all()) for each in corrected)
         what = f"it keeps every token with weight 1, even where old - sampler is {LARGEST:g} or -{LARGEST:g}"
         require(acts, what, advice="it corrects nothing: the weight is a form of exp(old - sampler)")

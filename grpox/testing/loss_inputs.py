@@ -69,7 +69,8 @@ def check_names(loss: Any, needs: Sequence[str], inputs: LossInputs) -> None:
     for name in needs:
         near = nearest(name, [str(each) for each in Capability])
         is_known = name in {str(each) for each in Capability}
-        require(is_known or not near, f"it needs {name!r}, which is no capability", advice=f"did you mean {near!r}?")
+        what = f"it needs {name!r}, which is no capability"
+        require(is_known or not near, what, advice=f"did you mean {near!r}?")
     known = [*OF_TOKENS, *OF_COMPLETIONS, *per_token_loss(loss, leaf(inputs)).diagnostics]
     for name in statistics_of(loss):
         advice = f"there are {', '.join(known)}: those of a step, and its own diagnostics"

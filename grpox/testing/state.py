@@ -112,7 +112,8 @@ def _ranks_problem(components: Sequence[Any], call: Callable[..., object]) -> tu
         call(component, step, shape=shape)
     states = [state_hashes(plain_state(component.state_dict())) for component in components]
     changed = changed_attributes(*states)
-    what = f"calls on other rows leave another state, at {', '.join(changed[:3])}: the ranks' states would differ"
+    places = ", ".join(changed[:3])
+    what = f"calls on other rows leave another state, at {places}: the ranks' states would differ"
     advice = "change the state in end_step, whose statistics are the same on all ranks"
     return (what, advice) if changed else ("", "")
 

@@ -280,7 +280,8 @@ class FirstTurnOfTheLast:
 
     def scale(self, inputs: AdvantageInputs) -> list[Tensor]:
         values = _ByGroup().scale(inputs.rewards, inputs.weights, inputs.group_ids)
-        result = [torch.full((len(turns),), float(value)) for turns, value in zip(inputs.turns, values, strict=True)]
+        rows = zip(inputs.turns, values, strict=True)
+        result = [torch.full((len(turns),), float(value)) for turns, value in rows]
         for row, before in enumerate(values.roll(1).tolist()):
             result[row][0] = before
         return result

@@ -226,7 +226,6 @@ PLANTED: Mapping[str, Mapping[str, Mapping[str, Callable[..., Any] | None]]] = {
 MISSED: Mapping[str, str] = {
     "LionWithoutInterpolation": "an optimizer is not compared with a reference",
     "DapoBySequence": "a reference does not tell the reduction",
-    "ShareOfTheLongest": "that a score depends on the other completions of the call is reported only",
     "NoAnswerIsWrong": "the suite has the same columns in every row, none of them None",
     "Novelty": "that a second call gives other scores is reported only",
     "CountsSteps": "an observer is not told of a resumed run",
