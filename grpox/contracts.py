@@ -284,8 +284,8 @@ class Correction(Protocol):
     [B, T]: R before any cap or mask, perhaps infinite, where that is not exp(log pi_old - log mu) of single
     tokens; and ``weighs_by_raw: bool = True``, False where kept tokens weigh something else than raw or a cap.
 
-    ``monotone: bool = True``, for tests: a kept token weighs no less the likelier the trainer finds it than the
-    generator did.
+    For tests: ``monotone: bool = True``, a kept token weighs no less the likelier the trainer finds it than the
+    generator did; ``corrects: bool = True``, tokens are weighed or dropped where the two differ.
     """
 
     def correct(self, old: Tensor, sampler: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
@@ -354,8 +354,7 @@ class RewardFunction(Protocol):
     completion's text between occurrences of its attribute ``separator: str``. Their sum is the completion's
     reward.
 
-    ``uses_order: bool = False``, for tests: a completion's score depends on its place in the call, or on the
-    other completions there.
+    ``uses_order: bool = False``, for tests: a completion's score depends on its place in the call.
     """
 
     def __call__(

@@ -81,7 +81,7 @@ class OptimizerConformance(Conformance):
             optimizer.step()
         shrinks = all(bool((new.abs() <= old.abs()).all()) for new, old in zip(parameters, before, strict=True))
         advice = "weight decay multiplies by 1 - lr * decay"
-        require(shrinks, "on gradients of 0 it makes weights larger", advice=advice)
+        require(shrinks, "on gradients of 0 weights grow, or become NaN", advice=advice)
 
     def test_learning_rate(self) -> None:
         """Moves no weight at a learning rate of 0, which the schedule sets on the groups before a step."""

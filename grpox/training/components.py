@@ -91,10 +91,7 @@ class RunComponents:
 
         def note() -> None:
             self.states.remember_attributes()
-            # One that a checkpoint cannot hold ends the run here, and not hours later.
-            for component in self._components.values():
-                if has_state(component.instance):
-                    component.state()
+            self.states.check()
 
         on_every_rank(self._world, self._times, note)
 

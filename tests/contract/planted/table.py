@@ -224,6 +224,8 @@ PLANTED: Mapping[str, Mapping[str, Mapping[str, Callable[..., Any] | None]]] = {
 
 
 MISSED: Mapping[str, str] = {
+    "ShareOfTheLongest": "that a score depends on the other completions of the call is reported only",
+    "PointsShared": "that a score depends on the other completions of the call is reported only",
     "LionWithoutInterpolation": "an optimizer is not compared with a reference",
     "DapoBySequence": "a reference does not tell the reduction",
     "NoAnswerIsWrong": "the suite has the same columns in every row, none of them None",

@@ -176,12 +176,25 @@ class Lists(Advantage):
     def end_step(self, statistics: Any) -> None: ...
 
 
+class NoEnd(Advantage):
+    statistics: ClassVar[Any] = {"ratio": "gather"}
+
+
+class OtherStatistics(Advantage):
+    statistics: ClassVar[Any] = {"calls": 3}
+
+
+def test_an_attribute_of_the_name_statistics_is_no_declaration() -> None:
+    bind_object("advantage", OtherStatistics, {}, "advantage", "OtherStatistics")
+
+
 @pytest.mark.parametrize(
     ("target", "words"),
     [
         (OnlySaves, "has state_dict and no load_state_dict"),
         (OnlyLoads, "has load_state_dict and no state_dict"),
         (Misspells, "did you mean 'gather'?"),
+        (NoEnd, "has statistics and no method end_step"),
         (Lists, "has the statistics ['ratio']"),
     ],
 )
